@@ -1,0 +1,196 @@
+"""One call's worth of work for a backend, and its answer.
+
+A batch is arrays: row i of everything belongs to key i. A backend answers with
+one outcome per key, in the order of the keys, whatever order it works in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING, cast
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from kvdock.errors import BatchError
+
+if TYPE_CHECKING:
+    from typing import Self
+
+Int64s = npt.NDArray[np.int64]
+Outcomes = npt.NDArray[np.uint8]
+
+
+class Operation(StrEnum):
+    """What a batch asks for."""
+
+    EXISTS = "exists"
+    """Say which keys could be read now. Moves nothing."""
+    PUT = "put"
+    """Store the bytes. A key that is there already keeps its bytes and is OK."""
+    GET = "get"
+    """Fill the memory with the stored bytes."""
+    DELETE = "delete"
+    """Forget these keys; one that is not there is OK."""
+    CLEAR = "clear"
+    """Forget every object whose key begins with one of these prefixes."""
+
+
+class Outcome(IntEnum):
+    """What became of one key. Everything but OK is a miss."""
+
+    OK = 0
+    """Done: the object is there, stored, or loaded whole."""
+    ABSENT = 1
+    """There is no such object."""
+    SHORT = 2
+    """The object is shorter than the memory."""
+    LONG = 3
+    """The object is longer than the memory."""
+    CORRUPT = 4
+    """The bytes are not those that were stored."""
+    REFUSED = 5
+    """The backend declines (full, over a limit, busy)."""
+    TIMEOUT = 6
+    """The deadline passed first."""
+    UNAVAILABLE = 7
+    """The backend cannot be reached, or is cut off."""
+    ERROR = 8
+    """Anything else; the log says what."""
+
+
+def _matrix(value: npt.ArrayLike) -> Int64s:
+    return np.asarray(value, np.int64)
+
+
+_NOTHING = np.zeros((0, 0), np.int64)
+
+
+@attrs.frozen(eq=False)
+class Batch:
+    """Keys of one pool, and where their bytes lie in host memory.
+
+    Args:
+        operation: What to do.
+        keys: The n keys, unique names of objects.
+        addresses: int64 (n, segments), host byte addresses; (n, 0) where the
+            operation moves no bytes.
+        sizes: int64 (n, segments), bytes; 0 pads a row with fewer segments.
+        deadline_s: When to give up, on `time.monotonic()`'s clock.
+    """
+
+    operation: Operation
+    keys: Sequence[str]
+    addresses: Int64s = attrs.field(default=_NOTHING, converter=_matrix, repr=False)
+    sizes: Int64s = attrs.field(default=_NOTHING, converter=_matrix, repr=False)
+    deadline_s: float = float("inf")
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse arrays that do not belong to the keys."""
+        moves = self.operation in (Operation.PUT, Operation.GET)
+        if not moves and not self.addresses.size:
+            return
+        rows = len(self.keys)
+        if self.addresses.shape != self.sizes.shape or self.addresses.ndim != 2:  # noqa: PLR2004 - (n, segments)
+            raise BatchError(
+                f"addresses {self.addresses.shape} and sizes {self.sizes.shape} "
+                "are not both (keys, segments)"
+            )
+        if len(self.addresses) != rows:
+            raise BatchError(f"{rows} keys with {len(self.addresses)} rows of memory")
+
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        return len(self.keys)
+
+    @property
+    def object_bytes(self) -> Int64s:
+        """Bytes of each object, int64 (n,)."""
+        if not self.sizes.size:
+            return np.zeros(len(self.keys), np.int64)
+        if self.sizes.strides[0] == 0:
+            # One repeated row (see Region.addresses): sum it once.
+            return np.broadcast_to(self.sizes[0].sum(), len(self.keys))
+        return cast("Int64s", self.sizes.sum(axis=1))
+
+    def remaining_s(self) -> float:
+        """Return the seconds left until the deadline, never below 0."""
+        return max(0.0, self.deadline_s - time.monotonic())
+
+    def part(self, start: int, stop: int) -> Self:
+        """Return keys start to stop with their memory as a batch."""
+        if not self.addresses.size:
+            return attrs.evolve(self, keys=self.keys[start:stop])
+        return attrs.evolve(
+            self,
+            keys=self.keys[start:stop],
+            addresses=self.addresses[start:stop],
+            sizes=self.sizes[start:stop],
+        )
+
+
+def _codes(value: npt.ArrayLike) -> Outcomes:
+    return np.asarray(value, np.uint8)
+
+
+@attrs.frozen(eq=False)
+class BatchResult:
+    """A backend's answer: what became of key i, at place i.
+
+    Args:
+        outcomes: uint8 (n,), an `Outcome` for each key.
+        nbytes: int64 (n,), bytes moved for each key; only read for GET.
+    """
+
+    outcomes: Outcomes = attrs.field(converter=_codes)
+    nbytes: Int64s = attrs.field(converter=_matrix)
+
+    @classmethod
+    def of(cls, batch: Batch, outcomes: npt.ArrayLike) -> BatchResult:
+        """Answer a batch; what is OK moved exactly its bytes."""
+        codes = _codes(outcomes)
+        moved = np.where(codes == Outcome.OK, batch.object_bytes, 0)
+        return cls(codes, moved)
+
+    @classmethod
+    def all(cls, batch: Batch, outcome: Outcome) -> BatchResult:
+        """Answer every key of a batch alike."""
+        return cls.of(batch, np.full(len(batch), outcome, np.uint8))
+
+    @property
+    def ok(self) -> npt.NDArray[np.bool_]:
+        """Which keys are OK, bool (n,)."""
+        return cast("npt.NDArray[np.bool_]", self.outcomes == Outcome.OK)
+
+
+def checked(batch: Batch, result: object) -> BatchResult:
+    """Hold an answer against its batch.
+
+    Lengths are compared with what was asked for: a result that claims OK for
+    fewer or more bytes becomes SHORT or LONG, an unknown code becomes ERROR.
+
+    Raises:
+        BatchError: If the answer is not one outcome per key.
+    """
+    if not isinstance(result, BatchResult):
+        raise BatchError(
+            f"{batch.operation} answered with a {type(result).__name__}",
+            fix="kvdock_batch_io returns a BatchResult.",
+        )
+    rows = (len(batch),)
+    if result.outcomes.shape != rows or result.nbytes.shape != rows:
+        raise BatchError(
+            f"{batch.operation} of {rows[0]} keys answered with "
+            f"{result.outcomes.shape} outcomes and {result.nbytes.shape} byte counts"
+        )
+    codes = result.outcomes
+    codes = np.where(codes > max(Outcome), np.uint8(Outcome.ERROR), codes)
+    if batch.operation is Operation.GET:
+        wanted = batch.object_bytes
+        ok = codes == Outcome.OK
+        codes = np.where(ok & (result.nbytes < wanted), np.uint8(Outcome.SHORT), codes)
+        codes = np.where(ok & (result.nbytes > wanted), np.uint8(Outcome.LONG), codes)
+    return BatchResult(codes, result.nbytes)

@@ -1,0 +1,178 @@
+"""The dock: a value that holds the loaded backends and puts them to use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kvdock import discovery
+from kvdock.errors import KvdockError
+from kvdock.hookspecs import AttachConfig, Finding
+from kvdock.manifest import Capability, Manifest, Verdict
+from kvdock.routing import Plan, plan_routes
+from kvdock.settings import structure
+
+if TYPE_CHECKING:
+    from kvdock.batches import Batch, BatchResult
+    from kvdock.pools import PoolSpec, Shard
+    from kvdock.regions import Region
+
+
+@attrs.frozen(eq=False)
+class Backend:
+    """One loaded backend: a typed method for each of its hooks."""
+
+    plugin: discovery.LoadedPlugin
+
+    @property
+    def name(self) -> str:
+        """The backend's one name."""
+        return self.plugin.candidate.name
+
+    @property
+    def manifest(self) -> Manifest:
+        """What it declares."""
+        return self.plugin.manifest
+
+    def settings(self, given: Mapping[str, object] | None) -> Any:  # noqa: ANN401 - the plugin's own class
+        """Build its settings from a mapping.
+
+        Raises:
+            SettingsError: On an unknown, missing or wrong setting.
+        """
+        where = f"backend {self.name!r}"
+        cls = self.manifest.settings
+        if cls is None:
+            structure(_NoSettings, given or {}, where=where)
+            return None
+        return structure(cls, given or {}, where=where)
+
+    def probe(self, config: AttachConfig) -> tuple[Finding, ...]:
+        """Ask whether it could work here; a failing probe is a finding."""
+        try:
+            found = self.plugin.hooks.kvdock_probe(config=config)
+        except Exception as error:  # noqa: BLE001 - a stranger's code
+            return (Finding(ok=False, what=f"{type(error).__name__}: {error}"),)
+        return tuple(found or ())
+
+    def check_capability(
+        self, capability: Capability, pool: PoolSpec, shard: Shard
+    ) -> Verdict | None:
+        """Ask for its own verdict; None where the manifest answers.
+
+        Raises:
+            KvdockError: If it answers with anything else.
+        """
+        found = self.plugin.hooks.kvdock_check_capability(
+            capability=capability, pool=pool, shard=shard
+        )
+        if found is not None and not isinstance(found, Verdict):
+            raise KvdockError(
+                f"backend {self.name!r} judged {capability} with {found!r}",
+                fix="kvdock_check_capability returns a Verdict or None.",
+            )
+        return found
+
+    def register_pool(
+        self, pool: PoolSpec, region: Region, config: AttachConfig
+    ) -> object:
+        """Hand it a pool's memory; return its handle."""
+        return self.plugin.hooks.kvdock_register_pool(
+            pool=pool, region=region, config=config
+        )
+
+    def key_suffix(self, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
+        """Ask how it ends the keys of a page's objects."""
+        found: Sequence[str] = self.plugin.hooks.kvdock_key_suffix(
+            pool=pool, shard=shard
+        )
+        return (found,) if isinstance(found, str) else tuple(found)
+
+    def batch_io(self, handle: object, batch: Batch) -> BatchResult:
+        """Run one batch and hold the answer against it.
+
+        Raises:
+            BatchError: If the answer is not one outcome per key.
+        """
+        from kvdock.batches import checked  # noqa: PLC0415 - numpy, 65 ms
+
+        result = self.plugin.hooks.kvdock_batch_io(handle=handle, batch=batch)
+        return checked(batch, result)
+
+    def release(self, handle: object) -> None:
+        """Tell it that a pool has ended."""
+        self.plugin.hooks.kvdock_release(handle=handle)
+
+
+@attrs.frozen
+class _NoSettings:
+    """The settings of a backend that has none."""
+
+
+@attrs.frozen(eq=False)
+class Dock:
+    """Loaded backends, and the problems of those that could not be loaded."""
+
+    backends: Mapping[str, Backend]
+    problems: tuple[discovery.PluginProblem, ...] = ()
+
+    @classmethod
+    def load(
+        cls, *, require: Sequence[str] = (), environ: Mapping[str, str] = os.environ
+    ) -> Dock:
+        """Load every installed backend that KVDOCK_PLUGINS allows.
+
+        Args:
+            require: Backends that must be usable.
+            environ: Where KVDOCK_PLUGINS is read.
+
+        Raises:
+            PluginError: If a required backend is missing or broken.
+        """
+        candidates = discovery.kept(discovery.installed(), discovery.allowed(environ))
+        return cls.of(tuple(candidates), require=require)
+
+    @classmethod
+    def of(
+        cls,
+        candidates: Sequence[discovery.Candidate],
+        *,
+        require: Sequence[str] = (),
+    ) -> Dock:
+        """Load just these entry points, installed or not."""
+        plugins, problems = discovery.load_all(candidates)
+        discovery.require(require, plugins, problems)
+        return cls({name: Backend(one) for name, one in plugins.items()}, problems)
+
+    def plan(
+        self,
+        pools: Sequence[PoolSpec],
+        shard: Shard,
+        prefer: Sequence[str] = (),
+        *,
+        overrides: Mapping[str, str] | None = None,
+        strict: bool = False,
+    ) -> Plan:
+        """Choose a backend for every pool; see `plan_routes`."""
+        discovery.require(
+            [*prefer, *(overrides or {}).values()],
+            {name: one.plugin for name, one in self.backends.items()},
+            self.problems,
+        )
+        return plan_routes(
+            pools,
+            shard,
+            {name: one.manifest for name, one in self.backends.items()},
+            prefer,
+            overrides=overrides,
+            strict=strict,
+            judge=self._judge,
+        )
+
+    def _judge(
+        self, backend: str, capability: Capability, pool: PoolSpec, shard: Shard
+    ) -> Verdict | None:
+        return self.backends[backend].check_capability(capability, pool, shard)

@@ -1,0 +1,183 @@
+"""The hooks that a backend plugin implements: seven, and eight at most.
+
+Hooks run per load, per pool and per batch, never per page or per key. All of
+them are first-result hooks on a plugin manager of their own backend, so one
+backend can neither see nor overrule another.
+
+A plugin is a module or an object whose hooks are marked with `hookimpl`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pluggy
+
+from kvdock.pools import Shard
+
+if TYPE_CHECKING:
+    from kvdock.batches import Batch, BatchResult
+    from kvdock.manifest import Capability, Manifest, Verdict
+    from kvdock.pools import PoolSpec
+    from kvdock.regions import Region
+
+PROJECT = "kvdock"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+REQUIRED = (
+    "kvdock_manifest",
+    "kvdock_register_pool",
+    "kvdock_key_suffix",
+    "kvdock_batch_io",
+)
+"""Hooks that every plugin has; the others may be left out."""
+
+
+@attrs.frozen
+class Finding:
+    """One line of a backend's self-examination.
+
+    Args:
+        ok: Whether this is as it should be.
+        what: What was looked at and found.
+        hint: What to do if it is not.
+    """
+
+    ok: bool
+    what: str
+    hint: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class AttachConfig:
+    """What a backend is told when memory is attached to it.
+
+    Args:
+        settings: An instance of the manifest's settings class, or None.
+        namespace: Hex digest that begins every key; 64 characters.
+        namespace_record: Readable form of what the digest covers, to be kept
+            beside the data where a backend can and compared when it is back.
+        shard: The slice of the model that this process owns.
+        shared: One mutable mapping for all pools of this backend in this
+            attachment: the place for a client that they share.
+    """
+
+    settings: Any = None
+    namespace: str = ""
+    namespace_record: Mapping[str, object] = attrs.field(factory=dict)
+    shard: Shard = attrs.field(factory=Shard)
+    shared: dict[str, Any] = attrs.field(factory=dict)
+
+
+# --- Load: once per process -------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def kvdock_manifest() -> Manifest:
+    """Declare what the backend can do.
+
+    Called once when the plugin is loaded. Does no I/O and imports no client
+    library: a missing library is for `kvdock_probe` to report.
+
+    Returns:
+        The manifest; its name is the entry point's.
+    """
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def kvdock_probe(config: AttachConfig) -> Sequence[Finding]:
+    """Look whether the backend could work here and now.
+
+    Called by `kvdock doctor` and before memory is attached, with settings
+    but without a namespace. May load libraries and reach for servers, within
+    a few seconds.
+
+    Returns:
+        What was found, each with a hint where something is missing.
+    """
+    raise NotImplementedError
+
+
+# --- Route: once per pool ---------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def kvdock_check_capability(
+    capability: Capability, pool: PoolSpec, shard: Shard
+) -> Verdict | None:
+    """Judge one capability for one pool, where the manifest is too coarse.
+
+    Called while routing, for each capability that the pool needs. Without
+    this hook, or where it returns None, the manifest answers.
+
+    Returns:
+        A verdict with its reason, or None.
+    """
+    raise NotImplementedError
+
+
+# --- Attach: once per pool --------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def kvdock_register_pool(
+    pool: PoolSpec, region: Region, config: AttachConfig
+) -> object:
+    """Get ready to move pages of a pool.
+
+    Called once per pool on the thread that attaches, before any batch. The
+    region's memory stays where it is until `kvdock_release`.
+
+    Returns:
+        The plugin's own handle; client state lives in it or in
+        `config.shared`, not in the module.
+
+    Raises:
+        KvdockError: To refuse the pool, with the reason.
+    """
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> Sequence[str]:
+    """Spell the end of the keys of a page's objects.
+
+    Called once per pool when it is attached; the answer is kept. Most
+    plugins return `kvdock.key_suffixes(pool, shard)`.
+
+    Returns:
+        One suffix for each of `pool.objects(shard)`, in that order, never
+        shared with another pool, rank or object, and the same in every
+        process.
+    """
+    raise NotImplementedError
+
+
+# --- Move: once per batch ---------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def kvdock_batch_io(handle: object, batch: Batch) -> BatchResult:
+    """Do one batch.
+
+    Called from any thread, several at a time. Ends by `batch.deadline_s`,
+    keeps no reference to the batch's memory afterwards, and raises only for
+    a defect: what fails for a key is that key's outcome.
+
+    Returns:
+        One outcome per key, in the order of the keys.
+    """
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def kvdock_release(handle: object) -> None:
+    """Let go of a pool.
+
+    Called once per handle when an attachment ends, after its last batch.
+    """
+    raise NotImplementedError

@@ -1,0 +1,212 @@
+"""What a backend declares about itself: a plain record, no I/O.
+
+Grammar of the names: a field is called after what is supported, `max_` begins
+a limit, and a number carries its unit. Every field is read by a routing rule,
+by the conformance kit, or by both; one that nobody reads is deleted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+import attrs
+
+from kvdock.errors import ManifestError
+from kvdock.pools import HitPolicy, Layout, PoolKind, Sharding
+
+API_VERSION = 1
+"""Number of the contract between the core and a plugin."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+
+
+class Support(StrEnum):
+    """How well a backend does something. True only for the last two."""
+
+    UNDECLARED = "?"
+    """The plugin says nothing; treated as NO, but shown as silence."""
+    NO = "no"
+    """The plugin says that it cannot."""
+    EMULATED = "emulated"
+    """It can, at a cost (a copy, a second request)."""
+    NATIVE = "native"
+    """It can, directly."""
+
+    def __bool__(self) -> bool:
+        """Return whether it can be relied on."""
+        return self in (Support.EMULATED, Support.NATIVE)
+
+
+class Scope(StrEnum):
+    """How far something reaches, from near to far."""
+
+    NONE = "none"
+    """Nowhere."""
+    NAMESPACE = "namespace"
+    """One namespace: what one model and format stored."""
+    PROCESS = "process"
+    """This process."""
+    HOST = "host"
+    """Every process of this host."""
+    CLUSTER = "cluster"
+    """Every host that uses the same store."""
+
+
+class Capability(StrEnum):
+    """What a pool may need from a backend; the router asks for each."""
+
+    STORE = "store"
+    """Keep pages of this kind at all."""
+    HIT_POLICY = "hit_policy"
+    """Answer which of the pages exist that this policy asks about."""
+    LAYOUT = "layout"
+    """Move pages that lie in this layout."""
+    SHARDING = "sharding"
+    """Keep what ranks hold under this division."""
+    SPLIT_HEADS = "split_heads"
+    """Keep a rank's heads as several objects."""
+    DRAFT = "draft"
+    """Keep pages of a draft model."""
+    MULTI_BUFFER = "multi_buffer"
+    """Move one object from and to several pieces of memory."""
+    ZERO_COPY = "zero_copy"
+    """Move bytes straight between the engine's memory and the store."""
+    OBJECT_SIZE = "object_size"
+    """Keep objects as large as this pool's."""
+    DIRECT_TRANSFER = "direct_transfer"
+    """Move pages to a peer's memory instead of a store."""
+
+
+@attrs.frozen
+class Verdict:
+    """One answer about one capability; truthy if it can be relied on."""
+
+    support: Support
+    reason: str
+
+    def __bool__(self) -> bool:
+        """Return whether the capability can be relied on."""
+        return bool(self.support)
+
+
+@attrs.frozen(kw_only=True)
+class KindSupport:
+    """What a backend can do with pools of one kind."""
+
+    hit_policies: frozenset[HitPolicy] = attrs.field(
+        default=frozenset({HitPolicy.ALL_PAGES}), converter=frozenset
+    )
+    layouts: frozenset[Layout] = attrs.field(
+        default=frozenset(Layout), converter=frozenset
+    )
+    shardings: frozenset[Sharding] = attrs.field(
+        default=frozenset(Sharding), converter=frozenset
+    )
+    split_heads: Support = Support.UNDECLARED
+    draft: Support = Support.UNDECLARED
+    multi_buffer: Support = Support.UNDECLARED
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse words that the core does not know."""
+        for field, known in _WORDS.items():
+            for word in getattr(self, field):
+                if word not in known:
+                    raise ManifestError(f"{word!r} is not one of the {field}")
+
+
+_WORDS: Mapping[str, type[StrEnum]] = {
+    "hit_policies": HitPolicy,
+    "layouts": Layout,
+    "shardings": Sharding,
+}
+
+
+def _kinds(
+    value: Mapping[PoolKind, KindSupport] | Iterable[tuple[PoolKind, KindSupport]],
+) -> Mapping[PoolKind, KindSupport]:
+    return dict(value)
+
+
+@attrs.frozen(kw_only=True)
+class Manifest:
+    """What one backend can do.
+
+    Args:
+        name: The backend's one name: also its entry point's.
+        api: The contract it was written for, `API_VERSION` of that time.
+        summary: What it is, in one line.
+        kinds: What it can do for each kind of pool that it takes.
+        zero_copy: Moves bytes from and to addresses of the engine's memory.
+        memory_registration: Wants to know memory before it moves bytes.
+        host_allocator: Brings memory of its own that pools must lie in.
+        direct_transfer: Moves pages to a peer's memory.
+        integrity: Verifies length and content of what it returns.
+        eviction: Makes room by itself when it is full.
+        durability: What stored bytes survive the end of.
+        sharing: Who finds what was stored.
+        clear_reach: How far a clear goes.
+        max_object_bytes: Largest object, or 0 for no limit of its own.
+        max_batch_keys: Most keys of one batch, or 0.
+        max_key_bytes: Longest key, or 0.
+        fork_safe: Whether a handle may be used in a forked child.
+        settings: The attrs class of its settings, or None.
+    """
+
+    name: str
+    api: int
+    summary: str
+    kinds: Mapping[PoolKind, KindSupport] = attrs.field(converter=_kinds)
+    zero_copy: Support = Support.UNDECLARED
+    memory_registration: Support = Support.UNDECLARED
+    host_allocator: Support = Support.UNDECLARED
+    direct_transfer: Support = Support.UNDECLARED
+    integrity: Support = Support.UNDECLARED
+    eviction: Support = Support.UNDECLARED
+    durability: Scope = Scope.NONE
+    sharing: Scope = Scope.NONE
+    clear_reach: Scope = Scope.NONE
+    max_object_bytes: int = 0
+    max_batch_keys: int = 0
+    max_key_bytes: int = 0
+    fork_safe: Support = Support.UNDECLARED
+    settings: type | None = None
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse a manifest that contradicts itself."""
+        if not _NAME.fullmatch(self.name):
+            raise ManifestError(
+                f"{self.name!r} is not a valid backend name",
+                fix="Use a-z, 0-9 and _, beginning with a letter.",
+            )
+        if not self.kinds:
+            raise ManifestError(f"backend {self.name!r} takes no kind of pool")
+        for kind, support in self.kinds.items():
+            if kind not in PoolKind or not isinstance(support, KindSupport):
+                raise ManifestError(
+                    f"backend {self.name!r} declares {kind!r}: {support!r}",
+                    fix="Map members of PoolKind to KindSupport records.",
+                )
+        for limit in ("max_object_bytes", "max_batch_keys", "max_key_bytes"):
+            if getattr(self, limit) < 0:
+                raise ManifestError(f"backend {self.name!r}: {limit} is negative")
+        if self.settings is not None and not attrs.has(self.settings):
+            raise ManifestError(
+                f"backend {self.name!r}: settings {self.settings!r} is no attrs class"
+            )
+
+    def support(self, capability: Capability, kind: PoolKind) -> Support:
+        """Return the declared grade of a graded capability for a kind."""
+        mine = self.kinds.get(kind)
+        if mine is None:
+            return Support.NO
+        graded: dict[Capability, Support] = {
+            Capability.STORE: Support.NATIVE,
+            Capability.SPLIT_HEADS: mine.split_heads,
+            Capability.DRAFT: mine.draft,
+            Capability.MULTI_BUFFER: mine.multi_buffer,
+            Capability.ZERO_COPY: self.zero_copy,
+            Capability.DIRECT_TRANSFER: self.direct_transfer,
+        }
+        return graded[capability]

@@ -1,0 +1,136 @@
+"""Settings as attrs classes: a mapping becomes one, or is refused by name.
+
+A mapping of settings exists only where an engine or the command line hands it
+over. From there on a plugin sees an instance of the class that it declares.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+
+from kvdock.errors import SettingsError, nearest
+
+if TYPE_CHECKING:
+    from cattrs import Converter
+
+T = TypeVar("T")
+
+_POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B)?", re.IGNORECASE)
+_BOOLS = {"1": True, "true": True, "yes": True, "on": True} | {
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
+def parse_bytes(value: str | float) -> int:
+    """Read a size: a number of bytes, or text such as "64 GiB".
+
+    K, M, G, T and P are powers of 1024 in every spelling.
+
+    Raises:
+        SettingsError: If it is not a size.
+    """
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value.strip())
+        if match:
+            number, unit = match.groups()
+            return int(float(number) * 2 ** _POWERS[unit.upper()])
+    elif not isinstance(value, bool) and value >= 0 and value == int(value):
+        return int(value)
+    raise SettingsError(
+        f"{value!r} is not a size in bytes", fix='Write it like "512 MiB" or 4096.'
+    )
+
+
+def format_bytes(nbytes: float) -> str:
+    """Write a size as `parse_bytes` reads it, rounded to a tenth."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:  # noqa: PLR2004 - the step between units
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"
+
+
+def size(default: int, *, help: str) -> Any:  # noqa: A002, ANN401 - as attrs.field
+    """Declare a setting that is a size in bytes."""
+    return attrs.field(
+        default=default, converter=parse_bytes, metadata={"help": help, "unit": "bytes"}
+    )
+
+
+def option(default: object = attrs.NOTHING, *, help: str) -> Any:  # noqa: A002, ANN401 - as attrs.field
+    """Declare a setting of any other type."""
+    return attrs.field(default=default, metadata={"help": help})
+
+
+def structure(cls: type[T], given: Mapping[str, object], *, where: str) -> T:
+    """Build a settings class from a mapping.
+
+    Args:
+        cls: An attrs class.
+        given: Setting names and values; text is read as what is wanted.
+        where: Whose settings these are, for messages.
+
+    Raises:
+        SettingsError: On an unknown key (with the nearest known one), a
+            missing one, or a value of the wrong kind.
+    """
+    fields = {field.name: field for field in attrs.fields(cls)}  # type: ignore[arg-type]
+    for key in given:
+        if key not in fields:
+            known = ", ".join(fields) or "none"
+            raise SettingsError(
+                f"{where}: unknown setting {key!r}",
+                fix=nearest(key, fields) or f"Known settings: {known}.",
+            )
+    for name, field in fields.items():
+        if field.default is attrs.NOTHING and name not in given:
+            raise SettingsError(f"{where}: setting {name!r} is missing")
+    from cattrs import transform_error  # noqa: PLC0415 - 40 ms that a listing saves
+
+    try:
+        return _converter().structure(dict(given), cls)
+    except SettingsError as error:
+        raise SettingsError(f"{where}: {error.what}", fix=error.fix) from error
+    except Exception as error:
+        reasons = "; ".join(transform_error(error, path=where))
+        raise SettingsError(reasons) from error
+
+
+def _converter() -> Converter:
+    from cattrs import Converter  # noqa: PLC0415 - 40 ms that a listing saves
+
+    converter = Converter(prefer_attrib_converters=True)
+    # cattrs calls the type itself: bool("no") is true and int(2.7) is 2.
+    converter.register_structure_hook(bool, _to_bool)
+    converter.register_structure_hook(int, _to_int)
+    converter.register_structure_hook(str, _to_str)
+    return converter
+
+
+def _to_bool(value: object, _: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if isinstance(value, str) and word in _BOOLS:
+        return _BOOLS[word]
+    raise ValueError(f"{value!r} is neither true nor false")
+
+
+def _to_int(value: object, _: object) -> int:
+    if isinstance(value, int | str) and not isinstance(value, bool):
+        return int(value)
+    raise ValueError(f"{value!r} is not a whole number")
+
+
+def _to_str(value: object, _: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise ValueError(f"{value!r} is not text")

@@ -1,0 +1,68 @@
+"""The hooks of the file backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvdock.hookspecs import AttachConfig, hookimpl
+from kvdock.keys import key_suffixes
+from kvdock.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
+from kvdock.pools import HitPolicy, PoolKind, PoolSpec, Shard
+from kvdock_file.settings import FileSettings
+
+if TYPE_CHECKING:
+    from kvdock.batches import Batch, BatchResult
+    from kvdock.regions import Region
+    from kvdock_file.store import FileStore
+
+_ANY_POOL = KindSupport(
+    hit_policies=HitPolicy,
+    split_heads=Support.NATIVE,
+    draft=Support.NATIVE,
+    multi_buffer=Support.NATIVE,
+)
+
+
+@hookimpl
+def kvdock_manifest() -> Manifest:
+    """Declare that any pool can be kept in files."""
+    return Manifest(
+        name="file",
+        api=API_VERSION,
+        summary="pages in files of a local disk, no server",
+        kinds=dict.fromkeys(PoolKind, _ANY_POOL),
+        zero_copy=Support.NATIVE,
+        memory_registration=Support.NO,
+        host_allocator=Support.NO,
+        direct_transfer=Support.NO,
+        integrity=Support.NATIVE,
+        eviction=Support.NO,
+        durability=Scope.HOST,
+        sharing=Scope.HOST,
+        clear_reach=Scope.NAMESPACE,
+        fork_safe=Support.NATIVE,
+        settings=FileSettings,
+    )
+
+
+@hookimpl
+def kvdock_register_pool(
+    pool: PoolSpec, region: Region, config: AttachConfig
+) -> FileStore:
+    """Open the store of this namespace and pool."""
+    from kvdock_file.store import FileStore  # noqa: PLC0415 - keeps a listing light
+
+    del region
+    return FileStore.open(config.settings.root, config, pool)
+
+
+@hookimpl
+def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
+    """Spell what an object holds, as the core does."""
+    return key_suffixes(pool, shard)
+
+
+@hookimpl
+def kvdock_batch_io(handle: FileStore, batch: Batch) -> BatchResult:
+    """Do one batch."""
+    return handle.run(batch)
