@@ -7,6 +7,7 @@ nothing and a listing of plugins never imports numpy.
 from __future__ import annotations
 
 import importlib
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,40 +49,44 @@ if TYPE_CHECKING:
     from kvdock.routing import plan_routes as plan_routes
     from kvdock.sessions import Attachment as Attachment
 
-_HOMES = {
-    "batches": ("Batch", "BatchResult", "Operation", "Outcome"),
-    "discovery": ("PluginProblem",),
-    "dock": ("Backend", "Dock"),
-    "errors": ("KvdockError", "NoRoute"),
-    "hits": ("Hits",),
-    "hookspecs": ("AttachConfig", "Finding", "hookimpl"),
-    "keys": ("Namespace", "key_suffixes"),
-    "manifest": (
-        "API_VERSION",
-        "Capability",
-        "KindSupport",
-        "Manifest",
-        "Scope",
-        "Support",
-        "Verdict",
-    ),
-    "pools": (
-        "DType",
-        "HitPolicy",
-        "Layout",
-        "Part",
-        "Per",
-        "PoolKind",
-        "PoolName",
-        "PoolSpec",
-        "Shard",
-        "Sharding",
-    ),
-    "regions": ("Block", "Region"),
-    "routing": ("Plan", "plan_routes"),
-    "sessions": ("Attachment",),
-}
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_HOMES = MappingProxyType(
+    {
+        "batches": ("Batch", "BatchResult", "Operation", "Outcome"),
+        "discovery": ("PluginProblem",),
+        "dock": ("Backend", "Dock"),
+        "errors": ("KvdockError", "NoRoute"),
+        "hits": ("Hits",),
+        "hookspecs": ("AttachConfig", "Finding", "hookimpl"),
+        "keys": ("Namespace", "key_suffixes"),
+        "manifest": (
+            "API_VERSION",
+            "Capability",
+            "KindSupport",
+            "Manifest",
+            "Scope",
+            "Support",
+            "Verdict",
+        ),
+        "pools": (
+            "DType",
+            "HitPolicy",
+            "Layout",
+            "Part",
+            "Per",
+            "PoolKind",
+            "PoolName",
+            "PoolSpec",
+            "Shard",
+            "Sharding",
+        ),
+        "regions": ("Block", "Region"),
+        "routing": ("Plan", "plan_routes"),
+        "sessions": ("Attachment",),
+    }
+)
+_HOME = MappingProxyType(
+    {name: module for module, names in _HOMES.items() for name in names}
+)
 
 __all__ = sorted(_HOME)  # noqa: PLE0605 - told once, in _HOMES
 

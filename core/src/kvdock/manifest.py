@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from types import MappingProxyType
 
 import attrs
 
@@ -116,11 +117,13 @@ class KindSupport:
                     raise ManifestError(f"{word!r} is not one of the {field}")
 
 
-_WORDS: Mapping[str, type[StrEnum]] = {
-    "hit_policies": HitPolicy,
-    "layouts": Layout,
-    "shardings": Sharding,
-}
+_WORDS: Mapping[str, type[StrEnum]] = MappingProxyType(
+    {
+        "hit_policies": HitPolicy,
+        "layouts": Layout,
+        "shardings": Sharding,
+    }
+)
 
 
 def _kinds(

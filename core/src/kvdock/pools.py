@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Sequence
 from enum import StrEnum
+from types import MappingProxyType
 
 import attrs
 
@@ -91,17 +92,19 @@ class DType(StrEnum):
         return _BITS[self]
 
 
-_BITS = {
-    DType.F32: 32,
-    DType.F16: 16,
-    DType.BF16: 16,
-    DType.FP8_E4M3: 8,
-    DType.FP8_E5M2: 8,
-    DType.FP4_E2M1: 4,
-    DType.I32: 32,
-    DType.I8: 8,
-    DType.U8: 8,
-}
+_BITS = MappingProxyType(
+    {
+        DType.F32: 32,
+        DType.F16: 16,
+        DType.BF16: 16,
+        DType.FP8_E4M3: 8,
+        DType.FP8_E5M2: 8,
+        DType.FP4_E2M1: 4,
+        DType.I32: 32,
+        DType.I8: 8,
+        DType.U8: 8,
+    }
+)
 
 
 class Per(StrEnum):
@@ -160,10 +163,12 @@ class Layout(StrEnum):
         return _STORED_ORDER.get(self, "layer,token,head")
 
 
-_STORED_ORDER = {
-    Layout.PAGE_FIRST: "token,layer,head",
-    Layout.PAGE_HEAD: "head,token,layer",
-}
+_STORED_ORDER = MappingProxyType(
+    {
+        Layout.PAGE_FIRST: "token,layer,head",
+        Layout.PAGE_HEAD: "head,token,layer",
+    }
+)
 
 
 class ObjectUnit(StrEnum):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import attrs
@@ -309,13 +310,15 @@ def _runs(
     return [(origin + int(at), stride, size) for at in offsets if size]
 
 
-_AXES = {
-    Layout.LAYER_FIRST: ("layer", "page", "token", "head"),
-    Layout.PAGE_FIRST: ("page", "token", "layer", "head"),
-    Layout.PAGE_FIRST_DIRECT: ("page", "layer", "token", "head"),
-    Layout.PAGE_HEAD: ("page", "head", "token", "layer"),
-    Layout.PAGE_OBJECT: ("page", "layer", "token", "head"),
-}
+_AXES = MappingProxyType(
+    {
+        Layout.LAYER_FIRST: ("layer", "page", "token", "head"),
+        Layout.PAGE_FIRST: ("page", "token", "layer", "head"),
+        Layout.PAGE_FIRST_DIRECT: ("page", "layer", "token", "head"),
+        Layout.PAGE_HEAD: ("page", "head", "token", "layer"),
+        Layout.PAGE_OBJECT: ("page", "layer", "token", "head"),
+    }
+)
 
 
 def _contiguous(

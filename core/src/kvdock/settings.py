@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -19,14 +20,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50}
+_POWERS = MappingProxyType({"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50})
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B)?", re.IGNORECASE)
-_BOOLS = {"1": True, "true": True, "yes": True, "on": True} | {
-    "0": False,
-    "false": False,
-    "no": False,
-    "off": False,
-}
+_BOOLS = MappingProxyType(
+    {"1": True, "true": True, "yes": True, "on": True}
+    | {
+        "0": False,
+        "false": False,
+        "no": False,
+        "off": False,
+    }
+)
 
 
 def parse_bytes(value: str | float) -> int:

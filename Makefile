@@ -1,0 +1,59 @@
+# The few commands people type. Each makes or reuses .venv and says what it does.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+# In the order in which they need each other.
+DISTS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)) cli engines/transformers
+PROJECTS := $(addsuffix /pyproject.toml,$(DISTS))
+STAMP := $(VENV)/.installed
+QUIET := --quiet --disable-pip-version-check --no-input
+export PIP_ROOT_USER_ACTION := ignore
+
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-slow lint format bench dist mutants torture clean
+
+help: ## Show this list.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+
+venv: $(STAMP) ## Make .venv with everything that the other commands need.
+
+$(STAMP): requirements-dev.txt $(PROJECTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvdock needs Python 3.11 or newer; set PYTHON=/path/to/it")'
+	@test -x $(BIN)/python || { echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "== installing what development needs (the first time takes a minute or two)"
+	@$(BIN)/python -m pip install $(QUIET) --upgrade pip
+	@$(BIN)/python -m pip install $(QUIET) -r requirements-dev.txt
+	@echo "== installing the workspace: $(DISTS)"
+	@$(BIN)/python -m pip install $(QUIET) --no-build-isolation $(addprefix -e ,$(DISTS))
+	@touch $@
+
+demo: $(STAMP) ## Run the main job: store KV pages, end, restore them in a new process.
+	@$(BIN)/kvdock demo $(ARGS)
+
+test: $(STAMP) ## Run the quick tests.
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(STAMP) ## Run the tests that take longer: real servers, crashes, big stores.
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(STAMP) ## Check style, types and who may import whom.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## Rewrite the code in the house style.
+	$(BIN)/ruff check --fix --exit-zero .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## Measure start-up, planning and overhead; the last line is JSON.
+	@$(BIN)/python benchmarks/run.py
+
+dist: $(STAMP) ## Build every wheel and prove them in a clean environment.
+	@PYTHON=$(BIN)/python bash .ci/prove-wheels $(DISTS)
+
+clean: ## Remove .venv and everything that was built.
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
