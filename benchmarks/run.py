@@ -1,0 +1,45 @@
+"""Run benchmarks one after the other; the last line is all their figures.
+
+Usage: python benchmarks/run.py [NAME ...]
+
+Each NAME is a script beside this one whose last line is a JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+QUICK = ("startup", "plan", "sessions")
+
+
+def figures_of(name: str) -> dict[str, object]:
+    """Run one benchmark, pass its output on, and return its last line."""
+    print(f"== {name}", flush=True)
+    with subprocess.Popen(
+        [sys.executable, str(HERE / f"{name}.py")], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None  # noqa: S101 - it was asked for
+        last = ""
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            last = line.strip() or last
+    if process.returncode:
+        raise SystemExit(f"benchmark {name} failed with status {process.returncode}")
+    found: dict[str, object] = json.loads(last)
+    return found
+
+
+def main(names: list[str]) -> None:
+    """Run the benchmarks that are named, or the quick ones."""
+    every: dict[str, object] = {}
+    for name in names or QUICK:
+        every |= figures_of(name)
+    print(json.dumps(every))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
