@@ -32,6 +32,10 @@ class PoolError(KvdockError):
     """A pool description contradicts itself or the shard it is used with."""
 
 
+class UnknownWord(PoolError, ValueError):  # noqa: N818 - says what it is
+    """A word is not in a closed list; a ValueError too, as enums promise."""
+
+
 class RegionError(KvdockError):
     """Host memory does not fit a pool, or a page index lies outside of it."""
 

@@ -77,6 +77,7 @@ def namespace_record(
                 "draft": pool.draft,
                 "page_tokens": pool.page_tokens,
                 "layers": list(pool.layers),
+                "interleave_tokens": pool.interleave_tokens,
                 "stored_order": pool.layout.stored_order,
                 "parts": [
                     {
@@ -85,6 +86,7 @@ def namespace_record(
                         "shape": list(part.shape),
                         "per": str(part.per),
                         "shard_axis": part.shard_axis,
+                        "encoding": part.encoding,
                     }
                     for part in pool.parts
                 ],

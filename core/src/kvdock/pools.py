@@ -1,4 +1,4 @@
-"""Pools as data: what one page of cached state is made of.
+"""Pools as data: what one page of one kind of cached state is made of.
 
 A pool description is global: all layers and all heads of the model, the same
 on every rank. A `Shard` says which slice of it a process owns. That split is
@@ -9,315 +9,54 @@ Nothing here does I/O, imports numpy, or knows a model or a backend by name.
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Sequence
-from enum import StrEnum
-from types import MappingProxyType
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
 from kvdock.errors import PoolError, nearest
+from kvdock.objects import Coordinate, StoredObject, objects_of
+from kvdock.parts import Part, checked_name, positive
+from kvdock.shards import Shard, even_shares
+from kvdock.vocabulary import (
+    ContextSplit,
+    DType,
+    HitPolicy,
+    Layout,
+    ObjectUnit,
+    Per,
+    PoolKind,
+    PoolName,
+    Sharding,
+)
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
-
-
-class PoolName(StrEnum):
-    """Well-known pool names. Any other valid name may be used as well."""
-
-    KV = "kv"
-    """Target attention KV, usually the anchor."""
-    DRAFT = "draft"
-    """KV of a draft model (EAGLE, MTP, or a model of its own)."""
-    INDEXER = "indexer"
-    """Keys of a sparse-attention indexer (DSA)."""
-    DRAFT_INDEXER = "draft_indexer"
-    """Indexer keys of a draft model."""
-    MAMBA = "mamba"
-    """Recurrent state of linear-attention and Mamba layers."""
-    SWA = "swa"
-    """KV of sliding-window layers."""
-    AUXILIARY_SWA = "auxiliary_swa"
-    """KV of sliding-window layers with a second geometry."""
-    DRAFT_SWA = "draft_swa"
-    """Sliding-window KV of a draft model."""
-
-
-class PoolKind(StrEnum):
-    """What the bytes of a pool mean; routing and conformance go by this."""
-
-    MHA = "mha"
-    """Keys and values per head, widths may differ (MHA, GQA, MQA)."""
-    K_ONLY = "k_only"
-    """Keys alone, per head."""
-    MLA = "mla"
-    """One latent row per token, shared by all heads."""
-    INDEXER = "indexer"
-    """Quantised keys of a sparse-attention indexer with their scales."""
-    MAMBA = "mamba"
-    """Recurrent state: one temporal state and any number of conv states."""
-    SWA = "swa"
-    """Attention KV of layers that look back a fixed window."""
-    COMPRESSED = "compressed"
-    """Compressed KV and its side data, as padded pages or ring states."""
-    LOGICAL = "logical"
-    """An anchor that only counts pages and holds no bytes."""
-
-
-class DType(StrEnum):
-    """Logical element types; equal widths are still different types."""
-
-    F32 = "f32"
-    """IEEE single precision."""
-    F16 = "f16"
-    """IEEE half precision."""
-    BF16 = "bf16"
-    """bfloat16."""
-    FP8_E4M3 = "fp8_e4m3"
-    """8-bit float, 4 exponent bits."""
-    FP8_E5M2 = "fp8_e5m2"
-    """8-bit float, 5 exponent bits."""
-    FP4_E2M1 = "fp4_e2m1"
-    """4-bit float, two to a byte."""
-    I32 = "i32"
-    """32-bit integer."""
-    I8 = "i8"
-    """8-bit integer."""
-    U8 = "u8"
-    """Opaque bytes, among them rows that mix payload and scales."""
-
-    @property
-    def bits(self) -> int:
-        """Width of one element in bits."""
-        return _BITS[self]
-
-
-_BITS = MappingProxyType(
-    {
-        DType.F32: 32,
-        DType.F16: 16,
-        DType.BF16: 16,
-        DType.FP8_E4M3: 8,
-        DType.FP8_E5M2: 8,
-        DType.FP4_E2M1: 4,
-        DType.I32: 32,
-        DType.I8: 8,
-        DType.U8: 8,
-    }
+__all__ = (
+    "ContextSplit",
+    "Coordinate",
+    "DType",
+    "HitPolicy",
+    "Layout",
+    "ObjectUnit",
+    "Part",
+    "Per",
+    "PoolKind",
+    "PoolName",
+    "PoolSpec",
+    "Shard",
+    "Sharding",
+    "StoredObject",
+    "check_pools",
 )
 
 
-class Per(StrEnum):
-    """What a part's shape is counted for."""
-
-    TOKEN = "token"  # noqa: S105 - a unit, not a secret
-    """One entry per token and layer (attention)."""
-    PAGE = "page"
-    """One entry per page and layer (states, padded pages)."""
-
-
-class HitPolicy(StrEnum):
-    """Which pages of a pool must exist for a prefix to be restorable."""
-
-    ALL_PAGES = "all_pages"
-    """Every page of the prefix."""
-    TRAILING_PAGES = "trailing_pages"
-    """The last `window_pages` pages of the prefix, or all of a shorter one."""
-    BLOCK_GROUPS = "block_groups"
-    """Whole groups of blocks; reported, and cut nothing unless required."""
-
-
-class Sharding(StrEnum):
-    """How the ranks of a deployment divide the bytes of one page."""
-
-    HEADS = "heads"
-    """By head; ranks that hold the same heads share one writer."""
-    REPLICATED = "replicated"
-    """The same bytes on every rank, written by one of them."""
-    RANK = "rank"
-    """A state of its own on every tensor-parallel rank."""
-    DCP = "dcp"
-    """By token: each decode-context-parallel rank holds every n-th one."""
-
-
-class Layout(StrEnum):
-    """How a pool's pages lie in host memory."""
-
-    LAYER_FIRST = "layer_first"
-    """part, layer, page, token, head."""
-    PAGE_FIRST = "page_first"
-    """part, page, token, layer, head."""
-    PAGE_FIRST_DIRECT = "page_first_direct"
-    """part, page, layer, token, head."""
-    PAGE_HEAD = "page_head"
-    """part, page, head, token, layer: a head group is one run of bytes."""
-    PAGE_OBJECT = "page_object"
-    """page, part, layer, token, head: a whole page is one run of bytes."""
-
-    @property
-    def stored_order(self) -> str:
-        """Order of the axes inside one stored part.
-
-        Layouts that share it store the same bytes, so they share objects.
-        """
-        return _STORED_ORDER.get(self, "layer,token,head")
-
-
-_STORED_ORDER = MappingProxyType(
-    {
-        Layout.PAGE_FIRST: "token,layer,head",
-        Layout.PAGE_HEAD: "head,token,layer",
-    }
-)
-
-
-class ObjectUnit(StrEnum):
-    """How much of a page goes under one key."""
-
-    PAGE = "page"
-    """All parts and layers that a rank holds of the page."""
-    PART = "part"
-    """One part (k, v, ...) with all its layers."""
-    LAYER = "layer"
-    """One layer of one part."""
-
-
-def _checked_name(_: object, attribute: attrs.Attribute[str], value: str) -> None:
-    if not _NAME.fullmatch(value):
-        raise PoolError(
-            f"{attribute.name} {value!r} is not a valid name",
-            fix="Use a-z, 0-9 and _, beginning with a letter, 48 characters at most.",
-        )
-
-
-def _positive(_: object, attribute: attrs.Attribute[int], value: int) -> None:
-    if value < 1:
-        raise PoolError(f"{attribute.name} must be at least 1, not {value}")
-
-
-@attrs.frozen(kw_only=True)
-class Shard:
-    """Which slice of the model this process owns.
-
-    `layers` is the half-open range of global layer numbers of this pipeline
-    stage; None means that one stage holds all of them.
-    """
-
-    tp_rank: int = 0
-    tp_size: int = attrs.field(default=1, validator=_positive)
-    pp_rank: int = 0
-    pp_size: int = attrs.field(default=1, validator=_positive)
-    cp_rank: int = 0
-    cp_size: int = attrs.field(default=1, validator=_positive)
-    dcp_rank: int = 0
-    dcp_size: int = attrs.field(default=1, validator=_positive)
-    layers: tuple[int, int] | None = None
-
-    def __attrs_post_init__(self) -> None:
-        """Refuse ranks outside their group and stages without layers."""
-        for axis in ("tp", "pp", "cp", "dcp"):
-            rank, size = getattr(self, f"{axis}_rank"), getattr(self, f"{axis}_size")
-            if not 0 <= rank < size:
-                raise PoolError(f"{axis}_rank {rank} is outside of {axis}_size {size}")
-        if self.pp_size > 1 and self.layers is None:
-            raise PoolError(
-                f"pp_size is {self.pp_size} but the stage's layers are not given",
-                fix="Pass layers=(first, past_the_last) of this pipeline stage.",
-            )
-        if self.tp_size % self.dcp_size:
-            raise PoolError(
-                f"dcp_size {self.dcp_size} does not divide tp_size {self.tp_size}"
-            )
-        if self.dcp_size > 1 and self.tp_rank % self.dcp_size != self.dcp_rank:
-            raise PoolError(
-                f"dcp_rank {self.dcp_rank} does not belong to tp_rank {self.tp_rank} "
-                f"in groups of {self.dcp_size}",
-                fix="A DCP rank is the TP rank modulo the DCP size.",
-            )
-
-
-@attrs.frozen
-class Part:
-    """One physical component of a page, for one layer.
-
-    Args:
-        name: `k`, `v`, `kv`, `temporal`, `conv_0`, `indexer` ...
-        dtype: Logical element type; part of the namespace.
-        shape: Extents of one token's or one page's entry in one layer, over
-            all ranks. An extent may be 0: the part then takes no bytes.
-        per: Whether `shape` is counted per token or per page.
-        shard_axis: The axis of `shape` that is divided among ranks, or None.
-    """
-
-    name: str = attrs.field(validator=_checked_name)
-    dtype: DType = attrs.field(converter=DType)
-    shape: tuple[int, ...] = attrs.field(converter=tuple)
-    per: Per = attrs.field(default=Per.TOKEN, converter=Per)
-    shard_axis: int | None = None
-
-    def __attrs_post_init__(self) -> None:
-        """Refuse shapes that cannot be stored."""
-        if any(extent < 0 for extent in self.shape):
-            raise PoolError(f"part {self.name!r} has a negative extent in {self.shape}")
-        if self.shard_axis is not None and not 0 <= self.shard_axis < len(self.shape):
-            raise PoolError(
-                f"part {self.name!r}: shard_axis {self.shard_axis} is outside of "
-                f"shape {self.shape}"
-            )
-        if self.row_bytes * 8 != self.row_bits:
-            raise PoolError(
-                f"part {self.name!r}: an innermost row of {self.shape} x {self.dtype} "
-                "is not a whole number of bytes"
-            )
-
-    @property
-    def units(self) -> int:
-        """Extent of the divided axis (heads), or 1."""
-        return 1 if self.shard_axis is None else self.shape[self.shard_axis]
-
-    @property
-    def row_bits(self) -> int:
-        """Bits of what lies below the divided axis."""
-        below = 0 if self.shard_axis is None else self.shard_axis + 1
-        return math.prod(self.shape[below:]) * self.dtype.bits
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of what lies below the divided axis, rounded down."""
-        return self.row_bits // 8
-
-    @property
-    def outer(self) -> int:
-        """Product of the extents above the divided axis."""
-        return (
-            1 if self.shard_axis is None else math.prod(self.shape[: self.shard_axis])
-        )
-
-    @property
-    def entry_bytes(self) -> int:
-        """Bytes of one entry (a token's or a page's) of one layer, all ranks."""
-        return self.outer * self.units * self.row_bytes
-
-
-@attrs.frozen
-class StoredObject:
-    """What a backend keeps under one key: some parts of one page.
-
-    `coordinate` spells what it holds, unique in its pool on every rank.
-    """
-
-    coordinate: str
-    parts: tuple[str, ...]
-    layers: tuple[int, ...]
-    heads: tuple[int, int] | None
-    nbytes: int
-
-
-def _whole(layers: Sequence[int]) -> tuple[int, ...]:
+def _whole(layers: Iterable[int]) -> tuple[int, ...]:
     found = tuple(layers)
     if list(found) != sorted(set(found)) or any(layer < 0 for layer in found):
         raise PoolError(f"layers {found} are not ascending global layer numbers")
     return found
+
+
+def _parts(parts: Iterable[Part]) -> tuple[Part, ...]:
+    return tuple(parts)
 
 
 @attrs.frozen(kw_only=True)
@@ -339,18 +78,21 @@ class PoolSpec:
         window_pages: The window of TRAILING_PAGES.
         block_pages: Pages of one block of BLOCK_GROUPS.
         group_pages: Pages of one group of BLOCK_GROUPS.
-        sharding: How ranks divide a page.
+        sharding: How tensor-parallel ranks divide a page.
+        context: How context-parallel ranks divide it further.
+        interleave_tokens: Consecutive tokens of a page that one rank takes,
+            where tokens are divided.
         layout: How pages lie in host memory.
         head_group: Heads per stored object; 0 keeps a rank's heads together.
             A common divisor of several TP sizes lets them share objects.
         object_unit: How much goes under one key; the router sets it.
     """
 
-    name: str = attrs.field(validator=_checked_name)
+    name: str = attrs.field(validator=checked_name)
     kind: PoolKind = attrs.field(converter=PoolKind)
-    parts: tuple[Part, ...] = attrs.field(converter=tuple)
+    parts: tuple[Part, ...] = attrs.field(converter=_parts)
     layers: tuple[int, ...] = attrs.field(converter=_whole)
-    page_tokens: int = attrs.field(validator=_positive)
+    page_tokens: int = attrs.field(validator=positive)
     anchor: bool = False
     draft: bool = False
     required: bool = True
@@ -362,6 +104,10 @@ class PoolSpec:
     block_pages: int = 0
     group_pages: int = 0
     sharding: Sharding = attrs.field(converter=Sharding)
+    context: ContextSplit = attrs.field(
+        default=ContextSplit.REPLICATED, converter=ContextSplit
+    )
+    interleave_tokens: int = attrs.field(default=1, validator=positive)
     layout: Layout = attrs.field(default=Layout.PAGE_OBJECT, converter=Layout)
     head_group: int = 0
     object_unit: ObjectUnit = attrs.field(default=ObjectUnit.PAGE, converter=ObjectUnit)
@@ -400,42 +146,77 @@ class PoolSpec:
                 fix="TRAILING_PAGES needs a window of at least one page, "
                 "the others none.",
             )
-        grouped = self.block_pages > 0 and self.group_pages > 0
-        if (self.hit_policy is HitPolicy.BLOCK_GROUPS) != grouped:
+        grouped = self.hit_policy is HitPolicy.BLOCK_GROUPS
+        geometry = 0 < self.group_pages <= self.block_pages
+        if grouped != geometry or (not grouped and self.block_pages):
             raise PoolError(
                 f"{where}: hit policy {self.hit_policy} with "
                 f"block_pages={self.block_pages}, group_pages={self.group_pages}",
-                fix="BLOCK_GROUPS needs both, the others none.",
+                fix="BLOCK_GROUPS needs a block of pages and a group of at most as "
+                "many, the other policies none.",
+            )
+        if grouped and self.required:
+            raise PoolError(
+                f"{where} is required, but its block groups never cut a prefix",
+                fix="Set required=False: it is a second form of other pages.",
             )
 
     def _check_sharding(self, where: str) -> None:
-        divided = {part.units for part in self.parts if part.shard_axis is not None}
-        if self.sharding is Sharding.RANK and not divided:
+        axes = {part.shard_axis is not None for part in self.parts}
+        counts = {part.units for part in self.parts if part.shard_axis is not None}
+        if self.physical and not any(part.entry_bytes for part in self.parts):
+            raise PoolError(f"{where} has no bytes in any of its parts")
+        if not self.physical and (
+            self.sharding is not Sharding.REPLICATED
+            or self.context is not ContextSplit.REPLICATED
+        ):
+            raise PoolError(f"{where} has no bytes that ranks could divide")
+        if self.sharding is Sharding.RANK and True not in axes:
             raise PoolError(f"{where} is divided by {self.sharding}, but no part is")
-        if self.sharding is Sharding.HEADS and None in {
-            part.shard_axis for part in self.parts
-        }:
+        if self.sharding is Sharding.REPLICATED and True in axes:
+            raise PoolError(f"{where} is replicated, but a part has a shard_axis")
+        if (self.sharding is Sharding.HEADS and False in axes) or (
+            self.sharding is Sharding.DCP and len(axes) > 1
+        ):
             raise PoolError(
                 f"{where} is divided by heads, but not every part is",
                 fix="Give every part a shard_axis, or describe the others as a pool.",
             )
-        if self.sharding is Sharding.REPLICATED and divided:
-            raise PoolError(f"{where} is replicated, but a part has a shard_axis")
-        if self.sharding is Sharding.HEADS and len(divided) > 1:
-            raise PoolError(f"{where}: parts have different head counts {divided}")
-        if self.head_group and self.sharding is not Sharding.HEADS:
+        if self.by_head and (len(counts) > 1 or 0 in counts):
+            raise PoolError(f"{where}: parts have different head counts {counts}")
+        if self.head_group and not self.by_head:
             raise PoolError(f"{where}: head_group needs a pool divided by heads")
-        if self.head_group and self.heads % self.head_group:
+        if self.head_group < 0 or (self.head_group and self.heads % self.head_group):
             raise PoolError(
                 f"{where}: head_group {self.head_group} does not divide "
                 f"{self.heads} heads"
             )
+        self._check_tokens(where)
+
+    def _check_tokens(self, where: str) -> None:
+        divided = self.sharding is Sharding.DCP or self.context is ContextSplit.TOKENS
+        if self.interleave_tokens > 1 and not divided:
+            raise PoolError(f"{where} has interleaved tokens, but divides none")
+        if divided and any(part.per is Per.PAGE for part in self.parts):
+            raise PoolError(
+                f"{where} is divided by token, but a part is counted per page",
+                fix="Describe parts per page as a pool of their own.",
+            )
 
     @property
     def heads(self) -> int:
-        """Heads of the whole model that this pool divides among ranks."""
+        """Heads of the whole model that this pool divides among ranks, or 1."""
+        if not self.by_head:
+            return 1
         divided = [p.units for p in self.parts if p.shard_axis is not None]
-        return divided[0] if divided else 1
+        return divided[0]
+
+    @property
+    def by_head(self) -> bool:
+        """Whether ranks hold heads, so that coordinates name them."""
+        if self.sharding is Sharding.DCP:
+            return any(part.shard_axis is not None for part in self.parts)
+        return self.sharding is Sharding.HEADS
 
     @property
     def physical(self) -> bool:
@@ -443,11 +224,16 @@ class PoolSpec:
         return self.kind is not PoolKind.LOGICAL
 
     def local_layers(self, shard: Shard) -> tuple[int, ...]:
-        """Return the layers of this pool that the shard's stage holds."""
-        if shard.layers is None:
-            return self.layers
-        start, stop = shard.layers
-        return tuple(layer for layer in self.layers if start <= layer < stop)
+        """Return the layers of this pool that the shard holds."""
+        layers = self.layers
+        if shard.layers is not None:
+            start, stop = shard.layers
+            layers = tuple(layer for layer in layers if start <= layer < stop)
+        if self.context is ContextSplit.LAYERS:
+            shares = even_shares(len(layers), shard.cp_size)
+            first = sum(shares[: shard.cp_rank])
+            layers = layers[first : first + shares[shard.cp_rank]]
+        return layers
 
     def local_heads(self, shard: Shard) -> tuple[int, int]:
         """Return the half-open head range that the shard holds.
@@ -457,7 +243,7 @@ class PoolSpec:
         Raises:
             PoolError: If heads and ranks do not divide each other.
         """
-        if self.sharding is not Sharding.HEADS:
+        if not self.by_head:
             return 0, self.heads
         heads, ranks = self.heads, shard.tp_size
         if heads % ranks == 0:
@@ -479,11 +265,9 @@ class PoolSpec:
         """
         if part.shard_axis is None:
             return 1
-        if self.sharding is Sharding.HEADS:
+        if self.by_head:
             start, stop = self.local_heads(shard)
             return stop - start
-        if self.sharding is not Sharding.RANK:
-            return part.units
         if part.units % shard.tp_size:
             raise PoolError(
                 f"pool {self.name!r}: part {part.name!r} has {part.units} rows for "
@@ -491,26 +275,37 @@ class PoolSpec:
             )
         return part.units // shard.tp_size
 
-    def local_tokens(self, shard: Shard) -> int:
-        """Return how many tokens of a page the shard holds.
+    def token_runs(self, shard: Shard) -> tuple[int, int]:
+        """Return (index, count): which of the interleaved tokens it holds.
+
+        Token t of a page belongs to index `t // interleave_tokens % count`.
 
         Raises:
-            PoolError: If a page does not divide among DCP ranks.
+            PoolError: If a page does not divide among those ranks.
         """
-        if self.sharding is not Sharding.DCP:
-            return self.page_tokens
-        if self.page_tokens % shard.dcp_size:
+        dcp = shard.dcp_size if self.sharding is Sharding.DCP else 1
+        cp = shard.cp_size if self.context is ContextSplit.TOKENS else 1
+        count = dcp * cp
+        if count > 1 and self.page_tokens % (count * self.interleave_tokens):
             raise PoolError(
                 f"pool {self.name!r}: a page of {self.page_tokens} tokens cannot be "
-                f"divided among {shard.dcp_size} DCP ranks"
+                f"divided among {count} ranks in runs of {self.interleave_tokens}"
             )
-        return self.page_tokens // shard.dcp_size
+        index = shard.dcp_rank if dcp > 1 else 0
+        return (shard.cp_rank * dcp + index if cp > 1 else index), count
+
+    def local_tokens(self, shard: Shard) -> int:
+        """Return how many tokens of a page the shard holds."""
+        return self.page_tokens // self.token_runs(shard)[1]
+
+    def entries(self, part: Part, shard: Shard) -> int:
+        """Return how many entries a part has in one page and layer."""
+        return self.local_tokens(shard) if part.per is Per.TOKEN else 1
 
     def part_bytes(self, part: Part, shard: Shard) -> int:
         """Return the bytes of a part in one page and layer of the shard."""
-        entries = self.local_tokens(shard) if part.per is Per.TOKEN else 1
         units = self.local_units(part, shard)
-        return entries * part.outer * units * part.row_bytes
+        return self.entries(part, shard) * part.outer * units * part.row_bytes
 
     def page_bytes(self, shard: Shard) -> int:
         """Return the bytes of one page that the shard holds."""
@@ -528,79 +323,42 @@ class PoolSpec:
         if (stop - start) % group:
             raise PoolError(
                 f"pool {self.name!r}: head_group {group} does not divide the "
-                f"{stop - start} heads of a rank"
+                f"{stop - start} heads of a rank",
+                fix=f"Use a divisor of {stop - start}, or 0 to keep them together.",
             )
         return tuple((head, head + group) for head in range(start, stop, group))
 
     def objects(self, shard: Shard) -> tuple[StoredObject, ...]:
-        """Return what one page of this shard is stored as, in key order.
-
-        Order: head group, then part, then layer. A logical anchor is one
-        object without bytes, so that its presence can still be stored.
-        """
-        layers = self.local_layers(shard)
-        if not self.physical:
-            return (StoredObject(f"{self.name}.mark", (), layers, None, 0),)
-        unit = self.object_unit
-        picks: list[tuple[tuple[Part, ...], tuple[int, ...]]] = [(self.parts, layers)]
-        if unit is not ObjectUnit.PAGE:
-            picks = [((part,), layers) for part in self.parts]
-        if unit is ObjectUnit.LAYER:
-            picks = [(parts, (layer,)) for parts, _ in picks for layer in layers]
-        return tuple(
-            self._object(shard, heads, parts, some)
-            for heads in self.head_groups(shard)
-            for parts, some in picks
-        )
-
-    def _object(
-        self,
-        shard: Shard,
-        heads: tuple[int, int],
-        parts: tuple[Part, ...],
-        layers: tuple[int, ...],
-    ) -> StoredObject:
-        by_head = self.sharding is Sharding.HEADS
-        nbytes = 0
-        for part in parts:
-            entries = self.local_tokens(shard) if part.per is Per.TOKEN else 1
-            divided = by_head and part.shard_axis is not None
-            units = heads[1] - heads[0] if divided else self.local_units(part, shard)
-            nbytes += entries * part.outer * units * part.row_bytes * len(layers)
-        words = [self.name]
-        if layers:
-            words.append(f"L{layers[0]}-{layers[-1] + 1}")
-        if by_head:
-            words.append(f"H{heads[0]}-{heads[1]}")
-        elif self.sharding is Sharding.RANK:
-            words.append(f"R{shard.tp_rank}of{shard.tp_size}")
-        elif self.sharding is Sharding.DCP:
-            words.append(f"D{shard.dcp_rank}of{shard.dcp_size}")
-        if len(parts) < len(self.parts) or self.object_unit is not ObjectUnit.PAGE:
-            words.append(parts[0].name)
-        return StoredObject(
-            ".".join(words),
-            tuple(part.name for part in parts),
-            layers,
-            heads if by_head else None,
-            nbytes,
-        )
+        """Return what one page of this shard is stored as; see `objects_of`."""
+        return objects_of(self, shard)
 
     def writes(self, shard: Shard) -> bool:
         """Return whether this rank is the one that stores its objects.
 
-        Every object has exactly one writer: rank 0 of the ranks that hold
-        the same bytes. Context-parallel ranks hold the same pages.
+        Every object has exactly one writer: the first of the ranks that hold
+        the same bytes. Where whole pages are spread over context-parallel
+        ranks, each writes the pages that it was given.
+
+        Raises:
+            PoolError: If DCP ranks hold different heads of the pool.
         """
-        if shard.cp_rank:
+        if self.context is ContextSplit.REPLICATED and shard.cp_rank:
             return False
-        if self.sharding is Sharding.REPLICATED:
-            return shard.tp_rank == 0
-        if self.sharding is Sharding.DCP:
-            return shard.tp_rank == shard.dcp_rank
-        if self.sharding is Sharding.HEADS and shard.tp_size > self.heads:
-            return shard.tp_rank % (shard.tp_size // self.heads) == 0
-        return True
+        if self.sharding is Sharding.RANK:
+            return True
+        start, stop = self.local_heads(shard)
+        held = self.heads // (stop - start) if self.by_head else 1
+        copies = shard.tp_size // held
+        place = shard.tp_rank % copies
+        if self.sharding is not Sharding.DCP:
+            return place == 0
+        if copies % shard.dcp_size:
+            raise PoolError(
+                f"pool {self.name!r}: {shard.dcp_size} DCP ranks cannot share the "
+                f"{copies} copies of a head that {shard.tp_size} TP ranks hold",
+                fix="Use a DCP size that divides the number of copies.",
+            )
+        return place == shard.dcp_rank
 
 
 def check_pools(pools: Sequence[PoolSpec]) -> PoolSpec:
@@ -608,12 +366,13 @@ def check_pools(pools: Sequence[PoolSpec]) -> PoolSpec:
 
     Raises:
         PoolError: On no or two anchors, a name twice, or a pool that shares
-            the indices of one that is not there.
+            indices which cannot be its own.
     """
-    names = [pool.name for pool in pools]
-    for name in names:
-        if names.count(name) > 1:
-            raise PoolError(f"pool {name!r} is described twice")
+    named = {pool.name: pool for pool in pools}
+    if len(named) < len(pools):
+        names = [pool.name for pool in pools]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise PoolError(f"pool {twice!r} is described twice")
     anchors = [pool for pool in pools if pool.anchor]
     if len(anchors) != 1:
         raise PoolError(
@@ -622,15 +381,32 @@ def check_pools(pools: Sequence[PoolSpec]) -> PoolSpec:
             fix="Set anchor=True on the pool whose pages define the prefix.",
         )
     for pool in pools:
-        if pool.indices_from is not None and pool.indices_from not in names:
-            raise PoolError(
-                f"pool {pool.name!r} shares the indices of {pool.indices_from!r}, "
-                "which is not there",
-                fix=nearest(pool.indices_from, names),
-            )
         if pool.page_tokens != anchors[0].page_tokens:
             raise PoolError(
                 f"pool {pool.name!r} has pages of {pool.page_tokens} tokens, "
                 f"the anchor {anchors[0].name!r} of {anchors[0].page_tokens}"
             )
+        if pool.indices_from is not None:
+            _check_source(pool, named)
     return anchors[0]
+
+
+def _check_source(pool: PoolSpec, named: Mapping[str, PoolSpec]) -> None:
+    source = named.get(str(pool.indices_from))
+    shares = f"pool {pool.name!r} shares the indices of {pool.indices_from!r}"
+    if source is None:
+        raise PoolError(
+            f"{shares}, which is not there", fix=nearest(str(pool.indices_from), named)
+        )
+    if source.indices_from is not None:
+        raise PoolError(
+            f"{shares}, which has none of its own",
+            fix=f"Name their root: indices_from={source.indices_from!r}.",
+        )
+    # A trailing pool has pages in its window alone: nobody can share others.
+    if source.window_pages and not 0 < pool.window_pages <= source.window_pages:
+        raise PoolError(
+            f"{shares}, which keeps a window of {source.window_pages} pages, "
+            f"but needs {pool.window_pages or 'all'} of them",
+            fix="Give it TRAILING_PAGES with the source's window, or own indices.",
+        )

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.errors import RegionError
-from kvdock.pools import Layout, Part, Per, PoolSpec, Shard, Sharding, StoredObject
+from kvdock.pools import Layout, Part, PoolSpec, Shard, StoredObject
 
 Int64s = npt.NDArray[np.int64]
 
@@ -60,6 +60,8 @@ def block_of(memory: object) -> Block:
         ) from error
     if view.readonly or not view.c_contiguous:
         raise RegionError(f"the {kind} is not writable, C-contiguous memory")
+    if not view.nbytes:
+        return Block(0, 0)
     # Going through numpy keeps no export of the buffer open.
     return Block(int(np.frombuffer(view, np.uint8).ctypes.data), view.nbytes)
 
@@ -101,21 +103,29 @@ class Region:
         Args:
             pool: The pool, with the layout in which its pages lie.
             shard: The slice that this process holds.
-            memory: One object for the whole pool, or one for each part (not
-                for PAGE_OBJECT, whose parts lie side by side in a page).
+            memory: One piece for the whole pool; or one for each part (not
+                for PAGE_OBJECT, whose parts lie side by side in a page); or,
+                for LAYER_FIRST, one for each layer of each part, part by
+                part. Each is a tensor, a buffer or a `Block`. None at all for
+                a pool that has no bytes here.
             pages: How many pages the memory holds.
 
         Raises:
             RegionError: If the memory is not as large as the pages.
         """
         objects = pool.objects(shard)
-        if not pool.physical:
+        if not pool.physical or not objects:
+            if memory:
+                raise RegionError(
+                    f"pool {pool.name!r} has no bytes on this rank, but was given "
+                    f"{len(memory)} pieces of memory"
+                )
             none = np.zeros((len(objects), 0), np.int64)
             return cls(pool.name, pages, objects, none, none, none, ())
         if pages < 1:
             raise RegionError(f"pool {pool.name!r}: {pages} pages are no memory")
         blocks = tuple(block_of(piece) for piece in memory)
-        origins = _part_origins(pool, shard, blocks, pages)
+        origins = _origins(pool, shard, blocks, pages)
         rows = [
             _merged(
                 run
@@ -151,9 +161,15 @@ class Region:
         Raises:
             RegionError: If an index lies outside of the region.
         """
-        indices = np.asarray(pages, np.int64)
+        given = np.asarray(pages)
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+            raise RegionError(
+                f"pool {self.pool!r}: page indices are a row of whole numbers, "
+                f"not {given.dtype} {given.shape}"
+            )
+        indices = given.astype(np.int64, copy=False)
         if indices.size and (indices.min() < 0 or indices.max() >= self.pages):
-            wrong = indices[(indices < 0) | (indices >= self.pages)][0]
+            wrong = given[(indices < 0) | (indices >= self.pages)][0]
             raise RegionError(
                 f"pool {self.pool!r}: page index {wrong} is outside of "
                 f"its {self.pages} pages"
@@ -238,31 +254,52 @@ def _strided(address: int, pages: int, stride: int, size: int) -> npt.NDArray[np
     return np.asarray(_Memory(address, pages, stride, size))
 
 
-def _part_origins(
+def _origins(
     pool: PoolSpec, shard: Shard, blocks: tuple[Block, ...], pages: int
-) -> dict[str, int]:
-    """Return the address at which each part of page 0 begins."""
+) -> dict[str, tuple[int, ...]]:
+    """Return the addresses at which each part of page 0 begins.
+
+    One address for a part whose layers lie in one piece, else one per layer.
+    """
     layers = len(pool.local_layers(shard))
     each = [layers * pool.part_bytes(part, shard) for part in pool.parts]
-    scale = 1 if pool.layout is Layout.PAGE_OBJECT else pages
+    names = [part.name for part in pool.parts]
     if len(blocks) == 1:
-        wanted = [sum(each) * pages]
-        starts = [blocks[0].address + scale * sum(each[:n]) for n in range(len(each))]
-    elif len(blocks) == len(each) and pool.layout is not Layout.PAGE_OBJECT:
-        wanted = [nbytes * pages for nbytes in each]
-        starts = [block.address for block in blocks]
-    else:
+        _check_piece(pool, "all parts", blocks[0], sum(each) * pages, pages)
+        scale = 1 if pool.layout is Layout.PAGE_OBJECT else pages
+        at = blocks[0].address
+        return {name: (at + scale * sum(each[:n]),) for n, name in enumerate(names)}
+    pieces = 1
+    if pool.layout is Layout.LAYER_FIRST and len(blocks) == layers * len(each):
+        pieces = layers
+    elif len(blocks) != len(each) or pool.layout is Layout.PAGE_OBJECT:
         raise RegionError(
             f"pool {pool.name!r} in layout {pool.layout} was given {len(blocks)} "
-            f"pieces of memory for {len(each)} parts"
+            f"pieces of memory for {len(each)} parts and {layers} layers",
+            fix="Pass one piece, one for each part, or for layer_first one for "
+            "each layer of each part; page_object takes one alone.",
         )
-    for block, nbytes in zip(blocks, wanted, strict=True):
-        if block.nbytes != nbytes:
-            raise RegionError(
-                f"pool {pool.name!r}: {pages} pages take {nbytes} bytes in one piece "
-                f"of memory, but it has {block.nbytes}"
-            )
-    return {part.name: at for part, at in zip(pool.parts, starts, strict=True)}
+    origins: dict[str, tuple[int, ...]] = {}
+    for number, (name, nbytes) in enumerate(zip(names, each, strict=True)):
+        own = blocks[number * pieces : (number + 1) * pieces]
+        for layer, block in enumerate(own):
+            what = f"part {name!r}" + (f" of layer {layer}" if pieces > 1 else "")
+            _check_piece(pool, what, block, nbytes * pages // pieces, pages)
+        origins[name] = tuple(block.address for block in own)
+    return origins
+
+
+def _check_piece(
+    pool: PoolSpec, what: str, block: Block, nbytes: int, pages: int
+) -> None:
+    if block.nbytes != nbytes:
+        raise RegionError(
+            f"pool {pool.name!r}: {pages} pages take {nbytes} bytes for {what}, "
+            f"but the memory has {block.nbytes}",
+            fix="Check page_tokens, dtype, heads and layers against the memory.",
+        )
+    if nbytes and block.address <= 0:
+        raise RegionError(f"pool {pool.name!r}: {what} lies at address {block.address}")
 
 
 def _merged(runs: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
@@ -283,40 +320,48 @@ def _runs(
     shard: Shard,
     part: Part,
     stored: StoredObject,
-    origin: int,
+    origins: tuple[int, ...],
     pages: int,
 ) -> list[tuple[int, int, int]]:
     """Return (base, stride, size) of an object's pieces of one part."""
     mine = pool.local_layers(shard)
-    first = mine.index(stored.layers[0]) if stored.layers else 0
-    low, units = 0, pool.local_units(part, shard)
-    high = units
-    if stored.heads is not None and pool.sharding is Sharding.HEADS:
+    first = mine.index(stored.layers[0])
+    last = first + len(stored.layers)
+    units = pool.local_units(part, shard)
+    low, high = 0, units
+    if stored.heads is not None:
         start, _ = pool.local_heads(shard)
         low, high = stored.heads[0] - start, stored.heads[1] - start
-    tokens = pool.local_tokens(shard) if part.per is Per.TOKEN else 1
+    entries = pool.entries(part, shard)
     # name: (extent, first, past the last)
     axes = {
         "page": (pages, 0, 1),
-        "layer": (len(mine), first, first + len(stored.layers)),
-        "token": (tokens * part.outer, 0, tokens * part.outer),
+        "layer": (len(mine), first, last),
+        "token": (entries, 0, entries),
+        "outer": (part.outer, 0, part.outer),
         "head": (units, low, high),
     }
+    if len(origins) > 1:
+        # Every layer is an array of its own.
+        axes["layer"] = (1, 0, 1)
+        origins = origins[first:last]
     order = _AXES[pool.layout]
     offsets, size, strides = _contiguous([axes[axis] for axis in order], part.row_bytes)
     stride = strides[order.index("page")]
     if pool.layout is Layout.PAGE_OBJECT:
         stride = pool.page_bytes(shard)
-    return [(origin + int(at), stride, size) for at in offsets if size]
+    return [
+        (origin + int(at), stride, size) for origin in origins for at in offsets if size
+    ]
 
 
 _AXES = MappingProxyType(
     {
-        Layout.LAYER_FIRST: ("layer", "page", "token", "head"),
-        Layout.PAGE_FIRST: ("page", "token", "layer", "head"),
-        Layout.PAGE_FIRST_DIRECT: ("page", "layer", "token", "head"),
-        Layout.PAGE_HEAD: ("page", "head", "token", "layer"),
-        Layout.PAGE_OBJECT: ("page", "layer", "token", "head"),
+        Layout.LAYER_FIRST: ("layer", "page", "token", "outer", "head"),
+        Layout.PAGE_FIRST: ("page", "token", "layer", "outer", "head"),
+        Layout.PAGE_FIRST_DIRECT: ("page", "layer", "token", "outer", "head"),
+        Layout.PAGE_HEAD: ("page", "head", "token", "layer", "outer"),
+        Layout.PAGE_OBJECT: ("page", "layer", "token", "outer", "head"),
     }
 )
 
