@@ -10,32 +10,21 @@ import importlib
 import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import StrEnum
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
-import pluggy
 
-from kvdock import hookspecs
+from kvdock.contract import Breach, Stage, accept
 from kvdock.errors import PluginError, nearest
-from kvdock.manifest import API_VERSION, Manifest
+
+if TYPE_CHECKING:
+    import pluggy
+
+    from kvdock.manifest import Manifest
 
 GROUP = "kvdock.backends"
 ALLOW_VARIABLE = "KVDOCK_PLUGINS"
-
-
-class Stage(StrEnum):
-    """How far a plugin came before it failed."""
-
-    DISCOVER = "discover"
-    """Reading entry points: two distributions claim one name."""
-    IMPORT = "import"
-    """Importing what the entry point names."""
-    MANIFEST = "manifest"
-    """Asking for the manifest and reading it."""
-    VALIDATE = "validate"
-    """Comparing hooks with their specifications."""
 
 
 @attrs.frozen(kw_only=True)
@@ -43,6 +32,7 @@ class PluginProblem:
     """Why one plugin cannot be used, and what to do about it."""
 
     name: str
+    group: str
     distribution: str
     version: str
     entry_point: str
@@ -52,11 +42,20 @@ class PluginProblem:
 
     def __str__(self) -> str:
         """Render as one line."""
+        what = self.group.rpartition(".")[2].removesuffix("s")
         return (
-            f"plugin {self.name!r} ({self.distribution} {self.version}, "
+            f"{what} {self.name!r} ({self.distribution} {self.version}, "
             f"{self.entry_point}) failed at stage {self.stage}: {self.cause}. "
             f"{self.fix}"
         )
+
+
+class BrokenPlugin(PluginError):  # noqa: N818 - a plugin's state, like NoRoute
+    """A plugin was asked for and is broken; `problem` says how."""
+
+    def __init__(self, problem: PluginProblem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
 
 
 @attrs.frozen(kw_only=True)
@@ -67,11 +66,13 @@ class Candidate:
     value: str
     distribution: str
     version: str
+    group: str = GROUP
 
     def problem(self, stage: Stage, cause: str, fix: str) -> PluginProblem:
         """Describe a failure of this candidate."""
         return PluginProblem(
             name=self.name,
+            group=self.group,
             distribution=self.distribution,
             version=self.version,
             entry_point=self.value,
@@ -92,29 +93,33 @@ class LoadedPlugin:
     implemented: frozenset[str]
 
 
-class _Failure(Exception):  # noqa: N818 - leaves a stage, never this module
-    """Leaves a stage with cause and fix; never leaves this module."""
-
-    def __init__(self, stage: Stage, cause: str, fix: str) -> None:
-        super().__init__(stage, cause, fix)
-        self.stage, self.cause, self.fix = stage, cause, fix
-
-
 def installed(group: str = GROUP) -> tuple[Candidate, ...]:
     """Return the entry points of a group, sorted by name.
 
     Reads package metadata only and imports nothing.
     """
-    found = {
-        Candidate(
-            name=point.name,
-            value=point.value,
-            distribution=point.dist.name if point.dist else "?",
-            version=point.dist.version if point.dist else "?",
+    found = set()
+    for point in metadata.entry_points(group=group):
+        distribution, version = _identity(point.dist)
+        found.add(
+            Candidate(
+                name=point.name,
+                value=point.value,
+                distribution=distribution,
+                version=version,
+                group=group,
+            )
         )
-        for point in metadata.entry_points(group=group)
-    }
     return tuple(sorted(found, key=lambda one: (one.name, one.distribution)))
+
+
+def _identity(distribution: metadata.Distribution | None) -> tuple[str, str]:
+    """Return name and version; "?" where a broken installation has none."""
+    if distribution is None:
+        return "?", "?"
+    about = distribution.metadata  # each access parses the whole file again
+    name, version = (about.get_all(field, ["?"]) for field in ("Name", "Version"))
+    return str(name[0]), str(version[0])
 
 
 def allowed(environ: Mapping[str, str] = os.environ) -> frozenset[str] | None:
@@ -123,6 +128,84 @@ def allowed(environ: Mapping[str, str] = os.environ) -> frozenset[str] | None:
     if value is None:
         return None
     return frozenset(filter(None, (name.strip() for name in value.split(","))))
+
+
+def kept(
+    candidates: Iterable[Candidate], names: frozenset[str] | None
+) -> Iterator[Candidate]:
+    """Yield the candidates that an allow-list lets through."""
+    for candidate in candidates:
+        if names is None or candidate.name in names:
+            yield candidate
+
+
+def absent(
+    candidates: Iterable[Candidate], names: frozenset[str] | None
+) -> tuple[PluginProblem, ...]:
+    """Return a problem for each name of an allow-list that nobody has."""
+    known = {candidate.name for candidate in candidates}
+    return tuple(
+        PluginProblem(
+            name=name,
+            group=GROUP,
+            distribution="?",
+            version="?",
+            entry_point="?",
+            stage=Stage.DISCOVER,
+            cause=f"{ALLOW_VARIABLE} names it, but it is not installed",
+            fix=nearest(name, known) or f"Try: pip install kvdock-{name}",
+        )
+        for name in sorted((names or frozenset()) - known)
+    )
+
+
+def unrivalled(
+    candidates: Sequence[Candidate],
+) -> tuple[tuple[Candidate, ...], tuple[PluginProblem, ...]]:
+    """Part the candidates that own their name from those that share it.
+
+    Returns:
+        The former, and a problem for each of the latter: which of them is
+        meant is not for kvdock to guess.
+    """
+    problems = []
+    alone = []
+    for candidate in candidates:
+        rivals = [one for one in candidates if one.name == candidate.name]
+        if len(rivals) == 1:
+            alone.append(candidate)
+            continue
+        owners = " and ".join(f"{one.distribution} ({one.value})" for one in rivals)
+        problems.append(
+            candidate.problem(
+                Stage.DISCOVER,
+                f"the name is claimed by {owners}",
+                "Uninstall all but one of them; until then none is used.",
+            )
+        )
+    return tuple(alone), tuple(problems)
+
+
+def imported(candidate: Candidate) -> object:
+    """Import what an entry point names.
+
+    Raises:
+        BrokenPlugin: If that fails, in whatever way.
+    """
+    module_name, _, attributes = candidate.value.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name.strip())
+        for attribute in filter(None, attributes.strip().split(".")):
+            found = getattr(found, attribute)
+    except (Exception, SystemExit) as error:
+        raise BrokenPlugin(
+            candidate.problem(
+                Stage.IMPORT,
+                f"{type(error).__name__}: {error}",
+                f"Reinstall {candidate.distribution}, or install what it needs.",
+            )
+        ) from error
+    return found
 
 
 def load_all(
@@ -134,165 +217,34 @@ def load_all(
         The plugins that passed, by name, and a problem for each that did not.
     """
     plugins: dict[str, LoadedPlugin] = {}
-    problems: list[PluginProblem] = []
-    names = [candidate.name for candidate in candidates]
-    for candidate in candidates:
-        if names.count(candidate.name) > 1:
-            rivals = [one for one in candidates if one.name == candidate.name]
-            owners = " and ".join(f"{one.distribution} ({one.value})" for one in rivals)
-            problems.append(
-                candidate.problem(
-                    Stage.DISCOVER,
-                    f"the name is claimed by {owners}",
-                    "Uninstall all but one of them; until then none is used.",
-                )
-            )
-            continue
+    alone, problems = unrivalled(candidates)
+    for candidate in alone:
         try:
-            plugins[candidate.name] = _load(candidate)
-        except _Failure as failure:
-            problems.append(
-                candidate.problem(failure.stage, failure.cause, failure.fix)
-            )
-    return plugins, tuple(problems)
+            plugins[candidate.name] = _loaded(candidate)
+        except BrokenPlugin as broken:
+            problems += (broken.problem,)
+    return plugins, problems
 
 
-def _load(candidate: Candidate) -> LoadedPlugin:
-    plugin = _imported(candidate)
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
-    own = _own_hooks(manager, plugin)
-    manifest = _manifest(candidate, plugin, own)
-    _validate(manager, plugin, candidate, own)
+def _loaded(candidate: Candidate) -> LoadedPlugin:
+    plugin = imported(candidate)
+    try:
+        accepted = accept(plugin, candidate.name, candidate.distribution)
+    except Breach as breach:
+        raise BrokenPlugin(
+            candidate.problem(breach.stage, breach.cause, breach.fix)
+        ) from breach
     return LoadedPlugin(
         candidate=candidate,
-        manifest=manifest,
-        path=_path(plugin),
-        hooks=manager.hook,
-        implemented=frozenset(own),
+        manifest=accepted.manifest,
+        path=path_of(plugin),
+        hooks=accepted.hooks,
+        implemented=accepted.implemented,
     )
 
 
-def _imported(candidate: Candidate) -> object:
-    module_name, _, attributes = candidate.value.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name.strip())
-        for attribute in filter(None, attributes.strip().split(".")):
-            found = getattr(found, attribute)
-    except Exception as error:
-        raise _Failure(
-            Stage.IMPORT,
-            f"{type(error).__name__}: {error}",
-            f"Reinstall {candidate.distribution}, or install what it needs.",
-        ) from error
-    if inspect.isclass(found):
-        raise _Failure(
-            Stage.IMPORT,
-            f"{candidate.value} is a class",
-            "Point the entry point at a module or at an instance.",
-        )
-    return found
-
-
-def _own_hooks(manager: pluggy.PluginManager, plugin: object) -> tuple[str, ...]:
-    return tuple(
-        name
-        for name in dir(plugin)
-        if manager.parse_hookimpl_opts(plugin, name) is not None
-    )
-
-
-def _manifest(candidate: Candidate, plugin: object, own: Iterable[str]) -> Manifest:
-    if "kvdock_manifest" not in own:
-        raise _Failure(
-            Stage.MANIFEST,
-            "it has no manifest",
-            "Add a function kvdock_manifest() marked with @hookimpl.",
-        )
-    try:
-        found = plugin.kvdock_manifest()  # type: ignore[attr-defined]
-    except Exception as error:
-        raise _Failure(
-            Stage.MANIFEST,
-            f"its manifest raised {type(error).__name__}: {error}",
-            f"It may be written for another kvdock; upgrade {candidate.distribution}.",
-        ) from error
-    # The number first: a manifest of another contract need not be our class.
-    number = getattr(found, "api", None)
-    if number != API_VERSION:
-        newer = isinstance(number, int) and number > API_VERSION
-        upgrade = "kvdock" if newer else candidate.distribution
-        raise _Failure(
-            Stage.MANIFEST,
-            f"it is written for API {number!r}, this kvdock speaks {API_VERSION}",
-            f"Upgrade {upgrade}.",
-        )
-    if not isinstance(found, Manifest):
-        raise _Failure(
-            Stage.MANIFEST,
-            f"its manifest is a {type(found).__name__}",
-            "Return a kvdock.Manifest.",
-        )
-    if found.name != candidate.name:
-        raise _Failure(
-            Stage.MANIFEST,
-            f"its manifest says {found.name!r}, its entry point {candidate.name!r}",
-            "Give both the same name.",
-        )
-    return found
-
-
-def _validate(
-    manager: pluggy.PluginManager,
-    plugin: object,
-    candidate: Candidate,
-    own: Iterable[str],
-) -> None:
-    known = {name for name in dir(manager.hook) if name.startswith("kvdock_")}
-    for name in own:
-        if name not in known:
-            raise _Failure(
-                Stage.VALIDATE,
-                f"there is no hook {name!r}",
-                nearest(name, known) or f"Hooks are {', '.join(sorted(known))}.",
-            )
-    for name in sorted(known - set(own)):
-        if name in hookspecs.REQUIRED:
-            unmarked = callable(getattr(plugin, name, None))
-            raise _Failure(
-                Stage.VALIDATE,
-                f"the required hook {name!r} is "
-                + ("not marked" if unmarked else "missing"),
-                "Mark it with @hookimpl." if unmarked else "Add it.",
-            )
-    try:
-        manager.register(plugin, name=candidate.name)
-        manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        raise _Failure(
-            Stage.VALIDATE,
-            " ".join(str(error).split()),
-            "Use the arguments of the hook's specification, or fewer.",
-        ) from error
-    for name in own:
-        defaults = [
-            parameter.name
-            for parameter in inspect.signature(
-                getattr(plugin, name)
-            ).parameters.values()
-            if parameter.default is not inspect.Parameter.empty
-        ]
-        if defaults:
-            # pluggy takes an argument with a default for one to leave out.
-            raise _Failure(
-                Stage.VALIDATE,
-                f"hook {name!r} gives {', '.join(defaults)} a default, "
-                "so it would never be passed",
-                "Remove the default.",
-            )
-
-
-def _path(plugin: object) -> str:
+def path_of(plugin: object) -> str:
+    """Return the file that a plugin was loaded from, or "?"."""
     module = inspect.getmodule(plugin) or inspect.getmodule(type(plugin))
     return getattr(module, "__file__", None) or "?"
 
@@ -305,26 +257,18 @@ def require(
     """Raise for the first name that was asked for and cannot be used.
 
     Raises:
-        PluginError: With the plugin's problem, or with what is installed.
+        PluginError: With what is installed; a `BrokenPlugin` where the
+            plugin is there and has a problem.
     """
     for name in names:
         if name in plugins:
             continue
         for problem in problems:
             if problem.name == name:
-                raise PluginError(str(problem))
+                raise BrokenPlugin(problem)
         raise PluginError(
             f"no backend {name!r} is installed",
             fix=nearest(name, plugins)
             or f"Installed: {', '.join(sorted(plugins)) or 'none'}. "
             f"Try: pip install kvdock-{name}",
         )
-
-
-def kept(
-    candidates: Iterable[Candidate], names: frozenset[str] | None
-) -> Iterator[Candidate]:
-    """Yield the candidates that an allow-list lets through."""
-    for candidate in candidates:
-        if names is None or candidate.name in names:
-            yield candidate

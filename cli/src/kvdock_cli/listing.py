@@ -1,0 +1,37 @@
+"""The command `kvdock list`: wiring only."""
+
+from __future__ import annotations
+
+import os
+
+from kvdock import discovery
+from kvdock_cli.output import emit
+from kvdock_cli.reports import listing
+
+
+def list_backends(*, json: bool = False, markdown: bool = False) -> int:
+    """List the installed backends and what they declare.
+
+    Reads what they declare and nothing else: no client library is imported
+    and no connection opened.
+
+    Args:
+        json: Print one line of JSON.
+        markdown: Print the table of the README.
+    """
+    found = load()
+    text = listing.as_markdown(found) if markdown else listing.as_text(found)
+    return emit(text, listing.as_data(found), as_json=json)
+
+
+def load() -> listing.Listing:
+    """Load every backend that KVDOCK_PLUGINS allows."""
+    names = discovery.allowed(os.environ)
+    candidates = discovery.installed()
+    kept = tuple(discovery.kept(candidates, names))
+    plugins, problems = discovery.load_all(kept)
+    return listing.Listing(
+        plugins=tuple(plugins.values()),
+        problems=(*problems, *discovery.absent(candidates, names)),
+        hidden=sorted({one.name for one in candidates} - {one.name for one in kept}),
+    )

@@ -1,0 +1,57 @@
+"""The `kvdock` command itself: wiring only."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from kvdock.errors import KvdockError
+from kvdock_cli import output
+from kvdock_cli.commands import CommandGroup
+from kvdock_cli.signatures import Help  # noqa: TC001 - typer reads it
+
+
+def _finish(code: int | None, **_: object) -> None:
+    """Make what a command returned the exit code."""
+    raise typer.Exit(code or 0)
+
+
+app = typer.Typer(
+    name="kvdock",
+    cls=CommandGroup,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    result_callback=_finish,
+    no_args_is_help=True,
+)
+
+
+@app.callback(invoke_without_command=True)
+def kvdock(
+    context: typer.Context,
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Name every part with version and path.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="With --version: JSON.")] = False,
+    help: Help = False,  # noqa: A002 - the option's name
+) -> None:
+    """Storage for an LLM engine's KV cache, through plugins."""
+    del help
+    if version:
+        from kvdock_cli.versions import versions  # noqa: PLC0415 - seldom asked for
+
+        raise typer.Exit(versions(json=json))
+    if context.invoked_subcommand is None:
+        raise output.UsageProblem("no command was given", fix="See `kvdock --help`.")
+
+
+def main() -> None:
+    """Run the command line; called by the `kvdock` script."""
+    try:
+        app()
+    except KvdockError as error:
+        sys.exit(output.fail(error, as_json="--json" in sys.argv))

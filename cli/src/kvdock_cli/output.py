@@ -1,0 +1,53 @@
+"""Where results leave: text for people, one line of JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+
+from kvdock.discovery import BrokenPlugin
+from kvdock.errors import KvdockError, PluginError, SettingsError
+from kvdock_cli.reports.plain import plain
+
+FINE, PROBLEM, USAGE = 0, 1, 2
+
+
+class UsageProblem(KvdockError):  # noqa: N818 - it asks wrongly, nothing failed
+    """The command was asked for something that makes no sense."""
+
+
+def emit(text: str, data: Mapping[str, object], *, as_json: bool) -> int:
+    """Print a report; return the exit code that its `ok` stands for."""
+    sys.stdout.write((json.dumps(data) if as_json else text) + "\n")
+    return FINE if data["ok"] else PROBLEM
+
+
+def fail(error: KvdockError, *, as_json: bool) -> int:
+    """Print an error; return the exit code that it stands for."""
+    if as_json:
+        sys.stdout.write(json.dumps(error_data(error)) + "\n")
+    sys.stderr.write(f"kvdock: {error}\n")
+    return exit_code(error)
+
+
+def exit_code(error: KvdockError) -> int:
+    """Tell wrong questions from bad news."""
+    wrong = isinstance(error, UsageProblem | SettingsError | PluginError)
+    return USAGE if wrong and not isinstance(error, BrokenPlugin) else PROBLEM
+
+
+def error_data(error: KvdockError) -> dict[str, object]:
+    """Describe an error as data."""
+    data: dict[str, object] = {
+        "schema": "kvdock.error/1",
+        "ok": False,
+        "error": {
+            "type": type(error).__name__,
+            "what": error.what,
+            "fix": error.fix,
+        },
+    }
+    if isinstance(error, BrokenPlugin):
+        data["problems"] = [plain(error.problem)]
+    return data

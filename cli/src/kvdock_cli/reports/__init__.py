@@ -1,0 +1,1 @@
+"""Reports: pure functions from data to text and to JSON."""

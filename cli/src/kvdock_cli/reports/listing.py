@@ -1,0 +1,145 @@
+"""What `kvdock list` says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kvdock.manifest import Support
+from kvdock.pools import PoolKind
+from kvdock_cli.reports.plain import columns, plain
+
+if TYPE_CHECKING:
+    from kvdock.discovery import LoadedPlugin, PluginProblem
+    from kvdock.manifest import KindSupport, Manifest
+
+SCHEMA = "kvdock.list/1"
+
+
+@attrs.frozen(kw_only=True)
+class Listing:
+    """Installed backends: the good, the broken, and those not allowed."""
+
+    plugins: Sequence[LoadedPlugin]
+    problems: Sequence[PluginProblem] = ()
+    hidden: Sequence[str] = ()
+
+
+def as_text(listing: Listing) -> str:
+    """Render the listing as tables."""
+    lines = columns(_overall(listing)) if listing.plugins else [_nothing(listing)]
+    if listing.plugins:
+        lines += ["", *columns(_kinds(listing))]
+    if listing.problems:
+        lines += ["", "Not usable, see `kvdock doctor`:"]
+        lines += columns(
+            [
+                (one.name, f"{one.distribution} {one.version}", one.stage, one.cause)
+                for one in listing.problems
+            ],
+            indent=2,
+        )
+    if listing.hidden:
+        lines += ["", f"Not in KVDOCK_PLUGINS: {', '.join(listing.hidden)}"]
+    return "\n".join(lines)
+
+
+def _nothing(listing: Listing) -> str:
+    if listing.problems or listing.hidden:
+        return "No backend can be used."
+    return "No backend is installed. Try: pip install kvdock-file"
+
+
+def _overall(listing: Listing) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("BACKEND", "VERSION", "DISTRIBUTION", "ZERO COPY", "DURABLE", "SHARED", "WHAT")
+    ]
+    for plugin in listing.plugins:
+        manifest = plugin.manifest
+        rows.append(
+            (
+                manifest.name,
+                plugin.candidate.version,
+                plugin.candidate.distribution,
+                manifest.zero_copy.value,
+                manifest.durability.value,
+                manifest.sharing.value,
+                manifest.summary,
+            )
+        )
+    return rows
+
+
+def _kinds(listing: Listing) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("BACKEND", "SPLIT HEADS", "DRAFT", "MULTI BUFFER", "KINDS")
+    ]
+    for plugin in listing.plugins:
+        name = plugin.manifest.name
+        grades: dict[tuple[str, ...], list[str]] = {}
+        for kind, one in by_kind(plugin.manifest):
+            key = (one.split_heads.value, one.draft.value, one.multi_buffer.value)
+            grades.setdefault(key, []).append(kind)
+        for grade, kinds in grades.items():
+            rows.append((name, *grade, " ".join(kinds)))
+            name = ""
+        missing = [kind.value for kind in PoolKind if kind not in plugin.manifest.kinds]
+        if missing:
+            rows.append((name, "-", "-", "-", f"none of {' '.join(missing)}"))
+    return rows
+
+
+def as_markdown(listing: Listing) -> str:
+    """Render the table of the README: kinds across, backends down."""
+    head = ["backend", "zero copy", "durable", "shared", *PoolKind]
+    rows = [head, ["---"] * len(head)]
+    for plugin in listing.plugins:
+        manifest = plugin.manifest
+        cells = [
+            f"`{manifest.name}`: {manifest.summary}",
+            manifest.zero_copy,
+            manifest.durability,
+            manifest.sharing,
+        ]
+        rows.append([*cells, *(_cell(manifest, kind) for kind in PoolKind)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cell(manifest: Manifest, kind: PoolKind) -> str:
+    if kind not in manifest.kinds:
+        return Support.NO
+    return f"yes, draft {manifest.kinds[kind].draft}"
+
+
+def by_kind(manifest: Manifest) -> list[tuple[str, KindSupport]]:
+    """Return the kinds of a manifest in the order in which they are defined."""
+    return [
+        (kind.value, manifest.kinds[kind])
+        for kind in PoolKind
+        if kind in manifest.kinds
+    ]
+
+
+def as_data(listing: Listing) -> dict[str, object]:
+    """Describe the listing as data."""
+    return {
+        "schema": SCHEMA,
+        "ok": not listing.problems,
+        "backends": [plugin_data(plugin) for plugin in listing.plugins],
+        "problems": plain(listing.problems),
+        "hidden": list(listing.hidden),
+    }
+
+
+def plugin_data(plugin: LoadedPlugin) -> dict[str, object]:
+    """Describe one plugin, its manifest without the settings."""
+    manifest: dict[str, object] = plain(plugin.manifest)
+    return {
+        "version": plugin.candidate.version,
+        "distribution": plugin.candidate.distribution,
+        "entry_point": plugin.candidate.value,
+        "path": plugin.path,
+        "hooks": sorted(plugin.implemented),
+    } | {key: value for key, value in manifest.items() if key != "settings"}
