@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-BACKEND = '''
+BACKEND = """
 from kvdock import KindSupport, Manifest, hookimpl, key_suffixes
 from kvdock.manifest import API_VERSION
 
@@ -36,7 +36,7 @@ def kvdock_key_suffix(pool, shard):
 @hookimpl
 def kvdock_batch_io(handle, batch):
     return None
-'''
+"""
 """A whole backend; NAME is to be replaced."""
 
 
@@ -46,7 +46,7 @@ class Shelf:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def add(  # noqa: PLR0913 - what a distribution consists of
+    def add(
         self,
         name: str,
         source: str,
@@ -74,13 +74,15 @@ class Shelf:
         """Put a whole backend on the shelf, changed here and there."""
         source = BACKEND
         for old, new in edits:
-            assert old in source
+            assert old in source  # noqa: S101 - a test's own slip
             source = source.replace(old, new)
         return self.add(name, source.replace("NAME", name))
 
-    def kvdock(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    def kvdock(
+        self, *arguments: str, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run the real command in a process of its own."""
-        return subprocess.run(
+        return subprocess.run(  # noqa: S603 - the command under test
             [Path(sys.executable).with_name("kvdock"), *arguments],
             env=os.environ
             | {"PYTHONPATH": str(self.root), "COLUMNS": "80", "PYTHONWARNINGS": "error"}

@@ -29,7 +29,7 @@ def every_kind(  # noqa: PLR0913 - that is the point
     *,
     must: int,
     colour: Colour = Colour.RED,
-    set_: list[str] = (),  # type: ignore[assignment] - as the documentation has it
+    set_: tuple[str, ...] = (),
     max_keys: float = 1.5,
     loud: bool = False,
 ) -> None:
@@ -47,7 +47,7 @@ def every_kind(  # noqa: PLR0913 - that is the point
     Returns:
         Nothing.
     """
-    print((name, where, must, colour, tuple(set_), max_keys, loud))  # noqa: T201 - seen by the test
+    print((name, where, must, colour, set_, max_keys, loud))  # noqa: T201 - seen by the test
 
 
 def test_a_plain_signature_becomes_arguments_and_options() -> None:

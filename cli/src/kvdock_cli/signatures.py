@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from typer.models import ParameterInfo
@@ -76,9 +76,10 @@ def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(**values: Any) -> Any:  # noqa: ANN401 - a stranger's signature
         bound = given.bind_partial()
-        bound.arguments.update(
-            (name, values[name]) for name in given.parameters if name in values
-        )
+        for name, parameter in given.parameters.items():
+            value = values[name]
+            several = get_origin(parameter.annotation) is tuple
+            bound.arguments[name] = tuple(value or ()) if several else value
         return function(*bound.args, **bound.kwargs)
 
     facade: Any = call
@@ -95,6 +96,9 @@ def _adapted(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
     annotation = parameter.annotation
     if annotation is inspect.Parameter.empty:
         annotation = str
+    if get_origin(annotation) is tuple and get_args(annotation)[1:] == (...,):
+        # typer gives several values as a list only.
+        annotation = list[get_args(annotation)[0]]  # type: ignore[misc] # built here
     own = any(isinstance(one, ParameterInfo) for one in get_args(annotation))
     context = inspect.isclass(annotation) and issubclass(annotation, typer.Context)
     if own or context or isinstance(parameter.default, ParameterInfo):
