@@ -96,9 +96,11 @@ def _adapted(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
     annotation = parameter.annotation
     if annotation is inspect.Parameter.empty:
         annotation = str
+    metavar = None
     if get_origin(annotation) is tuple and get_args(annotation)[1:] == (...,):
         # typer gives several values as a list only.
-        annotation = list[get_args(annotation)[0]]  # type: ignore[misc] # built here
+        one = get_args(annotation)[0]
+        annotation, metavar = list[one], f"<{getattr(one, '__name__', one)}>"
     own = any(isinstance(one, ParameterInfo) for one in get_args(annotation))
     context = inspect.isclass(annotation) and issubclass(annotation, typer.Context)
     if own or context or isinstance(parameter.default, ParameterInfo):
@@ -111,5 +113,5 @@ def _adapted(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
         )
     else:
         flag = "--" + parameter.name.rstrip("_").replace("_", "-")
-        info = typer.Option(flag, help=text)
+        info = typer.Option(flag, help=text, metavar=metavar)
     return parameter.replace(kind=keyword, annotation=Annotated[annotation, info])

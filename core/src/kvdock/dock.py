@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -11,7 +12,7 @@ import attrs
 from kvdock import discovery
 from kvdock.errors import KvdockError
 from kvdock.hookspecs import AttachConfig, Finding
-from kvdock.manifest import Capability, Manifest, Verdict
+from kvdock.manifest import Capability, Manifest, Support, Verdict
 from kvdock.routing import Plan, plan_routes
 from kvdock.settings import structure
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from kvdock.batches import Batch, BatchResult
     from kvdock.pools import PoolSpec, Shard
     from kvdock.regions import Region
+
+log = logging.getLogger("kvdock")
 
 
 @attrs.frozen(eq=False)
@@ -52,28 +55,26 @@ class Backend:
 
     def probe(self, config: AttachConfig) -> tuple[Finding, ...]:
         """Ask whether it could work here; a failing probe is a finding."""
-        try:
-            found = self.plugin.hooks.kvdock_probe(config=config)
-        except Exception as error:  # noqa: BLE001 - a stranger's code
-            return (Finding(ok=False, what=f"{type(error).__name__}: {error}"),)
-        return tuple(found or ())
+        return examined(lambda: self.plugin.hooks.kvdock_probe(config=config))
 
     def check_capability(
         self, capability: Capability, pool: PoolSpec, shard: Shard
     ) -> Verdict | None:
         """Ask for its own verdict; None where the manifest answers.
 
-        Raises:
-            KvdockError: If it answers with anything else.
+        A backend that fails to answer is refused with that as the reason: it
+        must not keep the others from taking the pool.
         """
-        found = self.plugin.hooks.kvdock_check_capability(
-            capability=capability, pool=pool, shard=shard
-        )
-        if found is not None and not isinstance(found, Verdict):
-            raise KvdockError(
-                f"backend {self.name!r} judged {capability} with {found!r}",
-                fix="kvdock_check_capability returns a Verdict or None.",
+        try:
+            found = self.plugin.hooks.kvdock_check_capability(
+                capability=capability, pool=pool, shard=shard
             )
+        except Exception as error:  # noqa: BLE001 - a stranger's code
+            why = f"{self.name} failed to judge {capability}: "
+            return Verdict(Support.NO, f"{why}{type(error).__name__}: {error}")
+        if found is not None and not isinstance(found, Verdict):
+            why = f"{self.name} judged {capability} with {found!r}, which is no Verdict"
+            return Verdict(Support.NO, why)
         return found
 
     def register_pool(
@@ -107,6 +108,22 @@ class Backend:
         self.plugin.hooks.kvdock_release(handle=handle)
 
 
+def examined(ask: Callable[[], Iterable[Finding] | None]) -> tuple[Finding, ...]:
+    """Ask for findings; whatever goes wrong with that is a finding too."""
+    try:
+        found: tuple[object, ...] = tuple(ask() or ())
+    except KvdockError as error:
+        return (Finding(ok=False, what=error.what, hint=error.fix),)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code
+        return (Finding(ok=False, what=f"{type(error).__name__}: {error}"),)
+    return tuple(
+        one
+        if isinstance(one, Finding)
+        else Finding(ok=False, what=f"{one!r} is no Finding", hint="Return Findings.")
+        for one in found
+    )
+
+
 @attrs.frozen
 class _NoSettings:
     """The settings of a backend that has none."""
@@ -132,8 +149,11 @@ class Dock:
         Raises:
             PluginError: If a required backend is missing or broken.
         """
-        candidates = discovery.kept(discovery.installed(), discovery.allowed(environ))
-        return cls.of(tuple(candidates), require=require)
+        names = discovery.allowed(environ)
+        candidates = discovery.installed()
+        absent = discovery.absent(candidates, names)
+        kept = tuple(discovery.kept(candidates, names))
+        return cls.of(kept, require=require, problems=absent)
 
     @classmethod
     def of(
@@ -141,11 +161,21 @@ class Dock:
         candidates: Sequence[discovery.Candidate],
         *,
         require: Sequence[str] = (),
+        problems: Sequence[discovery.PluginProblem] = (),
     ) -> Dock:
-        """Load just these entry points, installed or not."""
-        plugins, problems = discovery.load_all(candidates)
-        discovery.require(require, plugins, problems)
-        return cls({name: Backend(one) for name, one in plugins.items()}, problems)
+        """Load just these entry points, installed or not.
+
+        Args:
+            candidates: The entry points.
+            require: Backends that must be usable.
+            problems: What is known to be wrong already.
+        """
+        plugins, found = discovery.load_all(candidates)
+        every = (*problems, *found)
+        discovery.require(require, plugins, every)
+        for problem in every:
+            log.warning("%s", problem)
+        return cls({name: Backend(one) for name, one in plugins.items()}, every)
 
     def plan(
         self,

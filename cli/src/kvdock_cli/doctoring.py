@@ -1,0 +1,147 @@
+"""The command `kvdock doctor`: asks everybody, the report tells it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from kvdock import discovery
+from kvdock.dock import Backend, examined
+from kvdock.errors import SettingsError, nearest
+from kvdock.hookspecs import AttachConfig, Finding
+from kvdock_cli import commands
+from kvdock_cli.given import settings_of
+from kvdock_cli.listing import load
+from kvdock_cli.output import UsageProblem, emit
+from kvdock_cli.reports.doctor import (
+    Diagnosis,
+    Row,
+    Section,
+    State,
+    as_data,
+    as_text,
+    rows_of,
+)
+
+GROUP = "kvdock.doctors"
+
+Ask = Callable[[], Iterable[Finding]]
+
+
+def doctor(
+    name: str | None = None,
+    /,
+    *,
+    set_: tuple[str, ...] = (),
+    timeout: float = 10.0,
+    json: bool = False,
+) -> int:
+    """Find out what is wrong: with plugins, with what they need, with commands.
+
+    Backends that need settings to be probed are skipped until they are named
+    and the settings given.
+
+    Args:
+        name: One backend, or a section that another distribution adds.
+        set_: A setting of it, as KEY=VALUE; may be given several times.
+        timeout: Seconds that each may take.
+        json: Print one line of JSON.
+    """
+    settings = settings_of(set_)
+    if settings and name is None:
+        raise UsageProblem(
+            "settings are given, but nobody to give them to",
+            fix="Write `kvdock doctor NAME --set KEY=VALUE`.",
+        )
+    diagnosis = diagnose(name, settings, timeout_s=timeout)
+    return emit(as_text(diagnosis), as_data(diagnosis), as_json=json)
+
+
+def diagnose(
+    name: str | None, settings: Mapping[str, str], *, timeout_s: float
+) -> Diagnosis:
+    """Examine one name, or everything."""
+    found = load()
+    doctors, problems = _doctors()
+    problems = (*found.problems, *commands.problems(), *problems)
+    candidates = [*(one.candidate for one in found.plugins), *doctors]
+    if name is not None:
+        known = {one.name for one in (*candidates, *problems)}
+        if name not in known:
+            raise UsageProblem(
+                f"there is nothing called {name!r} to examine",
+                fix=nearest(name, known) or f"Known: {', '.join(sorted(known))}.",
+            )
+    wanted = [
+        plugin for plugin in found.plugins if name in (None, plugin.manifest.name)
+    ]
+    sections = [
+        Section(
+            one.candidate, _backend(one, settings, timeout_s, named=name is not None)
+        )
+        for one in wanted
+    ]
+    sections += [
+        Section(one, rows_of(_within(timeout_s, _asking(ask, settings))))
+        for one, ask in doctors.items()
+        if name in (None, one.name)
+    ]
+    return Diagnosis(
+        sections=sections,
+        problems=[one for one in problems if name in (None, one.name)],
+        hidden=found.hidden if name is None else (),
+    )
+
+
+def _doctors() -> tuple[dict[discovery.Candidate, Any], tuple[Any, ...]]:
+    alone, problems = discovery.unrivalled(discovery.installed(GROUP))
+    doctors = {}
+    for candidate in alone:
+        try:
+            doctors[candidate] = discovery.imported(candidate)
+        except discovery.BrokenPlugin as broken:
+            problems += (broken.problem,)
+    return doctors, problems
+
+
+def _asking(ask: Any, settings: Mapping[str, str]) -> Ask:  # noqa: ANN401 - a stranger's function
+    return lambda: examined(lambda: ask(settings))
+
+
+def _backend(
+    plugin: discovery.LoadedPlugin,
+    settings: Mapping[str, str],
+    timeout_s: float,
+    *,
+    named: bool,
+) -> tuple[Row, ...]:
+    backend = Backend(plugin)
+    probes = "kvdock_probe" in plugin.implemented
+    if not probes and not settings:
+        return (Row(State.SKIPPED, "it has nothing to probe"),)
+    try:
+        config = AttachConfig(settings=backend.settings(settings))
+    except SettingsError as error:
+        if named:
+            raise
+        hint = f"Write `kvdock doctor {backend.name} --set KEY=VALUE`."
+        return (Row(State.SKIPPED, error.what, hint),)
+    return rows_of(_within(timeout_s, lambda: backend.probe(config)))
+
+
+def _within(timeout_s: float, ask: Ask) -> Iterable[Finding]:
+    """Ask on a thread of its own, so that one that hangs is a finding."""
+    answers: list[Iterable[Finding]] = []
+    thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if answers:
+        return answers[0]
+    return (
+        Finding(
+            ok=False,
+            what=f"no answer within {timeout_s:g} s",
+            hint="Look for what it waits for, or raise --timeout.",
+        ),
+    )

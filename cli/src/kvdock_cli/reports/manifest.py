@@ -1,0 +1,132 @@
+"""What `kvdock show NAME` says: a whole manifest and its settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kvdock.pools import PoolKind
+from kvdock.settings import format_bytes
+from kvdock_cli.reports.listing import by_kind, plugin_data
+from kvdock_cli.reports.plain import columns, plain, words
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvdock.discovery import LoadedPlugin
+
+SCHEMA = "kvdock.show/1"
+_APART = ("name", "api", "summary", "kinds", "settings")
+
+
+def as_text(plugin: LoadedPlugin) -> str:
+    """Render everything that a backend declares."""
+    manifest, candidate = plugin.manifest, plugin.candidate
+    about = [
+        ("distribution", f"{candidate.distribution} {candidate.version}"),
+        ("entry point", candidate.value),
+        ("path", plugin.path),
+        ("api", str(manifest.api)),
+        ("hooks", " ".join(sorted(plugin.implemented))),
+    ]
+    overall = [
+        (words(field.name), _spelt(field.name, getattr(manifest, field.name)))
+        for field in attrs.fields(type(manifest))
+        if field.name not in _APART
+    ]
+    parts = [
+        [f"{manifest.name}: {manifest.summary}"],
+        columns(about, indent=2),
+        ["declares", *columns(overall, indent=2)],
+        *_kinds(plugin),
+        ["settings", *_settings(plugin)],
+    ]
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _kinds(plugin: LoadedPlugin) -> list[list[str]]:
+    """Return a block for each group of kinds that share a declaration."""
+    groups: list[tuple[dict[str, str], list[str]]] = []
+    for kind, support in by_kind(plugin.manifest):
+        said = {
+            words(field.name): _spelt(field.name, getattr(support, field.name))
+            for field in attrs.fields(type(support))
+        }
+        for known, kinds in groups:
+            if known == said:
+                kinds.append(kind)
+                break
+        else:
+            groups.append((said, [kind]))
+    blocks = [
+        [f"kinds {' '.join(kinds)}", *columns(list(said.items()), indent=2)]
+        for said, kinds in groups
+    ]
+    missing = [kind.value for kind in PoolKind if kind not in plugin.manifest.kinds]
+    return blocks + ([[f"takes no {' '.join(missing)}"]] if missing else [])
+
+
+def _spelt(name: str, value: object) -> str:
+    if name.startswith("max_") and value == 0:
+        return "no limit of its own"
+    if name.endswith("_bytes") and isinstance(value, int):
+        return format_bytes(value)
+    found = plain(value)
+    if isinstance(found, list):
+        return " ".join(map(str, found))
+    return str(found)
+
+
+def settings_data(cls: type | None) -> list[dict[str, object]]:
+    """Describe the settings of a class, in its order."""
+    if cls is None:
+        return []
+    return [_setting(field) for field in attrs.fields(cls)]
+
+
+def _setting(field: Any) -> dict[str, object]:  # noqa: ANN401 - an attribute of any type
+    default = field.default
+    if isinstance(default, attrs.Factory):  # type: ignore[arg-type] # typed as a function
+        # One that needs the instance depends on the other settings.
+        default = None if default.takes_self else default.factory()
+    required = default is attrs.NOTHING
+    return {
+        "name": field.name,
+        "type": field.type if isinstance(field.type, str) else _name(field.type),
+        "required": required,
+        "default": None if required else plain(default),
+        "unit": field.metadata.get("unit", ""),
+        "help": field.metadata.get("help", ""),
+    }
+
+
+def _name(of: object) -> str:
+    return of.__name__ if isinstance(of, type) else str(of)
+
+
+def _settings(plugin: LoadedPlugin) -> list[str]:
+    rows = []
+    for one in settings_data(plugin.manifest.settings):
+        kind = "size" if one["unit"] == "bytes" else str(one["type"])
+        rows.append((str(one["name"]), kind, _default(one), str(one["help"])))
+    return columns(rows, indent=2) or ["  none"]
+
+
+def _default(setting: Mapping[str, object]) -> str:
+    default = setting["default"]
+    if setting["required"]:
+        return "required"
+    if setting["unit"] == "bytes" and isinstance(default, int):
+        return format_bytes(default)
+    return "-" if default in (None, "") else str(default)
+
+
+def as_data(plugin: LoadedPlugin) -> dict[str, object]:
+    """Describe the backend as data."""
+    return {
+        "schema": SCHEMA,
+        "ok": True,
+        "backend": plugin_data(plugin)
+        | {"settings": settings_data(plugin.manifest.settings)},
+    }
