@@ -113,7 +113,7 @@ class KindSupport:
         """Refuse words that the core does not know."""
         for field, known in _WORDS.items():
             for word in getattr(self, field):
-                if word not in known:
+                if word not in list(known):  # 3.11 refuses text in an enum
                     raise ManifestError(f"{word!r} is not one of the {field}")
 
 
@@ -186,7 +186,7 @@ class Manifest:
         if not self.kinds:
             raise ManifestError(f"backend {self.name!r} takes no kind of pool")
         for kind, support in self.kinds.items():
-            if kind not in PoolKind or not isinstance(support, KindSupport):
+            if kind not in list(PoolKind) or not isinstance(support, KindSupport):
                 raise ManifestError(
                     f"backend {self.name!r} declares {kind!r}: {support!r}",
                     fix="Map members of PoolKind to KindSupport records.",

@@ -218,7 +218,8 @@ def _ask(
 ) -> Option:
     def own(capability: Capability) -> Verdict:
         said = judge(manifest.name, capability, pool, shard) if judge else None
-        return said or _declared(capability, pool, shard, manifest)
+        # A verdict of NO is false, and still the backend's own word.
+        return _declared(capability, pool, shard, manifest) if said is None else said
 
     store = own(Capability.STORE)
     if not store:
