@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from types import GenericAlias
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
@@ -100,7 +101,8 @@ def _adapted(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
     if get_origin(annotation) is tuple and get_args(annotation)[1:] == (...,):
         # typer gives several values as a list only.
         one = get_args(annotation)[0]
-        annotation, metavar = list[one], f"<{getattr(one, '__name__', one)}>"
+        metavar = f"<{getattr(one, '__name__', one)}>"
+        annotation = GenericAlias(list, one)
     own = any(isinstance(one, ParameterInfo) for one in get_args(annotation))
     context = inspect.isclass(annotation) and issubclass(annotation, typer.Context)
     if own or context or isinstance(parameter.default, ParameterInfo):

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvdock import (
+    AttachConfig,
+    Capability,
+    Dock,
+    DType,
+    Finding,
+    KvdockError,
+    NoRoute,
+    Part,
+    PoolSpec,
+    Shard,
+    Support,
+)
+from kvdock.discovery import Candidate
+from kvdock.dock import examined
+from kvdock.errors import PluginError, SettingsError
+
+if TYPE_CHECKING:
+    from conftest import Shelf
+
+KV = PoolSpec(
+    name="kv",
+    kind="mha",
+    parts=[Part("k", DType.F16, [2, 8], shard_axis=0)],
+    layers=(0, 1),
+    page_tokens=4,
+    anchor=True,
+)
+HOOK = "@hookimpl\ndef kvdock_batch_io"
+
+
+def candidate(name: str) -> Candidate:
+    return Candidate(
+        name=name,
+        value=f"kvdock_{name}",
+        distribution=f"kvdock-{name}",
+        version="1.2.3",
+    )
+
+
+def dock(shelf: Shelf, name: str, extra: str) -> Dock:
+    shelf.add_backend(name, (HOOK, f"@hookimpl\n{extra}\n\n{HOOK}"))
+    return Dock.of([candidate(name)], require=[name])
+
+
+def test_a_broken_plugin_is_one_warning_line(
+    shelf: Shelf, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf.add("bad", "import nowhere")
+    shelf.add_backend("good")
+    loaded = Dock.of([candidate("bad"), candidate("good")])
+    assert list(loaded.backends) == ["good"]
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("kvdock", logging.WARNING)
+    assert record.getMessage() == str(loaded.problems[0])
+
+
+def test_a_broken_plugin_that_is_required_raises(shelf: Shelf) -> None:
+    shelf.add("bad", "import nowhere")
+    with pytest.raises(PluginError, match="No module named 'nowhere'"):
+        Dock.load(require=["bad"])
+
+
+def test_loading_keeps_to_the_allow_list(shelf: Shelf) -> None:
+    shelf.add_backend("good")
+    shelf.add("bad", "import nowhere")
+    loaded = Dock.load(environ={"KVDOCK_PLUGINS": "good"})
+    assert list(loaded.backends) == ["good"]
+    assert not loaded.problems
+
+
+def test_an_empty_allow_list_allows_nothing(shelf: Shelf) -> None:
+    shelf.add_backend("good")
+    assert not Dock.load(environ={"KVDOCK_PLUGINS": ""}).backends
+
+
+def test_a_name_on_the_allow_list_that_nobody_has_is_told(
+    shelf: Shelf, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf.add_backend("good")
+    loaded = Dock.load(environ={"KVDOCK_PLUGINS": "god"})
+    assert [problem.name for problem in loaded.problems] == ["god"]
+    assert "Did you mean 'good'?" in caplog.text
+
+
+def test_a_plugin_that_is_not_allowed_cannot_be_required(shelf: Shelf) -> None:
+    shelf.add_backend("good")
+    shelf.add_backend("better")
+    with pytest.raises(PluginError, match="no backend 'better' is installed"):
+        Dock.load(require=["better"], environ={"KVDOCK_PLUGINS": "good"})
+
+
+def test_a_backend_that_fails_to_judge_is_refused_and_stops_no_other(
+    shelf: Shelf,
+) -> None:
+    shelf.add_backend("good")
+    dock(
+        shelf,
+        "bad",
+        "def kvdock_check_capability(capability, pool, shard):\n    1 / 0",
+    )
+    plan = Dock.of([candidate("bad"), candidate("good")]).plan([KV], Shard())
+    assert plan.anchor.backend == "good"
+    (refused,) = [one for one in plan.anchor.options if one.backend == "bad"]
+    assert refused.reason == (
+        "bad failed to judge store: ZeroDivisionError: division by zero"
+    )
+
+
+def test_a_judgement_that_is_no_verdict_refuses_the_pool(shelf: Shelf) -> None:
+    loaded = dock(
+        shelf,
+        "bad",
+        "def kvdock_check_capability(capability, pool, shard):\n    return True",
+    )
+    said = loaded.backends["bad"].check_capability(Capability.STORE, KV, Shard())
+    assert said is not None
+    assert (said.support, said.reason) == (
+        Support.NO,
+        "bad judged store with True, which is no Verdict",
+    )
+    with pytest.raises(NoRoute, match="which is no Verdict"):
+        loaded.plan([KV], Shard())
+
+
+def test_a_probe_answers_with_findings(shelf: Shelf) -> None:
+    loaded = dock(
+        shelf,
+        "good",
+        "def kvdock_probe(config):\n"
+        "    from kvdock import Finding\n"
+        "    yield Finding(ok=True, what='all is well')",
+    )
+    found = loaded.backends["good"].probe(AttachConfig())
+    assert found == (Finding(ok=True, what="all is well"),)
+
+
+def raising() -> Iterator[Finding]:
+    yield Finding(ok=True, what="first")
+    raise RuntimeError("then not")
+
+
+def refusing() -> Iterable[Finding]:
+    raise KvdockError("no server", fix="Start one.")
+
+
+def leaving() -> Iterable[Finding]:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("ask", "finding"),
+    [
+        (raising, Finding(ok=False, what="RuntimeError: then not")),
+        (refusing, Finding(ok=False, what="no server", hint="Start one.")),
+        (leaving, Finding(ok=False, what="SystemExit: 3")),
+        (
+            lambda: ["x"],
+            Finding(ok=False, what="'x' is no Finding", hint="Return Findings."),
+        ),
+        (lambda: 7, Finding(ok=False, what="TypeError: 'int' object is not iterable")),
+    ],
+    ids=["late", "refusal", "exit", "no-finding", "no-findings"],
+)
+def test_a_probe_that_goes_wrong_is_a_finding(ask: object, finding: Finding) -> None:
+    assert examined(ask) == (finding,)  # type: ignore[arg-type] # wrong on purpose
+
+
+def test_no_answer_is_no_finding() -> None:
+    assert examined(lambda: None) == ()
+
+
+def test_settings_of_a_backend_without_any_are_refused(shelf: Shelf) -> None:
+    shelf.add_backend("good")
+    backend = Dock.of([candidate("good")]).backends["good"]
+    assert backend.settings(None) is None
+    with pytest.raises(SettingsError, match="backend 'good': unknown setting 'root'"):
+        backend.settings({"root": "/"})
+
+
+def test_a_backend_that_is_preferred_must_be_there(shelf: Shelf) -> None:
+    shelf.add_backend("good")
+    with pytest.raises(PluginError, match="Did you mean 'good'"):
+        Dock.of([candidate("good")]).plan([KV], Shard(), ["god"])
+
+
+def test_one_suffix_may_be_given_as_text(shelf: Shelf) -> None:
+    shelf.add_backend("good", ("return key_suffixes(pool, shard)", "return '.x'"))
+    backend = Dock.of([candidate("good")]).backends["good"]
+    assert backend.key_suffix(KV, Shard()) == (".x",)
