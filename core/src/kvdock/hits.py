@@ -3,21 +3,26 @@
 Evaluated once, here, for every backend: backends only say which keys exist.
 The answer is a set. A minimum of each pool's best prefix would be wrong: with
 attention pages up to 4 and states at 2 and 5, it says 4, where only 2 works.
+The same holds between ranks, so they intersect their sets as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 from kvdock.errors import PoolError
-from kvdock.pools import HitPolicy, PoolSpec, check_pools
+from kvdock.pools import HitPolicy, PoolSpec
 
 Bools = npt.NDArray[np.bool_]
+Int32s = npt.NDArray[np.int32]
+
+ReduceMin = Callable[[Int32s], Int32s | None]
+"""An all-reduce: the element-wise minimum over ranks, returned or in place."""
 
 
 @attrs.frozen(eq=False)
@@ -33,15 +38,35 @@ class Hits:
     found: Mapping[str, int]
     restorable: Bools = attrs.field(repr=False)
 
+    @classmethod
+    def nothing(cls, pages: int) -> Hits:
+        """Return the answer of a lookup that failed."""
+        restorable = np.zeros(pages + 1, np.bool_)
+        restorable[0] = True
+        return cls({}, restorable)
+
     @property
     def best(self) -> int:
         """Pages of the longest prefix that can be restored."""
-        return int(np.flatnonzero(self.restorable)[-1])
+        return _last(self.restorable)
 
     @property
     def prefixes(self) -> tuple[int, ...]:
         """All restorable prefix lengths but 0, ascending."""
         return tuple(int(p) for p in np.flatnonzero(self.restorable) if p)
+
+    def best_within(self, pages: int) -> int:
+        """Return the longest restorable prefix of at most so many pages.
+
+        For an engine that has room for fewer pages than were found: cutting
+        the best prefix to the room could end where no state exists.
+        """
+        return _last(self.restorable[: max(0, pages) + 1])
+
+
+def _last(allowed: Bools) -> int:
+    """Return the place of the last true entry; entry 0 is always true."""
+    return len(allowed) - 1 - int(allowed[::-1].argmax())
 
 
 def allowed_prefixes(pool: PoolSpec, exists: Bools) -> Bools:
@@ -58,19 +83,51 @@ def allowed_prefixes(pool: PoolSpec, exists: Bools) -> Bools:
     allowed = np.ones(pages + 1, np.bool_)
     match pool.hit_policy:
         case HitPolicy.ALL_PAGES:
-            np.logical_and.accumulate(exists, out=allowed[1:])
+            allowed[_leading(exists) + 1 :] = False
         case HitPolicy.TRAILING_PAGES:
             # A prefix of p needs [p - window, p): nothing missing since then.
-            ends = np.arange(1, pages + 1)
-            gone = np.maximum.accumulate(np.where(exists, 0, ends))
+            ends = np.arange(1, pages + 1, dtype=np.int32)
+            gone = np.maximum.accumulate(np.where(exists, np.int32(0), ends))
             allowed[1:] = gone <= np.maximum(ends - pool.window_pages, 0)
         case HitPolicy.BLOCK_GROUPS:
-            group = pool.block_pages * pool.group_pages
-            whole = pages // group
-            groups = exists[: whole * group].reshape(whole, group).all(axis=1)
-            run = int(np.logical_and.accumulate(groups).sum()) * group
-            allowed[1:] = np.arange(1, pages + 1) <= run
+            # Only the ends of blocks are prefixes that this form can restore.
+            block = pool.block_pages
+            rows = exists[: pages // block * block].reshape(-1, block)
+            whole: Bools = np.all(rows[:, block - pool.group_pages :], axis=1)
+            allowed[1:] = False
+            allowed[block : _leading(whole) * block + 1 : block] = True
     return allowed
+
+
+def _leading(exists: Bools) -> int:
+    """Return how many entries are true before the first that is not."""
+    if not len(exists):
+        return 0
+    first = int(exists.argmin())
+    return len(exists) if exists[first] else first
+
+
+def needed_pages(pool: PoolSpec, prefix: int) -> Bools:
+    """Return which of a prefix's pages a pool must load to restore it.
+
+    The pages of a block group are the last `group_pages` of each whole block:
+    a page hash covers all tokens before it, so those hashes name the block.
+
+    Args:
+        pool: The pool, for its hit policy.
+        prefix: Length of the prefix in pages.
+
+    Returns:
+        bool (prefix,), whether page i is needed.
+    """
+    needed = np.ones(prefix, np.bool_)
+    if pool.hit_policy is HitPolicy.TRAILING_PAGES:
+        needed[: max(0, prefix - pool.window_pages)] = False
+    elif pool.hit_policy is HitPolicy.BLOCK_GROUPS:
+        place = np.arange(prefix) % pool.block_pages
+        needed = place >= pool.block_pages - pool.group_pages
+        needed[prefix // pool.block_pages * pool.block_pages :] = False
+    return needed
 
 
 def evaluate(
@@ -87,7 +144,6 @@ def evaluate(
     Raises:
         PoolError: If a pool's answer is missing or has another length.
     """
-    check_pools(pools)
     restorable = np.ones(pages + 1, np.bool_)
     found: dict[str, int] = {}
     for pool in pools:
@@ -96,13 +152,73 @@ def evaluate(
             if pool.physical:
                 raise PoolError(f"nobody said which pages of {pool.name!r} exist")
             answer = np.ones(pages, np.bool_)
-        there = cast("Bools", np.asarray(answer, np.bool_))
+        there: Bools = np.asarray(answer, np.bool_)
         if there.shape != (pages,):
             raise PoolError(
                 f"pool {pool.name!r}: {there.shape} answers for {pages} pages"
             )
         allowed = allowed_prefixes(pool, there)
-        found[pool.name] = int(np.flatnonzero(allowed)[-1])
+        found[pool.name] = _last(allowed)
         if pool.required:
             restorable &= allowed
     return Hits(found, restorable)
+
+
+def intersect(restorable: Sequence[Bools]) -> Bools:
+    """Return the prefixes that every rank can restore.
+
+    Args:
+        restorable: bool (n + 1,) of each rank, at least one.
+
+    Raises:
+        PoolError: If ranks were asked about different prefixes.
+    """
+    lengths = {len(one) for one in restorable}
+    if len(lengths) != 1:
+        raise PoolError(f"ranks answered about {sorted(lengths)} prefixes")
+    return reduce(np.logical_and, restorable)
+
+
+def agree(
+    hits: Hits | None, pages: int, pools: Sequence[str], reduce_min: ReduceMin
+) -> Hits:
+    """Agree with all ranks on what can be restored, in one collective.
+
+    Called on every rank for every lookup, also where the lookup failed, so
+    that no rank waits for another: exactly one call of `reduce_min`, with an
+    array whose length depends on the arguments alone.
+
+    Args:
+        hits: What this rank found; None if its lookup failed.
+        pages: Length of the prefix, the same on every rank.
+        pools: Names of all pools of the deployment, the same on every rank
+            and in the same order. A pool that a rank does not have, such as
+            one of another pipeline stage, is cut by those that have it.
+        reduce_min: The collective.
+
+    Returns:
+        The prefixes that all ranks can restore, and for each pool the least
+        that a rank found.
+
+    Raises:
+        PoolError: If this rank's hits are about another prefix; raised after
+            the collective, in which this rank then reports nothing.
+    """
+    fits = hits is None or len(hits.restorable) == pages + 1
+    own = hits if hits is not None and fits else Hits.nothing(pages)
+    missing = pages if hits is not None and fits else 0
+    vector = np.empty(pages + 1 + len(pools), np.int32)
+    vector[: pages + 1] = own.restorable
+    vector[pages + 1 :] = [own.found.get(name, missing) for name in pools]
+    reduced = reduce_min(vector)
+    agreed = vector if reduced is None else np.asarray(reduced)
+    if hits is not None and not fits:
+        raise PoolError(
+            f"hits about {len(hits.restorable) - 1} pages where {pages} were asked for"
+        )
+    if agreed.shape != vector.shape:
+        raise PoolError(
+            f"the collective turned {vector.shape} numbers into {agreed.shape}"
+        )
+    found = dict(zip(pools, agreed[pages + 1 :].tolist(), strict=True))
+    return Hits(found, agreed[: pages + 1].astype(np.bool_))

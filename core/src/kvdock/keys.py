@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,11 @@ SCHEMA_VERSION = 1
 
 DIGEST_CHARS = 64
 """Length of the namespace digest in a key: 256 bits in hex."""
+
+MAX_SUFFIX_CHARS = 160
+"""A coordinate of the longest names stays below it."""
+
+_SUFFIX = re.compile(rf"[A-Za-z0-9._:@+=-]{{1,{MAX_SUFFIX_CHARS}}}")
 
 
 @attrs.frozen(kw_only=True)
@@ -136,6 +142,13 @@ def check_suffixes(
                     f"backend {backend!r} gives pool {pool.name!r} the suffix "
                     f"{suffix!r}, which could not be told from a page hash",
                     fix="Begin it with a mark such as '.' or '_'.",
+                )
+            if not _SUFFIX.fullmatch(suffix):
+                raise KvdockError(
+                    f"backend {backend!r} gives pool {pool.name!r} the suffix "
+                    f"{suffix!r}",
+                    fix="Use only letters, digits and . _ - : @ + =, "
+                    f"{MAX_SUFFIX_CHARS} characters at most.",
                 )
             if suffix in seen:
                 raise KvdockError(
