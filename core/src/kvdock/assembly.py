@@ -1,0 +1,307 @@
+"""From a model description to its pools, all of them or an error."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kvdock.errors import KvdockError, PoolError, nearest
+from kvdock.families import FAMILIES, AttentionOptions
+from kvdock.pools import (
+    ContextSplit,
+    DType,
+    Layout,
+    Per,
+    PoolKind,
+    PoolSpec,
+    Sharding,
+    check_pools,
+)
+from kvdock.shards import Layers, Shard, even_shares, every_shard, stages_of
+
+if TYPE_CHECKING:
+    from kvdock.models import ModelDescription, Table
+
+# Families whose rows are attention KV and follow its element type.
+_KV_FAMILIES = ("mha", "k_only", "mla", "swa")
+
+_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+
+
+def _counts(value: Iterable[int]) -> tuple[int, ...]:
+    return tuple(value)
+
+
+@attrs.frozen(kw_only=True)
+class Deployment:
+    """How an engine runs a model, as far as its pools depend on it.
+
+    Args:
+        tp_size: Tensor-parallel ranks.
+        pp_size: Pipeline stages.
+        pp_layers: Target layers of each stage; empty divides them evenly.
+        cp_size: Context-parallel ranks.
+        dcp_size: Decode-context-parallel ranks; above 1, attention pools are
+            divided by token.
+        context: How context-parallel ranks divide attention pools.
+        interleave_tokens: Consecutive tokens that one rank takes, where
+            tokens are divided.
+        page_tokens: Tokens of a page; 0 for the model's own.
+        dtype: Element type of attention KV, or None for the model's own.
+        layout: How pages lie in host memory.
+        share_tp: TP sizes that are to share objects of heads.
+        packed: Draft layers lie behind the target's in the same pools.
+    """
+
+    tp_size: int = 1
+    pp_size: int = 1
+    pp_layers: tuple[int, ...] = attrs.field(default=(), converter=_counts)
+    cp_size: int = 1
+    dcp_size: int = 1
+    context: ContextSplit = attrs.field(
+        default=ContextSplit.REPLICATED, converter=ContextSplit
+    )
+    interleave_tokens: int = 1
+    page_tokens: int = 0
+    dtype: DType | None = attrs.field(
+        default=None, converter=attrs.converters.optional(DType)
+    )
+    layout: Layout = attrs.field(default=Layout.PAGE_OBJECT, converter=Layout)
+    share_tp: tuple[int, ...] = attrs.field(default=(), converter=_counts)
+    packed: bool = False
+
+
+@attrs.frozen
+class Assembly:
+    """A model's pools, and the shards of the deployment that they are for.
+
+    Args:
+        pools: All pools, anchor first.
+        stages: Layer range of each pipeline stage, or (None,) for one.
+        deployment: What it was assembled for.
+    """
+
+    pools: tuple[PoolSpec, ...]
+    stages: tuple[Layers | None, ...]
+    deployment: Deployment
+
+    def shards(self) -> Iterator[Shard]:
+        """Yield the shard of every process."""
+        return every_shard(
+            tp_size=self.deployment.tp_size,
+            cp_size=self.deployment.cp_size,
+            dcp_size=self.deployment.dcp_size,
+            stages=self.stages,
+        )
+
+
+def assemble(
+    model: ModelDescription, deployment: Deployment | None = None, *, draft: str = ""
+) -> Assembly:
+    """Build all pools of a model and check that every rank can hold its part.
+
+    Args:
+        model: The description.
+        deployment: How the model is run; one process if not given.
+        draft: The draft model that goes with it, or "".
+
+    Raises:
+        PoolError: For the first pool that cannot be built or divided; then
+            there are none.
+    """
+    plan = deployment or Deployment()
+    page_tokens = plan.page_tokens or model.page_tokens
+    where = f"model {model.name!r}"
+    build = _Builder(where, plan, page_tokens)
+    pools = [build.pool(table, range(model.layers)) for table in model.pools]
+    layers = model.layers
+    if draft:
+        if draft not in model.drafts:
+            raise PoolError(
+                f"{where} has no draft {draft!r}",
+                fix=nearest(draft, model.drafts)
+                or f"It has {', '.join(model.drafts) or 'none'}.",
+            )
+        with_it = model.drafts[draft]
+        numbers = range(layers, layers + with_it.layers)
+        layers += with_it.layers
+        for table in with_it.pools:
+            own = build.pool(table, numbers, draft=True)
+            if plan.packed:
+                _pack(where, own, str(table.get("packs_into", "")), pools)
+            else:
+                pools.append(own)
+    check_pools(pools)
+    assembly = Assembly(tuple(pools), _stages(model, plan, layers), plan)
+    for shard in assembly.shards():
+        for pool in pools:
+            # Heads, tokens and rows must divide, on every rank.
+            pool.objects(shard)
+            pool.writes(shard)
+    return assembly
+
+
+def _stages(
+    model: ModelDescription, plan: Deployment, layers: int
+) -> tuple[Layers | None, ...]:
+    counts = list(plan.pp_layers or even_shares(model.layers, plan.pp_size))
+    if len(counts) == 1:
+        return (None,)
+    if sum(counts) != model.layers or (
+        plan.pp_size > 1 and plan.pp_size != len(counts)
+    ):
+        raise PoolError(
+            f"stages of {counts} layers do not make up the {model.layers} layers of "
+            f"model {model.name!r} in {max(plan.pp_size, len(counts))} stages"
+        )
+    # A draft runs where the target ends.
+    counts[-1] += layers - model.layers
+    return stages_of(counts)
+
+
+def _pack(where: str, own: PoolSpec, into: str, pools: list[PoolSpec]) -> None:
+    """Append a draft pool's layers to a target pool."""
+    for place, pool in enumerate(pools):
+        if pool.name == into:
+            if (pool.kind, pool.parts) != (own.kind, own.parts):
+                raise PoolError(
+                    f"{where}: pool {own.name!r} cannot be packed into {into!r}, "
+                    "whose parts are others",
+                    fix="Keep the draft in pools of its own.",
+                )
+            pools[place] = attrs.evolve(pool, layers=(*pool.layers, *own.layers))
+            return
+    raise PoolError(
+        f"{where}: pool {own.name!r} is packed into no pool of the target",
+        fix="Keep the draft in pools of its own.",
+    )
+
+
+@attrs.frozen
+class _Builder:
+    """Turns tables into pools for one deployment."""
+
+    where: str
+    plan: Deployment
+    page_tokens: int
+
+    def pool(
+        self, table: Table, numbers: Sequence[int], *, draft: bool = False
+    ) -> PoolSpec:
+        """Build one pool; its layers are numbered from `numbers[0]`."""
+        name = table.get("name")
+        where = f"{self.where}: pool {name!r}"
+        given = dict(table)
+        family = str(given.pop("family", ""))
+        given.pop("packs_into", None)
+        if family not in FAMILIES:
+            raise PoolError(
+                f"{where}: no family {family!r}",
+                fix=nearest(family, FAMILIES) or f"Known are {', '.join(FAMILIES)}.",
+            )
+        given |= self._for_dtype(where, family, given.pop("when", {}))
+        given["layers"] = _layers(where, given.get("layers", "all"), numbers)
+        given["page_tokens"] = self.page_tokens
+        given.setdefault("layout", self.plan.layout)
+        if draft:
+            given |= {"draft": True, "required": False}
+        constructor = FAMILIES[family]
+        _check_arguments(where, constructor, given)
+        try:
+            return self._divided(constructor(**_words(given)))
+        except KvdockError as error:
+            raise PoolError(f"{where}: {error.what}", fix=error.fix) from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise PoolError(f"{where}: {error}") from error
+
+    def _for_dtype(self, where: str, family: str, when: object) -> Table:
+        """Return the changes that another element type of KV makes."""
+        if not isinstance(when, dict):
+            raise PoolError(f"{where}: `when` is a table of element types")
+        if self.plan.dtype is None or family not in _KV_FAMILIES:
+            return {}
+        return {"dtype": self.plan.dtype, **when.get(str(self.plan.dtype), {})}
+
+    def _divided(self, pool: PoolSpec) -> PoolSpec:
+        """Divide a pool as the deployment does."""
+        plan = self.plan
+        if pool.kind in (PoolKind.LOGICAL, PoolKind.MAMBA):
+            return pool
+        by_token = all(part.per is Per.TOKEN for part in pool.parts)
+        changes: dict[str, Any] = {}
+        if by_token or plan.context is not ContextSplit.TOKENS:
+            changes["context"] = plan.context
+        if by_token and plan.dcp_size > 1:
+            changes["sharding"] = Sharding.DCP
+        if by_token and (plan.dcp_size > 1 or plan.context is ContextSplit.TOKENS):
+            changes["interleave_tokens"] = plan.interleave_tokens
+        if plan.share_tp and pool.by_head:
+            changes["head_group"] = max(1, pool.heads // math.lcm(*plan.share_tp))
+        return attrs.evolve(pool, **changes)
+
+
+def _words(given: Table) -> dict[str, Any]:
+    """Turn the words of a table into members of their lists."""
+    words: dict[str, Callable[[Any], object]] = {
+        "kind": PoolKind,
+        "layout": Layout,
+        "context": ContextSplit,
+        "dtype": DType,
+        "conv_dtype": DType,
+        "temporal_dtype": DType,
+    }
+    return {
+        name: words[name](value) if name in words else value
+        for name, value in given.items()
+    }
+
+
+def _check_arguments(
+    where: str, constructor: Callable[..., PoolSpec], given: Table
+) -> None:
+    parameters = inspect.signature(constructor).parameters
+    named = {
+        name: one for name, one in parameters.items() if one.kind is not one.VAR_KEYWORD
+    }
+    known = [*named, *AttentionOptions.__annotations__]
+    for argument in given:
+        if argument not in known:
+            raise PoolError(
+                f"{where}: unknown field {argument!r}",
+                fix=nearest(argument, known) or f"Known are {', '.join(known)}.",
+            )
+    for name, one in named.items():
+        if one.default is one.empty and name not in given:
+            raise PoolError(f"{where}: field {name!r} is missing")
+
+
+def _layers(where: str, text: object, numbers: Sequence[int]) -> tuple[int, ...]:
+    """Read "all", a list, or text such as "0, 3-9, 10-60:2"."""
+    count = len(numbers)
+    if text == "all":
+        return tuple(numbers)
+    if isinstance(text, str):
+        found: list[int] = []
+        for word in text.split(","):
+            match = _RANGE.fullmatch(word.strip())
+            if match is None:
+                raise PoolError(
+                    f"{where}: {word.strip()!r} is no range of layers",
+                    fix='Write "all", "0-60", "3-60:4" or "0, 5, 7-9".',
+                )
+            first, last, step = match.groups()
+            stop = int(last or first) + 1
+            found += range(int(first), stop, int(step or 1))
+    elif isinstance(text, list) and all(isinstance(one, int) for one in text):
+        found = list(text)
+    else:
+        raise PoolError(f"{where}: layers {text!r} are neither text nor a list")
+    outside = [layer for layer in found if not 0 <= layer < count]
+    if outside:
+        raise PoolError(f"{where}: layer {outside[0]} is outside of {count} layers")
+    return tuple(numbers[layer] for layer in found)

@@ -1,0 +1,150 @@
+"""Bytes of a page against the formulas that engines allocate by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvdock import families
+from kvdock.errors import PoolError
+from kvdock.pools import DType, HitPolicy, Layout, PoolKind, PoolSpec, Shard, Sharding
+
+P, L, H, D = 64, 4, 8, 128
+BASE: dict[str, Any] = {"layers": range(L), "page_tokens": P}
+
+
+@pytest.mark.parametrize(
+    ("pool", "wanted"),
+    [
+        (families.mha("kv", heads=H, head_dim=D, **BASE), 2 * L * P * H * D * 2),
+        (
+            families.mha("kv", heads=H, head_dim=192, v_head_dim=D, **BASE),
+            L * P * H * (192 + D) * 2,
+        ),
+        (families.k_only("indexer", heads=H, head_dim=D, **BASE), L * P * H * D * 2),
+        (families.mla("kv", latent=512, rope=64, **BASE), L * P * 576 * 2),
+        (
+            families.mla(
+                "kv",
+                latent=512,
+                rope=64,
+                dtype=DType.FP8_E4M3,
+                scale_block=128,
+                **BASE,
+            ),
+            L * P * 656,
+        ),
+        (families.indexer("indexer", head_dim=128, **BASE), L * P * 132),
+        (
+            families.indexer("indexer", head_dim=128, layers=range(3), page_tokens=64),
+            25344,
+        ),
+        (
+            families.indexer("indexer", head_dim=128, dtype=DType.FP4_E2M1, **BASE),
+            L * P * (64 + 4),
+        ),
+        (
+            families.mamba(
+                "mamba", temporal=(32, 128), conv=[(64, 3), (32, 3)], **BASE
+            ),
+            L * (32 * 128 * 4 + 96 * 3 * 2),
+        ),
+        (
+            families.swa("swa", heads=H, head_dim=D, window=100, **BASE),
+            2 * L * P * H * D * 2,
+        ),
+        (
+            families.compressed(
+                "c4",
+                row_bytes=584,
+                ratio=4,
+                pad_to=576,
+                layers=range(L),
+                page_tokens=256,
+            ),
+            L * 65 * 576,
+        ),
+        (
+            families.ring_state("s", ring=8, slot=512, window=128, **BASE),
+            L * 8 * 512 * 4,
+        ),
+        (families.logical("kv", page_tokens=P), 0),
+    ],
+    ids=lambda value: value.name if isinstance(value, PoolSpec) else "",
+)
+def test_a_page_has_the_bytes_of_the_formula(pool: PoolSpec, wanted: int) -> None:
+    assert pool.page_bytes(Shard()) == wanted
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 8, 16])
+def test_attention_divides_by_heads_and_latents_do_not(tp_size: int) -> None:
+    shard = Shard(tp_size=tp_size)
+    per_head = families.mha("kv", heads=H, head_dim=D, **BASE)
+    latent = families.mla("kv", latent=512, rope=64, **BASE)
+    held = max(1, H // tp_size)
+    assert per_head.page_bytes(shard) == 2 * L * P * held * D * 2
+    assert latent.page_bytes(shard) == latent.page_bytes(Shard())
+
+
+def test_an_indexer_lists_a_page_as_one_piece() -> None:
+    pool = families.indexer("indexer", head_dim=128, **BASE)
+    assert pool.parts[0].per == "page"
+    assert "scale" in pool.parts[0].encoding
+
+
+def test_a_window_keeps_as_many_pages_as_it_can_touch() -> None:
+    assert [families.window_pages(w, 64) for w in (1, 64, 65, 4096)] == [1, 1, 2, 64]
+    with pytest.raises(PoolError, match="window of 0 tokens"):
+        families.window_pages(0, 64)
+
+
+def test_states_are_trailing_and_of_each_rank() -> None:
+    pool = families.mamba("mamba", temporal=(8, 4), conv=[(8, 3)], **BASE)
+    assert (pool.hit_policy, pool.window_pages) == (HitPolicy.TRAILING_PAGES, 1)
+    assert pool.sharding is Sharding.RANK
+    assert [part.name for part in pool.parts] == ["temporal", "conv_0"]
+
+
+def test_a_state_without_a_temporal_part_has_convs_alone() -> None:
+    pool = families.mamba("mamba", conv=[(8, 3)], **BASE)
+    assert [part.name for part in pool.parts] == ["conv_0"]
+
+
+def test_rows_for_several_tokens_must_fill_a_page() -> None:
+    with pytest.raises(PoolError, match="'c128': a page of 64 tokens"):
+        families.compressed("c128", row_bytes=584, ratio=128, **BASE)
+
+
+def test_blocks_of_scales_must_divide_the_latent() -> None:
+    with pytest.raises(PoolError, match="blocks of 100 do not divide 512"):
+        families.mla("kv", latent=512, rope=64, scale_block=100, **BASE)
+
+
+def test_what_a_constructor_does_not_know_reaches_the_pool() -> None:
+    pool = families.mla(
+        "draft",
+        latent=512,
+        rope=64,
+        draft=True,
+        required=False,
+        indices_from="kv",
+        layout=Layout.PAGE_FIRST,
+        **BASE,
+    )
+    assert (pool.draft, pool.required, pool.indices_from) == (True, False, "kv")
+    assert pool.layout is Layout.PAGE_FIRST
+
+
+def test_every_kind_of_pool_has_a_constructor() -> None:
+    made = {
+        families.mha("p", heads=1, head_dim=1, **BASE).kind,
+        families.k_only("p", heads=1, head_dim=1, **BASE).kind,
+        families.mla("p", latent=1, rope=1, **BASE).kind,
+        families.indexer("p", head_dim=128, **BASE).kind,
+        families.mamba("p", conv=[(1, 1)], **BASE).kind,
+        families.swa("p", heads=1, head_dim=1, window=1, **BASE).kind,
+        families.compressed("p", row_bytes=1, **BASE).kind,
+        families.logical("p", page_tokens=1).kind,
+    }
+    assert made == set(PoolKind)
