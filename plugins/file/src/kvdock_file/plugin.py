@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvdock.hookspecs import AttachConfig, hookimpl
+from kvdock.hookspecs import AttachConfig, Finding, hookimpl
 from kvdock.keys import key_suffixes
 from kvdock.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
 from kvdock.pools import HitPolicy, PoolKind, PoolSpec, Shard
 from kvdock_file.settings import FileSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvdock.batches import Batch, BatchResult
     from kvdock.regions import Region
-    from kvdock_file.store import FileStore
+    from kvdock.segments import SegmentStore
 
 _ANY_POOL = KindSupport(
     hit_policies=HitPolicy,
@@ -36,7 +38,7 @@ def kvdock_manifest() -> Manifest:
         host_allocator=Support.NO,
         direct_transfer=Support.NO,
         integrity=Support.NATIVE,
-        eviction=Support.NO,
+        eviction=Support.NATIVE,
         durability=Scope.HOST,
         sharing=Scope.HOST,
         clear_reach=Scope.NAMESPACE,
@@ -46,14 +48,21 @@ def kvdock_manifest() -> Manifest:
 
 
 @hookimpl
+def kvdock_probe(config: AttachConfig) -> Sequence[Finding]:
+    """Look whether the root can be used, and how much room it has."""
+    from kvdock_file.probe import examine  # noqa: PLC0415 - keeps a listing light
+
+    return examine(config.settings)
+
+
+@hookimpl
 def kvdock_register_pool(
     pool: PoolSpec, region: Region, config: AttachConfig
-) -> FileStore:
+) -> SegmentStore:
     """Open the store of this namespace and pool."""
-    from kvdock_file.store import FileStore  # noqa: PLC0415 - keeps a listing light
+    from kvdock_file.opening import open_store  # noqa: PLC0415 - same
 
-    del region
-    return FileStore.open(config.settings.root, config, pool)
+    return open_store(pool, region, config)
 
 
 @hookimpl
@@ -63,6 +72,12 @@ def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
 
 
 @hookimpl
-def kvdock_batch_io(handle: FileStore, batch: Batch) -> BatchResult:
+def kvdock_batch_io(handle: SegmentStore, batch: Batch) -> BatchResult:
     """Do one batch."""
     return handle.run(batch)
+
+
+@hookimpl
+def kvdock_release(handle: SegmentStore) -> None:
+    """Let go of the store's files; what is stored stays."""
+    handle.close()

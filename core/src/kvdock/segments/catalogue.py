@@ -1,0 +1,235 @@
+"""All that a process knows about one pool: folders, segments, the index."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from kvdock.segments import names
+from kvdock.segments.files import OpenFiles
+from kvdock.segments.folder import Folder
+from kvdock.segments.index import Index, Int64s
+from kvdock.segments.records import Bools, Records, UInt64s, key_digests
+from kvdock.segments.segment import Segment, erase_records, open_index, read_record
+from kvdock.segments.space import sweep
+from kvdock.segments.table import ABSENT
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Sequence
+
+    from kvdock.segments.engine import Engine
+
+_USES_S = 10.0
+"""Time between two notes of when pages were used."""
+_PATIENCE = 4
+"""At most one part in five of the time goes into looking what others did."""
+
+
+@attrs.frozen(eq=False)
+class Held:
+    """Segments whose files of pages stay open while a batch uses them.
+
+    Args:
+        segments: The segments.
+        tokens: The engine's token of each.
+    """
+
+    segments: tuple[Segment, ...]
+    tokens: tuple[int, ...]
+
+    @property
+    def strides(self) -> Int64s:
+        """Bytes from a slot to the next, int64 (segments,)."""
+        return np.array([segment.slot_bytes for segment in self.segments], np.int64)
+
+    def place_of(self, identities: UInt64s) -> Int64s:
+        """Return which segment has each identity, int64 (n,), or `ABSENT`."""
+        places = np.full(len(identities), ABSENT, np.int64)
+        for place, segment in enumerate(self.segments):
+            places[identities == np.uint64(segment.name.segment)] = place
+        return places
+
+
+class Catalogue:
+    """Finds keys, keeps up with other writers, and drops what is wrong.
+
+    Args:
+        namespace_fd: Descriptor of the namespace's folder; not closed here.
+        pool: Name of the pool.
+        sizes: Sizes of the pool's objects.
+        seed: Of key digests.
+        engine: Opens the files of pages.
+        counts: What happened, by name.
+    """
+
+    def __init__(
+        self,
+        namespace_fd: int,
+        pool: str,
+        sizes: Sequence[int],
+        seed: int,
+        engine: Engine,
+        counts: Counter[str],
+    ) -> None:
+        self.lock = threading.RLock()
+        self.index = Index()
+        self.folders: dict[int, Folder] = {}
+        self.segments: dict[int, Segment] = {}
+        self.counts = counts
+        self._namespace_fd = namespace_fd
+        self._pool = pool
+        self._seed = seed
+        self._files = OpenFiles(engine)
+        self._syncing = threading.Lock()
+        self._next_sync_s = 0.0
+        self._next_uses_s = time.monotonic() + _USES_S
+        for size in sizes:
+            self.folder(size)
+
+    def folder(self, object_bytes: int) -> Folder:
+        """Return the folder of one size of objects, opened when first used."""
+        folder = self.folders.get(object_bytes)
+        if folder is not None:
+            return folder
+        with self._syncing:
+            if object_bytes not in self.folders:
+                name = names.pool_folder(self._pool, object_bytes)
+                fd = names.open_folder(self._namespace_fd, name, create=True)
+                sweep(fd)
+                folder = Folder(fd, object_bytes, self.index, self.segments, self.lock)
+                folder.scan()
+                self.folders[object_bytes] = folder
+            return self.folders[object_bytes]
+
+    def find(self, keys: Sequence[str]) -> tuple[UInt64s, Int64s]:
+        """Return the digests of keys and their rows, or `ABSENT`."""
+        self.keep_up()
+        digests = key_digests(keys, self._seed)
+        with self.lock:
+            rows = self.index.find(digests)
+        if (rows == ABSENT).any() and self.keep_up(missed=True):
+            with self.lock:
+                rows = self.index.find(digests)
+        return digests, rows
+
+    def keep_up(self, *, missed: bool = False, always: bool = False) -> bool:
+        """Learn what others changed; return whether anything was read.
+
+        Args:
+            missed: A key was not found, so look at segments in work as well.
+            always: Look now, however lately somebody looked.
+        """
+        changed = [f for f in list(self.folders.values()) if f.changed()]
+        nothing_new = not (changed or missed)
+        if not always and (nothing_new or time.monotonic() < self._next_sync_s):
+            return False
+        if not self._syncing.acquire(blocking=always):
+            return False
+        try:
+            begun_s = time.monotonic()
+            for folder in changed:
+                folder.scan()
+            for folder in list(self.folders.values()) if missed else ():
+                folder.poll()
+            if changed:
+                self._files.keep_only(set(self.segments.values()))
+            if begun_s > self._next_uses_s:
+                self._next_uses_s = begun_s + _USES_S
+                self.flush_uses()
+            now_s = time.monotonic()
+            self._next_sync_s = now_s + _PATIENCE * (now_s - begun_s)
+        finally:
+            self._syncing.release()
+        return True
+
+    def flush_uses(self) -> None:
+        """Write down when pages were used, for others and the next start."""
+        for folder in list(self.folders.values()):
+            folder.flush_uses()
+
+    def hold(self, numbers: Int64s) -> Held:
+        """Open the files of segments, by number; `release` ends it."""
+        held: list[Segment] = []
+        tokens = []
+        for number in np.unique(numbers).tolist():
+            segment = self.segments.get(number)
+            token = None if segment is None else self._files.hold(segment)
+            if segment is not None and token is not None:
+                segment.touched = True
+                held.append(segment)
+                tokens.append(token)
+        return Held(tuple(held), tuple(tokens))
+
+    def release(self, held: Held) -> None:
+        """End the use of files."""
+        self._files.release(held.segments)
+
+    def retire(self, rows: Int64s, believed: Records) -> Bools:
+        """Forget records, here and on disk, so that a rewrite heals them.
+
+        Args:
+            rows: int64 (n,).
+            believed: (n,), what the rows held when they were looked up.
+
+        Returns:
+            bool (n,): which of them had been replaced by somebody already, a
+            race that was lost and no damage.
+        """
+        raced = np.ones(len(rows), np.bool_)
+        numbers = self.index.segment_of[rows]
+        for number in np.unique(numbers).tolist():
+            segment = self.segments.get(number)
+            if segment is not None:
+                mine = np.flatnonzero(numbers == number)
+                raced[mine] = self._retire_in(segment, rows[mine], believed[mine])
+        self.counts["pages_retired"] += int((~raced).sum())
+        return raced
+
+    def _retire_in(self, segment: Segment, rows: Int64s, believed: Records) -> Bools:
+        """Forget records of one segment; return which had been replaced."""
+        slots = rows - segment.rows.first
+        same = np.zeros(len(slots), np.bool_)
+        with self.lock:
+            with suppress(OSError):
+                fd = open_index(segment.folder, str(segment.name), write=True)
+                try:
+                    for place, slot in enumerate(slots.tolist()):
+                        same[place] = read_record(fd, slot) == believed[place].tobytes()
+                    erase_records(fd, slots[same])
+                finally:
+                    os.close(fd)
+            now = self.index.records["check"][rows] == believed["check"]
+            self.index.forget(rows[now])
+        for folder in self.folders.values():
+            if folder.fd == segment.folder:
+                folder.doubt()
+        return ~same
+
+    @property
+    def open_files(self) -> int:
+        """Number of files of pages that are open."""
+        return len(self._files)
+
+    def close(self) -> None:
+        """Let go of everything; claimed segments are free for others."""
+        with self._syncing, self.lock:
+            self._files.close()
+            for folder in self.folders.values():
+                folder.close()
+            self.folders.clear()
+            self.segments.clear()
+
+    def abandon(self) -> None:
+        """Close what a forked child inherited; its parent keeps its claims."""
+        for folder in self.folders.values():
+            for segment in folder.segments.values():
+                if segment.owned:
+                    os.close(segment.index_fd)
+        self._files.close()

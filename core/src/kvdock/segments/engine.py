@@ -1,0 +1,114 @@
+"""The seam between the index and the I/O that moves bytes.
+
+The store decides what goes where; an engine moves it. One call carries many
+objects as arrays, so that an engine may sort, merge and overlap them as its
+interface likes best. Engines in sight: threads with positional I/O (here),
+USRBIO rings, NIXL transfers.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Protocol
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+UInt64s = npt.NDArray[np.uint64]
+
+DEADLINE = errno.ETIMEDOUT
+"""Error of an object that was not begun before the deadline."""
+
+
+@attrs.frozen(eq=False)
+class Transfer:
+    """Objects to move between host memory and segments.
+
+    Args:
+        files: What `Engine.open_file` returned, one for each segment.
+        file_of: int64 (n,), index into `files` for each object.
+        offsets: int64 (n,), where each object begins in its file.
+        addresses: int64 (n, segments), host byte addresses.
+        sizes: int64 (n, segments), bytes; 0 pads a row.
+        deadline_s: When to begin nothing more, on `time.monotonic()`'s clock.
+    """
+
+    files: tuple[int, ...]
+    file_of: Int64s = attrs.field(repr=False)
+    offsets: Int64s = attrs.field(repr=False)
+    addresses: Int64s = attrs.field(repr=False)
+    sizes: Int64s = attrs.field(repr=False)
+    deadline_s: float = float("inf")
+
+    def __len__(self) -> int:
+        """Return the number of objects."""
+        return len(self.offsets)
+
+
+@attrs.frozen(eq=False)
+class Moved:
+    """What became of each object of a transfer, at its place.
+
+    Args:
+        errors: int32 (n,), 0 or an errno; `DEADLINE` for not begun.
+        nbytes: int64 (n,), bytes that moved; fewer at the end of a file.
+        checksums: uint64 (n,), xxh3 of the object's bytes in host memory;
+            meaningful only where all bytes moved.
+    """
+
+    errors: Int32s
+    nbytes: Int64s
+    checksums: UInt64s
+
+    @classmethod
+    def of(cls, count: int) -> Moved:
+        """Begin an answer in which nothing has moved."""
+        return cls(
+            np.full(count, DEADLINE, np.int32),
+            np.zeros(count, np.int64),
+            np.zeros(count, np.uint64),
+        )
+
+
+class Engine(Protocol):
+    """Moves bytes between host memory and files.
+
+    Called from any thread, several at a time. An engine bounds its own
+    parallelism, and does not let a short call wait behind a long one. It
+    keeps no reference to host memory once a call has returned. What fails
+    for an object is that object's errno; nothing else is raised.
+    """
+
+    alignment: int
+    """Slots begin and end at multiples of this, bytes; a power of two."""
+
+    def open_file(self, name: str, folder: int, *, create: bool) -> int:
+        """Open a segment's data for reading and writing.
+
+        Args:
+            name: File name within the folder; never a link.
+            folder: Descriptor of the folder.
+            create: Make the file; it must not be there yet.
+
+        Returns:
+            A token for `Transfer.files`: the descriptor itself for engines
+            that need no more.
+
+        Raises:
+            OSError: If it cannot be opened.
+        """
+
+    def close_file(self, token: int) -> None:
+        """Let go of a token; no transfer uses it any more."""
+
+    def write(self, transfer: Transfer) -> Moved:
+        """Move objects from host memory to their segments."""
+
+    def read(self, transfer: Transfer) -> Moved:
+        """Move objects from their segments to host memory."""
+
+    def close(self) -> None:
+        """End threads and connections; the engine is not used again."""

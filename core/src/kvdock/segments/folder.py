@@ -1,0 +1,192 @@
+"""One folder of segments, and keeping up with what others write into it."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvdock.segments.names import IndexName, data_segment, listing
+from kvdock.segments.segment import (
+    Contents,
+    Segment,
+    open_index,
+    read_commits,
+    read_contents,
+)
+
+if TYPE_CHECKING:
+    import threading
+
+    from kvdock.segments.index import Index
+
+_SETTLED_NS = 20_000_000
+"""A folder's time of change is exact to a clock tick: one that is younger may
+hide a second change, so the folder is read again."""
+
+
+class Folder:
+    """The segments of one pool with one size of objects.
+
+    Args:
+        fd: Descriptor of the folder; closed with it.
+        object_bytes: Size of the objects.
+        index: Where records go.
+        numbers: Segment by its number in the index, of all folders.
+        lock: Held around every use of the index.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        object_bytes: int,
+        index: Index,
+        numbers: dict[int, Segment],
+        lock: threading.RLock,
+    ) -> None:
+        self.fd = fd
+        self.object_bytes = object_bytes
+        self.segments: dict[int, Segment] = {}
+        self.invalid_records = 0
+        self.foreign_files = 0
+        self._index = index
+        self._numbers = numbers
+        self._lock = lock
+        self._seen_ns = -1
+
+    def doubt(self) -> None:
+        """Read the folder again, whatever its time of change says."""
+        self._seen_ns = -1
+
+    def changed(self) -> bool:
+        """Return whether files came, went or were renamed since `scan`."""
+        return os.fstat(self.fd).st_mtime_ns != self._seen_ns
+
+    def scan(self) -> None:
+        """Bring the index in line with the files of the folder."""
+        now_ns = time.time_ns()
+        stamp = os.fstat(self.fd).st_mtime_ns
+        # What is too fresh to be told from a later change is read again.
+        self._seen_ns = stamp if now_ns - stamp > _SETTLED_NS else -1
+        names, sizes = self._listing()
+        for segment in list(self.segments.values()):
+            name = names.get(segment.name.segment)
+            if name is None or name.segment not in sizes:
+                self._drop_if_gone(segment)
+        for number, name in names.items():
+            known = self.segments.get(number)
+            if number not in sizes or (known and (known.owned or known.name == name)):
+                continue
+            self._load(name, sizes[number])
+
+    def poll(self) -> None:
+        """Read what other writers have added to segments in work."""
+        for segment in list(self.segments.values()):
+            if segment.owned or segment.name.state != "open":
+                continue
+            with suppress(OSError):
+                fd = open_index(self.fd, str(segment.name))
+                try:
+                    fresh = read_commits(fd)
+                finally:
+                    os.close(fd)
+                if fresh != segment.commits:
+                    self._load(segment.name, self.data_bytes(segment.name))
+
+    def _drop_if_gone(self, segment: Segment) -> None:
+        # A listing may miss a file that is renamed meanwhile. Our own are only
+        # renamed under the lock; another's is found again by the next scan.
+        with self._lock:
+            if segment.owned:
+                with suppress(FileNotFoundError):
+                    for name in (str(segment.name), segment.name.data):
+                        os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+                    return
+            self.drop(segment)
+
+    def drop(self, segment: Segment) -> None:
+        """Forget a segment whose files are gone."""
+        with self._lock:
+            self._index.close_rows(segment.rows)
+            del self.segments[segment.name.segment]
+            del self._numbers[segment.rows.number]
+            if segment.owned:
+                fd, segment.index_fd = segment.index_fd, -1
+                os.close(fd)
+
+    def data_bytes(self, name: IndexName) -> int:
+        """Return the size of a segment's file of pages, 0 if it is gone."""
+        try:
+            status = os.stat(name.data, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return 0
+        return status.st_size
+
+    def admit(self, name: IndexName, contents: Contents) -> Segment:
+        """Take a segment that was read into the index, or read again."""
+        with self._lock:
+            known = self.segments.get(name.segment)
+            if known and known.rows.slots != contents.slots:
+                self.drop(known)
+                known = None
+            if known is None:
+                rows = self._index.open_rows(contents.slots)
+                known = Segment(self.fd, name, rows, contents.slot_bytes)
+                self.segments[name.segment] = known
+                self._numbers[rows.number] = known
+            known.name, known.commits = name, contents.commits
+            self._index.load(known.rows, contents.records, contents.used_ns)
+        return known
+
+    def _load(self, name: IndexName, data_bytes: int) -> None:
+        try:
+            fd = open_index(self.fd, str(name))
+        except OSError:
+            return
+        try:
+            contents = read_contents(fd, name, data_bytes)
+        except OSError:
+            contents = None
+        finally:
+            os.close(fd)
+        if contents is None:
+            self.foreign_files += 1
+            return
+        self.invalid_records += contents.invalid
+        self.admit(name, contents)
+
+    def _listing(self) -> tuple[dict[int, IndexName], dict[int, int]]:
+        """Return the newest index file and the data size of each segment."""
+        names: dict[int, IndexName] = {}
+        sizes: dict[int, int] = {}
+        with listing(self.fd) as entries:
+            for entry in entries:
+                name = IndexName.parse(entry.name)
+                segment = data_segment(entry.name)
+                if segment is not None:
+                    with suppress(FileNotFoundError):
+                        sizes[segment] = entry.stat(follow_symlinks=False).st_size
+                elif name and name.state != "new":
+                    other = names.get(name.segment)
+                    if other is None or other.generation < name.generation:
+                        names[name.segment] = name
+        return names, sizes
+
+    def flush_uses(self) -> None:
+        """Write times of use that only this process knows."""
+        for segment in list(self.segments.values()):
+            if segment.touched:
+                with self._lock:
+                    used = np.array(self._index.used_ns[segment.rows.span])
+                segment.write_uses(used)
+
+    def close(self) -> None:
+        """Let go of every segment and of the folder."""
+        self.flush_uses()
+        for segment in self.segments.values():
+            if segment.owned:
+                segment.let_go(full=False)
+        os.close(self.fd)

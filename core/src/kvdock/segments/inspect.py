@@ -1,0 +1,139 @@
+"""Where an object's bytes lie on disk: for tools, demos and tests.
+
+Reads a store without opening it, and without its memory: what is found is
+what a fresh process would find.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from kvdock.segments import names
+from kvdock.segments.maintenance import pool_folders
+from kvdock.segments.records import (
+    RECORD_BYTES,
+    RECORDS_AT,
+    key_digests,
+    key_seed,
+)
+from kvdock.segments.segment import Contents, open_index, read_contents
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@attrs.frozen(kw_only=True)
+class Location:
+    """Where one object lies.
+
+    Args:
+        pool: Name of its pool.
+        path: The file that holds its bytes.
+        offset: Where they begin.
+        nbytes: How many there are.
+        slot_bytes: How many the slot has room for.
+        checksum: xxh3 that they must have.
+        record_path: The index file that holds its record.
+        record_offset: Where the record begins; it has 64 bytes.
+    """
+
+    pool: str
+    path: Path
+    offset: int
+    nbytes: int
+    slot_bytes: int
+    checksum: int
+    record_path: Path
+    record_offset: int
+
+
+def locate(root: Path, key: str) -> tuple[Location, ...]:
+    """Find every copy of an object.
+
+    Damage its bytes through `path` and `offset` to see a read miss.
+
+    Args:
+        root: The store's root directory.
+        key: The object's whole key: namespace digest, page hash, suffix.
+
+    Raises:
+        NamespaceError: If the key begins with no namespace.
+    """
+    namespace = names.check_namespace(key.partition("/")[0])
+    wanted = key_digests([key], key_seed(namespace))[0]
+    return tuple(
+        _location(root / namespace, pool, name, contents, slot)
+        for pool, name, contents in segments_of(root, namespace)
+        for slot in np.flatnonzero(
+            (contents.records["key_low"] == wanted[0])
+            & (contents.records["key_high"] == wanted[1])
+            & (contents.records["check"] != 0)
+        ).tolist()
+    )
+
+
+def segments_of(
+    root: Path, namespace: str
+) -> Iterator[tuple[str, names.IndexName, Contents]]:
+    """Read the index files of a namespace.
+
+    Yields:
+        Folder name of the pool, name and contents of each index file that is
+        whole.
+    """
+    root_fd = names.open_root(root, shared=True)
+    try:
+        namespace_fd = names.open_folder(root_fd, names.check_namespace(namespace))
+    except FileNotFoundError:
+        return
+    finally:
+        os.close(root_fd)
+    try:
+        for pool in pool_folders(namespace_fd):
+            folder = names.open_folder(namespace_fd, pool)
+            try:
+                for name, contents in _read_folder(folder):
+                    yield pool, name, contents
+            finally:
+                os.close(folder)
+    finally:
+        os.close(namespace_fd)
+
+
+def _read_folder(folder: int) -> Iterator[tuple[names.IndexName, Contents]]:
+    with names.listing(folder) as entries:
+        found = sorted(entry.name for entry in entries)
+    for name in filter(None, map(names.IndexName.parse, found)):
+        contents = None
+        with suppress(OSError):
+            data = os.stat(name.data, dir_fd=folder, follow_symlinks=False)
+            fd = open_index(folder, str(name))
+            try:
+                contents = read_contents(fd, name, data.st_size)
+            finally:
+                os.close(fd)
+        if contents is not None and name.state != "new":
+            yield name, contents
+
+
+def _location(
+    home: Path, folder: str, name: names.IndexName, contents: Contents, slot: int
+) -> Location:
+    record = contents.records[slot]
+    pool = names.parse_pool_folder(folder)
+    return Location(
+        pool=pool[0] if pool else folder,
+        path=home / folder / name.data,
+        offset=slot * contents.slot_bytes,
+        nbytes=int(record["nbytes"]),
+        slot_bytes=contents.slot_bytes,
+        checksum=int(record["checksum"]),
+        record_path=home / folder / str(name),
+        record_offset=RECORDS_AT + slot * RECORD_BYTES,
+    )

@@ -1,0 +1,231 @@
+"""Names of files and folders in a store, and opening them safely.
+
+Everything is opened relative to a descriptor of its folder and never through
+a symbolic link, so nothing in a store can point out of it. Keys never become
+names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kvdock.errors import KvdockError, NamespaceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+RECORD_NAME = "namespace.json"
+"""What a namespace covers; its SHA-256 is the namespace folder's name."""
+
+_NAMESPACE = re.compile(r"[0-9a-f]{64}")
+_POOL = re.compile(r"([a-z][a-z0-9_]{0,47})\.(\d{1,19})")
+_INDEX = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{8})\.(idx|open|new)")
+_DATA = re.compile(r"([0-9a-f]{16})\.dat")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@attrs.frozen
+class IndexName:
+    """Name of an index file: which segment, which generation, which state.
+
+    Args:
+        segment: Identity of the segment, 64 bits drawn at random.
+        generation: How often it was given to a writer.
+        state: "new" while it is made, "open" while it is filled, else "idx".
+    """
+
+    segment: int
+    generation: int
+    state: str
+
+    @classmethod
+    def parse(cls, name: str) -> IndexName | None:
+        """Read a file name; None if it is not an index file's."""
+        match = _INDEX.fullmatch(name)
+        if not match:
+            return None
+        return cls(int(match[1], 16), int(match[2], 16), match[3])
+
+    def __str__(self) -> str:
+        """Spell the file name."""
+        return f"{self.segment:016x}.{self.generation:08x}.{self.state}"
+
+    @property
+    def data(self) -> str:
+        """Name of the file that holds the pages."""
+        return data_name(self.segment)
+
+
+def data_name(segment: int) -> str:
+    """Return the name of the file that holds a segment's pages."""
+    return f"{segment:016x}.dat"
+
+
+def data_segment(name: str) -> int | None:
+    """Return whose pages a file holds; None if it holds none."""
+    match = _DATA.fullmatch(name)
+    return int(match[1], 16) if match else None
+
+
+def pool_folder(pool: str, object_bytes: int) -> str:
+    """Return the name of the folder of a pool's objects of one size.
+
+    Raises:
+        NamespaceError: If the pool's name could not be a file name.
+    """
+    name = f"{pool}.{object_bytes}"
+    if not _POOL.fullmatch(name):
+        raise NamespaceError(f"{name!r} is no name of a pool and its object size")
+    return name
+
+
+def parse_pool_folder(name: str) -> tuple[str, int] | None:
+    """Return pool and object size of a folder name, or None."""
+    match = _POOL.fullmatch(name)
+    return (match[1], int(match[2])) if match else None
+
+
+def is_namespace(name: str) -> bool:
+    """Return whether this is a namespace digest."""
+    return _NAMESPACE.fullmatch(name) is not None
+
+
+def check_namespace(name: str) -> str:
+    """Return a namespace digest that is safe as a folder name.
+
+    Raises:
+        NamespaceError: If it is anything but 64 hex digits.
+    """
+    if is_namespace(name):
+        return name
+    raise NamespaceError(
+        f"{name[:80]!r} is no namespace",
+        fix="A namespace is the 64 hex digits of a SHA-256, in lower case.",
+    )
+
+
+def open_root(root: Path, *, shared: bool = False) -> int:
+    """Open a store's root, made if it is missing; return a descriptor.
+
+    Args:
+        root: The directory.
+        shared: Accept a root that belongs to someone else, or that group or
+            world may write.
+
+    Raises:
+        KvdockError: If it is not a directory of ours alone.
+    """
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(root, _FOLDER)
+    except OSError as error:
+        raise KvdockError(
+            f"store {str(root)!r} cannot be opened: {error.strerror or error}",
+            fix="Name a directory that this user may write, and no symbolic link.",
+        ) from error
+    status = os.fstat(fd)
+    problem = ""
+    if status.st_uid != os.geteuid():
+        problem = f"belongs to user {status.st_uid}, not to {os.geteuid()}"
+    elif stat.S_IMODE(status.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
+        problem = f"may be written by others (mode {stat.S_IMODE(status.st_mode):o})"
+    if problem and not shared:
+        os.close(fd)
+        raise KvdockError(
+            f"store {str(root)!r} {problem}: others could plant pages in it",
+            fix="Use a directory of your own with mode 700, or allow sharing.",
+        )
+    return fd
+
+
+def open_folder(parent: int, name: str, *, create: bool = False) -> int:
+    """Open a folder inside another one; return a descriptor.
+
+    Raises:
+        OSError: If it is missing, a link, or no folder.
+    """
+    if create:
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=parent)
+    return os.open(name, _FOLDER, dir_fd=parent)
+
+
+@contextmanager
+def listing(folder: int) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """List a folder by its descriptor, independent of other listings.
+
+    `os.scandir(fd)` shares its place in the folder with every duplicate of
+    the descriptor, so two threads, or a forked child, would disturb each
+    other.
+    """
+    fd = os.open(".", _FOLDER, dir_fd=folder)
+    try:
+        with os.scandir(fd) as entries:
+            yield entries
+    finally:
+        os.close(fd)
+
+
+def open_namespace(root: int, namespace: str, record: bytes = b"") -> int:
+    """Open a namespace's folder, made if it is missing.
+
+    Args:
+        root: Descriptor of the root.
+        namespace: Its digest.
+        record: The bytes of which the digest is the SHA-256: what the
+            namespace covers. Kept beside the data, compared when it is there.
+
+    Raises:
+        NamespaceError: If the digest, the record, and what is stored do not
+            belong together.
+    """
+    check_namespace(namespace)
+    if record and hashlib.sha256(record).hexdigest() != namespace:
+        raise NamespaceError(f"the record of namespace {namespace[:12]} is another's")
+    fd = open_folder(root, namespace, create=True)
+    stored = read_record(fd)
+    if stored and hashlib.sha256(stored).hexdigest() != namespace:
+        os.close(fd)
+        raise NamespaceError(
+            f"{RECORD_NAME} of namespace {namespace[:12]} does not fit its name",
+            fix="Somebody changed it: clear this namespace, or delete the file.",
+        )
+    if record and not stored:
+        _write_aside(fd, RECORD_NAME, record)
+    return fd
+
+
+def read_record(namespace: int) -> bytes:
+    """Return what a namespace covers, or nothing where that is not kept."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(RECORD_NAME, flags, dir_fd=namespace)
+    except FileNotFoundError:
+        return b""
+    with os.fdopen(fd, "rb") as file:
+        return file.read(1 << 24)
+
+
+def _write_aside(folder: int, name: str, content: bytes) -> None:
+    """Write a file that others see whole or not at all."""
+    aside = f".{name}.{os.urandom(8).hex()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(aside, flags, 0o600, dir_fd=folder), "wb") as file:
+            file.write(content)
+        os.rename(aside, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError as error:
+        with suppress(FileNotFoundError):
+            os.unlink(aside, dir_fd=folder)
+        raise KvdockError(
+            f"the store cannot keep {name}: {error.strerror or error}",
+            fix="Free some space on its file system.",
+        ) from error

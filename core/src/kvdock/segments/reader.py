@@ -1,0 +1,108 @@
+"""Reading pages back: every one is verified, or it is a miss."""
+
+from __future__ import annotations
+
+import errno
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvdock.batches import Batch, BatchResult, Outcome, Outcomes
+from kvdock.segments.engine import DEADLINE, Engine, Moved, Transfer
+from kvdock.segments.table import ABSENT
+
+if TYPE_CHECKING:
+    from kvdock.segments.catalogue import Catalogue, Held
+    from kvdock.segments.index import Int64s
+    from kvdock.segments.records import Records
+
+_DAMAGE = (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
+_LOST = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.ESTALE, errno.ENXIO)
+"""Errors that say that the bytes are gone, and not that the call was wrong."""
+
+
+class Reader:
+    """Loads objects that a catalogue knows.
+
+    Args:
+        catalogue: Where they are.
+        engine: Moves their bytes.
+    """
+
+    def __init__(self, catalogue: Catalogue, engine: Engine) -> None:
+        self._catalogue = catalogue
+        self._engine = engine
+
+    def get(self, batch: Batch) -> BatchResult:
+        """Fill the memory of a batch."""
+        catalogue = self._catalogue
+        outcomes = np.full(len(batch), Outcome.ABSENT, np.uint8)
+        _, rows = catalogue.find(batch.keys)
+        there = np.flatnonzero(rows != ABSENT)
+        if len(there):
+            rows = rows[there]
+            with catalogue.lock:
+                believed = catalogue.index.records[rows]
+                numbers = catalogue.index.segment_of[rows].astype(np.int64)
+                catalogue.index.touch(rows, time.time_ns())
+                held = catalogue.hold(numbers)
+            try:
+                outcomes[there] = self._load(batch, there, rows, believed, held)
+            finally:
+                catalogue.release(held)
+        self._count(outcomes)
+        return BatchResult.of(batch, outcomes)
+
+    def _load(
+        self, batch: Batch, there: Int64s, rows: Int64s, believed: Records, held: Held
+    ) -> Outcomes:
+        """Read and verify objects; return an outcome for each."""
+        wanted = batch.object_bytes[there].astype(np.uint64)
+        outcomes = np.full(len(there), Outcome.OK, np.uint8)
+        files = held.place_of(believed["segment"])
+        outcomes[files == ABSENT] = Outcome.CORRUPT  # the file is gone
+        outcomes[believed["nbytes"] < wanted] = Outcome.SHORT
+        outcomes[believed["nbytes"] > wanted] = Outcome.LONG
+        chosen = np.flatnonzero((outcomes == Outcome.OK) & (wanted > 0))
+        if len(chosen):
+            at = there[chosen]
+            transfer = Transfer(
+                files=held.tokens,
+                file_of=files[chosen],
+                offsets=believed["slot"][chosen] * held.strides[files[chosen]],
+                addresses=batch.addresses[at],
+                sizes=batch.sizes[at],
+                deadline_s=batch.deadline_s,
+            )
+            moved = self._engine.read(transfer)
+            outcomes[chosen] = _verified(moved, believed[chosen])
+        self._heal(rows, believed, outcomes)
+        return outcomes
+
+    def _heal(self, rows: Int64s, believed: Records, outcomes: Outcomes) -> None:
+        """Retire what is damaged; what was only recycled becomes ABSENT."""
+        bad = np.flatnonzero(np.isin(outcomes, _DAMAGE))
+        if len(bad):
+            raced = self._catalogue.retire(rows[bad], believed[bad])
+            outcomes[bad[raced]] = Outcome.ABSENT
+            self._catalogue.counts["pages_raced"] += int(raced.sum())
+
+    def _count(self, outcomes: Outcomes) -> None:
+        for outcome, number in zip(
+            *np.unique(outcomes, return_counts=True), strict=True
+        ):
+            name = Outcome(outcome).name.lower()
+            self._catalogue.counts[f"get_{name}"] += int(number)
+
+
+def _verified(moved: Moved, believed: Records) -> Outcomes:
+    """Hold what an engine moved against what was stored."""
+    nbytes = believed["nbytes"].astype(np.int64)
+    outcomes = np.full(len(nbytes), Outcome.OK, np.uint8)
+    outcomes[moved.checksums != believed["checksum"]] = Outcome.CORRUPT
+    outcomes[moved.nbytes < nbytes] = Outcome.SHORT
+    outcomes[moved.errors != 0] = Outcome.ERROR
+    outcomes[np.isin(moved.errors, _LOST)] = Outcome.CORRUPT
+    outcomes[moved.errors == DEADLINE] = Outcome.TIMEOUT
+    return outcomes

@@ -1,0 +1,181 @@
+"""The bytes of an index file: its header, its records, its times of use.
+
+One index file describes one segment of equal slots:
+
+    0      64  header: what the segment is (see `HEADER`)
+    64     64  number of commits, in the first 8 bytes; the rest is zero
+    128    64  record of slot 0 (see `RECORD`), then of slot 1 and so on
+    ...     8  time of last use of slot 0 in ns, then of slot 1 and so on
+
+Everything is little-endian. Header and records carry a checksum of their
+own, so what is torn, stale from another place, or foreign is not there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FORMAT_VERSION = 1
+"""Version of the layout; files of another one are left alone."""
+
+MAGIC = b"KVDOCKSG"
+HEADER_BYTES = 64
+COMMITS_AT = 64
+RECORDS_AT = 128
+RECORD_BYTES = 64
+USE_BYTES = 8
+
+HEADER = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u4"),
+        ("generation", "<u4"),
+        ("segment", "<u8"),
+        ("slots", "<u8"),
+        ("slot_bytes", "<u8"),
+        ("object_bytes", "<u8"),
+        ("reserved", "<u8"),
+        ("check", "<u8"),
+    ]
+)
+
+RECORD = np.dtype(
+    [
+        ("key_low", "<u8"),
+        ("key_high", "<u8"),
+        ("checksum", "<u8"),
+        ("nbytes", "<u8"),
+        ("stored_ns", "<u8"),
+        ("segment", "<u8"),
+        ("generation", "<u4"),
+        ("slot", "<u4"),
+        ("check", "<u8"),
+    ]
+)
+
+Records = npt.NDArray[np.void]
+UInt64s = npt.NDArray[np.uint64]
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+# Odd constants of one line each, drawn once at random. The fold below is not
+# xxh3 because a million records have to be checked in one numpy expression.
+_FACTORS = np.array(
+    [
+        0x9E6C63D0976B2D1B,
+        0xD1342543DE82EF95,
+        0xA0761D6478BD642F,
+        0xE7037ED1A0B428DB,
+        0x8EBC6AF09C88C6E3,
+        0x589965CC75374CC3,
+        0x1D8E4E27C47D124F,
+    ],
+    np.uint64,
+)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+_SHIFT = np.uint64(29)
+_SALT = np.uint64(0x6B76646F636B0000 + FORMAT_VERSION)
+
+
+def index_bytes(slots: int) -> int:
+    """Return the size of the index file of a segment."""
+    return RECORDS_AT + slots * (RECORD_BYTES + USE_BYTES)
+
+
+def uses_at(slots: int) -> int:
+    """Return where the times of use begin in an index file."""
+    return RECORDS_AT + slots * RECORD_BYTES
+
+
+def fold(rows: Records) -> UInt64s:
+    """Return the self-check of headers or records, uint64 (n,).
+
+    Args:
+        rows: (n,) of a 64-byte type whose last word is the check itself.
+    """
+    words = np.ascontiguousarray(rows).view(np.uint64).reshape(-1, 8)
+    state = np.full(len(words), _SALT)
+    for column, factor in enumerate(_FACTORS):
+        state ^= words[:, column]
+        state *= factor
+        state ^= state >> _SHIFT
+    state *= _MIX
+    state ^= state >> _SHIFT
+    return state
+
+
+def sealed(rows: Records) -> Records:
+    """Fill in the self-checks of headers or records; return the same rows."""
+    rows["check"] = fold(rows)
+    return rows
+
+
+def header_of(
+    segment: int, generation: int, slots: int, slot_bytes: int, object_bytes: int
+) -> bytes:
+    """Encode a header."""
+    row = np.zeros(1, HEADER)
+    row[0] = (
+        MAGIC,
+        FORMAT_VERSION,
+        generation,
+        segment,
+        slots,
+        slot_bytes,
+        object_bytes,
+        0,
+        0,
+    )
+    return sealed(row).tobytes()
+
+
+def parse_header(raw: bytes) -> Records | None:
+    """Decode a header; None if it is torn, foreign or of another version."""
+    if len(raw) < HEADER_BYTES:
+        return None
+    row = np.frombuffer(raw[:HEADER_BYTES], HEADER)
+    good = row["magic"][0] == MAGIC and row["version"][0] == FORMAT_VERSION
+    return row if good and fold(row)[0] == row["check"][0] else None
+
+
+def valid(rows: Records, segment: int, slots: Int64s) -> Bools:
+    """Return which records are whole and belong to this place, bool (n,).
+
+    Args:
+        rows: The records, (n,).
+        segment: Identity of the segment that they were read from.
+        slots: int64 (n,), the slots that they were read from.
+    """
+    good = rows["check"] == fold(rows)
+    good &= rows["segment"] == np.uint64(segment)
+    good &= rows["slot"] == slots
+    return cast("Bools", good)
+
+
+def key_seed(namespace: str) -> int:
+    """Return the seed of a namespace's key digests.
+
+    Args:
+        namespace: Its digest, in hex.
+    """
+    return int(namespace[:16], 16)
+
+
+def key_digests(keys: Sequence[str], seed: int) -> UInt64s:
+    """Return 128-bit digests of keys, uint64 (n, 2), low word first.
+
+    Args:
+        keys: The keys.
+        seed: The namespace's, so that collisions found elsewhere mean
+            nothing here.
+    """
+    digest = xxhash.xxh3_128_digest
+    raw = b"".join([digest(key.encode(), seed) for key in keys])
+    return np.frombuffer(raw, "<u8").reshape(-1, 2)

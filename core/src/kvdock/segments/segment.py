@@ -1,0 +1,286 @@
+"""One segment: a file of equal slots and the index file that describes it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from kvdock.segments import tenure
+from kvdock.segments.names import IndexName
+from kvdock.segments.records import (
+    COMMITS_AT,
+    RECORD,
+    RECORD_BYTES,
+    RECORDS_AT,
+    Records,
+    header_of,
+    index_bytes,
+    parse_header,
+    uses_at,
+    valid,
+)
+
+if TYPE_CHECKING:
+    from kvdock.segments.index import Rows
+
+Int64s = npt.NDArray[np.int64]
+
+_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@attrs.frozen(eq=False)
+class Contents:
+    """An index file as it was when it was read.
+
+    Args:
+        slots: Number of slots.
+        slot_bytes: Bytes from one slot to the next.
+        object_bytes: What the slots were made for.
+        commits: Changes whenever records are added.
+        records: (slots,); what is not valid is zero.
+        used_ns: int64 (slots,).
+        invalid: Records that are there but wrong.
+    """
+
+    slots: int
+    slot_bytes: int
+    object_bytes: int
+    commits: int
+    records: Records
+    used_ns: Int64s
+    invalid: int
+
+
+def open_index(folder: int, name: str, *, write: bool = False) -> int:
+    """Open an index file.
+
+    Raises:
+        OSError: If it is not there any more, or a link.
+    """
+    mode = os.O_RDWR if write else os.O_RDONLY
+    return os.open(name, mode | _FLAGS, dir_fd=folder)
+
+
+def read_contents(fd: int, name: IndexName, data_bytes: int) -> Contents | None:
+    """Read an index file whole.
+
+    Args:
+        fd: The open index file.
+        name: Its name; records of any other segment are not believed.
+        data_bytes: Size of the file of pages; slots beyond it are lost.
+
+    Returns:
+        None if the file is torn at its head or of another version.
+    """
+    raw = b""
+    while chunk := os.pread(fd, 1 << 30, len(raw)):
+        raw += chunk
+    header = parse_header(raw)
+    if header is None or int(header["segment"][0]) != name.segment:
+        return None
+    slots, slot_bytes = int(header["slots"][0]), int(header["slot_bytes"][0])
+    whole = min(slots, max(0, len(raw) - RECORDS_AT) // RECORD_BYTES)
+    records = np.zeros(slots, RECORD)
+    records[:whole] = np.frombuffer(raw, RECORD, whole, RECORDS_AT)
+    there = records["check"] != 0
+    numbers = np.arange(slots)
+    good = valid(records, name.segment, numbers)
+    if slot_bytes:
+        good &= (numbers + 1) * slot_bytes <= data_bytes
+        good &= records["nbytes"] <= np.uint64(slot_bytes)
+    records[~good] = np.zeros((), RECORD)
+    used_ns = records["stored_ns"].astype(np.int64)
+    if len(raw) >= index_bytes(slots):
+        used_ns = np.maximum(used_ns, np.frombuffer(raw, "<i8", slots, uses_at(slots)))
+    return Contents(
+        slots=slots,
+        slot_bytes=slot_bytes,
+        object_bytes=int(header["object_bytes"][0]),
+        commits=int.from_bytes(raw[COMMITS_AT : COMMITS_AT + 8], "little"),
+        records=records,
+        used_ns=used_ns,
+        invalid=int((there & ~good).sum()),
+    )
+
+
+def read_commits(fd: int) -> int:
+    """Return the number that changes whenever records are added."""
+    return int.from_bytes(os.pread(fd, 8, COMMITS_AT), "little")
+
+
+def read_record(fd: int, slot: int) -> bytes:
+    """Return the bytes of one record."""
+    return os.pread(fd, RECORD_BYTES, RECORDS_AT + slot * RECORD_BYTES)
+
+
+def write_records(fd: int, slots: Int64s, records: Records) -> None:
+    """Write records; neighbours in one call.
+
+    Args:
+        fd: The open index file.
+        slots: int64 (n,), ascending.
+        records: (n,).
+    """
+    raw = memoryview(records.tobytes())
+    edges = np.flatnonzero(np.diff(slots, prepend=-2, append=-2) != 1).tolist()
+    # The last edge closes the last run.
+    edges[-1] = len(slots)
+    for first, last in pairwise(edges):
+        part = raw[first * RECORD_BYTES : last * RECORD_BYTES]
+        at = RECORDS_AT + int(slots[first]) * RECORD_BYTES
+        if os.pwrite(fd, part, at) != len(part):
+            raise OSError(errno.ENOSPC, "an index file could not be written whole")
+
+
+def erase_records(fd: int, slots: Int64s) -> None:
+    """Overwrite records with zeros: these slots hold nothing."""
+    if len(slots):
+        ordered = np.sort(slots)
+        write_records(fd, ordered, np.zeros(len(ordered), RECORD))
+
+
+@attrs.define(eq=False)
+class Segment:
+    """What this process knows about one segment of a folder.
+
+    Args:
+        folder: Descriptor of its folder.
+        name: Its index file.
+        rows: Its rows in the index.
+        slot_bytes: Bytes from one slot to the next.
+        commits: As last seen.
+        index_fd: The index file held open and locked while this process is
+            its writer, else -1.
+    """
+
+    folder: int
+    name: IndexName
+    rows: Rows
+    slot_bytes: int
+    commits: int = 0
+    index_fd: int = -1
+    touched: bool = False  # times of use are newer than on disk
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that both of its files take."""
+        return self.rows.slots * self.slot_bytes + index_bytes(self.rows.slots)
+
+    @property
+    def owned(self) -> bool:
+        """Whether this process is its writer."""
+        return self.index_fd >= 0
+
+    def claim(self) -> bool:
+        """Become its writer under a new generation; False if it is taken.
+
+        Other processes see the new name and read the index again.
+        """
+        try:
+            fd = open_index(self.folder, str(self.name), write=True)
+        except OSError:
+            return False
+        taken = self.name
+        fresh = IndexName(taken.segment, taken.generation + 1, "open")
+        try:
+            if tenure.claim(fd) and tenure.unpinned(fd):
+                here = os.stat(str(taken), dir_fd=self.folder, follow_symlinks=False)
+                if here.st_ino == os.fstat(fd).st_ino:
+                    self._rename(fresh)
+                    self.index_fd = fd
+                    return True
+        except OSError:
+            pass
+        os.close(fd)
+        return False
+
+    def commit(self, slots: Int64s, records: Records) -> None:
+        """Publish records whose pages are written.
+
+        Args:
+            slots: int64 (n,), ascending.
+            records: (n,).
+
+        Raises:
+            OSError: If the index cannot be written.
+        """
+        write_records(self.index_fd, slots, records)
+        self.commits += 1
+        os.pwrite(self.index_fd, self.commits.to_bytes(8, "little"), COMMITS_AT)
+
+    def _rename(self, name: IndexName) -> None:
+        os.rename(
+            str(self.name), str(name), src_dir_fd=self.folder, dst_dir_fd=self.folder
+        )
+        self.name = name
+
+    def write_uses(self, used_ns: Int64s) -> None:
+        """Keep the times of use for other processes and the next start."""
+        self.touched = False
+        raw = used_ns.astype("<i8").tobytes()
+        with suppress(OSError):
+            fd = open_index(self.folder, str(self.name), write=True)
+            try:
+                os.pwrite(fd, raw, uses_at(self.rows.slots))
+            finally:
+                os.close(fd)
+
+    def let_go(self, *, full: bool) -> None:
+        """Stop being its writer.
+
+        Args:
+            full: Whether it is to be left alone until it is recycled;
+                otherwise another writer fills it up.
+        """
+        fd, self.index_fd = self.index_fd, -1
+        if full:
+            with suppress(OSError):
+                self._rename(attrs.evolve(self.name, state="idx"))
+        os.close(fd)
+
+
+def make_index(
+    folder: int, name: IndexName, slots: int, slot_bytes: int, object_bytes: int
+) -> int:
+    """Make and claim the index file of a new segment, still called "new".
+
+    Raises:
+        OSError: If there is no space.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS
+    fd = os.open(str(name), flags, 0o600, dir_fd=folder)
+    try:
+        tenure.claim(fd)
+        preallocate(fd, index_bytes(slots))
+        header = header_of(
+            name.segment, name.generation, slots, slot_bytes, object_bytes
+        )
+        os.pwrite(fd, header, 0)
+    except OSError:
+        os.close(fd)
+        os.unlink(str(name), dir_fd=folder)
+        raise
+    return fd
+
+
+def preallocate(fd: int, nbytes: int) -> None:
+    """Give a file all its space at once, where the file system can.
+
+    Raises:
+        OSError: If there is no space.
+    """
+    if not nbytes:
+        return
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        os.ftruncate(fd, nbytes)

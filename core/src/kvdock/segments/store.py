@@ -1,0 +1,268 @@
+"""A store of one pool in one namespace: what a plugin's handle is made of."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from contextlib import suppress
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from kvdock.batches import Batch, BatchResult, Operation, Outcome
+from kvdock.segments import names, tenure
+from kvdock.segments.catalogue import Catalogue
+from kvdock.segments.maintenance import clear_namespace
+from kvdock.segments.reader import Reader
+from kvdock.segments.records import key_seed
+from kvdock.segments.segment import open_index
+from kvdock.segments.space import Limits, Space
+from kvdock.segments.table import ABSENT
+from kvdock.segments.writer import Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+    from kvdock.segments.engine import Engine
+
+
+def _distinct(sizes: Iterable[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(sizes))
+
+
+@attrs.frozen(kw_only=True)
+class Usage:
+    """What a store takes and holds.
+
+    Args:
+        pages: Objects of this pool that this process knows.
+        page_bytes: Bytes of those objects.
+        pool_bytes: Bytes of the segments of this pool, full or not.
+        namespace_bytes: Bytes of all segments of the namespace.
+        quota_bytes: Most that the namespace may take; 0 for no quota.
+        free_bytes: Free space of the file system.
+        index_bytes: Memory of the resident index.
+        open_files: Files of pages that are open.
+        counts: What happened since the store was opened, by name.
+    """
+
+    pages: int
+    page_bytes: int
+    pool_bytes: int
+    namespace_bytes: int
+    quota_bytes: int
+    free_bytes: int
+    index_bytes: int
+    open_files: int
+    counts: Mapping[str, int]
+
+
+@attrs.frozen(kw_only=True)
+class Place:
+    """Where the objects of one pool of one namespace are kept.
+
+    Args:
+        root: The store's root directory; made if it is missing.
+        namespace: Digest of the namespace: a folder's name, and what every
+            key begins with.
+        pool: Name of the pool.
+        object_bytes: Sizes of the pool's objects.
+        record: What the namespace covers: the bytes behind the digest.
+        shared: Accept a root that others own or may write.
+    """
+
+    root: Path
+    namespace: str
+    pool: str
+    object_bytes: tuple[int, ...] = attrs.field(converter=_distinct)
+    record: bytes = attrs.field(default=b"", repr=False)
+    shared: bool = False
+
+
+class SegmentStore:
+    """Objects of one pool of one namespace, under a root directory.
+
+    Any number of stores, in any number of processes, may be open on the same
+    root. Safe to use from several threads, and in a forked child.
+
+    Args:
+        place: Where the objects are.
+        engine: Moves the bytes; closed with the store.
+        limits: How much the namespace may take.
+
+    Raises:
+        KvdockError: If root or namespace are not what they should be.
+    """
+
+    def __init__(
+        self, place: Place, engine: Engine, limits: Limits | None = None
+    ) -> None:
+        self.place = place
+        self.counts: Counter[str] = Counter()
+        self._engine = engine
+        self._limits = limits or Limits()
+        names.check_namespace(place.namespace)
+        root_fd = names.open_root(place.root, shared=place.shared)
+        try:
+            self._namespace_fd = names.open_namespace(
+                root_fd, place.namespace, place.record
+            )
+        finally:
+            os.close(root_fd)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Read the store: at the start, and anew in a forked child."""
+        self._pid = os.getpid()
+        self._pins: dict[str, int] = {}
+        self._catalogue = Catalogue(
+            self._namespace_fd,
+            self.place.pool,
+            self.place.object_bytes,
+            key_seed(self.place.namespace),
+            self._engine,
+            self.counts,
+        )
+        self._space = Space(
+            self._namespace_fd,
+            self._limits,
+            self._engine,
+            self._catalogue.index,
+            self._catalogue.lock,
+            self.counts,
+        )
+        self._reader = Reader(self._catalogue, self._engine)
+        self._writer = Writer(self._catalogue, self._space, self._engine)
+
+    def run(self, batch: Batch) -> BatchResult:
+        """Do one batch.
+
+        Called from any thread, several at a time.
+
+        Returns:
+            One outcome per key, in the order of the keys.
+        """
+        self._check_fork()
+        match batch.operation:
+            case Operation.EXISTS:
+                _, rows = self._catalogue.find(batch.keys)
+                outcomes = np.where(rows == ABSENT, Outcome.ABSENT, Outcome.OK)
+                return BatchResult.of(batch, outcomes)
+            case Operation.PUT:
+                return self._writer.put(batch)
+            case Operation.GET:
+                return self._reader.get(batch)
+            case Operation.DELETE:
+                return self._delete(batch)
+            case Operation.CLEAR:
+                return self._clear(batch)
+
+    def _check_fork(self) -> None:
+        if self._pid != os.getpid():
+            # Threads, locks and claims are the parent's: start over.
+            self._catalogue.abandon()
+            self._begin()
+
+    def _delete(self, batch: Batch) -> BatchResult:
+        _, rows = self._catalogue.find(batch.keys)
+        rows = np.unique(rows[rows != ABSENT])
+        with self._catalogue.lock:
+            believed = self._catalogue.index.records[rows]
+        self._catalogue.retire(rows, believed)
+        return BatchResult.all(batch, Outcome.OK)
+
+    def _clear(self, batch: Batch) -> BatchResult:
+        own = f"{self.place.namespace}/"
+        if own in batch.keys:
+            clear_namespace(self._namespace_fd)
+            for folder in self._catalogue.folders.values():
+                folder.doubt()
+            self._catalogue.keep_up(always=True)
+            self.counts["cleared"] += 1
+        outcomes = [Outcome.OK if key == own else Outcome.REFUSED for key in batch.keys]
+        return BatchResult.of(batch, outcomes)
+
+    def pin(self, keys: Sequence[str]) -> list[bool]:
+        """Keep pages from being evicted, by any process, until `unpin`.
+
+        The segment that holds a page stays as a whole. A clear or a delete
+        takes pinned pages as well.
+
+        Returns:
+            For each key whether it is there and pinned.
+        """
+        self._check_fork()
+        _, rows = self._catalogue.find(keys)
+        pinned = []
+        for key, row in zip(keys, rows.tolist(), strict=True):
+            pinned.append(key in self._pins or (row != ABSENT and self._pin(key, row)))
+        return pinned
+
+    def _pin(self, key: str, row: int) -> bool:
+        catalogue = self._catalogue
+        with catalogue.lock, suppress(OSError):
+            segment = catalogue.segments.get(int(catalogue.index.segment_of[row]))
+            if segment is not None:
+                fd = open_index(segment.folder, str(segment.name))
+                if tenure.pin(fd):
+                    self._pins[key] = fd
+                    return True
+                os.close(fd)
+        return False
+
+    def unpin(self, keys: Sequence[str]) -> None:
+        """Let pages be evicted again."""
+        for key in keys:
+            fd = self._pins.pop(key, -1)
+            if fd >= 0:
+                os.close(fd)
+
+    def usage(self) -> Usage:
+        """Count what the store takes and holds."""
+        self._check_fork()
+        catalogue = self._catalogue
+        catalogue.keep_up(missed=True)
+        with catalogue.lock:
+            live = catalogue.index.records["check"] != 0
+            nbytes = int(catalogue.index.records["nbytes"][live].sum())
+            segments = list(catalogue.segments.values())
+        return Usage(
+            pages=int(live.sum()),
+            page_bytes=nbytes,
+            pool_bytes=sum(segment.nbytes for segment in segments),
+            namespace_bytes=self._space.usage_bytes(),
+            quota_bytes=self._limits.quota_bytes,
+            free_bytes=self._space.free_bytes(),
+            index_bytes=catalogue.index.nbytes,
+            open_files=catalogue.open_files,
+            counts=MappingProxyType(dict(self.counts)),
+        )
+
+    def close(self) -> None:
+        """Let go of files and segments; what is stored stays."""
+        if self._namespace_fd < 0:
+            return
+        self._check_fork()
+        self.unpin(list(self._pins))
+        self._catalogue.close()
+        self._engine.close()
+        os.close(self._namespace_fd)
+        self._namespace_fd = -1
+
+    def __enter__(self) -> Self:
+        """Return itself; leaving the block closes it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the store."""
+        self.close()
