@@ -1,0 +1,269 @@
+"""One process's share of a trial: serve a prompt, with a store or without.
+
+The three runs that use a store (into an empty one, from a full one, from a
+damaged one) go the same way through the same code: look up, load, compute what
+is missing, generate, store what is new. Only what they find differs.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+import attrs
+import numpy as np
+import torch
+
+from kvdock import Dock, Namespace, Plan
+from kvdock_transformers import models
+from kvdock_transformers.families import WORKLOADS, Family, Workload
+from kvdock_transformers.paged import PagedModel
+from kvdock_transformers.prefix import page_hashes
+from kvdock_transformers.records import Altered, Job, Phase, PoolRecord, Served
+from kvdock_transformers.speculation import Generation, generate, generate_with_draft
+from kvdock_transformers.storage import Loaded, PromptPages, plan_for
+
+Emit = Callable[[Mapping[str, object]], None]
+"""Called with an event for the orchestrating process."""
+
+_END_BYTES = 48
+_ALTERED_TOKENS = 4
+
+
+@attrs.frozen(eq=False)
+class _Engine:
+    """A prompt, its models, and how they work on it."""
+
+    family: Family
+    workload: Workload
+    target: PagedModel
+    draft: PagedModel | None
+
+    @classmethod
+    def load(cls, job: Job, family: Family) -> "_Engine":
+        workload = WORKLOADS[job.scale]
+        prompt = models.prompt_token_ids(family, workload.prompt_tokens)
+        target, draft = models.load(job.directory / "models" / family)
+        shape = (prompt, workload.page_tokens, workload.chunk_tokens)
+        engine = cls(
+            family,
+            workload,
+            PagedModel(target, *shape),
+            None if draft is None else PagedModel(draft, *shape, draft=True),
+        )
+        for model in engine.models:
+            model.warm_up()
+        return engine
+
+    @property
+    def models(self) -> tuple[PagedModel, ...]:
+        return (self.target, self.draft) if self.draft else (self.target,)
+
+    def rebuild(self, pages: int, draft_pages: int) -> None:
+        self.target.rebuild(pages)
+        if self.draft:
+            self.draft.rebuild(draft_pages)
+
+    def generate(self, chunk_tokens: int, new_tokens: int, *, keep: bool) -> Generation:
+        """Compute what the caches lack of the prompt, then generate.
+
+        The draft catches up only after the first token: nothing before that
+        token needs it, with a store or without.
+        """
+        prefix = self.workload.prefix_tokens
+        self.target.prefill(prefix, chunk_tokens, keep=keep)
+        prompt, draft = self.target.prompt, self.draft
+        if draft is None:
+            return generate(self.target.running, prompt, new_tokens)
+        return generate_with_draft(
+            self.target.running,
+            draft.running,
+            prompt,
+            new_tokens,
+            self.workload.draft_tokens,
+            before_draft=lambda: draft.prefill(prefix, chunk_tokens, keep=keep),
+        )
+
+
+def serve(job: Job, family: Family, emit: Emit) -> Served:
+    """Do one phase of a trial for one model.
+
+    Args:
+        job: The phase and where things lie.
+        family: The model.
+        emit: Told about the plan and about pages on their way.
+    """
+    if job.phase is Phase.OFFLOAD:
+        emit({"event": "step", "step": "making the model"})
+        models.save(models.build(family, job.scale), job.directory / "models" / family)
+    engine = _Engine.load(job, family)
+    if job.phase is Phase.RECOMPUTE:
+        return _recompute(job, engine, emit)
+    dock = Dock.load(require=(job.backend,) if job.backend else ())
+    plan = plan_for(dock, engine.models, job.backend)
+    emit({"event": "plan", "text": plan.explain()})
+    return _serve_from_store(job, engine, dock, plan, emit)
+
+
+def _recompute(job: Job, engine: _Engine, emit: Emit) -> Served:
+    emit({"event": "step", "step": "prefilling the whole prompt"})
+    start_s = time.perf_counter()
+    made = engine.generate(
+        engine.workload.recompute_chunk_tokens, engine.workload.new_tokens, keep=False
+    )
+    return _served(job, engine, made, start_s, Loaded(), {})
+
+
+def _serve_from_store(
+    job: Job, engine: _Engine, dock: Dock, plan: Plan, emit: Emit
+) -> Served:
+    namespace = _namespace(job, engine)
+    hashes = page_hashes(engine.target.prompt, engine.workload.page_tokens)
+    pages = PromptPages.attach(
+        dock, plan, namespace, job.directory / "store", hashes, engine.models
+    )
+    try:
+        emit({"event": "step", "step": "looking for the prefix"})
+        start_s = time.perf_counter()
+        loaded = pages.load()
+        engine.rebuild(loaded.pages, loaded.draft_pages)
+        emit(
+            {
+                "event": "progress",
+                "action": "load",
+                "done": loaded.pages,
+                "total": loaded.found,
+            }
+        )
+        made = engine.generate(
+            engine.workload.chunk_tokens, engine.workload.new_tokens, keep=True
+        )
+        stored = pages.store(
+            lambda done, total: emit(
+                {"event": "progress", "action": "store", "done": done, "total": total}
+            )
+        )
+        served = _served(job, engine, made, start_s, loaded, stored)
+        served = attrs.evolve(served, found_after=pages.found())
+    finally:
+        pages.close()
+    if job.phase is Phase.RESTORE:
+        emit({"event": "step", "step": "running on altered pages"})
+        altered = tuple(
+            _run_altered(job, engine, dock, plan, pool.name, made)
+            for model in engine.models
+            for pool in model.pools.all
+            if pool.name in loaded.moved
+        )
+        served = attrs.evolve(served, altered=altered)
+    return served
+
+
+def _namespace(job: Job, engine: _Engine) -> Namespace:
+    recipe = f"seed {models.SEED}, {job.scale}, torch {torch.__version__}"
+    return Namespace(
+        model=f"kvdock-demo-{engine.family}",
+        revision=recipe,
+        draft_model=f"kvdock-demo-{engine.family}-draft" if engine.draft else "",
+        salt=job.salt,
+    )
+
+
+def _served(
+    job: Job,
+    engine: _Engine,
+    made: Generation,
+    start_s: float,
+    loaded: Loaded,
+    stored: Mapping[str, list[int]],
+) -> Served:
+    path = job.directory / "logits" / f"{engine.family}-{job.phase}.npy"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.save(path, made.logits.numpy())
+    page_tokens = engine.workload.page_tokens
+    return Served(
+        family=engine.family,
+        prompt_tokens=engine.workload.prompt_tokens,
+        page_tokens=page_tokens,
+        found_pages=loaded.found,
+        loaded_pages=loaded.pages,
+        draft_loaded_pages=loaded.draft_pages,
+        computed_tokens=engine.workload.prompt_tokens - loaded.pages * page_tokens,
+        ttft_s=made.first_token_at_s - start_s,
+        token_ids=made.token_ids,
+        logits_path=str(path),
+        proposed=made.proposed,
+        accepted=made.accepted,
+        found_after=0,
+        pools={
+            name: record
+            for model in engine.models
+            for name, record in _pool_records(model, loaded, stored)
+        },
+    )
+
+
+def _pool_records(
+    model: PagedModel, loaded: Loaded, stored: Mapping[str, list[int]]
+) -> list[tuple[str, PoolRecord]]:
+    records = []
+    for pool in model.pools.all:
+        host = model.hosts[pool.name]
+        numbers = stored.get(pool.name, [])
+        pages = host.buffer[model.slots_of(pool, numbers)].numpy()
+        moved = loaded.moved.get(pool.name, 0)
+        record = PoolRecord(
+            stored=numbers,
+            stored_bytes=len(numbers) * host.page_bytes,
+            loaded_pages=moved,
+            loaded_bytes=moved * host.page_bytes,
+            window_pages=pool.window_pages,
+            draft=pool.draft,
+            page_bytes=host.page_bytes,
+            ends=tuple(
+                (bytes(page[:_END_BYTES]).hex(), bytes(page[-_END_BYTES:]).hex())
+                for page in pages
+            ),
+        )
+        records.append((pool.name, record))
+    return records
+
+
+def _run_altered(
+    job: Job, engine: _Engine, dock: Dock, plan: Plan, pool: str, true: Generation
+) -> Altered:
+    """Generate from pages of one pool that were stored with other content.
+
+    The altered pages are stored like any others, so their checksums are
+    right. Only the output can show that they are what the model went on from.
+    """
+    owner = next(model for model in engine.models if pool in model.hosts)
+    owner.flip_signs(pool)
+    namespace = attrs.evolve(_namespace(job, engine), salt=f"{job.salt} {pool}")
+    hashes = page_hashes(engine.target.prompt, engine.workload.page_tokens)
+    pages = PromptPages.attach(
+        dock, plan, namespace, job.directory / "altered", hashes, engine.models
+    )
+    try:
+        for model in engine.models:
+            model.keep_needed()
+        pages.store(lambda _done, _total: None)
+        for model in engine.models:
+            model.clear_hosts()
+        loaded = pages.load()
+        engine.rebuild(loaded.pages, loaded.draft_pages)
+    finally:
+        pages.close()
+    draft = owner is engine.draft
+    # What the target's pages decide shows in the first tokens; how many
+    # proposals are accepted takes the whole run to show.
+    tokens = engine.workload.new_tokens if draft else _ALTERED_TOKENS
+    made = engine.generate(engine.workload.chunk_tokens, tokens, keep=False)
+    # The host memory holds exactly what was loaded: undo the alteration.
+    owner.flip_signs(pool)
+    return Altered(
+        pool=pool,
+        draft=draft,
+        max_abs_diff=float((made.logits - true.logits[:tokens]).abs().max()),
+        tokens_identical=made.token_ids == true.token_ids[:tokens],
+        proposed=made.proposed,
+        accepted=made.accepted,
+    )

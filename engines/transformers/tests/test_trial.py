@@ -1,0 +1,92 @@
+"""The whole trial: in one process to be quick, and as the command runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kvdock_transformers.command import Model, Size, demo
+from kvdock_transformers.families import Family, Scale
+from kvdock_transformers.presentation import as_object
+from kvdock_transformers.records import Job, Phase, Served, to_json
+from kvdock_transformers.serving import serve
+from kvdock_transformers.trial import damage_store
+from kvdock_transformers.verdicts import judge
+
+app = typer.Typer()
+app.command("demo")(demo)
+
+
+@app.command("other")
+def other() -> None:
+    """Make the app one of several commands, as the real one is."""
+
+
+@pytest.mark.parametrize("family", list(Family))
+def test_every_model_passes_every_check(family: Family, tmp_path: Path) -> None:
+    runs: dict[Phase, Served] = {}
+    for phase in Phase:
+        if phase is Phase.REPAIR:
+            damage = damage_store(tmp_path, runs[Phase.OFFLOAD])
+        job = Job(
+            phase=phase,
+            families=(family,),
+            scale=Scale.TINY,
+            backend="",
+            directory=tmp_path,
+            salt="a trial",
+            threads=1,
+        )
+        wire = json.dumps(to_json(serve(job, family, lambda _event: None)))
+        runs[phase] = Served(**json.loads(wire))
+    result = judge(family, runs, damage)
+    assert [check for check in result.checks if not check.holds] == []
+    assert json.loads(as_object([result]))["models"][0]["hit_tokens"] == 128
+
+
+@pytest.mark.slow
+def test_the_command_ends_in_one_json_object(tmp_path: Path) -> None:
+    arguments = ["demo", "--model", "mha", "--size", "tiny", "--json"]
+    ran = CliRunner().invoke(app, [*arguments, "--dir", str(tmp_path)])
+    assert ran.exit_code == 0, ran.output
+    summary = json.loads(ran.stdout.splitlines()[-1])
+    assert summary["ok"]
+    (model,) = summary["models"]
+    assert model["tokens_identical"]
+    assert model["damage_survived"]
+    assert model["max_abs_diff"] == 0.0
+    assert set(model["pools"]) == {"kv", "draft"}
+    assert 0 < model["draft_acceptance_before"] == model["draft_acceptance_after"] < 1
+    (trial,) = tmp_path.iterdir()
+    assert not (trial / "models").exists(), "what is bulky is cleared away"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--backend", "no_such"], "no_such"),
+        (["--model", "no_such"], "no_such"),
+        (["--dir", __file__], "--dir"),
+    ],
+)
+def test_bad_input_is_refused_by_name(arguments: list[str], words: str) -> None:
+    ran = CliRunner().invoke(app, ["demo", *arguments])
+    assert ran.exit_code == 2
+    assert words in ran.output
+
+
+def test_the_commands_words_are_those_of_the_models() -> None:
+    assert {*Model} - {Model.ALL} == {*Family}
+    assert {*Size} == {*Scale}
+
+
+def test_loading_the_command_imports_nothing_heavy() -> None:
+    code = "import sys, kvdock_transformers.command; print(*sys.modules)"
+    loaded = set(subprocess.check_output([sys.executable, "-c", code]).decode().split())
+    assert not loaded & {"torch", "transformers", "numpy", "rich"}
