@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdock.errors import RegionError
+from kvdock.objects import segments_of
 from kvdock.pools import (
     ContextSplit,
     DType,
@@ -169,6 +170,8 @@ def test_addresses_name_the_bytes_that_the_array_has_there(
             expected(pool, shard, arrays, page) for page in wanted
         )
     )
+    if pages > 1:
+        assert segments_of(pool, shard) == region.segments
     nbytes = [one.nbytes for one in pool.objects(shard)]
     assert region.object_bytes.tolist() == nbytes
     assert sum(nbytes) == pool.page_bytes(shard)

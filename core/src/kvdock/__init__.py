@@ -11,10 +11,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kvdock.assembly import Assembly as Assembly
+    from kvdock.assembly import Deployment as Deployment
+    from kvdock.assembly import assemble as assemble
     from kvdock.batches import Batch as Batch
     from kvdock.batches import BatchResult as BatchResult
     from kvdock.batches import Operation as Operation
     from kvdock.batches import Outcome as Outcome
+    from kvdock.budget import HostBudget as HostBudget
     from kvdock.discovery import PluginProblem as PluginProblem
     from kvdock.dock import Backend as Backend
     from kvdock.dock import Dock as Dock
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
     from kvdock.manifest import Scope as Scope
     from kvdock.manifest import Support as Support
     from kvdock.manifest import Verdict as Verdict
+    from kvdock.models import load_model as load_model
+    from kvdock.pools import ContextSplit as ContextSplit
     from kvdock.pools import DType as DType
     from kvdock.pools import HitPolicy as HitPolicy
     from kvdock.pools import Layout as Layout
@@ -45,13 +51,16 @@ if TYPE_CHECKING:
     from kvdock.pools import Sharding as Sharding
     from kvdock.regions import Block as Block
     from kvdock.regions import Region as Region
+    from kvdock.routing import Needs as Needs
     from kvdock.routing import Plan as Plan
     from kvdock.routing import plan_routes as plan_routes
     from kvdock.sessions import Attachment as Attachment
 
 _HOMES = MappingProxyType(
     {
+        "assembly": ("Assembly", "Deployment", "assemble"),
         "batches": ("Batch", "BatchResult", "Operation", "Outcome"),
+        "budget": ("HostBudget",),
         "discovery": ("PluginProblem",),
         "dock": ("Backend", "Dock"),
         "errors": ("KvdockError", "NoRoute"),
@@ -67,7 +76,9 @@ _HOMES = MappingProxyType(
             "Support",
             "Verdict",
         ),
+        "models": ("load_model",),
         "pools": (
+            "ContextSplit",
             "DType",
             "HitPolicy",
             "Layout",
@@ -80,7 +91,7 @@ _HOMES = MappingProxyType(
             "Sharding",
         ),
         "regions": ("Block", "Region"),
-        "routing": ("Plan", "plan_routes"),
+        "routing": ("Needs", "Plan", "plan_routes"),
         "sessions": ("Attachment",),
     }
 )

@@ -13,7 +13,7 @@ from kvdock import discovery
 from kvdock.errors import KvdockError
 from kvdock.hookspecs import AttachConfig, Finding
 from kvdock.manifest import Capability, Manifest, Support, Verdict
-from kvdock.routing import Plan, plan_routes
+from kvdock.routing import Needs, Plan, plan_routes
 from kvdock.settings import structure
 
 if TYPE_CHECKING:
@@ -185,6 +185,7 @@ class Dock:
         *,
         overrides: Mapping[str, str] | None = None,
         strict: bool = False,
+        needs: Needs | None = None,
     ) -> Plan:
         """Choose a backend for every pool; see `plan_routes`."""
         discovery.require(
@@ -199,6 +200,7 @@ class Dock:
             prefer,
             overrides=overrides,
             strict=strict,
+            needs=needs,
             judge=self._judge,
         )
 

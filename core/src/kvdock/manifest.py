@@ -54,6 +54,26 @@ class Scope(StrEnum):
     CLUSTER = "cluster"
     """Every host that uses the same store."""
 
+    def __le__(self, other: str) -> bool:
+        """Compare reach, not spelling."""
+        return self._reach <= Scope(other)._reach
+
+    def __ge__(self, other: str) -> bool:
+        """Compare reach, not spelling."""
+        return self._reach >= Scope(other)._reach
+
+    def __lt__(self, other: str) -> bool:
+        """Compare reach, not spelling."""
+        return self._reach < Scope(other)._reach
+
+    def __gt__(self, other: str) -> bool:
+        """Compare reach, not spelling."""
+        return self._reach > Scope(other)._reach
+
+    @property
+    def _reach(self) -> int:
+        return list(Scope).index(self)
+
 
 class Capability(StrEnum):
     """What a pool may need from a backend; the router asks for each."""
@@ -74,8 +94,28 @@ class Capability(StrEnum):
     """Move one object from and to several pieces of memory."""
     ZERO_COPY = "zero_copy"
     """Move bytes straight between the engine's memory and the store."""
+    MEMORY_REGISTRATION = "memory_registration"
+    """Reach the engine's memory, which may not be registrable."""
+    HOST_ALLOCATOR = "host_allocator"
+    """Reach the engine's memory, which another allocator may have brought."""
     OBJECT_SIZE = "object_size"
     """Keep objects as large as this pool's."""
+    BATCH_SIZE = "batch_size"
+    """Take all objects of a page in one batch."""
+    KEY_SIZE = "key_size"
+    """Take keys as long as this pool's."""
+    SHARING = "sharing"
+    """Be found by everybody who shall find it."""
+    DURABILITY = "durability"
+    """Outlive what stored bytes shall outlive."""
+    CLEAR_REACH = "clear_reach"
+    """Clear no more than may be cleared."""
+    INTEGRITY = "integrity"
+    """Verify what is returned."""
+    EVICTION = "eviction"
+    """Make room when full."""
+    FORK_SAFE = "fork_safe"
+    """Be used in forked children."""
     DIRECT_TRANSFER = "direct_transfer"
     """Move pages to a peer's memory instead of a store."""
 
@@ -142,8 +182,9 @@ class Manifest:
         summary: What it is, in one line.
         kinds: What it can do for each kind of pool that it takes.
         zero_copy: Moves bytes from and to addresses of the engine's memory.
-        memory_registration: Wants to know memory before it moves bytes.
-        host_allocator: Brings memory of its own that pools must lie in.
+        memory_registration: Wants to know memory before it moves bytes; what
+            may not be registered is staged.
+        host_allocator: Brings memory of its own; pools elsewhere are staged.
         direct_transfer: Moves pages to a peer's memory.
         integrity: Verifies length and content of what it returns.
         eviction: Makes room by itself when it is full.
@@ -211,5 +252,8 @@ class Manifest:
             Capability.MULTI_BUFFER: mine.multi_buffer,
             Capability.ZERO_COPY: self.zero_copy,
             Capability.DIRECT_TRANSFER: self.direct_transfer,
+            Capability.INTEGRITY: self.integrity,
+            Capability.EVICTION: self.eviction,
+            Capability.FORK_SAFE: self.fork_safe,
         }
         return graded[capability]

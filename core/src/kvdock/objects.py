@@ -6,13 +6,16 @@ different deployments share an object whenever they hold the same slice.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import attrs
 
 from kvdock.errors import PoolError
-from kvdock.vocabulary import ObjectUnit, Sharding
+from kvdock.vocabulary import Layout, ObjectUnit, Sharding
 
 if TYPE_CHECKING:
     from kvdock.pools import Part, PoolSpec
@@ -20,6 +23,17 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]
 """Half-open range: first, past the last."""
+
+LAYOUT_AXES: Mapping[Layout, tuple[str, ...]] = MappingProxyType(
+    {
+        Layout.LAYER_FIRST: ("layer", "page", "token", "outer", "head"),
+        Layout.PAGE_FIRST: ("page", "token", "layer", "outer", "head"),
+        Layout.PAGE_FIRST_DIRECT: ("page", "layer", "token", "outer", "head"),
+        Layout.PAGE_HEAD: ("page", "head", "token", "layer", "outer"),
+        Layout.PAGE_OBJECT: ("page", "layer", "token", "outer", "head"),
+    }
+)
+"""Axes of one part in memory, from the outermost inwards."""
 
 _COORDINATE = re.compile(
     r"(?P<pool>[a-z][a-z0-9_]*)(?P<mark>\.mark)?"
@@ -169,3 +183,47 @@ def _object(
         coordinate.heads,
         nbytes,
     )
+
+
+def segments_of(pool: PoolSpec, shard: Shard) -> int:
+    """Return how many runs of bytes the largest object of a page has.
+
+    The same number that a region of more than one page finds, without any
+    memory: routing asks it before there is some.
+    """
+    objects = objects_of(pool, shard)
+    return max((_segments(pool, shard, stored) for stored in objects), default=0)
+
+
+def _segments(pool: PoolSpec, shard: Shard, stored: StoredObject) -> int:
+    parts = [p for p in pool.parts if p.name in stored.parts and p.entry_bytes]
+    runs = [_runs(pool, shard, part, stored) for part in parts]
+    whole = stored.layers == pool.local_layers(shard) and (
+        stored.heads in (None, pool.local_heads(shard))
+    )
+    if pool.layout is Layout.PAGE_OBJECT and whole:
+        # The parts of a page lie side by side and make one run.
+        return min(1, len(runs))
+    return sum(runs)
+
+
+def _runs(pool: PoolSpec, shard: Shard, part: Part, stored: StoredObject) -> int:
+    units = pool.local_units(part, shard)
+    held = units if stored.heads is None else stored.heads[1] - stored.heads[0]
+    layers = len(pool.local_layers(shard))
+    # (extent, how much of it the object takes)
+    axes = {
+        "page": (math.inf, 1),
+        "layer": (layers, len(stored.layers)),
+        "token": (pool.entries(part, shard),) * 2,
+        "outer": (part.outer,) * 2,
+        "head": (units, held),
+    }
+    runs, whole = 1, True
+    for axis in reversed(LAYOUT_AXES[pool.layout]):
+        extent, taken = axes[axis]
+        if whole:
+            whole = extent == taken
+        else:
+            runs *= taken
+    return runs

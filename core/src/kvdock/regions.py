@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from types import MappingProxyType
 from typing import Any, cast
 
 import attrs
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.errors import RegionError
+from kvdock.objects import LAYOUT_AXES
 from kvdock.pools import Layout, Part, PoolSpec, Shard, StoredObject
 
 Int64s = npt.NDArray[np.int64]
@@ -345,7 +345,7 @@ def _runs(
         # Every layer is an array of its own.
         axes["layer"] = (1, 0, 1)
         origins = origins[first:last]
-    order = _AXES[pool.layout]
+    order = LAYOUT_AXES[pool.layout]
     offsets, size, strides = _contiguous([axes[axis] for axis in order], part.row_bytes)
     stride = strides[order.index("page")]
     if pool.layout is Layout.PAGE_OBJECT:
@@ -353,17 +353,6 @@ def _runs(
     return [
         (origin + int(at), stride, size) for origin in origins for at in offsets if size
     ]
-
-
-_AXES = MappingProxyType(
-    {
-        Layout.LAYER_FIRST: ("layer", "page", "token", "outer", "head"),
-        Layout.PAGE_FIRST: ("page", "token", "layer", "outer", "head"),
-        Layout.PAGE_FIRST_DIRECT: ("page", "layer", "token", "outer", "head"),
-        Layout.PAGE_HEAD: ("page", "head", "token", "layer", "outer"),
-        Layout.PAGE_OBJECT: ("page", "layer", "token", "outer", "head"),
-    }
-)
 
 
 def _contiguous(

@@ -6,70 +6,52 @@ backend's own judgement of a pool comes in as a callable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 
 from kvdock.errors import NoRoute, PluginError, nearest
-from kvdock.manifest import Capability, KindSupport, Manifest, Support, Verdict
-from kvdock.pools import Layout, ObjectUnit, PoolSpec, Shard, check_pools
+from kvdock.pools import PoolSpec, Shard, check_pools
+from kvdock.verdicts import Judge, Needs, Option, Path, consider
 
-Judge = Callable[[str, Capability, PoolSpec, Shard], Verdict | None]
-"""(backend, capability, pool, shard) to its own verdict, or None."""
+if TYPE_CHECKING:
+    from kvdock.manifest import Manifest
 
-
-class Path(StrEnum):
-    """How bytes get from the engine's memory to the backend."""
-
-    ZERO_COPY = "zero copy"
-    """The backend reads and writes the engine's memory."""
-    STAGED = "staged"
-    """One copy through a contiguous buffer."""
-    NONE = "none"
-    """The pool has no bytes, or no route."""
-
-
-@attrs.frozen
-class Option:
-    """What one backend said to one pool."""
-
-    backend: str
-    verdicts: tuple[tuple[Capability, Verdict], ...]
-    path: Path
-    unit: ObjectUnit
-
-    @property
-    def accepted(self) -> bool:
-        """Whether every capability that the pool needs is there."""
-        return all(verdict for _, verdict in self.verdicts)
-
-    @property
-    def reason(self) -> str:
-        """Why it was refused, or how it would be done."""
-        refusals = [verdict.reason for _, verdict in self.verdicts if not verdict]
-        if refusals:
-            return "; ".join(refusals)
-        emulated = [
-            f"{capability} is emulated"
-            for capability, verdict in self.verdicts
-            if verdict.support is Support.EMULATED
-        ]
-        per = "one object a page"
-        if self.unit is not ObjectUnit.PAGE:
-            per = f"one object a {self.unit}"
-        return "; ".join([f"{self.path}, {per}", *emulated])
+__all__ = (
+    "Judge",
+    "Needs",
+    "Option",
+    "Path",
+    "Plan",
+    "Route",
+    "as_table",
+    "plan_routes",
+)
 
 
 @attrs.frozen
 class Route:
-    """Where one pool goes, with every backend's answer."""
+    """Where one pool goes, with every backend's answer.
+
+    Args:
+        pool: The pool, with the object unit that was chosen for it.
+        backend: Who keeps it, or None.
+        path: How its bytes move.
+        reason: How it is done, or why it is not.
+        options: What each backend that was asked said.
+        absent: Whether this rank has nothing of the pool to keep, because
+            its stage has none of the pool's layers.
+        allocate: Whether the backend should bring the pool's memory.
+    """
 
     pool: PoolSpec
     backend: str | None
     path: Path
     reason: str
-    options: tuple[Option, ...]
+    options: tuple[Option, ...] = ()
+    absent: bool = False
+    allocate: bool = False
 
 
 @attrs.frozen
@@ -91,8 +73,15 @@ class Plan:
 
     @property
     def refused(self) -> tuple[Route, ...]:
-        """Optional pools that no backend takes."""
-        return tuple(route for route in self.routes if not route.backend)
+        """Pools that no backend takes, although this rank has some."""
+        return tuple(
+            route for route in self.routes if not route.backend and not route.absent
+        )
+
+    @property
+    def absent(self) -> tuple[Route, ...]:
+        """Pools of which this rank has nothing."""
+        return tuple(route for route in self.routes if route.absent)
 
     def explain(self) -> str:
         """Render the plan as a table of plain text, options included."""
@@ -138,6 +127,7 @@ def plan_routes(  # noqa: PLR0913 - the whole question in one call
     *,
     overrides: Mapping[str, str] | None = None,
     strict: bool = False,
+    needs: Needs | None = None,
     judge: Judge | None = None,
 ) -> Plan:
     """Choose a backend for every pool.
@@ -149,7 +139,9 @@ def plan_routes(  # noqa: PLR0913 - the whole question in one call
         preference: Backends to consider, best first; empty for all, those
             that need no staging first, then by name.
         overrides: Pool name to the one backend that may take it.
-        strict: Treat optional pools as required.
+        strict: Treat optional pools as required; otherwise one that nobody
+            takes is refused with a reason and not stored.
+        needs: What the deployment asks of every backend.
         judge: A backend's own verdict, which comes before its manifest.
 
     Raises:
@@ -177,6 +169,7 @@ def plan_routes(  # noqa: PLR0913 - the whole question in one call
             shard,
             manifests,
             [wanted[pool.name]] if pool.name in wanted else list(preference),
+            needs or Needs(),
             judge,
         )
         for pool in ordered
@@ -196,134 +189,29 @@ def _route(
     shard: Shard,
     manifests: Mapping[str, Manifest],
     preference: Sequence[str],
+    needs: Needs,
     judge: Judge | None,
 ) -> Route:
+    if not pool.objects(shard):
+        why = "this rank has none of its layers"
+        return Route(pool, None, Path.NONE, why, absent=True)
     names = list(preference) or sorted(manifests)
-    options = [_ask(pool, shard, manifests[name], judge) for name in names]
+    options = tuple(
+        consider(pool, shard, manifests[name], needs, judge) for name in names
+    )
     takers = [option for option in options if option.accepted]
     if not preference:
         takers.sort(key=lambda option: option.path is Path.STAGED)
     if not takers:
         reason = "; ".join(f"{option.backend}: {option.reason}" for option in options)
-        return Route(
-            pool, None, Path.NONE, reason or "no backend is loaded", tuple(options)
-        )
+        return Route(pool, None, Path.NONE, reason or "no backend is loaded", options)
     best = takers[0]
     routed = attrs.evolve(pool, object_unit=best.unit)
-    return Route(routed, best.backend, best.path, best.reason, tuple(options))
-
-
-def _ask(
-    pool: PoolSpec, shard: Shard, manifest: Manifest, judge: Judge | None
-) -> Option:
-    def own(capability: Capability) -> Verdict:
-        said = judge(manifest.name, capability, pool, shard) if judge else None
-        # A verdict of NO is false, and still the backend's own word.
-        return _declared(capability, pool, shard, manifest) if said is None else said
-
-    store = own(Capability.STORE)
-    if not store:
-        return Option(
-            manifest.name,
-            ((Capability.STORE, store),),
-            Path.NONE,
-            ObjectUnit.PAGE,
-        )
-    needs = [Capability.HIT_POLICY, Capability.LAYOUT, Capability.SHARDING]
-    if pool.draft:
-        needs.append(Capability.DRAFT)
-    if len(pool.head_groups(shard)) > 1:
-        needs.append(Capability.SPLIT_HEADS)
-    path, unit = _path(pool, shard, own)
-    sized = attrs.evolve(pool, object_unit=unit)
-    verdicts = [(Capability.STORE, store)]
-    verdicts += [(need, own(need)) for need in needs]
-    verdicts.append(
-        (
-            Capability.OBJECT_SIZE,
-            _declared(Capability.OBJECT_SIZE, sized, shard, manifest),
-        )
+    return Route(
+        routed,
+        best.backend,
+        best.path,
+        best.reason,
+        options,
+        allocate=best.allocate,
     )
-    return Option(manifest.name, tuple(verdicts), path, unit)
-
-
-def _path(
-    pool: PoolSpec, shard: Shard, own: Callable[[Capability], Verdict]
-) -> tuple[Path, ObjectUnit]:
-    """Choose how much goes under a key, and whether a copy is needed.
-
-    A whole page under one key needs the fewest requests. Where its pieces are
-    scattered and the backend takes one piece at a time, a smaller unit that is
-    contiguous keeps zero copy; where there is none, the page is staged.
-    """
-    if not pool.physical:
-        return Path.NONE, ObjectUnit.PAGE
-    if not own(Capability.ZERO_COPY):
-        return Path.STAGED, ObjectUnit.PAGE
-    if own(Capability.MULTI_BUFFER):
-        return Path.ZERO_COPY, ObjectUnit.PAGE
-    for unit in ObjectUnit:
-        if _contiguous(pool, shard, unit):
-            return Path.ZERO_COPY, unit
-    return Path.STAGED, ObjectUnit.PAGE
-
-
-def _contiguous(pool: PoolSpec, shard: Shard, unit: ObjectUnit) -> bool:
-    """Return whether an object of this unit is one run of bytes."""
-    layers = len(pool.local_layers(shard))
-    split = len(pool.head_groups(shard)) > 1
-    one_part = unit is not ObjectUnit.PAGE or len(pool.parts) == 1
-    one_layer = unit is ObjectUnit.LAYER or layers == 1
-    if split and not (pool.layout is Layout.PAGE_HEAD and one_part):
-        return False
-    match pool.layout:
-        case Layout.PAGE_OBJECT:
-            # A smaller unit would cut what already lies together.
-            return unit is ObjectUnit.PAGE
-        case Layout.LAYER_FIRST:
-            return one_part and one_layer
-        case Layout.PAGE_FIRST | Layout.PAGE_HEAD:
-            return one_part and (unit is not ObjectUnit.LAYER or layers == 1)
-        case Layout.PAGE_FIRST_DIRECT:
-            return one_part
-
-
-def _declared(  # noqa: PLR0911 - one answer for each capability
-    capability: Capability, pool: PoolSpec, shard: Shard, manifest: Manifest
-) -> Verdict:
-    """Judge a capability by the manifest alone."""
-    who = manifest.name
-    mine = manifest.kinds.get(pool.kind, KindSupport())
-    match capability:
-        case Capability.STORE if pool.kind not in manifest.kinds:
-            return Verdict(Support.NO, f"{who} does not take {pool.kind} pools")
-        case Capability.HIT_POLICY:
-            return _among(who, pool.hit_policy, mine.hit_policies, "hit policy")
-        case Capability.LAYOUT:
-            return _among(who, pool.layout, mine.layouts, "layout")
-        case Capability.SHARDING:
-            return _among(who, pool.sharding, mine.shardings, "sharding")
-        case Capability.OBJECT_SIZE:
-            largest = max(stored.nbytes for stored in pool.objects(shard))
-            limit = manifest.max_object_bytes
-            if limit and largest > limit:
-                return Verdict(
-                    Support.NO,
-                    f"{who} keeps objects of {limit} bytes at most, "
-                    f"this pool's have {largest}",
-                )
-            return Verdict(Support.NATIVE, f"{largest} bytes an object")
-        case _:
-            grade = manifest.support(capability, pool.kind)
-            word = capability.value.replace("_", " ")
-            says = {
-                Support.UNDECLARED: f"{who} says nothing about {word}",
-                Support.NO: f"{who} has no {word}",
-            }.get(grade, f"{who} has {word}")
-            return Verdict(grade, f"{says} for {pool.kind} pools")
-
-
-def _among(who: str, wanted: StrEnum, known: frozenset[StrEnum], what: str) -> Verdict:
-    if wanted in known:
-        return Verdict(Support.NATIVE, f"{who} takes {what} {wanted}")
-    return Verdict(Support.NO, f"{who} does not take {what} {wanted}")
