@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,28 +61,35 @@ def describe(given: Table, *, where: str) -> Description:
     """
     _known(given, ("pools", "shard", "page_tokens"), where)
     tables = given.get("pools")
-    if not isinstance(tables, Sequence) or not tables:
+    if not isinstance(tables, list | tuple) or not tables:
         raise UsageProblem(
             f"{where}: there are no pools", fix="Give --pool, or [[pools]] in a file."
         )
     common = {"page_tokens": given.get("page_tokens", 64)}
-    tables = [common | dict(table) for table in tables]
+    tables = [common | _table(table, f"{where}: a pool") for table in tables]
     if not any(table.get("anchor") for table in tables):
         # The first pool is what nearly everybody means.
         tables[0]["anchor"] = True
-    shard = dict(given.get("shard", {}))
-    _known(shard, attrs.fields_dict(Shard), f"{where}: shard")
+    shard = _table(given.get("shard", {}), f"{where}: shard")
+    _fields(shard, Shard, f"{where}: shard")
     if isinstance(shard.get("layers"), list):
         shard["layers"] = tuple(shard["layers"])
     try:
-        return Description(
-            tuple(_pool(table, where) for table in tables), Shard(**shard)
-        )
-    except (PoolError, TypeError, ValueError) as error:
+        pools = tuple(_pool(table, where) for table in tables)
+        return Description(pools, Shard(**shard))
+    except PoolError as error:
+        raise UsageProblem(f"{where}: {error.what}", fix=error.fix) from error
+    except (TypeError, ValueError) as error:
         raise UsageProblem(f"{where}: {error}") from error
 
 
-def _known(table: Table, known: Any, where: str) -> None:  # noqa: ANN401 - any names
+def _table(given: object, where: str) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise UsageProblem(f"{where} is a table of keys, not {given!r}")
+    return dict(given)
+
+
+def _known(table: Table, known: Collection[str], where: str) -> None:
     for key in table:
         if key not in known:
             raise UsageProblem(
@@ -91,15 +98,25 @@ def _known(table: Table, known: Any, where: str) -> None:  # noqa: ANN401 - any 
             )
 
 
+def _fields(table: Table, cls: type[attrs.AttrsInstance], where: str) -> None:
+    """Hold a table against the fields of a record."""
+    fields = attrs.fields_dict(cls)
+    _known(table, fields, where)
+    for name, field in fields.items():
+        if field.default is attrs.NOTHING and name not in table:
+            raise UsageProblem(f"{where}: key {name!r} is missing")
+
+
 def _pool(table: Table, where: str) -> PoolSpec:
     fields = dict(table)
     where = f"{where}: pool {fields.get('name', '?')!r}"
-    _known(fields, attrs.fields_dict(PoolSpec), where)
+    fields.setdefault("parts", ())
+    _fields(fields, PoolSpec, where)
     if isinstance(fields.get("layers"), int):
         fields["layers"] = range(fields["layers"])
-    parts = fields.get("parts", ())
+    parts = [_table(part, f"{where}: a part") for part in fields["parts"]]
     for part in parts:
-        _known(part, attrs.fields_dict(Part), f"{where}: part")
+        _fields(part, Part, f"{where}: part")
     fields["parts"] = [Part(**part) for part in parts]
     return PoolSpec(**fields)
 
@@ -125,6 +142,8 @@ def from_words(text: str) -> dict[str, Any]:
             table["parts"] = [_part(one) for one in str(table["parts"]).split("+")]
         elif short:
             table["parts"] = _attention(table.get("kind", ""), **short)
+    except PoolError as error:
+        raise UsageProblem(f"--pool {text}: {error.what}", fix=error.fix) from error
     except (TypeError, ValueError) as error:
         raise UsageProblem(
             f"--pool {text}: {error}", fix="See `kvdock route --help`."
@@ -158,8 +177,11 @@ def _part(text: str) -> dict[str, Any]:
 
 
 def _attention(
-    kind: str, *, dim: int, heads: int = 0, dtype: str = "bf16"
+    kind: str, *, dim: int = 0, heads: int = 0, dtype: str = "bf16"
 ) -> list[dict[str, Any]]:
+    """Spell the parts of a plain pool."""
+    if not dim:
+        raise ValueError("`dim` is missing")
     names = {
         PoolKind.MHA: ("k", "v"),
         PoolKind.SWA: ("k", "v"),
