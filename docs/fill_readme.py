@@ -45,7 +45,7 @@ def filled(text: str) -> str:
         begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
         if text.count(begin) != 1 or text.count(end) != 1:
             raise SystemExit(f"README has no single block {name!r}")
-        before, after = text.split(begin)[0], text.split(end)[1]
+        before, after = text.split(begin, maxsplit=1)[0], text.split(end)[1]
         text = f"{before}{begin}{block}{end}{after}"
     return text
 

@@ -190,8 +190,11 @@ def test_a_backend_without_a_probe_is_skipped(shelf: Shelf, ask: Ask) -> None:
     ("arguments", "message"),
     [
         (("god",), "there is nothing called 'god' to examine. Did you mean 'good'?"),
-        (("good", "--set", "x"), "'x' is no setting. Write --set KEY=VALUE."),
-        (("good", "--set", "x=1", "--set", "x=2"), "setting 'x' is given twice"),
+        (
+            ("good", "--set", "x"),
+            "'x' is no pair of key and value.",
+        ),
+        (("good", "--set", "x=1", "--set", "x=2"), "--set x is given twice"),
         (("good", "--set", "x=1"), "backend 'good': unknown setting 'x'. "),
         (("--set", "x=1"), "settings are given, but nobody to give them to. "),
     ],

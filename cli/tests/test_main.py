@@ -8,7 +8,6 @@ import pytest
 from kvdock.contract import Stage
 from kvdock.discovery import BrokenPlugin, Candidate
 from kvdock.errors import KvdockError, NoRoute, PluginError, SettingsError
-from kvdock_cli.given import settings_of
 from kvdock_cli.output import UsageProblem, exit_code
 
 if TYPE_CHECKING:
@@ -76,10 +75,3 @@ def test_the_version_names_every_part_without_importing_it(shelf: Shelf) -> None
     assert parts["backend gone"]["path"] == "?"
     assert {"python", "kvdock", "kvdock-cli"} <= set(parts)
     assert "kvdock_good.py" in shelf.kvdock("--version").stdout
-
-
-def test_settings_are_keys_and_values() -> None:
-    assert settings_of(["a=1", "b=", "c=x=y"]) == {"a": "1", "b": "", "c": "x=y"}
-    for wrong in (["a"], ["=1"], ["a=1", "a=2"]):
-        with pytest.raises(UsageProblem):
-            settings_of(wrong)

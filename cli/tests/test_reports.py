@@ -35,6 +35,9 @@ from kvdock_cli.reports import doctor, listing, manifest, plan, versions
 from kvdock_cli.reports.plain import columns, plain
 
 GOLDEN = Path(__file__).with_name("golden")
+DOCUMENTATION = (
+    Path(__file__).parents[2] / "docs" / "reference" / "cli-json.md"
+).read_text()
 
 
 @attrs.frozen
@@ -173,6 +176,28 @@ def test_the_text_is_the_golden_one(name: str) -> None:
 @pytest.mark.parametrize("name", OBJECTS)
 def test_the_object_is_the_golden_one(name: str) -> None:
     check(name, json.dumps(OBJECTS[name](), indent=2))
+
+
+def keys_of(value: object) -> set[str]:
+    """Return the keys of an object and of the objects in it."""
+    if isinstance(value, list):
+        return set().union(*map(keys_of, value))
+    if isinstance(value, dict):
+        return set(value).union(*map(keys_of, value.values()))
+    return set()
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_every_key_of_an_object_is_documented(name: str) -> None:
+    shown: Any = json.loads((GOLDEN / name).read_text())
+    assert f"`{shown['schema']}`" in DOCUMENTATION
+    shown.pop("shard", None)
+    for backend in (*shown.get("backends", ()), shown.get("backend", {})):
+        # Its own fields are the manifest's, which document themselves.
+        for field in attrs.fields_dict(Manifest):
+            if field != "settings":
+                backend.pop(field, None)
+    assert not {key for key in keys_of(shown) if f"`{key}`" not in DOCUMENTATION}
 
 
 def test_a_listing_of_nothing_says_what_to_install() -> None:

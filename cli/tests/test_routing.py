@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,9 +12,9 @@ from kvdock_cli.routing import route
 if TYPE_CHECKING:
     from conftest import Shelf
 
-KV = "name=kv,kind=mha,layers=4,heads=8,dim=128"
-DRAFT = "name=draft,kind=mha,layers=1,heads=8,dim=128,draft,required=false"
-MLA = "name=kv,kind=mla,layers=4,dim=576"
+KV = "family=mha,name=kv,heads=8,head_dim=128"
+DRAFT = "family=mha,name=draft,layers=0-0,heads=8,head_dim=128,draft,required=false"
+MLA = "family=mla,name=kv,latent=512,rope=64"
 
 
 @pytest.fixture
@@ -26,7 +26,9 @@ def good(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> Shelf:
 
 
 def test_the_real_command_prints_the_plan(good: Shelf) -> None:
-    done = good.kvdock("route", "--pool", KV, "--pool", DRAFT, "--tp", "1/4")
+    done = good.kvdock(
+        "route", "--pool", KV, "--pool", DRAFT, "--tp", "4", "--layers", "4"
+    )
     assert (done.stderr, done.returncode) == ("", 0)
     head, anchor, draft = done.stdout.splitlines()
     assert head.split() == ["POOL", "KIND", "NEED", "PAGE", "BACKEND", "WHY"]
@@ -63,41 +65,46 @@ def test_strict_takes_optional_pools_for_required_ones(good: Shelf) -> None:
         route(pool=(KV, DRAFT), strict=True)
 
 
-@pytest.mark.parametrize("choice", [{"prefer": ("god",)}, {"to": ("kv=god",)}])
+@pytest.mark.parametrize(("backend", "to"), [(("god",), ()), ((), ("kv=god",))])
 def test_a_backend_that_is_not_there_is_named(
-    good: Shelf, choice: dict[str, tuple[str, ...]]
+    good: Shelf, backend: tuple[str, ...], to: tuple[str, ...]
 ) -> None:
     del good
     with pytest.raises(PluginError, match="Did you mean 'good'"):
-        route(pool=(KV,), prefer=choice.get("prefer", ()), to=choice.get("to", ()))
+        route(pool=(KV,), backend=backend, to=to)
 
 
-def test_pools_come_from_a_file_and_flags_add_to_it(
+def test_a_shipped_model_is_routed_with_its_draft(
     good: Shelf, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = good.root / "pools.toml"
-    path.write_text(
-        "[shard]\ntp_size = 2\n[[pools]]\nname = 'kv'\nkind = 'mha'\nlayers = 4\n"
-        "[[pools.parts]]\nname = 'k'\ndtype = 'f16'\nshape = [8, 64]\nshard_axis = 0\n"
-    )
-    assert route(path, pool=(DRAFT,), tp="3/4", page_tokens=16, json=True) == 0
-    data = json.loads(capsys.readouterr().out)
-    assert data["shard"]["tp_rank"] == 3
-    assert [one["pool"] for one in data["routes"]] == ["kv", "draft"]
-    assert data["routes"][0]["page_bytes"] == 4 * 16 * 2 * 64 * 2
-
-
-@pytest.mark.parametrize("tp", ["4", "a/b", "/2"])
-def test_ranks_are_a_rank_and_a_size(good: Shelf, tp: str) -> None:
     del good
-    with pytest.raises(UsageProblem, match="no rank and size"):
-        route(pool=(KV,), tp=tp)
+    code = route(model="llama-3.1-8b", draft="eagle3", tp=4, rank=3, json=True)
+    data = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert (data["shard"]["tp_rank"], data["shard"]["tp_size"]) == (3, 4)
+    assert [one["pool"] for one in data["routes"]] == ["kv", "draft"]
+    assert data["routes"][0]["page_bytes"] == 32 * 64 * 2 * 2 * 128 * 2
 
 
-@pytest.mark.parametrize("texts", [(KV, KV), (f"{KV},anchor", f"{KV},name=x,anchor")])
-def test_pools_that_do_not_belong_together_are_a_usage_error(
-    good: Shelf, texts: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pool": ("family=mh,name=kv",)}, "Did you mean 'mha'"),
+        ({"pool": (f"{KV},hads=3",)}, "Did you mean 'heads'"),
+        ({"pool": (KV, KV)}, "described twice"),
+        ({"pool": (KV,), "tp": 3}, "8 heads"),
+        ({"pool": (KV,), "tp": 0}, "--tp 0 leaves no process"),
+        ({"pool": (KV,), "pp": 0}, "--pp 0 leaves no process"),
+        ({"pool": (KV,), "tp": 4, "rank": 4}, "no rank 4 among 4 processes"),
+        ({"pool": (KV,), "rank": -1}, "no rank -1 among 1 processes"),
+        ({"model": "llama-3.1-8b", "draft": "eagle"}, "Did you mean 'eagle3'"),
+        ({"pool": (KV,), "to": ("kv",)}, "Write --to KEY=VALUE"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(
+    good: Shelf, options: dict[str, Any], message: str
 ) -> None:
     del good
-    with pytest.raises(UsageProblem):
-        route(pool=texts)
+    with pytest.raises(UsageProblem) as caught:
+        route(**options)
+    assert message in str(caught.value)
