@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -155,3 +157,14 @@ def test_only_the_command_that_is_asked_for_is_imported(shelf: Shelf) -> None:
 def test_a_defect_of_a_command_shows_its_traceback(shelf: Shelf) -> None:
     add(shelf, "greet", "def greet():\n    1 / 0\n")
     assert "ZeroDivisionError" in shelf.kvdock("greet").stderr
+
+
+def test_the_example_of_the_documentation_is_a_command(shelf: Shelf) -> None:
+    text = (Path(__file__).parents[2] / "docs/reference/commands.md").read_text()
+    example, doctor = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    add(shelf, "greet", example)
+    help_text = squeezed(shelf.kvdock("greet", "--help").stdout)
+    assert "--loud In capitals." in help_text
+    assert shelf.kvdock("greet", "me", "--dir", "/", "--loud").returncode == 0
+    shelf.add("example", doctor, group="kvdock.doctors", attribute="examine")
+    assert "no example here" in shelf.kvdock("doctor", "example").stdout

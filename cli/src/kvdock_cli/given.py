@@ -1,14 +1,18 @@
-"""Settings as they are given on the command line."""
+"""What is given on the command line, as settings and as pools."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import attrs
+
+from kvdock.errors import PoolError
+from kvdock.models import ModelDescription, describe, load_model, shipped_models
 from kvdock_cli.output import UsageProblem
 
 
-def settings_of(pairs: Iterable[str]) -> dict[str, str]:
-    """Read settings that are given as KEY=VALUE.
+def settings_of(pairs: Iterable[str], option: str = "--set") -> dict[str, str]:
+    """Read what is given as KEY=VALUE.
 
     Raises:
         UsageProblem: If one is not, or a key is given twice.
@@ -17,8 +21,64 @@ def settings_of(pairs: Iterable[str]) -> dict[str, str]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise UsageProblem(f"{pair!r} is no setting", fix="Write --set KEY=VALUE.")
+            raise UsageProblem(
+                f"{pair!r} is no pair of key and value",
+                fix=f"Write {option} KEY=VALUE.",
+            )
         if key in found:
-            raise UsageProblem(f"setting {key!r} is given twice")
+            raise UsageProblem(f"{option} {key} is given twice")
         found[key] = value
     return found
+
+
+def model_of(name: str, pools: Sequence[str], layers: int) -> ModelDescription:
+    """Return the model that is named, the one that pools describe, or both.
+
+    Args:
+        name: A shipped description, a file, or "".
+        pools: Pools in words, added to those of the model.
+        layers: Layers of a model that is not named.
+
+    Raises:
+        UsageProblem: If neither is given, or one cannot be read.
+    """
+    tables = [_table(text) for text in pools]
+    try:
+        if name:
+            model = load_model(name)
+            return attrs.evolve(model, pools=(*model.pools, *tables))
+        if tables and not any(table.get("anchor") for table in tables):
+            # The first one is what nearly everybody means.
+            tables[0]["anchor"] = True
+        if tables:
+            about = {"model": "--pool", "summary": "", "page_tokens": 64}
+            return describe("--pool", about | {"layers": layers, "pools": tables})
+    except PoolError as error:
+        raise UsageProblem(error.what, fix=error.fix) from error
+    raise UsageProblem(
+        "no pools are given",
+        fix="Give --pool, or --model with a file or one of "
+        f"{', '.join(shipped_models())}.",
+    )
+
+
+def _table(text: str) -> dict[str, object]:
+    """Read `family=mha,name=kv,heads=8`; a word without a value is true."""
+    table: dict[str, object] = {}
+    for word in filter(None, (one.strip() for one in text.split(","))):
+        key, equals, value = word.partition("=")
+        table[key] = _value(value) if equals else True
+    return table
+
+
+def _value(text: str) -> object:
+    """Read a whole number, a shape such as 16x64, true, false, or a word."""
+    if text in ("true", "false"):
+        return text == "true"
+    if text.isdecimal():
+        return int(text)
+    shapes = [shape.split("x") for shape in text.split("+")]
+    if "x" in text and all(word.isdecimal() for shape in shapes for word in shape):
+        numbers = [[int(word) for word in shape] for shape in shapes]
+        return numbers if "+" in text else numbers[0]
+    return text

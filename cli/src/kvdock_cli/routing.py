@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING
 
+from kvdock.assembly import Assembly, Deployment, assemble
 from kvdock.dock import Dock
 from kvdock.errors import PoolError
-from kvdock_cli.given import settings_of
+from kvdock.pools import DType, Layout
+from kvdock_cli.given import model_of, settings_of
 from kvdock_cli.output import UsageProblem, emit
-from kvdock_cli.pool_files import describe, from_words, read
 from kvdock_cli.reports import plan as report
+
+if TYPE_CHECKING:
+    from kvdock.shards import Shard
 
 
 def route(  # noqa: PLR0913 - what routing depends on
-    file: Path | None = None,
-    /,
     *,
+    model: str = "",
+    draft: str = "",
     pool: tuple[str, ...] = (),
-    tp: str = "",
+    layers: int = 1,
+    tp: int = 1,
+    pp: int = 1,
+    cp: int = 1,
+    dcp: int = 1,
+    rank: int = 0,
     page_tokens: int | None = None,
-    prefer: tuple[str, ...] = (),
+    dtype: DType | None = None,
+    layout: Layout = Layout.PAGE_OBJECT,
+    packed: bool = False,
+    backend: tuple[str, ...] = (),
     to: tuple[str, ...] = (),
     strict: bool = False,
     json: bool = False,
@@ -28,33 +40,48 @@ def route(  # noqa: PLR0913 - what routing depends on
     """Show which backend would keep which pool, and why.
 
     Args:
-        file: Pools in TOML or JSON: a list [[pools]] with the fields of a
-            PoolSpec, and a table [shard].
-        pool: A pool in words, name=kv,kind=mha,layers=32,heads=8,dim=128; may
-            be given several times. The first one is the anchor unless one
-            says anchor.
-        tp: Tensor-parallel rank and size, as 0/4.
-        page_tokens: Tokens of a page where a pool does not say it; 64 unless
-            said.
-        prefer: Consider only this backend; several in order of preference.
+        model: A model that kvdock describes, or a TOML or JSON file that
+            describes one.
+        draft: The draft model that goes with it.
+        pool: A pool in words, family=mha,name=kv,heads=8,head_dim=128; may be
+            given several times. Without a model the first one is the anchor.
+        layers: Layers of a model that is given in pools alone.
+        tp: Tensor-parallel ranks.
+        pp: Pipeline stages.
+        cp: Context-parallel ranks.
+        dcp: Decode-context-parallel ranks.
+        rank: The process that is shown, counted over all of them.
+        page_tokens: Tokens of a page, if not the model's own.
+        dtype: Element type of attention KV, if not the model's own.
+        layout: How pages lie in host memory.
+        packed: Draft layers lie behind the target's in the same pools.
+        backend: Consider only this backend; several in order of preference.
         to: Give a pool to one backend only, as POOL=BACKEND.
         strict: Take optional pools for required ones.
         json: Print one line of JSON.
     """
-    given: dict[str, Any] = dict(read(file)) if file else {}
-    given["pools"] = [*given.get("pools", ()), *map(from_words, pool)]
-    if page_tokens is not None:
-        given["page_tokens"] = page_tokens
-    if tp:
-        given["shard"] = {**given.get("shard", {}), **_ranks(tp)}
-    about = describe(given, where=str(file or "--pool"))
-    dock = Dock.load()
+    for option, ranks in (("tp", tp), ("pp", pp), ("cp", cp), ("dcp", dcp)):
+        if ranks < 1:
+            raise UsageProblem(f"--{option} {ranks} leaves no process")
+    about = model_of(model, pool, layers)
     try:
-        plan = dock.plan(
-            about.pools,
-            about.shard,
-            prefer,
-            overrides=settings_of(to),
+        deployment = Deployment(
+            tp_size=tp,
+            pp_size=pp,
+            cp_size=cp,
+            dcp_size=dcp,
+            page_tokens=page_tokens or 0,
+            dtype=dtype,
+            layout=layout,
+            packed=packed,
+        )
+        assembly = assemble(about, deployment, draft=draft)
+        shard = _shard(assembly, rank)
+        plan = Dock.load().plan(
+            assembly.pools,
+            shard,
+            backend,
+            overrides=settings_of(to, "--to"),
             strict=strict,
         )
     except PoolError as error:
@@ -62,10 +89,8 @@ def route(  # noqa: PLR0913 - what routing depends on
     return emit(plan.explain(), report.as_data(plan), as_json=json)
 
 
-def _ranks(text: str) -> dict[str, int]:
-    rank, slash, size = text.partition("/")
-    if not (slash and rank.isdecimal() and size.isdecimal()):
-        raise UsageProblem(
-            f"{text!r} is no rank and size", fix="Write --tp RANK/SIZE, such as 0/4."
-        )
-    return {"tp_rank": int(rank), "tp_size": int(size)}
+def _shard(assembly: Assembly, rank: int) -> Shard:
+    for shard in islice(assembly.shards(), rank, None) if rank >= 0 else ():
+        return shard
+    count = sum(1 for _ in assembly.shards())
+    raise UsageProblem(f"there is no rank {rank} among {count} processes")

@@ -18,7 +18,7 @@ def versions(*, json: bool) -> int:
     parts = [
         report.Part("python", platform.python_version(), "python", sys.executable),
         *(
-            report.Part("kvdock", metadata.version(name), name, path_of(module))
+            report.Part(name, metadata.version(name), name, path_of(module))
             for name, module in (("kvdock", "kvdock"), ("kvdock-cli", "kvdock_cli"))
         ),
         *(

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.manifest import Support
 from kvdock.pools import PoolKind
-from kvdock_cli.reports.plain import columns, plain
+from kvdock_cli.reports.plain import columns, plain, words
 
 if TYPE_CHECKING:
     from kvdock.discovery import LoadedPlugin, PluginProblem
@@ -92,25 +91,32 @@ def _kinds(listing: Listing) -> list[tuple[str, ...]]:
 
 
 def as_markdown(listing: Listing) -> str:
-    """Render the table of the README: kinds across, backends down."""
-    head = ["backend", "zero copy", "durable", "shared", *PoolKind]
-    rows = [head, ["---"] * len(head)]
-    for plugin in listing.plugins:
-        manifest = plugin.manifest
-        cells = [
-            f"`{manifest.name}`: {manifest.summary}",
-            manifest.zero_copy,
-            manifest.durability,
-            manifest.sharing,
-        ]
-        rows.append([*cells, *(_cell(manifest, kind) for kind in PoolKind)])
+    """Render the table of the README: a column for each backend."""
+    manifests = [plugin.manifest for plugin in listing.plugins]
+    rows = [
+        ["", *(f"`{one.name}`" for one in manifests)],
+        ["---"] * (1 + len(manifests)),
+        ["what", *(one.summary for one in manifests)],
+        ["kinds", *(" ".join(kind for kind, _ in by_kind(one)) for one in manifests)],
+        ["zero copy", *(one.zero_copy for one in manifests)],
+        ["durable", *(one.durability for one in manifests)],
+        ["shared", *(one.sharing for one in manifests)],
+    ]
+    rows += [
+        [words(grade), *(_grades(one, grade) for one in manifests)]
+        for grade in ("draft", "split_heads", "multi_buffer")
+    ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _cell(manifest: Manifest, kind: PoolKind) -> str:
-    if kind not in manifest.kinds:
-        return Support.NO
-    return f"yes, draft {manifest.kinds[kind].draft}"
+def _grades(manifest: Manifest, name: str) -> str:
+    """Spell a grade: one word if all kinds have it, else the kinds of each."""
+    kinds: dict[str, list[str]] = {}
+    for kind, support in by_kind(manifest):
+        kinds.setdefault(getattr(support, name), []).append(kind)
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return ", ".join(f"{grade} ({' '.join(of)})" for grade, of in kinds.items())
 
 
 def by_kind(manifest: Manifest) -> list[tuple[str, KindSupport]]:

@@ -74,7 +74,7 @@ def _spelt(name: str, value: object) -> str:
         return format_bytes(value)
     found = plain(value)
     if isinstance(found, list):
-        return " ".join(map(str, found))
+        return " ".join(map(str, found)) or "none"
     return str(found)
 
 
@@ -119,6 +119,8 @@ def _default(setting: Mapping[str, object]) -> str:
         return "required"
     if setting["unit"] == "bytes" and isinstance(default, int):
         return format_bytes(default)
+    if isinstance(default, list):
+        return " ".join(map(str, default)) or "-"
     return "-" if default in (None, "") else str(default)
 
 

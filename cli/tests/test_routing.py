@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvdock.errors import NoRoute, PluginError
+from kvdock_cli.output import UsageProblem
+from kvdock_cli.routing import route
+
+if TYPE_CHECKING:
+    from conftest import Shelf
+
+KV = "family=mha,name=kv,heads=8,head_dim=128"
+DRAFT = "family=mha,name=draft,layers=0-0,heads=8,head_dim=128,draft,required=false"
+MLA = "family=mla,name=kv,latent=512,rope=64"
+
+
+@pytest.fixture
+def good(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> Shelf:
+    """A backend that takes MHA pools, says nothing of drafts, and is alone."""
+    shelf.add_backend("good")
+    monkeypatch.setenv("KVDOCK_PLUGINS", "good")
+    return shelf
+
+
+def test_the_real_command_prints_the_plan(good: Shelf) -> None:
+    done = good.kvdock(
+        "route", "--pool", KV, "--pool", DRAFT, "--tp", "4", "--layers", "4"
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+    head, anchor, draft = done.stdout.splitlines()
+    assert head.split() == ["POOL", "KIND", "NEED", "PAGE", "BACKEND", "WHY"]
+    assert anchor.split()[:6] == ["kv", "mha", "anchor", "262144", "B", "good"]
+    assert draft.endswith("good says nothing about draft for mha pools")
+
+
+def test_the_object_has_every_backends_answer(
+    good: Shelf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del good
+    assert route(pool=(KV, DRAFT), json=True) == 0
+    data = json.loads(capsys.readouterr().out)
+    first, second = data["routes"]
+    assert (first["backend"], first["path"]) == ("good", "staged")
+    assert (second["backend"], second["required"]) == (None, False)
+    verdicts = {
+        one["capability"]: one["support"] for one in second["options"][0]["verdicts"]
+    }
+    assert verdicts["draft"] == "?"
+
+
+def test_no_route_is_a_problem_with_the_whole_table(good: Shelf) -> None:
+    done = good.kvdock("route", "--pool", MLA, "--json")
+    assert done.returncode == 1
+    data = json.loads(done.stdout)
+    assert data["error"]["type"] == "NoRoute"
+    assert "good does not take mla pools" in done.stderr
+
+
+def test_strict_takes_optional_pools_for_required_ones(good: Shelf) -> None:
+    del good
+    with pytest.raises(NoRoute, match="no backend takes draft"):
+        route(pool=(KV, DRAFT), strict=True)
+
+
+@pytest.mark.parametrize(("backend", "to"), [(("god",), ()), ((), ("kv=god",))])
+def test_a_backend_that_is_not_there_is_named(
+    good: Shelf, backend: tuple[str, ...], to: tuple[str, ...]
+) -> None:
+    del good
+    with pytest.raises(PluginError, match="Did you mean 'good'"):
+        route(pool=(KV,), backend=backend, to=to)
+
+
+def test_a_shipped_model_is_routed_with_its_draft(
+    good: Shelf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del good
+    code = route(model="llama-3.1-8b", draft="eagle3", tp=4, rank=3, json=True)
+    data = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert (data["shard"]["tp_rank"], data["shard"]["tp_size"]) == (3, 4)
+    assert [one["pool"] for one in data["routes"]] == ["kv", "draft"]
+    assert data["routes"][0]["page_bytes"] == 32 * 64 * 2 * 2 * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pool": ("family=mh,name=kv",)}, "Did you mean 'mha'"),
+        ({"pool": (f"{KV},hads=3",)}, "Did you mean 'heads'"),
+        ({"pool": (KV, KV)}, "described twice"),
+        ({"pool": (KV,), "tp": 3}, "8 heads"),
+        ({"pool": (KV,), "tp": 0}, "--tp 0 leaves no process"),
+        ({"pool": (KV,), "pp": 0}, "--pp 0 leaves no process"),
+        ({"pool": (KV,), "tp": 4, "rank": 4}, "no rank 4 among 4 processes"),
+        ({"pool": (KV,), "rank": -1}, "no rank -1 among 1 processes"),
+        ({"model": "llama-3.1-8b", "draft": "eagle"}, "Did you mean 'eagle3'"),
+        ({"pool": (KV,), "to": ("kv",)}, "Write --to KEY=VALUE"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(
+    good: Shelf, options: dict[str, Any], message: str
+) -> None:
+    del good
+    with pytest.raises(UsageProblem) as caught:
+        route(**options)
+    assert message in str(caught.value)
