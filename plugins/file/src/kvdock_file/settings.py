@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import attrs
 
 from kvdock.errors import SettingsError
 from kvdock.settings import option, size
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @attrs.frozen
