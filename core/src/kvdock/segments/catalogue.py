@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -21,9 +23,6 @@ from kvdock.segments.space import sweep
 from kvdock.segments.table import ABSENT
 
 if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Sequence
-
     from kvdock.segments.engine import Engine
 
 _USES_S = 10.0

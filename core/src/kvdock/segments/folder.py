@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -19,8 +20,6 @@ from kvdock.segments.segment import (
 )
 
 if TYPE_CHECKING:
-    import threading
-
     from kvdock.segments.index import Index
 
 _SETTLED_NS = 20_000_000

@@ -7,8 +7,9 @@ what a fresh process would find.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import attrs
 import numpy as np
@@ -22,10 +23,6 @@ from kvdock.segments.records import (
     key_seed,
 )
 from kvdock.segments.segment import Contents, open_index, read_contents
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @attrs.frozen(kw_only=True)

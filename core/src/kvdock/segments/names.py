@@ -11,16 +11,13 @@ import hashlib
 import os
 import re
 import stat
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import attrs
 
 from kvdock.errors import KvdockError, NamespaceError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 RECORD_NAME = "namespace.json"
 """What a namespace covers; its SHA-256 is the namespace folder's name."""

@@ -13,14 +13,12 @@ own, so what is torn, stale from another place, or foreign is not there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FORMAT_VERSION = 1
 """Version of the layout; files of another one are left alone."""

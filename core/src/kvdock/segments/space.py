@@ -12,6 +12,8 @@ import errno
 import logging
 import os
 import secrets
+import threading
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -37,9 +39,6 @@ from kvdock.segments.segment import (
 )
 
 if TYPE_CHECKING:
-    import threading
-    from collections import Counter
-
     from kvdock.segments.engine import Engine
     from kvdock.segments.folder import Folder
     from kvdock.segments.index import Index

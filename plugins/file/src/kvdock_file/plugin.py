@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvdock.hookspecs import AttachConfig, Finding, hookimpl
@@ -11,8 +12,6 @@ from kvdock.pools import HitPolicy, PoolKind, PoolSpec, Shard
 from kvdock_file.settings import FileSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kvdock.batches import Batch, BatchResult
     from kvdock.regions import Region
     from kvdock.segments import SegmentStore

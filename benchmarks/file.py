@@ -1,0 +1,165 @@
+"""Measure the file backend against the machine and against its peers.
+
+Usage: python benchmarks/file.py [--dir DIR] [--rounds N] [--quick]
+
+Pages of 64K to 4M in batches of 128, in order and at random, put and get,
+checksums on, memory warm. All contenders take turns within one run, and a
+figure is the median over rounds of the ratio within a round.
+SGLang's HiCacheFile takes part where KVDOCK_SGLANG_PYTHON names an
+interpreter that has SGLang. The last line is a JSON object; the whole of it is also
+written to benchmarks/results/file.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from file_contenders import (
+    Contender,
+    FilePerPage,
+    HiCacheFile,
+    Kvdock,
+    Pool,
+    Raw,
+    Rows,
+)
+from machine import describe
+
+SIZES = {"64K": 64 << 10, "256K": 256 << 10, "1M": 1 << 20, "4M": 4 << 20}
+BATCH = 128
+FOOTPRINT_BYTES = 512 << 20
+RESULT = Path(__file__).parent / "results" / "file.json"
+
+Seconds = dict[str, dict[str, list[float]]]
+"""Contender, then operation and order, then seconds of each round."""
+
+
+def batches_of(pages: int, *, shuffled: bool) -> Rows:
+    """Cut page numbers into batches."""
+    numbers = list(range(pages))
+    if shuffled:
+        random.Random(3).shuffle(numbers)
+    return [numbers[at : at + BATCH] for at in range(0, pages, BATCH)]
+
+
+def race(contenders: dict[str, Contender], pages: int, rounds: int) -> Seconds:
+    """Let contenders take turns; the first round only warms them up."""
+    seconds: Seconds = {name: {} for name in contenders}
+    turn = 0
+    for number in range(rounds + 1):
+        for order in ("sequential", "random"):
+            turn += 1
+            batches = batches_of(pages, shuffled=order == "random")
+            for operation in ("put", "get"):
+                for name, contender in contenders.items():
+                    took = getattr(contender, operation)(batches, turn)
+                    if number:
+                        key = f"{operation} {order}"
+                        seconds[name].setdefault(key, []).append(took)
+    return seconds
+
+
+def ratio(seconds: Seconds, ours: str, other: str, operation: str) -> float:
+    """Return how many times faster ours is, the median over rounds and orders."""
+    every = [
+        theirs / mine
+        for order in ("sequential", "random")
+        for mine, theirs in zip(
+            seconds[ours][f"{operation} {order}"],
+            seconds[other][f"{operation} {order}"],
+            strict=True,
+        )
+    ]
+    return statistics.median(every)
+
+
+def measure_size(
+    folder: Path, page_bytes: int, rounds: int, python: str
+) -> tuple[Seconds, int]:
+    """Race all contenders with pages of one size."""
+    pages = max(BATCH, FOOTPRINT_BYTES // page_bytes)
+    pool = Pool.of(pages, page_bytes)
+    contenders: dict[str, Contender] = {
+        "raw": Raw(folder / "raw", pool),
+        "raw 2 threads": Raw(folder / "raw2", pool, threads=2),
+        "kvdock": Kvdock(folder / "kvdock", pool),
+        "file per page": FilePerPage(folder / "files", pool),
+    }
+    if python:
+        contenders["HiCacheFile"] = HiCacheFile(folder / "hicache", pool, python)
+    try:
+        seconds = race(contenders, pages, rounds)
+        wrong = pool.wrong(list(range(pages)))
+        if wrong:
+            raise RuntimeError(f"{wrong} pages were loaded wrong")
+    finally:
+        for contender in contenders.values():
+            contender.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    return seconds, pages * page_bytes
+
+
+def speeds(seconds: Seconds, nbytes: int) -> dict[str, dict[str, float]]:
+    """Return the median GB/s of each contender and operation."""
+    return {
+        name: {
+            key: round(nbytes / statistics.median(took) / 1e9, 2)
+            for key, took in each.items()
+        }
+        for name, each in seconds.items()
+    }
+
+
+def show(label: str, table: dict[str, dict[str, float]]) -> None:
+    """Print one page size's speeds."""
+    print(f"\n{label} pages, GB/s")
+    for name, each in table.items():
+        cells = "  ".join(f"{key} {value:6.2f}" for key, value in each.items())
+        print(f"  {name:14} {cells}", flush=True)
+
+
+def main() -> None:
+    """Measure everything and print it."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--dir", type=Path, help="folder to measure in")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="no big indexes")
+    parser.add_argument("--sizes", nargs="*", default=list(SIZES))
+    args = parser.parse_args()
+    python = os.environ.get("KVDOCK_SGLANG_PYTHON", "")
+    if not python:
+        print("HiCacheFile is left out: KVDOCK_SGLANG_PYTHON names no interpreter")
+    figures: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
+    for label in args.sizes:
+        folder = Path(tempfile.mkdtemp(prefix="kvdock-bench-", dir=args.dir))
+        seconds, nbytes = measure_size(folder, SIZES[label], args.rounds, python)
+        tables[label] = speeds(seconds, nbytes)
+        show(label, tables[label])
+        for operation in ("put", "get"):
+            for other, word in (
+                ("raw", "raw"),
+                ("raw 2 threads", "raw_2_threads"),
+                ("HiCacheFile", "hicachefile"),
+                ("file per page", "file_per_page"),
+            ):
+                if other in seconds:
+                    found = ratio(seconds, "kvdock", other, operation)
+                    name = f"{operation}_vs_{word}"
+                    figures.setdefault(name, {})[label] = round(found, 2)
+    RESULT.parent.mkdir(exist_ok=True)
+    whole = {"machine": describe(args.dir), "gb_per_s": tables} | figures
+    RESULT.write_text(json.dumps(whole, indent=1) + "\n")
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

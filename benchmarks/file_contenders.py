@@ -1,0 +1,284 @@
+"""The contenders of `file.py`: each stores and loads batches of pages.
+
+All of them move between one warm pool of host memory and one file system.
+`put` and `get` return the seconds of the calls alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Self
+
+import attrs
+import numpy as np
+
+from kvdock import DType, Part, PoolKind, PoolSpec, Region, Shard
+from kvdock.batches import Batch, Operation
+from kvdock.dock import Dock
+from kvdock.hookspecs import AttachConfig
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Rows = list[list[int]]
+"""Batches: page numbers of each."""
+
+
+@attrs.frozen(eq=False)
+class Pool:
+    """Warm host memory: what is stored, and where it is loaded to."""
+
+    page_bytes: int
+    source: npt.NDArray[np.uint8]
+    target: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, pages: int, page_bytes: int) -> Self:
+        """Make a pool of random pages, every byte of it touched."""
+        rng = np.random.default_rng(7)
+        words = rng.integers(0, 2**63, (pages, page_bytes // 8), dtype=np.int64)
+        target = np.ones((pages, page_bytes), np.uint8)
+        return cls(page_bytes, words.view(np.uint8), target)
+
+    def wrong(self, pages: list[int]) -> int:
+        """Count pages whose target is not their source, and wipe the target."""
+        bad = int((self.source[pages] != self.target[pages]).any(axis=1).sum())
+        self.target[pages] = 0
+        return bad
+
+
+class Contender(Protocol):
+    """Something that stores pages under numbers and loads them again."""
+
+    def put(self, batches: Rows, turn: int) -> float:
+        """Store the pages of each batch anew; return the seconds."""
+
+    def get(self, batches: Rows, turn: int) -> float:
+        """Load what turn stored; return the seconds."""
+
+    def close(self) -> None:
+        """Give the space back."""
+
+
+class Raw:
+    """The limit: positional I/O into one file that was written before.
+
+    Args:
+        root: An empty folder.
+        pool: The memory.
+        threads: How many share the pages of a batch.
+    """
+
+    def __init__(self, root: Path, pool: Pool, threads: int = 1) -> None:
+        root.mkdir()
+        self._pool = pool
+        self._size = pool.page_bytes
+        self._threads = threads
+        self._workers = ThreadPoolExecutor(threads)
+        self._fd = os.open(root / "raw", os.O_RDWR | os.O_CREAT, 0o600)
+        os.posix_fallocate(self._fd, 0, pool.source.nbytes)
+        os.pwrite(self._fd, memoryview(pool.source.reshape(-1))[: 1 << 30], 0)
+        self._from = [memoryview(row) for row in pool.source]
+        self._into = [memoryview(row) for row in pool.target]
+
+    def put(self, batches: Rows, turn: int) -> float:
+        """Write every page at its own offset."""
+        del turn
+        return self._timed(batches, os.pwritev, self._from)
+
+    def get(self, batches: Rows, turn: int) -> float:
+        """Read every page from its own offset."""
+        del turn
+        return self._timed(batches, os.preadv, self._into)
+
+    def _timed(self, batches: Rows, call: object, views: list[memoryview]) -> float:
+        fd, size = self._fd, self._size
+
+        def move(pages: list[int]) -> None:
+            for page in pages:
+                call(fd, [views[page]], page * size)  # type: ignore[operator]
+
+        begun = time.perf_counter()
+        for pages in batches:
+            if self._threads == 1:
+                move(pages)
+            else:
+                list(self._workers.map(move, [pages[::2], pages[1::2]]))
+        return time.perf_counter() - begun
+
+    def close(self) -> None:
+        """Close the file."""
+        self._workers.shutdown()
+        os.close(self._fd)
+
+
+class FilePerPage:
+    """One file per page, written aside and renamed; nothing is verified."""
+
+    def __init__(self, root: Path, pool: Pool) -> None:
+        root.mkdir()
+        self._root = root
+        self._pool = pool
+        self._from = [memoryview(row) for row in pool.source]
+        self._into = [memoryview(row) for row in pool.target]
+        self._names = [str(root / f"{page:064x}") for page in range(len(self._from))]
+
+    def put(self, batches: Rows, turn: int) -> float:
+        """Write each page aside and rename it over the last one."""
+        del turn
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        begun = time.perf_counter()
+        for pages in batches:
+            for page in pages:
+                name = self._names[page]
+                fd = os.open(name + ".tmp", flags, 0o600)
+                os.write(fd, self._from[page])
+                os.close(fd)
+                os.rename(name + ".tmp", name)
+        return time.perf_counter() - begun
+
+    def get(self, batches: Rows, turn: int) -> float:
+        """Open and read each page."""
+        del turn
+        begun = time.perf_counter()
+        for pages in batches:
+            for page in pages:
+                fd = os.open(self._names[page], os.O_RDONLY)
+                os.readv(fd, [self._into[page]])
+                os.close(fd)
+        return time.perf_counter() - begun
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Kvdock:
+    """The file backend, through its hooks, checksums on.
+
+    Args:
+        root: An empty folder.
+        pool: The memory.
+        settings: More settings of the backend.
+    """
+
+    def __init__(self, root: Path, pool: Pool, **settings: object) -> None:
+        self._pool = pool
+        part = Part("kv", DType.U8, (pool.page_bytes,))
+        spec = PoolSpec(
+            name="kv",
+            kind=PoolKind.MLA,
+            parts=(part,),
+            layers=(0,),
+            page_tokens=1,
+            anchor=True,
+        )
+        self.region = Region.of(spec, Shard(), [pool.target], len(pool.target))
+        self._backend = Dock.load(require=["file"]).backends["file"]
+        quota = int(pool.source.nbytes * 1.2)
+        given = {"root": str(root), "quota": quota, "free_space": 0} | settings
+        self.namespace = "be" * 32
+        config = AttachConfig(
+            settings=self._backend.settings(given), namespace=self.namespace
+        )
+        self.handle = self._backend.register_pool(spec, self.region, config)
+        self.outcomes: list[int] = []
+
+    def keys(self, pages: list[int], turn: int) -> list[str]:
+        """Return the keys of pages as one turn stores them."""
+        head = f"{self.namespace}/{turn:032x}"
+        return [f"{head}{page:032x}.kv.L0-1" for page in pages]
+
+    def put(self, batches: Rows, turn: int) -> float:
+        """Store each page under a new key; old ones make way."""
+        return self._timed(Operation.PUT, batches, turn, self._pool.source)
+
+    def get(self, batches: Rows, turn: int) -> float:
+        """Load each page and verify it."""
+        return self._timed(Operation.GET, batches, turn, self._pool.target)
+
+    def exists(self, keys: list[str]) -> float:
+        """Ask for keys; return the seconds."""
+        begun = time.perf_counter()
+        self._backend.batch_io(self.handle, Batch(Operation.EXISTS, keys))
+        return time.perf_counter() - begun
+
+    def _timed(
+        self,
+        operation: Operation,
+        batches: Rows,
+        turn: int,
+        memory: npt.NDArray[np.uint8],
+    ) -> float:
+        size = self._pool.page_bytes
+        calls = []
+        for pages in batches:
+            at = memory.ctypes.data + np.array(pages).reshape(-1, 1) * size
+            sizes = np.broadcast_to(np.int64(size), at.shape)
+            calls.append((self.keys(pages, turn), at, sizes))
+        missed = 0
+        begun = time.perf_counter()
+        for keys, at, sizes in calls:
+            batch = Batch(operation, keys, at, sizes)
+            missed += int((~self._backend.batch_io(self.handle, batch).ok).sum())
+        took = time.perf_counter() - begun
+        if missed:
+            raise RuntimeError(f"{operation}: {missed} pages were not OK")
+        return took
+
+    def close(self) -> None:
+        """Release the handle."""
+        self._backend.release(self.handle)
+
+
+class HiCacheFile:
+    """SGLang's own class, in an interpreter that has it.
+
+    Args:
+        root: An empty folder.
+        pool: Only its shape is used: the class has a pool in its own process.
+        python: The interpreter.
+    """
+
+    def __init__(self, root: Path, pool: Pool, python: str) -> None:
+        self._root = root
+        script = Path(__file__).with_name("hicache_process.py")
+        self._process = subprocess.Popen(
+            [python, str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._ask("open", str(root), *pool.source.shape)
+
+    def put(self, batches: Rows, turn: int) -> float:
+        """Store each page under a new key."""
+        return self._ask("put", batches, turn)
+
+    def get(self, batches: Rows, turn: int) -> float:
+        """Load each page; nothing is verified."""
+        return self._ask("get", batches, turn)
+
+    def exists(self, count: int, turn: int) -> float:
+        """Ask for keys that are there."""
+        return self._ask("exists", count, turn)
+
+    def _ask(self, *words: object) -> float:
+        assert self._process.stdin is not None  # noqa: S101 - it was asked for
+        assert self._process.stdout is not None  # noqa: S101 - same
+        self._process.stdin.write(json.dumps(words) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError("HiCacheFile's process has ended")
+        return float(json.loads(answer))
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+        shutil.rmtree(self._root, ignore_errors=True)

@@ -1,0 +1,39 @@
+"""Describe the machine that figures were taken on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+
+def describe(folder: Path | None = None) -> dict[str, str | int]:
+    """Return processor, memory, kernel, Python and file system."""
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count() or 0,
+        "memory_gib": round(pages / 2**30),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "file_system": file_system(folder or Path.cwd()),
+    }
+
+
+def file_system(folder: Path) -> str:
+    """Return the type of the file system that holds a folder."""
+    best, kind = "", "unknown"
+    here = str(folder.resolve()) + "/"
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, mount, name, *_ = line.split()
+        if here.startswith(mount.rstrip("/") + "/") and len(mount) >= len(best):
+            best, kind = mount, name
+    return kind
