@@ -222,9 +222,7 @@ def refusals(manifest: Manifest) -> Iterable[Case]:
         yield Case("none", None, "it leaves nothing out")
 
 
-def _left_out(
-    kind: PoolKind, mine: KindSupport
-) -> Iterable[tuple[Sample, Capability]]:
+def _left_out(kind: PoolKind, mine: KindSupport) -> Iterable[tuple[Sample, Capability]]:
     for layout in Layout:
         if layout not in mine.layouts:
             yield Sample(kind=kind, layout=layout), Capability.LAYOUT

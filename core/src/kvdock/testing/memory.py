@@ -8,6 +8,8 @@ that a batch does not name show writes that went astray.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import MappingProxyType
+from typing import cast
 
 import attrs
 import numpy as np
@@ -29,13 +31,15 @@ BLANK = 0xA5
 """What a page holds before it is read."""
 
 # From the order in memory, without the page, to (layer, token, head, row).
-_TO_CANONICAL = {
-    Layout.LAYER_FIRST: (0, 1, 2, 3),
-    Layout.PAGE_FIRST: (1, 0, 2, 3),
-    Layout.PAGE_FIRST_DIRECT: (0, 1, 2, 3),
-    Layout.PAGE_HEAD: (2, 1, 0, 3),
-    Layout.PAGE_OBJECT: (0, 1, 2, 3),
-}
+_TO_CANONICAL = MappingProxyType(
+    {
+        Layout.LAYER_FIRST: (0, 1, 2, 3),
+        Layout.PAGE_FIRST: (1, 0, 2, 3),
+        Layout.PAGE_FIRST_DIRECT: (0, 1, 2, 3),
+        Layout.PAGE_HEAD: (2, 1, 0, 3),
+        Layout.PAGE_OBJECT: (0, 1, 2, 3),
+    }
+)
 
 
 @attrs.frozen(eq=False)
@@ -89,7 +93,7 @@ class PageMemory:
             each = [layers * pool.part_bytes(one, shard) for one in pool.parts]
             row = self.insides[0].reshape(self.pages, -1)[page]
             flat = row[sum(each[:at]) : sum(each[: at + 1])]
-            return flat.reshape(*extents.values(), part.row_bytes)
+            return cast("Bytes", flat.reshape(*extents.values(), part.row_bytes))
         order = {
             Layout.PAGE_FIRST: ("token", "layer", "head"),
             Layout.PAGE_HEAD: ("head", "token", "layer"),
@@ -99,7 +103,7 @@ class PageMemory:
             whole = self.insides[at].reshape(layers, self.pages, *shape[1:], -1)
             return whole[:, page]
         whole = self.insides[at].reshape(self.pages, *shape, -1)
-        return whole[page].transpose(_TO_CANONICAL[pool.layout])
+        return cast("Bytes", whole[page].transpose(_TO_CANONICAL[pool.layout]))
 
     def write(self, page: int, page_hash: str, seed: int = 0) -> None:
         """Place the content of a page hash into a page."""
@@ -123,7 +127,9 @@ class PageMemory:
             if stored.heads is not None and part.shard_axis is not None:
                 start = self.pool.local_heads(self.shard)[0]
                 heads = slice(stored.heads[0] - start, stored.heads[1] - start)
-            if not np.array_equal(found[layers][:, :, heads], wanted[layers][:, :, heads]):
+            if not np.array_equal(
+                found[layers][:, :, heads], wanted[layers][:, :, heads]
+            ):
                 return False
         return True
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -25,9 +25,11 @@ from kvdock.hookspecs import AttachConfig, Finding, hookimpl
 from kvdock.keys import key_suffixes
 from kvdock.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
 from kvdock.pools import HitPolicy, PoolKind, PoolSpec, Shard
-from kvdock.regions import Block, Region
 from kvdock.settings import option, size
 from kvdock.testing.oracles import Oracle
+
+if TYPE_CHECKING:
+    from kvdock.regions import Block, Region
 
 CHECK_BYTES = 32
 """What a shelf keeps before the bytes: a digest of key and bytes."""
@@ -45,7 +47,7 @@ class Shelf(Protocol):
     def remove(self, key: str) -> None:
         """Forget a blob, if it is there."""
 
-    def keys(self) -> Sequence[str]:
+    def names(self) -> Sequence[str]:
         """Return all names, oldest first."""
 
     def used(self) -> int:
@@ -70,7 +72,7 @@ class DictShelf:
         """Forget a blob, if it is there."""
         self.blobs.pop(key, None)
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         """Return all names, oldest first."""
         return list(self.blobs)
 
@@ -114,7 +116,7 @@ class FolderShelf:
         """Forget a blob, if it is there."""
         self.path(key).unlink(missing_ok=True)
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         """Return all names."""
         return [
             path.read_text()
@@ -270,6 +272,11 @@ class MemoryReference:
                 return Outcome.OK
             case Operation.CLEAR:
                 return self.clear(handle, key)
+        return self.move(handle, batch, row)
+
+    def move(self, handle: Handle, batch: Batch, row: int) -> Outcome:
+        """Move the bytes of one key."""
+        key = batch.keys[row]
         if not self.registered(handle, batch, row):
             return Outcome.REFUSED
         if batch.operation is Operation.PUT:
@@ -316,7 +323,7 @@ class MemoryReference:
         if not quota:
             return True
         while handle.shelf.used() + nbytes > quota:
-            keys = handle.shelf.keys()
+            keys = handle.shelf.names()
             if not self.eviction or not keys:
                 return False
             handle.shelf.remove(keys[0])
@@ -337,7 +344,7 @@ class MemoryReference:
 
     def clear(self, handle: Handle, prefix: str) -> Outcome:
         """Forget every key that begins with a prefix."""
-        for key in handle.shelf.keys():
+        for key in handle.shelf.names():
             if key.startswith(prefix):
                 handle.shelf.remove(key)
         return Outcome.OK
@@ -396,11 +403,11 @@ class ShelfOracle(Oracle):
         self.shelf.remove(key)
 
 
-_SHAPES = {"memory": MemoryReference, "folder": FolderReference}
-
-
 def __getattr__(name: str) -> MemoryReference:
     """Make a fresh plugin: `reference:memory` or `reference:folder`."""
-    if name in _SHAPES:
-        return _SHAPES[name]()
+    match name:
+        case "memory":
+            return MemoryReference()
+        case "folder":
+            return FolderReference()
     raise AttributeError(name)

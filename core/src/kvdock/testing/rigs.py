@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -27,10 +27,12 @@ from kvdock.keys import (
 )
 from kvdock.manifest import Capability, KindSupport, Manifest, Verdict
 from kvdock.pools import PoolKind, PoolSpec, Shard
-from kvdock.regions import Region
 from kvdock.routing import Path, Route, plan_routes
 from kvdock.testing.memory import PageMemory
 from kvdock.testing.samples import PAGE_TOKENS
+
+if TYPE_CHECKING:
+    from kvdock.regions import Region
 
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]

@@ -10,23 +10,19 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TYPE_CHECKING
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.pools import (
-    DType,
-    HitPolicy,
-    Layout,
-    Part,
-    Per,
-    PoolKind,
-    PoolSpec,
-    Shard,
-    Sharding,
-)
+from kvdock.parts import Part
+from kvdock.pools import PoolSpec
+from kvdock.vocabulary import DType, HitPolicy, Layout, Per, PoolKind, Sharding
+
+if TYPE_CHECKING:
+    from kvdock.shards import Shard
 
 Content = npt.NDArray[np.uint8]
 
@@ -36,39 +32,41 @@ HEADS = 4
 PAGE_TOKENS = 4
 """Tokens of a sample page, so that two DCP ranks share it evenly."""
 
-_DIVIDED = {PoolKind.MHA, PoolKind.K_ONLY, PoolKind.SWA}
-_STATES = {PoolKind.MAMBA}
+_DIVIDED = (PoolKind.MHA, PoolKind.K_ONLY, PoolKind.SWA)
 
-_PARTS: Mapping[PoolKind, tuple[tuple[str, DType, tuple[int, ...], Per], ...]] = {
-    # Widths are odd on purpose: no page is a multiple of anything handy.
-    PoolKind.MHA: (
-        ("k", DType.BF16, (HEADS, 9), Per.TOKEN),
-        ("v", DType.BF16, (HEADS, 5), Per.TOKEN),
-    ),
-    PoolKind.K_ONLY: (("k", DType.F16, (HEADS, 7), Per.TOKEN),),
-    PoolKind.MLA: (("kv", DType.U8, (37,), Per.TOKEN),),
-    PoolKind.INDEXER: (("indexer", DType.U8, (33,), Per.TOKEN),),
-    PoolKind.MAMBA: (
-        ("temporal", DType.F32, (8, 3, 2), Per.PAGE),
-        ("conv_0", DType.BF16, (16, 3), Per.PAGE),
-    ),
-    PoolKind.SWA: (
-        ("k", DType.FP8_E4M3, (HEADS, 11), Per.TOKEN),
-        ("v", DType.FP8_E4M3, (HEADS, 11), Per.TOKEN),
-    ),
-    PoolKind.COMPRESSED: (
-        ("c4", DType.U8, (41,), Per.PAGE),
-        ("rope", DType.BF16, (5,), Per.PAGE),
-    ),
-    PoolKind.LOGICAL: (),
-}
+_PartWords = tuple[str, DType, tuple[int, ...], Per]
+_PARTS: Mapping[PoolKind, tuple[_PartWords, ...]] = MappingProxyType(
+    {
+        # Widths are odd on purpose: no page is a multiple of anything handy.
+        PoolKind.MHA: (
+            ("k", DType.BF16, (HEADS, 9), Per.TOKEN),
+            ("v", DType.BF16, (HEADS, 5), Per.TOKEN),
+        ),
+        PoolKind.K_ONLY: (("k", DType.F16, (HEADS, 7), Per.TOKEN),),
+        PoolKind.MLA: (("kv", DType.U8, (37,), Per.TOKEN),),
+        PoolKind.INDEXER: (("indexer", DType.U8, (33,), Per.TOKEN),),
+        PoolKind.MAMBA: (
+            ("temporal", DType.F32, (8, 3, 2), Per.PAGE),
+            ("conv_0", DType.BF16, (16, 3), Per.PAGE),
+        ),
+        PoolKind.SWA: (
+            ("k", DType.FP8_E4M3, (HEADS, 11), Per.TOKEN),
+            ("v", DType.FP8_E4M3, (HEADS, 11), Per.TOKEN),
+        ),
+        PoolKind.COMPRESSED: (
+            ("c4", DType.U8, (41,), Per.PAGE),
+            ("rope", DType.BF16, (5,), Per.PAGE),
+        ),
+        PoolKind.LOGICAL: (),
+    }
+)
 
 
 def possible_shardings(kind: PoolKind) -> tuple[Sharding, ...]:
     """Return how a sample pool of a kind can be divided, likeliest first."""
     if kind in _DIVIDED:
         return (Sharding.HEADS, Sharding.REPLICATED, Sharding.DCP)
-    if kind in _STATES:
+    if kind is PoolKind.MAMBA:
         return (Sharding.RANK, Sharding.REPLICATED)
     if kind is PoolKind.COMPRESSED:
         return (Sharding.REPLICATED,)
@@ -116,7 +114,7 @@ class Sample:
             layers=layers,
             page_tokens=PAGE_TOKENS,
             draft=self.draft,
-            required=not self.draft,
+            required=not self.draft and not groups,
             hit_policy=self.hit_policy,
             window_pages=2 if trailing else 0,
             block_pages=2 if groups else 0,
@@ -169,12 +167,13 @@ def local_content(
     whole = content(pool, part, page, seed)
     mine = pool.local_layers(shard)
     whole = whole[[pool.layers.index(layer) for layer in mine]]
-    if pool.sharding is Sharding.DCP and part.per is Per.TOKEN:
-        whole = whole[:, shard.dcp_rank :: shard.dcp_size]
+    index, count = pool.token_runs(shard)
+    if part.per is Per.TOKEN:
+        whole = whole[:, index::count]
     if part.shard_axis is not None:
         units = pool.local_units(part, shard)
         first = shard.tp_rank * units
-        if pool.sharding is Sharding.HEADS:
+        if pool.by_head:
             first = pool.local_heads(shard)[0]
         whole = whole[:, :, :, first : first + units]
     layers, tokens, outer, units, row = whole.shape

@@ -47,7 +47,7 @@ class Worker:
                 hang on the order of a set.
         """
         path = os.pathsep.join(filter(None, sys.path))
-        process = subprocess.Popen(  # noqa: S603 - this very interpreter
+        process = subprocess.Popen(
             [sys.executable, "-m", "kvdock.testing.workers"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -140,14 +140,14 @@ class _Orders:
         self.harness = Harness(plugin, settings, load_backend(plugin))
 
     def attach(
-        self, sample: Mapping[str, Any], shard: Mapping[str, int], model: str
+        self, sample: Mapping[str, Any], shard: Mapping[str, Any], model: str
     ) -> None:
         assert self.harness
         pool = Sample(**sample).pool()
         self.rigs.append(self.harness.rig(pool, Shard(**shard), model=model))
 
     def suffixes(
-        self, samples: Sequence[Mapping[str, Any]], shard: Mapping[str, int]
+        self, samples: Sequence[Mapping[str, Any]], shard: Mapping[str, Any]
     ) -> list[list[str]]:
         assert self.harness
         backend = self.harness.backend

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from kvdock.batches import Outcome
-from kvdock.manifest import Manifest
 from kvdock.testing.cases import Case, claimed, contract_test, one_sample
 from kvdock.testing.oracles import Oracle
 from kvdock.testing.rigs import Harness, Rig, spelled
 from kvdock.testing.samples import page_hashes
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvdock.manifest import Manifest
 
 PAGES = page_hashes(5)
 
@@ -58,32 +61,32 @@ def _remove(oracle: Oracle, keys: list[str]) -> None:
     oracle.remove(keys[2])
 
 
-_LENGTHS: dict[str, Harm] = {
-    "truncated": _cut,
-    "emptied": _empty,
-    "extended": _extend,
-    "removed": _remove,
-}
-_CONTENT: dict[str, Harm] = {
-    "first-byte-flipped": _flip(0),
-    "middle-byte-flipped": _flip(0.5),
-    "last-byte-flipped": _flip(1),
-    "zeroed": _blank,
-    "two-objects-swapped": _swap,
-}
+_LENGTHS: tuple[tuple[str, Harm], ...] = (
+    ("truncated", _cut),
+    ("emptied", _empty),
+    ("extended", _extend),
+    ("removed", _remove),
+)
+_CONTENT: tuple[tuple[str, Harm], ...] = (
+    ("first-byte-flipped", _flip(0)),
+    ("middle-byte-flipped", _flip(0.5)),
+    ("last-byte-flipped", _flip(1)),
+    ("zeroed", _blank),
+    ("two-objects-swapped", _swap),
+)
 
 
 def content_harms(manifest: Manifest) -> Iterable[Case]:
     """Run for each change of content, where integrity is declared."""
     (grade,) = claimed("integrity")(manifest)
-    for name, harm in _CONTENT.items():
+    for name, harm in _CONTENT:
         yield Case(name, (name, harm), grade.skip)
 
 
 def length_harms(manifest: Manifest) -> Iterable[Case]:
     """Run for each change of length, whatever is declared."""
     del manifest
-    for name, harm in _LENGTHS.items():
+    for name, harm in _LENGTHS:
         yield Case(name, (name, harm))
 
 

@@ -164,4 +164,3 @@ class DeclaredTests:
 
 
 _LARGEST_TRIED_BYTES = 64 << 20
-

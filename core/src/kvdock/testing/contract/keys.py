@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 from kvdock.batches import Batch, Operation, Outcome
-from kvdock.manifest import Manifest
 from kvdock.pools import PoolKind, PoolSpec, Shard
 from kvdock.testing.cases import contract_test, limited, one_sample, samples
 from kvdock.testing.rigs import PATIENCE_S, Harness, Rig
 from kvdock.testing.samples import Sample, page_hash, page_hashes
 from kvdock.testing.workers import Worker
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvdock.manifest import Manifest
 
 
 def every_pool(manifest: Manifest) -> list[PoolSpec]:
@@ -152,4 +155,3 @@ def _room_for_hash(rig: Rig) -> int:
     limit = rig.backend.manifest.max_key_bytes
     rest = len(rig.config.namespace) + 1 + max(map(len, rig.suffixes))
     return min(128, limit - rest) if limit else 128
-

@@ -114,9 +114,8 @@ class LifecycleTests:
         changed += [n for n in before if before[n] is not after[n]]
         for number in changed:
             signal.signal(number, before[number])
-        assert not changed, (
-            f"handlers replaced: {[signal.Signals(n).name for n in sorted(set(changed))]}"
-        )
+        names = [signal.Signals(number).name for number in sorted(set(changed))]
+        assert not names, f"handlers replaced: {names}"
 
     @contract_test(one_sample)
     def test_no_descriptor_or_thread_is_left_behind(

@@ -8,11 +8,14 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from kvdock.batches import Outcome
-from kvdock.manifest import Manifest, Support
-from kvdock.pools import PoolSpec
 from kvdock.testing.cases import Case, contract_test, graded, one_sample
 from kvdock.testing.rigs import Harness, Rig, spelled
 from kvdock.testing.samples import Sample, page_hashes
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvdock.pools import PoolSpec
+    from kvdock.manifest import Manifest, Support
 
 PAGE_BYTES = 16384
 ROUND = 16

@@ -9,9 +9,12 @@ from collections.abc import Callable
 from kvdock.batches import Outcome
 from kvdock.manifest import Scope
 from kvdock.testing.cases import contract_test, one_sample, reaching
-from kvdock.testing.rigs import Harness, Rig
 from kvdock.testing.samples import Sample, page_hashes
 from kvdock.testing.workers import Worker
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvdock.testing.rigs import Harness, Rig
 
 ROUNDS = 12
 PAGES = page_hashes(6)
@@ -168,4 +171,3 @@ def _eventually(holds: Callable[[], bool], *, within_s: float = 10.0) -> None:
             f"what one process stored is not found by another in {within_s:.0f} s"
         )
         time.sleep(0.01)
-

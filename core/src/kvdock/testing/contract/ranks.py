@@ -8,8 +8,11 @@ from kvdock.manifest import Manifest, Scope, Support
 from kvdock.pools import Layout, PoolKind, PoolSpec, Shard, Sharding
 from kvdock.testing.cases import Case, contract_test, graded_by_kind, samples
 from kvdock.testing.contract.declared import only_route
-from kvdock.testing.rigs import Harness, Rig
 from kvdock.testing.samples import HEADS, Sample, page_hashes
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvdock.testing.rigs import Harness, Rig
 
 PAGES = page_hashes(3)
 
@@ -95,10 +98,9 @@ class RankTests:
     def test_every_rank_finds_its_own_slice(
         self, harness: Harness, case: Sample
     ) -> None:
-        for shards in (ranks(2), ranks(4), ranks(2 * HEADS)):
-            size = len(shards)
-            if case.sharding is Sharding.DCP:
-                shards = dcp_ranks(size, 2)
+        for size in (2, 4, 2 * HEADS):
+            by_token = case.sharding is Sharding.DCP
+            shards = dcp_ranks(size, 2) if by_token else ranks(size)
             sample = Sample(
                 kind=case.kind,
                 layout=case.layout,
@@ -113,9 +115,7 @@ class RankTests:
         self, harness: Harness, case: tuple[PoolKind, Support]
     ) -> None:
         kind, grade = case
-        sample = Sample(
-            kind=kind, sharding=Sharding.HEADS, head_group=1, name="split"
-        )
+        sample = Sample(kind=kind, sharding=Sharding.HEADS, head_group=1, name="split")
         route = only_route(harness, sample, Shard(tp_size=2))
         if not grade:
             assert not route.backend, "declared NO, but taken"
