@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,7 +12,6 @@ from kvdock.testing.cases import Case, claimed, contract_test, one_sample
 from kvdock.testing.oracles import Oracle
 from kvdock.testing.rigs import Harness, Rig, spelled
 from kvdock.testing.samples import page_hashes
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvdock.manifest import Manifest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from kvdock.testing.cases import contract_test, limited, one_sample, samples
 from kvdock.testing.rigs import PATIENCE_S, Harness, Rig
 from kvdock.testing.samples import Sample, page_hash, page_hashes
 from kvdock.testing.workers import Worker
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvdock.manifest import Manifest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,11 +12,10 @@ from kvdock.batches import Outcome
 from kvdock.testing.cases import Case, contract_test, graded, one_sample
 from kvdock.testing.rigs import Harness, Rig, spelled
 from kvdock.testing.samples import Sample, page_hashes
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvdock.pools import PoolSpec
     from kvdock.manifest import Manifest, Support
+    from kvdock.pools import PoolSpec
 
 PAGE_BYTES = 16384
 ROUND = 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, Phase, settings
@@ -19,7 +20,6 @@ from kvdock.batches import Outcome
 from kvdock.manifest import Scope
 from kvdock.testing.cases import contract_test, one_sample
 from kvdock.testing.samples import Sample, page_hashes
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvdock.testing.rigs import Harness, Rig

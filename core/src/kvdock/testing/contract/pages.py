@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from kvdock.hits import evaluate
 from kvdock.testing.cases import contract_test, limited, one_sample, samples
 from kvdock.testing.rigs import ANCHOR, PATIENCE_S, Harness, spelled
 from kvdock.testing.samples import Sample, page_hash, page_hashes
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvdock.pools import PoolKind

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from kvdock.batches import Outcome
 from kvdock.manifest import Scope
 from kvdock.testing.cases import contract_test, one_sample, reaching
 from kvdock.testing.samples import Sample, page_hashes
 from kvdock.testing.workers import Worker
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvdock.testing.rigs import Harness, Rig

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from kvdock.manifest import Manifest, Scope, Support
 from kvdock.pools import Layout, PoolKind, PoolSpec, Shard, Sharding
 from kvdock.testing.cases import Case, contract_test, graded_by_kind, samples
 from kvdock.testing.contract.declared import only_route
 from kvdock.testing.samples import HEADS, Sample, page_hashes
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvdock.testing.rigs import Harness, Rig
