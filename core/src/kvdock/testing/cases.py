@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import attrs
 
 from kvdock.manifest import Capability, KindSupport, Manifest, Scope, Support
-from kvdock.pools import HitPolicy, Layout, PoolKind, Sharding
+from kvdock.vocabulary import HitPolicy, Layout, PoolKind
 from kvdock.testing.samples import Sample, possible_shardings
 
 UNDECLARED = "UNDECLARED"
@@ -147,53 +147,40 @@ def samples(
     """Run for a sample pool of each declared kind.
 
     Args:
-        layouts: Also for each declared layout.
-        policies: Also for each declared hit policy.
-        shardings: Also for each declared sharding.
+        layouts: Also once for each further layout that is declared.
+        policies: Also once for each further hit policy.
+        shardings: Also once for each further sharding.
     """
 
     def choose(manifest: Manifest) -> Iterable[Case]:
         for kind, mine in manifest.kinds.items():
             if kind is PoolKind.LOGICAL:
                 continue
-            some = _declared_shardings(kind, mine)
-            for layout in _ordered(Layout, mine.layouts, every=layouts):
-                for policy in _ordered(HitPolicy, mine.hit_policies, every=policies):
-                    for sharding in some if shardings else some[:1]:
-                        yield _sample_case(kind, layout, policy, sharding)
+            known: list[list[str]] = [
+                [one for one in Layout if one in mine.layouts],
+                [one for one in HitPolicy if one in mine.hit_policies],
+                [one for one in possible_shardings(kind) if one in mine.shardings],
+            ]
+            if not all(known):
+                yield Case(f"{kind}", None, f"nothing is declared of {kind} pools")
+                continue
+            plain = [words[0] for words in known]
+            yield _sample_case(kind, *plain)
+            for axis, every in enumerate((layouts, policies, shardings)):
+                for word in known[axis][1:] if every else ():
+                    yield _sample_case(kind, *plain[:axis], word, *plain[axis + 1 :])
         yield from _or_skip(manifest, "it takes no pool with bytes")
 
     return choose
 
 
-def any_sample(manifest: Manifest) -> Sample | None:
-    """Return a plain pool with bytes that the backend takes, if there is one."""
-    for case in samples()(manifest):
-        if not case.skip:
-            found: Sample = case.value
-            return found
-    return None
-
-
 def one_sample(manifest: Manifest) -> Iterable[Case]:
     """Run once, for the first declared kind that has bytes."""
-    for case in samples()(manifest):
-        yield case
-        return
+    cases = list(samples()(manifest))
+    yield next((case for case in cases if not case.skip), cases[0])
 
 
-def _declared_shardings(kind: PoolKind, mine: KindSupport) -> list[Sharding]:
-    return [one for one in possible_shardings(kind) if one in mine.shardings]
-
-
-def _ordered(words: type[Any], declared: frozenset[Any], *, every: bool) -> list[Any]:
-    known = [word for word in words if word in declared]
-    return known if every else known[:1]
-
-
-def _sample_case(
-    kind: PoolKind, layout: Layout, policy: HitPolicy, sharding: Sharding
-) -> Case:
+def _sample_case(kind: PoolKind, layout: str, policy: str, sharding: str) -> Case:
     sample = Sample(kind=kind, layout=layout, hit_policy=policy, sharding=sharding)
     return Case(f"{kind}-{layout}-{policy}-{sharding}", sample)
 

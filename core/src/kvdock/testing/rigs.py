@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 from kvdock.batches import Batch, BatchResult, Operation, Outcome, Outcomes
-from kvdock.discovery import adopt, installed, load_all, require
+from kvdock.discovery import Candidate, imported, installed, load_all, require
 from kvdock.dock import Backend
 from kvdock.hookspecs import AttachConfig
 from kvdock.keys import (
@@ -61,12 +62,23 @@ def load_backend(plugin: str) -> Backend:
     Raises:
         PluginError: If it cannot be loaded.
     """
-    if "." in plugin or ":" in plugin:
-        return Backend(adopt(plugin))
     found = [one for one in installed() if one.name == plugin]
+    if "." in plugin or ":" in plugin:
+        found = [_uninstalled(plugin)]
     plugins, problems = load_all(found)
-    require([plugin], plugins, problems)
-    return Backend(plugins[plugin])
+    name = found[0].name if found else plugin
+    require([name], plugins, problems)
+    return Backend(plugins[name])
+
+
+def _uninstalled(value: str) -> Candidate:
+    """Describe what no entry point announces, under its manifest's name."""
+    unnamed = Candidate(name=value, value=value, distribution="?", version="?")
+    plugin: Any = imported(unnamed)
+    try:
+        return attrs.evolve(unnamed, name=plugin.kvdock_manifest().name)
+    except Exception:  # noqa: BLE001 - loading it names what is wrong
+        return unnamed
 
 
 def route_pools(
@@ -289,6 +301,8 @@ class Harness:
     plugin: str
     settings: Mapping[str, object]
     backend: Backend
+    salt: str = attrs.field(factory=lambda: uuid4().hex)
+    """Keeps the namespaces of this harness to itself in a shared store."""
     _rigs: list[Rig] = attrs.field(factory=list)
 
     def attach(
@@ -319,7 +333,8 @@ class Harness:
                 f"pool {route.pool.name!r} finds no route: {route.reason}"
             )
         # The namespace is about the pools as described, not as routed.
-        record = namespace_record(Namespace(model=model), [ANCHOR, *pools])
+        space = Namespace(model=model, salt=self.salt)
+        record = namespace_record(space, [ANCHOR, *pools])
         if like:
             record = dict(like.config.namespace_record)
         config = AttachConfig(

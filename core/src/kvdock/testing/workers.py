@@ -55,7 +55,7 @@ class Worker:
         )
         worker = cls(process)
         settings = {name: str(value) for name, value in harness.settings.items()}
-        worker.ask("load", plugin=harness.plugin, settings=settings)
+        worker.ask("load", plugin=harness.plugin, settings=settings, salt=harness.salt)
         return worker
 
     def send(self, do: str, **words: object) -> None:
@@ -136,8 +136,8 @@ class _Orders:
         self.harness: Harness | None = None
         self.rigs: list[Rig] = []
 
-    def load(self, plugin: str, settings: Mapping[str, object]) -> None:
-        self.harness = Harness(plugin, settings, load_backend(plugin))
+    def load(self, plugin: str, settings: Mapping[str, object], salt: str) -> None:
+        self.harness = Harness(plugin, settings, load_backend(plugin), salt)
 
     def attach(
         self, sample: Mapping[str, Any], shard: Mapping[str, Any], model: str

@@ -125,7 +125,8 @@ class KeyTests:
         deadline = time.monotonic() + PATIENCE_S
         tail = rig.suffixes[0]
         keys = [
-            f"{rig.config.namespace}/../{rig.config.namespace}/{page_hash(7)}{tail}",
+            f"{rig.config.namespace}/../{rig.config.namespace}/{page_hashes(1)[0]}{tail}",
+            f"{rig.config.namespace}/./{page_hashes(1)[0]}{tail}",
             f"{rig.config.namespace}/../../../../../../tmp/{page_hash(7)}{tail}",
             f"/etc/passwd{tail}",
             f"{rig.config.namespace}/%2e%2e/{page_hash(7)}\n{tail}",
