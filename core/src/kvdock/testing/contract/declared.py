@@ -1,0 +1,166 @@
+"""What a manifest says, and what the router makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+import pytest
+
+from kvdock.errors import SettingsError
+from kvdock.hookspecs import AttachConfig
+from kvdock.manifest import Capability, Support
+from kvdock.pools import Layout, ObjectUnit, PoolKind, Shard
+from kvdock.routing import Path, Route
+from kvdock.testing.cases import (
+    contract_test,
+    graded,
+    graded_by_kind,
+    limited,
+    refusals,
+    samples,
+)
+from kvdock.testing.rigs import Harness, route_pools
+from kvdock.testing.samples import Sample, page_hashes
+
+
+def only_route(harness: Harness, sample: Sample, shard: Shard | None = None) -> Route:
+    """Return the route of one pool, or of its refusal."""
+    (route,) = route_pools(harness.backend, [sample.pool()], shard or Shard())
+    return route
+
+
+def verdict_on(route: Route, capability: Capability) -> Support:
+    """Return how the backend under test graded one capability."""
+    (option,) = route.options
+    return dict(option.verdicts)[capability].support
+
+
+class DeclaredTests:
+    """The manifest is true, and what it denies is refused with a reason."""
+
+    @contract_test()
+    def test_the_manifest_introduces_the_backend(self, harness: Harness) -> None:
+        manifest = harness.backend.manifest
+        assert manifest.name == harness.backend.name
+        assert manifest.summary.strip(), "the summary is empty"
+        assert "\n" not in manifest.summary, "the summary is more than one line"
+        for field in attrs.fields(manifest.settings) if manifest.settings else ():
+            assert field.metadata.get("help"), f"setting {field.name!r} has no help"
+
+    @contract_test()
+    def test_a_failed_finding_says_what_to_do(
+        self, harness: Harness, config: Mapping[str, object]
+    ) -> None:
+        settings = harness.backend.settings(config)
+        for finding in harness.backend.probe(AttachConfig(settings=settings)):
+            assert finding.what, "a finding says nothing"
+            assert finding.ok or finding.hint, f"{finding.what!r} comes without a hint"
+            assert finding.ok, f"not ready to be tested: {finding.what}: {finding.hint}"
+
+    @contract_test()
+    def test_an_unknown_setting_is_refused_by_name(self, harness: Harness) -> None:
+        with pytest.raises(SettingsError, match="no_such_setting"):
+            harness.backend.settings(dict(harness.settings) | {"no_such_setting": "1"})
+
+    @contract_test(samples(layouts=True, policies=True, shardings=True))
+    def test_a_declared_pool_finds_a_route(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        route = only_route(harness, case)
+        assert route.backend, f"declared, but refused: {route.reason}"
+
+    @contract_test(refusals)
+    def test_what_is_left_out_is_refused_with_a_reason(
+        self, harness: Harness, case: tuple[Capability, Sample]
+    ) -> None:
+        capability, sample = case
+        route = only_route(harness, sample)
+        if route.backend and not verdict_on(route, capability):
+            pytest.fail("the router took a pool against a verdict")
+        if not route.backend:
+            assert harness.backend.name in route.reason
+            assert len(route.reason) > len(harness.backend.name) + 2, "no reason"
+
+    @contract_test(graded_by_kind("draft"))
+    def test_draft_pools_are_kept_as_declared(
+        self, harness: Harness, case: tuple[PoolKind, Support]
+    ) -> None:
+        kind, grade = case
+        sample = Sample(kind=kind, draft=True)
+        route = only_route(harness, sample)
+        if not grade:
+            assert not route.backend or verdict_on(route, Capability.DRAFT)
+            assert route.backend or "draft" in route.reason
+            return
+        assert route.backend, f"declared, but refused: {route.reason}"
+        target, draft = harness.attach([Sample(kind=kind).pool(), sample.pool()])
+        hashes = page_hashes(3)
+        target.stored(hashes[:2])
+        draft.stored(hashes)
+        assert not target.exists(hashes)[2], "a draft page was found as a target page"
+        target.loaded(hashes[:2])
+        draft.loaded(hashes)
+
+    @contract_test(graded_by_kind("multi_buffer"))
+    def test_objects_of_many_pieces_move_as_declared(
+        self, harness: Harness, case: tuple[PoolKind, Support]
+    ) -> None:
+        kind, grade = case
+        manifest = harness.backend.manifest
+        if Layout.LAYER_FIRST not in manifest.kinds[kind].layouts:
+            pytest.skip("it does not take layer_first, where a page is scattered")
+        sample = Sample(kind=kind, layout=Layout.LAYER_FIRST)
+        route = only_route(harness, sample)
+        assert route.backend, route.reason
+        if grade and manifest.zero_copy:
+            assert (route.path, route.pool.object_unit) == (
+                Path.ZERO_COPY,
+                ObjectUnit.PAGE,
+            )
+        elif not grade:
+            whole = route.path is Path.ZERO_COPY and (
+                route.pool.object_unit is ObjectUnit.PAGE
+            )
+            assert not whole or verdict_on(route, Capability.MULTI_BUFFER)
+        rig = harness.rig(sample.pool())
+        rig.stored(page_hashes(5))
+        rig.loaded(page_hashes(5))
+
+    @contract_test(graded("zero_copy"))
+    def test_bytes_move_as_directly_as_declared(
+        self, harness: Harness, case: Support
+    ) -> None:
+        for kind in set(harness.backend.manifest.kinds) - {PoolKind.LOGICAL}:
+            route = only_route(harness, Sample(kind=kind))
+            if not case:
+                assert route.path is not Path.ZERO_COPY, route.reason
+                assert route.path.value in route.reason
+            rig = harness.rig(Sample(kind=kind).pool())
+            rig.stored(page_hashes(4))
+            rig.loaded(page_hashes(4))
+
+    @contract_test(limited("max_object_bytes"))
+    def test_a_pool_over_the_object_limit_is_refused_with_numbers(
+        self, harness: Harness, case: int
+    ) -> None:
+        for kind in set(harness.backend.manifest.kinds) - {PoolKind.LOGICAL}:
+            route = only_route(harness, Sample(kind=kind, page_bytes=case + 1))
+            assert not route.backend, "it takes a pool over its own limit"
+            assert str(case) in route.reason
+            fits = only_route(harness, Sample(kind=kind, page_bytes=case))
+            assert fits.backend, fits.reason
+
+    @contract_test(limited("max_object_bytes"))
+    def test_an_object_of_the_largest_size_is_kept(
+        self, harness: Harness, case: int
+    ) -> None:
+        if case > _LARGEST_TRIED_BYTES:
+            pytest.skip(f"{case} bytes are more than this test has at hand")
+        kind = next(iter(set(harness.backend.manifest.kinds) - {PoolKind.LOGICAL}))
+        rig = harness.rig(Sample(kind=kind, page_bytes=case).pool(), pages=2)
+        rig.stored(page_hashes(1))
+        rig.loaded(page_hashes(1))
+
+
+_LARGEST_TRIED_BYTES = 64 << 20

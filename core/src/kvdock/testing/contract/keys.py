@@ -1,0 +1,158 @@
+"""Keys: one for each object, the same for everybody, within limits."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from kvdock.batches import Batch, Operation, Outcome
+from kvdock.pools import PoolKind, PoolSpec, Shard
+from kvdock.testing.cases import contract_test, limited, one_sample, samples
+from kvdock.testing.rigs import PATIENCE_S, Harness, Rig
+from kvdock.testing.samples import Sample, page_hash, page_hashes
+from kvdock.testing.workers import Worker
+
+if TYPE_CHECKING:
+    from kvdock.manifest import Manifest
+
+
+def every_pool(manifest: Manifest) -> list[PoolSpec]:
+    """Return a target and a draft pool of every declared kind."""
+    found = []
+    for kind, mine in manifest.kinds.items():
+        found.append(Sample(kind=kind).pool())
+        if mine.draft and kind is not PoolKind.LOGICAL:
+            found.append(Sample(kind=kind, draft=True).pool())
+    return found
+
+
+def every_shard() -> Iterable[Shard]:
+    """Return ranks of several deployments, pipeline stages among them."""
+    for size in (1, 2, 4):
+        for rank in range(size):
+            yield Shard(tp_rank=rank, tp_size=size)
+            for stage, layers in enumerate(((0, 2), (2, 4))):
+                yield Shard(
+                    tp_rank=rank, tp_size=size, pp_rank=stage, pp_size=2, layers=layers
+                )
+
+
+class KeyTests:
+    """A key names what an object holds, and nothing else."""
+
+    @contract_test()
+    def test_no_two_objects_share_a_suffix(self, harness: Harness) -> None:
+        holds: dict[str, str] = {}
+        for pool, shard in itertools.product(
+            every_pool(harness.backend.manifest), every_shard()
+        ):
+            objects = pool.objects(shard)
+            suffixes = harness.backend.key_suffix(pool, shard)
+            assert len(suffixes) == len(objects), (
+                f"{len(suffixes)} suffixes for {len(objects)} objects of {pool.name}"
+            )
+            for suffix, stored in zip(suffixes, objects, strict=True):
+                other = holds.setdefault(suffix, stored.coordinate)
+                assert other == stored.coordinate, (
+                    f"suffix {suffix!r} stands for {other} and for {stored.coordinate}"
+                )
+
+    @contract_test()
+    def test_ranks_that_hold_the_same_object_give_it_the_same_key(
+        self, harness: Harness
+    ) -> None:
+        names: dict[str, str] = {}
+        for pool, shard in itertools.product(
+            every_pool(harness.backend.manifest), every_shard()
+        ):
+            suffixes = harness.backend.key_suffix(pool, shard)
+            for suffix, stored in zip(suffixes, pool.objects(shard), strict=True):
+                other = names.setdefault(stored.coordinate, suffix)
+                assert other == suffix, (
+                    f"{stored.coordinate} is called {other!r} by one rank and "
+                    f"{suffix!r} by another, so neither finds the other's"
+                )
+
+    @contract_test()
+    def test_keys_are_the_same_in_every_process(self, harness: Harness) -> None:
+        kinds = [Sample(kind=kind) for kind in harness.backend.manifest.kinds]
+        here = [
+            list(harness.backend.key_suffix(sample.pool(), Shard())) for sample in kinds
+        ]
+        worker = Worker.start(harness, hash_seed=4242)
+        words = [sample.words() for sample in kinds]
+        there = worker.ask("suffixes", samples=words, shard={})
+        worker.end()
+        assert there == here
+
+    @contract_test(one_sample)
+    def test_hashes_that_differ_at_the_end_are_told_apart(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        rig = harness.rig(case.pool())
+        longest = _room_for_hash(rig)
+        hashes = [("a" * longest)[:-1] + last for last in "bcd"]
+        rig.stored(hashes[:2])
+        assert rig.exists(hashes).tolist() == [True, True, False]
+        rig.loaded(hashes[:2])
+
+    @contract_test(limited("max_key_bytes"))
+    def test_a_key_over_the_limit_is_refused_and_alone(
+        self, harness: Harness, case: int
+    ) -> None:
+        sample = next(iter(one_sample(harness.backend.manifest)))
+        if sample.skip:
+            pytest.skip(sample.skip)
+        rig = harness.rig(sample.value.pool())
+        hashes = [page_hash(0), "e" * (case + 1), page_hash(1)]
+        outcomes = rig.put(hashes)
+        assert (outcomes[[0, 2]] == Outcome.OK).all()
+        assert (outcomes[1] != Outcome.OK).all(), "a key over the limit was taken"
+        assert not rig.exists(hashes)[1]
+        rig.loaded([hashes[0], hashes[2]])
+
+    @contract_test(one_sample)
+    def test_a_hostile_key_reaches_nothing(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        rig = harness.rig(case.pool())
+        rig.stored(page_hashes(2))
+        deadline = time.monotonic() + PATIENCE_S
+        tail = rig.suffixes[0]
+        keys = [
+            f"{rig.config.namespace}/../{rig.config.namespace}/{page_hashes(1)[0]}{tail}",
+            f"{rig.config.namespace}/./{page_hashes(1)[0]}{tail}",
+            f"{rig.config.namespace}/../../../../../../tmp/{page_hash(7)}{tail}",
+            f"/etc/passwd{tail}",
+            f"{rig.config.namespace}/%2e%2e/{page_hash(7)}\n{tail}",
+        ]
+        for operation in (Operation.EXISTS, Operation.DELETE):
+            result = rig.call(Batch(operation, keys, deadline_s=deadline))
+            found = result.outcomes == Outcome.OK
+            if operation is Operation.EXISTS:
+                assert not found.any(), f"found {np.array(keys)[found]}"
+        rig.loaded(page_hashes(2))
+
+    @contract_test(samples())
+    def test_namespaces_are_worlds_apart(self, harness: Harness, case: Sample) -> None:
+        one = harness.rig(case.pool(), model="model-a")
+        two = harness.rig(case.pool(), model="model-b")
+        hashes = page_hashes(3)
+        one.stored(hashes)
+        assert not two.exists(hashes).any(), "found under another model"
+        assert (two.get(hashes) != Outcome.OK).all(), "loaded from another model"
+        two.stored(hashes, seed=1)
+        one.loaded(hashes)
+        two.loaded(hashes, seed=1)
+
+
+def _room_for_hash(rig: Rig) -> int:
+    """Return how long a page hash may be, 128 characters at most."""
+    limit = rig.backend.manifest.max_key_bytes
+    rest = len(rig.config.namespace) + 1 + max(map(len, rig.suffixes))
+    return min(128, limit - rest) if limit else 128

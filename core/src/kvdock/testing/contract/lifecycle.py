@@ -1,0 +1,254 @@
+"""Attach, release, fork: what a plugin leaves behind in the engine."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvdock.batches import Batch, Operation, Outcome
+from kvdock.manifest import Manifest, Scope, Support
+from kvdock.testing.cases import Case, contract_test, graded, one_sample
+from kvdock.testing.rigs import PATIENCE_S, Harness, Rig
+from kvdock.testing.samples import Sample, page_hashes
+
+PAGES = page_hashes(4)
+SETTLE_S = 5.0
+"""How long threads may take to end after a release."""
+
+CHILD_S = 20.0
+"""How long a forked child may take before it counts as hung."""
+
+
+def used_once(harness: Harness, sample: Sample) -> None:
+    """Attach, store, load and release."""
+    rig = harness.rig(sample.pool())
+    rig.put(PAGES)
+    rig.get(PAGES)
+    rig.release()
+
+
+def open_files() -> set[str]:
+    """Return what this process has open, by descriptor and target."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(f"{entry.name} -> {entry.readlink()}")
+    return {line for line in found if "/proc/" not in line}
+
+
+def threads() -> int:
+    """Return the number of threads, those of C libraries included."""
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def settle(holds: Callable[[], bool]) -> bool:
+    """Wait a little for something to hold."""
+    deadline = time.monotonic() + SETTLE_S
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return holds()
+
+
+def registration(manifest: Manifest) -> Iterable[Case]:
+    """Run with the grade of memory registration, where bytes move directly."""
+    (case,) = graded("memory_registration")(manifest)
+    skip = case.skip
+    if not skip and not manifest.zero_copy:
+        skip = "it has no zero copy, so the core's own memory is used"
+    yield Case(case.id, case.value, skip)
+
+
+class LifecycleTests:
+    """The engine's process is as before when a plugin is let go."""
+
+    @contract_test(one_sample)
+    def test_a_released_pool_can_be_attached_again(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        harness.rig(case.pool()).release()
+        rig = harness.rig(case.pool())
+        rig.stored(PAGES)
+        rig.release()
+        again = harness.rig(case.pool())
+        if harness.backend.manifest.sharing is not Scope.NONE:
+            again.loaded(PAGES)
+        again.stored(PAGES)
+        again.loaded(PAGES)
+
+    @contract_test(one_sample)
+    def test_releasing_one_pool_leaves_the_others_alone(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        kind = case.kind
+        one, two = harness.attach(
+            [Sample(kind=kind, name=name).pool() for name in ("one", "two")]
+        )
+        one.stored(PAGES)
+        two.stored(PAGES)
+        one.release()
+        two.loaded(PAGES)
+        two.stored(page_hashes(3, "more"))
+
+    @contract_test(one_sample)
+    def test_signal_handlers_stay_the_hosts(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        rig = harness.rig(case.pool())
+        rig.put(PAGES)
+        during = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        rig.release()
+        after = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        changed = [n for n in before if before[n] is not during[n]]
+        changed += [n for n in before if before[n] is not after[n]]
+        for number in changed:
+            signal.signal(number, before[number])
+        names = [signal.Signals(number).name for number in sorted(set(changed))]
+        assert not names, f"handlers replaced: {names}"
+
+    @contract_test(one_sample)
+    def test_no_descriptor_or_thread_is_left_behind(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        # Once for what a library keeps for good, then as often as it takes.
+        used_once(harness, case)
+        gc.collect()
+        files, count = open_files(), threads()
+        for _ in range(3):
+            used_once(harness, case)
+        gc.collect()
+        assert settle(lambda: threads() <= count), (
+            f"threads left: {[t.name for t in threading.enumerate()]}"
+        )
+        assert settle(lambda: len(open_files()) <= len(files)), (
+            f"left open: {sorted(open_files() - files)}"
+        )
+
+    @contract_test(one_sample)
+    def test_no_reference_to_the_callers_memory_is_kept(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        rig = harness.rig(case.pool())
+        rig.stored(PAGES)
+        places = rig.places(len(PAGES))
+        batch, rows = rig.batch(Operation.GET, PAGES, places)
+        watched = weakref.ref(batch)
+        rig.call(batch)
+        del batch, rows
+        gc.collect()
+        assert watched() is None, "a batch is kept after its call"
+        blocks = [weakref.ref(block) for block in rig.memory.blocks]
+        rig.release()
+        harness.forget(rig)
+        del rig
+        gc.collect()
+        assert all(block() is None for block in blocks), (
+            "the pool's memory is kept after the release"
+        )
+
+    @contract_test(registration)
+    def test_memory_is_taken_as_registration_is_declared(
+        self, harness: Harness, case: Support
+    ) -> None:
+        (sample,) = one_sample(harness.backend.manifest)
+        rig = harness.rig(sample.value.pool())
+        rig.stored(PAGES[:1])
+        nbytes = int(rig.region.object_bytes[0])
+        elsewhere = np.full(nbytes, 7, np.uint8)
+        key = rig.keys(PAGES[:1])[:1]
+        other = rig.keys(["f" * 64])[:1]
+        deadline = time.monotonic() + PATIENCE_S
+        at, size = [[elsewhere.ctypes.data]], [[nbytes]]
+        got = rig.call(Batch(Operation.GET, key, at, size, deadline)).outcomes[0]
+        put = rig.call(Batch(Operation.PUT, other, at, size, deadline)).outcomes[0]
+        if case:
+            assert Outcome(int(got)) is Outcome.REFUSED, (
+                "it wrote to memory that was never registered"
+            )
+            assert Outcome(int(put)) is Outcome.REFUSED, (
+                "it read memory that was never registered"
+            )
+            assert (elsewhere == 7).all()
+        else:
+            assert (got, put) == (Outcome.OK, Outcome.OK), (
+                "it refuses memory although it declares that none is registered"
+            )
+
+    @contract_test(graded("fork_safe"))
+    def test_a_forked_child_meets_what_is_declared(
+        self, harness: Harness, case: Support
+    ) -> None:
+        (sample,) = one_sample(harness.backend.manifest)
+        if sample.skip:
+            pytest.skip(sample.skip)
+        rig = harness.rig(sample.value.pool())
+        rig.stored(PAGES)
+        with forked(lambda: _child(rig, safe=bool(case))) as answer:
+            word = answer()
+        assert word == "fine", f"in a forked child: {word}"
+        rig.loaded(PAGES)
+        rig.stored(page_hashes(2, "after"))
+        rig.loaded(page_hashes(2, "after"))
+
+
+def _child(rig: Rig, *, safe: bool) -> None:
+    """Use an inherited handle; wrong bytes and hanging are never allowed."""
+    try:
+        outcomes = rig.get(PAGES)
+    except AssertionError:
+        raise
+    except Exception:  # noqa: BLE001 - refusing by an error is allowed if declared
+        assert not safe, "declared fork safe, but it raised"
+        return
+    if safe:
+        assert (outcomes == Outcome.OK).all(), f"answered {outcomes.tolist()}"
+        rig.stored(page_hashes(2, "child"))
+
+
+@contextlib.contextmanager
+def forked(job: Callable[[], None]) -> Iterator[Callable[[], str]]:
+    """Run a job in a forked child; its word is "fine" or what went wrong."""
+    read_end, write_end = os.pipe()
+    with warnings.catch_warnings():
+        # Python warns about forking with threads: that is what is tried here.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        word = "died"
+        try:
+            job()
+            word = "fine"
+        except BaseException as error:  # noqa: BLE001 - told to the parent
+            word = f"{type(error).__name__}: {error}"
+        finally:
+            os.write(write_end, word.encode()[:4000])
+            os._exit(0)
+    os.close(write_end)
+
+    def answer() -> str:
+        deadline = time.monotonic() + CHILD_S
+        while time.monotonic() < deadline:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                said = os.read(read_end, 4096).decode()
+                return said or f"it died with status {status}"
+            time.sleep(0.005)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return f"it hung for {CHILD_S:.0f} s"
+
+    try:
+        yield answer
+    finally:
+        os.close(read_end)

@@ -1,0 +1,130 @@
+"""A full store, and a clock that runs out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvdock.batches import Outcome
+from kvdock.testing.cases import Case, contract_test, graded, one_sample
+from kvdock.testing.rigs import Harness, Rig, spelled
+from kvdock.testing.samples import Sample, page_hashes
+
+if TYPE_CHECKING:
+    from kvdock.manifest import Manifest, Support
+    from kvdock.pools import PoolSpec
+
+PAGE_BYTES = 16384
+ROUND = 16
+MOST_ROUNDS = 512
+"""128 MiB: a small store is full by then."""
+
+GRACE_S = 1.0
+"""How much later than its deadline a call may end on a busy machine."""
+
+
+def full_cases(manifest: Manifest) -> Iterable[Case]:
+    """Run with the declared grade of eviction."""
+    yield from graded("eviction")(manifest)
+
+
+class LimitTests:
+    """Full is refused or makes room; late is a miss, and on time."""
+
+    @contract_test(full_cases)
+    def test_a_full_store_loses_nothing_that_it_called_ok(
+        self, harness: Harness, small: Mapping[str, object] | None, case: Support
+    ) -> None:
+        if small is None:
+            pytest.skip("the author gives no `small` settings of a store soon full")
+        (sample,) = one_sample(harness.backend.manifest)
+        if sample.skip:
+            pytest.skip(sample.skip)
+        tight = Harness(harness.plugin, small, harness.backend)
+        pool = Sample(kind=sample.value.kind, page_bytes=PAGE_BYTES, name="full").pool()
+        try:
+            self._fill(tight, pool, case)
+        finally:
+            tight.close()
+
+    def _fill(self, harness: Harness, pool: PoolSpec, case: Support) -> None:
+        rig = harness.rig(pool, pages=ROUND)
+        taken: list[list[str]] = []
+        full = False
+        for turn in range(MOST_ROUNDS):
+            pages = page_hashes(ROUND, turn)
+            outcomes = rig.put(pages)[:, 0].tolist()
+            good = [p for p, o in zip(pages, outcomes, strict=True) if not o]
+            assert set(outcomes) <= {Outcome.OK, Outcome.REFUSED}, spelled(
+                rig.put(pages)
+            )
+            if good:
+                # What was stored last may not be what had to make room.
+                rig.loaded(good[-1:])
+            taken.append(good)
+            lost = bool(case) and not rig.exists(taken[0]).all()
+            if len(good) < len(pages) or lost:
+                full = True
+                break
+        assert full, (
+            f"it took {MOST_ROUNDS * ROUND * PAGE_BYTES >> 20} MiB into a small store "
+            "and neither refused nor evicted anything"
+        )
+        for good in taken:
+            if case:
+                rig.get(good)
+            elif good:
+                rig.loaded(good)
+        if not case:
+            self._room_comes_back(rig, taken)
+
+    def _room_comes_back(self, rig: Rig, taken: list[list[str]]) -> None:
+        deleted = rig.delete(taken[0])
+        if taken[0] and (deleted == Outcome.OK).all():
+            again = rig.put(page_hashes(1, "after"))
+            assert (again == Outcome.OK).all(), "deleting pages makes no room"
+
+    @contract_test(one_sample)
+    def test_a_call_whose_time_is_over_ends_at_once_and_lies_about_nothing(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        rig = harness.rig(case.pool())
+        old, new = page_hashes(4, "old"), page_hashes(4, "new")
+        rig.stored(old)
+        began = time.monotonic()
+        late = began - 0.001
+        got = rig.get(old + page_hashes(2, "never"), deadline_s=late)
+        put = rig.put(new, deadline_s=late)
+        took = time.monotonic() - began
+        assert took < GRACE_S, f"two calls without time left took {took:.1f} s"
+        assert (got[4:] != Outcome.OK).all()
+        there = rig.exists(new)
+        assert (there >= (put == Outcome.OK).all(axis=1)).all(), "OK, but not stored"
+
+    @contract_test(one_sample)
+    def test_a_call_ends_by_its_deadline(self, harness: Harness, case: Sample) -> None:
+        rig = harness.rig(case.pool())
+        pages = page_hashes(20)
+        for give_s in (0.0, 0.005, 0.02):
+            began = time.monotonic()
+            rig.put(pages, deadline_s=began + give_s)
+            rig.get(pages + page_hashes(9, "never"), deadline_s=began + 2 * give_s)
+            took = time.monotonic() - began
+            assert took < 2 * give_s + GRACE_S, (
+                f"a call that had {give_s} s took {took:.1f} s"
+            )
+
+    @contract_test(one_sample)
+    def test_a_call_after_a_timeout_gets_its_own_bytes(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        rig = harness.rig(case.pool())
+        pages = page_hashes(16)
+        rig.stored(pages)
+        for turn in range(4):
+            # What comes late must not be taken for the next answer.
+            rig.get(pages[turn : turn + 4], deadline_s=time.monotonic() - 0.001)
+            rig.loaded(pages[8 + turn : 12 + turn])

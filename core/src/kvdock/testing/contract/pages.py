@@ -1,0 +1,179 @@
+"""Pages out and back: every kind and layout, every answer at its place."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from kvdock.batches import Batch, Operation, Outcome
+from kvdock.hits import evaluate
+from kvdock.testing.cases import contract_test, limited, one_sample, samples
+from kvdock.testing.rigs import ANCHOR, PATIENCE_S, Harness, spelled
+from kvdock.testing.samples import Sample, page_hash, page_hashes
+
+if TYPE_CHECKING:
+    from kvdock.pools import PoolKind
+
+ODD_BYTES = (1, 511, 4097, 65537)
+"""Page sizes that are a multiple of nothing."""
+
+
+class PageTests:
+    """What was stored comes back whole, in its place, and nothing else does."""
+
+    @contract_test(samples(layouts=True, shardings=True))
+    def test_pages_come_back_as_they_were_stored(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        rig = harness.rig(case.pool())
+        rig.stored(page_hashes(7))
+        assert rig.exists(page_hashes(7)).all()
+        rig.loaded(page_hashes(7))
+        rig.loaded(page_hashes(7)[::-1])
+        rig.loaded(page_hashes(1))
+
+    @contract_test(samples())
+    def test_pages_of_odd_sizes_come_back(self, harness: Harness, case: Sample) -> None:
+        limit = harness.backend.manifest.max_object_bytes
+        for nbytes in ODD_BYTES:
+            if not limit or nbytes <= limit:
+                sample = Sample(kind=case.kind, page_bytes=nbytes, name=f"odd{nbytes}")
+                rig = harness.rig(sample.pool(), pages=5)
+                rig.stored(page_hashes(3))
+                rig.loaded(page_hashes(3))
+
+    @contract_test(one_sample)
+    def test_an_empty_batch_has_an_empty_answer(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        rig = harness.rig(case.pool())
+        assert rig.put([]).size == 0
+        assert rig.get([]).size == 0
+        assert rig.exists([]).size == 0
+        assert rig.delete([]).size == 0
+
+    @contract_test(one_sample)
+    def test_a_batch_of_many_pages_is_answered_whole(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        # More than any client library's own batch: some stop at 128 keys.
+        limit = harness.backend.manifest.max_batch_keys or 300
+        count = min(limit, 300)
+        rig = harness.rig(case.pool(), pages=count)
+        pages = page_hashes(count // rig.objects)
+        rig.stored(pages)
+        assert rig.exists(pages).all()
+        rig.loaded(pages)
+
+    @contract_test(limited("max_batch_keys"))
+    def test_a_batch_of_the_largest_size_is_taken(
+        self, harness: Harness, case: int
+    ) -> None:
+        (sample,) = one_sample(harness.backend.manifest)
+        if sample.skip:
+            pytest.skip(sample.skip)
+        deadline = time.monotonic() + PATIENCE_S
+        rig = harness.rig(sample.value.pool())
+        keys = rig.keys(page_hashes(case))[:case]
+        result = rig.call(Batch(Operation.EXISTS, keys, deadline_s=deadline))
+        assert (result.outcomes == Outcome.ABSENT).all(), spelled(result.outcomes)
+
+    @contract_test(one_sample)
+    def test_a_key_twice_in_a_batch_is_answered_twice(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        rig = harness.rig(case.pool())
+        first, second = page_hashes(2)
+        rig.stored([first, second, first])
+        assert rig.exists([first, first, page_hash("no"), second]).tolist() == [
+            True,
+            True,
+            False,
+            True,
+        ]
+        rig.loaded([first, second, first, first])
+
+    @contract_test(samples())
+    def test_a_missing_key_does_not_shift_the_others(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        rig = harness.rig(case.pool())
+        pages = page_hashes(8)
+        there = np.array([1, 0, 1, 1, 0, 0, 1, 1], np.bool_)
+        rig.stored([page for page, has in zip(pages, there, strict=True) if has])
+        outcomes = rig.get(pages)
+        assert ((outcomes == Outcome.OK).all(axis=1) == there).all(), (
+            f"asked for stored {there.astype(int)}, got {outcomes.tolist()}"
+        )
+
+    @contract_test(samples())
+    def test_exists_answers_each_key_for_itself(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        rig = harness.rig(case.pool())
+        pages = page_hashes(8)
+        for there in ([0, 1, 0, 0, 1, 1, 0, 1], [1, 1, 0, 1, 0, 0, 0, 0]):
+            rig.delete(pages)
+            if rig.exists(pages).any():
+                pytest.skip("it does not delete")
+            rig.stored([page for page, has in zip(pages, there, strict=True) if has])
+            assert rig.exists(pages).astype(int).tolist() == there
+
+    @contract_test(one_sample)
+    def test_absent_is_the_word_for_what_was_never_stored(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        rig = harness.rig(case.pool())
+        for outcomes in (rig.get(page_hashes(3)), rig.get(page_hashes(3, "again"))):
+            assert (outcomes == Outcome.ABSENT).all(), spelled(outcomes)
+
+    @contract_test(samples(policies=True))
+    def test_sparse_pages_allow_what_the_hit_policy_says(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        rig = harness.rig(case.pool())
+        pages = page_hashes(6)
+        rig.stored([pages[index] for index in (1, 2, 4, 5)])
+        found = evaluate([ANCHOR, rig.pool], {rig.pool.name: rig.exists(pages)}, 6)
+        wanted = {
+            "all_pages": (),
+            "trailing_pages": (3, 6),
+            "block_groups": (1, 2, 3, 4, 5, 6),
+        }
+        assert found.prefixes == wanted[case.hit_policy.value]
+
+    @contract_test(samples())
+    def test_an_object_shorter_than_the_memory_is_a_miss(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        self._stored_at_another_length(harness, case.kind, stored=600, asked=1000)
+
+    @contract_test(samples())
+    def test_an_object_longer_than_the_memory_is_a_miss(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        self._stored_at_another_length(harness, case.kind, stored=1000, asked=600)
+
+    def _stored_at_another_length(
+        self, harness: Harness, kind: PoolKind, *, stored: int, asked: int
+    ) -> None:
+        """Let two pools of different page sizes meet under the same keys."""
+        one = harness.rig(Sample(kind=kind, page_bytes=stored, name="same").pool())
+        two = harness.rig(
+            Sample(kind=kind, page_bytes=asked, name="same").pool(), like=one
+        )
+        # The core's namespace keeps these apart; a defect there must not be
+        # enough for wrong bytes.
+        first, odd, last = page_hashes(3)
+        one.stored([odd])
+        two.stored([first, last])
+        outcomes = two.get([first, odd, last])
+        assert (outcomes[1] != Outcome.OK).all(), (
+            f"an object of {stored} bytes was loaded as one of {asked}"
+        )
+        assert (outcomes[[0, 2]] == Outcome.OK).all(), (
+            f"one object of another length spoilt the batch: {spelled(outcomes)}"
+        )

@@ -1,0 +1,173 @@
+"""Several at once: threads, handles, processes, and one that is killed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kvdock.batches import Outcome
+from kvdock.manifest import Scope
+from kvdock.testing.cases import contract_test, one_sample, reaching
+from kvdock.testing.samples import Sample, page_hashes
+from kvdock.testing.workers import Worker
+
+if TYPE_CHECKING:
+    from kvdock.testing.rigs import Harness, Rig
+
+ROUNDS = 12
+PAGES = page_hashes(6)
+
+
+def together(*jobs: Callable[[], None]) -> None:
+    """Run jobs in threads that begin at once; raise what the first raised."""
+    gate = threading.Barrier(len(jobs))
+    raised: list[BaseException] = []
+
+    def run(job: Callable[[], None]) -> None:
+        gate.wait()
+        try:
+            job()
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if raised:
+        raise raised[0]
+
+
+def sample_of(harness: Harness) -> Sample:
+    """Return a plain sample that the backend takes."""
+    found: Sample = next(iter(one_sample(harness.backend.manifest))).value
+    return found
+
+
+class RaceTests:
+    """Whatever happens at the same time, OK still means the right bytes."""
+
+    @contract_test(one_sample)
+    def test_threads_share_a_handle(self, harness: Harness, case: Sample) -> None:
+        rig = harness.rig(case.pool(), pages=48)
+        twins = rig.divided(3)
+
+        def work(twin: Rig, label: str) -> Callable[[], None]:
+            def job() -> None:
+                for turn in range(ROUNDS):
+                    own = page_hashes(4, f"{label} {turn}")
+                    twin.stored(own)
+                    twin.put(PAGES)
+                    twin.loaded(own)
+                    twin.get(PAGES)
+                    twin.exists(PAGES + own)
+
+            return job
+
+        together(*(work(twin, str(at)) for at, twin in enumerate(twins)))
+
+    @contract_test(one_sample)
+    def test_a_page_that_is_forgotten_while_it_is_read_is_right_or_missing(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        reader, writer = harness.rig(case.pool(), pages=24).divided(2)
+        stop = threading.Event()
+
+        def write() -> None:
+            try:
+                for _ in range(2 * ROUNDS):
+                    writer.put(PAGES)
+                    writer.delete(PAGES[::2])
+                    # Something else takes the freed place.
+                    writer.put(page_hashes(3, "other"))
+                    writer.delete(page_hashes(3, "other") + PAGES[1::2])
+            finally:
+                stop.set()
+
+        def read() -> None:
+            while not stop.is_set():
+                reader.get(PAGES)
+
+        together(write, read)
+
+    @contract_test(reaching("sharing", Scope.PROCESS))
+    def test_two_handles_find_each_others_pages(
+        self, harness: Harness, case: Scope
+    ) -> None:
+        del case
+        pool = sample_of(harness).pool()
+        one, two = harness.rig(pool), harness.rig(pool)
+        one.stored(PAGES[:3])
+        two.loaded(PAGES[:3])
+        two.stored(PAGES[3:])
+        one.loaded(PAGES)
+        one.release()
+        two.loaded(PAGES)
+
+    @contract_test(reaching("sharing", Scope.HOST))
+    def test_two_processes_find_each_others_pages(
+        self, harness: Harness, case: Scope
+    ) -> None:
+        del case
+        sample = sample_of(harness)
+        rig = harness.rig(sample.pool())
+        worker = Worker.start(harness)
+        try:
+            worker.attach(sample)
+            worker.ask("put", hashes=PAGES[:3])
+            _eventually(lambda: bool(rig.exists(PAGES[:3]).all()))
+            rig.loaded(PAGES[:3])
+            rig.stored(PAGES[3:])
+            _eventually(lambda: "ABSENT" not in worker.ask("get", hashes=PAGES))
+        finally:
+            worker.end()
+
+    @contract_test(reaching("sharing", Scope.HOST))
+    def test_processes_that_store_the_same_pages_do_not_tear_them(
+        self, harness: Harness, case: Scope
+    ) -> None:
+        del case
+        sample = sample_of(harness)
+        rig = harness.rig(sample.pool())
+        worker = Worker.start(harness)
+        worker.attach(sample)
+        worker.ask("write_for_ever", hashes=PAGES)
+        try:
+            for _ in range(ROUNDS):
+                rig.put(PAGES)
+                rig.get(PAGES)
+                rig.delete(PAGES[:2])
+        finally:
+            # In the middle of a write, as likely as not.
+            worker.kill()
+        rig.get(PAGES)
+        again = rig.put(PAGES)
+        assert (again == Outcome.OK).all(), "cannot be stored after a writer was killed"
+        rig.loaded(PAGES)
+
+    @contract_test(reaching("durability", Scope.PROCESS))
+    def test_pages_outlive_the_process_that_stored_them(
+        self, harness: Harness, case: Scope
+    ) -> None:
+        del case
+        sample = sample_of(harness)
+        worker = Worker.start(harness)
+        worker.attach(sample)
+        assert worker.ask("put", hashes=PAGES).startswith("OK")
+        worker.end()
+        rig = harness.rig(sample.pool())
+        assert rig.exists(PAGES).all(), "not found after the writer had ended"
+        rig.loaded(PAGES)
+
+
+def _eventually(holds: Callable[[], bool], *, within_s: float = 10.0) -> None:
+    """Poll until something holds: other processes may see it a little late."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, (
+            f"what one process stored is not found by another in {within_s:.0f} s"
+        )
+        time.sleep(0.01)

@@ -1,0 +1,123 @@
+"""Storing again, forgetting, clearing: what a write promises."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvdock.batches import Outcome
+from kvdock.manifest import Scope
+from kvdock.testing.cases import Case, contract_test, one_sample, reaching, samples
+from kvdock.testing.rigs import Harness, Rig, spelled
+from kvdock.testing.samples import Sample, page_hashes
+
+
+def plain(harness: Harness, model: str = "model-a") -> Rig:
+    """Attach a plain pool of the first declared kind."""
+    case = next(iter(one_sample(harness.backend.manifest)))
+    return harness.rig(case.value.pool(), model=model)
+
+
+class WriteTests:
+    """OK means stored; a stored key keeps its bytes until it is forgotten."""
+
+    @contract_test(samples())
+    def test_a_successful_put_can_be_found_and_loaded(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        rig = harness.rig(case.pool())
+        pages = page_hashes(9)
+        outcomes = rig.put(pages)
+        taken = (outcomes == Outcome.OK).all(axis=1)
+        assert (rig.exists(pages) >= taken).all(), "OK, but not found"
+        loaded = (rig.get(pages) == Outcome.OK).all(axis=1)
+        assert (loaded >= taken).all(), "OK, but not loaded"
+
+    @contract_test(one_sample)
+    def test_putting_again_is_harmless(self, harness: Harness, case: Sample) -> None:
+        rig = harness.rig(case.pool())
+        pages = page_hashes(4)
+        for _ in range(3):
+            rig.stored(pages)
+            rig.loaded(pages)
+
+    @contract_test(one_sample)
+    def test_a_stored_key_keeps_its_bytes(self, harness: Harness, case: Sample) -> None:
+        rig = harness.rig(case.pool())
+        old, new = page_hashes(4)[:3], page_hashes(4)
+        rig.stored(old, seed=1)
+        outcomes = rig.put(new, seed=2)
+        assert (outcomes == Outcome.OK).all(), spelled(outcomes)
+        rig.loaded(old, seed=1)
+        rig.loaded(new[3:], seed=2)
+
+    @contract_test(one_sample)
+    def test_a_deleted_page_is_gone_and_can_be_stored_anew(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        rig = harness.rig(case.pool())
+        pages = page_hashes(4)
+        rig.stored(pages, seed=1)
+        outcomes = rig.delete(pages[:2])
+        if (outcomes == Outcome.REFUSED).all():
+            rig.loaded(pages, seed=1)
+            return
+        assert (outcomes == Outcome.OK).all(), spelled(outcomes)
+        assert rig.exists(pages).tolist() == [False, False, True, True]
+        assert (rig.get(pages[:2]) == Outcome.ABSENT).all()
+        rig.stored(pages[:2], seed=2)
+        rig.loaded(pages[:2], seed=2)
+        rig.loaded(pages[2:], seed=1)
+
+    @contract_test(one_sample)
+    def test_deleting_what_is_not_there_is_no_failure(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        rig = harness.rig(case.pool())
+        outcomes = rig.delete(page_hashes(3))
+        assert np.isin(outcomes, (Outcome.OK, Outcome.REFUSED)).all()
+
+    @contract_test(reaching("clear_reach", Scope.NAMESPACE))
+    def test_clear_forgets_the_whole_namespace(
+        self, harness: Harness, case: Scope
+    ) -> None:
+        del case
+        kinds = harness.backend.manifest.kinds
+        rigs = harness.attach([Sample(kind=kind).pool() for kind in kinds])
+        for rig in rigs:
+            rig.stored(page_hashes(3))
+        assert rigs[0].clear() is Outcome.OK
+        for rig in rigs:
+            assert not rig.exists(page_hashes(3)).any(), (
+                f"pages of pool {rig.pool.name!r} are left after a clear"
+            )
+        rigs[0].stored(page_hashes(3), seed=1)
+        rigs[0].loaded(page_hashes(3), seed=1)
+
+    @contract_test(reaching("clear_reach", Scope.NAMESPACE))
+    def test_clear_leaves_other_namespaces_alone(
+        self, harness: Harness, case: Scope
+    ) -> None:
+        mine, other = plain(harness), plain(harness, "model-b")
+        mine.stored(page_hashes(3))
+        other.stored(page_hashes(3))
+        mine.clear()
+        if case is Scope.NAMESPACE:
+            other.loaded(page_hashes(3))
+        else:
+            # It says that it takes more with it; then it may not lie about that.
+            assert not mine.exists(page_hashes(3)).any()
+
+    @contract_test(lambda manifest: [_no_clear(manifest.clear_reach)])
+    def test_a_clear_that_is_not_declared_is_refused(
+        self, harness: Harness, case: Scope
+    ) -> None:
+        del case
+        rig = plain(harness)
+        rig.stored(page_hashes(2))
+        assert rig.clear() is not Outcome.OK, "it clears although it declares none"
+        rig.loaded(page_hashes(2))
+
+
+def _no_clear(scope: Scope) -> Case:
+    skip = "" if scope is Scope.NONE else f"it declares clear_reach {scope}"
+    return Case(scope.value, scope, skip)

@@ -1,0 +1,28 @@
+"""What a plugin's author knows about where the bytes lie.
+
+An oracle bypasses the plugin: it peeks at stored bytes and damages them
+behind the plugin's back. With one, the kit shows that damage is a miss and
+never somebody's cache.
+"""
+
+from __future__ import annotations
+
+
+class Oracle:
+    """Override what your store allows; what is left out is skipped."""
+
+    def peek(self, key: str) -> bytes | None:
+        """Return the stored bytes of an object without any framing, or None."""
+        raise NotImplementedError("peek")
+
+    def poke(self, key: str, offset: int, data: bytes) -> None:
+        """Overwrite some of an object's stored bytes in place."""
+        raise NotImplementedError("poke")
+
+    def resize(self, key: str, nbytes: int) -> None:
+        """Cut an object's bytes short, or append rubbish, in the store itself."""
+        raise NotImplementedError("resize")
+
+    def remove(self, key: str) -> None:
+        """Take an object away as a careless administrator would."""
+        raise NotImplementedError("remove")

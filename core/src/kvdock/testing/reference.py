@@ -1,0 +1,413 @@
+"""A backend that does everything right and nothing fast.
+
+It is what the contract looks like in code: the kit passes on it, and the
+mutants are copies of it with one thing wrong. Two kinds of shelf: a dict of
+this process, and a folder that outlives it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+import numpy as np
+
+from kvdock.batches import Batch, BatchResult, Operation, Outcome
+from kvdock.errors import KvdockError
+from kvdock.hookspecs import AttachConfig, Finding, hookimpl
+from kvdock.keys import key_suffixes
+from kvdock.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
+from kvdock.pools import HitPolicy, PoolKind, PoolSpec, Shard
+from kvdock.settings import option, size
+from kvdock.testing.oracles import Oracle
+
+if TYPE_CHECKING:
+    from kvdock.regions import Block, Region
+
+CHECK_BYTES = 32
+"""What a shelf keeps before the bytes: a digest of key and bytes."""
+
+
+class Shelf(Protocol):
+    """Where blobs lie under names."""
+
+    def read(self, key: str) -> bytes | None:
+        """Return a blob, or None."""
+
+    def write(self, key: str, blob: bytes) -> None:
+        """Keep a blob, visible whole or not at all."""
+
+    def remove(self, key: str) -> None:
+        """Forget a blob, if it is there."""
+
+    def names(self) -> Sequence[str]:
+        """Return all names, oldest first."""
+
+    def used(self) -> int:
+        """Return the bytes that all blobs take."""
+
+
+@attrs.define(eq=False)
+class DictShelf:
+    """Blobs in this process."""
+
+    blobs: dict[str, bytes] = attrs.field(factory=dict)
+
+    def read(self, key: str) -> bytes | None:
+        """Return a blob, or None."""
+        return self.blobs.get(key)
+
+    def write(self, key: str, blob: bytes) -> None:
+        """Keep a blob."""
+        self.blobs[key] = blob
+
+    def remove(self, key: str) -> None:
+        """Forget a blob, if it is there."""
+        self.blobs.pop(key, None)
+
+    def names(self) -> list[str]:
+        """Return all names, oldest first."""
+        return list(self.blobs)
+
+    def used(self) -> int:
+        """Return the bytes that all blobs take."""
+        return sum(map(len, list(self.blobs.values())))
+
+
+@attrs.frozen(eq=False)
+class FolderShelf:
+    """Blobs as files, each beside a file with its name."""
+
+    root: Path
+
+    def path(self, key: str) -> Path:
+        """Return the file of a key; keys never become a path themselves."""
+        head, _, tail = key.partition("/")
+        name = hashlib.sha256(tail.encode()).hexdigest()
+        return self.root / hashlib.sha256(head.encode()).hexdigest() / name
+
+    def read(self, key: str) -> bytes | None:
+        """Return a blob, or None."""
+        try:
+            return self.path(key).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write(self, key: str, blob: bytes) -> None:
+        """Keep a blob: written aside, then renamed."""
+        path = self.path(key)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._replace(path.with_suffix(".key"), key.encode())
+        self._replace(path, blob)
+
+    def _replace(self, path: Path, blob: bytes) -> None:
+        with tempfile.NamedTemporaryFile(dir=self.root, delete=False) as file:
+            file.write(blob)
+        Path(file.name).rename(path)
+
+    def remove(self, key: str) -> None:
+        """Forget a blob, if it is there."""
+        self.path(key).unlink(missing_ok=True)
+
+    def names(self) -> list[str]:
+        """Return all names."""
+        return [
+            path.read_text()
+            for path in sorted(self.root.glob("*/*.key"))
+            if path.with_suffix("").exists()
+        ]
+
+    def used(self) -> int:
+        """Return the bytes that all blobs take."""
+        return sum(
+            path.stat().st_size for path in self.root.glob("*/*") if not path.suffix
+        )
+
+
+@attrs.frozen
+class ReferenceSettings:
+    """Where the reference backend keeps pages."""
+
+    root: Path | None = option(None, help="Folder to keep pages in; none for memory.")
+    store: str = option("", help="Which of this process's stores to use.")
+    quota_bytes: int = size(0, help="Most bytes to keep; 0 for no limit.")
+
+
+@attrs.define(eq=False)
+class Handle:
+    """One attached pool."""
+
+    shelf: Shelf
+    blocks: tuple[Block, ...]
+    quota_bytes: int
+    lock: threading.Lock = attrs.field(factory=threading.Lock)
+
+
+_ANY_POOL = KindSupport(
+    hit_policies=HitPolicy,
+    split_heads=Support.NATIVE,
+    draft=Support.NATIVE,
+    multi_buffer=Support.NATIVE,
+)
+
+
+def load_segments(batch: Batch, row: int) -> bytes:
+    """Return the bytes that one key's memory holds."""
+    pieces = zip(batch.addresses[row].tolist(), batch.sizes[row].tolist(), strict=True)
+    return b"".join(ctypes.string_at(at, size) for at, size in pieces if size)
+
+
+def store_segments(batch: Batch, row: int, data: bytes) -> None:
+    """Fill one key's memory."""
+    start = 0
+    pieces = zip(batch.addresses[row].tolist(), batch.sizes[row].tolist(), strict=True)
+    for at, size_ in pieces:
+        ctypes.memmove(at, data[start : start + size_], size_)
+        start += size_
+
+
+def sealed(key: str, data: bytes) -> bytes:
+    """Put a digest of key and bytes before the bytes."""
+    return hashlib.blake2b(key.encode() + data, digest_size=CHECK_BYTES).digest() + data
+
+
+class MemoryReference:
+    """The reference backend over a dict of this process."""
+
+    name = "reference"
+    durability = Scope.NONE
+    sharing = Scope.PROCESS
+    eviction = Support.NATIVE
+
+    def __init__(self) -> None:
+        self.shelves: dict[str, Shelf] = {}
+
+    def manifest(self) -> Manifest:
+        """Declare everything but memory registration."""
+        return Manifest(
+            name=self.name,
+            api=API_VERSION,
+            summary="everything right, nothing fast",
+            kinds=dict.fromkeys(PoolKind, _ANY_POOL),
+            zero_copy=Support.NATIVE,
+            memory_registration=Support.NATIVE,
+            integrity=Support.NATIVE,
+            eviction=self.eviction,
+            durability=self.durability,
+            sharing=self.sharing,
+            clear_reach=Scope.NAMESPACE,
+            max_object_bytes=1 << 20,
+            max_batch_keys=512,
+            max_key_bytes=512,
+            fork_safe=Support.NATIVE,
+            settings=ReferenceSettings,
+        )
+
+    @hookimpl
+    def kvdock_manifest(self) -> Manifest:
+        """Hand out the declaration."""
+        return self.manifest()
+
+    @hookimpl
+    def kvdock_probe(self, config: AttachConfig) -> list[Finding]:
+        """Find that nothing is needed."""
+        del config
+        return [Finding(ok=True, what="needs nothing but Python")]
+
+    @hookimpl
+    def kvdock_register_pool(
+        self, pool: PoolSpec, region: Region, config: AttachConfig
+    ) -> Handle:
+        """Open the shelf and remember which memory may be touched."""
+        del pool
+        return Handle(
+            self.open_shelf(config.settings),
+            region.blocks,
+            config.settings.quota_bytes,
+        )
+
+    def open_shelf(self, settings: ReferenceSettings) -> Shelf:
+        """Return the shelf of that name."""
+        return self.shelves.setdefault(settings.store, DictShelf())
+
+    @hookimpl
+    def kvdock_key_suffix(self, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
+        """Spell what an object holds, as the core does."""
+        return self.suffixes(pool, shard)
+
+    def suffixes(self, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
+        """Return the suffixes; a seam for mutants, which pluggy cannot see."""
+        return key_suffixes(pool, shard)
+
+    @hookimpl
+    def kvdock_batch_io(self, handle: Handle, batch: Batch) -> BatchResult:
+        """Do one batch."""
+        return self.run(handle, batch)
+
+    def run(self, handle: Handle, batch: Batch) -> BatchResult:
+        """Do one batch, key by key."""
+        outcomes = np.full(len(batch), Outcome.TIMEOUT, np.uint8)
+        for row in range(len(batch)):
+            if time.monotonic() < batch.deadline_s:
+                outcomes[row] = self.step(handle, batch, row)
+        return BatchResult.of(batch, outcomes)
+
+    def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
+        """Do one key of a batch."""
+        key = batch.keys[row]
+        if len(key.encode()) > self.manifest().max_key_bytes:
+            return Outcome.REFUSED
+        match batch.operation:
+            case Operation.EXISTS:
+                return self.exists(handle, key)
+            case Operation.DELETE:
+                handle.shelf.remove(key)
+                return Outcome.OK
+            case Operation.CLEAR:
+                return self.clear(handle, key)
+        return self.move(handle, batch, row)
+
+    def move(self, handle: Handle, batch: Batch, row: int) -> Outcome:
+        """Move the bytes of one key."""
+        key = batch.keys[row]
+        if not self.registered(handle, batch, row):
+            return Outcome.REFUSED
+        if batch.operation is Operation.PUT:
+            return self.put(handle, key, load_segments(batch, row))
+        outcome, data = self.get(handle, key, int(batch.object_bytes[row]))
+        if outcome is Outcome.OK:
+            store_segments(batch, row, data)
+        return outcome
+
+    def registered(self, handle: Handle, batch: Batch, row: int) -> bool:
+        """Return whether a key's memory lies in what was registered."""
+        return all(
+            any(
+                block.address <= at and at + nbytes <= block.address + block.nbytes
+                for block in handle.blocks
+            )
+            for at, nbytes in zip(
+                batch.addresses[row].tolist(), batch.sizes[row].tolist(), strict=True
+            )
+            if nbytes
+        )
+
+    def exists(self, handle: Handle, key: str) -> Outcome:
+        """Say whether a key could be read now."""
+        there = handle.shelf.read(key) is not None
+        return Outcome.OK if there else Outcome.ABSENT
+
+    def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
+        """Keep an object, if it is new and there is room."""
+        if len(data) > self.manifest().max_object_bytes:
+            return Outcome.REFUSED
+        with handle.lock:
+            if self.get(handle, key, len(data))[0] is Outcome.OK:
+                return Outcome.OK
+            blob = sealed(key, data)
+            if not self.room(handle, len(blob)):
+                return Outcome.REFUSED
+            handle.shelf.write(key, blob)
+        return Outcome.OK
+
+    def room(self, handle: Handle, nbytes: int) -> bool:
+        """Return whether there is room, after making some if declared."""
+        quota = handle.quota_bytes
+        if not quota:
+            return True
+        while handle.shelf.used() + nbytes > quota:
+            keys = handle.shelf.names()
+            if not self.eviction or not keys:
+                return False
+            handle.shelf.remove(keys[0])
+        return True
+
+    def get(self, handle: Handle, key: str, nbytes: int) -> tuple[Outcome, bytes]:
+        """Return an object, if it is there and right; drop it if it is not."""
+        blob = handle.shelf.read(key)
+        if blob is None:
+            return Outcome.ABSENT, b""
+        data = blob[CHECK_BYTES:]
+        if blob != sealed(key, data):
+            handle.shelf.remove(key)
+            return Outcome.CORRUPT, b""
+        if len(data) != nbytes:
+            return Outcome.SHORT if len(data) < nbytes else Outcome.LONG, b""
+        return Outcome.OK, data
+
+    def clear(self, handle: Handle, prefix: str) -> Outcome:
+        """Forget every key that begins with a prefix."""
+        for key in handle.shelf.names():
+            if key.startswith(prefix):
+                handle.shelf.remove(key)
+        return Outcome.OK
+
+    @hookimpl
+    def kvdock_release(self, handle: Handle) -> None:
+        """Let go of a pool."""
+        handle.blocks = ()
+
+
+class FolderReference(MemoryReference):
+    """The reference backend over a folder that other processes see."""
+
+    name = "reference_folder"
+    durability = Scope.HOST
+    sharing = Scope.HOST
+    eviction = Support.NO
+
+    def open_shelf(self, settings: ReferenceSettings) -> Shelf:
+        """Open the folder.
+
+        Raises:
+            KvdockError: If no folder is given.
+        """
+        if settings.root is None:
+            raise KvdockError("setting 'root' is missing", fix="Give it a folder.")
+        settings.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return FolderShelf(settings.root)
+
+
+class ShelfOracle(Oracle):
+    """Peeks and pokes into a shelf."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self.shelf = shelf
+
+    def peek(self, key: str) -> bytes | None:
+        """Return the stored bytes."""
+        blob = self.shelf.read(key)
+        return None if blob is None else blob[CHECK_BYTES:]
+
+    def poke(self, key: str, offset: int, data: bytes) -> None:
+        """Overwrite bytes in place."""
+        blob = bytearray(self.shelf.read(key) or b"")
+        at = CHECK_BYTES + offset
+        blob[at : at + len(data)] = data
+        self.shelf.write(key, bytes(blob))
+
+    def resize(self, key: str, nbytes: int) -> None:
+        """Cut or extend an object."""
+        blob = self.shelf.read(key) or b""
+        self.shelf.write(key, blob[: CHECK_BYTES + nbytes].ljust(CHECK_BYTES + nbytes))
+
+    def remove(self, key: str) -> None:
+        """Take an object away."""
+        self.shelf.remove(key)
+
+
+def __getattr__(name: str) -> MemoryReference:
+    """Make a fresh plugin: `reference:memory` or `reference:folder`."""
+    match name:
+        case "memory":
+            return MemoryReference()
+        case "folder":
+            return FolderReference()
+    raise AttributeError(name)

@@ -1,0 +1,398 @@
+"""A pool attached to the backend under test, and what must hold of it.
+
+A rig talks to the plugin as the core does, hook by hook, but keeps nothing
+back: no breaker, no retry and no second check hides what the plugin did.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from kvdock.batches import Batch, BatchResult, Operation, Outcome, Outcomes
+from kvdock.discovery import Candidate, imported, installed, load_all, require
+from kvdock.dock import Backend
+from kvdock.hookspecs import AttachConfig
+from kvdock.keys import (
+    Namespace,
+    build_keys,
+    check_suffixes,
+    namespace_digest,
+    namespace_record,
+)
+from kvdock.manifest import Capability, KindSupport, Manifest, Verdict
+from kvdock.pools import PoolKind, PoolSpec, Shard
+from kvdock.routing import Path, Route, plan_routes
+from kvdock.testing.memory import PageMemory
+from kvdock.testing.samples import PAGE_TOKENS
+
+if TYPE_CHECKING:
+    from kvdock.regions import Region
+
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+
+PATIENCE_S = 30.0
+"""Deadline of calls that are not about deadlines."""
+
+ANCHOR = PoolSpec(
+    name="kit_anchor",
+    kind=PoolKind.LOGICAL,
+    parts=(),
+    layers=(),
+    page_tokens=PAGE_TOKENS,
+    anchor=True,
+)
+"""The anchor of the engine that the sample pools belong to."""
+
+
+def load_backend(plugin: str) -> Backend:
+    """Load the plugin under test.
+
+    Args:
+        plugin: The name of an installed backend, or `package.module` or
+            `package.module:attribute` of one that need not be installed.
+
+    Raises:
+        PluginError: If it cannot be loaded.
+    """
+    found = [one for one in installed() if one.name == plugin]
+    if "." in plugin or ":" in plugin:
+        found = [_uninstalled(plugin)]
+    plugins, problems = load_all(found)
+    name = found[0].name if found else plugin
+    require([name], plugins, problems)
+    return Backend(plugins[name])
+
+
+def _uninstalled(value: str) -> Candidate:
+    """Describe what no entry point announces, under its manifest's name."""
+    unnamed = Candidate(name=value, value=value, distribution="?", version="?")
+    plugin: Any = imported(unnamed)
+    try:
+        return attrs.evolve(unnamed, name=plugin.kvdock_manifest().name)
+    except Exception:  # noqa: BLE001 - loading it names what is wrong
+        return unnamed
+
+
+def route_pools(
+    backend: Backend, pools: Sequence[PoolSpec], shard: Shard
+) -> tuple[Route, ...]:
+    """Ask the router for pools of an engine whose anchor lives elsewhere.
+
+    Optional pools show why they are refused; nothing is raised for them.
+    """
+    anchor = Manifest(
+        name="kit_anchor",
+        api=backend.manifest.api,
+        summary="counts pages",
+        kinds={PoolKind.LOGICAL: KindSupport()},
+    )
+
+    def judge(
+        name: str, capability: Capability, pool: PoolSpec, shard: Shard
+    ) -> Verdict | None:
+        if name != backend.name:
+            return None
+        return backend.check_capability(capability, pool, shard)
+
+    wanted = {pool.name: backend.name for pool in pools}
+    plan = plan_routes(
+        [ANCHOR, *(attrs.evolve(pool, required=False) for pool in pools)],
+        shard,
+        {"kit_anchor": anchor, backend.name: backend.manifest},
+        overrides={"kit_anchor": "kit_anchor", **wanted},
+        judge=judge,
+    )
+    by_name = {route.pool.name: route for route in plan.routes}
+    return tuple(by_name[pool.name] for pool in pools)
+
+
+@attrs.define(eq=False)
+class Rig:
+    """One attached pool on one rank, with memory of its own."""
+
+    backend: Backend
+    pool: PoolSpec
+    config: AttachConfig
+    memory: PageMemory
+    region: Region
+    staged: bool
+    suffixes: tuple[str, ...]
+    handle: Any
+    own: tuple[int, int]
+    attached: bool = True
+
+    @property
+    def objects(self) -> int:
+        """Stored objects of one page."""
+        return len(self.suffixes)
+
+    def keys(self, hashes: Sequence[str]) -> list[str]:
+        """Return the keys of pages, page-major."""
+        return build_keys(self.config.namespace, hashes, self.suffixes)
+
+    def call(self, batch: Batch) -> BatchResult:
+        """Run one batch; the answer is held against it as the core does."""
+        return self.backend.batch_io(self.handle, batch)
+
+    def places(self, count: int) -> Int64s:
+        """Return page indices for `count` pages, in no handy order."""
+        first, last = self.own
+        assert count <= last - first, "the rig has too few pages"
+        return first + np.random.default_rng(count).permutation(last - first)[:count]
+
+    def batch(
+        self,
+        operation: Operation,
+        hashes: Sequence[str],
+        places: Int64s,
+        deadline_s: float | None = None,
+    ) -> tuple[Batch, npt.NDArray[np.uint8] | None]:
+        """Build a batch that moves pages, and its staging rows if it has any."""
+        keys = self.keys(hashes)
+        deadline = time.monotonic() + PATIENCE_S if deadline_s is None else deadline_s
+        if not self.pool.physical:
+            none = np.zeros((len(keys), 0), np.int64)
+            return Batch(operation, keys, none, none, deadline), None
+        if not self.staged:
+            addresses, sizes = self.region.addresses(places)
+            return Batch(operation, keys, addresses, sizes, deadline), None
+        each = self.region.object_bytes
+        rows = np.zeros((len(places), int(each.sum())), np.uint8)
+        if operation is Operation.PUT:
+            self.region.gather(places, rows)
+        starts = np.concatenate([[0], np.cumsum(each)[:-1]])
+        at = rows.ctypes.data + np.arange(len(places))[:, None] * rows.shape[1]
+        addresses = (at + starts).reshape(-1, 1).astype(np.int64)
+        sizes = np.tile(each, len(places)).reshape(-1, 1)
+        return Batch(operation, keys, addresses, sizes, deadline), rows
+
+    def put(
+        self, hashes: Sequence[str], *, seed: int = 0, deadline_s: float | None = None
+    ) -> Outcomes:
+        """Store the content of page hashes.
+
+        Asserts that the engine's memory is only read, then overwrites it: a
+        plugin that still needs it afterwards stores rubbish.
+
+        Returns:
+            uint8 (pages, objects), outcomes.
+        """
+        places = self.places(len(hashes))
+        self.memory.blank(*self.own)
+        for place, page in zip(places, hashes, strict=True):
+            self.memory.write(int(place), page, seed)
+        batch, _rows = self.batch(Operation.PUT, hashes, places, deadline_s)
+        result = self.call(batch)
+        for place, page in zip(places, hashes, strict=True):
+            for stored in self.region.objects:
+                assert self.memory.holds(int(place), page, stored, seed), (
+                    f"put changed the memory of page {place} that it had to read"
+                )
+        self.memory.check_untouched(map(int, places), *self.own)
+        self.memory.blank(*self.own)
+        return cast("Outcomes", result.outcomes.reshape(-1, self.objects))
+
+    def get(
+        self, hashes: Sequence[str], *, seed: int = 0, deadline_s: float | None = None
+    ) -> Outcomes:
+        """Load pages into blank memory.
+
+        Asserts that every object that is OK has its own bytes in its own
+        place, and that nothing beside the named pages was written.
+
+        Returns:
+            uint8 (pages, objects), outcomes.
+        """
+        places = self.places(len(hashes))
+        self.memory.blank(*self.own)
+        batch, rows = self.batch(Operation.GET, hashes, places, deadline_s)
+        result = self.call(batch)
+        outcomes = result.outcomes.reshape(-1, self.objects)
+        if rows is not None:
+            good = (outcomes == Outcome.OK).all(axis=1)
+            self.region.scatter(places[good], rows[good])
+        for row, (place, page) in enumerate(zip(places, hashes, strict=True)):
+            for at, stored in enumerate(self.region.objects):
+                if outcomes[row, at] != Outcome.OK or (
+                    rows is not None and not good[row]
+                ):
+                    continue
+                assert self.memory.holds(int(place), page, stored, seed), (
+                    f"wrong bytes: key {row * self.objects + at} of {len(batch)} was "
+                    f"answered OK, but page {place} does not hold {stored.coordinate}"
+                )
+        self.memory.check_untouched(map(int, places), *self.own)
+        return cast("Outcomes", outcomes)
+
+    def stored(self, hashes: Sequence[str], *, seed: int = 0) -> None:
+        """Store pages and assert that every object was taken."""
+        outcomes = self.put(hashes, seed=seed)
+        assert (outcomes == Outcome.OK).all(), (
+            f"put of {len(hashes)} pages into an empty store was answered "
+            f"{spelled(outcomes)}"
+        )
+
+    def loaded(self, hashes: Sequence[str], *, seed: int = 0) -> None:
+        """Load pages and assert that every object came."""
+        outcomes = self.get(hashes, seed=seed)
+        assert (outcomes == Outcome.OK).all(), (
+            f"get of {len(hashes)} stored pages was answered {spelled(outcomes)}"
+        )
+
+    def exists(self, hashes: Sequence[str]) -> Bools:
+        """Return which pages are there whole, bool (pages,)."""
+        deadline = time.monotonic() + PATIENCE_S
+        batch = Batch(Operation.EXISTS, self.keys(hashes), deadline_s=deadline)
+        outcomes = self.call(batch).outcomes.reshape(-1, self.objects)
+        return cast("Bools", (outcomes == Outcome.OK).all(axis=1))
+
+    def delete(self, hashes: Sequence[str]) -> Outcomes:
+        """Forget pages; return uint8 (pages, objects), outcomes."""
+        deadline = time.monotonic() + PATIENCE_S
+        batch = Batch(Operation.DELETE, self.keys(hashes), deadline_s=deadline)
+        return cast("Outcomes", self.call(batch).outcomes.reshape(-1, self.objects))
+
+    def clear(self) -> Outcome:
+        """Forget the namespace; return what became of that."""
+        deadline = time.monotonic() + PATIENCE_S
+        head = f"{self.config.namespace}/"
+        batch = Batch(Operation.CLEAR, [head], deadline_s=deadline)
+        return Outcome(int(self.call(batch).outcomes[0]))
+
+    def divided(self, count: int) -> list[Rig]:
+        """Return rigs on the same handle, each with pages of its own.
+
+        For threads: memory that two of them wrote would prove nothing.
+        """
+        each = self.memory.pages // count
+        return [
+            attrs.evolve(self, own=(at * each, (at + 1) * each)) for at in range(count)
+        ]
+
+    def release(self) -> None:
+        """Let the plugin go of the pool, once."""
+        if self.attached:
+            self.attached = False
+            self.backend.release(self.handle)
+            self.handle = None
+
+
+def spelled(outcomes: Outcomes) -> str:
+    """Write outcomes in words with their counts, for messages."""
+    codes, counts = np.unique(outcomes, return_counts=True)
+    return ", ".join(
+        f"{Outcome(int(code)).name} x {count}"
+        for code, count in zip(codes, counts, strict=True)
+    )
+
+
+@attrs.define(eq=False)
+class Harness:
+    """Attaches pools to the backend under test and lets go of them again."""
+
+    plugin: str
+    settings: Mapping[str, object]
+    backend: Backend
+    salt: str = attrs.field(factory=lambda: uuid4().hex)
+    """Keeps the namespaces of this harness to itself in a shared store."""
+    _rigs: list[Rig] = attrs.field(factory=list)
+
+    def attach(
+        self,
+        pools: Sequence[PoolSpec],
+        shard: Shard | None = None,
+        *,
+        model: str = "model-a",
+        pages: int = 32,
+        like: Rig | None = None,
+    ) -> tuple[Rig, ...]:
+        """Attach pools of one engine process, with one client for all.
+
+        Args:
+            pools: What to attach.
+            shard: Which rank to be.
+            model: Which namespace to be in.
+            pages: Pages of memory for each pool.
+            like: Take the namespace of this one instead.
+
+        Raises:
+            AssertionError: If a pool finds no route.
+        """
+        shard = shard or Shard()
+        routes = route_pools(self.backend, pools, shard)
+        for route in routes:
+            assert route.backend, (
+                f"pool {route.pool.name!r} finds no route: {route.reason}"
+            )
+        # The namespace is about the pools as described, not as routed.
+        space = Namespace(model=model, salt=self.salt)
+        record = namespace_record(space, [ANCHOR, *pools])
+        if like:
+            record = dict(like.config.namespace_record)
+        config = AttachConfig(
+            settings=self.backend.settings(self.settings),
+            namespace=namespace_digest(record),
+            namespace_record=record,
+            shard=shard,
+        )
+        rigs = tuple(
+            self._attach(
+                # Only the router was told that refusals are wanted as rows.
+                attrs.evolve(route.pool, required=pool.required),
+                config,
+                pages,
+                staged=route.path is Path.STAGED,
+            )
+            for route, pool in zip(routes, pools, strict=True)
+        )
+        laws = [(rig.pool, rig.suffixes, rig.region.objects) for rig in rigs]
+        check_suffixes(self.backend.name, laws)
+        return rigs
+
+    def _attach(
+        self, pool: PoolSpec, config: AttachConfig, pages: int, *, staged: bool
+    ) -> Rig:
+        memory = PageMemory.of(pool, config.shard, pages)
+        region = memory.region()
+        rig = Rig(
+            backend=self.backend,
+            pool=pool,
+            config=config,
+            memory=memory,
+            region=region,
+            staged=staged,
+            suffixes=self.backend.key_suffix(pool, config.shard),
+            handle=self.backend.register_pool(pool, region, config),
+            own=(0, pages),
+        )
+        self._rigs.append(rig)
+        return rig
+
+    def rig(
+        self,
+        pool: PoolSpec,
+        shard: Shard | None = None,
+        *,
+        model: str = "model-a",
+        pages: int = 32,
+        like: Rig | None = None,
+    ) -> Rig:
+        """Attach one pool; see `attach`."""
+        return self.attach([pool], shard, model=model, pages=pages, like=like)[0]
+
+    def forget(self, rig: Rig) -> None:
+        """Drop a rig that its test has released."""
+        self._rigs = [one for one in self._rigs if one is not rig]
+
+    def close(self) -> None:
+        """Release whatever is still attached, latest first."""
+        while self._rigs:
+            self._rigs.pop().release()

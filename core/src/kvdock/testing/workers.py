@@ -1,0 +1,197 @@
+"""A second process with the same plugin and the same settings.
+
+Started with `python -m kvdock.testing.workers`; told what to do in lines of
+JSON. A failed assertion over there is one over here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import attrs
+
+from kvdock.pools import Shard
+from kvdock.testing.rigs import Harness, Rig, load_backend, spelled
+from kvdock.testing.samples import Sample
+
+ANSWER_S = 60.0
+"""How long an answer may take before the other process counts as hung."""
+
+
+class WorkerDied(AssertionError):  # noqa: N818 - says what happened
+    """The other process ended, or hung, instead of answering."""
+
+
+@attrs.define(eq=False)
+class Worker:
+    """This process's end of another one."""
+
+    process: subprocess.Popen[bytes]
+
+    @classmethod
+    def start(cls, harness: Harness, *, hash_seed: int = 0) -> Worker:
+        """Start a process with a harness like this one.
+
+        Args:
+            harness: Whose plugin and settings to use.
+            hash_seed: Python's hash seed over there, to shake out keys that
+                hang on the order of a set.
+        """
+        path = os.pathsep.join(filter(None, sys.path))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kvdock.testing.workers"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": path},
+        )
+        worker = cls(process)
+        settings = {name: str(value) for name, value in harness.settings.items()}
+        worker.ask("load", plugin=harness.plugin, settings=settings, salt=harness.salt)
+        return worker
+
+    def send(self, do: str, **words: object) -> None:
+        """Tell it what to do without waiting for the answer."""
+        line = json.dumps({"do": do, **words}) + "\n"
+        with contextlib.suppress(BrokenPipeError):
+            cast("Any", self.process.stdin).write(line.encode())
+            cast("Any", self.process.stdin).flush()
+
+    def answer(self) -> Any:  # noqa: ANN401 - whatever the command returns
+        """Wait for the next answer.
+
+        Raises:
+            WorkerDied: If there is none.
+            AssertionError: If an assertion failed over there.
+        """
+        out = cast("Any", self.process.stdout)
+        deadline = time.monotonic() + ANSWER_S
+        with selectors.DefaultSelector() as selector:
+            selector.register(out, selectors.EVENT_READ)
+            if not selector.select(deadline - time.monotonic()):
+                self.kill()
+                raise WorkerDied(f"no answer from another process in {ANSWER_S:.0f} s")
+        line = out.readline()
+        if not line:
+            raise WorkerDied(
+                f"another process died with exit status {self.process.wait()}"
+            )
+        found = json.loads(line)
+        if "error" in found:
+            raise AssertionError(f"in another process:\n{found['error']}")
+        return found["ok"]
+
+    def ask(self, do: str, **words: object) -> Any:  # noqa: ANN401 - as `answer`
+        """Tell it what to do and return the answer."""
+        self.send(do, **words)
+        return self.answer()
+
+    def attach(
+        self, sample: Sample, shard: Mapping[str, int] | None = None, model: str = ""
+    ) -> None:
+        """Attach a sample pool over there."""
+        self.ask(
+            "attach",
+            sample=sample.words(),
+            shard=dict(shard or {}),
+            model=model or "model-a",
+        )
+
+    def kill(self) -> None:
+        """End it with SIGKILL and collect it."""
+        self.process.kill()
+        self._collect()
+
+    def end(self) -> None:
+        """Let it release and end by itself; kill it if it does not."""
+        self.send("end")
+        cast("Any", self.process.stdin).close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(ANSWER_S)
+        if self.process.poll() is None:
+            self.kill()
+            raise WorkerDied(f"another process did not end within {ANSWER_S:.0f} s")
+        self._collect()
+
+    def _collect(self) -> None:
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                cast("Any", pipe).close()
+
+
+class _Orders:
+    """The other end: obeys one line after another."""
+
+    def __init__(self, reply: Callable[[Mapping[str, object]], None]) -> None:
+        self.reply = reply
+        self.harness: Harness | None = None
+        self.rigs: list[Rig] = []
+
+    def load(self, plugin: str, settings: Mapping[str, object], salt: str) -> None:
+        self.harness = Harness(plugin, settings, load_backend(plugin), salt)
+
+    def attach(
+        self, sample: Mapping[str, Any], shard: Mapping[str, Any], model: str
+    ) -> None:
+        assert self.harness
+        pool = Sample(**sample).pool()
+        self.rigs.append(self.harness.rig(pool, Shard(**shard), model=model))
+
+    def suffixes(
+        self, samples: Sequence[Mapping[str, Any]], shard: Mapping[str, Any]
+    ) -> list[list[str]]:
+        assert self.harness
+        backend = self.harness.backend
+        pools = [Sample(**sample).pool() for sample in samples]
+        return [list(backend.key_suffix(pool, Shard(**shard))) for pool in pools]
+
+    def put(self, hashes: Sequence[str]) -> str:
+        return spelled(self.rigs[-1].put(hashes))
+
+    def get(self, hashes: Sequence[str]) -> str:
+        return spelled(self.rigs[-1].get(hashes))
+
+    def write_for_ever(self, hashes: Sequence[str]) -> None:
+        # Answered before the first round: the caller kills it in the middle.
+        self.reply({"ok": None})
+        while True:
+            self.rigs[-1].put(hashes)
+            self.rigs[-1].delete(hashes)
+
+    def end(self) -> None:
+        if self.harness:
+            self.harness.close()
+        sys.exit(0)
+
+
+def serve() -> None:
+    """Obey lines from standard input until there are no more."""
+    # A plugin's library may print; answers go where it cannot reach.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def reply(answer: Mapping[str, object]) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    orders = _Orders(reply)
+    for line in sys.stdin:
+        words = json.loads(line)
+        order: Callable[..., object] = getattr(orders, words.pop("do"))
+        try:
+            reply({"ok": order(**words)})
+        except Exception:  # noqa: BLE001 - told to the one who asked
+            reply({"error": traceback.format_exc()})
+
+
+if __name__ == "__main__":
+    serve()

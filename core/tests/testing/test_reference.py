@@ -1,0 +1,39 @@
+"""The kit passes on backends that do everything right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from kvdock.testing import BackendContract, Oracle
+from kvdock.testing.reference import FolderShelf, ShelfOracle
+
+
+class TestMemory(BackendContract):
+    plugin = "kvdock.testing.reference:memory"
+
+    @pytest.fixture
+    def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
+        return {"store": request.node.name}
+
+    @pytest.fixture
+    def small(self) -> Mapping[str, object]:
+        return {"quota_bytes": 1 << 20}
+
+
+class TestFolder(BackendContract):
+    plugin = "kvdock.testing.reference:folder"
+
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> Mapping[str, object]:
+        return {"root": str(tmp_path)}
+
+    @pytest.fixture
+    def small(self, tmp_path: Path) -> Mapping[str, object]:
+        return {"root": str(tmp_path / "small"), "quota_bytes": 1 << 20}
+
+    @pytest.fixture
+    def oracle(self, tmp_path: Path) -> Oracle:
+        return ShelfOracle(FolderShelf(tmp_path))
