@@ -15,21 +15,26 @@ import attrs
 import pytest
 
 from kvdock import (
+    Capability,
     Finding,
     HitPolicy,
     KindSupport,
     Layout,
     Manifest,
     Part,
+    Plan,
     PoolKind,
     PoolSpec,
     Scope,
     Shard,
     Support,
-    plan_routes,
+    Verdict,
 )
 from kvdock.contract import Stage
 from kvdock.discovery import Candidate, LoadedPlugin, PluginProblem
+from kvdock.pools import ObjectUnit
+from kvdock.routing import Option, Route
+from kvdock.routing import Path as RoutePath
 from kvdock.settings import option, size
 from kvdock_cli.reports import doctor, listing, manifest, plan, versions
 from kvdock_cli.reports.plain import columns, plain
@@ -128,16 +133,42 @@ DIAGNOSIS = doctor.Diagnosis(
     hidden=["delta"],
 )
 PARTS = [Part(name, "bf16", (8, 128), shard_axis=0) for name in ("k", "v")]
-PLAN = plan_routes(
-    [
-        PoolSpec(name="kv", kind="mha", parts=PARTS, layers=range(4), page_tokens=64,
-                 anchor=True),
-        PoolSpec(name="draft", kind="mha", parts=PARTS, layers=range(1),
-                 page_tokens=64, draft=True, required=False),
-    ],
+KV = PoolSpec(
+    name="kv", kind="mha", parts=PARTS, layers=range(4), page_tokens=64, anchor=True
+)
+DRAFT = attrs.evolve(KV, name="draft", anchor=False, draft=True, required=False)
+CAN = (Capability.STORE, Verdict(Support.NATIVE, "it can"))
+CANNOT = (Capability.DRAFT, Verdict(Support.UNDECLARED, "it does not say"))
+# By hand: what the router would say is for the router's own tests.
+PLAN = Plan(
     Shard(),
-    {one.manifest.name: one.manifest for one in (ALPHA, BETA)},
-)  # fmt: skip
+    (
+        Route(
+            KV,
+            "alpha",
+            RoutePath.ZERO_COPY,
+            "as it should be",
+            (
+                Option("alpha", (CAN,), RoutePath.ZERO_COPY, ObjectUnit.PAGE),
+                Option("beta", (CAN, CANNOT), RoutePath.STAGED, ObjectUnit.PART),
+            ),
+        ),
+        Route(
+            DRAFT,
+            None,
+            RoutePath.NONE,
+            "alpha: it does not say",
+            (Option("alpha", (CAN, CANNOT), RoutePath.ZERO_COPY, ObjectUnit.PAGE),),
+        ),
+        Route(
+            attrs.evolve(DRAFT, name="other"),
+            None,
+            RoutePath.NONE,
+            "this stage has none of it",
+            absent=True,
+        ),
+    ),
+)
 PARTS_OF_KVDOCK = [
     versions.Part("kvdock", "0.1.0", "kvdock", "/lib/kvdock/__init__.py"),
     versions.Part("backend alpha", "1.2.3", "kvdock-alpha", ALPHA.path),

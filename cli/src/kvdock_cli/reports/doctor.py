@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.discovery import Candidate, PluginProblem
 from kvdock_cli.reports.plain import columns, plain
 
 if TYPE_CHECKING:
+    from kvdock.discovery import Candidate, PluginProblem
     from kvdock.hookspecs import Finding
 
 SCHEMA = "kvdock.doctor/1"

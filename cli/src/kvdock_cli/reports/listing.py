@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.discovery import LoadedPlugin, PluginProblem
 from kvdock.pools import PoolKind
 from kvdock_cli.reports.plain import columns, plain, words
 
 if TYPE_CHECKING:
+    from kvdock.discovery import LoadedPlugin, PluginProblem
     from kvdock.manifest import KindSupport, Manifest
 
 SCHEMA = "kvdock.list/1"

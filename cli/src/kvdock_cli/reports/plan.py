@@ -36,7 +36,9 @@ def _route(route: Route, shard: Shard) -> dict[str, object]:
         "backend": route.backend,
         "path": route.path.value,
         "object_unit": pool.object_unit.value,
-        "objects_per_page": len(pool.objects(shard)),
+        "objects_per_page": 0 if route.absent else len(pool.objects(shard)),
+        "absent": route.absent,
+        "allocate": route.allocate,
         "reason": route.reason,
         "options": [_option(option) for option in route.options],
     }
