@@ -6,6 +6,7 @@ per page or many pages in one, and needs no help from it.
 """
 
 import mmap
+import os
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -23,10 +24,13 @@ class Harm(StrEnum):
     """The file ends in the middle of the page."""
 
     DELETE = "delete"
-    """The file is gone."""
+    """The page is gone: its file, or its bytes where the file holds others."""
 
     EXTEND = "extend"
     """The file has bytes behind its end."""
+
+
+_ORDER = (Harm.FLIP, Harm.DELETE, Harm.TRUNCATE, Harm.EXTEND)
 
 
 @attrs.frozen
@@ -50,8 +54,8 @@ class Damage:
     Args:
         done: (pool, page, harm) of each page that was aimed at.
         lost: (pool, page) of all pages that cannot be whole any more.
-        doubtful: (pool, page) of pages in an extended file: a backend may
-            give them up or tell the surplus apart.
+        doubtful: (pool, page) of the last page of an extended file: a backend
+            may give it up or tell the surplus apart.
     """
 
     done: tuple[tuple[str, int, Harm], ...]
@@ -115,24 +119,23 @@ def inflict(
     inhabitants = {path: _inhabitants(path, pools) for path in harmed}
     lost: set[tuple[str, int]] = set()
     doubtful: set[tuple[str, int]] = set()
-    for pool, page, harm, place in aimed:
+    # What keeps a file's length comes first, or a place might lie behind its end.
+    for pool, page, harm, place in sorted(aimed, key=lambda aim: _ORDER.index(aim[2])):
+        housed = inhabitants[place.path]
         match harm:
             case Harm.FLIP:
                 _flip(place)
                 lost.add((pool, page))
-            case Harm.TRUNCATE:
-                _truncate(place)
-                lost |= {
-                    who for who, at in inhabitants[place.path] if at.stop > place.middle
-                }
             case Harm.DELETE:
-                place.path.unlink(missing_ok=True)
-                lost |= {who for who, _ in inhabitants[place.path]}
+                _delete(place, alone=len(housed) == 1)
+                lost.add((pool, page))
+            case Harm.TRUNCATE:
+                os.truncate(place.path, place.middle)
+                lost |= {who for who, at in housed if at.stop > place.middle}
             case Harm.EXTEND:
-                if place.path.exists():
-                    with place.path.open("ab") as file:
-                        file.write(b"surplus bytes behind the end")
-                doubtful |= {who for who, _ in inhabitants[place.path]}
+                with place.path.open("ab") as file:
+                    file.write(b"surplus bytes behind the end")
+                doubtful.add(max(housed, key=lambda house: house[1].stop)[0])
     done = tuple((pool, page, harm) for pool, page, harm, _ in aimed)
     return Damage(done, frozenset(lost), frozenset(doubtful - lost))
 
@@ -156,7 +159,10 @@ def _flip(place: Place) -> None:
         file.write(bytes([byte ^ 0x40]))
 
 
-def _truncate(place: Place) -> None:
-    if place.path.exists():
-        with place.path.open("r+b") as file:
-            file.truncate(place.middle)
+def _delete(place: Place, *, alone: bool) -> None:
+    if alone:
+        place.path.unlink()
+        return
+    with place.path.open("r+b") as file:
+        file.seek(place.start)
+        file.write(bytes(place.stop - place.start))
