@@ -96,9 +96,9 @@ def test_surplus_behind_a_shared_file_casts_doubt_on_its_last_page_alone(
 
 
 def test_pages_that_begin_alike_are_told_apart(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"same" + bytes(100) + b"one!")
-    (tmp_path / "b").write_bytes(b"same" + bytes(100) + b"two!")
-    pages = {"kv": StoredPages(108, {0: (b"same", b"two!")})}
+    (tmp_path / "a").write_bytes(b"the same" + bytes(100) + b"one!")
+    (tmp_path / "b").write_bytes(b"the same" + bytes(100) + b"two!")
+    pages = {"kv": StoredPages(112, {0: (b"the same", b"two!")})}
     inflict(tmp_path, pages, [("kv", 0, Harm.DELETE)])
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
