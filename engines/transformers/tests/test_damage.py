@@ -69,15 +69,36 @@ def test_truncating_a_shared_file_loses_all_pages_behind(
     assert damage.lost == {("kv", 1), ("kv", 2), ("kv", 3)}
 
 
-def test_deleting_a_shared_file_loses_all_of_its_pages(one_file_for_all: Path) -> None:
-    damage = inflict(one_file_for_all, STORED, [("kv", 3, Harm.DELETE)])
-    assert damage.lost == {("kv", page) for page in PAGES}
+def test_a_page_deleted_from_a_shared_file_leaves_the_others(
+    one_file_for_all: Path,
+) -> None:
+    damage = inflict(one_file_for_all, STORED, [("kv", 1, Harm.DELETE)])
+    content = (one_file_for_all / "segment").read_bytes()
+    assert [data in content for data in PAGES.values()] == [True, False, True, True]
+    assert damage.lost == {("kv", 1)}
+
+
+def test_all_harms_of_a_shared_file_are_done(one_file_for_all: Path) -> None:
+    harms = [(3, Harm.TRUNCATE), (2, Harm.EXTEND), (1, Harm.DELETE), (0, Harm.FLIP)]
+    targets = [("kv", page, harm) for page, harm in harms]
+    damage = inflict(one_file_for_all, STORED, targets)
+    content = (one_file_for_all / "segment").read_bytes()
+    assert [data in content for data in PAGES.values()] == [False, False, True, False]
+    assert damage.lost == {("kv", 0), ("kv", 1), ("kv", 3)}
+
+
+def test_surplus_behind_a_shared_file_casts_doubt_on_its_last_page_alone(
+    one_file_for_all: Path,
+) -> None:
+    damage = inflict(one_file_for_all, STORED, [("kv", 1, Harm.EXTEND)])
+    assert not damage.lost
+    assert damage.doubtful == {("kv", 3)}
 
 
 def test_pages_that_begin_alike_are_told_apart(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"same" + bytes(100) + b"one!")
-    (tmp_path / "b").write_bytes(b"same" + bytes(100) + b"two!")
-    pages = {"kv": StoredPages(108, {0: (b"same", b"two!")})}
+    (tmp_path / "a").write_bytes(b"the same" + bytes(100) + b"one!")
+    (tmp_path / "b").write_bytes(b"the same" + bytes(100) + b"two!")
+    pages = {"kv": StoredPages(112, {0: (b"the same", b"two!")})}
     inflict(tmp_path, pages, [("kv", 0, Harm.DELETE)])
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 

@@ -5,12 +5,15 @@ this works on any backend that keeps pages as plain bytes in files, one file
 per page or many pages in one, and needs no help from it.
 """
 
-import mmap
+import os
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import cast
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 
 class Harm(StrEnum):
@@ -23,10 +26,15 @@ class Harm(StrEnum):
     """The file ends in the middle of the page."""
 
     DELETE = "delete"
-    """The file is gone."""
+    """The page is gone: its file, or its bytes where the file holds others."""
 
     EXTEND = "extend"
     """The file has bytes behind its end."""
+
+
+_KEY_BYTES = 8
+_TABLE_BITS = 18
+_ORDER = (Harm.FLIP, Harm.DELETE, Harm.TRUNCATE, Harm.EXTEND)
 
 
 @attrs.frozen
@@ -50,8 +58,8 @@ class Damage:
     Args:
         done: (pool, page, harm) of each page that was aimed at.
         lost: (pool, page) of all pages that cannot be whole any more.
-        doubtful: (pool, page) of pages in an extended file: a backend may
-            give them up or tell the surplus apart.
+        doubtful: (pool, page) of the last page of an extended file: a backend
+            may give it up or tell the surplus apart.
     """
 
     done: tuple[tuple[str, int, Harm], ...]
@@ -73,23 +81,6 @@ class StoredPages:
     page_bytes: int
     ends: Mapping[int, tuple[bytes, bytes]]
 
-    def find(self, page: int, path: Path) -> Place | None:
-        """Find a page in a file, by its first and last bytes."""
-        if not path.stat().st_size:
-            return None
-        head, tail = self.ends[page]
-        with (
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-        ):
-            start = content.find(head)
-            while start >= 0:
-                stop = start + self.page_bytes
-                if content[stop - len(tail) : stop] == tail:
-                    return Place(path, start, stop)
-                start = content.find(head, start + 1)
-        return None
-
 
 def inflict(
     directory: Path,
@@ -103,49 +94,93 @@ def inflict(
         pools: All pages that were stored.
         targets: (pool, page, harm), each page at most once.
     """
-    aimed = []
-    files = sorted(path for path in directory.rglob("*") if path.is_file())
-    for pool, page, harm in targets:
-        places = (pools[pool].find(page, path) for path in files)
-        place = next(filter(None, places), None)
-        if place is not None:
-            aimed.append((pool, page, harm, place))
     # All places are looked up before the first byte changes.
-    harmed = sorted({place.path for *_, place in aimed})
-    inhabitants = {path: _inhabitants(path, pools) for path in harmed}
+    inhabitants = _inhabitants(directory, pools)
+    homes = {who: place for housed in inhabitants.values() for who, place in housed}
+    aimed = [
+        (pool, page, harm, homes[pool, page])
+        for pool, page, harm in targets
+        if (pool, page) in homes
+    ]
     lost: set[tuple[str, int]] = set()
     doubtful: set[tuple[str, int]] = set()
-    for pool, page, harm, place in aimed:
+    # What keeps a file's length comes first, or a place might lie behind its end.
+    for pool, page, harm, place in sorted(aimed, key=lambda aim: _ORDER.index(aim[2])):
+        housed = inhabitants[place.path]
         match harm:
             case Harm.FLIP:
                 _flip(place)
                 lost.add((pool, page))
-            case Harm.TRUNCATE:
-                _truncate(place)
-                lost |= {
-                    who for who, at in inhabitants[place.path] if at.stop > place.middle
-                }
             case Harm.DELETE:
-                place.path.unlink(missing_ok=True)
-                lost |= {who for who, _ in inhabitants[place.path]}
+                _delete(place, alone=len(housed) == 1)
+                lost.add((pool, page))
+            case Harm.TRUNCATE:
+                os.truncate(place.path, place.middle)
+                lost |= {who for who, at in housed if at.stop > place.middle}
             case Harm.EXTEND:
-                if place.path.exists():
-                    with place.path.open("ab") as file:
-                        file.write(b"surplus bytes behind the end")
-                doubtful |= {who for who, _ in inhabitants[place.path]}
+                with place.path.open("ab") as file:
+                    file.write(b"surplus bytes behind the end")
+                doubtful.add(max(housed, key=lambda house: house[1].stop)[0])
     done = tuple((pool, page, harm) for pool, page, harm, _ in aimed)
     return Damage(done, frozenset(lost), frozenset(doubtful - lost))
 
 
 def _inhabitants(
-    path: Path, pools: Mapping[str, StoredPages]
-) -> list[tuple[tuple[str, int], Place]]:
-    found = (
-        ((pool, page), stored.find(page, path))
-        for pool, stored in pools.items()
-        for page in stored.ends
-    )
-    return [(who, place) for who, place in found if place is not None]
+    directory: Path, pools: Mapping[str, StoredPages]
+) -> dict[Path, list[tuple[tuple[str, int], Place]]]:
+    """Find out which pages each file below a directory holds."""
+    heads: dict[bytes, list[tuple[str, int]]] = {}
+    for pool, stored in pools.items():
+        for page, (head, _) in stored.ends.items():
+            heads.setdefault(head[:_KEY_BYTES], []).append((pool, page))
+    found: dict[Path, list[tuple[tuple[str, int], Place]]] = {}
+    for path in sorted(directory.rglob("*")):
+        content = path.read_bytes() if path.is_file() else b""
+        for start in _occurrences(content, list(heads)):
+            for pool, page in heads[content[start : start + _KEY_BYTES]]:
+                head, tail = pools[pool].ends[page]
+                stop = start + pools[pool].page_bytes
+                whole = content.startswith(head, start) and (
+                    content[stop - len(tail) : stop] == tail
+                )
+                if whole:
+                    place = Place(path, start, stop)
+                    found.setdefault(path, []).append(((pool, page), place))
+    return found
+
+
+def _occurrences(content: bytes, keys: Sequence[bytes]) -> list[int]:
+    """Find all of many keys in one pass over a file's content.
+
+    One search per key would read the file once for each of hundreds of pages.
+    A table of hashed keys lets almost nothing through that is not one, so a
+    file of 32 MiB takes a quarter of a second.
+
+    Args:
+        content: What to search.
+        keys: Of `_KEY_BYTES` bytes each.
+
+    Returns:
+        Offsets at which a key begins, ascending.
+    """
+    if not keys:
+        return []
+    wanted = np.frombuffer(b"".join(keys), "<u8")
+    table = np.zeros(1 << _TABLE_BITS, np.bool_)
+    table[_hashed(wanted)] = True
+    starts: list[int] = []
+    for offset in range(_KEY_BYTES):
+        count = max(0, len(content) - offset) // _KEY_BYTES
+        words = np.frombuffer(content, "<u8", count, min(offset, len(content)))
+        near = np.flatnonzero(table[_hashed(words)])
+        exact = near[np.isin(words[near], wanted)]
+        starts += (exact * _KEY_BYTES + offset).tolist()
+    return sorted(starts)
+
+
+def _hashed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    mixed = words * np.uint64(0x9E3779B97F4A7C15)
+    return cast("npt.NDArray[np.uint64]", mixed >> np.uint64(64 - _TABLE_BITS))
 
 
 def _flip(place: Place) -> None:
@@ -156,7 +191,10 @@ def _flip(place: Place) -> None:
         file.write(bytes([byte ^ 0x40]))
 
 
-def _truncate(place: Place) -> None:
-    if place.path.exists():
-        with place.path.open("r+b") as file:
-            file.truncate(place.middle)
+def _delete(place: Place, *, alone: bool) -> None:
+    if alone:
+        place.path.unlink()
+        return
+    with place.path.open("r+b") as file:
+        file.seek(place.start)
+        file.write(bytes(place.stop - place.start))

@@ -118,7 +118,12 @@ def _serve_from_store(
     namespace = _namespace(job, engine)
     hashes = page_hashes(engine.target.prompt, engine.workload.page_tokens)
     pages = PromptPages.attach(
-        dock, plan, namespace, job.directory / "store", hashes, engine.models
+        dock,
+        plan,
+        namespace,
+        job.directory / "store" / engine.family,
+        hashes,
+        engine.models,
     )
     try:
         emit({"event": "step", "step": "looking for the prefix"})
@@ -240,7 +245,12 @@ def _run_altered(
     namespace = attrs.evolve(_namespace(job, engine), salt=f"{job.salt} {pool}")
     hashes = page_hashes(engine.target.prompt, engine.workload.page_tokens)
     pages = PromptPages.attach(
-        dock, plan, namespace, job.directory / "altered", hashes, engine.models
+        dock,
+        plan,
+        namespace,
+        job.directory / "altered" / engine.family,
+        hashes,
+        engine.models,
     )
     try:
         for model in engine.models:

@@ -136,7 +136,7 @@ def damage_store(directory: Path, served: Served) -> Damage:
         for name, record in served.pools.items()
     }
     known = [target for target in targets if target[1] in stored[target[0]].ends]
-    return inflict(directory / "store", stored, known)
+    return inflict(directory / "store" / served.family, stored, known)
 
 
 def _last_stored(record: PoolRecord, limit: int) -> int:
