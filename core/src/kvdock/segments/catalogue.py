@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from kvdock.batches import Outcome, Outcomes
 from kvdock.segments import names
 from kvdock.segments.files import OpenFiles
 from kvdock.segments.folder import Folder
@@ -54,6 +55,21 @@ class Held:
         for place, segment in enumerate(self.segments):
             places[identities == np.uint64(segment.name.segment)] = place
         return places
+
+
+@attrs.frozen(eq=False)
+class Found:
+    """Where keys are.
+
+    Args:
+        digests: uint64 (n, 2), of the keys.
+        rows: int64 (n,), rows of the index, or `ABSENT`.
+        version: The index's when they were looked up.
+    """
+
+    digests: UInt64s
+    rows: Int64s
+    version: int
 
 
 class Catalogue:
@@ -107,19 +123,27 @@ class Catalogue:
                 self.folders[object_bytes] = folder
             return self.folders[object_bytes]
 
-    def find(self, keys: Sequence[str]) -> tuple[UInt64s, Int64s]:
-        """Return the digests of keys and their rows, or `ABSENT`."""
+    def find(self, keys: Sequence[str]) -> Found:
+        """Look up keys, again if others have written meanwhile."""
         self.keep_up()
         digests = key_digests(keys, self._seed)
         with self.lock:
-            rows = self.index.find(digests)
-        if (rows == ABSENT).any() and self.keep_up(missed=True):
+            found = Found(digests, self.index.find(digests), self.index.version)
+        if (found.rows == ABSENT).any() and self.keep_up(missed=True):
             with self.lock:
-                rows = self.index.find(digests)
-        return digests, rows
+                found = Found(digests, self.index.find(digests), self.index.version)
+        return found
+
+    def count(self, verb: str, outcomes: Outcomes) -> None:
+        """Count outcomes by name."""
+        found = np.bincount(outcomes, minlength=len(Outcome)).tolist()
+        with self.lock:
+            for outcome in Outcome:
+                if found[outcome]:
+                    self.counts[f"{verb}_{outcome.name.lower()}"] += found[outcome]
 
     def keep_up(self, *, missed: bool = False, always: bool = False) -> bool:
-        """Learn what others changed; return whether anything was read.
+        """Learn what others changed; return whether anything was new.
 
         Args:
             missed: A key was not found, so look at segments in work as well.
@@ -133,10 +157,9 @@ class Catalogue:
             return False
         try:
             begun_s = time.monotonic()
-            for folder in changed:
-                folder.scan()
-            for folder in list(self.folders.values()) if missed else ():
-                folder.poll()
+            found = [folder.scan() for folder in changed]
+            if missed:
+                found += [folder.poll() for folder in list(self.folders.values())]
             if changed:
                 self._files.keep_only(set(self.segments.values()))
             if begun_s > self._next_uses_s:
@@ -146,7 +169,7 @@ class Catalogue:
             self._next_sync_s = now_s + _PATIENCE * (now_s - begun_s)
         finally:
             self._syncing.release()
-        return True
+        return any(found)
 
     def flush_uses(self) -> None:
         """Write down when pages were used, for others and the next start."""

@@ -56,6 +56,11 @@ class Folder:
         self._lock = lock
         self._seen_ns = -1
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(segment.nbytes for segment in list(self.segments.values()))
+
     def doubt(self) -> None:
         """Read the folder again, whatever its time of change says."""
         self._seen_ns = -1
@@ -64,25 +69,27 @@ class Folder:
         """Return whether files came, went or were renamed since `scan`."""
         return os.fstat(self.fd).st_mtime_ns != self._seen_ns
 
-    def scan(self) -> None:
-        """Bring the index in line with the files of the folder."""
+    def scan(self) -> bool:
+        """Bring the index in line with the files; return whether it changed."""
         now_ns = time.time_ns()
         stamp = os.fstat(self.fd).st_mtime_ns
         # What is too fresh to be told from a later change is read again.
         self._seen_ns = stamp if now_ns - stamp > _SETTLED_NS else -1
-        names, sizes = self._listing()
+        listed, data = self._listing()
+        changed = False
         for segment in list(self.segments.values()):
-            name = names.get(segment.name.segment)
-            if name is None or name.segment not in sizes:
-                self._drop_if_gone(segment)
-        for number, name in names.items():
+            if segment.name.segment not in listed or segment.name.segment not in data:
+                changed |= self._drop_if_gone(segment)
+        for number, name in listed.items():
             known = self.segments.get(number)
-            if number not in sizes or (known and (known.owned or known.name == name)):
+            if number not in data or (known and (known.owned or known.name == name)):
                 continue
-            self._load(name, sizes[number])
+            changed |= self._load(name)
+        return changed
 
-    def poll(self) -> None:
-        """Read what other writers have added to segments in work."""
+    def poll(self) -> bool:
+        """Read what others added to segments in work; return whether any did."""
+        changed = False
         for segment in list(self.segments.values()):
             if segment.owned or segment.name.state != "open":
                 continue
@@ -93,9 +100,10 @@ class Folder:
                 finally:
                     os.close(fd)
                 if fresh != segment.commits:
-                    self._load(segment.name, self.data_bytes(segment.name))
+                    changed |= self._load(segment.name)
+        return changed
 
-    def _drop_if_gone(self, segment: Segment) -> None:
+    def _drop_if_gone(self, segment: Segment) -> bool:
         # A listing may miss a file that is renamed meanwhile. Our own are only
         # renamed under the lock; another's is found again by the next scan.
         with self._lock:
@@ -103,8 +111,9 @@ class Folder:
                 with suppress(FileNotFoundError):
                     for name in (str(segment.name), segment.name.data):
                         os.stat(name, dir_fd=self.fd, follow_symlinks=False)
-                    return
+                    return False
             self.drop(segment)
+        return True
 
     def drop(self, segment: Segment) -> None:
         """Forget a segment whose files are gone."""
@@ -140,39 +149,40 @@ class Folder:
             self._index.load(known.rows, contents.records, contents.used_ns)
         return known
 
-    def _load(self, name: IndexName, data_bytes: int) -> None:
+    def _load(self, name: IndexName) -> bool:
         try:
             fd = open_index(self.fd, str(name))
         except OSError:
-            return
+            return False
         try:
-            contents = read_contents(fd, name, data_bytes)
+            contents = read_contents(fd, name, self.data_bytes(name))
         except OSError:
             contents = None
         finally:
             os.close(fd)
         if contents is None:
             self.foreign_files += 1
-            return
+            return False
         self.invalid_records += contents.invalid
         self.admit(name, contents)
+        return True
 
-    def _listing(self) -> tuple[dict[int, IndexName], dict[int, int]]:
-        """Return the newest index file and the data size of each segment."""
-        names: dict[int, IndexName] = {}
-        sizes: dict[int, int] = {}
+    def _listing(self) -> tuple[dict[int, IndexName], set[int]]:
+        """Return the newest index file of each segment, and who has data."""
+        listed: dict[int, IndexName] = {}
+        data: set[int] = set()
         with listing(self.fd) as entries:
             for entry in entries:
                 name = IndexName.parse(entry.name)
-                segment = data_segment(entry.name)
-                if segment is not None:
-                    with suppress(FileNotFoundError):
-                        sizes[segment] = entry.stat(follow_symlinks=False).st_size
-                elif name and name.state != "new":
-                    other = names.get(name.segment)
+                if name is None:
+                    segment = data_segment(entry.name)
+                    if segment is not None:
+                        data.add(segment)
+                elif name.state != "new":
+                    other = listed.get(name.segment)
                     if other is None or other.generation < name.generation:
-                        names[name.segment] = name
-        return names, sizes
+                        listed[name.segment] = name
+        return listed, data
 
     def flush_uses(self) -> None:
         """Write times of use that only this process knows."""

@@ -46,6 +46,7 @@ class Index:
         self.records: Records = np.zeros(0, RECORD)
         self.used_ns: Int64s = np.zeros(0, np.int64)
         self.segment_of: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+        self.version = 0  # of the set of keys
         self._table = Table()
         self._end = 0  # rows handed out, free ones among them
         self._free: dict[int, list[int]] = {}  # slots: first rows
@@ -87,19 +88,32 @@ class Index:
         """Return which slots of a segment hold a record, bool (slots,)."""
         return cast("Bools", self.records["check"][rows.span] != 0)
 
-    def put(self, rows: Int64s, records: Records, used_ns: npt.ArrayLike) -> None:
+    def put(
+        self,
+        rows: Int64s,
+        records: Records,
+        used_ns: npt.ArrayLike,
+        *,
+        absent_at: int = -1,
+    ) -> None:
         """Fill empty rows; a key that was elsewhere is from now on here.
 
         Args:
             rows: int64 (n,), all different.
             records: (n,), keys may repeat: the last one counts.
             used_ns: int64, when they were last used.
+            absent_at: A version at which the keys were different and none
+                of them was there; saves looking again.
         """
         self.records[rows] = records
         self.used_ns[rows] = used_ns
         digests = self._digests()[rows]
-        last = _last_of_equals(digests)
-        self._map(digests[last], rows[last])
+        if absent_at == self.version:
+            self._table.add(digests, rows, self._digests())
+        else:
+            last = _last_of_equals(digests)
+            self._map(digests[last], rows[last])
+        self.version += 1
 
     def load(self, rows: Rows, records: Records, used_ns: Int64s) -> None:
         """Replace all that is known of a segment by what was read from it."""

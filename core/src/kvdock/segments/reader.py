@@ -38,7 +38,7 @@ class Reader:
         """Fill the memory of a batch."""
         catalogue = self._catalogue
         outcomes = np.full(len(batch), Outcome.ABSENT, np.uint8)
-        _, rows = catalogue.find(batch.keys)
+        rows = catalogue.find(batch.keys).rows
         there = np.flatnonzero(rows != ABSENT)
         if len(there):
             rows = rows[there]
@@ -51,7 +51,7 @@ class Reader:
                 outcomes[there] = self._load(batch, there, rows, believed, held)
             finally:
                 catalogue.release(held)
-        self._count(outcomes)
+        catalogue.count("get", outcomes)
         return BatchResult.of(batch, outcomes)
 
     def _load(
@@ -82,18 +82,13 @@ class Reader:
 
     def _heal(self, rows: Int64s, believed: Records, outcomes: Outcomes) -> None:
         """Retire what is damaged; what was only recycled becomes ABSENT."""
+        if not outcomes.any():
+            return
         bad = np.flatnonzero(np.isin(outcomes, _DAMAGE))
         if len(bad):
             raced = self._catalogue.retire(rows[bad], believed[bad])
             outcomes[bad[raced]] = Outcome.ABSENT
             self._catalogue.counts["pages_raced"] += int(raced.sum())
-
-    def _count(self, outcomes: Outcomes) -> None:
-        for outcome, number in zip(
-            *np.unique(outcomes, return_counts=True), strict=True
-        ):
-            name = Outcome(outcome).name.lower()
-            self._catalogue.counts[f"get_{name}"] += int(number)
 
 
 def _verified(moved: Moved, believed: Records) -> Outcomes:
@@ -102,7 +97,8 @@ def _verified(moved: Moved, believed: Records) -> Outcomes:
     outcomes = np.full(len(nbytes), Outcome.OK, np.uint8)
     outcomes[moved.checksums != believed["checksum"]] = Outcome.CORRUPT
     outcomes[moved.nbytes < nbytes] = Outcome.SHORT
-    outcomes[moved.errors != 0] = Outcome.ERROR
-    outcomes[np.isin(moved.errors, _LOST)] = Outcome.CORRUPT
-    outcomes[moved.errors == DEADLINE] = Outcome.TIMEOUT
+    if moved.errors.any():
+        outcomes[moved.errors != 0] = Outcome.ERROR
+        outcomes[np.isin(moved.errors, _LOST)] = Outcome.CORRUPT
+        outcomes[moved.errors == DEADLINE] = Outcome.TIMEOUT
     return outcomes

@@ -47,6 +47,7 @@ log = logging.getLogger("kvdock.segments")
 
 _MOST_SLOTS = 1 << 16
 _LEAST_SEGMENTS = 16  # of a quota: one segment is what eviction takes at once
+_FIRST_BYTES = 16 << 20  # size of a pool's first segment
 _MARK_SLOTS = 4096  # of a segment whose objects have no bytes
 
 
@@ -67,7 +68,7 @@ class Limits:
     high_watermark: float = 1.0
     low_watermark: float = 0.9
     free_bytes: int = 0
-    segment_bytes: int = 64 << 20
+    segment_bytes: int = 256 << 20
 
 
 @attrs.frozen
@@ -160,14 +161,18 @@ class Space:
         finally:
             self.engine.close_file(token)
 
-    def _create(self, folder: Folder) -> Segment | None:
-        """Make a segment, as large as there is room for."""
+    def _create(self, folder: Folder, *, least: float = 0.5) -> Segment | None:
+        """Make a segment, as large as there is room for.
+
+        Args:
+            folder: Where it goes.
+            least: Share of the usual size below which it is not worth while.
+        """
         slot_bytes = _slot_bytes(folder.object_bytes, self.engine.alignment)
-        slots = self._slots(slot_bytes)
-        while slots:
-            if not self._room(slots * slot_bytes + index_bytes(slots)):
-                slots //= 2
-                continue
+        usual = self._slots(folder, slot_bytes)
+        fixed, each = index_bytes(0), slot_bytes + index_bytes(1) - index_bytes(0)
+        slots = min(usual, (self._room() - fixed) // each)
+        while slots >= max(1, usual * least):
             try:
                 return self._create_files(folder, slots, slot_bytes)
             except OSError as error:
@@ -178,23 +183,25 @@ class Space:
                 slots //= 2
         return None
 
-    def _slots(self, slot_bytes: int) -> int:
-        limits = self.limits
+    def _slots(self, folder: Folder, slot_bytes: int) -> int:
+        """Return the usual number of slots of the next segment."""
         if not slot_bytes:
             return _MARK_SLOTS
-        most = limits.segment_bytes
-        if limits.quota_bytes:
-            most = min(most, limits.quota_bytes // _LEAST_SEGMENTS)
+        most = self.limits.segment_bytes
+        if self.limits.quota_bytes:
+            most = min(most, self.limits.quota_bytes // _LEAST_SEGMENTS)
+        # Segments grow with the pool, so that a small pool takes little space.
+        most = min(most, max(_FIRST_BYTES, folder.nbytes))
         return max(1, min(_MOST_SLOTS, most // slot_bytes))
 
-    def _room(self, nbytes: int) -> bool:
+    def _room(self) -> int:
+        """Return how many bytes the namespace may still grow by."""
         limits = self.limits
-        if limits.free_bytes and self.free_bytes() - nbytes < limits.free_bytes:
-            return False
-        if not limits.quota_bytes:
-            return True
-        high = int(limits.quota_bytes * limits.high_watermark)
-        return self.usage_bytes() + nbytes <= high
+        room = self.free_bytes() - limits.free_bytes
+        if limits.quota_bytes:
+            high = int(limits.quota_bytes * limits.high_watermark)
+            room = min(room, high - self.usage_bytes())
+        return room
 
     def free_bytes(self) -> int:
         """Return the free space of the file system, bytes."""
@@ -239,11 +246,10 @@ class Space:
                 self._thin(segment)
                 self.counts["segments_recycled"] += 1
                 return segment
-        while self._delete_elsewhere(folder, np.inf):
-            made = self._create(folder)
-            if made:
+        while True:
+            made = self._create(folder, least=0.0)
+            if made or not self._delete_elsewhere(folder, np.inf):
                 return made
-        return None
 
     def _ranked(self, folder: Folder) -> list[tuple[float, Segment]]:
         """Return the segments that could go, the coldest first."""

@@ -150,7 +150,7 @@ class SegmentStore:
         self._check_fork()
         match batch.operation:
             case Operation.EXISTS:
-                _, rows = self._catalogue.find(batch.keys)
+                rows = self._catalogue.find(batch.keys).rows
                 outcomes = np.where(rows == ABSENT, Outcome.ABSENT, Outcome.OK)
                 return BatchResult.of(batch, outcomes)
             case Operation.PUT:
@@ -169,7 +169,7 @@ class SegmentStore:
             self._begin()
 
     def _delete(self, batch: Batch) -> BatchResult:
-        _, rows = self._catalogue.find(batch.keys)
+        rows = self._catalogue.find(batch.keys).rows
         rows = np.unique(rows[rows != ABSENT])
         with self._catalogue.lock:
             believed = self._catalogue.index.records[rows]
@@ -197,7 +197,7 @@ class SegmentStore:
             For each key whether it is there and pinned.
         """
         self._check_fork()
-        _, rows = self._catalogue.find(keys)
+        rows = self._catalogue.find(keys).rows
         pinned = []
         for key, row in zip(keys, rows.tolist(), strict=True):
             pinned.append(key in self._pins or (row != ABSENT and self._pin(key, row)))

@@ -28,7 +28,8 @@ _ROW = np.uint64(0xFFFFFFFF)
 _TAG = np.uint64(32)
 _EMPTY = np.uint64(0)
 _TOMB = _ROW  # row number 2**32 - 2: one that no caller has
-_FULLEST = 0.72  # share of lanes; above it, too many buckets overflow
+_FULLEST = 0.5  # share of lanes in use; above it, too many buckets overflow
+_ROOMY = 0.35  # share at most after making room, so that it lasts
 _SMALLEST = 64  # buckets
 _STEP = 1 << 16  # rows handled at once, so that temporaries stay in the cache
 
@@ -63,7 +64,8 @@ class Table:
             real = (rows >= 0) & (rows < len(known))
             which, rows = which[real], rows[real]
             who = asked[which]
-            stored, wanted = known.take(rows, axis=0), digests.take(who, axis=0)
+            # Not `take`: it would copy all of an array that is a view.
+            stored, wanted = known[rows], digests[who]
             same = (stored[:, 0] == wanted[:, 0]) & (stored[:, 1] == wanted[:, 1])
             found[who[same]] = rows[same]
             left = np.flatnonzero(found[asked] == ABSENT)
@@ -115,14 +117,14 @@ class Table:
         lanes = self._lanes.ravel()
         old = lanes[(lanes != _EMPTY) & (lanes != _TOMB)]
         buckets = len(self._lanes)
-        while len(old) + more > _FULLEST * buckets * _LANES:
+        while len(old) + more > _ROOMY * buckets * _LANES:
             buckets *= 2
         rows = (old & _ROW).astype(np.int64) - 1
         self._lanes = np.zeros((buckets, _LANES), np.uint64)
         self._used = 0
         for start in range(0, len(rows), _STEP):
             part = rows[start : start + _STEP]
-            self._place(known.take(part, axis=0), part)
+            self._place(known[part], part)
 
     def _place(self, digests: UInt64s, rows: Int64s) -> None:
         entries = (digests[:, 1] >> _TAG) << _TAG

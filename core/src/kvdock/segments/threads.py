@@ -286,24 +286,32 @@ def _plan(
     transfer: Transfer, moved: Moved, *, write: bool
 ) -> tuple[_Job, list[tuple[int, int]]]:
     """Sort objects by place, join neighbours into runs, runs into tasks."""
-    totals = transfer.sizes.sum(axis=1)
-    order = np.lexsort((transfer.offsets, transfer.file_of))
-    files, offsets = transfer.file_of[order], transfer.offsets[order]
-    ordered = totals[order]
+    count = len(transfer)
+    sizes = transfer.sizes
+    if sizes.strides[0] == 0:
+        totals = np.full(count, sizes[0].sum())  # one repeated row
+    else:
+        totals = sizes.sum(axis=1)
+    files, offsets = transfer.file_of, transfer.offsets
+    one_file = len(transfer.files) == 1
+    order = np.argsort(offsets) if one_file else np.lexsort((offsets, files))
+    files, offsets, ordered = files[order], offsets[order], totals[order]
     before = np.cumsum(ordered) - ordered
-    most = max(1, _MOST_BUFFERS // max(1, transfer.sizes.shape[1]))
-    cut = np.ones(len(order), np.bool_)
-    cut[1:] = (
-        (files[1:] != files[:-1])
-        | (offsets[1:] != offsets[:-1] + ordered[:-1])
-        | (before[1:] // _GRANULE != before[:-1] // _GRANULE)
-        | (np.arange(1, len(order)) % most == 0)
-    )
-    # An object of several granules shares no call with its neighbours.
-    cut[1:] |= (ordered[1:] > _GRANULE) | (ordered[:-1] > _GRANULE)
+    granule = before // _GRANULE
+    cut = np.ones(count, np.bool_)
+    inner = cut[1:]
+    np.not_equal(offsets[1:], (offsets + ordered)[:-1], out=inner)
+    inner |= granule[1:] != granule[:-1]
+    if not one_file:
+        inner |= files[1:] != files[:-1]
+    if ordered.max() > _GRANULE:
+        # An object of several granules shares no call with its neighbours.
+        inner |= (ordered[1:] > _GRANULE) | (ordered[:-1] > _GRANULE)
+    most = max(1, _MOST_BUFFERS // max(1, sizes.shape[1]))
+    cut[::most] = True
     starts = np.flatnonzero(cut)
     task = before[starts] // _TASK
-    edges = np.flatnonzero(np.diff(task, prepend=-1, append=-1))
+    edges = [0, *(np.flatnonzero(task[1:] != task[:-1]) + 1).tolist(), len(starts)]
     handles = np.asarray(transfer.files, np.int64)
     job = _Job(
         write=write,
@@ -317,5 +325,4 @@ def _plan(
         deadline_s=transfer.deadline_s,
         moved=moved,
     )
-    stops = edges.tolist()
-    return job, list(pairwise(stops))
+    return job, list(pairwise(edges))

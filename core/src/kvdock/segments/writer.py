@@ -52,6 +52,21 @@ class Reserved:
     slots: Int64s
 
 
+@attrs.define(eq=False)
+class _Fresh:
+    """A batch whose objects are to be stored.
+
+    Args:
+        batch: The batch.
+        digests: uint64 (n, 2), of its keys.
+        absent_at: Version of the index at which they were not there, or -1.
+    """
+
+    batch: Batch
+    digests: UInt64s
+    absent_at: int
+
+
 class Writer:
     """Stores objects in segments that this process owns.
 
@@ -72,35 +87,38 @@ class Writer:
 
     def put(self, batch: Batch) -> BatchResult:
         """Store the objects of a batch that are not there yet."""
-        digests, rows = self._catalogue.find(batch.keys)
+        found = self._catalogue.find(batch.keys)
         wanted = batch.object_bytes
-        with self._lock:
-            there = rows != ABSENT
+        there = found.rows != ABSENT
+        absent_at = found.version
+        if there.any():
+            with self._lock:
+                stored = self._index.records["nbytes"][found.rows[there]]
             # One of another length under this key can only be damage.
-            stored = self._index.records["nbytes"][rows[there]]
-            there[there] = stored == wanted[there].astype(np.uint64)
+            right = stored == wanted[there].astype(np.uint64)
+            there[there] = right
+            absent_at = absent_at if right.all() else -1
         outcomes = np.where(there, Outcome.OK, Outcome.REFUSED).astype(np.uint8)
-        self._catalogue.counts["put_present"] += int(there.sum())
         missing = np.flatnonzero(~there)
-        first, copy_of = _without_repeats(digests[missing])
-        for size in np.unique(wanted[missing]).tolist():
+        if len(missing):
+            first, copy_of = _without_repeats(found.digests[missing])
             todo = missing[first]
-            todo = todo[wanted[todo] == size]
-            outcomes[todo] = self._store(batch, digests, todo, size)
-        outcomes[missing] = outcomes[missing[first]][copy_of]
-        self._count(outcomes)
+            fresh = _Fresh(batch, found.digests, absent_at)
+            for size in np.unique(wanted[todo]).tolist():
+                same = todo[wanted[todo] == size]
+                outcomes[same] = self._store(fresh, same, size)
+            outcomes[missing] = outcomes[todo][copy_of]
+        self._catalogue.count("put", outcomes)
         return BatchResult.of(batch, outcomes)
 
-    def _store(
-        self, batch: Batch, digests: UInt64s, todo: Int64s, size: int
-    ) -> Outcomes:
+    def _store(self, fresh: _Fresh, todo: Int64s, size: int) -> Outcomes:
         """Store objects of one size; return an outcome for each."""
         outcomes = np.full(len(todo), Outcome.REFUSED, np.uint8)
         done = 0
         for reserved in self.reserve(self._catalogue.folder(size), len(todo)):
             rows = todo[done : done + len(reserved.slots)]
             try:
-                found = self._write(batch, digests, rows, reserved, size)
+                found = self._write(fresh, rows, reserved, size)
             except BaseException:
                 self.settle(reserved, reserved.slots)
                 raise
@@ -109,37 +127,58 @@ class Writer:
         return outcomes
 
     def _write(
-        self,
-        batch: Batch,
-        digests: UInt64s,
-        rows: Int64s,
-        reserved: Reserved,
-        size: int,
+        self, fresh: _Fresh, rows: Int64s, reserved: Reserved, size: int
     ) -> Outcomes:
         """Write objects into reserved slots and publish those that are whole."""
         segment = reserved.active.segment
         sums = np.full(len(rows), EMPTY_CHECKSUM, np.uint64)
         outcomes = np.full(len(rows), Outcome.OK, np.uint8)
         if size:
-            moved = self._move(batch, rows, reserved, segment)
+            moved = self._move(fresh.batch, rows, reserved, segment)
             outcomes, sums = _judged(moved, size), moved.checksums
         good = outcomes == Outcome.OK
-        now_ns = time.time_ns()
         slots = reserved.slots[good]
         records = np.zeros(len(slots), RECORD)
-        records["key_low"], records["key_high"] = digests[rows[good]].T
+        records["key_low"], records["key_high"] = fresh.digests[rows[good]].T
         records["checksum"] = sums[good]
         records["nbytes"] = size
-        records["stored_ns"] = now_ns
+        records["stored_ns"] = time.time_ns()
         records["segment"] = segment.name.segment
         records["generation"] = segment.name.generation
         records["slot"] = slots
-        published = attrs.evolve(reserved, slots=slots)
-        if len(slots) and not self.publish(published, sealed(records), now_ns):
+        if len(slots) and not self._publish(fresh, segment, slots, sealed(records)):
             outcomes[good] = Outcome.REFUSED
             good[:] = False
         self.settle(reserved, reserved.slots[~good])
         return outcomes
+
+    def _publish(
+        self, fresh: _Fresh, segment: Segment, slots: Int64s, records: Records
+    ) -> bool:
+        """Make written objects visible; False if that failed.
+
+        Args:
+            fresh: What they are part of.
+            segment: Where they were written.
+            slots: int64 (n,), ascending.
+            records: (n,).
+        """
+        with self._lock:
+            if not segment.owned:
+                return False  # cleared by somebody meanwhile
+            try:
+                segment.commit(slots, records)
+            except OSError:
+                return False
+            known = fresh.absent_at == self._index.version
+            self._index.put(
+                slots + segment.rows.first,
+                records,
+                records["stored_ns"].astype(np.int64),
+                absent_at=fresh.absent_at,
+            )
+            fresh.absent_at = self._index.version if known else -1
+        return True
 
     def _move(
         self, batch: Batch, rows: Int64s, reserved: Reserved, segment: Segment
@@ -161,13 +200,6 @@ class Writer:
         finally:
             self._catalogue.release(held)
 
-    def _count(self, outcomes: Outcomes) -> None:
-        for outcome, number in zip(
-            *np.unique(outcomes, return_counts=True), strict=True
-        ):
-            name = Outcome(outcome).name.lower()
-            self._catalogue.counts[f"put_{name}"] += int(number)
-
     def reserve(self, folder: Folder, count: int) -> list[Reserved]:
         """Hand out slots; fewer than asked for where there is no space."""
         found: list[Reserved] = []
@@ -188,26 +220,6 @@ class Writer:
                     del self._active[folder]
                     self._seal(active)
         return found
-
-    def publish(self, reserved: Reserved, records: Records, now_ns: int) -> bool:
-        """Write records of pages that are written; False if that failed.
-
-        Args:
-            reserved: Which of the reserved slots, ascending.
-            records: (n,).
-            now_ns: When they were stored.
-        """
-        active, slots = reserved.active, reserved.slots
-        segment = active.segment
-        with self._lock:
-            if not segment.owned:
-                return False  # cleared by somebody meanwhile
-            try:
-                segment.commit(slots, records)
-            except OSError:
-                return False
-            self._index.put(slots + segment.rows.first, records, now_ns)
-        return True
 
     def settle(self, reserved: Reserved, unused: Int64s) -> None:
         """Return reserved slots, all of them; some of them were not filled."""
@@ -244,9 +256,10 @@ def _judged(moved: Moved, size: int) -> Outcomes:
     """Return the outcome of each object that an engine wrote."""
     outcomes = np.full(len(moved.errors), Outcome.OK, np.uint8)
     outcomes[moved.nbytes != size] = Outcome.REFUSED
-    outcomes[moved.errors != 0] = Outcome.ERROR
-    outcomes[np.isin(moved.errors, _FULL)] = Outcome.REFUSED
-    outcomes[moved.errors == DEADLINE] = Outcome.TIMEOUT
+    if moved.errors.any():
+        outcomes[moved.errors != 0] = Outcome.ERROR
+        outcomes[np.isin(moved.errors, _FULL)] = Outcome.REFUSED
+        outcomes[moved.errors == DEADLINE] = Outcome.TIMEOUT
     return outcomes
 
 

@@ -32,7 +32,7 @@ class FileSettings:
         0.9, help="Share of the quota to which `kvdock store gc` brings it."
     )
     segment_bytes: int = size(
-        64 << 20, help="Size of one segment file, what eviction takes at once."
+        256 << 20, help="Largest segment file; small stores begin with smaller ones."
     )
     threads: int = option(2, help="Most threads that move the pages of one batch.")
     direct: bool = option(
