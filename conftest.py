@@ -10,6 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine must not turn a slow example into a failure.
+settings.register_profile("house", deadline=None)
+settings.load_profile("house")
 
 BACKEND = """
 from kvdock import KindSupport, Manifest, hookimpl, key_suffixes

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdock.errors import RegionError
@@ -154,7 +154,6 @@ def read(addresses: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> list
     ]
 
 
-@settings(deadline=None)
 @given(cases(), st.integers(0, 2**16), st.integers(1, 5))
 def test_addresses_name_the_bytes_that_the_array_has_there(
     case: tuple[PoolSpec, Shard], seed: int, pages: int
@@ -177,7 +176,6 @@ def test_addresses_name_the_bytes_that_the_array_has_there(
     assert sum(nbytes) == pool.page_bytes(shard)
 
 
-@settings(deadline=None)
 @given(cases(), st.integers(0, 2**16))
 def test_gather_and_scatter_move_whole_pages_and_touch_no_other(
     case: tuple[PoolSpec, Shard], seed: int
