@@ -23,6 +23,10 @@ class Oracle:
         """Cut an object's bytes short, or append rubbish, in the store itself."""
         raise NotImplementedError("resize")
 
+    def swap(self, key: str, other: str) -> None:
+        """Let two objects change places, with whatever frames them."""
+        raise NotImplementedError("swap")
+
     def remove(self, key: str) -> None:
         """Take an object away as a careless administrator would."""
         raise NotImplementedError("remove")

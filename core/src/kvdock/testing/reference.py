@@ -398,6 +398,12 @@ class ShelfOracle(Oracle):
         blob = self.shelf.read(key) or b""
         self.shelf.write(key, blob[: CHECK_BYTES + nbytes].ljust(CHECK_BYTES + nbytes))
 
+    def swap(self, key: str, other: str) -> None:
+        """Let two blobs change places."""
+        one, two = self.shelf.read(key) or b"", self.shelf.read(other) or b""
+        self.shelf.write(key, two)
+        self.shelf.write(other, one)
+
     def remove(self, key: str) -> None:
         """Take an object away."""
         self.shelf.remove(key)

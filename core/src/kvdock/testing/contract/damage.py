@@ -32,11 +32,7 @@ def _flip(at: float) -> Harm:
 
 
 def _swap(oracle: Oracle, keys: list[str]) -> None:
-    one, two = oracle.peek(keys[2]), oracle.peek(keys[3])
-    assert one, "the oracle does not see a stored object"
-    assert two, "the oracle does not see a stored object"
-    oracle.poke(keys[2], 0, two)
-    oracle.poke(keys[3], 0, one)
+    oracle.swap(keys[2], keys[3])
 
 
 def _blank(oracle: Oracle, keys: list[str]) -> None:

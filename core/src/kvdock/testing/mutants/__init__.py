@@ -1,0 +1,40 @@
+"""Wrong backends, each the image of a real defect, each caught by a test.
+
+They test the kit: a contract that lets one of them pass is worth nothing.
+`python -m kvdock.testing.mutants` runs them all.
+"""
+
+from __future__ import annotations
+
+from kvdock.testing.mutants import answers, keys, promises, stored
+from kvdock.testing.mutants.mutant import (
+    FolderMutant,
+    MemoryMutant,
+    Mutant,
+    word_of,
+)
+
+
+def _of(*rooms: object) -> tuple[Mutant, ...]:
+    found = [
+        thing
+        for room in rooms
+        for name, thing in vars(room).items()
+        if isinstance(thing, type)
+        and issubclass(thing, MemoryMutant | FolderMutant)
+        and not name.startswith("_")
+        and "caught_by" in vars(thing)
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+MUTANTS = _of(keys, answers, stored, promises)
+"""All mutants, in the order of the table in the docs."""
+
+
+def __getattr__(name: str) -> object:
+    """Make a fresh plugin: `kvdock.testing.mutants:key_without_rank`."""
+    for mutant in MUTANTS:
+        if word_of(mutant) == name:
+            return mutant()
+    raise AttributeError(name)

@@ -1,0 +1,213 @@
+"""Mutants that promise what they do not keep, or misbehave as guests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kvdock.batches import Batch, BatchResult, Operation, Outcome
+from kvdock.hookspecs import hookimpl
+from kvdock.manifest import Manifest, Scope
+from kvdock.testing.mutants.mutant import FolderMutant, MemoryMutant
+from kvdock.testing.reference import DictShelf, Handle, ReferenceSettings, Shelf
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from kvdock.hookspecs import AttachConfig
+    from kvdock.pools import PoolSpec
+    from kvdock.regions import Region
+
+
+class ForgetsAtTheEnd(MemoryMutant):
+    """Declares that pages outlive the process."""
+
+    image_of = "a lying capability: durability"
+    caught_by = "test_pages_outlive_the_process_that_stored_them"
+    durability = Scope.HOST
+
+
+class SharesNothing(MemoryMutant):
+    """Declares sharing and opens a store for each handle."""
+
+    image_of = "a lying capability: sharing; the hf3fs index lives in one client's RAM"
+    caught_by = "test_two_handles_find_each_others_pages"
+
+    def open_shelf(self, settings: ReferenceSettings) -> Shelf:
+        """Return a shelf of its own."""
+        del settings
+        return DictShelf()
+
+
+class LargeObjectRefused(MemoryMutant):
+    """Declares objects of a mebibyte and takes half of that."""
+
+    image_of = "a lying limit: max_object_bytes"
+    caught_by = "test_an_object_of_the_largest_size_is_kept"
+
+    def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
+        """Refuse what is large."""
+        if len(data) > 1 << 19:
+            return Outcome.REFUSED
+        return super().put(handle, key, data)
+
+
+class AnyMemoryTaken(MemoryMutant):
+    """Declares that memory is registered and touches any."""
+
+    image_of = "mooncake over TCP: unregistered ranges work, and corrupt on RDMA"
+    caught_by = "test_memory_is_taken_as_registration_is_declared"
+
+    def registered(self, handle: Handle, batch: Batch, row: int) -> bool:
+        """Believe every address."""
+        del handle, batch, row
+        return True
+
+
+class ChildIsLost(MemoryMutant):
+    """Declares fork safety, and its client knows one process."""
+
+    image_of = "mooncake: a forked child hangs or fails"
+    caught_by = "test_a_forked_child_meets_what_is_declared"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.home = os.getpid()
+
+    def run(self, handle: Handle, batch: Batch) -> BatchResult:
+        """Answer at home only."""
+        if os.getpid() != self.home:
+            return BatchResult.all(batch, Outcome.UNAVAILABLE)
+        return super().run(handle, batch)
+
+
+class ClearsInSecret(MemoryMutant):
+    """Declares no clear and obeys it."""
+
+    image_of = "a lying capability: clear_reach"
+    caught_by = "test_a_clear_that_is_not_declared_is_refused"
+
+    def manifest(self) -> Manifest:
+        """Declare less than is there."""
+        return attrs.evolve(super().manifest(), clear_reach=Scope.NONE)
+
+
+class SignalsTaken(MemoryMutant):
+    """Replaces the engine's signal handlers with its own."""
+
+    image_of = "B9: SIGINT, SIGTERM, SIGQUIT close the client and nothing else"
+    caught_by = "test_signal_handlers_stay_the_hosts"
+
+    @hookimpl
+    def kvdock_register_pool(
+        self, pool: PoolSpec, region: Region, config: AttachConfig
+    ) -> Handle:
+        """Take SIGTERM along with the memory."""
+        signal.signal(signal.SIGTERM, self._close)
+        return super().kvdock_register_pool(pool, region, config)
+
+    def _close(self, number: int, frame: FrameType | None) -> None:
+        self.shelves.clear()
+
+
+class DescriptorsLeft(MemoryMutant):
+    """Opens something for each attachment and closes nothing."""
+
+    image_of = "close() is a no-op in SGLang's mooncake store"
+    caught_by = "test_no_descriptor_or_thread_is_left_behind"
+
+    @hookimpl
+    def kvdock_register_pool(
+        self, pool: PoolSpec, region: Region, config: AttachConfig
+    ) -> Handle:
+        """Open a connection, so to speak."""
+        os.dup(2)
+        return super().kvdock_register_pool(pool, region, config)
+
+
+class ThreadsLeft(MemoryMutant):
+    """Starts a worker for each attachment and joins none."""
+
+    image_of = "metadata pollers that outlive their backend"
+    caught_by = "test_no_descriptor_or_thread_is_left_behind"
+
+    @hookimpl
+    def kvdock_register_pool(
+        self, pool: PoolSpec, region: Region, config: AttachConfig
+    ) -> Handle:
+        """Start a thread that waits for ever."""
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        return super().kvdock_register_pool(pool, region, config)
+
+
+class MemoryKept(MemoryMutant):
+    """Keeps the engine's memory after it was let go."""
+
+    image_of = "regions registered for good: host memory is never given back"
+    caught_by = "test_no_reference_to_the_callers_memory_is_kept"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.regions: list[Region] = []
+
+    @hookimpl
+    def kvdock_register_pool(
+        self, pool: PoolSpec, region: Region, config: AttachConfig
+    ) -> Handle:
+        """Keep the region for the end of the process."""
+        self.regions.append(region)
+        return super().kvdock_register_pool(pool, region, config)
+
+
+class ReleaseClosesAll(MemoryMutant):
+    """Closes the client that all pools share with the first of them."""
+
+    image_of = "one pool's close takes the client of the others"
+    caught_by = "test_releasing_one_pool_leaves_the_others_alone"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = False
+
+    @hookimpl
+    def kvdock_release(self, handle: Handle) -> None:
+        """Close the client."""
+        del handle
+        self.closed = True
+
+    def run(self, handle: Handle, batch: Batch) -> BatchResult:
+        """Fail when closed."""
+        if self.closed:
+            return BatchResult.all(batch, Outcome.UNAVAILABLE)
+        return super().run(handle, batch)
+
+
+class LogicalAnchorDivides(MemoryMutant):
+    """Divides by the bytes of a page."""
+
+    image_of = "DeepSeek V4's logical anchor: ZeroDivisionError in hf3fs"
+    caught_by = "test_a_logical_anchor_marks_pages_without_bytes"
+    raises = "ZeroDivisionError"
+
+    def run(self, handle: Handle, batch: Batch) -> BatchResult:
+        """Count slots per page."""
+        if batch.operation is Operation.PUT and len(batch):
+            _slots = (1 << 20) // int(batch.object_bytes[0])
+        return super().run(handle, batch)
+
+
+class FolderThatForgets(FolderMutant):
+    """Drops on release what only this process has seen."""
+
+    image_of = "an index that is written every 60 s and lost with its process"
+    caught_by = "test_pages_outlive_the_process_that_stored_them"
+
+    @hookimpl
+    def kvdock_release(self, handle: Handle) -> None:
+        """Clean up too well."""
+        for key in handle.shelf.names():
+            handle.shelf.remove(key)

@@ -1,0 +1,55 @@
+"""The contract as a test class for every mutant; run by `__main__` only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from kvdock.testing.contract import BackendContract
+from kvdock.testing.mutants import MUTANTS, FolderMutant, Mutant, word_of
+from kvdock.testing.oracles import Oracle
+from kvdock.testing.reference import FolderShelf, ShelfOracle
+
+
+def class_of(mutant: Mutant) -> str:
+    """Return the name of a mutant's test class."""
+    return f"Test{mutant.__name__}"
+
+
+def _suite(mutant: Mutant) -> type[BackendContract]:
+    folder = issubclass(mutant, FolderMutant)
+
+    @pytest.fixture
+    def config(self: object, tmp_path: Path) -> Mapping[str, object]:
+        del self
+        return {"root": str(tmp_path)} if folder else {"store": str(tmp_path)}
+
+    @pytest.fixture
+    def small(
+        self: object, config: Mapping[str, object], tmp_path: Path
+    ) -> Mapping[str, object]:
+        del self, config
+        small = tmp_path / "small"
+        place = {"root": str(small)} if folder else {"store": str(small)}
+        return place | {"quota_bytes": 1 << 20}
+
+    @pytest.fixture
+    def oracle(self: object, tmp_path: Path) -> Oracle | None:
+        del self
+        return ShelfOracle(FolderShelf(tmp_path)) if folder else None
+
+    return type(
+        class_of(mutant),
+        (BackendContract,),
+        {
+            "plugin": f"kvdock.testing.mutants:{word_of(mutant)}",
+            "config": config,
+            "small": small,
+            "oracle": oracle,
+        },
+    )
+
+
+globals().update({class_of(mutant): _suite(mutant) for mutant in MUTANTS})

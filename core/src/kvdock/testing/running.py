@@ -1,0 +1,128 @@
+"""Run tests of the kit in a process of their own and read the record.
+
+A process of its own, because a backend that is not right may end it, and
+because a plugin's client library cannot be unloaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from kvdock.testing.recorder import OPTION
+
+
+@attrs.frozen
+class Ended:
+    """How one test ended."""
+
+    suite: str
+    name: str
+    case: str
+    how: str
+    why: str
+    raised: str
+    seconds: float
+
+
+@attrs.frozen
+class Record:
+    """What a run of tests left behind.
+
+    Args:
+        ended: Every test that ended, in order; a test whose teardown failed
+            is there twice.
+        planned: How many tests were collected.
+        unfinished: The test that took the process with it, or "".
+        status: pytest's exit status; negative for a signal.
+        broken: Why tests could not be collected.
+        said: The end of what pytest printed, for when nothing else is known.
+    """
+
+    ended: tuple[Ended, ...]
+    planned: int
+    unfinished: str
+    status: int
+    broken: str
+    said: str
+
+
+def run_tests(
+    targets: Sequence[str],
+    *,
+    environ: Mapping[str, str] | None = None,
+    timeout_s: float = 1800.0,
+) -> Record:
+    """Run tests by pytest in a child process.
+
+    Args:
+        targets: What to run, in pytest's spelling.
+        environ: Variables to add.
+        timeout_s: When to give up on the child.
+    """
+    with tempfile.TemporaryDirectory(prefix="kvdock-kit-") as folder:
+        record = Path(folder) / "record.jsonl"
+        (Path(folder) / "pytest.ini").write_text("[pytest]\n")
+        command = [
+            *(sys.executable, "-m", "pytest", "-q", "--tb=no"),
+            *("-p", "kvdock.testing.recorder", "-p", "no:cacheprovider"),
+            *("-c", f"{folder}/pytest.ini", "--rootdir", folder),
+            *("--basetemp", f"{folder}/tmp", OPTION, str(record)),
+            *("-W", "ignore::pytest.PytestReturnNotNoneWarning"),
+            *targets,
+        ]
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = os.environ | {"PYTHONPATH": path} | dict(environ or {})
+        try:
+            done = subprocess.run(  # noqa: S603 - this interpreter, our own words
+                command,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+                cwd=folder,
+            )
+            status, said = done.returncode, done.stdout[-4000:] + done.stderr[-4000:]
+        except subprocess.TimeoutExpired:
+            status, said = -9, f"the run did not end within {timeout_s:.0f} s"
+        lines = record.read_text().splitlines() if record.exists() else []
+    return _read([json.loads(line) for line in lines], status, said)
+
+
+def _read(lines: Sequence[Mapping[str, Any]], status: int, said: str) -> Record:
+    ended = []
+    open_test = ""
+    planned = 0
+    broken = ""
+    for line in lines:
+        match line["event"]:
+            case "began":
+                open_test = line["test"]
+            case "collected":
+                planned = line["count"]
+            case "broken":
+                broken = line["why"]
+            case how:
+                open_test = ""
+                _, _, case = line["test"].partition("[")
+                ended.append(
+                    Ended(
+                        suite=line["suite"],
+                        name=line["name"],
+                        case=case.removesuffix("]"),
+                        how=how,
+                        why=line.get("why", ""),
+                        raised=line.get("raised", ""),
+                        seconds=line["seconds"],
+                    )
+                )
+    return Record(tuple(ended), planned, open_test, status, broken, said)
