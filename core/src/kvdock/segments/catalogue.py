@@ -18,9 +18,9 @@ from kvdock.segments import names
 from kvdock.segments.files import OpenFiles
 from kvdock.segments.folder import Folder
 from kvdock.segments.index import Index, Int64s
+from kvdock.segments.maintenance import sweep
 from kvdock.segments.records import Bools, Records, UInt64s, key_digests
 from kvdock.segments.segment import Segment, erase_records, open_index, read_record
-from kvdock.segments.space import sweep
 from kvdock.segments.table import ABSENT
 
 if TYPE_CHECKING:

@@ -46,6 +46,7 @@ class Index:
         self.records: Records = np.zeros(0, RECORD)
         self.used_ns: Int64s = np.zeros(0, np.int64)
         self.segment_of: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+        self.live_in: Int64s = np.zeros(0, np.int64)  # records of each segment
         self.version = 0  # of the set of keys
         self._table = Table()
         self._end = 0  # rows handed out, free ones among them
@@ -69,6 +70,8 @@ class Index:
             self._grow(self._end)
         number = self._free_numbers.pop() if self._free_numbers else self._numbers
         self._numbers = max(self._numbers, number + 1)
+        if number >= len(self.live_in):
+            self.live_in = _longer(self.live_in, 2 * number + 16)
         rows = Rows(number, first, slots)
         self.segment_of[rows.span] = number
         return rows
@@ -107,6 +110,7 @@ class Index:
         """
         self.records[rows] = records
         self.used_ns[rows] = used_ns
+        np.add.at(self.live_in, self.segment_of[rows], 1)
         digests = self._digests()[rows]
         if absent_at == self.version:
             self._table.add(digests, rows, self._digests())
@@ -129,9 +133,12 @@ class Index:
     def forget(self, rows: Int64s) -> None:
         """Empty these rows."""
         there = rows[self.records["check"][rows] != 0]
+        if not len(there):
+            return
         self._table.remove(self._digests()[there], there)
-        self.records[rows] = np.zeros((), RECORD)
-        self.used_ns[rows] = 0
+        np.subtract.at(self.live_in, self.segment_of[there], 1)
+        self.records[there] = np.zeros((), RECORD)
+        self.used_ns[there] = 0
 
     def touch(self, rows: Int64s, now_ns: int) -> None:
         """Note that these rows were used."""

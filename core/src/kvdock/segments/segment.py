@@ -167,6 +167,7 @@ class Segment:
     commits: int = 0
     index_fd: int = -1
     touched: bool = False  # times of use are newer than on disk
+    heat_ns: float = 0.0  # no page of it was used before, on the whole
 
     @property
     def nbytes(self) -> int:

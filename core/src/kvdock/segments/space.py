@@ -20,20 +20,15 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.segments import tenure
+from kvdock.segments.maintenance import sweep
 from kvdock.segments.names import (
     IndexName,
-    data_segment,
-    listing,
-    open_folder,
-    parse_pool_folder,
 )
 from kvdock.segments.records import index_bytes
 from kvdock.segments.segment import (
     Segment,
     erase_records,
     make_index,
-    open_index,
     preallocate,
     read_contents,
 )
@@ -42,12 +37,14 @@ if TYPE_CHECKING:
     from kvdock.segments.engine import Engine
     from kvdock.segments.folder import Folder
     from kvdock.segments.index import Index
+    from kvdock.segments.neighbours import Neighbours
 
 log = logging.getLogger("kvdock.segments")
 
 _MOST_SLOTS = 1 << 16
 _LEAST_SEGMENTS = 16  # of a quota: one segment is what eviction takes at once
 _FIRST_BYTES = 16 << 20  # size of a pool's first segment
+_SAMPLE = 1 << 14  # pages that tell how warm the usual one is
 _MARK_SLOTS = 4096  # of a segment whose objects have no bytes
 
 
@@ -78,6 +75,7 @@ class Space:
     Args:
         namespace_fd: Descriptor of the namespace's folder.
         limits: How much it may take.
+        neighbours: The namespace's folders, this one among them.
         engine: Makes the files of pages.
         index: Of the pool that writes.
         lock: Held around every use of the index.
@@ -86,6 +84,7 @@ class Space:
 
     namespace_fd: int
     limits: Limits
+    neighbours: Neighbours
     engine: Engine
     index: Index
     lock: threading.RLock
@@ -97,32 +96,31 @@ class Space:
         Returns:
             None where there is no space at all.
         """
+        sweep(folder.fd)
         folder.scan()
         return self._adopt(folder) or self._create(folder) or self._make_way(folder)
 
     def usage_bytes(self) -> int:
         """Return the bytes that all pools of the namespace take."""
-        return sum(size for _, size in self._folders())
+        return self.neighbours.usage_bytes()
 
     def _adopt(self, folder: Folder) -> Segment | None:
         """Take over a segment with room that nobody writes."""
         choice = []
         for segment in folder.segments.values():
-            if segment.owned or not self._fits(folder, segment):
-                continue
-            free = segment.rows.slots - self._live(segment)
-            if free and (
-                segment.name.state == "open" or free * 4 >= segment.rows.slots
-            ):
+            slots = segment.rows.slots
+            free = slots - self._live(segment)
+            wanted = 1 if segment.name.state == "open" else -(-slots // 4)
+            if free >= wanted and not segment.owned and self._fits(folder, segment):
                 choice.append((free, segment))
         choice.sort(key=lambda pair: -pair[0])
         for _, segment in choice:
-            if (
-                self._claim(folder, segment)
-                and self._live(segment) < segment.rows.slots
-            ):
-                self.counts["segments_adopted"] += 1
-                return segment
+            if self._claim(folder, segment):
+                if self._live(segment) < segment.rows.slots:
+                    self.counts["segments_adopted"] += 1
+                    return segment
+                with self.lock:
+                    segment.let_go(full=True)
         return None
 
     def _fits(self, folder: Folder, segment: Segment) -> bool:
@@ -133,8 +131,7 @@ class Space:
         )
 
     def _live(self, segment: Segment) -> int:
-        with self.lock:
-            return int(self.index.live(segment.rows).sum())
+        return int(self.index.live_in[segment.rows.number])
 
     def _claim(self, folder: Folder, segment: Segment) -> bool:
         """Become a segment's writer and read what it really holds."""
@@ -174,13 +171,19 @@ class Space:
         slots = min(usual, (self._room() - fixed) // each)
         while slots >= max(1, usual * least):
             try:
-                return self._create_files(folder, slots, slot_bytes)
+                made = self._create_files(folder, slots, slot_bytes)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     log.warning("a segment could not be made: %s", error)
                     self.counts["segments_failed"] += 1
                     return None
                 slots //= 2
+                continue
+            if self._room() >= 0:
+                return made
+            # Another writer made one at the same time: one of us has to yield.
+            self.delete(folder, made)
+            return None
         return None
 
     def _slots(self, folder: Folder, slot_bytes: int) -> int:
@@ -235,10 +238,10 @@ class Space:
 
     def _make_way(self, folder: Folder) -> Segment | None:
         """Recycle the coldest segment, or delete colder ones elsewhere."""
-        with self.lock:
-            ranked = self._ranked(folder)
-        for used_ns, segment in ranked:
-            if self._delete_elsewhere(folder, used_ns):
+        passed: set[Segment] = set()
+        while segment := self._coldest(folder, passed):
+            if self.neighbours.delete_one(folder.fd, colder_than_ns=segment.heat_ns):
+                self.counts["segments_deleted"] += 1
                 made = self._create(folder)
                 if made:
                     return made
@@ -246,38 +249,61 @@ class Space:
                 self._thin(segment)
                 self.counts["segments_recycled"] += 1
                 return segment
+            passed.add(segment)
         while True:
             made = self._create(folder, least=0.0)
-            if made or not self._delete_elsewhere(folder, np.inf):
+            if made or not self.neighbours.delete_one(folder.fd):
                 return made
+            self.counts["segments_deleted"] += 1
 
-    def _ranked(self, folder: Folder) -> list[tuple[float, Segment]]:
-        """Return the segments that could go, the coldest first."""
-        ranked: list[tuple[float, Segment]] = []
-        for segment in folder.segments.values():
-            if segment.owned or not self._fits(folder, segment):
-                continue
-            live = self.index.live(segment.rows)
-            used = self.index.used_ns[segment.rows.span][live]
-            ranked.append((float(used.mean()) if len(used) else 0.0, segment))
-        ranked.sort(key=lambda pair: pair[0])
-        return ranked
+    def _coldest(self, folder: Folder, passed: set[Segment]) -> Segment | None:
+        """Return the segment whose pages were used the longest time ago.
+
+        A segment's pages only grow warmer, so a mean that was taken once is
+        a lower bound, and few have to be taken again.
+        """
+        with self.lock:
+            choice = [
+                segment
+                for segment in folder.segments.values()
+                if not segment.owned
+                and segment not in passed
+                and self._fits(folder, segment)
+            ]
+            while choice:
+                coldest = min(choice, key=lambda segment: segment.heat_ns)
+                heat_ns = self._heat_ns(coldest)
+                if heat_ns <= coldest.heat_ns:
+                    return coldest
+                coldest.heat_ns = heat_ns
+        return None
+
+    def _heat_ns(self, segment: Segment) -> float:
+        """Return when a segment's pages were last used, their mean."""
+        used = self.index.used_ns[segment.rows.span]
+        live = self._live(segment)
+        return float(used.sum(dtype=np.float64)) / live if live else 0.0
 
     def _thin(self, segment: Segment) -> None:
         """Empty the cold slots of a claimed segment, at least half of them."""
         with self.lock:
             rows = segment.rows
             live = np.flatnonzero(self.index.live(rows))
-            used = self.index.used_ns[rows.span]
-            everything = self.index.used_ns
-            usual = everything[everything != 0].mean() if live.size else 0.0
-            order = live[np.argsort(used[live], kind="stable")]
+            used = self.index.used_ns[rows.span][live]
+            order = np.argsort(used, kind="stable")
             least = max(0, (rows.slots + 1) // 2 - (rows.slots - len(live)))
-            cold = max(least, int((used[order] <= usual).sum()))
-            gone = np.sort(order[:cold])
+            cold = max(least, int((used <= self._usual_ns()).sum()))
+            gone = np.sort(live[order[:cold]])
             self.index.forget(gone + rows.first)
+            segment.heat_ns = 0.0
         erase_records(segment.index_fd, gone)
         self.counts["pages_evicted"] += len(gone)
+
+    def _usual_ns(self) -> float:
+        """Return when pages were last used, the mean of a sample."""
+        used = self.index.used_ns[:: 1 + len(self.index.used_ns) // _SAMPLE]
+        used = used[used != 0]
+        return float(used.mean()) if len(used) else 0.0
 
     def delete(self, folder: Folder, segment: Segment) -> None:
         """Delete a segment's files; the index first, so nothing is found."""
@@ -286,142 +312,6 @@ class Space:
                 os.unlink(name, dir_fd=folder.fd)
         folder.drop(segment)
 
-    def _folders(self) -> list[tuple[str, int]]:
-        """Return the pool folders of the namespace and their bytes."""
-        found = []
-        with listing(self.namespace_fd) as entries:
-            names = [entry.name for entry in entries if parse_pool_folder(entry.name)]
-        for name in names:
-            with suppress(OSError):
-                fd = open_folder(self.namespace_fd, name)
-                try:
-                    found.append((name, _bytes_in(fd)))
-                finally:
-                    os.close(fd)
-        return found
-
-    def _delete_elsewhere(self, folder: Folder, colder_than_ns: float) -> bool:
-        """Delete the coldest segment of the namespace's other folders.
-
-        Returns:
-            Whether one was deleted.
-        """
-        here = os.fstat(folder.fd).st_ino
-        choice: list[tuple[int, str, str]] = []
-        for pool, _ in self._folders():
-            with suppress(OSError):
-                fd = open_folder(self.namespace_fd, pool)
-                try:
-                    if os.fstat(fd).st_ino != here:
-                        choice += _by_age(fd, pool)
-                finally:
-                    os.close(fd)
-        for modified_ns, pool, name in sorted(choice):
-            if modified_ns >= colder_than_ns:
-                break
-            if delete_unowned(self.namespace_fd, pool, name):
-                self.counts["segments_deleted"] += 1
-                return True
-        return False
-
 
 def _slot_bytes(object_bytes: int, alignment: int) -> int:
     return -(-object_bytes // alignment) * alignment
-
-
-def _bytes_in(fd: int) -> int:
-    total = 0
-    with listing(fd) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError):
-                total += entry.stat(follow_symlinks=False).st_size
-    return total
-
-
-def _by_age(fd: int, pool: str) -> list[tuple[int, str, str]]:
-    """Return time of change, folder and name of each index file."""
-    found = []
-    with listing(fd) as entries:
-        for entry in entries:
-            name = IndexName.parse(entry.name)
-            if name and name.state == "idx":
-                with suppress(FileNotFoundError):
-                    stamp = entry.stat(follow_symlinks=False).st_mtime_ns
-                    found.append((stamp, pool, entry.name))
-    return found
-
-
-def delete_unowned(namespace_fd: int, pool: str, name: str) -> bool:
-    """Delete one segment, unless it has a writer or is pinned."""
-    index_name = IndexName.parse(name)
-    if index_name is None:
-        return False
-    with suppress(OSError):
-        folder = open_folder(namespace_fd, pool)
-        try:
-            fd = open_index(folder, name, write=True)
-            try:
-                if not (tenure.claim(fd) and tenure.unpinned(fd)):
-                    return False
-                os.unlink(name, dir_fd=folder)
-                os.unlink(index_name.data, dir_fd=folder)
-            finally:
-                os.close(fd)
-        finally:
-            os.close(folder)
-        return True
-    return False
-
-
-def sweep(folder: int) -> int:
-    """Delete what writers left behind that died while making a segment.
-
-    Returns:
-        Bytes that came back.
-    """
-    freed = 0
-    with listing(folder) as entries:
-        names = [entry.name for entry in entries]
-    parsed = [name for name in map(IndexName.parse, names) if name]
-    known = {name.segment for name in parsed if name.state != "new"}
-    making = {name.segment for name in parsed if name.state == "new"}
-    for name in parsed:
-        if name.state == "new" and name.segment not in known:
-            freed += _unlink_abandoned(folder, name)
-    for file in names:
-        segment = data_segment(file)
-        if segment is None or segment in known | making:
-            continue
-        freed += _unlink_orphan(folder, segment)
-    return freed
-
-
-def _unlink_abandoned(folder: int, name: IndexName) -> int:
-    freed = 0
-    with suppress(OSError):
-        fd = open_index(folder, str(name), write=True)
-        try:
-            if tenure.claim(fd):
-                for file in (name.data, str(name)):
-                    with suppress(FileNotFoundError):
-                        size = os.stat(file, dir_fd=folder).st_size
-                        os.unlink(file, dir_fd=folder)
-                        freed += size
-        finally:
-            os.close(fd)
-    return freed
-
-
-def _unlink_orphan(folder: int, segment: int) -> int:
-    """Delete a file of pages without any index, seen twice without one."""
-    with listing(folder) as entries:
-        for entry in entries:
-            name = IndexName.parse(entry.name)
-            if name and name.segment == segment:
-                return 0
-    with suppress(OSError):
-        file = IndexName(segment, 0, "idx").data
-        size = os.stat(file, dir_fd=folder).st_size
-        os.unlink(file, dir_fd=folder)
-        return size
-    return 0

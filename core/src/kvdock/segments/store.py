@@ -17,6 +17,7 @@ from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.segments import names, tenure
 from kvdock.segments.catalogue import Catalogue
 from kvdock.segments.maintenance import clear_namespace
+from kvdock.segments.neighbours import Neighbours
 from kvdock.segments.reader import Reader
 from kvdock.segments.records import key_seed
 from kvdock.segments.segment import open_index
@@ -131,6 +132,7 @@ class SegmentStore:
         self._space = Space(
             self._namespace_fd,
             self._limits,
+            Neighbours(self._namespace_fd),
             self._engine,
             self._catalogue.index,
             self._catalogue.lock,

@@ -1,0 +1,99 @@
+"""The folders of one namespace: what they take, and who is coldest."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+import attrs
+
+from kvdock.segments.maintenance import delete_unowned, pool_folders
+from kvdock.segments.names import IndexName, listing, open_folder
+
+
+@attrs.frozen
+class _Listed:
+    """A folder of segments as it was listed.
+
+    Args:
+        changed_ns: The folder's time of change then.
+        inode: Which folder it is.
+        nbytes: Bytes of its files.
+        full: (time of last note, name) of index files that nobody fills,
+            sorted.
+    """
+
+    changed_ns: int
+    inode: int
+    nbytes: int
+    full: tuple[tuple[int, str], ...]
+
+
+class Neighbours:
+    """All pools of a namespace, listed again only when they have changed.
+
+    Args:
+        namespace_fd: Descriptor of the namespace's folder; not closed here.
+    """
+
+    def __init__(self, namespace_fd: int) -> None:
+        self._namespace_fd = namespace_fd
+        self._listed: dict[str, _Listed] = {}
+
+    def usage_bytes(self) -> int:
+        """Return the bytes that all pools take."""
+        return sum(listed.nbytes for listed in self._look().values())
+
+    def delete_one(self, but_fd: int, *, colder_than_ns: float = float("inf")) -> bool:
+        """Delete the coldest segment of the other folders.
+
+        Args:
+            but_fd: Descriptor of the folder that is spared.
+            colder_than_ns: Spare all that were noted later.
+
+        Returns:
+            Whether one was deleted.
+        """
+        if len(self._listed) == 1:
+            return False
+        spared = os.fstat(but_fd).st_ino
+        choice = sorted(
+            (stamp, pool, name)
+            for pool, listed in self._look().items()
+            if listed.inode != spared
+            for stamp, name in listed.full
+        )
+        for stamp, pool, name in choice:
+            if stamp >= colder_than_ns:
+                return False
+            if delete_unowned(self._namespace_fd, pool, name):
+                return True
+        return False
+
+    def _look(self) -> dict[str, _Listed]:
+        found: dict[str, _Listed] = {}
+        for pool in pool_folders(self._namespace_fd):
+            with suppress(OSError):
+                fd = open_folder(self._namespace_fd, pool)
+                try:
+                    found[pool] = self._list(fd, self._listed.get(pool))
+                finally:
+                    os.close(fd)
+        self._listed = found
+        return found
+
+    def _list(self, fd: int, before: _Listed | None) -> _Listed:
+        status = os.fstat(fd)
+        if before and before.changed_ns == status.st_mtime_ns:
+            return before
+        nbytes = 0
+        full = []
+        with listing(fd) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    file = entry.stat(follow_symlinks=False)
+                    nbytes += file.st_size
+                    name = IndexName.parse(entry.name)
+                    if name and name.state == "idx":
+                        full.append((file.st_mtime_ns, entry.name))
+        return _Listed(status.st_mtime_ns, status.st_ino, nbytes, tuple(sorted(full)))

@@ -1,0 +1,106 @@
+"""A store with pages whose right bytes follow from their number."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from kvdock.batches import Batch, BatchResult, Operation
+from kvdock.segments import Limits, Place, SegmentStore, ThreadEngine
+from kvdock.segments.inspect import Location, locate
+
+PAGE_BYTES = 8192
+NAMESPACE = hashlib.sha256(b"{}").hexdigest()
+
+
+@attrs.frozen(eq=False)
+class Depot:
+    """A store, and memory for its pages."""
+
+    root: Path
+    store: SegmentStore
+    page_bytes: int = PAGE_BYTES
+
+    def keys(self, numbers: Sequence[int]) -> list[str]:
+        return [f"{self.store.place.namespace}/{n:032x}.kv" for n in numbers]
+
+    def pages(self, numbers: Sequence[int]) -> npt.NDArray[np.uint8]:
+        words = np.arange(self.page_bytes // 8, dtype=np.uint64) * np.uint64(2**61 + 9)
+        every = np.array(numbers, np.uint64)[:, None] + words
+        return every.view(np.uint8)
+
+    def batch(
+        self,
+        operation: Operation,
+        numbers: Sequence[int],
+        memory: npt.NDArray[np.uint8],
+        **more: Any,
+    ) -> Batch:
+        at = memory.ctypes.data + np.arange(len(memory)) * memory.shape[1]
+        sizes = np.full((len(memory), 1), memory.shape[1])
+        keys = self.keys(numbers)
+        return Batch(operation, keys, at.reshape(-1, 1), sizes, **more)
+
+    def put(self, numbers: Sequence[int], **more: Any) -> BatchResult:
+        memory = self.pages(numbers)
+        return self.store.run(self.batch(Operation.PUT, numbers, memory, **more))
+
+    def get(self, numbers: Sequence[int], **more: Any) -> list[int]:
+        """Load pages; return their outcomes once what is OK is proven right."""
+        memory = np.zeros((len(numbers), self.page_bytes), np.uint8)
+        result = self.store.run(self.batch(Operation.GET, numbers, memory, **more))
+        right = (memory == self.pages(numbers)).all(axis=1)
+        assert right[result.ok].all(), "wrong bytes were served"
+        return [int(outcome) for outcome in result.outcomes]
+
+    def there(self, numbers: Sequence[int]) -> list[bool]:
+        result = self.store.run(Batch(Operation.EXISTS, self.keys(numbers)))
+        return [bool(ok) for ok in result.ok]
+
+    def delete(self, numbers: Sequence[int]) -> None:
+        self.store.run(Batch(Operation.DELETE, self.keys(numbers)))
+
+    def clear(self) -> BatchResult:
+        prefix = f"{self.store.place.namespace}/"
+        return self.store.run(Batch(Operation.CLEAR, [prefix]))
+
+    def where(self, number: int) -> Location:
+        (found,) = locate(self.root, self.keys([number])[0])
+        return found
+
+
+OpenDepot = Callable[..., Depot]
+
+
+@pytest.fixture
+def open_depot(tmp_path: Path) -> Iterator[OpenDepot]:
+    """Open a depot; on the same root each time, unless told otherwise."""
+    opened: list[Depot] = []
+
+    def open_one(
+        root: Path | None = None,
+        *,
+        page_bytes: int = PAGE_BYTES,
+        pool: str = "kv",
+        namespace: str = NAMESPACE,
+        direct: bool = False,
+        **limits: Any,
+    ) -> Depot:
+        root = root or tmp_path / "store"
+        place = Place(
+            root=root, namespace=namespace, pool=pool, object_bytes=(page_bytes,)
+        )
+        limits = {"segment_bytes": 256 << 10} | limits
+        engine = ThreadEngine(2, direct=direct)
+        depot = Depot(root, SegmentStore(place, engine, Limits(**limits)), page_bytes)
+        opened.append(depot)
+        return depot
+
+    yield open_one
+    for depot in opened:
+        depot.store.close()

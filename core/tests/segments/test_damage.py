@@ -1,0 +1,206 @@
+"""Every kind of damage is a miss, is counted, and heals by a rewrite."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+from kvdock.batches import Operation, Outcome
+
+OpenDepot = Callable[..., Any]
+
+OK, ABSENT, CORRUPT = int(Outcome.OK), int(Outcome.ABSENT), int(Outcome.CORRUPT)
+
+
+def overwrite(path: Path, offset: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(content)
+
+
+def test_a_flipped_byte_is_a_miss_and_heals(open_depot: OpenDepot) -> None:
+    depot = open_depot()
+    depot.put(range(20))
+    spot = depot.where(7)
+    overwrite(spot.path, spot.offset + 100, b"\xff")
+    expected = [CORRUPT if number == 7 else OK for number in range(20)]
+    assert depot.get(range(20)) == expected
+    assert depot.store.counts["get_corrupt"] == 1
+    assert depot.there([7]) == [False]
+    assert depot.put([7]).ok.all()
+    assert depot.get(range(20)) == [OK] * 20
+
+
+def test_damage_found_by_one_process_is_forgotten_by_the_next(
+    open_depot: OpenDepot,
+) -> None:
+    depot = open_depot()
+    depot.put(range(3))
+    spot = depot.where(1)
+    overwrite(spot.path, spot.offset, b"\0" * 64)
+    assert depot.get([1]) == [CORRUPT]
+    assert open_depot().there(range(3)) == [True, False, True]
+
+
+def test_swapped_slots_are_two_misses(open_depot: OpenDepot) -> None:
+    depot = open_depot()
+    depot.put(range(4))
+    one, two = depot.where(1), depot.where(2)
+    first = depot.pages([1]).tobytes()
+    second = depot.pages([2]).tobytes()
+    overwrite(one.path, one.offset, second)
+    overwrite(two.path, two.offset, first)
+    assert depot.get(range(4)) == [OK, CORRUPT, CORRUPT, OK]
+
+
+def test_swapped_records_are_two_misses_for_the_next_process(
+    open_depot: OpenDepot,
+) -> None:
+    depot = open_depot()
+    depot.put(range(4))
+    one, two = depot.where(1), depot.where(2)
+    raw = one.record_path.read_bytes()
+    depot.store.close()
+    index = two.record_path.with_name(open_index_name(two.record_path.parent))
+    first = raw[one.record_offset : one.record_offset + 64]
+    second = raw[two.record_offset : two.record_offset + 64]
+    overwrite(index, one.record_offset, second)
+    overwrite(index, two.record_offset, first)
+    assert open_depot().get(range(4)) == [OK, ABSENT, ABSENT, OK]
+
+
+def open_index_name(folder: Path) -> str:
+    (found,) = (path.name for path in folder.iterdir() if path.suffix != ".dat")
+    return found
+
+
+@pytest.mark.parametrize("left", [0, 5000, 3 * 8192])
+def test_a_truncated_file_of_pages_loses_just_what_it_lost(
+    open_depot: OpenDepot, left: int
+) -> None:
+    depot = open_depot()
+    depot.put(range(6))
+    spot = depot.where(0)
+    os.truncate(spot.path, left)
+    whole = left // 8192
+    outcomes = depot.get(range(6))
+    assert outcomes[:whole] == [OK] * whole
+    assert OK not in outcomes[whole:]
+    assert depot.put(range(6)).ok.all()
+    assert depot.get(range(6)) == [OK] * 6
+
+
+def test_an_extended_file_of_pages_changes_nothing(open_depot: OpenDepot) -> None:
+    depot = open_depot()
+    depot.put(range(6))
+    with depot.where(0).path.open("ab") as file:
+        file.write(b"more" * 5000)
+    assert depot.get(range(6)) == [OK] * 6
+    assert open_depot().get(range(6)) == [OK] * 6
+
+
+def test_a_deleted_file_of_pages_is_a_miss_and_heals(open_depot: OpenDepot) -> None:
+    depot = open_depot()
+    depot.put(range(6))
+    path = depot.where(0).path
+    depot.store.close()
+    path.unlink()
+    again = open_depot()
+    assert again.there(range(6)) == [False] * 6
+    assert again.get(range(6)) == [ABSENT] * 6
+    assert again.put(range(6)).ok.all()
+    assert again.get(range(6)) == [OK] * 6
+
+
+def test_a_file_of_pages_deleted_under_an_open_store_never_serves_wrong_bytes(
+    open_depot: OpenDepot,
+) -> None:
+    depot = open_depot()
+    depot.put(range(6))
+    depot.where(0).path.unlink()
+    depot.get(range(6))
+    assert depot.put(range(6, 12)).ok.all()
+    assert depot.get(range(6, 12)) == [OK] * 6
+
+
+def test_a_stale_index_is_a_miss_and_heals(open_depot: OpenDepot) -> None:
+    depot = open_depot(quota_bytes=1 << 20)
+    depot.put(range(20))
+    folder = depot.where(0).record_path.parent
+    stale = {
+        path.name.partition(".")[0]: path.read_bytes()
+        for path in folder.iterdir()
+        if path.suffix != ".dat"
+    }
+    for start in range(100, 600, 20):
+        depot.put(range(start, start + 20))  # everything is recycled
+    depot.store.close()
+    for path in folder.iterdir():
+        old = stale.get(path.name.partition(".")[0])
+        if old and path.suffix != ".dat":
+            path.write_bytes(old)
+    again = open_depot(quota_bytes=1 << 20)
+    outcomes = again.get(range(20))
+    assert OK not in outcomes
+    assert again.put(range(20)).ok.all()
+    assert again.get(range(20)) == [OK] * 20
+
+
+@pytest.mark.parametrize(
+    ("offset", "content"),
+    [
+        pytest.param(0, b"SOMEBODY", id="foreign"),
+        pytest.param(8, b"\x63\0\0\0", id="another-version"),
+        pytest.param(24, b"\xff" * 8, id="torn"),
+    ],
+)
+def test_an_index_that_is_not_ours_is_left_alone(
+    open_depot: OpenDepot, offset: int, content: bytes
+) -> None:
+    depot = open_depot()
+    depot.put(range(6))
+    depot.store.close()
+    folder = next(depot.root.glob("*/kv.*"))
+    index = folder / open_index_name(folder)
+    overwrite(index, offset, content)
+    before = index.read_bytes()
+    again = open_depot()
+    assert again.get(range(6)) == [ABSENT] * 6
+    assert again.put(range(6)).ok.all()
+    assert again.get(range(6)) == [OK] * 6
+    assert index.read_bytes() == before
+
+
+@pytest.mark.parametrize("left", [0, 63, 128, 200, 1000])
+def test_a_truncated_index_is_a_miss_for_what_it_lost(
+    open_depot: OpenDepot, left: int
+) -> None:
+    depot = open_depot()
+    depot.put(range(20))
+    depot.store.close()
+    folder = next(depot.root.glob("*/kv.*"))
+    os.truncate(folder / open_index_name(folder), left)
+    again = open_depot()
+    found = again.get(range(20))
+    whole = max(0, left - 128) // 64
+    assert found == [OK] * whole + [ABSENT] * (20 - whole)
+    assert again.put(range(20)).ok.all()
+    assert again.get(range(20)) == [OK] * 20
+
+
+def test_an_object_of_another_length_is_a_miss_and_heals(
+    open_depot: OpenDepot,
+) -> None:
+    small, large = open_depot(page_bytes=4096), open_depot(page_bytes=8192)
+    small.put([1])
+    both = open_depot(page_bytes=4096)
+    memory = np.zeros((1, 8192), np.uint8)
+    assert large.there([1]) == [False]
+    longer = both.batch(Operation.GET, [1], memory)
+    assert int(both.store.run(longer).outcomes[0]) == Outcome.SHORT
+    assert both.put([1]).ok.all()
+    assert both.get([1]) == [OK]
