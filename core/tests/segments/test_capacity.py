@@ -1,0 +1,206 @@
+"""Quota, eviction, floors and pins."""
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvdock.batches import Outcome
+
+OpenDepot = Callable[..., Any]
+QUOTA = 2 << 20
+OTHER = hashlib.sha256(b"another namespace").hexdigest()
+
+
+def files_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_namespace_stays_within_its_quota(open_depot: OpenDepot) -> None:
+    depot = open_depot(quota_bytes=QUOTA)
+    for start in range(0, 2000, 50):
+        assert depot.put(range(start, start + 50)).ok.all()
+        assert files_bytes(depot.root) <= QUOTA
+    assert depot.store.usage().namespace_bytes == files_bytes(depot.root)
+    assert depot.there(range(1950, 2000)) == [True] * 50
+    assert not any(depot.there(range(1000)))
+
+
+def test_recycling_keeps_the_files_that_are_there(open_depot: OpenDepot) -> None:
+    depot = open_depot(quota_bytes=QUOTA)
+    depot.put(range(300))
+    before = {path.name for path in depot.root.glob("*/*/*.dat")}
+    depot.put(range(300, 900))
+    after = {path.name for path in depot.root.glob("*/*/*.dat")}
+    assert before <= after
+    assert depot.store.counts["segments_recycled"] > 0
+
+
+def test_pages_in_use_outlive_pages_that_are_not(open_depot: OpenDepot) -> None:
+    depot = open_depot(quota_bytes=QUOTA)
+    hot = list(range(0, 200, 20))
+    depot.put(range(200))
+    for start in range(1000, 2000, 25):
+        depot.put(range(start, start + 25))
+        assert depot.get(hot) == [0] * len(hot)
+    assert depot.store.counts["pages_evicted"] > 500
+
+
+def test_times_of_use_survive_a_restart(open_depot: OpenDepot) -> None:
+    depot = open_depot(quota_bytes=QUOTA)
+    hot = list(range(0, 200, 20))
+    depot.put(range(200))
+    depot.get(hot)
+    depot.store.close()
+    again = open_depot(quota_bytes=QUOTA)
+    again.put(range(1000, 1080))
+    assert again.there(hot) == [True] * len(hot)
+
+
+def test_eviction_never_touches_another_namespace(open_depot: OpenDepot) -> None:
+    other = open_depot(namespace=OTHER)
+    other.put(range(100))
+    depot = open_depot(quota_bytes=QUOTA)
+    for start in range(0, 1000, 50):
+        depot.put(range(start, start + 50))
+    assert other.get(range(100)) == [0] * 100
+
+
+def test_pools_of_one_namespace_share_its_quota(open_depot: OpenDepot) -> None:
+    first = open_depot(quota_bytes=QUOTA)
+    second = open_depot(quota_bytes=QUOTA, pool="draft", page_bytes=4096)
+    for start in range(0, 1000, 50):
+        assert first.put(range(start, start + 50)).ok.all()
+    for start in range(0, 400, 50):
+        assert second.put(range(start, start + 50)).ok.all()
+        assert files_bytes(first.root) <= QUOTA
+    assert second.there(range(350, 400)) == [True] * 50
+
+
+def test_two_stores_on_one_root_keep_one_quota(open_depot: OpenDepot) -> None:
+    depots = [open_depot(quota_bytes=QUOTA) for _ in range(2)]
+    for start in range(0, 1000, 20):
+        for number, depot in enumerate(depots):
+            first = 10_000 * number + start
+            assert depot.put(range(first, first + 20)).ok.all()
+            assert depot.get(range(first, first + 20)) == [0] * 20
+    assert files_bytes(depots[0].root) <= QUOTA
+
+
+def test_a_pinned_page_stays(open_depot: OpenDepot) -> None:
+    depot = open_depot(quota_bytes=QUOTA)
+    depot.put(range(200))
+    pinned = depot.keys([3])
+    assert depot.store.pin(pinned) == [True]
+    other = open_depot(quota_bytes=QUOTA)
+    for start in range(1000, 3000, 25):
+        other.put(range(start, start + 25))
+    assert depot.get([3]) == [0]
+    depot.store.unpin(pinned)
+    for start in range(3000, 5000, 25):
+        other.put(range(start, start + 25))
+    assert depot.there([3]) == [False]
+
+
+def test_a_page_that_is_not_there_cannot_be_pinned(open_depot: OpenDepot) -> None:
+    depot = open_depot()
+    assert depot.store.pin(depot.keys([1])) == [False]
+
+
+def test_the_floor_of_free_space_refuses_puts(open_depot: OpenDepot) -> None:
+    depot = open_depot(free_bytes=1 << 60)
+    assert set(depot.put(range(5)).outcomes.tolist()) == {int(Outcome.REFUSED)}
+    assert depot.store.counts["put_refused"] == 5
+    assert depot.there(range(5)) == [False] * 5
+
+
+def test_deleted_pages_give_their_slots_back(open_depot: OpenDepot) -> None:
+    depot = open_depot()
+    for _ in range(20):
+        depot.put(range(100))
+        depot.delete(range(100))
+    assert depot.store.counts["segments_created"] <= 5
+    assert depot.there(range(100)) == [False] * 100
+
+
+def test_clear_reaches_all_pools_of_the_namespace_and_no_other(
+    open_depot: OpenDepot,
+) -> None:
+    other = open_depot(namespace=OTHER)
+    draft = open_depot(pool="draft")
+    depot = open_depot()
+    for each in (other, draft, depot):
+        each.put(range(10))
+    assert depot.clear().ok.all()
+    assert depot.there(range(10)) == [False] * 10
+    assert draft.there(range(10)) == [False] * 10
+    assert other.get(range(10)) == [0] * 10
+    assert depot.put(range(10)).ok.all()
+    assert depot.get(range(10)) == [0] * 10
+
+
+def test_only_the_own_namespace_can_be_cleared(open_depot: OpenDepot) -> None:
+    from kvdock.batches import Batch, Operation
+
+    other = open_depot(namespace=OTHER)
+    other.put(range(3))
+    depot = open_depot()
+    for prefix in (f"{OTHER}/", "", "../", depot.store.place.namespace[:10]):
+        result = depot.store.run(Batch(Operation.CLEAR, [prefix]))
+        assert result.outcomes.tolist() == [int(Outcome.REFUSED)]
+    assert other.get(range(3)) == [0] * 3
+
+
+def fill(path: Path) -> None:
+    """Take all the space that is left."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"x" * 4096) == 4096:
+            pass
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of 8 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "kvdock", str(disk)]
+    if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_full_disk_refuses_puts_and_reads_go_on(
+    open_depot: OpenDepot, small_disk: Path
+) -> None:
+    filler = small_disk / "filler"
+    filler.write_bytes(b"x" * (5 << 20))
+    depot = open_depot(small_disk / "store", segment_bytes=1 << 20)
+    depot.put(range(100))
+    stored = [n for n, there in enumerate(depot.there(range(100))) if there]
+    assert stored
+    fill(small_disk / "more")
+    assert depot.get(stored) == [0] * len(stored)
+    # What is full is recycled; nothing new fits.
+    depot.put(range(1000, 1300))
+    now = [n for n in [*range(100), *range(1000, 1300)] if depot.there([n]) == [True]]
+    assert depot.get(now) == [0] * len(now)
+    assert now
+
+
+def test_a_disk_without_any_room_comes_back(
+    open_depot: OpenDepot, small_disk: Path
+) -> None:
+    filler = small_disk / "filler"
+    depot = open_depot(small_disk / "store")
+    fill(filler)
+    assert set(depot.put(range(20)).outcomes.tolist()) == {int(Outcome.REFUSED)}
+    assert depot.store.counts["put_refused"] == 20
+    filler.unlink()
+    assert depot.put(range(20)).ok.all()
+    assert depot.get(range(20)) == [0] * 20
