@@ -169,7 +169,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "kvdock", str(disk)]
-    if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
+    if (
+        os.geteuid()
+        or subprocess.run(mount, check=False, capture_output=True).returncode
+    ):
         pytest.skip("a file system cannot be mounted here")
     yield disk
     subprocess.run(["umount", "--lazy", str(disk)], check=True)

@@ -30,6 +30,8 @@ _USES_S = 10.0
 """Time between two notes of when pages were used."""
 _PATIENCE = 4
 """At most one part in five of the time goes into looking what others did."""
+_LONGEST_S = 0.05
+"""Longest time for which what others did goes unseen by a caller who asks."""
 
 
 @attrs.frozen(eq=False)
@@ -166,7 +168,8 @@ class Catalogue:
                 self._next_uses_s = begun_s + _USES_S
                 self.flush_uses()
             now_s = time.monotonic()
-            self._next_sync_s = now_s + _PATIENCE * (now_s - begun_s)
+            pause_s = min(_PATIENCE * (now_s - begun_s), _LONGEST_S)
+            self._next_sync_s = now_s + pause_s
         finally:
             self._syncing.release()
         return any(found)

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import attrs
 import numpy as np
@@ -247,19 +247,17 @@ class ThreadEngine:
     ) -> int:
         """Move through aligned memory, in whole blocks of the file."""
         length = -(-wanted // _BLOCK) * _BLOCK
-        with mmap.mmap(-1, length) as buffer, memoryview(buffer) as aligned:
-            if job.write:
-                at = 0
-                for view in views:
-                    aligned[at : at + len(view)] = view
-                    at += len(view)
-                return min(wanted, os.pwrite(file, aligned, offset))
-            got = min(wanted, os.preadv(file, [aligned], offset))
-            at = 0
-            for view in views:
-                view[:] = aligned[at : at + len(view)]
-                at += len(view)
-            return got
+        # Anonymous memory begins at a page, and goes when the array goes.
+        aligned = np.frombuffer(mmap.mmap(-1, length), np.uint8)
+        ends = list(accumulate(map(len, views)))
+        if job.write:
+            for view, end in zip(views, ends, strict=True):
+                aligned[end - len(view) : end] = np.frombuffer(view, np.uint8)
+            return min(wanted, os.pwrite(file, aligned, offset))
+        got = min(wanted, os.preadv(file, [aligned], offset))
+        for view, end in zip(views, ends, strict=True):
+            np.frombuffer(view, np.uint8)[:] = aligned[end - len(view) : end]
+        return got
 
 
 def _aligned(views: list[memoryview], wanted: int) -> bool:

@@ -1,0 +1,152 @@
+"""Roots, namespaces and names that somebody hostile might choose."""
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvdock.batches import Batch, Operation
+from kvdock.errors import KvdockError, NamespaceError
+from kvdock.segments import Place, SegmentStore, ThreadEngine
+from kvdock.segments.names import (
+    IndexName,
+    open_namespace,
+    open_root,
+    pool_folder,
+    read_record,
+)
+
+OpenDepot = Callable[..., Any]
+RECORD = b'{"model":"tiny"}'
+NAMESPACE = hashlib.sha256(RECORD).hexdigest()
+
+
+def place(root: Path, **more: Any) -> Place:
+    given = {"root": root, "namespace": NAMESPACE, "pool": "kv", "object_bytes": (64,)}
+    return Place(**(given | more))
+
+
+def test_everything_in_a_store_is_for_its_user_alone(open_depot: OpenDepot) -> None:
+    depot = open_depot()
+    depot.put(range(5))
+    for path in [depot.root, *depot.root.rglob("*")]:
+        wanted = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == wanted
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
+def test_a_root_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    root.chmod(mode)
+    with pytest.raises(KvdockError, match="others could plant pages"):
+        open_root(root)
+    os.close(open_root(root, shared=True))
+
+
+def test_a_root_of_someone_else_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir(mode=0o700)
+    if os.geteuid():
+        pytest.skip("only root can give a directory away")
+    os.chown(root, 12345, -1)
+    with pytest.raises(KvdockError, match="belongs to user 12345"):
+        open_root(root)
+
+
+def test_a_root_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("real")
+    with pytest.raises(KvdockError, match="cannot be opened"):
+        open_root(tmp_path / "link")
+
+
+def test_a_namespace_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o700)
+    root = tmp_path / "root"
+    root.mkdir(mode=0o700)
+    (root / NAMESPACE).symlink_to(outside)
+    with pytest.raises(OSError, match="."):
+        SegmentStore(place(root), ThreadEngine())
+    assert not list(outside.iterdir())
+
+
+def test_segments_that_are_links_are_not_followed(
+    open_depot: OpenDepot, tmp_path: Path
+) -> None:
+    depot = open_depot()
+    depot.put(range(3))
+    data = depot.where(0).path
+    depot.store.close()
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"s" * data.stat().st_size)
+    data.unlink()
+    data.symlink_to(secret)
+    again = open_depot()
+    assert 0 not in again.get(range(3))
+    again.put(range(3))
+    assert set(secret.read_bytes()) == {ord("s")}
+
+
+@pytest.mark.parametrize(
+    "name", ["", "..", "../" * 20, "a" * 63, "A" * 64, "a" * 65, "a" * 63 + "/"]
+)
+def test_only_a_digest_is_a_namespace(tmp_path: Path, name: str) -> None:
+    with pytest.raises(NamespaceError, match="is no namespace"):
+        SegmentStore(place(tmp_path / "root", namespace=name), ThreadEngine())
+    assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize("pool", ["", "..", "a/b", "a.b", "A", "a\n", "x" * 49])
+def test_only_a_pool_name_makes_a_folder(pool: str) -> None:
+    with pytest.raises(NamespaceError, match="no name of a pool"):
+        pool_folder(pool, 64)
+
+
+def test_hostile_keys_stay_in_the_store(open_depot: OpenDepot) -> None:
+    depot = open_depot()
+    keys = ["../../x", "/etc/passwd", "a\0b", "é" * 300, "\n", "x" * 100_000, ""]
+    memory = depot.pages(range(len(keys)))
+    batch = depot.batch(Operation.PUT, range(len(keys)), memory)
+    hostile = Batch(Operation.PUT, keys, batch.addresses, batch.sizes)
+    assert depot.store.run(hostile).ok.all()
+    assert depot.store.run(Batch(Operation.EXISTS, keys)).ok.all()
+    homes = {path.parent for path in depot.root.rglob("*") if path.is_file()}
+    assert homes == {next(depot.root.glob("*/kv.*"))}
+
+
+def test_the_record_of_a_namespace_is_kept_and_compared(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    SegmentStore(place(root, record=RECORD), ThreadEngine()).close()
+    kept = root / NAMESPACE / "namespace.json"
+    assert hashlib.sha256(kept.read_bytes()).hexdigest() == NAMESPACE
+    SegmentStore(place(root, record=RECORD), ThreadEngine()).close()
+    kept.write_bytes(b'{"model":"another"}')
+    for record in (RECORD, b""):
+        with pytest.raises(NamespaceError, match="does not fit its name"):
+            SegmentStore(place(root, record=record), ThreadEngine())
+
+
+def test_a_record_of_another_namespace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NamespaceError, match="another's"):
+        SegmentStore(place(tmp_path / "root", record=b"{}"), ThreadEngine())
+
+
+def test_a_namespace_without_a_record_can_be_opened(tmp_path: Path) -> None:
+    root = open_root(tmp_path / "root")
+    fd = open_namespace(root, NAMESPACE)
+    assert read_record(fd) == b""
+    os.close(fd)
+    os.close(root)
+
+
+def test_names_of_index_files_are_read_as_they_are_spelled() -> None:
+    name = IndexName(2**64 - 1, 7, "open")
+    assert IndexName.parse(str(name)) == name
+    for wrong in ("x", "0" * 16 + ".dat", f"{name}.tmp", "../" + str(name)):
+        assert IndexName.parse(wrong) is None

@@ -1,0 +1,235 @@
+"""Several processes on one store: crashes, races, forks."""
+
+import importlib.util
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+WORKER = Path(__file__).with_name("crash_worker.py")
+OpenDepot = Callable[..., Any]
+TORTURE = os.environ.get("KVDOCK_TORTURE") == "1"
+"""`make torture` asks for the long forms."""
+
+
+def load_worker() -> Any:
+    spec = importlib.util.spec_from_file_location("crash_worker", WORKER)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+worker = load_worker()
+
+
+def soon(holds: Callable[[], bool]) -> bool:
+    """Return whether something comes true within a few seconds."""
+    end_s = time.monotonic() + 10
+    while time.monotonic() < end_s:
+        if holds():
+            return True
+    return False
+
+
+class Process:
+    """A worker that is past its first rounds."""
+
+    def __init__(self, root: Path, role: str, seed: int) -> None:
+        command = [sys.executable, str(WORKER), str(root), role, str(seed)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def wait_going(self) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "going\n"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def files_bytes(root: Path) -> int:
+    return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+
+
+def crash(root: Path, kills: int) -> None:
+    """Kill two writers again and again while readers and eviction run."""
+    rng = random.Random(5)
+    writers = [Process(root, "write", seed) for seed in (1, 2)]
+    reader = Process(root, "read", 3)
+    for process in (*writers, reader):
+        process.wait_going()
+    for number in range(kills):
+        victim = number % 2
+        # How long it has been going is left to chance.
+        writers[victim].process.poll()
+        threading.Event().wait(rng.random() * 0.02)
+        writers[victim].kill()
+        writers[victim] = Process(root, "write", 10 + number)
+        writers[victim].wait_going()
+        assert reader.process.poll() is None, "a reader has ended"
+    for process in (*writers, reader):
+        process.kill()
+
+
+def check_after_crash(root: Path) -> None:
+    assert not Path(f"{root}.wrong").exists()
+    with worker.open_store(root) as store:
+        found, wrong = worker.check(store, np.arange(worker.KEYS))
+        assert not wrong
+        assert found > worker.QUOTA // worker.PAGE_BYTES // 2
+        usage = store.usage()
+        assert usage.namespace_bytes == files_bytes(root) <= worker.QUOTA
+        # Every slot that a dead writer left can be filled again.
+        fresh = np.arange(10**6, 10**6 + worker.QUOTA // worker.PAGE_BYTES)
+        for start in range(0, len(fresh), 50):
+            numbers = fresh[start : start + 50]
+            batch = worker.batch("put", numbers, worker.pages_of(numbers))
+            assert store.run(batch).ok.all()
+        found, wrong = worker.check(store, fresh)
+        assert not wrong
+        capacity = usage.namespace_bytes // (worker.PAGE_BYTES + 72)
+        assert found > 0.9 * capacity
+        assert files_bytes(root) <= worker.QUOTA
+    leftovers = [path.name for path in root.rglob("*.new")]
+    assert not leftovers
+
+
+@pytest.mark.slow
+def test_killed_writers_cost_no_wrong_page_and_no_space(tmp_path: Path) -> None:
+    kills = 200 if TORTURE else 8
+    crash(tmp_path / "store", kills)
+    check_after_crash(tmp_path / "store")
+
+
+def test_two_processes_start_on_an_empty_root(tmp_path: Path) -> None:
+    processes = [Process(tmp_path / "a" / "store", "write", seed) for seed in (1, 2)]
+    for process in processes:
+        process.wait_going()
+    for process in processes:
+        process.kill()
+    assert not Path(f"{tmp_path / 'a' / 'store'}.wrong").exists()
+
+
+def test_a_reader_survives_that_its_store_is_cleared(open_depot: OpenDepot) -> None:
+    writer, reader = open_depot(), open_depot()
+    done = threading.Event()
+    problems: list[BaseException] = []
+
+    def read() -> None:
+        rng = random.Random(1)
+        try:
+            while not done.is_set():
+                reader.get(rng.sample(range(200), 20))
+        except BaseException as error:  # noqa: BLE001 - the test shows it
+            problems.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for _ in range(30):
+        writer.put(range(200))
+        writer.clear()
+    done.set()
+    thread.join()
+    assert not problems
+    assert soon(lambda: not any(reader.there(range(200))))
+    assert reader.get(range(200)) == [1] * 200
+    assert not list(writer.root.rglob("*.dat"))
+
+
+def test_what_one_process_stores_the_other_soon_finds(
+    open_depot: OpenDepot,
+) -> None:
+    writer, reader = open_depot(), open_depot()
+    for start in range(0, 400, 10):
+        numbers = range(start, start + 10)
+        assert reader.there(numbers) == [False] * 10
+        writer.put(numbers)
+        assert soon(lambda numbers=numbers: all(reader.there(numbers)))
+        assert reader.get(numbers) == [0] * 10
+
+
+def test_a_forked_child_reads_and_writes_on_its_own(open_depot: OpenDepot) -> None:
+    depot = open_depot()
+    depot.put(range(20))
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if not child:
+        good = depot.get(range(20)) == [0] * 20
+        good = good and bool(depot.put(range(100, 120)).ok.all())
+        os.write(write_end, b"1" if good else b"0")
+        os._exit(0)
+    os.close(write_end)
+    answer = os.read(read_end, 1)
+    os.close(read_end)
+    os.waitpid(child, 0)
+    assert answer == b"1"
+    depot.put(range(20, 40))
+    assert depot.get([*range(40), *range(100, 120)]) == [0] * 60
+
+
+def test_threads_of_one_process_share_a_store(open_depot: OpenDepot) -> None:
+    depot = open_depot(quota_bytes=4 << 20)
+    problems: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        try:
+            for _ in range(40):
+                numbers = rng.sample(range(600), 30)
+                depot.put(numbers)
+                depot.get(rng.sample(range(600), 30))
+        except BaseException as error:  # noqa: BLE001 - the test shows it
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+    assert files_bytes(depot.root) <= 4 << 20
+
+
+def test_the_same_keys_from_many_threads_are_stored_once_each(
+    open_depot: OpenDepot,
+) -> None:
+    depot = open_depot()
+    threads = [threading.Thread(target=depot.put, args=(range(100),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert depot.get(range(100)) == [0] * 100
+    assert open_depot().get(range(100)) == [0] * 100
+
+
+@pytest.mark.slow
+def test_a_long_run_holds_on_to_nothing(open_depot: OpenDepot) -> None:
+    operations = 1_000_000 if TORTURE else 60_000
+    depot = open_depot(quota_bytes=8 << 20)
+    rng = random.Random(2)
+    marks: list[tuple[int, int]] = []
+    done = 0
+    while done < operations:
+        numbers = rng.sample(range(3000), 64)
+        depot.put(numbers)
+        depot.get(numbers[:32])
+        done += 96
+        if done > operations // 3:
+            resident = int(Path("/proc/self/statm").read_text().split()[1])
+            marks.append((len(list(Path("/proc/self/fd").iterdir())), resident))
+    files, pages = zip(*marks, strict=True)
+    assert max(files) - min(files) <= 8
+    third = len(pages) // 3
+    grown = max(pages[-third:]) - max(pages[:third])
+    assert grown * 4096 < 8 << 20

@@ -1,0 +1,195 @@
+"""The engine of threads: any memory, any object, any end."""
+
+import ctypes
+import errno
+import mmap
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvdock.segments import Moved, ThreadEngine, Transfer
+from kvdock.segments.engine import DEADLINE
+
+
+@pytest.fixture(params=["buffered", "direct"])
+def engine(request: pytest.FixtureRequest) -> Iterator[ThreadEngine]:
+    made = ThreadEngine(2, direct=request.param == "direct")
+    yield made
+    made.close()
+
+
+def transfer(
+    token: int, offsets: list[int], addresses: object, sizes: object, **more: float
+) -> Transfer:
+    return Transfer(
+        files=(token,),
+        file_of=np.zeros(len(offsets), np.int64),
+        offsets=np.array(offsets, np.int64),
+        addresses=np.asarray(addresses, np.int64),
+        sizes=np.asarray(sizes, np.int64),
+        **more,
+    )
+
+
+def opened(engine: ThreadEngine, folder: Path, nbytes: int) -> int:
+    here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        token = engine.open_file("data", here, create=True)
+    finally:
+        os.close(here)
+    os.ftruncate(token, nbytes)
+    return token
+
+
+def moved_all(moved: Moved, nbytes: list[int]) -> bool:
+    return not moved.errors.any() and moved.nbytes.tolist() == nbytes
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    sizes=st.lists(
+        st.lists(st.integers(0, 9000), min_size=3, max_size=3), min_size=1, max_size=12
+    ),
+    order=st.randoms(use_true_random=False),
+    direct=st.booleans(),
+)
+def test_scattered_objects_come_back_as_they_were(
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[list[int]],
+    order: object,
+    direct: bool,  # noqa: FBT001 - drawn
+) -> None:
+    engine = ThreadEngine(2, direct=direct)
+    token = opened(engine, tmp_path_factory.mktemp("t"), len(sizes) * 28672)
+    source = np.random.default_rng(1).integers(0, 256, 400_000, np.uint8)
+    target = np.zeros_like(source)
+    starts = np.cumsum([0, *[n for row in sizes for n in row]])[:-1].reshape(-1, 3)
+    slots = list(range(len(sizes)))
+    order.shuffle(slots)  # type: ignore[attr-defined] - Hypothesis' random.Random
+    offsets = [slot * 28672 for slot in slots]
+    totals = [sum(row) for row in sizes]
+    written = engine.write(transfer(token, offsets, starts + source.ctypes.data, sizes))
+    loaded = engine.read(transfer(token, offsets, starts + target.ctypes.data, sizes))
+    engine.close_file(token)
+    engine.close()
+    used = sum(totals)
+    assert moved_all(written, totals)
+    assert moved_all(loaded, totals)
+    assert (target[:used] == source[:used]).all()
+    assert not target[used:].any()
+    ends = np.cumsum([0, *totals])
+    sums = [
+        xxhash.xxh3_64_intdigest(source[a:b].tobytes())
+        for a, b in zip(ends[:-1], ends[1:], strict=True)
+    ]
+    assert written.checksums.tolist() == loaded.checksums.tolist() == sums
+
+
+def test_large_objects_are_moved_whole(engine: ThreadEngine, tmp_path: Path) -> None:
+    nbytes = 5 << 20
+    token = opened(engine, tmp_path, 2 * nbytes)
+    with mmap.mmap(-1, 4 * nbytes) as memory:
+        memory[: 2 * nbytes] = os.urandom(2 * nbytes)
+        holder = ctypes.c_char.from_buffer(memory)
+        base = ctypes.addressof(holder)
+        sizes = [[nbytes], [nbytes]]
+        engine.write(transfer(token, [nbytes, 0], [[base], [base + nbytes]], sizes))
+        into = [[base + 2 * nbytes], [base + 3 * nbytes]]
+        loaded = engine.read(transfer(token, [nbytes, 0], into, sizes))
+        assert moved_all(loaded, [nbytes, nbytes])
+        assert memory[: 2 * nbytes] == memory[2 * nbytes :]
+        del holder
+    engine.close_file(token)
+
+
+def test_the_end_of_a_file_is_short_and_not_an_error(
+    engine: ThreadEngine, tmp_path: Path
+) -> None:
+    token = opened(engine, tmp_path, 3 * 4096)
+    target = np.zeros((4, 4096), np.uint8)
+    at = target.ctypes.data + np.arange(4).reshape(-1, 1) * 4096
+    loaded = engine.read(transfer(token, [0, 4096, 8192, 12288], at, [[4096]] * 4))
+    assert loaded.nbytes.tolist() == [4096, 4096, 4096, 0]
+    assert not loaded.errors.any()
+    engine.close_file(token)
+
+
+def test_one_bad_address_fails_alone(engine: ThreadEngine, tmp_path: Path) -> None:
+    token = opened(engine, tmp_path, 3 * 4096)
+    with mmap.mmap(-1, 3 * 4096) as memory:
+        holder = ctypes.c_char.from_buffer(memory)
+        base = ctypes.addressof(holder)
+        nowhere = 4096
+        into = [[base], [nowhere], [base + 8192]]
+        loaded = engine.read(transfer(token, [0, 4096, 8192], into, [[4096]] * 3))
+        assert loaded.errors.tolist() == [0, errno.EFAULT, 0]
+        assert loaded.nbytes.tolist() == [4096, 0, 4096]
+        del holder
+    engine.close_file(token)
+
+
+def test_a_closed_file_is_an_errno_for_each_object(
+    engine: ThreadEngine, tmp_path: Path
+) -> None:
+    token = opened(engine, tmp_path, 4096)
+    engine.close_file(token)
+    target = np.zeros((2, 4096), np.uint8)
+    at = target.ctypes.data + np.arange(2).reshape(-1, 1) * 4096
+    loaded = engine.read(transfer(token, [0, 4096], at, [[4096]] * 2))
+    assert loaded.errors.tolist() == [errno.EBADF] * 2
+
+
+def test_a_deadline_in_the_past_begins_nothing(
+    engine: ThreadEngine, tmp_path: Path
+) -> None:
+    token = opened(engine, tmp_path, 8 * 4096)
+    target = np.ones((8, 4096), np.uint8)
+    at = target.ctypes.data + np.arange(8).reshape(-1, 1) * 4096
+    call = transfer(
+        token, [n * 4096 for n in range(8)], at, [[4096]] * 8, deadline_s=0.0
+    )
+    loaded = engine.read(call)
+    assert loaded.errors.tolist() == [DEADLINE] * 8
+    assert target.all()
+    engine.close_file(token)
+
+
+def test_a_small_read_does_not_wait_for_a_long_write(tmp_path: Path) -> None:
+    engine = ThreadEngine(2)
+    nbytes = 64 << 20
+    token = opened(engine, tmp_path, nbytes + 4096)
+    source = np.ones((64, 1 << 20), np.uint8)
+    at = source.ctypes.data + np.arange(64).reshape(-1, 1) * (1 << 20)
+    offsets = [n << 20 for n in range(64)]
+    sizes = np.full((64, 1), 1 << 20)
+    target = np.zeros((1, 4096), np.uint8)
+    done = threading.Event()
+    spent_s: list[float] = []
+
+    def write() -> None:
+        for _ in range(4):
+            begun_s = time.monotonic()
+            engine.write(transfer(token, offsets, at, sizes))
+            spent_s.append(time.monotonic() - begun_s)
+        done.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    waited_s = []
+    while not done.is_set():
+        begun_s = time.monotonic()
+        engine.read(transfer(token, [nbytes], [[target.ctypes.data]], [[4096]]))
+        waited_s.append(time.monotonic() - begun_s)
+    thread.join()
+    engine.close_file(token)
+    engine.close()
+    # Behind the writes it would wait for half of one, on the whole.
+    assert sorted(waited_s)[len(waited_s) // 2] < sorted(spent_s)[0] / 4
