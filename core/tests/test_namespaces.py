@@ -17,6 +17,7 @@ from kvdock.namespaces import (
     encode_record,
     flatten_record,
     format_layers,
+    keep_record,
     load_record,
     verify_record,
 )
@@ -128,6 +129,24 @@ def test_a_folder_of_a_digest_holds_the_record_of_that_digest(tmp_path: Path) ->
 
 def test_a_folder_of_another_name_is_only_read(tmp_path: Path) -> None:
     assert load_record(store(tmp_path / "copy", RECORD)) == RECORD
+
+
+def test_a_record_is_kept_once_and_verified_ever_after(tmp_path: Path) -> None:
+    keep_record(tmp_path, RECORD)
+    keep_record(tmp_path, RECORD)
+    assert load_record(tmp_path) == RECORD
+    path = tmp_path / RECORD_NAME
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path], "nothing is left behind"
+    with pytest.raises(NamespaceError, match="another namespace: lora differ"):
+        keep_record(tmp_path, {**RECORD, "lora": "other"})
+    assert load_record(tmp_path) == RECORD
+
+
+def test_a_record_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        keep_record(tmp_path, {"schema": object()})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_record_says_where_it_was_looked_for(tmp_path: Path) -> None:

@@ -1,14 +1,16 @@
 """Namespace records: kept beside the data, verified when it is met again.
 
 A digest in a key says that two namespaces differ; the record says in what.
-Stores write `encode_record(record)` to `RECORD_NAME` in a namespace's folder,
-and hold what they find there against the digest that the folder is for.
+Stores that have a folder for each namespace call `keep_record` when memory is
+attached; others keep `encode_record(record)` where their namespace begins.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -108,6 +110,37 @@ def load_record(folder: Path) -> dict[str, object]:
     if _DIGEST.fullmatch(path.parent.name):
         verify_record(record, path.parent.name, where=str(path))
     return record
+
+
+def keep_record(folder: Path, record: Record) -> None:
+    """Put a record beside its data, or verify the one that is there.
+
+    Called once when memory is attached. The file appears whole or not at all,
+    readable by its owner alone; several processes may do it at once.
+
+    Raises:
+        NamespaceError: If another namespace's record is there.
+    """
+    path = folder / RECORD_NAME
+    if path.exists():
+        there = load_record(folder)
+        if namespace_digest(there) != namespace_digest(record):
+            fields = ", ".join(one.field for one in diff_records(there, record))
+            raise NamespaceError(
+                f"{path} is the record of another namespace: {fields} differ",
+                fix="The folder was moved or altered: its data must not be used.",
+            )
+        return
+    handle, name = tempfile.mkstemp(dir=folder, prefix=RECORD_NAME, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(encode_record(record))
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def flatten_record(record: Record) -> dict[str, str]:
