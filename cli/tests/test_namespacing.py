@@ -8,8 +8,7 @@ import pytest
 
 from kvdock import DType, Namespace, Part, PoolKind, PoolSpec
 from kvdock.errors import NamespaceError
-from kvdock.keys import namespace_digest, namespace_record
-from kvdock.namespaces import keep_record
+from kvdock.keys import canonical, namespace_digest, namespace_record
 from kvdock_cli.namespacing import diff, show
 from kvdock_cli.output import UsageProblem
 
@@ -30,7 +29,7 @@ def stored(root: Path, *, dtype: DType = DType.BF16, lora: str = "") -> Path:
     record = namespace_record(Namespace(model="org/Model", lora=lora), [pool])
     folder = root / namespace_digest(record)
     folder.mkdir()
-    keep_record(folder, record)
+    (folder / "namespace.json").write_bytes(canonical(record))
     return folder
 
 

@@ -1,16 +1,14 @@
 """Namespace records: kept beside the data, verified when it is met again.
 
-A digest in a key says that two namespaces differ; the record says in what.
-Stores that have a folder for each namespace call `keep_record` when memory is
-attached; others keep `encode_record(record)` where their namespace begins.
+A digest in a key says that two namespaces differ; the record says in what. A
+store that has a folder for each namespace keeps `canonical(record)` in it as
+`RECORD_NAME`: the file's SHA-256 is then the namespace's digest.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -39,17 +37,11 @@ class Difference:
     right: str
 
 
-def encode_record(record: Record) -> bytes:
-    """Write a record for people to read; `decode_record` reads it back."""
-    text = json.dumps(record, sort_keys=True, indent=1, ensure_ascii=True)
-    return text.encode("ascii") + b"\n"
-
-
 def decode_record(data: bytes, *, where: str = "the record") -> dict[str, object]:
     """Read a record.
 
     Args:
-        data: What `encode_record` wrote.
+        data: Its canonical form, or any other JSON of the same content.
         where: Whose record it is, for messages.
 
     Raises:
@@ -110,37 +102,6 @@ def load_record(folder: Path) -> dict[str, object]:
     if _DIGEST.fullmatch(path.parent.name):
         verify_record(record, path.parent.name, where=str(path))
     return record
-
-
-def keep_record(folder: Path, record: Record) -> None:
-    """Put a record beside its data, or verify the one that is there.
-
-    Called once when memory is attached. The file appears whole or not at all,
-    readable by its owner alone; several processes may do it at once.
-
-    Raises:
-        NamespaceError: If another namespace's record is there.
-    """
-    path = folder / RECORD_NAME
-    if path.exists():
-        there = load_record(folder)
-        if namespace_digest(there) != namespace_digest(record):
-            fields = ", ".join(one.field for one in diff_records(there, record))
-            raise NamespaceError(
-                f"{path} is the record of another namespace: {fields} differ",
-                fix="The folder was moved or altered: its data must not be used.",
-            )
-        return
-    handle, name = tempfile.mkstemp(dir=folder, prefix=RECORD_NAME, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(encode_record(record))
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def flatten_record(record: Record) -> dict[str, str]:
