@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvdock.errors import NoRoute, PluginError
+from kvdock import ContextSplit
+from kvdock.errors import NoRoute, PluginError, SettingsError
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.routing import route
 
@@ -108,3 +109,35 @@ def test_what_makes_no_sense_is_a_usage_error(
     with pytest.raises(UsageProblem) as caught:
         route(**options)
     assert message in str(caught.value)
+
+
+def test_what_a_deployment_needs_takes_part(
+    good: Shelf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del good
+    with pytest.raises(NoRoute, match="good shares with none, not cluster"):
+        route(pool=(KV,), need=("sharing=cluster",))
+    with pytest.raises(NoRoute, match="good says nothing about integrity"):
+        route(pool=(KV,), need=("integrity",))
+    with pytest.raises(SettingsError, match="Did you mean 'sharing'"):
+        route(pool=(KV,), need=("sharin=cluster",))
+    assert route(pool=(KV,), need=("registrable=no",)) == 0
+    assert "kv" in capsys.readouterr().out
+
+
+def test_stages_and_context_ranks_may_be_given(
+    good: Shelf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del good
+    code = route(
+        model="llama-3.1-8b",
+        pp_layers=(20, 12),
+        cp=4,
+        context=ContextSplit.LAYERS,
+        rank=7,
+        json=True,
+    )
+    data = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert data["shard"]["layers"] == [20, 32]
+    assert data["routes"][0]["page_bytes"] == 3 * 64 * 2 * 8 * 128 * 2

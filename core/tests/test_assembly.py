@@ -9,7 +9,13 @@ import pytest
 
 from kvdock.assembly import Assembly, Deployment, assemble
 from kvdock.errors import PoolError
-from kvdock.keys import Namespace, namespace_digest, namespace_record
+from kvdock.keys import (
+    Namespace,
+    check_suffixes,
+    key_suffixes,
+    namespace_digest,
+    namespace_record,
+)
 from kvdock.models import ModelDescription, describe, load_model, shipped_models
 from kvdock.pools import ContextSplit, DType, HitPolicy, PoolKind, Shard, Sharding
 
@@ -51,6 +57,19 @@ def test_the_layers_of_every_shipped_model_all_keep_something(
     held = {layer for pool in assembly.pools for layer in pool.layers}
     total = model.layers + (model.drafts[draft].layers if draft else 0)
     assert held == set(range(total))
+
+
+@pytest.mark.parametrize(("name", "draft"), DRAFTED)
+def test_the_keys_of_every_shipped_model_are_lawful(name: str, draft: str) -> None:
+    assembly = pools_of(name, draft, tp_size=8, pp_size=3)
+    for shard in assembly.shards():
+        check_suffixes(
+            "any",
+            [
+                (pool, key_suffixes(pool, shard), pool.objects(shard))
+                for pool in assembly.pools
+            ],
+        )
 
 
 def summary(assembly: Assembly) -> dict[str, tuple[str, str, str]]:

@@ -163,12 +163,16 @@ def test_addresses_name_the_bytes_that_the_array_has_there(
     memory = in_layout(pool, arrays) if pool.local_layers(shard) else []
     region = Region.of(pool, shard, memory, pages)
     wanted = [seed % pages, pages - 1, 0]
-    addresses, sizes = region.addresses(wanted)
-    assert read(addresses, sizes) == list(
+    there = list(
         itertools.chain.from_iterable(
             expected(pool, shard, arrays, page) for page in wanted
         )
     )
+    assert read(*region.addresses(wanted)) == there
+    if pool.layout is Layout.LAYER_FIRST:
+        # The same with an array for each layer of each part.
+        pieces = [layer.copy() for array in memory for layer in array]
+        assert read(*Region.of(pool, shard, pieces, pages).addresses(wanted)) == there
     if pages > 1:
         assert segments_of(pool, shard) == region.segments
     nbytes = [one.nbytes for one in pool.objects(shard)]

@@ -8,6 +8,8 @@ import attrs
 
 from kvdock.errors import PoolError
 from kvdock.models import ModelDescription, describe, load_model, shipped_models
+from kvdock.routing import Needs
+from kvdock.settings import structure
 from kvdock_cli.output import UsageProblem
 
 
@@ -29,6 +31,16 @@ def settings_of(pairs: Iterable[str], option: str = "--set") -> dict[str, str]:
             raise UsageProblem(f"{option} {key} is given twice")
         found[key] = value
     return found
+
+
+def needs_of(words: Iterable[str]) -> Needs:
+    """Read what a deployment needs, as FIELD=VALUE or FIELD.
+
+    Raises:
+        SettingsError: If a field is unknown or a value is of the wrong kind.
+    """
+    pairs = (word if "=" in word else f"{word}=true" for word in words)
+    return structure(Needs, settings_of(pairs, "--need"), where="--need")
 
 
 def model_of(name: str, pools: Sequence[str], layers: int) -> ModelDescription:

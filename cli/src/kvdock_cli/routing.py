@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from kvdock.assembly import Assembly, Deployment, assemble
 from kvdock.dock import Dock
 from kvdock.errors import PoolError
-from kvdock.pools import DType, Layout
-from kvdock_cli.given import model_of, settings_of
+from kvdock.pools import ContextSplit, DType, Layout
+from kvdock_cli.given import model_of, needs_of, settings_of
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import plan as report
 
@@ -27,6 +27,8 @@ def route(  # noqa: PLR0913 - what routing depends on
     pp: int = 1,
     cp: int = 1,
     dcp: int = 1,
+    pp_layers: tuple[int, ...] = (),
+    context: ContextSplit = ContextSplit.REPLICATED,
     rank: int = 0,
     page_tokens: int | None = None,
     dtype: DType | None = None,
@@ -34,6 +36,7 @@ def route(  # noqa: PLR0913 - what routing depends on
     packed: bool = False,
     backend: tuple[str, ...] = (),
     to: tuple[str, ...] = (),
+    need: tuple[str, ...] = (),
     strict: bool = False,
     json: bool = False,
 ) -> int:
@@ -50,6 +53,9 @@ def route(  # noqa: PLR0913 - what routing depends on
         pp: Pipeline stages.
         cp: Context-parallel ranks.
         dcp: Decode-context-parallel ranks.
+        pp_layers: Layers of a pipeline stage; given once for each stage where
+            they are not even.
+        context: How context-parallel ranks divide attention.
         rank: The process that is shown, counted over all of them.
         page_tokens: Tokens of a page, if not the model's own.
         dtype: Element type of attention KV, if not the model's own.
@@ -57,6 +63,8 @@ def route(  # noqa: PLR0913 - what routing depends on
         packed: Draft layers lie behind the target's in the same pools.
         backend: Consider only this backend; several in order of preference.
         to: Give a pool to one backend only, as POOL=BACKEND.
+        need: What the deployment asks of every backend, as FIELD=VALUE
+            (sharing=cluster) or FIELD (integrity).
         strict: Take optional pools for required ones.
         json: Print one line of JSON.
     """
@@ -70,6 +78,8 @@ def route(  # noqa: PLR0913 - what routing depends on
             pp_size=pp,
             cp_size=cp,
             dcp_size=dcp,
+            pp_layers=pp_layers,
+            context=context,
             page_tokens=page_tokens or 0,
             dtype=dtype,
             layout=layout,
@@ -83,6 +93,7 @@ def route(  # noqa: PLR0913 - what routing depends on
             backend,
             overrides=settings_of(to, "--to"),
             strict=strict,
+            needs=needs_of(need),
         )
     except PoolError as error:
         raise UsageProblem(error.what, fix=error.fix) from error

@@ -1,8 +1,8 @@
 """Namespace records: kept beside the data, verified when it is met again.
 
-A digest in a key says that two namespaces differ; the record says in what.
-Stores write `encode_record(record)` to `RECORD_NAME` in a namespace's folder,
-and hold what they find there against the digest that the folder is for.
+A digest in a key says that two namespaces differ; the record says in what. A
+store that has a folder for each namespace keeps `canonical(record)` in it as
+`RECORD_NAME`: the file's SHA-256 is then the namespace's digest.
 """
 
 from __future__ import annotations
@@ -37,17 +37,11 @@ class Difference:
     right: str
 
 
-def encode_record(record: Record) -> bytes:
-    """Write a record for people to read; `decode_record` reads it back."""
-    text = json.dumps(record, sort_keys=True, indent=1, ensure_ascii=True)
-    return text.encode("ascii") + b"\n"
-
-
 def decode_record(data: bytes, *, where: str = "the record") -> dict[str, object]:
     """Read a record.
 
     Args:
-        data: What `encode_record` wrote.
+        data: Its canonical form, or any other JSON of the same content.
         where: Whose record it is, for messages.
 
     Raises:

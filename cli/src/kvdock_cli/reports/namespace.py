@@ -1,0 +1,45 @@
+"""What `kvdock ns` says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from kvdock.keys import namespace_digest
+from kvdock.namespaces import flatten_record
+from kvdock_cli.reports.plain import columns, plain
+
+if TYPE_CHECKING:
+    from kvdock.namespaces import Difference
+
+SCHEMA = "kvdock.ns/1"
+DIFF_SCHEMA = "kvdock.ns-diff/1"
+
+
+def as_text(record: Mapping[str, object]) -> str:
+    """Render a record, its digest first."""
+    rows = [("digest", namespace_digest(record)), *flatten_record(record).items()]
+    return "\n".join(columns(rows))
+
+
+def as_data(record: Mapping[str, object]) -> dict[str, object]:
+    """Describe a record as it is kept."""
+    return {
+        "schema": SCHEMA,
+        "ok": True,
+        "digest": namespace_digest(record),
+        "record": record,
+    }
+
+
+def diff_text(found: Sequence[Difference]) -> str:
+    """Render differences as a table."""
+    if not found:
+        return "The same namespace: bytes are interchangeable."
+    rows = [(one.field, one.left, one.right) for one in found]
+    return "\n".join(columns([("FIELD", "A", "B"), *rows]))
+
+
+def diff_data(found: Sequence[Difference]) -> dict[str, object]:
+    """Describe differences; all is well if there are none."""
+    return {"schema": DIFF_SCHEMA, "ok": not found, "differences": plain(found)}
