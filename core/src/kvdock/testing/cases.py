@@ -164,11 +164,12 @@ def samples(
             if not all(known):
                 yield Case(f"{kind}", None, f"nothing is declared of {kind} pools")
                 continue
-            plain = [words[0] for words in known]
-            yield _sample_case(kind, *plain)
+            plain = tuple(words[0] for words in known)
+            yield _sample_case(kind, plain)
             for axis, every in enumerate((layouts, policies, shardings)):
                 for word in known[axis][1:] if every else ():
-                    yield _sample_case(kind, *plain[:axis], word, *plain[axis + 1 :])
+                    chosen = (*plain[:axis], word, *plain[axis + 1 :])
+                    yield _sample_case(kind, chosen)
         yield from _or_skip(manifest, "it takes no pool with bytes")
 
     return choose
@@ -180,9 +181,10 @@ def one_sample(manifest: Manifest) -> Iterable[Case]:
     yield next((case for case in cases if not case.skip), cases[0])
 
 
-def _sample_case(kind: PoolKind, layout: str, policy: str, sharding: str) -> Case:
+def _sample_case(kind: PoolKind, words: tuple[str, ...]) -> Case:
+    layout, policy, sharding = words
     sample = Sample(kind=kind, layout=layout, hit_policy=policy, sharding=sharding)
-    return Case(f"{kind}-{layout}-{policy}-{sharding}", sample)
+    return Case("-".join((kind, *words)), sample)
 
 
 def _or_skip(manifest: Manifest, reason: str) -> Iterable[Case]:

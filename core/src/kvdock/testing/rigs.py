@@ -26,7 +26,7 @@ from kvdock.keys import (
     namespace_digest,
     namespace_record,
 )
-from kvdock.manifest import Capability, KindSupport, Manifest, Verdict
+from kvdock.manifest import Capability, KindSupport, Manifest, Scope, Verdict
 from kvdock.pools import PoolKind, PoolSpec, Shard
 from kvdock.routing import Path, Route, plan_routes
 from kvdock.testing.memory import PageMemory
@@ -40,6 +40,9 @@ Int64s = npt.NDArray[np.int64]
 
 PATIENCE_S = 30.0
 """Deadline of calls that are not about deadlines."""
+
+SOON_S = 10.0
+"""How long what one handle stored may take to be found by another."""
 
 ANCHOR = PoolSpec(
     name="kit_anchor",
@@ -247,6 +250,24 @@ class Rig:
             f"get of {len(hashes)} stored pages was answered {spelled(outcomes)}"
         )
 
+    def loaded_soon(self, hashes: Sequence[str], *, seed: int = 0) -> None:
+        """Load pages that another handle stored; it may take a moment."""
+        found = self.exists_soon(hashes)
+        assert found.all(), (
+            f"{(~found).sum()} of {len(hashes)} pages that another handle stored are "
+            f"not found after {SOON_S:.0f} s"
+        )
+        self.loaded(hashes, seed=seed)
+
+    def exists_soon(self, hashes: Sequence[str]) -> Bools:
+        """Ask until every page is there, for a moment at most."""
+        deadline = time.monotonic() + SOON_S
+        found = self.exists(hashes)
+        while not found.all() and time.monotonic() < deadline:
+            time.sleep(0.005)
+            found = self.exists(hashes)
+        return found
+
     def exists(self, hashes: Sequence[str]) -> Bools:
         """Return which pages are there whole, bool (pages,)."""
         deadline = time.monotonic() + PATIENCE_S
@@ -303,6 +324,8 @@ class Harness:
     backend: Backend
     salt: str = attrs.field(factory=lambda: uuid4().hex)
     """Keeps the namespaces of this harness to itself in a shared store."""
+    tidy: bool = False
+    """Whether to clear those namespaces at the end."""
     _rigs: list[Rig] = attrs.field(factory=list)
 
     def attach(
@@ -394,5 +417,9 @@ class Harness:
 
     def close(self) -> None:
         """Release whatever is still attached, latest first."""
+        if self.tidy and self.backend.manifest.clear_reach is Scope.NAMESPACE:
+            for rig in {rig.config.namespace: rig for rig in self._rigs}.values():
+                if rig.attached:
+                    rig.clear()
         while self._rigs:
             self._rigs.pop().release()

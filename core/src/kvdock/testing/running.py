@@ -75,7 +75,7 @@ def run_tests(
             *(sys.executable, "-m", "pytest", "-q", "--tb=no"),
             *("-p", "kvdock.testing.recorder", "-p", "no:cacheprovider"),
             *("-c", f"{folder}/pytest.ini", "--rootdir", folder),
-            *("--basetemp", f"{folder}/tmp", OPTION, str(record)),
+            *("--basetemp", str(Path(folder) / "stores"), OPTION, str(record)),
             *("-W", "ignore::pytest.PytestReturnNotNoneWarning"),
             *targets,
         ]

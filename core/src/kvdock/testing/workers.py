@@ -160,6 +160,9 @@ class _Orders:
     def get(self, hashes: Sequence[str]) -> str:
         return spelled(self.rigs[-1].get(hashes))
 
+    def get_soon(self, hashes: Sequence[str]) -> None:
+        self.rigs[-1].loaded_soon(hashes)
+
     def write_for_ever(self, hashes: Sequence[str]) -> None:
         # Answered before the first round: the caller kills it in the middle.
         self.reply({"ok": None})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from kvdock.dock import Backend
     from kvdock.testing.oracles import Oracle
 
-OPEN = frozenset({"plugin", "config", "small", "oracle"})
+OPEN = frozenset({"plugin", "config", "small", "oracle", "tidy"})
 """What an author says; everything else of the contract is sealed."""
 
 
@@ -66,6 +67,9 @@ class BackendContract(
     plugin: ClassVar[str]
     """An installed backend's name, or `package.module` of one that is not."""
 
+    tidy: ClassVar[bool] = False
+    """Whether to clear what a test stored: for stores that outlive the tests."""
+
     @pytest.fixture
     def config(self) -> Mapping[str, object]:
         """Return the settings of a store with room for 64 MiB."""
@@ -84,7 +88,7 @@ class BackendContract(
     @pytest.fixture
     def harness(self, config: Mapping[str, object]) -> Iterator[Harness]:
         """Attach pools for a test, and let go of them after it."""
-        harness = Harness(self.plugin, config, self.backend())
+        harness = Harness(self.plugin, config, self.backend(), tidy=self.tidy)
         try:
             yield harness
         finally:
@@ -139,6 +143,16 @@ class BackendContract(
                     f"{cls.__name__} overrides {name}, which belongs to the contract",
                     fix=f"Yours to say are {', '.join(sorted(OPEN))}.",
                 )
+
+
+def groups() -> dict[str, str]:
+    """Return every test of the contract with the title of its group."""
+    return {
+        name: (inspect.getdoc(room) or "").splitlines()[0].rstrip(".")
+        for room in BackendContract.__bases__
+        for name, test in vars(room).items()
+        if is_contract_test(test)
+    }
 
 
 def _excused(override: object) -> bool:

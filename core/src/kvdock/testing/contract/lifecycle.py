@@ -82,7 +82,7 @@ class LifecycleTests:
         rig.release()
         again = harness.rig(case.pool())
         if harness.backend.manifest.sharing is not Scope.NONE:
-            again.loaded(PAGES)
+            again.loaded_soon(PAGES)
         again.stored(PAGES)
         again.loaded(PAGES)
 

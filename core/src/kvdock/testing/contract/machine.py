@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
@@ -19,6 +20,7 @@ from hypothesis.stateful import (
 from kvdock.batches import Outcome
 from kvdock.manifest import Scope
 from kvdock.testing.cases import contract_test, one_sample
+from kvdock.testing.rigs import spelled
 from kvdock.testing.samples import Sample, page_hashes
 
 if TYPE_CHECKING:
@@ -28,8 +30,21 @@ PAGES = page_hashes(6)
 CHOICES = st.lists(st.sampled_from(range(len(PAGES))), min_size=1, max_size=6)
 
 
+class Found(Enum):
+    """What a handle must say of a page."""
+
+    YES = "yes"
+    NO = "no"
+    MAYBE = "maybe"
+    """Another handle forgot it; this one may go on finding it for a while."""
+
+
 class StoreMachine(RuleBasedStateMachine):
-    """Two handles of one store beside a dict from page to seed."""
+    """Two handles of one store beside what each of them must find.
+
+    Pages are content-addressed, as an engine's are: whatever a handle finds
+    has the right bytes, and `Rig.get` asserts that.
+    """
 
     harness: Harness
     sample: Sample
@@ -38,69 +53,87 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.model = f"machine-{next(self.worlds)}"
-        self.stored: dict[int, int] = {}
         shared = self.harness.backend.manifest.sharing is not Scope.NONE
         self.rigs = [self._attach() for _ in range(2 if shared else 1)]
+        self.found = [[Found.NO] * len(PAGES) for _ in self.rigs]
 
     def _attach(self) -> Rig:
         return self.harness.rig(self.sample.pool(), model=self.model, pages=8)
 
-    def _rig(self, which: int) -> Rig:
-        return self.rigs[which % len(self.rigs)]
+    def _clears(self) -> bool:
+        return self.harness.backend.manifest.clear_reach is not Scope.NONE
 
-    @rule(which=st.integers(0, 1), chosen=CHOICES, seed=st.integers(0, 2))
-    def put(self, which: int, chosen: Sequence[int], seed: int) -> None:
-        """Store pages; what is there already keeps its bytes."""
-        outcomes = self._rig(which).put([PAGES[i] for i in chosen], seed=seed)
-        assert (outcomes == Outcome.OK).all(), outcomes.tolist()
-        for index in chosen:
-            self.stored.setdefault(index, seed)
+    @rule(which=st.integers(0, 1), chosen=CHOICES)
+    def put(self, which: int, chosen: Sequence[int]) -> None:
+        """Store pages, those that are there already among them."""
+        at = which % len(self.rigs)
+        outcomes = self.rigs[at].put([PAGES[page] for page in chosen])
+        assert (outcomes == Outcome.OK).all(), spelled(outcomes)
+        for page in chosen:
+            sure = all(row[page] is not Found.MAYBE for row in self.found)
+            for row in self.found:
+                row[page] = Found.YES if sure else Found.MAYBE
+            self.found[at][page] = Found.YES
 
     @rule(which=st.integers(0, 1), chosen=CHOICES)
     def get(self, which: int, chosen: Sequence[int]) -> None:
         """Load pages, those that were never stored among them."""
-        rig = self._rig(which)
-        for seed in sorted(set(self.stored.values())) or [0]:
-            here = [i for i in chosen if self.stored.get(i, seed) == seed]
-            outcomes = rig.get([PAGES[i] for i in here], seed=seed)
-            for index, row in zip(here, outcomes, strict=True):
-                assert bool((row == Outcome.OK).all()) == (index in self.stored), (
-                    f"page {index}"
-                )
+        at = which % len(self.rigs)
+        outcomes = self.rigs[at].get([PAGES[page] for page in chosen])
+        for page, row in zip(chosen, outcomes, strict=True):
+            self._check(at, page, found=bool((row == Outcome.OK).all()))
 
     @rule(which=st.integers(0, 1), chosen=CHOICES)
     def delete(self, which: int, chosen: Sequence[int]) -> None:
         """Forget pages, where the backend can."""
-        outcomes = self._rig(which).delete([PAGES[i] for i in chosen])
+        at = which % len(self.rigs)
+        outcomes = self.rigs[at].delete([PAGES[page] for page in chosen])
         if (outcomes != Outcome.REFUSED).all():
-            for index in chosen:
-                self.stored.pop(index, None)
+            self._forgotten(at, chosen)
 
     @precondition(lambda self: self._clears())
     @rule(which=st.integers(0, 1))
     def clear(self, which: int) -> None:
         """Forget all pages."""
-        assert self._rig(which).clear() is Outcome.OK
-        self.stored.clear()
+        at = which % len(self.rigs)
+        assert self.rigs[at].clear() is Outcome.OK, "clear failed"
+        self._forgotten(at, range(len(PAGES)))
 
-    def _clears(self) -> bool:
-        return self.harness.backend.manifest.clear_reach is not Scope.NONE
+    def _forgotten(self, at: int, pages: Sequence[int]) -> None:
+        for page in pages:
+            for row in self.found:
+                row[page] = Found.NO if row[page] is Found.NO else Found.MAYBE
+            self.found[at][page] = Found.NO
 
     @precondition(lambda self: len(self.rigs) > 1)
     @rule(which=st.integers(0, 1))
     def reattach(self, which: int) -> None:
         """Release one of the handles and attach anew."""
-        at = which % len(self.rigs)
+        at, other = which % 2, 1 - which % 2
         self.rigs[at].release()
         self.harness.forget(self.rigs[at])
         self.rigs[at] = self._attach()
+        for page, known in enumerate(self.found[other]):
+            agreed = known is self.found[at][page]
+            self.found[at][page] = known if agreed else Found.MAYBE
 
     @invariant()
-    def found_is_what_is_stored(self) -> None:
-        """Every handle finds what is stored, and nothing else."""
-        for rig in self.rigs:
-            found = rig.exists(PAGES).tolist()
-            assert found == [index in self.stored for index in range(len(PAGES))]
+    def every_handle_finds_what_it_must(self) -> None:
+        """Ask every handle for every page."""
+        for at, rig in enumerate(self.rigs):
+            sure = [
+                page for page, known in enumerate(self.found[at]) if known is Found.YES
+            ]
+            # What the other handle stored may take a moment.
+            rig.exists_soon([PAGES[page] for page in sure])
+            for page, found in enumerate(rig.exists(PAGES).tolist()):
+                self._check(at, page, found=found)
+
+    def _check(self, at: int, page: int, *, found: bool) -> None:
+        known = self.found[at][page]
+        assert known is Found.MAYBE or found == (known is Found.YES), (
+            f"page {page} is {'' if found else 'not '}found"
+        )
 
     def teardown(self) -> None:
         """Let go of this run's handles."""

@@ -108,7 +108,7 @@ class RankTests:
                 name=f"{case.kind}_tp{size}",
             )
             for rig in write_all(harness, sample.pool(), shards):
-                rig.loaded(PAGES)
+                rig.loaded_soon(PAGES)
 
     @contract_test(_split_or_skip)
     def test_split_heads_are_shared_across_tp_sizes(
@@ -125,7 +125,7 @@ class RankTests:
         write_all(harness, sample.pool(), ranks(4))
         for shards in (ranks(1), ranks(2), ranks(4)):
             for shard in shards:
-                harness.rig(sample.pool(), shard, pages=4).loaded(PAGES)
+                harness.rig(sample.pool(), shard, pages=4).loaded_soon(PAGES)
 
     @contract_test(_split_or_skip)
     def test_split_heads_are_shared_across_layouts_that_store_alike(
@@ -153,7 +153,7 @@ class RankTests:
         for rig in rigs if len(units) == 1 else ():
             rig.stored(PAGES[:1])
             for other in rigs:
-                other.loaded(PAGES[:1])
+                other.loaded_soon(PAGES[:1])
 
     @contract_test(draft_on_latent)
     def test_an_mha_draft_on_an_mla_target_is_whole_on_every_rank(
@@ -169,8 +169,8 @@ class RankTests:
             # The target's one writer is no reason to lose the draft's others.
             heads.stored(PAGES)
         for kv, heads in attached:
-            kv.loaded(PAGES)
-            heads.loaded(PAGES)
+            kv.loaded_soon(PAGES)
+            heads.loaded_soon(PAGES)
 
     @contract_test(shared_samples)
     def test_pipeline_stages_do_not_overwrite_each_other(
@@ -184,7 +184,7 @@ class RankTests:
         ]
         rigs = write_all(harness, case.pool(), stages)
         for rig in rigs:
-            rig.loaded(PAGES)
+            rig.loaded_soon(PAGES)
 
     @contract_test(logical)
     def test_a_logical_anchor_marks_pages_without_bytes(
@@ -194,4 +194,4 @@ class RankTests:
         rig = harness.rig(Sample(kind=PoolKind.LOGICAL, name="mark").pool())
         rig.stored([PAGES[0], PAGES[2]])
         assert rig.exists(PAGES).tolist() == [True, False, True]
-        rig.loaded([PAGES[0], PAGES[2]])
+        rig.loaded_soon([PAGES[0], PAGES[2]])

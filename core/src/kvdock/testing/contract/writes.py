@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from kvdock.batches import Outcome
 from kvdock.manifest import Scope
@@ -14,6 +15,8 @@ from kvdock.testing.samples import Sample, page_hashes
 def plain(harness: Harness, model: str = "model-a") -> Rig:
     """Attach a plain pool of the first declared kind."""
     case = next(iter(one_sample(harness.backend.manifest)))
+    if case.skip:
+        pytest.skip(case.skip)
     return harness.rig(case.value.pool(), model=model)
 
 
@@ -67,6 +70,22 @@ class WriteTests:
         rig.stored(pages[:2], seed=2)
         rig.loaded(pages[:2], seed=2)
         rig.loaded(pages[2:], seed=1)
+
+    @contract_test(reaching("sharing", Scope.PROCESS))
+    def test_what_was_forgotten_is_not_found_by_those_who_attach_later(
+        self, harness: Harness, case: Scope
+    ) -> None:
+        del case
+        one = plain(harness)
+        one.stored(page_hashes(4))
+        deleted = bool((one.delete(page_hashes(2)) == Outcome.OK).all())
+        later = plain(harness)
+        assert later.exists(page_hashes(4)).tolist() == [not deleted] * 2 + [True] * 2
+        later.loaded(page_hashes(4)[2:])
+        if one.clear() is Outcome.OK:
+            assert not plain(harness).exists(page_hashes(4)).any(), (
+                "found after a clear"
+            )
 
     @contract_test(one_sample)
     def test_deleting_what_is_not_there_is_no_failure(

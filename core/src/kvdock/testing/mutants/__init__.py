@@ -14,6 +14,8 @@ from kvdock.testing.mutants.mutant import (
     word_of,
 )
 
+__all__ = ["MUTANTS", "FolderMutant", "MemoryMutant", "Mutant", "word_of"]
+
 
 def _of(*rooms: object) -> tuple[Mutant, ...]:
     found = [

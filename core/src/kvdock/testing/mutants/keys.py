@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.batches import Batch, BatchResult, Outcome
 from kvdock.testing.mutants.mutant import FolderMutant, MemoryMutant
 from kvdock.testing.reference import FolderShelf, Handle, ReferenceSettings, Shelf
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kvdock.batches import Batch, BatchResult, Outcome
     from kvdock.pools import PoolSpec, Shard
 
 

@@ -16,8 +16,6 @@ from kvdock.testing.mutants.mutant import FolderMutant, MemoryMutant
 from kvdock.testing.reference import DictShelf, Handle, ReferenceSettings, Shelf
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from kvdock.hookspecs import AttachConfig
     from kvdock.pools import PoolSpec
     from kvdock.regions import Region
@@ -110,7 +108,7 @@ class SignalsTaken(MemoryMutant):
         signal.signal(signal.SIGTERM, self._close)
         return super().kvdock_register_pool(pool, region, config)
 
-    def _close(self, number: int, frame: FrameType | None) -> None:
+    def _close(self, *_: object) -> None:
         self.shelves.clear()
 
 

@@ -280,6 +280,7 @@ class SlotReused(MemoryMutant):
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
         """Look up, wait for the disk, read, check nothing."""
+        del handle
         key = batch.keys[row]
         if batch.operation is Operation.GET:
             slot = self.slots.get(key)

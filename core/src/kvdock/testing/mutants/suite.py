@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from kvdock.testing.contract import BackendContract
 from kvdock.testing.mutants import MUTANTS, FolderMutant, Mutant, word_of
-from kvdock.testing.oracles import Oracle
 from kvdock.testing.reference import FolderShelf, ShelfOracle
+
+if TYPE_CHECKING:
+    from kvdock.testing.oracles import Oracle
 
 
 def class_of(mutant: Mutant) -> str:

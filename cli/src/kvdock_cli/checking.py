@@ -1,0 +1,47 @@
+"""The command `kvdock check`: wiring only."""
+
+from __future__ import annotations
+
+from kvdock.discovery import require
+from kvdock_cli.given import settings_of
+from kvdock_cli.listing import load
+from kvdock_cli.output import emit
+from kvdock_cli.reports import check as report
+
+
+def check(
+    name: str,
+    /,
+    *,
+    set_: tuple[str, ...] = (),
+    small: tuple[str, ...] = (),
+    faults: bool = False,
+    timeout: float = 1800.0,
+    json: bool = False,
+) -> int:
+    """Run the conformance kit on an installed backend.
+
+    Prints a report to be pasted into an issue. Each test uses namespaces of
+    its own and clears them, so an existing store may be named.
+
+    Args:
+        name: The backend.
+        set_: A setting of it, as KEY=VALUE; may be given several times. A folder
+            that is missing becomes a temporary one.
+        small: A setting of a store that 100 MiB are too much for, on top.
+        faults: Also inject faults between the core and the backend.
+        timeout: Seconds that the whole run may take.
+        json: Print one line of JSON.
+    """
+    settings = settings_of(set_)
+    tight = settings_of(small, "--small") if small else None
+    found = load()
+    plugins = {one.manifest.name: one for one in found.plugins}
+    require([name], plugins, found.problems)
+    # Only this command needs the kit, and the kit needs pytest.
+    from kvdock.testing import checkup  # noqa: PLC0415 - see above
+
+    done = checkup.check(name, settings, small=tight, faults=faults, timeout_s=timeout)
+    plugin = plugins[name].candidate
+    who = f"{name} ({plugin.distribution} {plugin.version})"
+    return emit(report.as_text(done, who), report.as_data(done, who), as_json=json)

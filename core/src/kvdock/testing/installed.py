@@ -1,0 +1,63 @@
+"""The contract on a backend that `kvdock check` names; run by it alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from kvdock.errors import KvdockError
+from kvdock.testing.checkup import VARIABLE
+from kvdock.testing.contract import BackendContract
+from kvdock.testing.rigs import load_backend
+
+
+def asked() -> Mapping[str, Any]:
+    """Return what to check.
+
+    Raises:
+        KvdockError: If nobody asked.
+    """
+    if VARIABLE not in os.environ:
+        raise KvdockError(
+            "nobody said which backend to check", fix="Use `kvdock check NAME`."
+        )
+    found: Mapping[str, Any] = json.loads(os.environ[VARIABLE])
+    return found
+
+
+def settled(cls: type | None, given: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Fill in folders: those that are missing, and `{tmp}` where it is said."""
+    found = {key: text.replace("{tmp}", str(folder)) for key, text in given.items()}
+    for field in attrs.fields(cls) if cls else ():
+        wants = str(getattr(field.type, "__name__", field.type))
+        if field.default is attrs.NOTHING and wants.endswith("Path"):
+            found.setdefault(field.name, str(folder / field.name))
+    return found
+
+
+class TestContract(BackendContract):
+    """The whole contract."""
+
+    plugin = asked()["plugin"] if VARIABLE in os.environ else ""
+    tidy = True
+
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> Mapping[str, object]:
+        """Return the settings that were given."""
+        settings = load_backend(self.plugin).manifest.settings
+        return settled(settings, asked()["settings"], tmp_path)
+
+    @pytest.fixture
+    def small(self, config: Mapping[str, str], tmp_path: Path) -> Any:  # noqa: ANN401 - a mapping or None
+        """Return the settings of a small store, if some were given."""
+        small = asked()["small"]
+        if small is None:
+            return None
+        settings = load_backend(self.plugin).manifest.settings
+        return dict(config) | settled(settings, small, tmp_path / "small")
