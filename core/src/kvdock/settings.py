@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +23,10 @@ T = TypeVar("T")
 
 _POWERS = MappingProxyType({"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50})
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B)?", re.IGNORECASE)
+_SECONDS = MappingProxyType(
+    {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|min|h)?")
 _BOOLS = MappingProxyType(
     {"1": True, "true": True, "yes": True, "on": True}
     | {
@@ -66,6 +71,57 @@ def size(default: int, *, help: str) -> Any:  # noqa: A002, ANN401 - as attrs.fi
     """Declare a setting that is a size in bytes."""
     return attrs.field(
         default=default, converter=parse_bytes, metadata={"help": help, "unit": "bytes"}
+    )
+
+
+def parse_seconds(value: str | float) -> float:
+    """Read a duration: a number of seconds, or text such as "250 ms".
+
+    Raises:
+        SettingsError: If it is not a duration.
+    """
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value.strip().lower())
+        if match:
+            number, unit = match.groups()
+            return float(number) * _SECONDS[unit or "s"]
+    elif not isinstance(value, bool) and 0 <= value < float("inf"):
+        return float(value)
+    raise SettingsError(
+        f"{value!r} is not a duration", fix='Write it like "250 ms", "5 s" or 1.5.'
+    )
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration as `parse_seconds` reads it."""
+    if 0 < seconds < 1:
+        return f"{seconds * 1e3:g} ms"
+    return f"{seconds:g} s"
+
+
+def duration(default: str, *, help: str) -> Any:  # noqa: A002, ANN401 - as attrs.field
+    """Declare a setting that is a duration in seconds."""
+    return attrs.field(
+        default=parse_seconds(default),
+        converter=parse_seconds,
+        metadata={"help": help, "unit": "seconds"},
+    )
+
+
+def count(default: int, *, help: str, least: int = 0) -> Any:  # noqa: A002, ANN401 - as attrs.field
+    """Declare a setting that is a number of things, `least` or more."""
+
+    def enough(_: object, field: attrs.Attribute[int], value: int) -> None:
+        if value < least:
+            raise SettingsError(f"{field.name} must be at least {least}, not {value}")
+
+    return attrs.field(default=default, validator=enough, metadata={"help": help})
+
+
+def secret(default: object = attrs.NOTHING, *, help: str) -> Any:  # noqa: A002, ANN401 - as attrs.field
+    """Declare a setting that is never shown: a password, a token."""
+    return attrs.field(
+        default=default, repr=False, metadata={"help": help, "secret": True}
     )
 
 
@@ -116,7 +172,17 @@ def _converter() -> Converter:
     converter.register_structure_hook(bool, _to_bool)
     converter.register_structure_hook(int, _to_int)
     converter.register_structure_hook(str, _to_str)
+    # A StrEnum is a str as well, and would be taken for plain text.
+    converter.register_structure_hook(StrEnum, _to_word)
     return converter
+
+
+def _to_word(value: object, kind: type[StrEnum]) -> StrEnum:
+    words = [str(word) for word in kind]
+    if str(value) in words:
+        return kind(str(value))
+    hint = nearest(str(value), words) or f"Known words: {', '.join(words)}."
+    raise ValueError(f"{value!r} is not known. {hint}")
 
 
 def _to_bool(value: object, _: object) -> bool:

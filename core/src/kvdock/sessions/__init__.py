@@ -1,0 +1,9 @@
+"""Moving pages safely: whatever a backend does, the engine gets an answer."""
+
+from __future__ import annotations
+
+from kvdock.sessions.attachment import Attachment
+from kvdock.sessions.leases import Lease, Leases
+from kvdock.sessions.results import NO_PAGE, Moved
+
+__all__ = ["NO_PAGE", "Attachment", "Lease", "Leases", "Moved"]

@@ -1,0 +1,31 @@
+"""What a call on an attachment returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from kvdock.batches import Outcomes
+
+NO_PAGE = -1
+"""Page index of a position for which a pool has no page."""
+
+
+@attrs.frozen(eq=False)
+class Moved:
+    """What became of the pages of one call.
+
+    Args:
+        pages: Length of the prefix that is complete: stored or loaded by all
+            required pools.
+        outcomes: Pool name to uint8 (n,), an `Outcome` for each position; a
+            position without a page is ABSENT.
+        nbytes: Pool name to bytes moved for pages that are OK.
+    """
+
+    pages: int
+    outcomes: Mapping[str, Outcomes] = attrs.field(repr=False)
+    nbytes: Mapping[str, int]
