@@ -109,9 +109,7 @@ class TransferSettings:
         StopPolicy.BEST_EFFORT, help="When the engine stops waiting for a prefetch."
     )
     stop_base: float = duration("1 s", help="Base of the timeout policy.")
-    stop_per_ki_token: float = duration(
-        "250 ms", help="What each 1024 tokens add to it."
-    )
+    stop_growth: float = duration("250 ms", help="What each 1024 tokens add to it.")
 
 
 @attrs.frozen(kw_only=True)

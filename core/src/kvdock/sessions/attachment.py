@@ -98,17 +98,19 @@ class Attachment:
         """Close the attachment."""
         self.close()
 
-    def close(self) -> bool:
+    def close(self, timeout_s: float | None = None) -> bool:
         """Release every pool; the attachment then stores and finds nothing.
 
-        Ends within `core.deadlines.close`. A backend with a call that has not
-        ended is released by that call's end; until then `settle` is false and
-        the pools' memory must stay.
+        Ends within `timeout_s` or `core.deadlines.close`. A backend with a
+        call that has not ended is released by that call's end; until then
+        `settle` is false and the pools' memory must stay.
 
         Returns:
             Whether every call has ended.
         """
-        return self._moorings.close(self.core.deadlines.close)
+        if timeout_s is None:
+            timeout_s = self.core.deadlines.close
+        return self._moorings.close(timeout_s)
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until no call is running, those left behind included."""
@@ -137,7 +139,7 @@ class Attachment:
         An engine asks it before it gives a page another use, and counts its
         own device copies in it.
         """
-        return self._berths[pool].leases
+        return self.berths[pool].leases
 
     def breakers(self) -> Mapping[str, Mapping[Operation, str]]:
         """Return the state of every breaker, by backend and operation."""
@@ -151,7 +153,7 @@ class Attachment:
         timeout_s = self.core.deadlines.get
         return tuple(
             finding
-            for name in self._berths
+            for name in self.berths
             for finding in self._moorings.probes[name].self_test(timeout_s)
         )
 
@@ -161,7 +163,7 @@ class Attachment:
         Args:
             hashes: Page hashes of a prefix, in order.
         """
-        berths = self._berths
+        berths = self.berths
         check_hashes(hashes)
         deadline_s = time.monotonic() + self.core.deadlines.exists
         there = {
@@ -181,7 +183,7 @@ class Attachment:
                 `NO_PAGE` where the pool has none. A pool that shares another
                 one's indices may be left out.
         """
-        berths = self._berths
+        berths = self.berths
         where = self.places(hashes, pages)
         deadline_s = time.monotonic() + self.core.deadlines.put
         outcomes: dict[str, Outcomes] = {}
@@ -197,7 +199,8 @@ class Attachment:
             nbytes[name] = int(stored.sum()) * berth.page_bytes
             if berth.pool.required:
                 good &= stored | ~given if not berth.pool.anchor else stored
-        return Moved(int(np.logical_and.accumulate(good).sum()), outcomes, nbytes)
+        stored_pages = int(np.logical_and.accumulate(good).sum())
+        return Moved(stored_pages, outcomes, nbytes, where)
 
     def get(self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]) -> Moved:
         """Load pages: the anchor first, then sidecars for what was read.
@@ -211,7 +214,7 @@ class Attachment:
             `pages` is the longest prefix that is whole in memory: all of it,
             or a shorter one that the loaded pages still allow.
         """
-        berths = self._berths
+        berths = self.berths
         where = self.places(hashes, pages)
         deadline_s = time.monotonic() + self.core.deadlines.get
         outcomes: dict[str, Outcomes] = {}
@@ -232,7 +235,7 @@ class Attachment:
         nbytes = {
             name: int(ok.sum()) * berths[name].page_bytes for name, ok in loaded.items()
         }
-        return Moved(hits.best, outcomes, nbytes)
+        return Moved(hits.best, outcomes, nbytes, where)
 
     def clear(self) -> Mapping[str, Outcome]:
         """Forget everything of this namespace, and nothing else.
@@ -242,7 +245,7 @@ class Attachment:
         """
         cleared: dict[str, Outcome] = {}
         deadline_s = time.monotonic() + self.core.deadlines.clear
-        for berth in self._berths.values():
+        for berth in self.berths.values():
             line = berth.line
             if line.name not in cleared:
                 line.misses.clear()
@@ -265,7 +268,7 @@ class Attachment:
             RegionError: If a pool is unknown, is given no pages, or is given
                 pages outside of its memory.
         """
-        berths = self._berths
+        berths = self.berths
         check_hashes(hashes)
         for name in pages:
             if name not in berths and name not in {
@@ -311,7 +314,12 @@ class Attachment:
         )
 
     @property
-    def _berths(self) -> Mapping[str, Berth]:
+    def berths(self) -> Mapping[str, Berth]:
+        """The attached pools and their ways, anchor first.
+
+        Raises:
+            KvdockError: If the attachment is closed.
+        """
         # A copy: closing in another thread must not change it under a call.
         berths = self._moorings.berths.copy()
         if not berths:

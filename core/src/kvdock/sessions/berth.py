@@ -200,7 +200,7 @@ class Berth:
                 PagesHeld(
                     pool=self.pool.name,
                     pages=self.region.pages,
-                    leased=self.leases.host_pages,
+                    leased=self.leases.leased_pages,
                 )
             )
 

@@ -9,7 +9,7 @@ are the engine's own and counted apart.
 from __future__ import annotations
 
 import threading
-import time
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import attrs
@@ -34,8 +34,20 @@ class Lease:
         self.book.end(self)
 
 
+class Side(StrEnum):
+    """Whose reference keeps a page from being recycled."""
+
+    HOST = "host"
+    """A transfer to or from storage that has the page on its list."""
+    DEVICE = "device"
+    """A copy between host and device that the engine makes."""
+
+
 class Leases:
-    """References to the pages of one pool, by side.
+    """References to the pages of one pool.
+
+    A lease is exclusive: one storage call. References only count: transfers
+    that will come to a page later, and the engine's device copies.
 
     Args:
         pages: How many pages the pool has.
@@ -43,19 +55,18 @@ class Leases:
 
     def __init__(self, pages: int) -> None:
         self._changed = threading.Condition(threading.Lock())
-        self._host = np.zeros(pages, np.int32)
-        self._device = np.zeros(pages, np.int32)
+        self._leased = np.zeros(pages, np.bool_)
+        self._references = {side: np.zeros(pages, np.int32) for side in Side}
         self._order = np.zeros(pages, np.int64)
 
     @property
-    def host_pages(self) -> int:
+    def leased_pages(self) -> int:
         """Pages that a storage call may touch."""
-        return int(np.count_nonzero(self._host))
+        return int(np.count_nonzero(self._leased))
 
-    @property
-    def device_pages(self) -> int:
-        """Pages that a device copy may touch."""
-        return int(np.count_nonzero(self._device))
+    def referred_pages(self, side: Side) -> int:
+        """Return how many pages have references of a side."""
+        return int(np.count_nonzero(self._references[side]))
 
     def take(self, pages: Int64s, *, writing: bool) -> tuple[Bools, Lease]:
         """Lease those pages that nobody else touches, for a storage call.
@@ -73,14 +84,14 @@ class Leases:
         """
         places = np.arange(len(pages))
         with self._changed:
-            free = self._host[pages] == 0
+            free = ~self._leased[pages]
             if writing:
-                free &= self._device[pages] == 0
+                free &= self._references[Side.DEVICE][pages] == 0
             # The last position that writes its number into a page keeps it.
             self._order[pages[::-1]] = places[::-1]
             free &= self._order[pages] == places
             taken = pages[free]
-            self._host[taken] = 1
+            self._leased[taken] = True
         return free, Lease(self, taken)
 
     def end(self, lease: Lease) -> None:
@@ -88,28 +99,30 @@ class Leases:
         with self._changed:
             if lease._open[0]:  # noqa: SLF001 - the lease's own book
                 lease._open[0] = False  # noqa: SLF001 - same
-                self._host[lease.pages] = 0
+                self._leased[lease.pages] = False
                 self._changed.notify_all()
 
-    def device(self, pages: npt.ArrayLike, references: int) -> None:
-        """Count device copies that begin (+1) or end (-1) on pages."""
+    def refer(self, side: Side, pages: npt.ArrayLike, references: int) -> None:
+        """Count references that begin (+1) or end (-1) on pages."""
         with self._changed:
-            np.add.at(self._device, np.asarray(pages, np.int64), references)
+            np.add.at(self._references[side], np.asarray(pages, np.int64), references)
             self._changed.notify_all()
 
     def busy(self, pages: npt.ArrayLike) -> Bools:
         """Return which pages must not be recycled yet, bool (n,)."""
-        which = np.asarray(pages, np.int64)
         with self._changed:
-            held: Bools = (self._host[which] > 0) | (self._device[which] > 0)
-        return held
+            return self._busy(np.asarray(pages, np.int64))
 
     def wait(self, pages: npt.ArrayLike, timeout_s: float) -> bool:
         """Wait until none of the pages is busy; return whether it came true."""
         which = np.asarray(pages, np.int64)
-        end = time.monotonic() + timeout_s
         with self._changed:
             return self._changed.wait_for(
-                lambda: not (self._host[which].any() or self._device[which].any()),
-                max(0.0, end - time.monotonic()),
+                lambda: not self._busy(which).any(), timeout_s
             )
+
+    def _busy(self, which: Int64s) -> Bools:
+        busy = self._leased[which]
+        for references in self._references.values():
+            busy |= references[which] > 0
+        return busy

@@ -7,6 +7,7 @@ per key by the deadline.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import AttachError, BatchError, KvdockError
 from kvdock.events import BreakerMoved, CallsBehind, Event
 from kvdock.sessions.breaker import Breaker, BreakerState
-from kvdock.sessions.complaints import Complaints, log
+from kvdock.sessions.complaints import Complaints
 from kvdock.sessions.crew import Crew, NoHands, Overrun
 from kvdock.sessions.misses import Misses
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from kvdock.hookspecs import AttachConfig
     from kvdock.pools import PoolSpec
     from kvdock.regions import Region
+
+log = logging.getLogger("kvdock")
+
 
 _LOST = (Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
 

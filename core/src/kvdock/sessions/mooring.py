@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -17,7 +18,6 @@ from kvdock.keys import check_suffixes, namespace_digest, namespace_record
 from kvdock.regions import Region
 from kvdock.routing import Check, Path, Plan, Route
 from kvdock.sessions.berth import Berth
-from kvdock.sessions.complaints import log
 from kvdock.sessions.leases import Leases
 from kvdock.sessions.line import Line
 from kvdock.sessions.probes import Probe
@@ -28,6 +28,9 @@ from kvdock.sessions.ways import Direct, Marks, Staged, Way
 if TYPE_CHECKING:
     from kvdock.dock import Dock
     from kvdock.keys import Namespace
+
+
+log = logging.getLogger("kvdock")
 
 
 @attrs.frozen(eq=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 if TYPE_CHECKING:
-    from kvdock.batches import Outcomes
+    from kvdock.batches import Int64s, Outcomes
 
 NO_PAGE = -1
 """Page index of a position for which a pool has no page."""
@@ -24,8 +24,11 @@ class Moved:
         outcomes: Pool name to uint8 (n,), an `Outcome` for each position; a
             position without a page is ABSENT.
         nbytes: Pool name to bytes moved for pages that are OK.
+        places: Pool name to int64 (n,), the page of each position that was
+            asked for; tells where the pages of a trailing window went.
     """
 
     pages: int
     outcomes: Mapping[str, Outcomes] = attrs.field(repr=False)
     nbytes: Mapping[str, int]
+    places: Mapping[str, Int64s] = attrs.field(factory=dict, repr=False)
