@@ -8,6 +8,7 @@ left behind is bounded; at the bound nothing more is started.
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import os
 import threading
@@ -37,11 +38,13 @@ class Crashed(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
 class _Job:
     """One call, from the hand-over to its end."""
 
-    __slots__ = ("done", "ended", "error", "late", "result", "work")
+    __slots__ = ("context", "done", "ended", "error", "late", "result", "work")
 
     def __init__(self, work: Callable[[], Any], late: Late | None) -> None:
         self.work: Callable[[], Any] | None = work
         self.late = late
+        # The engine's trace goes on in the thread that does the work.
+        self.context = contextvars.copy_context()
         self.done = threading.Lock()
         self.done.acquire()
         self.ended = False
@@ -52,7 +55,7 @@ class _Job:
         """Do the work and keep what came of it."""
         work, self.work = self.work, None
         try:
-            self.result = work() if work else None
+            self.result = self.context.run(work) if work else None
         except Exception as error:  # noqa: BLE001 - carried to the caller
             self.error = error
         except BaseException as error:  # noqa: BLE001 - same, but it must not end him

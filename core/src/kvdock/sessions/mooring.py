@@ -12,7 +12,7 @@ import attrs
 from kvdock.core_settings import CoreSettings
 from kvdock.core_settings import Staging as StagingChoice
 from kvdock.errors import AttachError, nearest
-from kvdock.events import PoolRouted
+from kvdock.events import PagesHeld, PoolRouted
 from kvdock.hookspecs import AttachConfig
 from kvdock.keys import check_suffixes, namespace_digest, namespace_record
 from kvdock.regions import Region
@@ -145,6 +145,10 @@ def _announce(moorings: Moorings, plan: Plan) -> None:
                     enabled=route.backend is not None,
                     reason=route.reason,
                 )
+            )
+        for berth in moorings.berths.values():
+            line.tell(
+                PagesHeld(pool=berth.pool.name, pages=berth.region.pages, leased=0)
             )
 
 
