@@ -11,17 +11,14 @@ import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
+import pluggy
 
 from kvdock.contract import Breach, Stage, accept
 from kvdock.errors import PluginError, nearest
-
-if TYPE_CHECKING:
-    import pluggy
-
-    from kvdock.manifest import Manifest
+from kvdock.manifest import Manifest
 
 GROUP = "kvdock.backends"
 ALLOW_VARIABLE = "KVDOCK_PLUGINS"

@@ -24,6 +24,7 @@ from kvdock.errors import AttachError, KvdockError, RegionError, nearest
 from kvdock.events import PagesRestored
 from kvdock.hits import Bools, Hits, evaluate
 from kvdock.keys import check_hashes
+from kvdock.routing import Plan
 from kvdock.sessions.mooring import Moorings, moor
 from kvdock.sessions.results import NO_PAGE, Moved
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from kvdock.keys import Namespace
     from kvdock.pools import PoolSpec
     from kvdock.regions import Int64s, Region
-    from kvdock.routing import Plan
     from kvdock.sessions.berth import Berth
     from kvdock.sessions.leases import Leases
 
