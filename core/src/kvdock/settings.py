@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin
 
 import attrs
 
@@ -142,17 +142,7 @@ def structure(cls: type[T], given: Mapping[str, object], *, where: str) -> T:
         SettingsError: On an unknown key (with the nearest known one), a
             missing one, or a value of the wrong kind.
     """
-    fields = {field.name: field for field in attrs.fields(cls)}  # type: ignore[arg-type]
-    for key in given:
-        if key not in fields:
-            known = ", ".join(fields) or "none"
-            raise SettingsError(
-                f"{where}: unknown setting {key!r}",
-                fix=nearest(key, fields) or f"Known settings: {known}.",
-            )
-    for name, field in fields.items():
-        if field.default is attrs.NOTHING and name not in given:
-            raise SettingsError(f"{where}: setting {name!r} is missing")
+    check_keys(cls, given, where=where)
     from cattrs import transform_error  # noqa: PLC0415 - 40 ms that a listing saves
 
     try:
@@ -160,8 +150,47 @@ def structure(cls: type[T], given: Mapping[str, object], *, where: str) -> T:
     except SettingsError as error:
         raise SettingsError(f"{where}: {error.what}", fix=error.fix) from error
     except Exception as error:
-        reasons = "; ".join(transform_error(error, path=where))
-        raise SettingsError(reasons) from error
+        reasons = transform_error(error, path=where, format_exception=_reason)
+        raise SettingsError("; ".join(reasons)) from error
+
+
+def check_keys(cls: type, given: Mapping[str, object], *, where: str) -> None:
+    """Refuse settings that a class, or a group in it, does not know or lacks.
+
+    Raises:
+        SettingsError: On an unknown key, with the nearest known one, and on
+            one that is missing.
+    """
+    fields = fields_of(cls)
+    for key, value in given.items():
+        if key not in fields:
+            known = ", ".join(fields) or "none"
+            raise SettingsError(
+                f"{where}: unknown setting {key!r}",
+                fix=nearest(key, fields) or f"Known settings: {known}.",
+            )
+        group = fields[key].type
+        if isinstance(group, type) and attrs.has(group):
+            if not isinstance(value, Mapping):
+                raise SettingsError(f"{where}: {key!r} is a group of settings")
+            check_keys(group, value, where=f"{where}, {key}")
+    for name, field in fields.items():
+        if field.default is attrs.NOTHING and name not in given:
+            raise SettingsError(f"{where}: setting {name!r} is missing")
+
+
+def fields_of(cls: type) -> dict[str, attrs.Attribute[Any]]:
+    """Return the fields of a settings class by name, their types resolved."""
+    attrs.resolve_types(cls)
+    return {field.name: field for field in attrs.fields(cls)}
+
+
+def _reason(error: BaseException, wanted: type | None) -> str:
+    from cattrs.v import format_exception  # noqa: PLC0415 - as above
+
+    if isinstance(error, SettingsError | ValueError):
+        return str(error).rstrip(".")
+    return format_exception(error, wanted)
 
 
 def _converter() -> Converter:
@@ -174,7 +203,21 @@ def _converter() -> Converter:
     converter.register_structure_hook(str, _to_str)
     # A StrEnum is a str as well, and would be taken for plain text.
     converter.register_structure_hook(StrEnum, _to_word)
+    converter.register_structure_hook_func(
+        lambda kind: cast("object", get_origin(kind)) is tuple,
+        lambda value, kind: _to_words(converter, value, kind),
+    )
     return converter
+
+
+def _to_words(converter: Converter, value: object, kind: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a type's own arguments
+    """Read a list, or text with commas, as the environment has it."""
+    if isinstance(value, str):
+        value = [word for word in map(str.strip, value.split(",")) if word]
+    if not isinstance(value, list | tuple):
+        raise SettingsError(f"{value!r} is no list")
+    of, *_ = get_args(kind)
+    return tuple(converter.structure(one, of) for one in value)
 
 
 def _to_word(value: object, kind: type[StrEnum]) -> StrEnum:
