@@ -8,10 +8,12 @@ success. Each of these is an event. Per batch at most, never per page.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.batches import Operation, Outcome
+if TYPE_CHECKING:
+    from kvdock.batches import Operation, Outcome
 
 
 @attrs.frozen(kw_only=True)

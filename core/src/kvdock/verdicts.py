@@ -225,6 +225,11 @@ def _path(case: _Case) -> tuple[Path, ObjectUnit, str, bool]:
     allocate = bool(case.manifest.host_allocator) and case.needs.allocator is None
     if case.verdict(Capability.MULTI_BUFFER):
         return Path.ZERO_COPY, ObjectUnit.PAGE, "", allocate
+    return _one_piece(case, allocate=allocate)
+
+
+def _one_piece(case: _Case, *, allocate: bool) -> tuple[Path, ObjectUnit, str, bool]:
+    """Choose for a backend that takes one piece of memory at a time."""
     if case.check is Check.TRAILER:
         # A trailer is one more piece, so the object has to be put together.
         return Path.STAGED, ObjectUnit.PAGE, "a trailer is a second piece", False
@@ -293,7 +298,9 @@ def declared(  # noqa: C901, PLR0911, PLR0912 - one answer for each capability
 def _with_trailer(pool: PoolSpec, shard: Shard, manifest: Manifest) -> Verdict:
     largest = max(stored.nbytes for stored in pool.objects(shard)) + TRAILER_BYTES
     limit = manifest.max_object_bytes
-    return _limit(manifest.name, largest, limit, "objects of {} bytes, trailer included")
+    return _limit(
+        manifest.name, largest, limit, "objects of {} bytes, trailer included"
+    )
 
 
 def _graded(capability: Capability, pool: PoolSpec, manifest: Manifest) -> Verdict:

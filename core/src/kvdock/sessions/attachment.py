@@ -24,7 +24,6 @@ from kvdock.errors import AttachError, KvdockError, RegionError, nearest
 from kvdock.events import PagesRestored
 from kvdock.hits import Bools, Hits, evaluate
 from kvdock.keys import check_hashes
-from kvdock.routing import Plan
 from kvdock.sessions.mooring import Moorings, moor
 from kvdock.sessions.results import NO_PAGE, Moved
 
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from kvdock.keys import Namespace
     from kvdock.pools import PoolSpec
     from kvdock.regions import Int64s, Region
+    from kvdock.routing import Plan
     from kvdock.sessions.berth import Berth
     from kvdock.sessions.leases import Leases
 
@@ -272,7 +272,7 @@ class Attachment:
         check_hashes(hashes)
         for name in pages:
             if name not in berths and name not in {
-                route.pool.name for route in self.plan.refused
+                route.pool.name for route in self.plan.routes
             }:
                 raise RegionError(
                     f"pages are given for {name!r}, which is not attached",

@@ -12,15 +12,14 @@ import numpy as np
 from kvdock.batches import Batch, Operation, Outcome, Outcomes
 from kvdock.events import BatchEnded, PagesHeld
 from kvdock.keys import build_keys
-from kvdock.pools import PoolSpec
-from kvdock.regions import Region
 from kvdock.sessions.leases import Lease, Leases
-from kvdock.sessions.line import Line
 from kvdock.sessions.ways import Cargo, Way
 
 if TYPE_CHECKING:
     from kvdock.hits import Bools
-    from kvdock.regions import Int64s
+    from kvdock.pools import PoolSpec
+    from kvdock.regions import Int64s, Region
+    from kvdock.sessions.line import Line
 
 _WRONG = (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
 _DEAD = (*_WRONG, Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)

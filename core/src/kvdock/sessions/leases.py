@@ -16,10 +16,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.regions import Int64s
-
 if TYPE_CHECKING:
     from kvdock.hits import Bools
+    from kvdock.regions import Int64s
 
 
 @attrs.frozen(eq=False)

@@ -18,11 +18,10 @@ import numpy as np
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.hookspecs import Finding
 from kvdock.keys import build_keys
-from kvdock.sessions.line import Line
-from kvdock.sessions.staging import Staging
 
 if TYPE_CHECKING:
-    from kvdock.sessions.staging import Area
+    from kvdock.sessions.line import Line
+    from kvdock.sessions.staging import Area, Staging
 
 
 @attrs.frozen(eq=False)

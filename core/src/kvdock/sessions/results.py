@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.batches import Int64s, Outcomes
+if TYPE_CHECKING:
+    from kvdock.batches import Int64s, Outcomes
 
 NO_PAGE = -1
 """Page index of a position for which a pool has no page."""

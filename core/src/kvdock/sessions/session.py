@@ -18,8 +18,6 @@ import numpy.typing as npt
 from kvdock.batches import Outcome
 from kvdock.errors import RegionError
 from kvdock.pools import HitPolicy
-from kvdock.regions import Int64s
-from kvdock.sessions.attachment import Attachment
 from kvdock.sessions.lanes import Lane
 from kvdock.sessions.leases import Side
 from kvdock.sessions.prefetch import Prefetch
@@ -29,6 +27,9 @@ from kvdock.sessions.tickets import Ticket, TicketState
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
+
+    from kvdock.regions import Int64s
+    from kvdock.sessions.attachment import Attachment
 
 
 Ended = Callable[[Ticket], None]

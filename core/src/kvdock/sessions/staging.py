@@ -19,8 +19,8 @@ import xxhash
 
 from kvdock.batches import Outcome, Outcomes
 from kvdock.regions import Block, Int64s, Region
-from kvdock.routing import TRAILER_BYTES
 from kvdock.sessions.trailers import TRAILER, compared, sealed, with_trailer
+from kvdock.verdicts import TRAILER_BYTES
 
 ALIGN_BYTES = 4096
 """Where an area and each row begins, for direct I/O."""

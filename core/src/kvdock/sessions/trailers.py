@@ -19,7 +19,7 @@ import xxhash
 
 from kvdock.batches import Outcome, Outcomes
 from kvdock.regions import Block, Int64s, Region
-from kvdock.routing import TRAILER_BYTES
+from kvdock.verdicts import TRAILER_BYTES
 
 if TYPE_CHECKING:
     from kvdock.pools import StoredObject

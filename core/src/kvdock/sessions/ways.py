@@ -15,13 +15,13 @@ import attrs
 import numpy as np
 
 from kvdock.batches import Batch, Operation, Outcome, Outcomes
-from kvdock.regions import Int64s, Region
-from kvdock.sessions.leases import Lease
-from kvdock.sessions.staging import Staging
-from kvdock.sessions.trailers import Trailers
 
 if TYPE_CHECKING:
+    from kvdock.regions import Int64s, Region
+    from kvdock.sessions.leases import Lease
     from kvdock.sessions.line import Line
+    from kvdock.sessions.staging import Staging
+    from kvdock.sessions.trailers import Trailers
 
 
 @attrs.frozen(eq=False)

@@ -33,6 +33,7 @@ from kvdock.manifest import (
 )
 from kvdock.pools import HitPolicy, Layout, Part, Per, PoolKind, PoolSpec, Shard
 from kvdock.regions import Region
+from kvdock.routing import Needs
 from kvdock.sessions import Attachment
 
 Bytes = npt.NDArray[np.uint8]
@@ -256,7 +257,7 @@ class Engine:
             self.pools,
             self.shard,
             overrides=self.overrides,
-            integrity=self.core.integrity,
+            needs=Needs(checks=self.core.integrity),
         )
         self.memory = {
             pool.name: np.zeros((PAGES, pool.page_bytes(self.shard)), np.uint8)
