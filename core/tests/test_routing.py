@@ -26,7 +26,7 @@ from kvdock.pools import (
     Shard,
     Sharding,
 )
-from kvdock.routing import Needs, Path, Plan, Route, plan_routes
+from kvdock.routing import Check, Needs, Path, Plan, Route, plan_routes
 
 EVERYTHING = KindSupport(
     hit_policies=HitPolicy,
@@ -48,6 +48,7 @@ def backend(
     given: dict[str, Any] = {
         "kinds": dict.fromkeys(PoolKind, attrs.evolve(EVERYTHING, **kind)),
         "zero_copy": Support.NATIVE,
+        "integrity": Support.NATIVE,
     }
     return Manifest(name=name, api=API_VERSION, summary=name, **(given | said))
 
@@ -153,7 +154,12 @@ REFUSALS: dict[str, tuple[PoolSpec, dict[str, Any], Needs, str]] = {
         Needs(clear_reach=Scope.NAMESPACE),
         "clears as far as cluster",
     ),
-    "integrity": (KV, {}, Needs(integrity=True), "says nothing about integrity"),
+    "integrity": (
+        KV,
+        {"integrity": Support.UNDECLARED},
+        Needs(integrity=True),
+        "says nothing about integrity",
+    ),
     "eviction": (
         KV,
         {"eviction": Support.NO},
@@ -385,3 +391,38 @@ def test_the_table_shows_winner_and_reasons() -> None:
         "draft  mla draft  optional  512 B   a        zero copy, one object a page\n"
         "                                    not b    staged, one object a page"
     )
+
+
+def test_a_backend_that_does_not_verify_gets_trailers_and_the_table_says_so() -> None:
+    one = plan(KV, by=[backend(integrity=Support.UNDECLARED)]).anchor
+    assert one.check is Check.TRAILER
+    assert one.reason == "zero copy, one object a page; verified by a trailer"
+    assert plan(KV).anchor.check is Check.BACKEND
+
+
+def test_a_trailer_is_a_second_piece() -> None:
+    poor = backend(kind={"multi_buffer": Support.NO}, integrity=Support.NO)
+    one = plan(KV, by=[poor]).anchor
+    assert one.path is Path.STAGED
+    assert "a trailer is a second piece" in one.reason
+    unchecked = plan(KV, by=[poor], needs=Needs(checks="off")).anchor
+    assert unchecked.path is Path.ZERO_COPY
+    assert "UNVERIFIED by choice" in unchecked.reason
+
+
+def test_a_trailer_counts_towards_the_largest_object() -> None:
+    largest = KV.page_bytes(Shard())
+    limited = backend(integrity=Support.NO, max_object_bytes=largest)
+    with pytest.raises(NoRoute, match="trailer included"):
+        plan(KV, by=[limited])
+    assert plan(KV, by=[limited], needs=Needs(checks="off")).anchor.backend
+
+
+def test_verifying_can_be_doubled_but_counting_needs_none() -> None:
+    always = Needs(checks="always")
+    assert plan(KV, needs=always).anchor.check is Check.TRAILER
+    mark = PoolSpec(
+        name="mark", kind="logical", parts=(), layers=(), page_tokens=8, anchor=True
+    )
+    counted = plan(mark, by=[backend(integrity=Support.NO)]).anchor
+    assert counted.check is Check.BACKEND

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from kvdock.routing import Plan as Plan
     from kvdock.routing import plan_routes as plan_routes
     from kvdock.sessions import Attachment as Attachment
+    from kvdock.sessions import Session as Session
 
 _HOMES = MappingProxyType(
     {
@@ -92,7 +93,7 @@ _HOMES = MappingProxyType(
         ),
         "regions": ("Block", "Region"),
         "routing": ("Needs", "Plan", "plan_routes"),
-        "sessions": ("Attachment",),
+        "sessions": ("Attachment", "Session"),
     }
 )
 _HOME = MappingProxyType(

@@ -80,6 +80,8 @@ class Batch:
             operation moves no bytes.
         sizes: int64 (n, segments), bytes; 0 pads a row with fewer segments.
         deadline_s: When to give up, on `time.monotonic()`'s clock.
+        pool: Whose pages these are; for observers, since a backend's handle
+            says it already.
     """
 
     operation: Operation
@@ -87,6 +89,7 @@ class Batch:
     addresses: Int64s = attrs.field(default=_NOTHING, converter=_matrix, repr=False)
     sizes: Int64s = attrs.field(default=_NOTHING, converter=_matrix, repr=False)
     deadline_s: float = float("inf")
+    pool: str = ""
 
     def __attrs_post_init__(self) -> None:
         """Refuse arrays that do not belong to the keys."""

@@ -44,7 +44,7 @@ class Accepted:
     """What a plugin that keeps the contract consists of."""
 
     manifest: Manifest
-    hooks: pluggy.HookRelay
+    manager: pluggy.PluginManager
     implemented: frozenset[str]
 
 
@@ -83,7 +83,7 @@ def accept(plugin: object, name: str, distribution: str) -> Accepted:
             f"{type(error).__name__}: {' '.join(str(error).split())}",
             "Compare its hooks with kvdock.hookspecs.",
         ) from error
-    return Accepted(manifest, manager.hook, frozenset(own))
+    return Accepted(manifest, manager, frozenset(own))
 
 
 def _marked(manager: pluggy.PluginManager, plugin: object) -> dict[str, str]:

@@ -86,8 +86,13 @@ class LoadedPlugin:
     candidate: Candidate
     manifest: Manifest
     path: str
-    hooks: pluggy.HookRelay = attrs.field(repr=False)
+    manager: pluggy.PluginManager = attrs.field(repr=False)
     implemented: frozenset[str]
+
+    @property
+    def hooks(self) -> pluggy.HookRelay:
+        """The plugin's hooks, with the observers around them."""
+        return self.manager.hook
 
 
 def installed(group: str = GROUP) -> tuple[Candidate, ...]:
@@ -235,7 +240,7 @@ def _loaded(candidate: Candidate) -> LoadedPlugin:
         candidate=candidate,
         manifest=accepted.manifest,
         path=path_of(plugin),
-        hooks=accepted.hooks,
+        manager=accepted.manager,
         implemented=accepted.implemented,
     )
 

@@ -1,4 +1,4 @@
-"""The hooks that a backend plugin implements: seven, and eight at most.
+"""The hooks: seven for backend plugins, and one for observers.
 
 Hooks run per load, per pool and per batch, never per page or per key. All of
 them are first-result hooks on a plugin manager of their own backend, so one
@@ -19,6 +19,7 @@ from kvdock.pools import Shard
 
 if TYPE_CHECKING:
     from kvdock.batches import Batch, BatchResult
+    from kvdock.events import Event
     from kvdock.manifest import Capability, Manifest, Verdict
     from kvdock.pools import PoolSpec
     from kvdock.regions import Region
@@ -179,5 +180,18 @@ def kvdock_release(handle: object) -> None:
     """Let go of a pool.
 
     Called once per handle when an attachment ends, after its last batch.
+    """
+    raise NotImplementedError
+
+
+# --- Observe: once per batch at most ----------------------------------------
+
+
+@hookspec
+def kvdock_observe(event: Event) -> None:
+    """Take note of what no wrapper of another hook can see.
+
+    Called on any thread, after the fact, for observers; a backend leaves it
+    out. Returns at once and raises nothing: what it costs, every batch pays.
     """
     raise NotImplementedError

@@ -13,12 +13,13 @@ import attrs
 
 from kvdock.errors import NoRoute, PluginError, nearest
 from kvdock.pools import PoolSpec, Shard, check_pools
-from kvdock.verdicts import Judge, Needs, Option, Path, consider
+from kvdock.verdicts import Check, Judge, Needs, Option, Path, consider
 
 if TYPE_CHECKING:
     from kvdock.manifest import Manifest
 
 __all__ = (
+    "Check",
     "Judge",
     "Needs",
     "Option",
@@ -43,6 +44,7 @@ class Route:
         absent: Whether this rank has nothing of the pool to keep, because
             its stage has none of the pool's layers.
         allocate: Whether the backend should bring the pool's memory.
+        check: Who verifies its pages.
     """
 
     pool: PoolSpec
@@ -52,6 +54,7 @@ class Route:
     options: tuple[Option, ...] = ()
     absent: bool = False
     allocate: bool = False
+    check: Check = Check.BACKEND
 
 
 @attrs.frozen
@@ -214,4 +217,5 @@ def _route(
         best.reason,
         options,
         allocate=best.allocate,
+        check=best.check,
     )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin
 
 import attrs
 
@@ -22,6 +23,10 @@ T = TypeVar("T")
 
 _POWERS = MappingProxyType({"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50})
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B)?", re.IGNORECASE)
+_SECONDS = MappingProxyType(
+    {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|min|h)?")
 _BOOLS = MappingProxyType(
     {"1": True, "true": True, "yes": True, "on": True}
     | {
@@ -69,6 +74,57 @@ def size(default: int, *, help: str) -> Any:  # noqa: A002, ANN401 - as attrs.fi
     )
 
 
+def parse_seconds(value: str | float) -> float:
+    """Read a duration: a number of seconds, or text such as "250 ms".
+
+    Raises:
+        SettingsError: If it is not a duration.
+    """
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value.strip().lower())
+        if match:
+            number, unit = match.groups()
+            return float(number) * _SECONDS[unit or "s"]
+    elif not isinstance(value, bool) and 0 <= value < float("inf"):
+        return float(value)
+    raise SettingsError(
+        f"{value!r} is not a duration", fix='Write it like "250 ms", "5 s" or 1.5.'
+    )
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration as `parse_seconds` reads it."""
+    if 0 < seconds < 1:
+        return f"{seconds * 1e3:g} ms"
+    return f"{seconds:g} s"
+
+
+def duration(default: str, *, help: str) -> Any:  # noqa: A002, ANN401 - as attrs.field
+    """Declare a setting that is a duration in seconds."""
+    return attrs.field(
+        default=parse_seconds(default),
+        converter=parse_seconds,
+        metadata={"help": help, "unit": "seconds"},
+    )
+
+
+def count(default: int, *, help: str, least: int = 0) -> Any:  # noqa: A002, ANN401 - as attrs.field
+    """Declare a setting that is a number of things, `least` or more."""
+
+    def enough(_: object, field: attrs.Attribute[int], value: int) -> None:
+        if value < least:
+            raise SettingsError(f"{field.name} must be at least {least}, not {value}")
+
+    return attrs.field(default=default, validator=enough, metadata={"help": help})
+
+
+def secret(default: object = attrs.NOTHING, *, help: str) -> Any:  # noqa: A002, ANN401 - as attrs.field
+    """Declare a setting that is never shown: a password, a token."""
+    return attrs.field(
+        default=default, repr=False, metadata={"help": help, "secret": True}
+    )
+
+
 def option(default: object = attrs.NOTHING, *, help: str) -> Any:  # noqa: A002, ANN401 - as attrs.field
     """Declare a setting of any other type."""
     return attrs.field(default=default, metadata={"help": help})
@@ -86,17 +142,7 @@ def structure(cls: type[T], given: Mapping[str, object], *, where: str) -> T:
         SettingsError: On an unknown key (with the nearest known one), a
             missing one, or a value of the wrong kind.
     """
-    fields = {field.name: field for field in attrs.fields(cls)}  # type: ignore[arg-type]
-    for key in given:
-        if key not in fields:
-            known = ", ".join(fields) or "none"
-            raise SettingsError(
-                f"{where}: unknown setting {key!r}",
-                fix=nearest(key, fields) or f"Known settings: {known}.",
-            )
-    for name, field in fields.items():
-        if field.default is attrs.NOTHING and name not in given:
-            raise SettingsError(f"{where}: setting {name!r} is missing")
+    check_keys(cls, given, where=where)
     from cattrs import transform_error  # noqa: PLC0415 - 40 ms that a listing saves
 
     try:
@@ -104,8 +150,47 @@ def structure(cls: type[T], given: Mapping[str, object], *, where: str) -> T:
     except SettingsError as error:
         raise SettingsError(f"{where}: {error.what}", fix=error.fix) from error
     except Exception as error:
-        reasons = "; ".join(transform_error(error, path=where))
-        raise SettingsError(reasons) from error
+        reasons = transform_error(error, path=where, format_exception=_reason)
+        raise SettingsError("; ".join(reasons)) from error
+
+
+def check_keys(cls: type, given: Mapping[str, object], *, where: str) -> None:
+    """Refuse settings that a class, or a group in it, does not know or lacks.
+
+    Raises:
+        SettingsError: On an unknown key, with the nearest known one, and on
+            one that is missing.
+    """
+    fields = fields_of(cls)
+    for key, value in given.items():
+        if key not in fields:
+            known = ", ".join(fields) or "none"
+            raise SettingsError(
+                f"{where}: unknown setting {key!r}",
+                fix=nearest(key, fields) or f"Known settings: {known}.",
+            )
+        group = fields[key].type
+        if isinstance(group, type) and attrs.has(group):
+            if not isinstance(value, Mapping):
+                raise SettingsError(f"{where}: {key!r} is a group of settings")
+            check_keys(group, value, where=f"{where}, {key}")
+    for name, field in fields.items():
+        if field.default is attrs.NOTHING and name not in given:
+            raise SettingsError(f"{where}: setting {name!r} is missing")
+
+
+def fields_of(cls: type) -> dict[str, attrs.Attribute[Any]]:
+    """Return the fields of a settings class by name, their types resolved."""
+    attrs.resolve_types(cls)
+    return {field.name: field for field in attrs.fields(cls)}
+
+
+def _reason(error: BaseException, wanted: type | None) -> str:
+    from cattrs.v import format_exception  # noqa: PLC0415 - as above
+
+    if isinstance(error, SettingsError | ValueError):
+        return str(error).rstrip(".")
+    return format_exception(error, wanted)
 
 
 def _converter() -> Converter:
@@ -116,7 +201,31 @@ def _converter() -> Converter:
     converter.register_structure_hook(bool, _to_bool)
     converter.register_structure_hook(int, _to_int)
     converter.register_structure_hook(str, _to_str)
+    # A StrEnum is a str as well, and would be taken for plain text.
+    converter.register_structure_hook(StrEnum, _to_word)
+    converter.register_structure_hook_func(
+        lambda kind: cast("object", get_origin(kind)) is tuple,
+        lambda value, kind: _to_words(converter, value, kind),
+    )
     return converter
+
+
+def _to_words(converter: Converter, value: object, kind: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a type's own arguments
+    """Read a list, or text with commas, as the environment has it."""
+    if isinstance(value, str):
+        value = [word for word in map(str.strip, value.split(",")) if word]
+    if not isinstance(value, list | tuple):
+        raise SettingsError(f"{value!r} is no list")
+    of, *_ = get_args(kind)
+    return tuple(converter.structure(one, of) for one in value)
+
+
+def _to_word(value: object, kind: type[StrEnum]) -> StrEnum:
+    words = [str(word) for word in kind]
+    if str(value) in words:
+        return kind(str(value))
+    hint = nearest(str(value), words) or f"Known words: {', '.join(words)}."
+    raise ValueError(f"{value!r} is not known. {hint}")
 
 
 def _to_bool(value: object, _: object) -> bool:

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 import attrs
 
+from kvdock.core_settings import Integrity
 from kvdock.manifest import Capability, KindSupport, Manifest, Scope, Support, Verdict
 from kvdock.objects import segments_of
 from kvdock.pools import ObjectUnit, PoolSpec, Shard
@@ -20,6 +21,21 @@ Judge = Callable[[str, Capability, PoolSpec, Shard], Verdict | None]
 
 HASH_CHARS = 64
 """A page hash in hex; 64 more characters are the namespace's digest."""
+
+
+TRAILER_BYTES = 40
+"""What the core adds to an object whose backend does not verify it."""
+
+
+class Check(StrEnum):
+    """Who proves that a page's bytes are those that were stored."""
+
+    BACKEND = "verified by the backend"
+    """Its manifest says that it verifies length and content."""
+    TRAILER = "verified by a trailer"
+    """The core adds a trailer to each object."""
+    NONE = "UNVERIFIED by choice"
+    """Nobody, since integrity was switched off."""
 
 
 class Path(StrEnum):
@@ -42,6 +58,7 @@ class Needs:
         durability: What stored bytes must survive the end of.
         clear_reach: The farthest that a clear may go.
         integrity: Whether the backend must verify what it returns itself.
+        checks: Who verifies pages where that is left open.
         eviction: Whether it must make room by itself when it is full.
         fork_safe: Whether handles are used in forked children.
         direct_transfer: Whether pages also go straight to a peer's memory.
@@ -55,6 +72,7 @@ class Needs:
     durability: Scope = attrs.field(default=Scope.NONE, converter=Scope)
     clear_reach: Scope = attrs.field(default=Scope.CLUSTER, converter=Scope)
     integrity: bool = False
+    checks: Integrity = attrs.field(default=Integrity.AUTO, converter=Integrity)
     eviction: bool = False
     fork_safe: bool = False
     direct_transfer: bool = False
@@ -73,6 +91,7 @@ class Option:
         unit: How much of a page would go under one key.
         note: Why the path is not a better one, or "".
         allocate: Whether the pool should be allocated by the backend.
+        check: Who would verify its pages.
     """
 
     backend: str
@@ -81,6 +100,7 @@ class Option:
     unit: ObjectUnit
     note: str = ""
     allocate: bool = False
+    check: Check = Check.BACKEND
 
     @property
     def accepted(self) -> bool:
@@ -102,7 +122,9 @@ class Option:
         per = "one object a page"
         if self.unit is not ObjectUnit.PAGE:
             per = f"one object a {self.unit}"
-        return "; ".join([f"{path}, {per}", *emulated])
+        # What is usual is not repeated in every row.
+        check = [] if self.check is Check.BACKEND else [str(self.check)]
+        return "; ".join([f"{path}, {per}", *emulated, *check])
 
 
 @attrs.frozen
@@ -114,6 +136,15 @@ class _Case:
     manifest: Manifest
     needs: Needs
     judge: Judge | None
+
+    @property
+    def check(self) -> Check:
+        """Who verifies the pool's pages."""
+        checks = self.needs.checks
+        native = self.manifest.integrity is Support.NATIVE
+        if not self.pool.physical or (native and checks is not Integrity.ALWAYS):
+            return Check.BACKEND
+        return Check.NONE if checks is Integrity.OFF else Check.TRAILER
 
     def verdict(self, capability: Capability, pool: PoolSpec | None = None) -> Verdict:
         """Ask the backend, and where it has no opinion its manifest."""
@@ -148,7 +179,11 @@ def consider(
     verdicts += [(need, case.verdict(need)) for need in _needed(pool, shard, needs)]
     limits = (Capability.OBJECT_SIZE, Capability.BATCH_SIZE, Capability.KEY_SIZE)
     verdicts += [(limit, case.verdict(limit, sized)) for limit in limits]
-    return Option(manifest.name, tuple(verdicts), path, unit, note, allocate)
+    if case.check is Check.TRAILER:
+        verdicts.append((Capability.OBJECT_SIZE, _with_trailer(sized, shard, manifest)))
+    return Option(
+        manifest.name, tuple(verdicts), path, unit, note, allocate, case.check
+    )
 
 
 def _needed(pool: PoolSpec, shard: Shard, needs: Needs) -> list[Capability]:
@@ -190,6 +225,14 @@ def _path(case: _Case) -> tuple[Path, ObjectUnit, str, bool]:
     allocate = bool(case.manifest.host_allocator) and case.needs.allocator is None
     if case.verdict(Capability.MULTI_BUFFER):
         return Path.ZERO_COPY, ObjectUnit.PAGE, "", allocate
+    return _one_piece(case, allocate=allocate)
+
+
+def _one_piece(case: _Case, *, allocate: bool) -> tuple[Path, ObjectUnit, str, bool]:
+    """Choose for a backend that takes one piece of memory at a time."""
+    if case.check is Check.TRAILER:
+        # A trailer is one more piece, so the object has to be put together.
+        return Path.STAGED, ObjectUnit.PAGE, "a trailer is a second piece", False
     for unit in ObjectUnit:
         cut = attrs.evolve(case.pool, object_unit=unit)
         if segments_of(cut, case.shard) == 1 and case.verdict(
@@ -250,6 +293,14 @@ def declared(  # noqa: C901, PLR0911, PLR0912 - one answer for each capability
             return _allocator(manifest, needs)
         case _:
             return _graded(capability, pool, manifest)
+
+
+def _with_trailer(pool: PoolSpec, shard: Shard, manifest: Manifest) -> Verdict:
+    largest = max(stored.nbytes for stored in pool.objects(shard)) + TRAILER_BYTES
+    limit = manifest.max_object_bytes
+    return _limit(
+        manifest.name, largest, limit, "objects of {} bytes, trailer included"
+    )
 
 
 def _graded(capability: Capability, pool: PoolSpec, manifest: Manifest) -> Verdict:

@@ -1,0 +1,315 @@
+"""Where every setting comes from: one schema, four sources, one precedence.
+
+From weak to strong: the default in the schema, a file, the environment, and
+what the engine passes. A file and the engine's mapping look alike:
+
+    [core.deadlines]
+    get = "2 s"
+    [backends.NAME]
+    root = "/var/lib/kv"
+    [observers.metrics]
+
+In the environment the same setting is `KVDOCK_CORE__DEADLINES__GET="2 s"`:
+two underscores where the file has a dot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+
+from kvdock.core_settings import CoreSettings
+from kvdock.errors import SettingsError, nearest
+from kvdock.settings import fields_of, structure
+
+FILE_VARIABLE = "KVDOCK_CONFIG"
+"""Names the file to read; there is no other place that is looked into."""
+
+PREFIX = "KVDOCK_"
+SECTIONS = ("core", "backends", "observers")
+OWN_VARIABLES = (FILE_VARIABLE, "KVDOCK_PLUGINS")
+"""Variables that begin like settings and are none."""
+
+HIDDEN = "<hidden>"
+DEFAULT = "default"
+ENGINE = "engine"
+
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+Tree = Mapping[str, object]
+
+
+@attrs.frozen
+class Source:
+    """One place that settings come from, as nested mappings."""
+
+    origin: str
+    values: Tree = attrs.field(repr=False)
+
+
+@attrs.frozen
+class Setting:
+    """One row of `kvdock config show`.
+
+    Args:
+        path: Its name, with dots.
+        value: What holds; text that is fit to be shown.
+        origin: Where that comes from.
+        help: What it is for.
+    """
+
+    path: str
+    value: str
+    origin: str
+    help: str
+
+
+@attrs.frozen
+class Configuration:
+    """Settings of the core, of backends and of observers.
+
+    Args:
+        core: The core's own.
+        backends: Backend name to what is given for it.
+        observers: Observer name to what is given for it.
+        origins: Dotted name of what is given to where it comes from.
+    """
+
+    core: CoreSettings
+    backends: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
+    observers: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
+    origins: Mapping[str, str] = attrs.field(repr=False)
+
+
+def load_configuration(
+    engine: Tree | None = None,
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Configuration:
+    """Read every source and put the stronger over the weaker.
+
+    Args:
+        engine: What the engine passes; like a file's content.
+        file: A TOML or JSON file; None for the one that KVDOCK_CONFIG names.
+        environ: Where variables are read.
+
+    Raises:
+        SettingsError: On a file that cannot be read, or a setting that is
+            unknown or of the wrong kind; it says where that came from.
+    """
+    named = environ.get(FILE_VARIABLE)
+    path = file or (Path(named) if named else None)
+    sources = [
+        *([Source(f"file {path}", read_file(path))] if path else []),
+        *environment(environ),
+        Source(ENGINE, engine or {}),
+    ]
+    values: dict[str, object] = {section: {} for section in SECTIONS}
+    origins: dict[str, str] = {}
+    for source in sources:
+        _check_sections(source)
+        _lay_over(values, source.values, source.origin, origins)
+    core = _built(CoreSettings, cast("Tree", values["core"]), origins)
+    return Configuration(
+        core,
+        cast("dict[str, Mapping[str, object]]", values["backends"]),
+        cast("dict[str, Mapping[str, object]]", values["observers"]),
+        origins,
+    )
+
+
+def read_file(path: Path) -> Tree:
+    """Read a TOML or JSON file.
+
+    Raises:
+        SettingsError: If it is not there, or not what its name says.
+    """
+    readers = {".toml": tomllib.loads, ".json": json.loads}
+    reader = readers.get(path.suffix)
+    if reader is None:
+        raise SettingsError(
+            f"{path} is neither TOML nor JSON", fix="Name it .toml or .json."
+        )
+    try:
+        found = reader(path.read_text())
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise SettingsError(f"{path} holds no settings but a {type(found).__name__}")
+    return found
+
+
+def environment(environ: Mapping[str, str]) -> list[Source]:
+    """Return each variable that is a setting as a source of its own.
+
+    Raises:
+        SettingsError: If a variable begins like a setting and is none.
+    """
+    found = []
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name in OWN_VARIABLES:
+            continue
+        path = name.removeprefix(PREFIX).lower().split("__")
+        if path[0] not in SECTIONS or len(path) == 1 or not all(path):
+            known = [*OWN_VARIABLES, *(f"{PREFIX}{one.upper()}__" for one in SECTIONS)]
+            raise SettingsError(
+                f"environment variable {name} is no setting",
+                fix=nearest(name, known)
+                or 'Settings look like KVDOCK_CORE__DEADLINES__GET="2 s".',
+            )
+        tree: object = environ[name]
+        for word in reversed(path):
+            tree = {word: tree}
+        found.append(Source(f"environment {name}", cast("Tree", tree)))
+    return found
+
+
+def explain(
+    configuration: Configuration, schemas: Mapping[str, type]
+) -> tuple[Setting, ...]:
+    """Return every setting with its value and origin, secrets hidden.
+
+    Args:
+        configuration: What was read.
+        schemas: Settings class by where it belongs: `backends.NAME`,
+            `observers.NAME`. The core's own is always there.
+
+    Raises:
+        SettingsError: If something is given that no schema knows.
+    """
+    rows = list(_rows(CoreSettings, "core", configuration, {}))
+    for where in sorted(schemas):
+        section, _, name = where.partition(".")
+        given = getattr(configuration, section).get(name, {})
+        _check_given(schemas[where], where, given, configuration.origins)
+        rows += _rows(schemas[where], where, configuration, given)
+    for section in ("backends", "observers"):
+        for name in getattr(configuration, section):
+            if f"{section}.{name}" not in schemas:
+                known = [one.partition(".")[2] for one in schemas if section in one]
+                raise SettingsError(
+                    f"settings are given for {name!r}, which is not among the "
+                    f"{section}{_told_by(configuration.origins, f'{section}.{name}')}",
+                    fix=nearest(name, known),
+                )
+    return tuple(rows)
+
+
+def _check_sections(source: Source) -> None:
+    for section, given in source.values.items():
+        if section not in SECTIONS:
+            raise SettingsError(
+                f"{source.origin}: there is no section {section!r}",
+                fix=nearest(section, SECTIONS) or f"Sections: {', '.join(SECTIONS)}.",
+            )
+        entries = [given] if section == "core" else [given, *_values(given)]
+        if not all(isinstance(entry, Mapping) for entry in entries):
+            raise SettingsError(
+                f"{source.origin}: section {section!r} is not made of settings"
+            )
+
+
+def _values(given: object) -> list[object]:
+    return list(given.values()) if isinstance(given, Mapping) else []
+
+
+def _lay_over(
+    values: dict[str, object],
+    stronger: Tree,
+    origin: str,
+    origins: dict[str, str],
+    path: str = "",
+) -> None:
+    """Put a tree over another, leaf by leaf, and note where leaves are from."""
+    for key, value in stronger.items():
+        name = f"{path}.{key}" if path else key
+        if isinstance(value, Mapping):
+            below = values.get(key)
+            mine: dict[str, object] = dict(below) if isinstance(below, Mapping) else {}
+            values[key] = mine
+            _lay_over(mine, value, origin, origins, name)
+        else:
+            values[key] = value
+            origins[name] = origin
+
+
+def _built(
+    cls: type[CoreSettings], given: Tree, origins: Mapping[str, str]
+) -> CoreSettings:
+    _check_given(cls, "core", given, origins)
+    return structure(cls, given, where="core")
+
+
+def _check_given(
+    cls: type, where: str, given: Mapping[str, object], origins: Mapping[str, str]
+) -> None:
+    """Refuse an unknown setting, and say which source has it."""
+    fields = fields_of(cls)
+    for key, value in given.items():
+        if key not in fields:
+            raise SettingsError(
+                f"{where} has no setting {key!r}{_told_by(origins, f'{where}.{key}')}",
+                fix=nearest(key, fields) or f"Known settings: {', '.join(fields)}.",
+            )
+        group = fields[key].type
+        if isinstance(group, type) and attrs.has(group) and isinstance(value, Mapping):
+            _check_given(group, f"{where}.{key}", value, origins)
+
+
+def _told_by(origins: Mapping[str, str], path: str) -> str:
+    told = {
+        origin
+        for name, origin in origins.items()
+        if name == path or name.startswith(f"{path}.")
+    }
+    return f" ({', '.join(sorted(told))})" if told else ""
+
+
+def _rows(
+    cls: type, where: str, configuration: Configuration, given: Mapping[str, object]
+) -> Iterator[Setting]:
+    for name, field in fields_of(cls).items():
+        path = f"{where}.{name}"
+        if isinstance(field.type, type) and attrs.has(field.type):
+            below = given.get(name)
+            mine = below if isinstance(below, Mapping) else {}
+            yield from _rows(field.type, path, configuration, mine)
+            continue
+        origin = configuration.origins.get(path, DEFAULT)
+        if path.startswith("core."):
+            value: object = configuration.core
+            for word in path.split(".")[1:]:
+                value = getattr(value, word)
+        elif name in given:
+            value = given[name]
+        else:
+            value = field.default
+            if isinstance(value, attrs.Factory):  # type: ignore[arg-type]  # attrs' stub calls the class a function
+                value = cast("Any", value).factory()
+        text = field.metadata.get("help", "")
+        if value is attrs.NOTHING:
+            yield Setting(path, "", "MISSING", text)
+        else:
+            yield Setting(path, shown(value, field), origin, text)
+
+
+def shown(value: object, field: attrs.Attribute[object]) -> str:
+    """Return a value as text, without what must not be seen."""
+    if field.metadata.get("secret"):
+        return HIDDEN if value else ""
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, value))
+    unit = field.metadata.get("unit")
+    text = str(value)
+    if unit and not isinstance(value, str):
+        text = f"{text} {'B' if unit == 'bytes' else 's'}"
+    # A password in an address is one, whoever declared the setting.
+    return _CREDENTIALS.sub(HIDDEN, text)

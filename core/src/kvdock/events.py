@@ -1,0 +1,92 @@
+"""What the core tells observers: facts that no wrapper of a hook can see.
+
+A call that was left behind never comes back through a wrapper, a breaker that
+is open makes no call, and a page that fails its trailer left the backend as a
+success. Each of these is an event. Per batch at most, never per page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from kvdock.batches import Operation, Outcome
+
+
+@attrs.frozen(kw_only=True)
+class BatchEnded:
+    """A batch as the engine sees it: verified, or given up.
+
+    Args:
+        backend: Who was asked.
+        pool: Whose pages.
+        operation: What for.
+        outcomes: How many keys ended how.
+        nbytes: Bytes of the keys that are OK.
+        seconds: From hand-over to the verified answer.
+    """
+
+    backend: str
+    pool: str
+    operation: Operation
+    outcomes: Mapping[Outcome, int]
+    nbytes: int
+    seconds: float
+
+
+@attrs.frozen(kw_only=True)
+class BreakerMoved:
+    """A breaker changed its state: "closed", "open" or "half-open"."""
+
+    backend: str
+    operation: Operation
+    state: str
+
+
+@attrs.frozen(kw_only=True)
+class CallsBehind:
+    """The number of calls left behind in a backend changed."""
+
+    backend: str
+    calls: int
+
+
+@attrs.frozen(kw_only=True)
+class PoolRouted:
+    """A pool was attached, or is not stored, for the reason given."""
+
+    pool: str
+    backend: str
+    enabled: bool
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class PagesRestored:
+    """A load ended. Pages that are whole in memory, by pool.
+
+    Args:
+        pages: Pool name to pages loaded.
+        target: Pages of the target's prefix.
+        draft: Pages of it that have their draft pool too; None without one.
+    """
+
+    pages: Mapping[str, int]
+    target: int
+    draft: int | None
+
+
+@attrs.frozen(kw_only=True)
+class PagesHeld:
+    """How many pages of a pool's host memory are under storage calls."""
+
+    pool: str
+    pages: int
+    leased: int
+
+
+Event = BatchEnded | BreakerMoved | CallsBehind | PoolRouted | PagesRestored | PagesHeld
+"""Everything that `kvdock_observe` may be given."""

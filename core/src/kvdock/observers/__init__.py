@@ -1,0 +1,120 @@
+"""Observers: plugins that only wrap, and never answer in a backend's place.
+
+An entry point in `kvdock.observers` names an `Observer` record. It is built
+once with its settings and registered on every backend's own plugin manager,
+where its hook wrappers see each batch and `kvdock_observe` each event.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kvdock.discovery import Candidate, installed
+from kvdock.errors import PluginError, nearest
+from kvdock.settings import structure
+
+if TYPE_CHECKING:
+    from kvdock.dock import Dock
+
+GROUP = "kvdock.observers"
+
+
+@attrs.frozen(kw_only=True)
+class Observer:
+    """What an entry point in `kvdock.observers` names.
+
+    Args:
+        name: The entry point's name.
+        summary: What it does, in one line.
+        settings: The attrs class of its settings.
+        build: Makes the object with the hooks from such settings.
+        needs: What to install for it, or "".
+    """
+
+    name: str
+    summary: str
+    settings: type
+    build: Callable[[Any], object]
+    needs: str = ""
+
+
+def find_observer(name: str) -> Observer:
+    """Load one observer by name.
+
+    Raises:
+        PluginError: If none of that name is installed, or it cannot be used.
+    """
+    candidates = {one.name: one for one in installed(GROUP)}
+    if name not in candidates:
+        raise PluginError(
+            f"no observer {name!r} is installed",
+            fix=nearest(name, candidates)
+            or f"Installed: {', '.join(sorted(candidates)) or 'none'}.",
+        )
+    found = _imported(candidates[name])
+    if not isinstance(found, Observer) or found.name != name:
+        raise PluginError(
+            f"observer {name!r} ({candidates[name].value}) is {found!r}",
+            fix="Point its entry point at a kvdock.observers.Observer of that name.",
+        )
+    return found
+
+
+def observe(
+    dock: Dock,
+    names: Sequence[str],
+    settings: Mapping[str, Mapping[str, object]] | None = None,
+) -> dict[str, object]:
+    """Put observers around every backend of a dock.
+
+    Args:
+        dock: The loaded backends.
+        names: Which observers.
+        settings: Observer name to its settings.
+
+    Returns:
+        Observer name to the object that was built.
+
+    Raises:
+        PluginError: If one cannot be used.
+        SettingsError: If its settings are wrong.
+    """
+    built: dict[str, object] = {}
+    for name in names:
+        observer = find_observer(name)
+        given = (settings or {}).get(name, {})
+        options: object = structure(
+            observer.settings, given, where=f"observer {name!r}"
+        )
+        try:
+            built[name] = observer.build(options)
+        except ImportError as error:
+            raise PluginError(
+                f"observer {name!r} cannot be used: {error}",
+                fix=f"pip install '{observer.needs}'" if observer.needs else "",
+            ) from error
+        put_around(dock, name, built[name])
+    return built
+
+
+def put_around(dock: Dock, name: str, built: object) -> None:
+    """Register a built observer on every backend's plugin manager."""
+    for backend in dock.backends.values():
+        backend.plugin.manager.register(built, name=f"observer:{name}")
+
+
+def _imported(candidate: Candidate) -> object:
+    module, _, attribute = candidate.value.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        raise PluginError(
+            f"observer {candidate.name!r} ({candidate.distribution} "
+            f"{candidate.version}, {candidate.value}) cannot be imported: "
+            f"{type(error).__name__}: {error}",
+            fix=f"Reinstall {candidate.distribution}.",
+        ) from error

@@ -1,0 +1,189 @@
+"""Metrics for Prometheus. Names and labels are documented and stay.
+
+One histogram measures a backend's own time, from a wrapper around its hook;
+everything else comes from the core's events, since what was cut off, left
+behind or found corrupt never comes back through the hook.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kvdock import events
+from kvdock.hookspecs import hookimpl
+from kvdock.observers import Observer
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from kvdock.batches import Batch, BatchResult, Outcome
+
+BREAKER_VALUES: Mapping[str, int] = MappingProxyType(
+    {"closed": 0, "half-open": 1, "open": 2}
+)
+"""What `kvdock_breaker_state` says for each state."""
+
+SECONDS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Upper ends of the histograms' buckets."""
+
+
+@attrs.frozen(kw_only=True)
+class MetricsSettings:
+    """The registry is the process's own; who serves it is the host's affair."""
+
+
+class Metrics:
+    """The hooks, and the metrics that they feed.
+
+    Args:
+        registry: Where the metrics live; None for the process's own.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        from prometheus_client import (  # noqa: PLC0415 - an extra
+            REGISTRY,
+            Counter,
+            Gauge,
+            Histogram,
+        )
+
+        where = registry or REGISTRY
+
+        def made(kind: Any, name: str, about: str, *labels: str, **more: Any) -> Any:  # noqa: ANN401 - the library's classes
+            try:
+                return kind(name, about, labels, registry=where, **more)
+            except ValueError:
+                # Attached again in the same process: go on with what is there.
+                return where._names_to_collectors[name]  # noqa: SLF001 - there is no public look-up
+
+        batch = ("backend", "pool", "operation")
+        self._keys = made(
+            Counter, "kvdock_keys_total", "Keys by how they ended.", *batch, "outcome"
+        )
+        self._bytes = made(
+            Counter, "kvdock_bytes_total", "Bytes of pages moved and verified.", *batch
+        )
+        self._batch_seconds = made(
+            Histogram, "kvdock_batch_seconds", "A batch as the engine sees it.",
+            *batch, buckets=SECONDS,
+        )  # fmt: skip
+        self._backend_seconds = made(
+            Histogram, "kvdock_backend_seconds", "A batch inside the backend.",
+            "pool", "operation", buckets=SECONDS,
+        )  # fmt: skip
+        self._breaker = made(
+            Gauge, "kvdock_breaker_state", "0 closed, 1 half-open, 2 open.",
+            "backend", "operation",
+        )  # fmt: skip
+        self._behind = made(
+            Gauge, "kvdock_calls_behind", "Calls left behind, still running.", "backend"
+        )
+        self._enabled = made(
+            Gauge, "kvdock_pool_enabled", "Whether a pool is stored, and why.",
+            "pool", "backend", "reason",
+        )  # fmt: skip
+        self._pages = made(
+            Gauge, "kvdock_pool_pages", "Pages of host memory, and those under I/O.",
+            "pool", "state",
+        )  # fmt: skip
+        self._restored = made(
+            Counter, "kvdock_restored_pages_total", "Pages of restored prefixes.",
+            "pool",
+        )  # fmt: skip
+        self._prefix = made(
+            Counter, "kvdock_restored_prefix_pages_total",
+            "Pages of the target's restored prefixes.",
+        )  # fmt: skip
+        self._drafted = made(
+            Counter, "kvdock_restored_draft_pages_total",
+            "Pages of restored prefixes whose draft pools are restored too.",
+        )  # fmt: skip
+        self._ratio = made(
+            Gauge, "kvdock_draft_restored_ratio",
+            "Draft restored over target restored since the start.",
+        )  # fmt: skip
+        self._with_draft = [0, 0]
+        # Looking a label up costs a microsecond, this a tenth.
+        self._inside: dict[tuple[str, str], Callable[[float], None]] = {}
+        self._batches: dict[tuple[str, str, str], Any] = {}
+
+    @hookimpl(wrapper=True)
+    def kvdock_batch_io(
+        self, batch: Batch
+    ) -> Generator[None, BatchResult, BatchResult]:
+        """Measure the backend's own time, also of calls left behind."""
+        began = time.perf_counter()
+        try:
+            return (yield)
+        finally:
+            key = (batch.pool, batch.operation)
+            observe = self._inside.get(key)
+            if observe is None:
+                observe = self._inside[key] = self._backend_seconds.labels(*key).observe
+            observe(time.perf_counter() - began)
+
+    @hookimpl
+    def kvdock_observe(self, event: events.Event) -> None:
+        """Count an event."""
+        match event:
+            case events.BatchEnded():
+                self._count(event)
+            case events.BreakerMoved():
+                value = BREAKER_VALUES[event.state]
+                self._breaker.labels(event.backend, event.operation).set(value)
+            case events.CallsBehind():
+                self._behind.labels(event.backend).set(event.calls)
+            case events.PoolRouted():
+                labels = (event.pool, event.backend, event.reason)
+                self._enabled.labels(*labels).set(event.enabled)
+            case events.PagesHeld():
+                self._pages.labels(event.pool, "all").set(event.pages)
+                self._pages.labels(event.pool, "leased").set(event.leased)
+            case events.PagesRestored():
+                self._count_restored(event)
+
+    def _count(self, event: events.BatchEnded) -> None:
+        key = (event.backend, event.pool, event.operation)
+        known = self._batches.get(key)
+        if known is None:
+            by_outcome: dict[Outcome, Callable[[float], None]] = {}
+            known = self._batches[key] = (
+                self._batch_seconds.labels(*key).observe,
+                self._bytes.labels(*key).inc,
+                by_outcome,
+            )
+        observe, add_bytes, by_outcome = known
+        observe(event.seconds)
+        if event.nbytes:
+            add_bytes(event.nbytes)
+        for outcome, keys in event.outcomes.items():
+            add = by_outcome.get(outcome)
+            if add is None:
+                labels = (*key, outcome.name.lower())
+                add = by_outcome[outcome] = self._keys.labels(*labels).inc
+            add(keys)
+
+    def _count_restored(self, event: events.PagesRestored) -> None:
+        for pool, pages in event.pages.items():
+            self._restored.labels(pool).inc(pages)
+        self._prefix.inc(event.target)
+        if event.draft is not None:
+            self._drafted.inc(event.draft)
+            self._with_draft[0] += event.draft
+            self._with_draft[1] += event.target
+            draft, target = self._with_draft
+            self._ratio.set(draft / target if target else 1.0)
+
+
+observer = Observer(
+    name="metrics",
+    summary="counters, histograms and gauges for Prometheus",
+    settings=MetricsSettings,
+    build=lambda _: Metrics(),
+    needs="kvdock[metrics]",
+)

@@ -1,0 +1,215 @@
+"""One pool of an attachment: its keys, its memory, and the way to its store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import attrs
+import numpy as np
+
+from kvdock.batches import Batch, Operation, Outcome, Outcomes
+from kvdock.events import BatchEnded, PagesHeld
+from kvdock.keys import build_keys
+from kvdock.sessions.leases import Lease, Leases
+from kvdock.sessions.ways import Cargo, Way
+
+if TYPE_CHECKING:
+    from kvdock.hits import Bools
+    from kvdock.pools import PoolSpec
+    from kvdock.regions import Int64s, Region
+    from kvdock.sessions.line import Line
+
+_WRONG = (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
+_DEAD = (*_WRONG, Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
+_EXISTS_KEYS = 16384
+"""Keys of one lookup: a bound like any other batch has."""
+
+
+@attrs.frozen(eq=False)
+class Berth:
+    """One pool of an attachment, with all that its batches need.
+
+    Args:
+        pool: The pool as it was routed.
+        line: The way to its backend.
+        handle: What the backend gave for it.
+        namespace: The digest that begins every key.
+        suffixes: How the keys of a page's objects end.
+        region: The engine's memory.
+        way: How its bytes are moved.
+        leases: Who touches its pages.
+        batch_pages: Most pages of a batch.
+        writes: Whether this rank stores its pages.
+    """
+
+    pool: PoolSpec
+    line: Line
+    handle: object = attrs.field(repr=False)
+    namespace: str
+    suffixes: tuple[str, ...]
+    region: Region = attrs.field(repr=False)
+    way: Way = attrs.field(repr=False)
+    leases: Leases = attrs.field(repr=False)
+    batch_pages: int
+    writes: bool
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page, without trailers."""
+        return int(self.region.object_bytes.sum())
+
+    def keys(self, hashes: Sequence[str]) -> list[str]:
+        """Return the keys of pages, page-major."""
+        return build_keys(self.namespace, hashes, self.suffixes)
+
+    def exists(self, hashes: Sequence[str], deadline_s: float) -> Bools:
+        """Ask which pages are there; a page is there if all its objects are."""
+        keys = self.keys(hashes)
+        outcomes = np.full(len(keys), Outcome.ABSENT, np.uint8)
+        known = self.line.misses.known(keys)
+        asked = np.arange(len(keys)) if known is None else np.flatnonzero(~known)
+        for start in range(0, len(asked), _EXISTS_KEYS):
+            part = asked[start : start + _EXISTS_KEYS]
+            names = keys if len(part) == len(keys) else [keys[at] for at in part]
+            began = time.monotonic()
+            batch = Batch(
+                Operation.EXISTS, names, deadline_s=deadline_s, pool=self.pool.name
+            )
+            found = self.line.run(self.handle, batch).result.outcomes
+            outcomes[part] = found
+            if (found == Outcome.ABSENT).any():
+                self.line.misses.absent(_chosen(names, found == Outcome.ABSENT))
+            self._tell(Operation.EXISTS, found, 0, began)
+        return cast("Bools", _by_page(outcomes, len(self.suffixes)) == Outcome.OK)
+
+    def move(
+        self,
+        operation: Operation,
+        hashes: Sequence[str],
+        pages: Int64s,
+        deadline_s: float,
+    ) -> Outcomes:
+        """Store or load pages in batches; an outcome for each page.
+
+        Args:
+            operation: PUT or GET.
+            hashes: The n page hashes.
+            pages: int64 (n,), their page indices.
+            deadline_s: Until when, over all batches.
+        """
+        outcomes = np.full(len(hashes), Outcome.TIMEOUT, np.uint8)
+        for start in range(0, len(hashes), self.batch_pages):
+            if start and time.monotonic() >= deadline_s:
+                break
+            part = slice(start, start + self.batch_pages)
+            outcomes[part] = self._move(
+                operation, hashes[part], pages[part], deadline_s
+            )
+        return outcomes
+
+    def _move(
+        self,
+        operation: Operation,
+        hashes: Sequence[str],
+        pages: Int64s,
+        deadline_s: float,
+    ) -> Outcomes:
+        outcomes = np.full(len(hashes), Outcome.REFUSED, np.uint8)
+        rest = np.arange(len(hashes))
+        while len(rest):
+            free, lease = self._lease(operation, pages[rest])
+            chosen = rest[free]
+            if not len(chosen):
+                break
+            whole = len(chosen) == len(hashes)
+            names = hashes if whole else [hashes[at] for at in chosen]
+            cargo = Cargo(
+                operation, self.pool.name, self.keys(names), pages[chosen],
+                deadline_s, lease,
+            )  # fmt: skip
+            outcomes[chosen] = self._carry(cargo)
+            if operation is Operation.GET:
+                # A page that is given twice can hold only one of them.
+                break
+            rest = rest[~free]
+        return outcomes
+
+    def _lease(self, operation: Operation, pages: Int64s) -> tuple[Bools, Lease]:
+        if self.pool.physical:
+            return self.leases.take(pages, writing=operation is Operation.GET)
+        return np.ones(len(pages), np.bool_), Lease(self.leases, pages[:0])
+
+    def _carry(self, cargo: Cargo) -> Outcomes:
+        began = time.monotonic()
+        codes = self.way.carry(self.line, self.handle, cargo)
+        outcomes = _by_page(codes, len(self.suffixes))
+        if cargo.operation is Operation.PUT:
+            stored = codes == Outcome.OK
+            whole = bool(stored.all())
+            self.line.misses.forget(
+                cargo.keys if whole else _chosen(cargo.keys, stored)
+            )
+        elif codes.any():
+            self._bury(cargo.keys, codes)
+        nbytes = int((outcomes == Outcome.OK).sum()) * self.page_bytes
+        self._tell(cargo.operation, codes, nbytes, began)
+        return outcomes
+
+    def _bury(self, keys: Sequence[str], codes: Outcomes) -> None:
+        """Drop wrong objects, and do not ask again for those that failed."""
+        dead = np.isin(codes, _DEAD)
+        # Where all of a batch is lost the breaker decides, not the keys.
+        if not dead.all() or np.isin(codes, _WRONG).any():
+            self.line.misses.dead(_chosen(keys, dead))
+        names = _chosen(keys, np.isin(codes, _WRONG))
+        if names:
+            self.line.report_wrong(self.pool.name, len(names))
+            # Until it is gone, storing it again would keep the wrong bytes.
+            deadline_s = time.monotonic() + self.line.core.deadlines.delete
+            self.line.errand(
+                self.handle,
+                Batch(
+                    Operation.DELETE, names, deadline_s=deadline_s, pool=self.pool.name
+                ),
+            )
+
+    def _tell(
+        self, operation: Operation, codes: Outcomes, nbytes: int, began: float
+    ) -> None:
+        if not self.line.observed:
+            return
+        counts = {Outcome.OK: len(codes)}
+        if codes.any():
+            found = np.bincount(codes).tolist()
+            counts = {Outcome(at): n for at, n in enumerate(found) if n}
+        self.line.tell(
+            BatchEnded(
+                backend=self.line.name,
+                pool=self.pool.name,
+                operation=operation,
+                outcomes=counts,
+                nbytes=nbytes,
+                seconds=time.monotonic() - began,
+            )
+        )
+        if counts.get(Outcome.TIMEOUT):
+            self.line.tell(
+                PagesHeld(
+                    pool=self.pool.name,
+                    pages=self.region.pages,
+                    leased=self.leases.leased_pages,
+                )
+            )
+
+
+def _chosen(keys: Sequence[str], which: Bools) -> list[str]:
+    return [key for key, one in zip(keys, which.tolist(), strict=True) if one]
+
+
+def _by_page(outcomes: Outcomes, objects: int) -> Outcomes:
+    """Fold the outcomes of a page's objects: the worst one counts."""
+    if objects == 1:
+        return outcomes
+    return cast("Outcomes", outcomes.reshape(-1, objects).max(axis=1))

@@ -1,0 +1,128 @@
+"""Background workers with a bounded queue, one lane for each direction."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import attrs
+
+from kvdock.sessions.results import Moved
+from kvdock.sessions.tickets import Ticket, TicketState
+
+log = logging.getLogger("kvdock")
+
+
+Work = Callable[[Ticket], Moved | None]
+
+
+@attrs.frozen(eq=False)
+class _Load:
+    """One transfer in the queue, and what follows it."""
+
+    ticket: Ticket
+    work: Work
+    after: Callable[[], None]
+
+
+class Lane:
+    """Transfers of one direction, first come, first served.
+
+    Args:
+        name: Begins the workers' thread names.
+        workers: Transfers at once.
+        queue: Transfers that may wait; the next one is refused.
+    """
+
+    def __init__(self, name: str, workers: int, queue: int) -> None:
+        self._name = name
+        self._workers = workers
+        self._queue = queue
+        self._changed = threading.Condition(threading.Lock())
+        self._waiting: deque[_Load] = deque()
+        self._running: set[Ticket] = set()
+        self._threads: set[threading.Thread] = set()
+        self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """Transfers in the queue."""
+        return len(self._waiting)
+
+    def submit(self, ticket: Ticket, work: Work, after: Callable[[], None]) -> bool:
+        """Queue a transfer; return False, at once, if there is no room.
+
+        Args:
+            ticket: Its ticket.
+            work: What to do, on a worker.
+            after: Done when it is over, whether it ran or not.
+        """
+        with self._changed:
+            if self._closed or len(self._waiting) >= self._queue:
+                return False
+            self._waiting.append(_Load(ticket, work, after))
+            if len(self._threads) < self._workers:
+                thread = threading.Thread(
+                    target=self._run,
+                    name=f"{self._name}-{len(self._threads)}",
+                    daemon=True,
+                )
+                self._threads.add(thread)
+                thread.start()
+            self._changed.notify_all()
+        return True
+
+    def drain(self, deadline_s: float) -> bool:
+        """Wait until nothing waits or runs; return whether that came true."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not self._waiting and not self._running,
+                max(0.0, deadline_s - time.monotonic()),
+            )
+
+    def close(self) -> None:
+        """Take nothing more, cancel what waits, stop what runs."""
+        with self._changed:
+            self._closed = True
+            dropped, self._waiting = list(self._waiting), deque()
+            for ticket in self._running:
+                ticket.cancel()
+            self._changed.notify_all()
+        for load in dropped:
+            load.ticket.cancel()
+            self._finish(load, None, TicketState.CANCELLED)
+
+    def join(self, deadline_s: float) -> bool:
+        """Wait for the workers of a closed lane; return whether they ended."""
+        for thread in list(self._threads):
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if not self._waiting:
+                    return
+                load = self._waiting.popleft()
+                self._running.add(load.ticket)
+            result, state = None, TicketState.DONE
+            try:
+                if load.ticket.begin():
+                    result = load.work(load.ticket)
+            except Exception:
+                # A closed attachment, or a defect of ours.
+                log.exception("a transfer in the background failed")
+                state = TicketState.FAILED
+            self._finish(load, result, state)
+            with self._changed:
+                self._running.discard(load.ticket)
+                self._changed.notify_all()
+            del load  # an idle worker keeps nobody's memory alive
+
+    def _finish(self, load: _Load, result: Moved | None, state: TicketState) -> None:
+        load.after()
+        load.ticket.end(result, state)

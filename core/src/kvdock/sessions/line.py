@@ -1,0 +1,332 @@
+"""Every call to one backend goes through here and comes back with an answer.
+
+A line has the backend's crew of threads, a breaker for each operation, and
+the log of what went wrong. Whatever the plugin does, `run` returns one outcome
+per key by the deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from kvdock.batches import Batch, BatchResult, Operation, Outcome
+from kvdock.errors import AttachError, BatchError, KvdockError
+from kvdock.events import BreakerMoved, CallsBehind, Event
+from kvdock.sessions.breaker import Breaker, BreakerState
+from kvdock.sessions.complaints import Complaints
+from kvdock.sessions.crew import Crew, NoHands, Overrun
+from kvdock.sessions.misses import Misses
+
+if TYPE_CHECKING:
+    from kvdock.core_settings import CoreSettings
+    from kvdock.dock import Backend
+    from kvdock.hookspecs import AttachConfig
+    from kvdock.pools import PoolSpec
+    from kvdock.regions import Region
+
+log = logging.getLogger("kvdock")
+
+
+_LOST = (Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
+
+
+@attrs.frozen(eq=False)
+class Answer:
+    """What became of a batch.
+
+    Args:
+        result: One outcome per key, whatever happened.
+        late: Whether the call was left behind; then `late` of the call will
+            be told when it ends.
+    """
+
+    result: BatchResult
+    late: bool = False
+
+
+class Line:
+    """The way to one backend.
+
+    Args:
+        backend: Who is called.
+        core: Deadlines, bounds and breakers.
+    """
+
+    def __init__(self, backend: Backend, core: CoreSettings) -> None:
+        self.backend = backend
+        self.name = backend.name
+        self.misses = Misses(core.misses)
+        self.core = core
+        self._crew = Crew(f"kvdock-{self.name}", core.calls.at_once, core.calls.overrun)
+        self._complaints = Complaints()
+        self._observed = bool(backend.plugin.hooks.kvdock_observe.get_hookimpls())
+        self._probes: list[Callable[[Operation, float], BatchResult]] = []
+        self._handles: list[object] = []
+        self._closing = False
+        self.breakers: Mapping[Operation, Breaker] = {
+            operation: Breaker(core.breaker, self._teller(operation))
+            for operation in Operation
+        }
+
+    @property
+    def observed(self) -> bool:
+        """Whether anybody listens to events."""
+        return self._observed
+
+    @property
+    def behind(self) -> int:
+        """Calls left behind that have not ended."""
+        return self._crew.behind
+
+    @property
+    def threads(self) -> int:
+        """Threads of this line that are alive."""
+        return self._crew.threads
+
+    def tell(self, event: Event) -> None:
+        """Pass an event to the observers; theirs is never our failure."""
+        if self._observed:
+            try:
+                self.backend.plugin.hooks.kvdock_observe(event=event)
+            except Exception as error:  # noqa: BLE001 - a stranger's code
+                self._complaints.say("observer", f"an observer failed: {error}", error)
+
+    def attach(self, pool: PoolSpec, region: Region, config: AttachConfig) -> Any:  # noqa: ANN401 - the plugin's handle
+        """Register a pool's memory within its deadline.
+
+        Raises:
+            AttachError: If the backend refuses, fails, or takes too long.
+        """
+        timeout_s = self.core.deadlines.attach
+        who = f"backend {self.name!r}"
+        try:
+            handle = self._crew.call(
+                lambda: self.backend.register_pool(pool, region, config),
+                time.monotonic() + timeout_s,
+                late=self._release_late,
+            )
+        except Overrun as error:
+            raise AttachError(
+                f"{who} did not attach pool {pool.name!r} within {timeout_s:g} s",
+                fix="See `kvdock doctor`, or raise core.deadlines.attach.",
+            ) from error
+        except KvdockError as error:
+            raise AttachError(
+                f"{who} refuses pool {pool.name!r}: {error.what}", fix=error.fix
+            ) from error
+        self._handles.append(handle)
+        return handle
+
+    def probe_with(self, probe: Callable[[Operation, float], BatchResult]) -> None:
+        """Add a harmless call to find out whether the backend is back."""
+        self._probes.append(probe)
+
+    def run(
+        self, handle: object, batch: Batch, late: Callable[[], None] | None = None
+    ) -> Answer:
+        """Run a batch in pieces that the backend takes.
+
+        Args:
+            handle: The pool's handle.
+            batch: What to do, with a deadline.
+            late: Called when a call that was left behind really ends.
+        """
+        limit = self.backend.manifest.max_batch_keys or max(1, len(batch))
+        if len(batch) <= limit:
+            return self._run_one(handle, batch, late)
+        parts: list[BatchResult] = []
+        behind = False
+        for start in range(0, len(batch), limit):
+            piece = batch.part(start, start + limit)
+            if behind:
+                # The memory is not ours while the late one may use it.
+                parts.append(BatchResult.all(piece, Outcome.TIMEOUT))
+                continue
+            answer = self._run_one(handle, piece, late)
+            behind = answer.late
+            parts.append(answer.result)
+        whole = BatchResult(
+            np.concatenate([part.outcomes for part in parts]),
+            np.concatenate([part.nbytes for part in parts]),
+        )
+        return Answer(whole, behind)
+
+    def errand(self, handle: object, batch: Batch) -> None:
+        """Run a batch without waiting, if there is room for it."""
+        breaker = self.breakers[batch.operation]
+        if not self._closing and breaker.state is BreakerState.CLOSED:
+            self._crew.leave(lambda: self.backend.batch_io(handle, batch))
+
+    def report_wrong(self, pool: str, objects: int) -> None:
+        """Log that objects came back with other bytes than were stored."""
+        self._complaints.say(
+            f"wrong {pool}",
+            f"backend {self.name}: {objects} objects of pool {pool} are not what "
+            "was stored; they count as misses and are dropped",
+        )
+
+    def call_probe(self, handle: object, batch: Batch) -> BatchResult:
+        """Run a batch here and now, past the breaker: on a probe's thread."""
+        return self.backend.batch_io(handle, batch)
+
+    def close(self, deadline_s: float) -> bool:
+        """Let go of every pool once no call is under way.
+
+        A backend's client must not be closed under a call. If one is still
+        running at the deadline, the pools are released when it ends.
+
+        Returns:
+            Whether everything has ended.
+        """
+        self._closing = True
+        handles, self._handles = self._handles, []
+        # Half of the time for calls under way, the rest to let go.
+        now = time.monotonic()
+        if not self._crew.drain(now + max(0.0, deadline_s - now) / 2):
+            log.warning(
+                "backend %s: closed with %d calls still running; its pools are "
+                "released when they end",
+                self.name,
+                self._crew.behind,
+            )
+            return self._crew.finish(now, lambda: self._release_all(handles))
+        for at, handle in enumerate(reversed(handles)):
+            end = min(deadline_s, time.monotonic() + self.core.deadlines.release)
+            share = (deadline_s - time.monotonic()) / (len(handles) - at)
+            self._release_within(handle, min(end, time.monotonic() + share))
+        return self._crew.finish(deadline_s, lambda: None)
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until no call is under way, those left behind included."""
+        return self._crew.drain(time.monotonic() + timeout_s)
+
+    def _run_one(
+        self, handle: object, batch: Batch, late: Callable[[], None] | None
+    ) -> Answer:
+        breaker = self.breakers[batch.operation]
+        if batch.deadline_s <= time.monotonic():
+            return Answer(BatchResult.all(batch, Outcome.TIMEOUT))
+        if self._closing or not breaker.admits():
+            self._maybe_probe(batch.operation)
+            return Answer(BatchResult.all(batch, Outcome.UNAVAILABLE))
+        try:
+            result: BatchResult = self._crew.call(
+                lambda: self.backend.batch_io(handle, batch),
+                batch.deadline_s + self.core.deadlines.grace,
+                late=lambda _: self._ended_late(late),
+            )
+        except Overrun:
+            breaker.failed(overran=True)
+            self._complain("late", batch, "passed its deadline and was left behind")
+            self.tell(CallsBehind(backend=self.name, calls=self.behind))
+            return Answer(BatchResult.all(batch, Outcome.TIMEOUT), late=True)
+        except Exception as error:  # noqa: BLE001 - a stranger's code
+            # Storage never stops an engine: these keys are a miss.
+            return Answer(BatchResult.all(batch, self._failed(breaker, batch, error)))
+        self._judge(breaker, batch, result)
+        return Answer(result)
+
+    def _failed(self, breaker: Breaker, batch: Batch, error: Exception) -> Outcome:
+        """Book a call that was not started, raised, or broke the contract."""
+        if isinstance(error, NoHands):
+            breaker.undecided()
+            cut = self._crew.full
+            why = "too many calls were left behind" if cut else "it is busy"
+            self._complain("hands", batch, f"was not started: {why}")
+            return Outcome.UNAVAILABLE if cut else Outcome.TIMEOUT
+        breaker.failed()
+        if isinstance(error, BatchError):
+            self._complain("contract", batch, f"broke the contract: {error}")
+        else:
+            what = f"raised {type(error).__name__}: {error}"
+            self._complain("raised", batch, what, error)
+        return Outcome.ERROR
+
+    def _judge(self, breaker: Breaker, batch: Batch, result: BatchResult) -> None:
+        """Tell the breaker whether an answer in time speaks for the backend."""
+        # The usual answer, all OK, takes no further look.
+        if not result.outcomes.any():
+            breaker.succeeded()
+            return
+        lost = np.isin(result.outcomes, _LOST)
+        if lost.all() and len(lost):
+            breaker.failed()
+        else:
+            breaker.succeeded()
+        if lost.any():
+            worst = Outcome(int(result.outcomes[lost][0])).name.lower()
+            what = f"lost {int(lost.sum())} of them, the first with {worst}"
+            self._complain(f"lost {worst}", batch, what)
+
+    def _complain(
+        self, kind: str, batch: Batch, what: str, error: Exception | None = None
+    ) -> None:
+        self._complaints.say(
+            f"{kind} {batch.operation} {batch.pool}",
+            f"backend {self.name}: {batch.operation} of {len(batch)} keys of pool "
+            f"{batch.pool} {what}",
+            error,
+        )
+
+    def _maybe_probe(self, operation: Operation) -> None:
+        breaker = self.breakers[operation]
+        if self._closing or not self._probes or not breaker.wants_probe():
+            return
+        if not self._crew.leave(lambda: self._probe(operation)):
+            breaker.probed(alive=False)
+
+    def _probe(self, operation: Operation) -> None:
+        alive = False
+        try:
+            deadline_s = time.monotonic() + self.core.breaker.probe
+            result = self._probes[0](operation, deadline_s)
+            lost = np.isin(result.outcomes, _LOST).any()
+            # An answer that comes late is no recovery.
+            alive = not lost and time.monotonic() <= deadline_s
+        except Exception as error:  # noqa: BLE001 - a stranger's code
+            self._complaints.say("probe", f"backend {self.name}: probe: {error}")
+        finally:
+            self.breakers[operation].probed(alive=alive)
+
+    def _ended_late(self, late: Callable[[], None] | None) -> None:
+        if late is not None:
+            late()
+        self.tell(CallsBehind(backend=self.name, calls=self.behind - 1))
+
+    def _teller(self, operation: Operation) -> Callable[[BreakerState], None]:
+        def moved(state: BreakerState) -> None:
+            level = log.warning if state is BreakerState.OPEN else log.info
+            level("backend %s: breaker for %s is %s", self.name, operation, state)
+            self.tell(
+                BreakerMoved(backend=self.name, operation=operation, state=str(state))
+            )
+
+        return moved
+
+    def _release_within(self, handle: object, deadline_s: float) -> None:
+        try:
+            self._crew.call(lambda: self._release(handle), deadline_s)
+        except (Overrun, NoHands):
+            log.warning("backend %s: releasing a pool takes too long", self.name)
+
+    def _release(self, handle: object) -> None:
+        try:
+            self.backend.release(handle)
+        except Exception as error:  # noqa: BLE001 - a stranger's code
+            self._complaints.say(
+                "release", f"backend {self.name} failed to release a pool", error
+            )
+
+    def _release_late(self, handle: object) -> None:
+        if handle is not None:
+            self._release(handle)
+
+    def _release_all(self, handles: list[object]) -> None:
+        for handle in reversed(handles):
+            self._release(handle)

@@ -1,0 +1,185 @@
+"""How the bytes of one batch get from a pool's pages to a backend and back.
+
+Three ways: straight from the engine's memory, through an area of staging
+memory, or none at all for a pool that only counts pages. Each prepares the
+memory, runs the batch, verifies what came back, and lets go of the memory when
+nobody can touch it any more: after the call, or when a late one ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+import numpy as np
+
+from kvdock.batches import Batch, Operation, Outcome, Outcomes
+
+if TYPE_CHECKING:
+    from kvdock.regions import Int64s, Region
+    from kvdock.sessions.leases import Lease
+    from kvdock.sessions.line import Line
+    from kvdock.sessions.staging import Staging
+    from kvdock.sessions.trailers import Trailers
+
+
+@attrs.frozen(eq=False)
+class Cargo:
+    """Pages of one batch: leased, with their keys and a deadline.
+
+    Args:
+        operation: PUT or GET.
+        pool: The pool's name.
+        keys: The n * objects keys, page-major.
+        pages: int64 (n,), page indices in the engine's memory.
+        deadline_s: Until when, on `time.monotonic()`'s clock.
+        lease: The pages' lease; ended by the way.
+    """
+
+    operation: Operation
+    pool: str
+    keys: Sequence[str]
+    pages: Int64s = attrs.field(repr=False)
+    deadline_s: float
+    lease: Lease
+
+    def batch(self, addresses: Int64s, sizes: Int64s) -> Batch:
+        """Return the batch that moves these pages from or to memory."""
+        return Batch(
+            self.operation, self.keys, addresses, sizes, self.deadline_s, self.pool
+        )
+
+    def all(self, outcome: Outcome) -> Outcomes:
+        """Return the same outcome for every key."""
+        return np.full(len(self.keys), outcome, np.uint8)
+
+
+class Way(Protocol):
+    """One of the three ways."""
+
+    @property
+    def region(self) -> Region:
+        """The memory that the backend is told about."""
+
+    def carry(self, line: Line, handle: object, cargo: Cargo) -> Outcomes:
+        """Move a batch; uint8 (n * objects,), verified."""
+
+
+@attrs.frozen(eq=False)
+class Marks:
+    """No bytes: only the presence of a key counts."""
+
+    region: Region
+
+    def carry(self, line: Line, handle: object, cargo: Cargo) -> Outcomes:
+        """Store or look for the keys."""
+        nothing = np.zeros((len(cargo.keys), 0), np.int64)
+        answer = line.run(handle, cargo.batch(nothing, nothing))
+        cargo.lease.end()
+        return answer.result.outcomes
+
+
+@attrs.frozen(eq=False)
+class Direct:
+    """Straight from and to the engine's memory.
+
+    A call that was left behind keeps its pages' lease until it ends.
+    """
+
+    region: Region
+    trailers: Trailers | None = None
+
+    def carry(self, line: Line, handle: object, cargo: Cargo) -> Outcomes:
+        """Move pages with their trailers, if they have any."""
+        try:
+            if self.trailers is not None:
+                if cargo.operation is Operation.PUT:
+                    self.trailers.seal(cargo.keys, cargo.pages)
+                else:
+                    self.trailers.blank(cargo.pages)
+            batch = cargo.batch(*self.region.addresses(cargo.pages))
+        except Exception:
+            cargo.lease.end()
+            raise
+        answer = line.run(handle, batch, late=cargo.lease.end)
+        outcomes = answer.result.outcomes
+        if answer.late:
+            return outcomes
+        try:
+            if self.trailers is not None and cargo.operation is Operation.GET:
+                outcomes = self.trailers.check(cargo.keys, cargo.pages, outcomes)
+        finally:
+            cargo.lease.end()
+        return outcomes
+
+
+@attrs.frozen(eq=False)
+class Staged:
+    """Through one contiguous copy.
+
+    A call that was left behind keeps its area, never the engine's pages. What
+    was read is verified before it is copied, so wrong bytes get no further.
+    """
+
+    source: tuple[Region, ...] = attrs.field(repr=False)
+    staging: Staging
+
+    @classmethod
+    def through(cls, staging: Staging, source: Region) -> Staged:
+        """Cut the engine's region into one for each object of a page."""
+        return cls(
+            tuple(
+                attrs.evolve(
+                    source,
+                    objects=source.objects[at : at + 1],
+                    bases=source.bases[at : at + 1],
+                    strides=source.strides[at : at + 1],
+                    sizes=source.sizes[at : at + 1],
+                )
+                for at in range(len(source.objects))
+            ),
+            staging,
+        )
+
+    @property
+    def region(self) -> Region:
+        """The staging memory."""
+        return self.staging.region
+
+    def carry(self, line: Line, handle: object, cargo: Cargo) -> Outcomes:
+        """Copy out and store, or load, verify and copy in."""
+        try:
+            return self._carry(line, handle, cargo)
+        finally:
+            cargo.lease.end()
+
+    def _carry(self, line: Line, handle: object, cargo: Cargo) -> Outcomes:
+        area = self.staging.take(cargo.deadline_s)
+        if area is None:
+            return cargo.all(Outcome.TIMEOUT)
+        count = len(cargo.pages)
+        try:
+            if cargo.operation is Operation.PUT:
+                for at, source in enumerate(self.source):
+                    source.gather(cargo.pages, area.payload(at, count))
+                self.staging.seal(area, cargo.keys, count)
+            else:
+                self.staging.blank(area, count)
+            batch = cargo.batch(*self.region.addresses(area.numbers(count)))
+        except Exception:
+            area.give_back()
+            raise
+        answer = line.run(handle, batch, late=area.give_back)
+        outcomes = answer.result.outcomes
+        if answer.late:
+            return outcomes
+        try:
+            if cargo.operation is Operation.GET:
+                outcomes = self.staging.check(area, cargo.keys, outcomes)
+                good = (outcomes == Outcome.OK).reshape(count, -1).all(axis=1)
+                for at, source in enumerate(self.source):
+                    source.scatter(cargo.pages[good], area.payload(at, count)[good])
+        finally:
+            area.give_back()
+        return outcomes

@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import threading
+from itertools import product
+
+import numpy as np
+import pytest
+from shelf import (
+    Engine,
+    Shelf,
+    Trouble,
+    attention,
+    draft,
+    hashes,
+    indexer,
+    quick,
+    states,
+    until,
+)
+from stalls import timed
+
+from kvdock.batches import Batch, BatchResult, Operation, Outcome
+from kvdock.core_settings import Integrity, Staging
+from kvdock.errors import KvdockError, RegionError
+from kvdock.manifest import Support
+from kvdock.pools import Layout
+from kvdock.sessions import NO_PAGE
+
+
+def waiting_for(event: threading.Event) -> Trouble:
+    """Hang until the event, then do as asked, late."""
+
+    def wait(_: Batch) -> None:
+        event.wait(10)
+
+    return wait
+
+
+@pytest.mark.parametrize(
+    ("integrity", "staging", "multi", "layout"),
+    list(product(Integrity, Staging, (Support.NATIVE, Support.NO), Layout)),
+)
+def test_pages_come_back_byte_for_byte_whatever_the_way(
+    integrity: Integrity, staging: Staging, multi: Support, layout: Layout
+) -> None:
+    core = quick(integrity=integrity, calls={"staging": staging, "batch_pages": 3})
+    pools = [attention(layout=layout), draft(), indexer(), states()]
+    engine = Engine([Shelf(multi_buffer=multi)], pools, core)
+    with engine.attachment as cache:
+        names = hashes(8)
+        engine.fill(names, range(8))
+        stored = cache.put(names, engine.where(range(8)))
+        assert stored.pages == 8
+        engine.blank()
+        assert cache.exists(names).best == 8
+        pages = [15, 9, 20, 8, 11, 19, 23, 10]
+        loaded = cache.get(names, engine.where(pages))
+        assert loaded.pages == 8
+        for pool in pools:
+            for name, page in zip(names, pages, strict=True):
+                assert engine.holds(pool.name, name, page)
+    assert engine.shelf.released == ["mamba", "indexer", "draft", "kv"]
+
+
+def test_no_staged_page_lies_in_memory_that_the_backend_was_told_of() -> None:
+    core = quick(calls={"staging": "always"})
+    engine = Engine([Shelf()], core=core)
+    with engine.attachment:
+        mine = engine.memory["kv"]
+        for block in engine.shelf.regions["kv"].blocks:
+            first, last = mine.ctypes.data, mine.ctypes.data + mine.nbytes
+            assert block.address + block.nbytes <= first or block.address >= last
+
+
+def test_the_anchor_is_stored_last_and_only_over_its_required_sidecars() -> None:
+    engine = Engine(pools=[attention(), states()], core=quick())
+
+    def lose_a_state(batch: Batch) -> BatchResult | None:
+        if batch.operation is Operation.PUT and batch.pool == "mamba":
+            return BatchResult.of(batch, [0, Outcome.REFUSED, 0])
+        return None
+
+    engine.shelf.trouble = lose_a_state
+    with engine.attachment as cache:
+        names = hashes(3)
+        engine.fill(names, range(3))
+        stored = cache.put(names, engine.where(range(3)))
+        assert stored.pages == 1
+        assert stored.outcomes["kv"].tolist() == [0, Outcome.ABSENT, 0]
+        order = [call.pool for call in engine.shelf.calls]
+        assert order == ["mamba", "kv"]
+
+
+def test_a_lost_draft_page_costs_nothing_but_the_draft() -> None:
+    engine = Engine(pools=[attention(), draft()], core=quick())
+    with engine.attachment as cache:
+        names = hashes(4)
+        engine.fill(names, range(4))
+        cache.put(names, engine.where(range(4)))
+        gone = next(key for key in engine.shelf.objects if ".draft" in key)
+        del engine.shelf.objects[gone]
+        loaded = cache.get(names, engine.where(range(4)))
+        assert loaded.pages == 4
+        assert loaded.outcomes["draft"].tolist() == [Outcome.ABSENT, 0, 0, 0]
+
+
+def test_sidecars_are_read_only_as_far_as_the_anchor_was() -> None:
+    engine = Engine(pools=[attention(), indexer()], core=quick())
+    with engine.attachment as cache:
+        names = hashes(6)
+        engine.fill(names, range(6))
+        cache.put(names, engine.where(range(6)))
+        for key in list(engine.shelf.objects):
+            if f"/{names[2]}.kv" in key:
+                del engine.shelf.objects[key]
+        engine.shelf.calls.clear()
+        loaded = cache.get(names, engine.where(range(6)))
+        assert loaded.pages == 2
+        assert [len(call) for call in engine.shelf.calls] == [6, 2]
+
+
+@pytest.mark.parametrize("staging", list(Staging))
+@pytest.mark.parametrize("damage", ["flip", "cut", "extend", "swap", "trailer"])
+def test_damage_in_the_store_is_a_miss_and_is_dropped(
+    staging: Staging, damage: str
+) -> None:
+    engine = Engine(core=quick(calls={"staging": staging}))
+    with engine.attachment as cache:
+        names = hashes(3)
+        engine.fill(names, range(3))
+        cache.put(names, engine.where(range(3)))
+        objects = engine.shelf.objects
+        first, second, _ = objects
+        stored = objects[second]
+        objects[second] = {
+            "flip": stored[:5] + bytes([stored[5] ^ 1]) + stored[6:],
+            "cut": stored[:-7],
+            "extend": stored[:9] + stored,
+            "swap": objects[first],
+            "trailer": stored[:-40] + bytes(40),
+        }[damage]
+        engine.blank()
+        loaded = cache.get(names, engine.where(range(3)))
+        assert loaded.pages == 1
+        assert loaded.outcomes["kv"][1] == Outcome.CORRUPT
+        assert engine.holds("kv", names[0], 0)
+        # The third page is right; it is the prefix that ends before it.
+        assert loaded.outcomes["kv"][2] == Outcome.OK
+        until(lambda: second not in objects)
+        # Believed dead for a while, without another question.
+        engine.shelf.calls.clear()
+        assert cache.exists(names).best == 1
+        assert all(second not in call.keys for call in engine.shelf.calls)
+        # Stored again, it is found again.
+        engine.fill(names, range(3))
+        assert cache.put(names, engine.where(range(3))).pages == 3
+        assert cache.exists(names).best == 3
+
+
+def test_a_backend_that_reports_success_without_bytes_is_caught() -> None:
+    engine = Engine(core=quick())
+    with engine.attachment as cache:
+        names = hashes(2)
+        engine.fill(names, range(2))
+        cache.put(names, engine.where(range(2)))
+        # The pages and their trailers in memory are right from before: a
+        # trailer that is left there must prove nothing.
+        engine.shelf.trouble = lambda batch: BatchResult.all(batch, Outcome.OK)
+        assert cache.get(names, engine.where(range(2))).pages == 0
+
+
+def test_unverified_pages_are_an_explicit_choice_that_the_plan_shows() -> None:
+    chosen = Engine(core=quick(integrity="off"))
+    assert "UNVERIFIED by choice" in chosen.attachment.plan.explain()
+    chosen.attachment.close()
+    usual = Engine(core=quick())
+    assert "verified by a trailer" in usual.attachment.plan.explain()
+    usual.attachment.close()
+
+
+def test_a_backend_of_single_buffers_gets_trailers_through_staging() -> None:
+    pools = [attention(layout=Layout.LAYER_FIRST, kind="k_only")]
+    engine = Engine([Shelf(multi_buffer=Support.NO)], pools, quick())
+    assert "staged, one object a page" in engine.attachment.plan.explain()
+    engine.attachment.close()
+
+
+def test_a_late_get_keeps_its_pages_until_it_really_ends() -> None:
+    engine = Engine(core=quick())
+    go_on = threading.Event()
+
+    def hang(batch: Batch) -> None:
+        if batch.operation is Operation.GET:
+            go_on.wait(10)
+
+    with engine.attachment as cache:
+        names = hashes(4)
+        engine.fill(names, range(4))
+        cache.put(names, engine.where(range(4)))
+        engine.blank()
+        engine.shelf.trouble = hang
+        loaded = timed(lambda: cache.get(names[:2], engine.where([0, 1])), 0.15 + 0.1)
+        assert loaded.outcomes["kv"].tolist() == [Outcome.TIMEOUT] * 2
+        leases = cache.leases("kv")
+        assert leases.busy(range(4)).tolist() == [True, True, False, False]
+        # Other pages are free to use, these are refused at once.
+        engine.shelf.trouble = None
+        again = cache.get(names, engine.where([1, 2, 3, 4]))
+        assert again.outcomes["kv"].tolist() == [Outcome.REFUSED, 0, 0, 0]
+        stored = cache.put(hashes(1, first=50), engine.where([0]))
+        assert stored.outcomes["kv"].tolist() == [Outcome.REFUSED]
+        go_on.set()
+        assert leases.wait(range(4), 5)
+        assert cache.settle(5)
+        # The late bytes did land, where nobody had looked meanwhile.
+        assert engine.holds("kv", names[0], 0)
+
+
+def test_late_bytes_of_a_staged_get_never_reach_the_engine() -> None:
+    engine = Engine(core=quick(calls={"staging": "always"}))
+    go_on = threading.Event()
+    with engine.attachment as cache:
+        names = hashes(2)
+        engine.fill(names, range(2))
+        cache.put(names, engine.where(range(2)))
+        engine.blank()
+        engine.shelf.trouble = waiting_for(go_on)
+        assert cache.get(names, engine.where(range(2))).pages == 0
+        assert not cache.leases("kv").busy(range(2)).any()
+        go_on.set()
+        assert cache.settle(5)
+        assert (engine.memory["kv"] == 0xEE).all()
+
+
+def test_closing_under_a_hanging_call_ends_in_time_and_releases_later() -> None:
+    before = threading.active_count()
+    engine = Engine(core=quick())
+    go_on = threading.Event()
+    engine.shelf.trouble = waiting_for(go_on)
+    cache = engine.attachment
+    cache.exists(hashes(1))
+    assert not timed(cache.close, 0.4 + 0.1)
+    assert engine.shelf.released == []
+    go_on.set()
+    until(lambda: engine.shelf.released == ["kv"])
+    until(lambda: threading.active_count() == before)
+    with pytest.raises(KvdockError, match="closed"):
+        cache.exists(hashes(1))
+
+
+def test_a_page_that_is_stored_under_two_names_gets_both() -> None:
+    engine = Engine(core=quick())
+    with engine.attachment as cache:
+        names = hashes(2)
+        engine.fill(names[:1], [5])
+        assert cache.put(names, engine.where([5, 5])).pages == 2
+        assert cache.get(names, engine.where([6, 7])).pages == 2
+        assert np.array_equal(*engine.rows("kv", [6, 7]))
+
+
+def test_one_page_cannot_be_filled_twice_at_once() -> None:
+    engine = Engine(core=quick())
+    with engine.attachment as cache:
+        names = hashes(2)
+        engine.fill(names, [0, 1])
+        cache.put(names, engine.where([0, 1]))
+        loaded = cache.get(names, engine.where([3, 3]))
+        assert loaded.outcomes["kv"].tolist() == [0, Outcome.REFUSED]
+        assert engine.holds("kv", names[0], 3)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_a_backend_gets_no_more_keys_at_once_than_it_takes(limit: int) -> None:
+    engine = Engine([Shelf(max_batch_keys=limit)], core=quick())
+    with engine.attachment as cache:
+        names = hashes(7)
+        engine.fill(names, range(7))
+        assert cache.put(names, engine.where(range(7))).pages == 7
+        assert cache.exists(names).best == 7
+        assert cache.get(names, engine.where(range(8, 15))).pages == 7
+        assert max(map(len, engine.shelf.calls)) == limit
+
+
+def test_bad_input_is_refused_by_name() -> None:
+    engine = Engine(core=quick())
+    with engine.attachment as cache:
+        with pytest.raises(RegionError, match="'kw', which is not"):
+            cache.put(hashes(1), {"kw": [0]})
+        with pytest.raises(RegionError, match="outside of its 24 pages"):
+            cache.get(hashes(1), {"kv": [24]})
+        with pytest.raises(RegionError, match="for 2 hashes"):
+            cache.get(hashes(2), {"kv": [NO_PAGE]})
+        with pytest.raises(KvdockError, match="letters and digits"):
+            cache.exists(["../x"])
+
+
+def test_clearing_reaches_the_namespace() -> None:
+    engine = Engine(core=quick())
+    with engine.attachment as cache:
+        engine.fill(hashes(2), [0, 1])
+        cache.put(hashes(2), engine.where([0, 1]))
+        engine.shelf.objects["other/x"] = b""
+        assert cache.clear() == {"shelf": Outcome.OK}
+        assert list(engine.shelf.objects) == ["other/x"]

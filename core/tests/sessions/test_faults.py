@@ -1,0 +1,209 @@
+"""Whatever a backend does: no wrong byte, no late call, nothing left behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain, combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shelf import Engine, Shelf, attention, draft, hashes, indexer, quick, states, until
+from stalls import timed
+
+from kvdock.batches import Operation, Outcome
+from kvdock.core_settings import Staging
+from kvdock.manifest import Support
+from kvdock.observers.faults import Fault, FaultInjector, FaultSettings
+from kvdock.sessions import Moved, Session
+
+if TYPE_CHECKING:
+    import numpy as np
+
+T = TypeVar("T")
+
+COUNT = 6
+POOLS = (attention(), draft(), indexer(), states())
+DEADLINE_S = 0.06
+ALLOWED_S = DEADLINE_S + 0.1
+
+
+@attrs.frozen
+class Trial:
+    """One way to make trouble."""
+
+    kinds: tuple[Fault, ...]
+    rate: float = 1.0
+    seed: int = 0
+    staging: Staging = Staging.ROUTED
+    multi_buffer: Support = Support.NATIVE
+    max_batch_keys: int = 0
+    operations: tuple[Operation, ...] = tuple(Operation)
+    pools: tuple[str, ...] = ()
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@contextmanager
+def nothing_left_behind() -> Iterator[None]:
+    threads, files = threading.active_count(), descriptors()
+    yield
+    until(lambda: threading.active_count() == threads)
+    assert descriptors() == files
+
+
+def check_loaded(engine: Engine, names: Sequence[str], moved: Moved) -> None:
+    """What is called loaded is right, and the prefix has all it needs."""
+    for pool in engine.pools:
+        codes, where = moved.outcomes[pool.name], moved.places[pool.name]
+        for at, page in enumerate(where.tolist()):
+            if codes[at] == Outcome.OK:
+                assert engine.holds(pool.name, names[at], page)
+    for pool in engine.pools:
+        if pool.required:
+            first = moved.pages - pool.window_pages if pool.window_pages else 0
+            needed = moved.outcomes[pool.name][max(0, first) : moved.pages]
+            assert (needed == Outcome.OK).all()
+
+
+def check_recycled(
+    engine: Engine,
+) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]:
+    """Give every page that is not busy another use, as an engine would."""
+    free = {}
+    for pool, memory in engine.memory.items():
+        busy = engine.attachment.leases(pool).busy(range(len(memory)))
+        memory[~busy] = 0x77
+        free[pool] = ~busy
+    return free
+
+
+def drive(trial: Trial) -> None:
+    def in_time(call: Callable[[], T]) -> T:
+        return timed(call, ALLOWED_S)
+
+    faults = FaultInjector(
+        FaultSettings(
+            kinds=trial.kinds, rate=trial.rate, seed=trial.seed, delay=0.02,
+            operations=trial.operations, pools=trial.pools,
+        )
+    )  # fmt: skip
+    core = quick(
+        deadlines=dict.fromkeys(
+            ("exists", "get", "put", "delete", "clear", "release"), DEADLINE_S
+        )
+        | {"close": 0.4, "grace": "10 ms"},
+        calls={"staging": trial.staging, "batch_pages": 4, "at_once": 4},
+        transfers={"batch_pages": 3},
+    )
+    shelf = Shelf(multi_buffer=trial.multi_buffer, max_batch_keys=trial.max_batch_keys)
+    names = hashes(COUNT)
+    with nothing_left_behind():
+        engine = Engine([shelf], POOLS, core, observers=[faults])
+        cache = engine.attachment
+        session = Session(cache)
+        engine.fill(names, range(COUNT))
+        in_time(lambda: cache.put(names, engine.where(range(COUNT))))
+        ticket = session.offload(names, engine.where(range(COUNT)))
+        assert ticket.wait(20)
+        best = in_time(lambda: cache.exists(names)).best
+        places = range(COUNT, 2 * COUNT)
+        moved = in_time(lambda: cache.get(names[:best], engine.where(places[:best])))
+        check_loaded(engine, names, moved)
+        places = range(2 * COUNT, 3 * COUNT)
+        ticket = session.prefetch(
+            names, {"kv": places, "indexer": places, "draft": places},
+            {"mamba": [20, 21]},
+        )  # fmt: skip
+        assert ticket.wait(20)
+        assert ticket.result is not None
+        check_loaded(engine, names, ticket.result)
+        free = check_recycled(engine)
+        in_time(cache.clear)
+        faults.release()
+        assert session.drain(5)
+        assert cache.settle(5)
+        # Late bytes landed only in pages that were still held back.
+        for pool, memory in engine.memory.items():
+            assert (memory[free[pool]] == 0x77).all()
+            assert not cache.leases(pool).busy(range(len(memory))).any()
+        assert session.close()
+        assert sorted(map(str, shelf.released)) == sorted(pool.name for pool in POOLS)
+
+
+@pytest.mark.parametrize("staging", list(Staging))
+@pytest.mark.parametrize("kind", list(Fault))
+def test_each_fault_alone_is_a_miss_in_time(kind: Fault, staging: Staging) -> None:
+    drive(Trial((kind,), staging=staging))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    trial=st.builds(
+        Trial,
+        kinds=st.sets(st.sampled_from(Fault), min_size=1).map(tuple),
+        rate=st.sampled_from([0.15, 0.4, 1.0]),
+        seed=st.integers(0, 1 << 16),
+        staging=st.sampled_from(Staging),
+        multi_buffer=st.sampled_from([Support.NATIVE, Support.NO]),
+        max_batch_keys=st.sampled_from([0, 1, 3]),
+        operations=st.sets(st.sampled_from(Operation), min_size=1).map(tuple),
+        pools=st.sets(st.sampled_from([pool.name for pool in POOLS])).map(tuple),
+    )
+)
+def test_any_mixture_of_faults_is_a_miss_in_time(trial: Trial) -> None:
+    drive(trial)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("staging", list(Staging))
+def test_every_combination_of_faults_is_a_miss_in_time(staging: Staging) -> None:
+    every = chain.from_iterable(
+        combinations(Fault, size) for size in range(len(Fault) + 1)
+    )
+    for seed, kinds in enumerate(every):
+        drive(Trial(kinds, rate=0.6, seed=seed, staging=staging))
+
+
+def test_without_a_fault_everything_is_restored() -> None:
+    """Guards the tests above: a session that moves nothing would pass them."""
+    engine = Engine(
+        pools=POOLS, core=quick(), observers=[FaultInjector(FaultSettings())]
+    )
+    with engine.attachment as cache:
+        names = hashes(COUNT)
+        engine.fill(names, range(COUNT))
+        assert cache.put(names, engine.where(range(COUNT))).pages == COUNT
+        moved = cache.get(names, engine.where(range(COUNT, 2 * COUNT)))
+        assert moved.pages == COUNT
+        check_loaded(engine, names, moved)
+
+
+def test_a_dropped_rank_loses_only_its_own_pages() -> None:
+    from kvdock.pools import Shard
+
+    engines = []
+    for rank in range(2):
+        faults = FaultInjector(FaultSettings(kinds=(Fault.DROP,), ranks=(1,)))
+        engines.append(
+            Engine(
+                pools=[attention()],
+                core=quick(),
+                observers=[faults],
+                shard=Shard(tp_rank=rank, tp_size=2),
+            )
+        )
+    best = []
+    for engine in engines:
+        with engine.attachment as cache:
+            engine.fill(hashes(2), [0, 1])
+            cache.put(hashes(2), engine.where([0, 1]))
+            best.append(cache.exists(hashes(2)).best)
+    assert best == [2, 0]

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import attrs
+import pytest
+
+from kvdock.configuration import Setting, explain, load_configuration
+from kvdock.core_settings import CoreSettings, Integrity, StopPolicy
+from kvdock.errors import SettingsError
+from kvdock.settings import option, parse_seconds, secret, size, structure
+
+
+@attrs.frozen
+class StoreSettings:
+    server: str = option(help="Where it listens.")
+    token: str = secret("", help="Who we are.")
+    space: int = size(1 << 20, help="How much it may take.")
+
+
+SCHEMAS = {"backends.store": StoreSettings}
+
+
+def rows(*args: object, **kwargs: object) -> dict[str, Setting]:
+    configuration = load_configuration(*args, **kwargs)  # type: ignore[arg-type]
+    return {row.path: row for row in explain(configuration, SCHEMAS)}
+
+
+def test_the_stronger_source_wins_and_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "kvdock.toml"
+    file.write_text(
+        '[core]\nintegrity = "off"\n[core.deadlines]\nget = "1 s"\nput = "2 s"\n'
+        'exists = "3 s"\n'
+    )
+    environ = {
+        "KVDOCK_CONFIG": str(file),
+        "KVDOCK_CORE__DEADLINES__PUT": "20 ms",
+        "KVDOCK_CORE__DEADLINES__EXISTS": "30 ms",
+        "HOME": "/",
+    }
+    engine = {"core": {"deadlines": {"exists": 0.5}}}
+    core = load_configuration(engine, environ=environ).core
+    assert core.integrity is Integrity.OFF
+    assert core.deadlines.get == 1.0
+    assert core.deadlines.put == 0.02
+    assert core.deadlines.exists == 0.5
+    assert core.deadlines.clear == CoreSettings().deadlines.clear
+    assert {
+        path: row.origin
+        for path, row in rows(
+            engine, environ=environ | {"KVDOCK_BACKENDS__STORE__SERVER": "x"}
+        ).items()
+        if row.origin != "default"
+    } == {
+        "core.integrity": f"file {file}",
+        "core.deadlines.get": f"file {file}",
+        "core.deadlines.put": "environment KVDOCK_CORE__DEADLINES__PUT",
+        "core.deadlines.exists": "engine",
+        "backends.store.server": "environment KVDOCK_BACKENDS__STORE__SERVER",
+    }
+
+
+def test_a_json_file_does_as_well(tmp_path: Path) -> None:
+    file = tmp_path / "kvdock.json"
+    file.write_text(json.dumps({"core": {"transfers": {"stop": "wait_complete"}}}))
+    core = load_configuration(file=file, environ={}).core
+    assert core.transfers.stop is StopPolicy.WAIT_COMPLETE
+
+
+def test_lists_are_written_with_commas_in_the_environment() -> None:
+    environ = {"KVDOCK_CORE__OBSERVERS": "metrics, tracing"}
+    assert load_configuration(environ=environ).core.observers == ("metrics", "tracing")
+
+
+@pytest.mark.parametrize(
+    ("engine", "environ", "message"),
+    [
+        ({"cores": {}}, {}, "engine: there is no section 'cores'.*'core'"),
+        (
+            {"core": {"deadlines": {"gte": 1}}},
+            {},
+            r"core\.deadlines has no setting 'gte' \(engine\).*'get'",
+        ),
+        (
+            {},
+            {"KVDOCK_CORE__INTEGRTY": "off"},
+            "KVDOCK_CORE__INTEGRTY.*'integrity'",
+        ),
+        ({}, {"KVDOCK_PLUGIN": "x"}, "KVDOCK_PLUGIN is no setting.*'KVDOCK_PLUGINS'"),
+        ({}, {"KVDOCK_CORE__INTEGRITY": "offf"}, "'offf' is not known.*'off'"),
+        ({"core": {"deadlines": {"get": "soon"}}}, {}, "'soon' is not a duration"),
+        ({"core": {"calls": {"at_once": 0}}}, {}, "at_once must be at least 1, not 0"),
+        ({"core": {"deadlines": 5}}, {}, "'deadlines' is a group"),
+        ({"core": 5}, {}, "not made of settings"),
+        ({"backends": {"store": 5}}, {}, "not made of settings"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name_with_the_way_out(
+    engine: dict[str, object], environ: dict[str, str], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load_configuration(engine, environ=environ)
+
+
+def test_a_backend_that_is_not_there_gets_no_settings() -> None:
+    engine = {"backends": {"stroe": {"server": "x"}}}
+    with pytest.raises(SettingsError, match=r"'stroe'.*\(engine\).*'store'"):
+        rows(engine, environ={})
+
+
+def test_an_unknown_setting_of_a_backend_names_its_source() -> None:
+    environ = {"KVDOCK_BACKENDS__STORE__SEVRER": "x"}
+    with pytest.raises(SettingsError, match=r"SEVRER\)\. Did you mean 'server'"):
+        rows(environ=environ)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    for name, content, message in (
+        ("a.ini", "", "neither TOML nor JSON"),
+        ("b.toml", "[", "cannot be read"),
+        ("c.json", "[]", "holds no settings but a list"),
+    ):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(SettingsError, match=message):
+            load_configuration(file=tmp_path / name, environ={})
+    with pytest.raises(SettingsError, match="cannot be read"):
+        load_configuration(file=tmp_path / "none.toml", environ={})
+
+
+def test_secrets_are_never_shown() -> None:
+    store = {"server": "redis://me:sesame@host:1/0", "token": "sesame"}
+    found = rows({"backends": {"store": store}}, environ={})
+    assert found["backends.store.token"].value == "<hidden>"
+    assert found["backends.store.server"].value == "redis://<hidden>@host:1/0"
+    assert not any("sesame" in row.value for row in found.values())
+    assert "sesame" not in repr(structure(StoreSettings, store, where="store")).replace(
+        store["server"], ""
+    )
+
+
+def test_what_is_missing_is_shown_as_missing() -> None:
+    found = rows(environ={})
+    assert found["backends.store.server"].origin == "MISSING"
+    assert found["backends.store.space"].value == "1048576 B"
+
+
+def test_every_setting_of_the_core_says_what_it_is_for() -> None:
+    assert not [row.path for row in rows(environ={}).values() if not row.help]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("250 ms", 0.25),
+        ("5s", 5),
+        ("1.5", 1.5),
+        (2, 2.0),
+        ("2 min", 120),
+        ("10us", 1e-5),
+    ],
+)
+def test_durations_have_units(text: str | float, seconds: float) -> None:
+    assert parse_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-1", "1 day", True, -1, float("inf")])
+def test_what_is_no_duration_is_refused(text: str | float) -> None:
+    with pytest.raises(SettingsError, match="not a duration"):
+        parse_seconds(text)
