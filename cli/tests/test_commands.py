@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Shelf
+    from tiny import Shelf
 
 GREET = '''
 """Words for people.

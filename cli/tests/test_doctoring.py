@@ -10,7 +10,7 @@ from kvdock.errors import SettingsError
 from kvdock_cli.doctoring import doctor
 
 if TYPE_CHECKING:
-    from conftest import Shelf
+    from tiny import Shelf
 
 REGISTER = "def kvdock_register_pool(pool, region, config)"
 BROKEN = {

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from conftest import Shelf
+    from tiny import Shelf
 
 WATCH = """
 import sys, socket

@@ -11,7 +11,7 @@ from kvdock.errors import KvdockError, NoRoute, PluginError, SettingsError
 from kvdock_cli.output import UsageProblem, exit_code
 
 if TYPE_CHECKING:
-    from conftest import Shelf
+    from tiny import Shelf
 
 BROKEN = Candidate(name="a", value="a", distribution="d", version="1").problem(
     Stage.IMPORT, "broken", "Mend it."

@@ -13,7 +13,7 @@ from kvdock_cli.namespacing import diff, show
 from kvdock_cli.output import UsageProblem
 
 if TYPE_CHECKING:
-    from conftest import Shelf
+    from tiny import Shelf
 
 
 def stored(root: Path, *, dtype: DType = DType.BF16, lora: str = "") -> Path:

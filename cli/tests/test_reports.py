@@ -67,7 +67,7 @@ def plugin(name: str, **declared: Any) -> LoadedPlugin:
         ),
         manifest=Manifest(name=name, api=1, **declared),
         path=f"/lib/kvdock_{name}/plugin.py",
-        hooks=cast("Any", None),
+        manager=cast("Any", None),
         implemented=frozenset({"kvdock_manifest", "kvdock_batch_io"}),
     )
 

@@ -11,7 +11,7 @@ from kvdock_cli.output import UsageProblem
 from kvdock_cli.routing import route
 
 if TYPE_CHECKING:
-    from conftest import Shelf
+    from tiny import Shelf
 
 KV = "family=mha,name=kv,heads=8,head_dim=128"
 DRAFT = "family=mha,name=draft,layers=0-0,heads=8,head_dim=128,draft,required=false"

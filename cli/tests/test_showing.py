@@ -4,7 +4,7 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from conftest import Shelf
+    from tiny import Shelf
 
 
 def test_a_backend_is_shown_with_all_it_declares(shelf: Shelf) -> None:

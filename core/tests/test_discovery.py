@@ -12,7 +12,7 @@ from kvdock.discovery import BrokenPlugin, Candidate, load_all
 from kvdock.errors import PluginError
 
 if TYPE_CHECKING:
-    from conftest import Shelf
+    from tiny import Shelf
 
 REGISTER = "def kvdock_register_pool(pool, region, config)"
 MANIFEST = 'return Manifest(\n        name="NAME", api=API_VERSION, summary="a backend"'

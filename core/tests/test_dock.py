@@ -24,7 +24,7 @@ from kvdock.dock import examined
 from kvdock.errors import PluginError, SettingsError
 
 if TYPE_CHECKING:
-    from conftest import Shelf
+    from tiny import Shelf
 
 KV = PoolSpec(
     name="kv",

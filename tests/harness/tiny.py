@@ -1,0 +1,97 @@
+"""Tiny distributions, made on the spot, that tests install on a path."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hypothesis import settings
+
+# A busy machine must not turn a slow example into a failure.
+settings.register_profile("house", deadline=None)
+settings.load_profile("house")
+
+BACKEND = """
+from kvdock import KindSupport, Manifest, hookimpl, key_suffixes
+from kvdock.manifest import API_VERSION
+
+
+@hookimpl
+def kvdock_manifest():
+    return Manifest(
+        name="NAME", api=API_VERSION, summary="a backend", kinds={"mha": KindSupport()}
+    )
+
+
+@hookimpl
+def kvdock_register_pool(pool, region, config):
+    return pool
+
+
+@hookimpl
+def kvdock_key_suffix(pool, shard):
+    return key_suffixes(pool, shard)
+
+
+@hookimpl
+def kvdock_batch_io(handle, batch):
+    return None
+"""
+"""A whole backend; NAME is to be replaced."""
+
+
+class Shelf:
+    """A directory of tiny distributions, each one module with entry points."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def add(
+        self,
+        name: str,
+        source: str,
+        *,
+        group: str = "kvdock.backends",
+        attribute: str = "",
+        module: str = "",
+        distribution: str = "",
+    ) -> str:
+        """Put a distribution of one module on the shelf; return its name."""
+        distribution = distribution or f"kvdock-{name}"
+        module = module or distribution.replace("-", "_")
+        (self.root / f"{module}.py").write_text(source)
+        info = self.root / f"{distribution.replace('-', '_')}-1.2.3.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2.3\n"
+        )
+        value = f"{module}:{attribute}" if attribute else module
+        (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
+        importlib.invalidate_caches()
+        return distribution
+
+    def add_backend(self, name: str, *edits: tuple[str, str]) -> str:
+        """Put a whole backend on the shelf, changed here and there."""
+        source = BACKEND
+        for old, new in edits:
+            assert old in source
+            source = source.replace(old, new)
+        return self.add(name, source.replace("NAME", name))
+
+    def kvdock(
+        self, *arguments: str, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the real command in a process of its own."""
+        return subprocess.run(
+            [Path(sys.executable).with_name("kvdock"), *arguments],
+            env=os.environ
+            | {"PYTHONPATH": str(self.root), "COLUMNS": "80", "PYTHONWARNINGS": "error"}
+            | environ,
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=60,
+        )
