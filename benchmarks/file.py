@@ -15,13 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import shutil
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from file_contenders import (
     Contender,
     FilePerPage,
@@ -46,7 +46,7 @@ def batches_of(pages: int, *, shuffled: bool) -> Rows:
     """Cut page numbers into batches."""
     numbers = list(range(pages))
     if shuffled:
-        random.Random(3).shuffle(numbers)
+        numbers = np.random.default_rng(3).permutation(pages).tolist()
     return [numbers[at : at + BATCH] for at in range(0, pages, BATCH)]
 
 

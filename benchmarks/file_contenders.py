@@ -140,7 +140,7 @@ class FilePerPage:
                 fd = os.open(name + ".tmp", flags, 0o600)
                 os.write(fd, self._from[page])
                 os.close(fd)
-                os.rename(name + ".tmp", name)
+                os.rename(name + ".tmp", name)  # noqa: PTH104 - a Path costs more
         return time.perf_counter() - begun
 
     def get(self, batches: Rows, turn: int) -> float:

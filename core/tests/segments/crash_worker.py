@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from kvdock.batches import Batch, Operation
 from kvdock.segments import Limits, Place, SegmentStore, ThreadEngine
+
+Numbers = npt.NDArray[np.int64]
 
 NAMESPACE = "c0" * 32
 PAGE_BYTES = 8192
@@ -19,28 +22,31 @@ QUOTA = 6 << 20
 _WORDS = np.arange(PAGE_BYTES // 8, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 
-def pages_of(numbers):
+def pages_of(numbers: Numbers) -> npt.NDArray[np.uint8]:
     """Return the only right bytes of pages, uint8 (n, PAGE_BYTES)."""
-    return (_WORDS + numbers.astype(np.uint64)[:, None]).view(np.uint8)
+    words: npt.NDArray[np.uint64] = _WORDS + numbers.astype(np.uint64)[:, None]
+    return words.view(np.uint8)
 
 
-def keys_of(numbers):
+def keys_of(numbers: Numbers) -> list[str]:
     return [f"{NAMESPACE}/{number:032x}.kv" for number in numbers.tolist()]
 
 
-def open_store(root):
+def open_store(root: Path) -> SegmentStore:
     place = Place(root=root, namespace=NAMESPACE, pool="kv", object_bytes=(PAGE_BYTES,))
     limits = Limits(quota_bytes=QUOTA, segment_bytes=256 << 10)
     return SegmentStore(place, ThreadEngine(2), limits)
 
 
-def batch(operation, numbers, memory):
+def batch(
+    operation: Operation, numbers: Numbers, memory: npt.NDArray[np.uint8]
+) -> Batch:
     addresses = memory.ctypes.data + np.arange(len(numbers)) * PAGE_BYTES
     sizes = np.full((len(numbers), 1), PAGE_BYTES)
     return Batch(operation, keys_of(numbers), addresses.reshape(-1, 1), sizes)
 
 
-def check(store, numbers):
+def check(store: SegmentStore, numbers: Numbers) -> tuple[int, list[int]]:
     """Read pages; return how many were there, and those that are wrong."""
     memory = np.zeros((len(numbers), PAGE_BYTES), np.uint8)
     ok = store.run(batch(Operation.GET, numbers, memory)).ok
@@ -48,7 +54,7 @@ def check(store, numbers):
     return int(ok.sum()), numbers[ok & ~right].tolist()
 
 
-def main(root, role, seed):
+def main(root: Path, role: str, seed: int) -> None:
     store = open_store(root)
     rng = np.random.default_rng(seed)
     rounds = 0

@@ -2,12 +2,12 @@
 
 import importlib.util
 import os
-import random
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,10 @@ def soon(holds: Callable[[], bool]) -> bool:
     return False
 
 
+def all_there(depot: Any, numbers: range) -> bool:
+    return all(depot.there(numbers))
+
+
 class Process:
     """A worker that is past its first rounds."""
 
@@ -63,7 +67,7 @@ def files_bytes(root: Path) -> int:
 
 def crash(root: Path, kills: int) -> None:
     """Kill two writers again and again while readers and eviction run."""
-    rng = random.Random(5)
+    rng = np.random.default_rng(5)
     writers = [Process(root, "write", seed) for seed in (1, 2)]
     reader = Process(root, "read", 3)
     for process in (*writers, reader):
@@ -72,7 +76,7 @@ def crash(root: Path, kills: int) -> None:
         victim = number % 2
         # How long it has been going is left to chance.
         writers[victim].process.poll()
-        threading.Event().wait(rng.random() * 0.02)
+        threading.Event().wait(float(rng.random()) * 0.02)
         writers[victim].kill()
         writers[victim] = Process(root, "write", 10 + number)
         writers[victim].wait_going()
@@ -126,10 +130,10 @@ def test_a_reader_survives_that_its_store_is_cleared(open_depot: OpenDepot) -> N
     problems: list[BaseException] = []
 
     def read() -> None:
-        rng = random.Random(1)
+        rng = np.random.default_rng(1)
         try:
             while not done.is_set():
-                reader.get(rng.sample(range(200), 20))
+                reader.get(rng.choice(200, 20, replace=False).tolist())
         except BaseException as error:  # noqa: BLE001 - the test shows it
             problems.append(error)
 
@@ -154,7 +158,7 @@ def test_what_one_process_stores_the_other_soon_finds(
         numbers = range(start, start + 10)
         assert reader.there(numbers) == [False] * 10
         writer.put(numbers)
-        assert soon(lambda numbers=numbers: all(reader.there(numbers)))
+        assert soon(partial(all_there, reader, numbers))
         assert reader.get(numbers) == [0] * 10
 
 
@@ -182,12 +186,12 @@ def test_threads_of_one_process_share_a_store(open_depot: OpenDepot) -> None:
     problems: list[BaseException] = []
 
     def work(seed: int) -> None:
-        rng = random.Random(seed)
+        rng = np.random.default_rng(seed)
         try:
             for _ in range(40):
-                numbers = rng.sample(range(600), 30)
+                numbers = rng.choice(600, 30, replace=False).tolist()
                 depot.put(numbers)
-                depot.get(rng.sample(range(600), 30))
+                depot.get(rng.choice(600, 30, replace=False).tolist())
         except BaseException as error:  # noqa: BLE001 - the test shows it
             problems.append(error)
 
@@ -217,11 +221,11 @@ def test_the_same_keys_from_many_threads_are_stored_once_each(
 def test_a_long_run_holds_on_to_nothing(open_depot: OpenDepot) -> None:
     operations = 1_000_000 if TORTURE else 60_000
     depot = open_depot(quota_bytes=8 << 20)
-    rng = random.Random(2)
+    rng = np.random.default_rng(2)
     marks: list[tuple[int, int]] = []
     done = 0
     while done < operations:
-        numbers = rng.sample(range(3000), 64)
+        numbers = rng.choice(3000, 64, replace=False).tolist()
         depot.put(numbers)
         depot.get(numbers[:32])
         done += 96

@@ -65,7 +65,7 @@ def locate(root: Path, key: str) -> tuple[Location, ...]:
     namespace = names.check_namespace(key.partition("/")[0])
     wanted = key_digests([key], key_seed(namespace))[0]
     return tuple(
-        _location(root / namespace, pool, name, contents, slot)
+        location(root / namespace, pool, name, contents, slot)
         for pool, name, contents in segments_of(root, namespace)
         for slot in np.flatnonzero(
             (contents.records["key_low"] == wanted[0])
@@ -84,7 +84,7 @@ def segments_of(
         Folder name of the pool, name and contents of each index file that is
         whole.
     """
-    root_fd = names.open_root(root, shared=True)
+    root_fd = names.open_root(root, shared=True, create=False)
     try:
         namespace_fd = names.open_folder(root_fd, names.check_namespace(namespace))
     except FileNotFoundError:
@@ -119,9 +119,10 @@ def _read_folder(folder: int) -> Iterator[tuple[names.IndexName, Contents]]:
             yield name, contents
 
 
-def _location(
+def location(
     home: Path, folder: str, name: names.IndexName, contents: Contents, slot: int
 ) -> Location:
+    """Return where the object in one slot lies."""
     record = contents.records[slot]
     pool = names.parse_pool_folder(folder)
     return Location(

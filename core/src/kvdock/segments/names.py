@@ -109,19 +109,21 @@ def check_namespace(name: str) -> str:
     )
 
 
-def open_root(root: Path, *, shared: bool = False) -> int:
-    """Open a store's root, made if it is missing; return a descriptor.
+def open_root(root: Path, *, shared: bool = False, create: bool = True) -> int:
+    """Open a store's root; return a descriptor.
 
     Args:
         root: The directory.
         shared: Accept a root that belongs to someone else, or that group or
             world may write.
+        create: Make it where it is missing.
 
     Raises:
         KvdockError: If it is not a directory of ours alone.
     """
     try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if create:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(root, _FOLDER)
     except OSError as error:
         raise KvdockError(
@@ -185,11 +187,11 @@ def open_namespace(root: int, namespace: str, record: bytes = b"") -> int:
             belong together.
     """
     check_namespace(namespace)
-    if record and hashlib.sha256(record).hexdigest() != namespace:
+    if record and not fits(record, namespace):
         raise NamespaceError(f"the record of namespace {namespace[:12]} is another's")
     fd = open_folder(root, namespace, create=True)
     stored = read_record(fd)
-    if stored and hashlib.sha256(stored).hexdigest() != namespace:
+    if stored and not fits(stored, namespace):
         os.close(fd)
         raise NamespaceError(
             f"{RECORD_NAME} of namespace {namespace[:12]} does not fit its name",
@@ -198,6 +200,11 @@ def open_namespace(root: int, namespace: str, record: bytes = b"") -> int:
     if record and not stored:
         _write_aside(fd, RECORD_NAME, record)
     return fd
+
+
+def fits(record: bytes, namespace: str) -> bool:
+    """Return whether a namespace's digest is that of a record."""
+    return hashlib.sha256(record).hexdigest() == namespace
 
 
 def read_record(namespace: int) -> bytes:

@@ -44,6 +44,10 @@ class Neighbours:
         """Return the bytes that all pools take."""
         return sum(listed.nbytes for listed in self._look().values())
 
+    def bytes_of(self) -> dict[str, int]:
+        """Return the folders and the bytes that each takes."""
+        return {name: listed.nbytes for name, listed in self._look().items()}
+
     def delete_one(self, but_fd: int, *, colder_than_ns: float = float("inf")) -> bool:
         """Delete the coldest segment of the other folders.
 

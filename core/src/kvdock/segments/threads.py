@@ -253,8 +253,8 @@ class ThreadEngine:
         if job.write:
             for view, end in zip(views, ends, strict=True):
                 aligned[end - len(view) : end] = np.frombuffer(view, np.uint8)
-            return min(wanted, os.pwrite(file, aligned, offset))
-        got = min(wanted, os.preadv(file, [aligned], offset))
+            return min(wanted, os.pwrite(file, aligned.data, offset))
+        got = min(wanted, os.preadv(file, [aligned.data], offset))
         for view, end in zip(views, ends, strict=True):
             np.frombuffer(view, np.uint8)[:] = aligned[end - len(view) : end]
         return got

@@ -1,0 +1,128 @@
+"""What `kvdock store` says about the namespaces of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvdock.settings import format_bytes
+from kvdock_cli.reports.plain import columns, plain
+
+if TYPE_CHECKING:
+    from kvdock.segments.survey import Checked, NamespaceSurvey
+
+_SHORT = 12  # digits that tell namespaces apart for people
+_FEW = 20  # bad pages that are shown one by one
+
+
+def listing_text(surveys: Sequence[NamespaceSurvey]) -> str:
+    """Render one line for each namespace."""
+    if not surveys:
+        return "the store is empty"
+    rows = [("namespace", "model", "revision", "pages", "size", "last used")]
+    rows += [
+        (
+            one.namespace[:_SHORT],
+            _model(one),
+            one.revision or "-",
+            str(one.pages),
+            format_bytes(one.file_bytes),
+            _day(one.used_ns),
+        )
+        for one in surveys
+    ]
+    return "\n".join(columns(rows))
+
+
+def listing_data(surveys: Sequence[NamespaceSurvey]) -> dict[str, object]:
+    """Describe the namespaces as data."""
+    return {"schema": "kvdock.store-ls/1", "ok": True, "namespaces": plain(surveys)}
+
+
+def survey_text(one: NamespaceSurvey) -> str:
+    """Render what a store holds of one namespace, pool by pool."""
+    head = columns(
+        [
+            ("namespace", one.namespace),
+            ("model", _model(one)),
+            ("revision", one.revision or "-"),
+            ("last used", _day(one.used_ns)),
+        ]
+    )
+    rows = [("pool", "object", "pages", "stored", "on disk", "segments", "wrong")]
+    rows += [
+        (
+            pool.pool,
+            format_bytes(pool.object_bytes),
+            str(pool.pages),
+            format_bytes(pool.stored_bytes),
+            format_bytes(pool.file_bytes),
+            str(pool.segments),
+            str(pool.wrong_records),
+        )
+        for pool in one.pools
+    ]
+    return "\n".join([*head, "", *columns(rows)])
+
+
+def survey_data(one: NamespaceSurvey) -> dict[str, object]:
+    """Describe one namespace as data."""
+    return {"schema": "kvdock.store-stat/1", "ok": True, "namespace": plain(one)}
+
+
+def checked_text(found: Sequence[Checked]) -> str:
+    """Render what verifying found; bad pages by their place on disk."""
+    lines = []
+    for one in found:
+        verdict = f"{one.good} pages are right"
+        if one.bad:
+            verdict += f", {len(one.bad)} are not"
+        lines.append(f"{one.namespace[:_SHORT]}  {verdict}")
+        lines += [
+            f"  {spot.path} at {spot.offset}, {format_bytes(spot.nbytes)}"
+            for spot in one.bad[:_FEW]
+        ]
+        if len(one.bad) > _FEW:
+            lines.append(f"  and {len(one.bad) - _FEW} more")
+    if any(one.bad for one in found):
+        lines.append("Reads of these are misses, and the next write heals them.")
+    return "\n".join(lines) or "the store is empty"
+
+
+def checked_data(found: Sequence[Checked]) -> dict[str, object]:
+    """Describe what verifying found as data; bad pages are a problem."""
+    return {
+        "schema": "kvdock.store-verify/1",
+        "ok": not any(one.bad for one in found),
+        "namespaces": plain(found),
+    }
+
+
+def freed_text(freed: Sequence[tuple[str, int]]) -> str:
+    """Render how much space came back from each namespace."""
+    return "\n".join(
+        f"{namespace[:_SHORT]}  {format_bytes(nbytes)} came back"
+        for namespace, nbytes in freed
+    )
+
+
+def freed_data(verb: str, freed: Sequence[tuple[str, int]]) -> dict[str, object]:
+    """Describe how much space came back as data."""
+    return {
+        "schema": f"kvdock.store-{verb}/1",
+        "ok": True,
+        "freed_bytes": dict(freed),
+    }
+
+
+def _model(one: NamespaceSurvey) -> str:
+    return one.model or ("?" if not one.recorded else "-")
+
+
+def _day(stamp_ns: int) -> str:
+    if not stamp_ns:
+        return "never"
+    from datetime import UTC, datetime  # noqa: PLC0415 - 2 ms that others save
+
+    moment = datetime.fromtimestamp(stamp_ns // 10**9, UTC)
+    return moment.strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,279 @@
+"""Looking at whole stores: what is in them, whether it is right.
+
+For the command line and other tools. Everything here reads the files alone,
+beside processes that may be using them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from kvdock.errors import NamespaceError
+from kvdock.segments import names
+from kvdock.segments.inspect import Location, location, segments_of
+from kvdock.segments.maintenance import clear_namespace, delete_unowned, sweep
+from kvdock.segments.neighbours import Neighbours
+
+_PIECE_BYTES = 4 << 20
+
+
+@attrs.frozen(kw_only=True)
+class PoolSurvey:
+    """What a store holds of one pool, in objects of one size.
+
+    Args:
+        pool: Name of the pool.
+        object_bytes: Size of the objects.
+        segments: Segments that can be read.
+        pages: Objects in them.
+        stored_bytes: Bytes of those objects.
+        file_bytes: Bytes of all files, free slots and leftovers among them.
+        wrong_records: Records that are there and not whole.
+    """
+
+    pool: str
+    object_bytes: int
+    segments: int
+    pages: int
+    stored_bytes: int
+    file_bytes: int
+    wrong_records: int
+
+
+@attrs.frozen(kw_only=True)
+class NamespaceSurvey:
+    """What a store holds of one namespace.
+
+    Args:
+        namespace: Its digest.
+        model: Identity of the model, "" where it is not recorded.
+        revision: Which weights, as recorded.
+        recorded: Whether what it covers is kept beside the data, and fits.
+        used_ns: When any of its pages was last stored or read; 0 for never.
+        pools: Its pools.
+    """
+
+    namespace: str
+    model: str
+    revision: str
+    recorded: bool
+    used_ns: int
+    pools: tuple[PoolSurvey, ...]
+
+    @property
+    def pages(self) -> int:
+        """Objects of all pools."""
+        return sum(pool.pages for pool in self.pools)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(pool.file_bytes for pool in self.pools)
+
+
+@attrs.frozen(kw_only=True)
+class Checked:
+    """What became of verifying the pages of a namespace.
+
+    Args:
+        namespace: Its digest.
+        good: Pages whose bytes are those that were stored.
+        bad: Those that are not: a read of them is a miss.
+    """
+
+    namespace: str
+    good: int
+    bad: tuple[Location, ...]
+
+
+def namespaces(root: Path) -> tuple[str, ...]:
+    """Return the namespaces that a store holds, sorted.
+
+    Raises:
+        KvdockError: If there is no such store.
+    """
+    fd = names.open_root(root, shared=True, create=False)
+    try:
+        with names.listing(fd) as entries:
+            found = [e.name for e in entries if names.is_namespace(e.name)]
+    finally:
+        os.close(fd)
+    return tuple(sorted(found))
+
+
+def chosen(root: Path, prefix: str) -> str:
+    """Return the one namespace that begins with a prefix.
+
+    Raises:
+        NamespaceError: If none does, or several.
+    """
+    found = [name for name in namespaces(root) if name.startswith(prefix)]
+    if len(found) == 1 and prefix:
+        return found[0]
+    what = f"{len(found)} namespaces begin" if found else "no namespace begins"
+    raise NamespaceError(
+        f"{what} with {prefix!r}", fix="`kvdock store ls ROOT` lists them."
+    )
+
+
+def survey(root: Path, namespace: str) -> NamespaceSurvey:
+    """Count what a store holds of one namespace."""
+    with _namespace(root, namespace) as fd:
+        record = names.read_record(fd)
+        listed = Neighbours(fd).bytes_of()
+    fits = bool(record) and names.fits(record, namespace)
+    about = json.loads(record) if fits else {}
+    totals = {folder: np.zeros(4, np.int64) for folder in listed}
+    used_ns = 0
+    for folder, _, contents in segments_of(root, namespace):
+        live = contents.records["check"] != 0
+        nbytes = int(contents.records["nbytes"][live].sum())
+        one = [1, int(live.sum()), nbytes, contents.invalid]
+        totals.setdefault(folder, np.zeros(4, np.int64))[:] += one
+        if live.any():
+            used_ns = max(used_ns, int(contents.used_ns[live].max()))
+    return NamespaceSurvey(
+        namespace=namespace,
+        model=str(about.get("model", "")),
+        revision=str(about.get("revision", "")),
+        recorded=fits,
+        used_ns=used_ns,
+        pools=tuple(
+            _pool_survey(folder, total, listed.get(folder, 0))
+            for folder, total in sorted(totals.items())
+        ),
+    )
+
+
+def _pool_survey(
+    folder: str, total: npt.NDArray[np.int64], file_bytes: int
+) -> PoolSurvey:
+    pool, _, object_bytes = folder.rpartition(".")
+    segments, pages, stored_bytes, wrong_records = total.tolist()
+    return PoolSurvey(
+        pool=pool,
+        object_bytes=int(object_bytes),
+        segments=segments,
+        pages=pages,
+        stored_bytes=stored_bytes,
+        file_bytes=file_bytes,
+        wrong_records=wrong_records,
+    )
+
+
+def verify(
+    root: Path, namespace: str, tell: Callable[[int], None] | None = None
+) -> Checked:
+    """Read every page of a namespace and compare its checksum.
+
+    Args:
+        root: The store's root directory.
+        namespace: Its digest.
+        tell: Called with the bytes that were read since its last call.
+    """
+    good = 0
+    bad: list[Location] = []
+    for folder, name, contents in segments_of(root, namespace):
+        home = root / namespace
+        fd = -1
+        with suppress(OSError):
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(home / folder / name.data, flags)
+        for slot in np.flatnonzero(contents.records["check"] != 0).tolist():
+            spot = location(home, folder, name, contents, slot)
+            if fd >= 0 and _checksum(fd, spot) == spot.checksum:
+                good += 1
+            elif _still_there(spot, contents.records[slot].tobytes()):
+                bad.append(spot)
+            if tell:
+                tell(spot.nbytes)
+        if fd >= 0:
+            os.close(fd)
+    return Checked(namespace=namespace, good=good, bad=tuple(bad))
+
+
+def collect(root: Path, namespace: str, *, to_bytes: int | None = None) -> int:
+    """Give back what crashed writers left, and the coldest pages if told to.
+
+    Args:
+        root: The store's root directory.
+        namespace: Its digest.
+        to_bytes: Most bytes that the namespace may keep, or None.
+
+    Returns:
+        Bytes that came back.
+    """
+    freed = 0
+    with _namespace(root, namespace) as fd:
+        neighbours = Neighbours(fd)
+        for folder in neighbours.bytes_of():
+            folder_fd = names.open_folder(fd, folder)
+            freed += sweep(folder_fd)
+            os.close(folder_fd)
+        if to_bytes is not None:
+            freed += _shrink(root, namespace, fd, to_bytes)
+    return freed
+
+
+def clear(root: Path, namespace: str) -> int:
+    """Delete all pages of a namespace; return the bytes that came back."""
+    with _namespace(root, namespace) as fd:
+        return clear_namespace(fd)
+
+
+def _shrink(root: Path, namespace: str, fd: int, to_bytes: int) -> int:
+    by_use = []
+    for folder, name, contents in segments_of(root, namespace):
+        live = contents.records["check"] != 0
+        used = contents.used_ns[live]
+        by_use.append((float(used.mean()) if len(used) else 0.0, folder, str(name)))
+    begun = now = Neighbours(fd).usage_bytes()
+    for _, folder, file in sorted(by_use):
+        if now <= to_bytes:
+            break
+        if delete_unowned(fd, folder, file):
+            now = Neighbours(fd).usage_bytes()
+    return begun - now
+
+
+@contextmanager
+def _namespace(root: Path, namespace: str) -> Iterator[int]:
+    root_fd = names.open_root(root, shared=True, create=False)
+    try:
+        fd = names.open_folder(root_fd, names.check_namespace(namespace))
+    finally:
+        os.close(root_fd)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _checksum(fd: int, spot: Location) -> int | None:
+    """Return the checksum of an object's bytes; None if they are not there."""
+    state = xxhash.xxh3_64()
+    done = 0
+    while done < spot.nbytes:
+        piece = os.pread(fd, min(_PIECE_BYTES, spot.nbytes - done), spot.offset + done)
+        if not piece:
+            return None
+        state.update(piece)
+        done += len(piece)
+    return state.intdigest()
+
+
+def _still_there(spot: Location, record: bytes) -> bool:
+    """Return whether a record is what it was: else it was recycled meanwhile."""
+    with suppress(OSError), spot.record_path.open("rb") as file:
+        file.seek(spot.record_offset)
+        return file.read(len(record)) == record
+    return False
