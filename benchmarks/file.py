@@ -21,6 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import file_index
 import numpy as np
 from file_contenders import (
     Contender,
@@ -35,7 +36,9 @@ from machine import describe
 
 SIZES = {"64K": 64 << 10, "256K": 256 << 10, "1M": 1 << 20, "4M": 4 << 20}
 BATCH = 128
-FOOTPRINT_BYTES = 512 << 20
+ASKED = 1024
+FOOTPRINT_BYTES = 256 << 20
+INDEXES = {"1e4": 10**4, "1e5": 10**5, "1e6": 10**6, "1e7": 10**7}
 RESULT = Path(__file__).parent / "results" / "file.json"
 
 Seconds = dict[str, dict[str, list[float]]]
@@ -65,6 +68,14 @@ def race(contenders: dict[str, Contender], pages: int, rounds: int) -> Seconds:
                         key = f"{operation} {order}"
                         seconds[name].setdefault(key, []).append(took)
     return seconds
+
+
+def ask_all(contenders: dict[str, Contender], turn: int, seconds: Seconds) -> None:
+    """Time the question whether 1024 stored pages are there."""
+    for name, contender in contenders.items():
+        if isinstance(contender, Kvdock | HiCacheFile) and contender.pages >= ASKED:
+            took = [contender.exists(ASKED, turn) for _ in range(50)]
+            seconds[name]["exists"] = took
 
 
 def ratio(seconds: Seconds, ours: str, other: str, operation: str) -> float:
@@ -97,6 +108,7 @@ def measure_size(
         contenders["HiCacheFile"] = HiCacheFile(folder / "hicache", pool, python)
     try:
         seconds = race(contenders, pages, rounds)
+        ask_all(contenders, 2 * (rounds + 1), seconds)
         wrong = pool.wrong(list(range(pages)))
         if wrong:
             raise RuntimeError(f"{wrong} pages were loaded wrong")
@@ -113,6 +125,7 @@ def speeds(seconds: Seconds, nbytes: int) -> dict[str, dict[str, float]]:
         name: {
             key: round(nbytes / statistics.median(took) / 1e9, 2)
             for key, took in each.items()
+            if key != "exists"
         }
         for name, each in seconds.items()
     }
@@ -124,6 +137,27 @@ def show(label: str, table: dict[str, dict[str, float]]) -> None:
     for name, each in table.items():
         cells = "  ".join(f"{key} {value:6.2f}" for key, value in each.items())
         print(f"  {name:14} {cells}", flush=True)
+
+
+def index_figures(where: Path | None) -> dict[str, Any]:
+    """Measure rebuilding, memory and lookups of indexes of all sizes."""
+    folder = Path(tempfile.mkdtemp(prefix="kvdock-bench-", dir=where))
+    found = {}
+    try:
+        for label, pages in INDEXES.items():
+            found[label] = file_index.measure(folder, pages)
+            print(f"index of {label} pages: {found[label]}", flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return {
+        "rebuild_1m_s": round(found["1e6"]["rebuild_s"], 2),
+        "index_bytes_per_page": round(
+            max(found[label]["bytes_per_page"] for label in ("1e6", "1e7"))
+        ),
+        "exists_us_per_key": {
+            label: round(one["exists_us_per_key"], 2) for label, one in found.items()
+        },
+    }
 
 
 def main() -> None:
@@ -155,6 +189,15 @@ def main() -> None:
                     found = ratio(seconds, "kvdock", other, operation)
                     name = f"{operation}_vs_{word}"
                     figures.setdefault(name, {})[label] = round(found, 2)
+        if "exists" in seconds.get("HiCacheFile", {}):
+            asked = {
+                name: seconds[name]["exists"] for name in ("kvdock", "HiCacheFile")
+            }
+            quickest = {name: min(took) for name, took in asked.items()}
+            found = quickest["HiCacheFile"] / quickest["kvdock"]
+            figures["exists_1024_vs_hicachefile"] = round(found, 1)
+    if not args.quick:
+        figures |= index_figures(args.dir)
     RESULT.parent.mkdir(exist_ok=True)
     whole = {"machine": describe(args.dir), "gb_per_s": tables} | figures
     RESULT.write_text(json.dumps(whole, indent=1) + "\n")

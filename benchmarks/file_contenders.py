@@ -83,7 +83,7 @@ class Raw:
         self._workers = ThreadPoolExecutor(threads)
         self._fd = os.open(root / "raw", os.O_RDWR | os.O_CREAT, 0o600)
         os.posix_fallocate(self._fd, 0, pool.source.nbytes)
-        os.pwrite(self._fd, memoryview(pool.source.reshape(-1))[: 1 << 30], 0)
+        os.pwrite(self._fd, pool.source.reshape(-1)[: 1 << 30].data, 0)
         self._from = [memoryview(row) for row in pool.source]
         self._into = [memoryview(row) for row in pool.target]
 
@@ -169,6 +169,7 @@ class Kvdock:
 
     def __init__(self, root: Path, pool: Pool, **settings: object) -> None:
         self._pool = pool
+        self.pages = len(pool.source)
         part = Part("kv", DType.U8, (pool.page_bytes,))
         spec = PoolSpec(
             name="kv",
@@ -202,8 +203,9 @@ class Kvdock:
         """Load each page and verify it."""
         return self._timed(Operation.GET, batches, turn, self._pool.target)
 
-    def exists(self, keys: list[str]) -> float:
-        """Ask for keys; return the seconds."""
+    def exists(self, count: int, turn: int) -> float:
+        """Ask for pages of one turn; return the seconds."""
+        keys = self.keys(list(range(count)), turn)
         begun = time.perf_counter()
         self._backend.batch_io(self.handle, Batch(Operation.EXISTS, keys))
         return time.perf_counter() - begun
@@ -247,6 +249,7 @@ class HiCacheFile:
 
     def __init__(self, root: Path, pool: Pool, python: str) -> None:
         self._root = root
+        self.pages = len(pool.source)
         script = Path(__file__).with_name("hicache_process.py")
         self._process = subprocess.Popen(
             [python, str(script)],

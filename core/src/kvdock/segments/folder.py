@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvdock.segments.names import IndexName, data_segment, listing
+from kvdock.segments.records import index_bytes
 from kvdock.segments.segment import (
     Contents,
     Segment,
@@ -80,12 +81,26 @@ class Folder:
         for segment in list(self.segments.values()):
             if segment.name.segment not in listed or segment.name.segment not in data:
                 changed |= self._drop_if_gone(segment)
+        fresh = []
         for number, name in listed.items():
             known = self.segments.get(number)
-            if number not in data or (known and (known.owned or known.name == name)):
-                continue
+            if number in data and not (known and (known.owned or known.name == name)):
+                fresh.append(name)
+        if len(fresh) > 1:
+            with self._lock:
+                self._index.reserve(sum(map(self._most_slots, fresh)))
+        for name in fresh:
             changed |= self._load(name)
         return changed
+
+    def _most_slots(self, name: IndexName) -> int:
+        """Return how many slots an index file could describe."""
+        if name.segment in self.segments:
+            return 0
+        with suppress(FileNotFoundError):
+            size = os.stat(str(name), dir_fd=self.fd, follow_symlinks=False).st_size
+            return max(0, size - index_bytes(0)) // (index_bytes(1) - index_bytes(0))
+        return 0
 
     def poll(self) -> bool:
         """Read what others added to segments in work; return whether any did."""

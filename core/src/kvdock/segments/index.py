@@ -76,6 +76,11 @@ class Index:
         self.segment_of[rows.span] = number
         return rows
 
+    def reserve(self, rows: int) -> None:
+        """Make room for many rows at once, so that loading them is quick."""
+        self._grow(self._end + rows)
+        self._table.reserve(rows, self._digests())
+
     def close_rows(self, rows: Rows) -> None:
         """Forget a segment with everything in it."""
         self.forget(np.arange(rows.first, rows.first + rows.slots))

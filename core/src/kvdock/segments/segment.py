@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Int64s = npt.NDArray[np.int64]
 
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
+_MOST_SLOTS = 1 << 24
 
 
 @attrs.frozen(eq=False)
@@ -86,6 +87,8 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> Contents | None:
     if header is None or int(header["segment"][0]) != name.segment:
         return None
     slots, slot_bytes = int(header["slots"][0]), int(header["slot_bytes"][0])
+    if slots > _MOST_SLOTS or slot_bytes >= 2**47:
+        return None  # nobody wrote that
     whole = min(slots, max(0, len(raw) - RECORDS_AT) // RECORD_BYTES)
     records = np.zeros(slots, RECORD)
     records[:whole] = np.frombuffer(raw, RECORD, whole, RECORDS_AT)

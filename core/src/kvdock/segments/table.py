@@ -87,6 +87,10 @@ class Table:
             part = slice(start, start + _STEP)
             self._place(digests[part], rows[part])
 
+    def reserve(self, more: int, known: UInt64s) -> None:
+        """Make room for many keys at once."""
+        self._make_room(more, known)
+
     def remove(self, digests: UInt64s, rows: Int64s) -> None:
         """Forget those keys that are mapped to just these rows."""
         asked = np.arange(len(rows))
