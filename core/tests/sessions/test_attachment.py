@@ -181,7 +181,7 @@ def test_unverified_pages_are_an_explicit_choice_that_the_plan_shows() -> None:
 def test_a_backend_of_single_buffers_gets_trailers_through_staging() -> None:
     pools = [attention(layout=Layout.LAYER_FIRST, kind="k_only")]
     engine = Engine([Shelf(multi_buffer=Support.NO)], pools, quick())
-    assert "staged, one object a page" in engine.attachment.plan.explain()
+    assert "staged (a trailer is a second piece)" in engine.attachment.plan.explain()
     engine.attachment.close()
 
 

@@ -136,6 +136,28 @@ class Catalogue:
                 found = Found(digests, self.index.find(digests), self.index.version)
         return found
 
+    def records_of(self, found: Found) -> tuple[Int64s, Int64s, Records]:
+        """Return what is known of the keys that were found.
+
+        Called with the lock held. Since the look-up another thread may have
+        evicted a segment and given its rows to other keys: a row counts only
+        if its record is still of the very key that was asked for.
+
+        Returns:
+            Places of the keys that are there, int64 (m,), their rows, int64
+            (m,), and their records, (m,).
+        """
+        places = np.flatnonzero(found.rows != ABSENT)
+        rows = found.rows[places]
+        records = self.index.records[rows]
+        digests = found.digests[places]
+        same = records["key_low"] == digests[:, 0]
+        same &= records["key_high"] == digests[:, 1]
+        same &= records["check"] != 0
+        if same.all():
+            return places, rows, records
+        return places[same], rows[same], records[same]
+
     def count(self, verb: str, outcomes: Outcomes) -> None:
         """Count outcomes by name."""
         found = np.bincount(outcomes, minlength=len(Outcome)).tolist()

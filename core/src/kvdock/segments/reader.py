@@ -38,15 +38,13 @@ class Reader:
         """Fill the memory of a batch."""
         catalogue = self._catalogue
         outcomes = np.full(len(batch), Outcome.ABSENT, np.uint8)
-        rows = catalogue.find(batch.keys).rows
-        there = np.flatnonzero(rows != ABSENT)
+        found = catalogue.find(batch.keys)
+        with catalogue.lock:
+            there, rows, believed = catalogue.records_of(found)
+            numbers = catalogue.index.segment_of[rows].astype(np.int64)
+            catalogue.index.touch(rows, time.time_ns())
+            held = catalogue.hold(numbers)
         if len(there):
-            rows = rows[there]
-            with catalogue.lock:
-                believed = catalogue.index.records[rows]
-                numbers = catalogue.index.segment_of[rows].astype(np.int64)
-                catalogue.index.touch(rows, time.time_ns())
-                held = catalogue.hold(numbers)
             try:
                 outcomes[there] = self._load(batch, there, rows, believed, held)
             finally:

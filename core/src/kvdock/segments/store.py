@@ -171,11 +171,11 @@ class SegmentStore:
             self._begin()
 
     def _delete(self, batch: Batch) -> BatchResult:
-        rows = self._catalogue.find(batch.keys).rows
-        rows = np.unique(rows[rows != ABSENT])
+        found = self._catalogue.find(batch.keys)
         with self._catalogue.lock:
-            believed = self._catalogue.index.records[rows]
-        self._catalogue.retire(rows, believed)
+            _, rows, believed = self._catalogue.records_of(found)
+        rows, first = np.unique(rows, return_index=True)
+        self._catalogue.retire(rows, believed[first])
         return BatchResult.all(batch, Outcome.OK)
 
     def _clear(self, batch: Batch) -> BatchResult:
@@ -199,23 +199,25 @@ class SegmentStore:
             For each key whether it is there and pinned.
         """
         self._check_fork()
-        rows = self._catalogue.find(keys).rows
-        pinned = []
-        for key, row in zip(keys, rows.tolist(), strict=True):
-            pinned.append(key in self._pins or (row != ABSENT and self._pin(key, row)))
-        return pinned
+        found = self._catalogue.find(keys)
+        with self._catalogue.lock:
+            places, rows, _ = self._catalogue.records_of(found)
+            for place, row in zip(places.tolist(), rows.tolist(), strict=True):
+                if keys[place] not in self._pins:
+                    self._pin(keys[place], row)
+        return [key in self._pins for key in keys]
 
-    def _pin(self, key: str, row: int) -> bool:
+    def _pin(self, key: str, row: int) -> None:
+        """Claim the segment of a row; called with the lock held."""
         catalogue = self._catalogue
-        with catalogue.lock, suppress(OSError):
+        with suppress(OSError):
             segment = catalogue.segments.get(int(catalogue.index.segment_of[row]))
             if segment is not None:
                 fd = open_index(segment.folder, str(segment.name))
                 if tenure.pin(fd):
                     self._pins[key] = fd
-                    return True
-                os.close(fd)
-        return False
+                else:
+                    os.close(fd)
 
     def unpin(self, keys: Sequence[str]) -> None:
         """Let pages be evicted again."""

@@ -93,11 +93,12 @@ class Writer:
         absent_at = found.version
         if there.any():
             with self._lock:
-                stored = self._index.records["nbytes"][found.rows[there]]
+                known, _, stored = self._catalogue.records_of(found)
             # One of another length under this key can only be damage.
-            right = stored == wanted[there].astype(np.uint64)
-            there[there] = right
-            absent_at = absent_at if right.all() else -1
+            right = stored["nbytes"] == wanted[known].astype(np.uint64)
+            absent_at = absent_at if right.sum() == there.sum() else -1
+            there = np.zeros(len(batch), np.bool_)
+            there[known[right]] = True
         outcomes = np.where(there, Outcome.OK, Outcome.REFUSED).astype(np.uint8)
         missing = np.flatnonzero(~there)
         if len(missing):
