@@ -281,6 +281,10 @@ def test_stages_may_be_uneven() -> None:
     assert assembly.stages == ((0, 20), (20, 41), (41, 61))
     with pytest.raises(PoolError, match=r"\[20, 20\] layers do not make up the 61"):
         pools_of("deepseek-v3", pp_layers=(20, 20))
+    with pytest.raises(PoolError, match=r"\[60\] layers do not make up the 61"):
+        pools_of("deepseek-v3", pp_layers=(60,))
+    with pytest.raises(PoolError, match="are no partition"):
+        pools_of("llama-3.1-8b", pp_size=33)
     with pytest.raises(PoolError, match="in 3 stages"):
         pools_of("deepseek-v3", pp_layers=(30, 31), pp_size=3)
 
@@ -291,6 +295,11 @@ def test_attention_is_divided_by_token_where_dcp_is_on() -> None:
     assert (kv.sharding, kv.interleave_tokens) == (Sharding.DCP, 16)
     assert indexer.sharding is Sharding.REPLICATED, "its page cannot be cut"
     assert sum(kv.writes(shard) for shard in assembly.shards()) == 4
+
+
+def test_layers_are_written_as_ranges_with_steps() -> None:
+    assert assemble(changed(layers="0-3:2")).pools[-1].layers == (0, 2)
+    assert assemble(changed(layers="1, 2-3")).pools[-1].layers == (1, 2, 3)
 
 
 def test_context_ranks_may_divide_layers() -> None:
@@ -331,6 +340,8 @@ def changed(**fields: object) -> ModelDescription:
         ({"family": "k_onyl"}, "no family 'k_onyl'. Did you mean 'k_only'"),
         ({"head_dimm": 3}, "unknown field 'head_dimm'. Did you mean 'head_dim'"),
         ({"layers": "0-9"}, "layer 4 is outside of 4 layers"),
+        ({"layers": "3-99999999999"}, "layer 4 is outside of 4 layers"),
+        ({"layers": "0-2:0"}, "'0-2:0' is no range of layers"),
         ({"layers": "x"}, "'x' is no range of layers"),
         ({"layers": 3}, "neither text nor a list"),
         ({"layers": "2, 1"}, "not ascending"),

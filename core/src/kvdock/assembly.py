@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Families whose rows are attention KV and follow its element type.
 _KV_FAMILIES = ("mha", "k_only", "mla", "swa")
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")
 
 
 def _counts(value: Iterable[int]) -> tuple[int, ...]:
@@ -139,10 +139,11 @@ def assemble(
     check_pools(pools)
     assembly = Assembly(tuple(pools), _stages(model, plan, layers), plan)
     for shard in assembly.shards():
-        for pool in pools:
-            # Heads, tokens and rows must divide, on every rank.
-            pool.objects(shard)
-            pool.writes(shard)
+        # What divides for one rank of a stage divides for all of it.
+        if not shard.tp_rank and not shard.cp_rank:
+            for pool in pools:
+                pool.objects(shard)
+                pool.writes(shard)
     return assembly
 
 
@@ -150,8 +151,6 @@ def _stages(
     model: ModelDescription, plan: Deployment, layers: int
 ) -> tuple[Layers | None, ...]:
     counts = list(plan.pp_layers or even_shares(model.layers, plan.pp_size))
-    if len(counts) == 1:
-        return (None,)
     if sum(counts) != model.layers or (
         plan.pp_size > 1 and plan.pp_size != len(counts)
     ):
@@ -159,6 +158,8 @@ def _stages(
             f"stages of {counts} layers do not make up the {model.layers} layers of "
             f"model {model.name!r} in {max(plan.pp_size, len(counts))} stages"
         )
+    if len(counts) == 1:
+        return (None,)
     # A draft runs where the target ends.
     counts[-1] += layers - model.layers
     return stages_of(counts)
@@ -294,9 +295,9 @@ def _layers(where: str, text: object, numbers: Sequence[int]) -> tuple[int, ...]
                     f"{where}: {word.strip()!r} is no range of layers",
                     fix='Write "all", "0-60", "3-60:4" or "0, 5, 7-9".',
                 )
-            first, last, step = match.groups()
-            stop = int(last or first) + 1
-            found += range(int(first), stop, int(step or 1))
+            first, last, step = (int(number or 0) for number in match.groups())
+            # One past the end is enough to be refused below.
+            found += range(first, min(max(first, last), count) + 1, max(step, 1))
     elif isinstance(text, list) and all(isinstance(one, int) for one in text):
         found = list(text)
     else:

@@ -178,8 +178,9 @@ def build_keys(
     digest: str, hashes: Sequence[str], suffixes: Sequence[str]
 ) -> list[str]:
     """Return the keys of pages, page-major, in suffix order."""
+    # One string of three pieces is made at once; a sum makes one in between.
     head = f"{digest}/"
     if len(suffixes) == 1:
         tail = suffixes[0]
-        return [head + page + tail for page in hashes]
-    return [head + page + tail for page in hashes for tail in suffixes]
+        return [f"{head}{page}{tail}" for page in hashes]
+    return [f"{head}{page}{tail}" for page in hashes for tail in suffixes]
