@@ -6,11 +6,11 @@ process of their own.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import platform
 from collections.abc import Mapping
 from importlib import metadata
+from importlib.util import find_spec
 
 import attrs
 
@@ -83,7 +83,7 @@ def check(
         KvdockError: If what the kit needs is not installed.
     """
     lacking = [
-        word for word in ("pytest", "hypothesis") if not importlib.util.find_spec(word)
+        word for word in ("pytest", "hypothesis") if not find_spec(word)
     ]
     if lacking:
         raise KvdockError(
