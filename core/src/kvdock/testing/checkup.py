@@ -82,9 +82,7 @@ def check(
     Raises:
         KvdockError: If what the kit needs is not installed.
     """
-    lacking = [
-        word for word in ("pytest", "hypothesis") if not find_spec(word)
-    ]
+    lacking = [word for word in ("pytest", "hypothesis") if not find_spec(word)]
     if lacking:
         raise KvdockError(
             f"the conformance kit needs {' and '.join(lacking)}",
