@@ -86,8 +86,10 @@ def page() -> str:
         need = "required" if name in hookspecs.REQUIRED else "may be left out"
         heading = f"### `{name}` ({need})\n\n```python\n{signature(name)}\n```"
         blocks.append(section(heading, prose(getattr(hookspecs, name).__doc__)))
-    for record in (hookspecs.AttachConfig, hookspecs.Finding):
-        blocks.append(section(f"## `{record.__name__}`", prose(record.__doc__ or "")))
+    blocks += [
+        section(f"## `{record.__name__}`", prose(record.__doc__ or ""))
+        for record in (hookspecs.AttachConfig, hookspecs.Finding)
+    ]
     blocks.append("## What a batch asks for\n\n" + words_of(Operation) + "\n")
     blocks.append("## What became of a key\n\n" + words_of(Outcome) + "\n")
     return "\n".join(blocks)

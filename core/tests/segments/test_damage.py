@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-
 from kvdock.batches import Operation, Outcome
 
 OpenDepot = Callable[..., Any]

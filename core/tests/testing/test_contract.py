@@ -147,7 +147,7 @@ def test_no_test_of_the_contract_is_lost_without_a_case() -> None:
 
 
 def test_every_test_of_the_contract_belongs_to_a_group() -> None:
-    assert set(groups()) == set(runs(manifest()))
+    assert set(groups(BackendContract)) == set(runs(manifest()))
 
 
 def test_a_test_of_the_contract_cannot_be_overridden() -> None:

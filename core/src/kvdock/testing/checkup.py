@@ -120,6 +120,7 @@ def _about(
 
 def _groups() -> dict[str, str]:
     # Imported late: this is where pytest comes in.
-    from kvdock.testing.contract import groups  # noqa: PLC0415 - needs pytest
+    from kvdock.testing import contract  # noqa: PLC0415 - needs pytest
 
-    return groups()
+    whole = contract.groups(contract.BackendContract)
+    return whole | contract.groups(contract.FaultContract)
