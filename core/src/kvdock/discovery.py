@@ -11,14 +11,16 @@ import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pluggy
 
 from kvdock.contract import Breach, Stage, accept
 from kvdock.errors import PluginError, nearest
-from kvdock.manifest import Manifest
+
+if TYPE_CHECKING:
+    from kvdock.manifest import Manifest
 
 GROUP = "kvdock.backends"
 ALLOW_VARIABLE = "KVDOCK_PLUGINS"

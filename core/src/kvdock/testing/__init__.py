@@ -17,7 +17,7 @@ pytest.register_assert_rewrite(
     "kvdock.testing.contract", "kvdock.testing.memory", "kvdock.testing.rigs"
 )
 
-from kvdock.testing.contract import BackendContract, SealedError  # noqa: E402
+from kvdock.testing.contract import BackendContract, FaultContract, SealedError  # noqa: E402
 from kvdock.testing.oracles import Oracle  # noqa: E402
 
-__all__ = ["BackendContract", "Oracle", "SealedError"]
+__all__ = ["BackendContract", "FaultContract", "Oracle", "SealedError"]

@@ -6,11 +6,11 @@ process of their own.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import platform
 from collections.abc import Mapping
 from importlib import metadata
+from importlib.util import find_spec
 
 import attrs
 
@@ -82,9 +82,7 @@ def check(
     Raises:
         KvdockError: If what the kit needs is not installed.
     """
-    lacking = [
-        word for word in ("pytest", "hypothesis") if not importlib.util.find_spec(word)
-    ]
+    lacking = [word for word in ("pytest", "hypothesis") if not find_spec(word)]
     if lacking:
         raise KvdockError(
             f"the conformance kit needs {' and '.join(lacking)}",
@@ -122,6 +120,7 @@ def _about(
 
 def _groups() -> dict[str, str]:
     # Imported late: this is where pytest comes in.
-    from kvdock.testing.contract import groups  # noqa: PLC0415 - needs pytest
+    from kvdock.testing import contract  # noqa: PLC0415 - needs pytest
 
-    return groups()
+    whole = contract.groups(contract.BackendContract)
+    return whole | contract.groups(contract.FaultContract)

@@ -13,8 +13,8 @@ import pytest
 
 from kvdock.errors import KvdockError
 from kvdock.testing.checkup import VARIABLE
-from kvdock.testing.contract import BackendContract
-from kvdock.testing.rigs import load_backend
+from kvdock.testing.contract import BackendContract, FaultContract
+from kvdock.testing.contract.suite import Suite
 
 
 def asked() -> Mapping[str, Any]:
@@ -41,8 +41,8 @@ def settled(cls: type | None, given: Mapping[str, str], folder: Path) -> dict[st
     return found
 
 
-class TestContract(BackendContract):
-    """The whole contract."""
+class _Given(Suite, sealed=True):
+    """The plugin and the settings that were given."""
 
     plugin = asked()["plugin"] if VARIABLE in os.environ else ""
     tidy = True
@@ -50,7 +50,7 @@ class TestContract(BackendContract):
     @pytest.fixture
     def config(self, tmp_path: Path) -> Mapping[str, object]:
         """Return the settings that were given."""
-        settings = load_backend(self.plugin).manifest.settings
+        settings = self.backend().manifest.settings
         return settled(settings, asked()["settings"], tmp_path)
 
     @pytest.fixture
@@ -59,5 +59,13 @@ class TestContract(BackendContract):
         small = asked()["small"]
         if small is None:
             return None
-        settings = load_backend(self.plugin).manifest.settings
+        settings = self.backend().manifest.settings
         return dict(config) | settled(settings, small, tmp_path / "small")
+
+
+class TestContract(_Given, BackendContract):
+    """The whole contract."""
+
+
+class TestFaults(_Given, FaultContract):
+    """The core over it, with faults."""

@@ -198,6 +198,8 @@ class MemoryReference:
             kinds=dict.fromkeys(PoolKind, _ANY_POOL),
             zero_copy=Support.NATIVE,
             memory_registration=Support.NATIVE,
+            host_allocator=Support.NO,
+            direct_transfer=Support.NO,
             integrity=Support.NATIVE,
             eviction=self.eviction,
             durability=self.durability,

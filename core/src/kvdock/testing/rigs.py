@@ -26,7 +26,7 @@ from kvdock.keys import (
     namespace_digest,
     namespace_record,
 )
-from kvdock.manifest import Capability, KindSupport, Manifest, Scope, Verdict
+from kvdock.manifest import Capability, KindSupport, Manifest, Scope, Support, Verdict
 from kvdock.pools import PoolKind, PoolSpec, Shard
 from kvdock.routing import Path, Route, plan_routes
 from kvdock.testing.memory import PageMemory
@@ -34,6 +34,7 @@ from kvdock.testing.samples import PAGE_TOKENS
 
 if TYPE_CHECKING:
     from kvdock.regions import Region
+    from kvdock.verdicts import Needs
 
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
@@ -85,7 +86,10 @@ def _uninstalled(value: str) -> Candidate:
 
 
 def route_pools(
-    backend: Backend, pools: Sequence[PoolSpec], shard: Shard
+    backend: Backend,
+    pools: Sequence[PoolSpec],
+    shard: Shard,
+    needs: Needs | None = None,
 ) -> tuple[Route, ...]:
     """Ask the router for pools of an engine whose anchor lives elsewhere.
 
@@ -94,8 +98,15 @@ def route_pools(
     anchor = Manifest(
         name="kit_anchor",
         api=backend.manifest.api,
-        summary="counts pages",
+        summary="counts pages and meets every need",
         kinds={PoolKind.LOGICAL: KindSupport()},
+        direct_transfer=Support.NATIVE,
+        integrity=Support.NATIVE,
+        eviction=Support.NATIVE,
+        fork_safe=Support.NATIVE,
+        durability=Scope.CLUSTER,
+        sharing=Scope.CLUSTER,
+        clear_reach=Scope.NAMESPACE,
     )
 
     def judge(
@@ -111,6 +122,7 @@ def route_pools(
         shard,
         {"kit_anchor": anchor, backend.name: backend.manifest},
         overrides={"kit_anchor": "kit_anchor", **wanted},
+        needs=needs,
         judge=judge,
     )
     by_name = {route.pool.name: route for route in plan.routes}

@@ -74,6 +74,8 @@ def run_tests(
         command = [
             *(sys.executable, "-m", "pytest", "-q", "--tb=no"),
             *("-p", "kvdock.testing.recorder", "-p", "no:cacheprovider"),
+            # What lies around an editable installation is none of its business.
+            "--noconftest",
             *("-c", f"{folder}/pytest.ini", "--rootdir", folder),
             *("--basetemp", str(Path(folder) / "stores"), OPTION, str(record)),
             *("-W", "ignore::pytest.PytestReturnNotNoneWarning"),

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import attrs
 import pytest
 
 from kvdock.errors import SettingsError
 from kvdock.hookspecs import AttachConfig
-from kvdock.manifest import Capability, Support
+from kvdock.manifest import Capability, Manifest, Scope, Support
 from kvdock.pools import Layout, ObjectUnit, PoolKind, Shard
 from kvdock.routing import Path, Route
 from kvdock.testing.cases import (
+    UNDECLARED,
+    Case,
     contract_test,
     graded,
     graded_by_kind,
     limited,
+    one_sample,
     refusals,
     samples,
 )
 from kvdock.testing.rigs import Harness, route_pools
 from kvdock.testing.samples import Sample, page_hashes
+from kvdock.verdicts import Needs
 
 
 def only_route(harness: Harness, sample: Sample, shard: Shard | None = None) -> Route:
@@ -34,6 +40,38 @@ def verdict_on(route: Route, capability: Capability) -> Support:
     """Return how the backend under test graded one capability."""
     (option,) = route.options
     return dict(option.verdicts)[capability].support
+
+
+_NEEDS: Mapping[Capability, Mapping[str, Any]] = MappingProxyType(
+    {
+        Capability.SHARING: {"sharing": Scope.HOST},
+        Capability.DURABILITY: {"durability": Scope.HOST},
+        Capability.CLEAR_REACH: {"clear_reach": Scope.NAMESPACE},
+        Capability.INTEGRITY: {"integrity": True},
+        Capability.EVICTION: {"eviction": True},
+        Capability.FORK_SAFE: {"fork_safe": True},
+        Capability.DIRECT_TRANSFER: {"direct_transfer": True},
+        Capability.MEMORY_REGISTRATION: {"registrable": False},
+        Capability.HOST_ALLOCATOR: {"allocator": ""},
+    }
+)
+_REACHES = (Capability.MEMORY_REGISTRATION, Capability.HOST_ALLOCATOR)
+
+
+def needed(manifest: Manifest) -> Iterable[Case]:
+    """Run for everything that a deployment may ask of every backend."""
+    for capability, asked in _NEEDS.items():
+        declared = getattr(manifest, capability.value)
+        grade = declared
+        if capability is Capability.CLEAR_REACH:
+            grade = Support.NATIVE if declared <= Scope.NAMESPACE else Support.NO
+        elif isinstance(declared, Scope):
+            (least,) = asked.values()
+            grade = Support.NATIVE if declared >= least else Support.NO
+        silent = grade is Support.UNDECLARED
+        word = "undeclared" if silent else str(declared)
+        skip = f"{UNDECLARED}: {capability}" if silent else ""
+        yield Case(f"{capability}-{word}", (capability, grade), skip)
 
 
 class DeclaredTests:
@@ -81,6 +119,27 @@ class DeclaredTests:
         if not route.backend:
             assert harness.backend.name in route.reason
             assert len(route.reason) > len(harness.backend.name) + 2, "no reason"
+
+    @contract_test(needed)
+    def test_what_a_deployment_needs_is_met_or_refused_with_a_reason(
+        self, harness: Harness, case: tuple[Capability, Support]
+    ) -> None:
+        capability, grade = case
+        (sample,) = one_sample(harness.backend.manifest)
+        if sample.skip:
+            pytest.skip(sample.skip)
+        needs = Needs(**_NEEDS[capability])
+        pools = [sample.value.pool()]
+        (route,) = route_pools(harness.backend, pools, Shard(), needs)
+        if capability in _REACHES:
+            # The memory in question is out of reach, so a copy is made.
+            assert route.backend, route.reason
+            assert route.path is Path.STAGED or not grade, route.reason
+            return
+        assert bool(route.backend) == bool(grade) or not verdict_on(route, capability)
+        if not route.backend:
+            assert harness.backend.name in route.reason
+            assert not grade, f"declared, but refused: {route.reason}"
 
     @contract_test(graded_by_kind("draft"))
     def test_draft_pools_are_kept_as_declared(

@@ -113,12 +113,9 @@ class PageTests:
     def test_exists_answers_each_key_for_itself(
         self, harness: Harness, case: Sample
     ) -> None:
-        rig = harness.rig(case.pool())
         pages = page_hashes(8)
         for there in ([0, 1, 0, 0, 1, 1, 0, 1], [1, 1, 0, 1, 0, 0, 0, 0]):
-            rig.delete(pages)
-            if rig.exists(pages).any():
-                pytest.skip("it does not delete")
+            rig = harness.rig(case.pool(), model=f"model-{there}")
             rig.stored([page for page, has in zip(pages, there, strict=True) if has])
             assert rig.exists(pages).astype(int).tolist() == there
 

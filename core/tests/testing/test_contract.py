@@ -1,0 +1,247 @@
+"""The contract itself: sealed, and switched on field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import pytest
+
+from kvdock.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
+from kvdock.pools import HitPolicy, Layout, PoolKind, Shard, Sharding
+from kvdock.testing import BackendContract, SealedError
+from kvdock.testing.cases import selection
+from kvdock.testing.contract import groups
+from kvdock.testing.samples import Sample
+from kvdock.verdicts import Needs, consider
+
+
+def kind(**changes: Any) -> KindSupport:
+    return attrs.evolve(
+        KindSupport(
+            hit_policies=HitPolicy,
+            split_heads=Support.NATIVE,
+            draft=Support.NATIVE,
+            multi_buffer=Support.NATIVE,
+        ),
+        **changes,
+    )
+
+
+def manifest(**changes: Any) -> Manifest:
+    return attrs.evolve(
+        Manifest(
+            name="probe",
+            api=API_VERSION,
+            summary="declares everything",
+            kinds={one: kind() for one in PoolKind},
+            zero_copy=Support.NATIVE,
+            memory_registration=Support.NATIVE,
+            host_allocator=Support.NO,
+            direct_transfer=Support.NATIVE,
+            integrity=Support.NATIVE,
+            eviction=Support.NATIVE,
+            durability=Scope.CLUSTER,
+            sharing=Scope.CLUSTER,
+            clear_reach=Scope.NAMESPACE,
+            max_object_bytes=1 << 20,
+            max_batch_keys=512,
+            max_key_bytes=512,
+            fork_safe=Support.NATIVE,
+        ),
+        **changes,
+    )
+
+
+def all_kinds(**changes: Any) -> dict[PoolKind, KindSupport]:
+    return {one: kind(**changes) for one in PoolKind}
+
+
+@attrs.frozen
+class _Settings:
+    pass
+
+
+OTHER: Mapping[str, Mapping[str, Any]] = {
+    "kinds": {"kinds": {PoolKind.MHA: kind()}},
+    "hit_policies": {"kinds": all_kinds(hit_policies={HitPolicy.ALL_PAGES})},
+    "layouts": {"kinds": all_kinds(layouts={Layout.PAGE_OBJECT})},
+    "shardings": {"kinds": all_kinds(shardings={Sharding.REPLICATED})},
+    "split_heads": {"kinds": all_kinds(split_heads=Support.UNDECLARED)},
+    "draft": {"kinds": all_kinds(draft=Support.UNDECLARED)},
+    "multi_buffer": {"kinds": all_kinds(multi_buffer=Support.UNDECLARED)},
+    "zero_copy": {"zero_copy": Support.UNDECLARED},
+    "memory_registration": {"memory_registration": Support.UNDECLARED},
+    "host_allocator": {"host_allocator": Support.NATIVE},
+    "direct_transfer": {"direct_transfer": Support.UNDECLARED},
+    "integrity": {"integrity": Support.UNDECLARED},
+    "eviction": {"eviction": Support.UNDECLARED},
+    "durability": {"durability": Scope.NONE},
+    "sharing": {"sharing": Scope.NONE},
+    "clear_reach": {"clear_reach": Scope.NONE},
+    "max_object_bytes": {"max_object_bytes": 0},
+    "max_batch_keys": {"max_batch_keys": 0},
+    "max_key_bytes": {"max_key_bytes": 0},
+    "fork_safe": {"fork_safe": Support.UNDECLARED},
+}
+"""A manifest that differs from the full one in one field only."""
+
+
+def runs(declared: Manifest) -> dict[str, tuple[tuple[str, bool], ...]]:
+    return {
+        test: tuple((case.id, bool(case.skip)) for case in cases)
+        for test, cases in selection(BackendContract, declared).items()
+    }
+
+
+@pytest.mark.parametrize("field", OTHER)
+def test_every_declared_capability_switches_tests_on(field: str) -> None:
+    full, less = runs(manifest()), runs(manifest(**OTHER[field]))
+    assert full != less, f"no test of the contract reads {field}"
+
+
+def test_every_field_of_a_manifest_is_read_by_the_contract() -> None:
+    declared = {one.name for one in attrs.fields(Manifest)}
+    declared |= {one.name for one in attrs.fields(KindSupport)}
+    # Identity: the loader compares name and number before anything else runs,
+    # and these three have a test that every backend runs.
+    always = {"name", "api", "summary", "settings"}
+    assert declared - always == set(OTHER)
+
+
+GRADES = [
+    field
+    for field, changes in OTHER.items()
+    if Support.UNDECLARED in [*changes.values()]
+    or any(
+        Support.UNDECLARED in attrs.astuple(support, recurse=False)
+        for support in changes.get("kinds", {}).values()
+    )
+]
+
+
+@pytest.mark.parametrize("field", GRADES)
+def test_silence_is_shown_by_its_word(field: str) -> None:
+    less = manifest(**OTHER[field])
+    reasons = [
+        case.skip
+        for cases in selection(BackendContract, less).values()
+        for case in cases
+        if case.skip
+    ]
+    assert any(one.startswith("UNDECLARED") and field in one for one in reasons)
+
+
+def test_no_test_of_the_contract_is_lost_without_a_case() -> None:
+    bare = Manifest(
+        name="bare",
+        api=API_VERSION,
+        summary="counts pages",
+        kinds={PoolKind.LOGICAL: KindSupport()},
+    )
+    for declared in (manifest(), bare):
+        for test, cases in selection(BackendContract, declared).items():
+            assert cases, f"{test} has no case, so pytest would drop it silently"
+            assert len({case.id for case in cases}) == len(cases), test
+
+
+def test_every_test_of_the_contract_belongs_to_a_group() -> None:
+    assert set(groups(BackendContract)) == set(runs(manifest()))
+
+
+def test_a_test_of_the_contract_cannot_be_overridden() -> None:
+    with pytest.raises(SealedError, match="test_putting_again_is_harmless"):
+
+        class Quiet(BackendContract):
+            def test_putting_again_is_harmless(self) -> None:  # type: ignore[override] # the point
+                pass
+
+
+def test_a_test_of_the_contract_cannot_be_taken_away() -> None:
+    with pytest.raises(SealedError, match="Without overrides"):
+        type("Without", (BackendContract,), {"test_putting_again_is_harmless": None})
+
+
+def test_an_override_without_a_reason_is_refused() -> None:
+    with pytest.raises(SealedError):
+
+        class Mute(BackendContract):
+            @pytest.mark.xfail(reason=" ")
+            def test_putting_again_is_harmless(self) -> None:  # type: ignore[override] # the point
+                pass
+
+
+def test_an_override_that_says_why_is_allowed() -> None:
+    class Honest(BackendContract):
+        plugin = "honest"
+
+        @pytest.mark.xfail(reason="the server forgets, issue 7")
+        def test_putting_again_is_harmless(self) -> None:  # type: ignore[override] # the point
+            raise AssertionError
+
+    assert Honest.plugin == "honest"
+
+
+@pytest.mark.parametrize("name", ["harness", "backend", "pytest_generate_tests"])
+def test_the_machinery_of_the_contract_cannot_be_replaced(name: str) -> None:
+    def anything(*_: object) -> None:
+        pass
+
+    with pytest.raises(SealedError, match="Yours to say are"):
+        type("Tricky", (BackendContract,), {name: anything})
+
+
+def test_a_class_below_the_authors_is_sealed_as_well() -> None:
+    class Mine(BackendContract):
+        plugin = "mine"
+
+    with pytest.raises(SealedError):
+        type("Below", (Mine,), {"test_putting_again_is_harmless": None})
+
+
+ASKED: Mapping[str, tuple[Sample, Needs]] = {
+    "kinds": (Sample(kind=PoolKind.MLA), Needs()),
+    "hit_policies": (
+        Sample(kind=PoolKind.MHA, hit_policy=HitPolicy.TRAILING_PAGES),
+        Needs(),
+    ),
+    "layouts": (Sample(kind=PoolKind.MHA, layout=Layout.PAGE_FIRST), Needs()),
+    "shardings": (Sample(kind=PoolKind.MHA), Needs()),
+    "split_heads": (Sample(kind=PoolKind.MHA, head_group=1), Needs()),
+    "draft": (Sample(kind=PoolKind.MHA, draft=True), Needs()),
+    "multi_buffer": (Sample(kind=PoolKind.MHA, layout=Layout.LAYER_FIRST), Needs()),
+    "zero_copy": (Sample(kind=PoolKind.MHA), Needs()),
+    "memory_registration": (Sample(kind=PoolKind.MHA), Needs(registrable=False)),
+    "host_allocator": (Sample(kind=PoolKind.MHA), Needs()),
+    "direct_transfer": (Sample(kind=PoolKind.MHA), Needs(direct_transfer=True)),
+    "integrity": (Sample(kind=PoolKind.MHA), Needs(integrity=True)),
+    "eviction": (Sample(kind=PoolKind.MHA), Needs(eviction=True)),
+    "durability": (Sample(kind=PoolKind.MHA), Needs(durability=Scope.HOST)),
+    "sharing": (Sample(kind=PoolKind.MHA), Needs(sharing=Scope.HOST)),
+    "clear_reach": (Sample(kind=PoolKind.MHA), Needs(clear_reach=Scope.NAMESPACE)),
+    "max_object_bytes": (Sample(kind=PoolKind.MHA, page_bytes=600), Needs()),
+    "max_batch_keys": (Sample(kind=PoolKind.MHA, head_group=1), Needs()),
+    "max_key_bytes": (Sample(kind=PoolKind.MHA), Needs()),
+    "fork_safe": (Sample(kind=PoolKind.MHA), Needs(fork_safe=True)),
+}
+"""A pool, and a deployment, to which the field makes a difference."""
+
+OTHER_ROUTED = dict(OTHER) | {
+    "max_object_bytes": {"max_object_bytes": 100},
+    "max_batch_keys": {"max_batch_keys": 2},
+    "max_key_bytes": {"max_key_bytes": 80},
+    "clear_reach": {"clear_reach": Scope.CLUSTER},
+}
+
+
+@pytest.mark.parametrize("field", OTHER)
+def test_every_declared_capability_changes_a_route(field: str) -> None:
+    sample, needs = ASKED[field]
+    full = consider(sample.pool(), Shard(), manifest(), needs)
+    less = consider(sample.pool(), Shard(), manifest(**OTHER_ROUTED[field]), needs)
+    assert (full.accepted, full.path, full.unit) != (
+        less.accepted,
+        less.path,
+        less.unit,
+    ), f"no rule of the router reads {field}"

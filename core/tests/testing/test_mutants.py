@@ -1,0 +1,78 @@
+"""The kit catches what it must: each wrong backend, by the test that is named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvdock.testing import BackendContract
+from kvdock.testing.cases import is_contract_test
+from kvdock.testing.mutants import MUTANTS, Mutant, word_of
+from kvdock.testing.mutants.__main__ import caught, hunt, summary, table
+
+if TYPE_CHECKING:
+    from kvdock.testing.running import Record
+
+DOCS = Path(__file__).parents[3] / "docs" / "reference"
+
+
+@pytest.fixture(scope="module")
+def record() -> Record:
+    return hunt()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=word_of)
+def test_a_mutant_is_caught_by_the_test_that_is_named(
+    mutant: Mutant, record: Record
+) -> None:
+    assert caught(mutant, record), [
+        end for end in record.ended if end.suite == f"Test{mutant.__name__}"
+    ]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=word_of)
+def test_a_mutant_says_what_it_is_made_after(mutant: Mutant) -> None:
+    assert is_contract_test(getattr(BackendContract, mutant.caught_by))
+    assert len(mutant.image_of) > 20
+    assert mutant.__doc__
+
+
+def test_there_are_enough_mutants_and_each_has_its_own_name() -> None:
+    assert len(MUTANTS) >= 20
+    assert len({word_of(mutant) for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_every_mutant_is_wrong_in_one_thing_only() -> None:
+    """Everything else is inherited from a backend that passes."""
+    for mutant in MUTANTS:
+        own = [name for name in vars(mutant) if not name.startswith("__")]
+        changed = [
+            name
+            for name in own
+            if name not in ("image_of", "caught_by", "raises") and name[0] != "_"
+        ]
+        assert len(changed) <= 2, f"{word_of(mutant)} changes {changed}"
+
+
+def test_the_last_line_counts_what_was_caught() -> None:
+    found = {word_of(mutant): "" for mutant in MUTANTS}
+    found[word_of(MUTANTS[0])] = "a reason"
+    assert summary(found) == {
+        "mutants": len(MUTANTS),
+        "caught": 1,
+        "by_test": {MUTANTS[0].caught_by: 1},
+    }
+
+
+def test_the_page_of_the_docs_is_what_the_mutants_say() -> None:
+    assert (DOCS / "mutants.md").read_text() == table(), (
+        "run: python -m kvdock.testing.mutants --table > docs/reference/mutants.md"
+    )
+
+
+def test_no_mutant_names_an_internal_document() -> None:
+    assert not re.search(r"/(work|home|root)/", table())
