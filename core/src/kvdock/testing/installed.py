@@ -14,6 +14,7 @@ import pytest
 from kvdock.errors import KvdockError
 from kvdock.testing.checkup import VARIABLE
 from kvdock.testing.contract import BackendContract
+from kvdock.testing.faults import FaultTests
 from kvdock.testing.rigs import load_backend
 
 
@@ -61,3 +62,15 @@ class TestContract(BackendContract):
             return None
         settings = load_backend(self.plugin).manifest.settings
         return dict(config) | settled(settings, small, tmp_path / "small")
+
+
+class TestFaults(FaultTests):
+    """The drill of `kvdock check --faults`."""
+
+    plugin = asked()["plugin"] if VARIABLE in os.environ else ""
+
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> Mapping[str, object]:
+        """Return the settings that were given."""
+        settings = load_backend(self.plugin).manifest.settings
+        return settled(settings, asked()["settings"], tmp_path)
