@@ -289,3 +289,15 @@ def test_the_self_test_says_what_failed(
     with pytest.raises(AttachError, match=said):
         Engine([shelf], core=quick(self_test=True, integrity=integrity))
     assert shelf.released == ["kv"]
+
+
+def test_absent_keys_are_asked_for_again_unless_that_was_switched_off() -> None:
+    for absent, asked in (("0 s", 2), ("10 s", 1)):
+        engine = Engine(core=quick(misses={"absent": absent}))
+        with engine.attachment as cache:
+            cache.exists(hashes(3))
+            cache.exists(hashes(3))
+            assert len(engine.shelf.calls) == asked
+            engine.fill(hashes(3), range(3))
+            cache.put(hashes(3), engine.where(range(3)))
+            assert cache.exists(hashes(3)).best == 3

@@ -82,7 +82,7 @@ class Berth:
             )
             found = self.line.run(self.handle, batch).result.outcomes
             outcomes[part] = found
-            if np.count_nonzero(found):
+            if self.line.misses.keeps_absent and np.count_nonzero(found):
                 self.line.misses.absent(_chosen(names, found == Outcome.ABSENT))
             self._tell(Operation.EXISTS, found, 0, began)
         return cast("Bools", _by_page(outcomes, len(self.suffixes)) == Outcome.OK)
