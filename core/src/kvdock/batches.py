@@ -62,6 +62,9 @@ class Outcome(IntEnum):
     """Anything else; the log says what."""
 
 
+_LAST = int(max(Outcome))
+
+
 def _matrix(value: npt.ArrayLike) -> Int64s:
     return np.asarray(value, np.int64)
 
@@ -155,7 +158,9 @@ class BatchResult:
     def of(cls, batch: Batch, outcomes: npt.ArrayLike) -> BatchResult:
         """Answer a batch; what is OK moved exactly its bytes."""
         codes = _codes(outcomes)
-        moved = np.where(codes == Outcome.OK, batch.object_bytes, 0)
+        moved = batch.object_bytes
+        if np.count_nonzero(codes):
+            moved = np.where(codes == Outcome.OK, moved, 0)
         return cls(codes, moved)
 
     @classmethod
@@ -190,10 +195,12 @@ def checked(batch: Batch, result: object) -> BatchResult:
             f"{result.outcomes.shape} outcomes and {result.nbytes.shape} byte counts"
         )
     codes = result.outcomes
-    codes = np.where(codes > max(Outcome), np.uint8(Outcome.ERROR), codes)
-    if batch.operation is Operation.GET:
-        wanted = batch.object_bytes
+    # Nearly every answer is in order: look before building new arrays.
+    if np.count_nonzero(codes > _LAST):
+        codes = np.where(codes > _LAST, np.uint8(Outcome.ERROR), codes)
+    wanted = batch.object_bytes
+    if batch.operation is Operation.GET and np.count_nonzero(result.nbytes != wanted):
         ok = codes == Outcome.OK
         codes = np.where(ok & (result.nbytes < wanted), np.uint8(Outcome.SHORT), codes)
         codes = np.where(ok & (result.nbytes > wanted), np.uint8(Outcome.LONG), codes)
-    return BatchResult(codes, result.nbytes)
+    return result if codes is result.outcomes else BatchResult(codes, result.nbytes)

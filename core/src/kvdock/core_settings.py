@@ -77,7 +77,9 @@ class MissSettings:
     """How long an answer "not there" is believed without asking again."""
 
     keys: int = count(65536, help="Keys remembered for each backend; 0 for none.")
-    absent: float = duration("500 ms", help="Lifetime of a key that was absent.")
+    absent: float = duration(
+        "0 s", help="Lifetime of a key that was absent; 0 asks every time."
+    )
     dead: float = duration("30 s", help="Lifetime of a key whose bytes were wrong.")
 
 

@@ -14,12 +14,13 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import pluggy
 
 from kvdock.contract import Breach, Stage, accept
 from kvdock.errors import PluginError, nearest
 
 if TYPE_CHECKING:
+    import pluggy
+
     from kvdock.manifest import Manifest
 
 GROUP = "kvdock.backends"

@@ -24,6 +24,7 @@ from kvdock.core_settings import Integrity, Staging
 from kvdock.errors import KvdockError, RegionError
 from kvdock.manifest import Support
 from kvdock.pools import Layout
+from kvdock.routing import Check, Path
 from kvdock.sessions import NO_PAGE
 
 
@@ -181,7 +182,8 @@ def test_unverified_pages_are_an_explicit_choice_that_the_plan_shows() -> None:
 def test_a_backend_of_single_buffers_gets_trailers_through_staging() -> None:
     pools = [attention(layout=Layout.LAYER_FIRST, kind="k_only")]
     engine = Engine([Shelf(multi_buffer=Support.NO)], pools, quick())
-    assert "staged (a trailer is a second piece)" in engine.attachment.plan.explain()
+    route = engine.attachment.plan.anchor
+    assert (route.path, route.check) == (Path.STAGED, Check.TRAILER)
     engine.attachment.close()
 
 

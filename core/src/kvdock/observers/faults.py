@@ -106,7 +106,7 @@ class FaultInjector:
         self, batch: Batch
     ) -> Generator[None, BatchResult, BatchResult]:
         """Do harm before, during and after the real call."""
-        faults = self._drawn(batch)
+        faults = self._drawn(batch) if self.settings.kinds else frozenset()
         if not faults:
             return (yield)
         self._before(batch, faults)
@@ -121,8 +121,7 @@ class FaultInjector:
     def _drawn(self, batch: Batch) -> frozenset[Fault]:
         given = self.settings
         if (
-            not given.kinds
-            or batch.operation not in given.operations
+            batch.operation not in given.operations
             or (given.pools and batch.pool not in given.pools)
             or (given.ranks and self._rank not in given.ranks)
         ):

@@ -1,14 +1,13 @@
 """Metrics for Prometheus. Names and labels are documented and stay.
 
-One histogram measures a backend's own time, from a wrapper around its hook;
-everything else comes from the core's events, since what was cut off, left
-behind or found corrupt never comes back through the hook.
+They come from the core's events alone: what was cut off, left behind or found
+corrupt never comes back through a wrapper of the hook, and one more wrapper
+with a histogram of its own would cost each batch two microseconds.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from kvdock.observers import Observer
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from kvdock.batches import Batch, BatchResult, Outcome
+    from kvdock.batches import Outcome
 
 BREAKER_VALUES: Mapping[str, int] = MappingProxyType(
     {"closed": 0, "half-open": 1, "open": 2}
@@ -72,10 +71,6 @@ class Metrics:
             Histogram, "kvdock_batch_seconds", "A batch as the engine sees it.",
             *batch, buckets=SECONDS,
         )  # fmt: skip
-        self._backend_seconds = made(
-            Histogram, "kvdock_backend_seconds", "A batch inside the backend.",
-            "pool", "operation", buckets=SECONDS,
-        )  # fmt: skip
         self._breaker = made(
             Gauge, "kvdock_breaker_state", "0 closed, 1 half-open, 2 open.",
             "backend", "operation",
@@ -109,23 +104,7 @@ class Metrics:
         )  # fmt: skip
         self._with_draft = [0, 0]
         # Looking a label up costs a microsecond, this a tenth.
-        self._inside: dict[tuple[str, str], Callable[[float], None]] = {}
         self._batches: dict[tuple[str, str, str], Any] = {}
-
-    @hookimpl(wrapper=True)
-    def kvdock_batch_io(
-        self, batch: Batch
-    ) -> Generator[None, BatchResult, BatchResult]:
-        """Measure the backend's own time, also of calls left behind."""
-        began = time.perf_counter()
-        try:
-            return (yield)
-        finally:
-            key = (batch.pool, batch.operation)
-            observe = self._inside.get(key)
-            if observe is None:
-                observe = self._inside[key] = self._backend_seconds.labels(*key).observe
-            observe(time.perf_counter() - began)
 
     @hookimpl
     def kvdock_observe(self, event: events.Event) -> None:

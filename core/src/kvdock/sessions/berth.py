@@ -66,6 +66,9 @@ class Berth:
 
     def exists(self, hashes: Sequence[str], deadline_s: float) -> Bools:
         """Ask which pages are there; a page is there if all its objects are."""
+        if self.line.cut_off(Operation.EXISTS):
+            self._tell_cut_off(Operation.EXISTS, len(hashes))
+            return np.zeros(len(hashes), np.bool_)
         keys = self.keys(hashes)
         outcomes = np.full(len(keys), Outcome.ABSENT, np.uint8)
         known = self.line.misses.known(keys)
@@ -79,7 +82,7 @@ class Berth:
             )
             found = self.line.run(self.handle, batch).result.outcomes
             outcomes[part] = found
-            if (found == Outcome.ABSENT).any():
+            if self.line.misses.keeps_absent and np.count_nonzero(found):
                 self.line.misses.absent(_chosen(names, found == Outcome.ABSENT))
             self._tell(Operation.EXISTS, found, 0, began)
         return cast("Bools", _by_page(outcomes, len(self.suffixes)) == Outcome.OK)
@@ -116,6 +119,9 @@ class Berth:
         pages: Int64s,
         deadline_s: float,
     ) -> Outcomes:
+        if self.line.cut_off(operation):
+            self._tell_cut_off(operation, len(hashes))
+            return np.full(len(hashes), Outcome.UNAVAILABLE, np.uint8)
         outcomes = np.full(len(hashes), Outcome.REFUSED, np.uint8)
         rest = np.arange(len(hashes))
         while len(rest):
@@ -151,7 +157,7 @@ class Berth:
             self.line.misses.forget(
                 cargo.keys if whole else _chosen(cargo.keys, stored)
             )
-        elif codes.any():
+        elif np.count_nonzero(codes):
             self._bury(cargo.keys, codes)
         nbytes = int((outcomes == Outcome.OK).sum()) * self.page_bytes
         self._tell(cargo.operation, codes, nbytes, began)
@@ -175,13 +181,19 @@ class Berth:
                 ),
             )
 
+    def _tell_cut_off(self, operation: Operation, pages: int) -> None:
+        if self.line.observed:
+            keys = pages * len(self.suffixes)
+            codes = np.full(keys, Outcome.UNAVAILABLE, np.uint8)
+            self._tell(operation, codes, 0, time.monotonic())
+
     def _tell(
         self, operation: Operation, codes: Outcomes, nbytes: int, began: float
     ) -> None:
         if not self.line.observed:
             return
         counts = {Outcome.OK: len(codes)}
-        if codes.any():
+        if np.count_nonzero(codes):
             found = np.bincount(codes).tolist()
             counts = {Outcome(at): n for at, n in enumerate(found) if n}
         self.line.tell(

@@ -35,6 +35,11 @@ class Misses:
         """Return how many keys are remembered, expired ones included."""
         return len(self._until)
 
+    @property
+    def keeps_absent(self) -> bool:
+        """Whether absent keys are remembered at all."""
+        return bool(self._settings.keys and self._settings.absent)
+
     def known(self, keys: Sequence[str]) -> Bools | None:
         """Return which keys are believed missing, or None for none of them."""
         # Usually nothing is known: one pass in C, no lock.

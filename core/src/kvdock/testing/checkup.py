@@ -93,7 +93,8 @@ def check(
     if faults:
         targets.append("kvdock.testing.installed::TestFaults")
     record = run_tests(
-        ["--pyargs", *targets],
+        # An editable installation lies below a checkout's own conftest.
+        ["--noconftest", "--pyargs", *targets],
         environ={VARIABLE: json.dumps(words)},
         timeout_s=timeout_s,
     )

@@ -1,0 +1,342 @@
+"""What safety costs: threads, observers, trailers, and a backend that hangs.
+
+Usage: python benchmarks/sessions.py [--quick] [--save]
+
+Everything is measured over a backend that copies pages in memory, so that
+nothing hides the overhead: with a real store every share below is smaller.
+Ways are timed in turn, and the fastest round of each counts: on a machine
+that others use as well, noise only adds.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pluggy
+
+from kvdock import hookspecs
+from kvdock.batches import Batch, BatchResult, Operation, Outcome
+from kvdock.core_settings import CoreSettings
+from kvdock.discovery import Candidate, LoadedPlugin
+from kvdock.dock import Backend, Dock
+from kvdock.events import BatchEnded
+from kvdock.hookspecs import AttachConfig, hookimpl
+from kvdock.keys import Namespace, key_suffixes
+from kvdock.manifest import API_VERSION, KindSupport, Manifest, Support
+from kvdock.observers import put_around
+from kvdock.observers.faults import FaultInjector, FaultSettings
+from kvdock.observers.metrics import Metrics
+from kvdock.observers.tracing import Tracing
+from kvdock.pools import Part, PoolKind, PoolSpec, Shard
+from kvdock.regions import Region
+from kvdock.routing import Needs
+from kvdock.sessions import Attachment
+from kvdock.settings import structure
+
+PAGE_BYTES = 64 * 1024
+PAGES = 512
+BATCH = 128
+
+
+@attrs.define(eq=False)
+class Copier:
+    """Moves pages to and from one block of memory, as fast as memory goes."""
+
+    integrity: Support = Support.NATIVE
+    extra: int = 0
+    hang: threading.Event | None = None
+    rows: dict[str, int] = attrs.field(factory=dict)
+    store: Any = None
+
+    @hookimpl
+    def kvdock_manifest(self) -> Manifest:
+        """Declare zero copy and nothing to verify."""
+        return Manifest(
+            name="copier", api=API_VERSION, summary="memory",
+            kinds={PoolKind.K_ONLY: KindSupport(multi_buffer=Support.NATIVE)},
+            zero_copy=Support.NATIVE, integrity=self.integrity,
+        )  # fmt: skip
+
+    @hookimpl
+    def kvdock_register_pool(
+        self, pool: PoolSpec, region: Region, config: AttachConfig
+    ) -> object:
+        """Make room for every page, touched once."""
+        del pool, config
+        self.store = np.ones((region.pages, PAGE_BYTES + 64), np.uint8)
+        return self
+
+    @hookimpl
+    def kvdock_key_suffix(self, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
+        """Spell what an object holds."""
+        return key_suffixes(pool, shard)
+
+    @hookimpl
+    def kvdock_batch_io(self, batch: Batch) -> BatchResult:
+        """Copy each object; keys are numbers of rows."""
+        if self.hang is not None:
+            self.hang.wait()
+        if batch.operation is Operation.EXISTS:
+            return BatchResult.all(batch, Outcome.OK)
+        return self.copied(batch)
+
+    def copied(self, batch: Batch) -> BatchResult:
+        """Copy every piece of every object."""
+        import ctypes  # noqa: PLC0415 - only where bytes move
+
+        put = batch.operation is Operation.PUT
+        base = self.store.ctypes.data
+        rows = zip(
+            batch.keys, batch.addresses.tolist(), batch.sizes.tolist(), strict=True
+        )
+        for key, addresses, sizes in rows:
+            row = self.rows.setdefault(key, len(self.rows) % len(self.store))
+            at = base + row * self.store.shape[1]
+            for address, size in zip(addresses, sizes, strict=True):
+                if put:
+                    ctypes.memmove(at, address, size)
+                else:
+                    ctypes.memmove(address, at, size)
+                at += size
+        return BatchResult.all(batch, Outcome.OK)
+
+
+def attached(
+    copier: Copier, *, core: CoreSettings | None = None, observed: bool = False
+) -> tuple[Attachment, Backend]:
+    """Attach one pool of 64K pages."""
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    manager.register(copier, name="copier")
+    backend = Backend(
+        LoadedPlugin(
+            candidate=Candidate(
+                name="copier", value="-", distribution="-", version="0"
+            ),
+            manifest=copier.kvdock_manifest(),
+            path="-",
+            manager=manager,
+            implemented=frozenset(),
+        )
+    )
+    dock = Dock({"copier": backend})
+    if observed:
+        from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
+
+        put_around(dock, "faults", FaultInjector(FaultSettings()))
+        put_around(dock, "metrics", Metrics(CollectorRegistry()))
+        put_around(dock, "tracing", Tracing())
+    pool = PoolSpec(
+        name="kv", kind="k_only", parts=[Part("k", "u8", (PAGE_BYTES // 16,))],
+        layers=[0], page_tokens=16, anchor=True,
+    )  # fmt: skip
+    memory = np.ones((PAGES, PAGE_BYTES), np.uint8)
+    core = core or CoreSettings()
+    plan = dock.plan([pool], Shard(), needs=Needs(checks=core.integrity))
+    regions = {"kv": Region.of(pool, Shard(), [memory], PAGES)}
+    return (
+        Attachment.open(dock, plan, Namespace(model="m"), regions, core=core),
+        backend,
+    )
+
+
+def seconds(work: Callable[[], object], times: int) -> float:
+    """Time some calls; seconds for each."""
+    began = time.perf_counter()
+    for _ in range(times):
+        work()
+    return (time.perf_counter() - began) / times
+
+
+def rounds(
+    ways: dict[str, Callable[[], object]], count: int, times: int
+) -> dict[str, float]:
+    """Time several ways in turn; the fastest round of each in seconds."""
+    for work in ways.values():
+        work()
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(count):
+        for name, work in ways.items():
+            found[name].append(seconds(work, times))
+    return {name: min(every) for name, every in found.items()}
+
+
+def overhead(count: int) -> dict[str, float]:
+    """What a batch costs without moving anything: one key."""
+    plain, backend = attached(Copier())
+    observed, wrapped = attached(Copier(), observed=True)
+    name = [f"{0:064x}"]
+    batch = Batch(Operation.EXISTS, name, pool="kv")
+    handle = plain.berths["kv"].handle
+    line = observed.berths["kv"].line
+    event = {
+        "backend": "copier", "pool": "kv", "operation": Operation.EXISTS,
+        "outcomes": {Outcome.OK: 1}, "nbytes": PAGE_BYTES, "seconds": 0.001,
+    }  # fmt: skip
+    times = rounds(
+        {
+            "hook": lambda: backend.batch_io(handle, batch),
+            "wrapped": lambda: wrapped.batch_io(handle, batch),
+            "told": lambda: line.tell(BatchEnded(**event)),  # type: ignore[arg-type]  # as written above
+            "exists": lambda: plain.exists(name),
+            "exists_observed": lambda: observed.exists(name),
+        },
+        3 * count,
+        200,
+    )
+    plain.close()
+    observed.close()
+    us = {name: value * 1e6 for name, value in times.items()}
+    return {
+        "hook_us": us["hook"],
+        "exists_us": us["exists"],
+        "exists_observed_us": us["exists_observed"],
+        # Without threads in between, whose wake-ups differ by more than this.
+        "observers_us_per_batch": us["wrapped"] - us["hook"] + us["told"],
+    }
+
+
+def handing_over(count: int) -> dict[str, float]:
+    """What a thread of the crew adds to a call."""
+    from kvdock.sessions.crew import Crew  # noqa: PLC0415 - this part alone
+
+    crew = Crew("bench", 1, 1)
+    times = rounds(
+        {
+            "here": lambda: None,
+            "there": lambda: crew.call(lambda: None, time.monotonic() + 5),
+        },
+        count,
+        500,
+    )
+    crew.finish(time.monotonic() + 5, lambda: None)
+    return {"hand_over_us": (times["there"] - times["here"]) * 1e6}
+
+
+def throughput(count: int) -> dict[str, float]:
+    """Load 64K pages in batches of 128: bare, observed, with trailers."""
+    names = [f"{page:064x}" for page in range(BATCH)]
+    pages = {"kv": np.arange(BATCH)}
+    kinds: dict[str, Attachment] = {
+        "plain": attached(Copier())[0],
+        "observed": attached(Copier(), observed=True)[0],
+        "trailer": attached(Copier(Support.NO))[0],
+        "staged": attached(
+            Copier(), core=structure(
+                CoreSettings, {"calls": {"staging": "always"}}, where="benchmark"
+            ),
+        )[0],
+    }  # fmt: skip
+    for one in kinds.values():
+        assert one.put(names, pages).pages == BATCH  # noqa: S101 - else it measures nothing
+        assert one.get(names, pages).pages == BATCH  # noqa: S101 - same
+    loads = rounds(
+        {name: lambda one=one: one.get(names, pages) for name, one in kinds.items()},  # type: ignore[misc]  # the default binds the loop's value
+        count,
+        10,
+    )
+    stores = rounds(
+        {name: lambda one=one: one.put(names, pages) for name, one in kinds.items()},  # type: ignore[misc]  # same
+        count,
+        10,
+    )
+    for one in kinds.values():
+        one.close()
+    gib = BATCH * PAGE_BYTES / 2**30
+    return {
+        "get_plain_gib_s": gib / loads["plain"],
+        "get_trailer_gib_s": gib / loads["trailer"],
+        "get_staged_gib_s": gib / loads["staged"],
+        "put_plain_gib_s": gib / stores["plain"],
+        "put_trailer_gib_s": gib / stores["trailer"],
+        "observers_throughput_loss": max(0.0, 1 - loads["plain"] / loads["observed"]),
+        "trailer_us_per_64k_page_get": (loads["trailer"] - loads["plain"])
+        / BATCH * 1e6,
+        "trailer_us_per_64k_page_put": (stores["trailer"] - stores["plain"])
+        / BATCH * 1e6,
+        "trailer_throughput_loss_get": max(0.0, 1 - loads["plain"] / loads["trailer"]),
+    }  # fmt: skip
+
+
+def hanging() -> dict[str, float]:
+    """What a backend that hangs costs the engine, before and after."""
+    event = threading.Event()
+    core = structure(
+        CoreSettings,
+        {
+            "deadlines": {"exists": "100 ms", "get": "100 ms", "close": "1 s"},
+            "breaker": {"backoff": "50 ms", "backoff_most": "50 ms", "probe": "50 ms"},
+        },
+        where="benchmark",
+    )
+    cache, _ = attached(Copier(hang=event), core=core)
+    name = [f"{0:064x}"]
+    before = []
+    while cache.breakers()["copier"][Operation.EXISTS] == "closed":
+        before.append(seconds(lambda: cache.exists(name), 1))
+    # Longer than many backoffs: probes hang as well, and cost nobody anything.
+    many = [f"{page:064x}" for page in range(4096)]
+    after, end = [], time.monotonic() + 1.0
+    while time.monotonic() < end:
+        after.append(seconds(lambda: cache.exists(name), 1))
+        time.sleep(0.001)
+    long_s = min(seconds(lambda: cache.exists(many), 1) for _ in range(50))
+    event.set()
+    recovered = time.monotonic()
+    while not cache.exists(name).best:
+        time.sleep(0.001)
+    back_s = time.monotonic() - recovered
+    cache.close()
+    after.sort()
+    return {
+        "hang_calls_until_open": float(len(before)),
+        "hang_seconds_until_open": sum(before),
+        "hang_us_per_call_open": statistics.median(after) * 1e6,
+        "hang_us_per_call_open_p99": after[int(len(after) * 0.99)] * 1e6,
+        "hang_us_per_4096_pages_open": long_s * 1e6,
+        "hang_seconds_to_recover": back_s,
+    }
+
+
+def main(arguments: list[str]) -> None:
+    """Measure everything, print a table, and one line of JSON."""
+    count = 7 if "--quick" in arguments else 15
+    figures: dict[str, float] = {}
+    for part in (handing_over, overhead, throughput):
+        figures |= part(count)
+    figures |= hanging()
+    for name, value in figures.items():
+        print(f"{name:34} {value:12.4g}")
+    rounded = {name: round(value, 4) for name, value in figures.items()}
+    if "--save" in arguments:
+        target = Path(__file__).parent / "results" / "sessions.json"
+        target.parent.mkdir(exist_ok=True)
+        machine = {
+            "cpu": cpu(), "python": platform.python_version(),
+            "numpy": np.__version__,
+        }  # fmt: skip
+        record = {"machine": machine, "rounds": count, "figures": rounded}
+        target.write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps(rounded))
+
+
+def cpu() -> str:
+    """Name the processor, as well as the system knows it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import contextvars
+import os
+import threading
+import time
+from functools import partial
+
+import pytest
+from shelf import until
+from stalls import timed
+
+from kvdock.sessions.crew import Crashed, Crew, NoHands, Overrun
+
+
+def soon(seconds: float = 5.0) -> float:
+    return time.monotonic() + seconds
+
+
+def ended(crew: Crew) -> bool:
+    return crew.finish(soon(), lambda: None)
+
+
+def test_a_call_returns_what_the_work_returns_or_raises() -> None:
+    crew = Crew("t", 2, 2)
+    assert crew.call(lambda: 7, soon()) == 7
+    with pytest.raises(ZeroDivisionError):
+        crew.call(lambda: 1 // 0, soon())
+    assert ended(crew)
+
+
+def test_what_would_end_a_thread_is_an_error_like_any_other() -> None:
+    crew = Crew("t", 1, 1)
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(Crashed, match="SystemExit"):
+        crew.call(leave, soon())
+    assert crew.call(lambda: 1, soon()) == 1
+    assert ended(crew)
+
+
+def test_calls_one_after_the_other_share_a_thread() -> None:
+    crew = Crew("t", 4, 4)
+    names = {crew.call(threading.current_thread, soon()) for _ in range(20)}
+    assert len(names) == crew.threads == 1
+    assert ended(crew)
+    assert crew.threads == 0
+
+
+def test_an_overrun_returns_in_time_and_is_told_when_it_ends() -> None:
+    crew = Crew("t", 1, 1)
+    results: list[bool] = []
+    go_on = threading.Event()
+
+    def overrun() -> None:
+        with pytest.raises(Overrun):
+            crew.call(lambda: go_on.wait(10), soon(0.05), late=results.append)
+
+    timed(overrun, 0.15)
+    assert crew.behind == 1
+    assert results == []
+    go_on.set()
+    until(lambda: crew.behind == 0)
+    assert results == [True]
+    assert ended(crew)
+
+
+def test_what_follows_a_late_end_is_done_before_the_books_say_so() -> None:
+    crew = Crew("t", 1, 1)
+    go_on, seen = threading.Event(), []
+    with pytest.raises(Overrun):
+        crew.call(
+            lambda: go_on.wait(10), soon(0.01), late=lambda _: seen.append(crew.behind)
+        )
+    go_on.set()
+    assert crew.drain(soon())
+    assert seen == [1]
+    assert ended(crew)
+
+
+def test_so_many_calls_may_be_left_behind_and_no_more() -> None:
+    crew = Crew("t", 2, 3)
+    go_on = threading.Event()
+    for _ in range(3):
+        with pytest.raises(Overrun):
+            crew.call(lambda: go_on.wait(10), soon(0.01))
+    assert crew.full
+    with pytest.raises(NoHands):
+        timed(lambda: crew.call(lambda: 1, soon(9)), 0.1)
+    assert crew.threads == 3
+    go_on.set()
+    until(lambda: not crew.full)
+    assert crew.call(lambda: 1, soon()) == 1
+    assert ended(crew)
+
+
+def test_who_finds_all_hands_busy_waits_until_his_deadline() -> None:
+    crew = Crew("t", 1, 4)
+    go_on, inside = threading.Event(), threading.Event()
+
+    def work() -> bool:
+        inside.set()
+        return go_on.wait(10)
+
+    first = threading.Thread(target=lambda: crew.call(work, soon()))
+    first.start()
+    assert inside.wait(5)
+
+    def second() -> None:
+        with pytest.raises(NoHands):
+            crew.call(lambda: 1, soon(0.05))
+
+    timed(second, 0.15)
+    go_on.set()
+    first.join()
+    assert crew.behind == 0
+    assert ended(crew)
+
+
+def test_errands_take_no_more_than_half_of_the_room() -> None:
+    crew = Crew("t", 1, 4)
+    go_on = threading.Event()
+    assert [crew.leave(lambda: go_on.wait(10)) for _ in range(4)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert crew.call(lambda: 1, soon()) == 1
+    go_on.set()
+    assert ended(crew)
+
+
+def test_what_is_done_last_waits_for_a_call_that_hangs() -> None:
+    crew = Crew("t", 1, 1)
+    go_on, last = threading.Event(), []
+    with pytest.raises(Overrun):
+        crew.call(lambda: go_on.wait(10), soon(0.01))
+    assert not crew.finish(soon(0.02), lambda: last.append("done"))
+    assert last == []
+    go_on.set()
+    until(lambda: last == ["done"])
+    until(lambda: crew.threads == 0)
+    with pytest.raises(NoHands):
+        crew.call(lambda: 1, soon())
+
+
+def test_the_callers_context_goes_with_the_call() -> None:
+    word: contextvars.ContextVar[str] = contextvars.ContextVar("word")
+    word.set("traced")
+    crew = Crew("t", 1, 1)
+    assert crew.call(word.get, soon()) == "traced"
+    assert ended(crew)
+
+
+def test_a_forked_child_does_not_wait_for_threads_that_it_has_not() -> None:
+    crew = Crew("t", 1, 1)
+    crew.call(lambda: 1, soon())
+    crew._pid = os.getpid() + 1
+    with pytest.raises(NoHands):
+        timed(lambda: crew.call(lambda: 1, soon()), 0.1)
+    crew._pid = os.getpid()
+    assert ended(crew)
+
+
+def test_many_threads_at_once_lose_no_call() -> None:
+    crew = Crew("t", 3, 3)
+    found: list[int] = []
+
+    def client(number: int) -> None:
+        found.extend(
+            crew.call(partial(int, at), soon()) for at in range(number, number + 50)
+        )
+
+    clients = [threading.Thread(target=client, args=(at * 50,)) for at in range(6)]
+    for one in clients:
+        one.start()
+    for one in clients:
+        one.join()
+    assert sorted(found) == list(range(300))
+    assert crew.threads <= 3
+    assert ended(crew)

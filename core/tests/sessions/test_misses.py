@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvdock.core_settings import MissSettings
+from kvdock.sessions.misses import Misses
+
+
+class Clock:
+    now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def made(keys: int = 8) -> tuple[Misses, Clock]:
+    clock = Clock()
+    return Misses(MissSettings(keys=keys, absent=1.0, dead=10.0), clock), clock
+
+
+def known(misses: Misses, *keys: str) -> list[bool]:
+    found = misses.known(keys)
+    return [False] * len(keys) if found is None else found.tolist()
+
+
+def test_absent_keys_are_believed_for_a_moment_and_dead_ones_longer() -> None:
+    misses, clock = made()
+    misses.absent(["a"])
+    misses.dead(["b"])
+    assert known(misses, "a", "b", "c") == [True, True, False]
+    clock.now += 1.1
+    assert known(misses, "a", "b", "c") == [False, True, False]
+    clock.now += 10
+    assert known(misses, "a", "b", "c") == [False] * 3
+    assert len(misses) == 0
+
+
+def test_a_dead_key_that_is_absent_for_a_moment_stays_dead() -> None:
+    misses, clock = made()
+    misses.dead(["a"])
+    misses.absent(["a"])
+    clock.now += 5
+    assert known(misses, "a") == [True]
+
+
+def test_what_was_stored_is_asked_for_again() -> None:
+    misses, _ = made()
+    misses.dead(["a", "b"])
+    misses.forget(["a"])
+    assert known(misses, "a", "b") == [False, True]
+
+
+@given(st.lists(st.lists(st.sampled_from("abcdefghij"), unique=True), max_size=12))
+def test_it_never_grows_over_its_bound_and_keeps_the_newest(
+    batches: list[list[str]],
+) -> None:
+    misses, _ = made(keys=3)
+    for batch in batches:
+        misses.absent(batch)
+        assert len(misses) <= 3
+        if batch:
+            assert known(misses, *batch[:3]) == [True] * len(batch[:3])
+
+
+def test_a_bound_of_nothing_switches_it_off() -> None:
+    misses, _ = made(keys=0)
+    misses.dead(["a"])
+    assert known(misses, "a") == [False]

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
+from shelf import Engine, Shelf, attention, draft, hashes, quick
+
+from kvdock.batches import Batch, BatchResult, Operation, Outcome
+from kvdock.dock import Dock
+from kvdock.errors import PluginError, SettingsError
+from kvdock.hookspecs import hookimpl
+from kvdock.observers import find_observer, observe
+from kvdock.observers.metrics import Metrics
+from kvdock.observers.tracing import Tracing
+
+if TYPE_CHECKING:
+    from kvdock.events import Event
+
+
+def measured(**more: Any) -> tuple[Engine, CollectorRegistry]:
+    registry = CollectorRegistry()
+    engine = Engine(observers=[Metrics(registry)], core=quick(), **more)
+    return engine, registry
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(name, labels)
+
+
+BATCH = {"backend": "shelf", "pool": "kv"}
+
+
+def test_keys_are_counted_by_how_they_ended_for_the_engine() -> None:
+    engine, registry = measured()
+    with engine.attachment as cache:
+        names = hashes(3)
+        engine.fill(names, range(3))
+        cache.put(names, engine.where(range(3)))
+        damaged = next(iter(engine.shelf.objects))
+        engine.shelf.objects[damaged] = bytes(len(engine.shelf.objects[damaged]))
+        cache.get(names, engine.where(range(3)))
+        # The backend called all three a success.
+        get = {**BATCH, "operation": "get"}
+        assert value(registry, "kvdock_keys_total", **get, outcome="ok") == 2
+        assert value(registry, "kvdock_keys_total", **get, outcome="corrupt") == 1
+        page = attention().page_bytes(engine.shard)
+        assert value(registry, "kvdock_bytes_total", **get) == 2 * page
+        assert value(registry, "kvdock_batch_seconds_count", **get) == 1
+
+
+def test_what_never_comes_back_through_the_hook_is_counted_as_well() -> None:
+    engine, registry = measured()
+    go_on = threading.Event()
+
+    def hang(_: Batch) -> None:
+        go_on.wait(10)
+
+    with engine.attachment as cache:
+        engine.shelf.trouble = hang
+        for _ in range(3):
+            cache.get(hashes(1), engine.where([0]))
+            cache.exists(hashes(1))
+        exists = {**BATCH, "operation": "exists"}
+        assert value(registry, "kvdock_keys_total", **exists, outcome="timeout") == 2
+        assert (
+            value(registry, "kvdock_keys_total", **exists, outcome="unavailable") == 1
+        )
+        assert (
+            value(registry, "kvdock_breaker_state", backend="shelf", operation="exists")
+            == 2
+        )
+        assert value(registry, "kvdock_calls_behind", backend="shelf") == 3
+        assert value(registry, "kvdock_pool_pages", pool="kv", state="leased") == 1
+        go_on.set()
+        assert cache.settle(5)
+        assert value(registry, "kvdock_calls_behind", backend="shelf") == 0
+
+
+def test_pools_are_shown_with_the_reason_and_their_capacity() -> None:
+    one = Shelf()
+    lonely = attention(
+        name="odd", kind="mha", anchor=False, required=False, head_group=1
+    )
+    engine, registry = measured(shelves=[one], pools=[attention(), lonely])
+    with engine.attachment as cache:
+        reason = cache.plan.anchor.reason
+        labels = {"pool": "kv", "backend": "shelf", "reason": reason}
+        assert value(registry, "kvdock_pool_enabled", **labels) == 1
+        assert value(registry, "kvdock_pool_pages", pool="kv", state="all") == 24
+
+
+def test_the_share_of_restored_prefixes_that_have_their_draft_is_kept() -> None:
+    engine, registry = measured(pools=[attention(), draft()])
+    with engine.attachment as cache:
+        names = hashes(4)
+        engine.fill(names, range(4))
+        cache.put(names, engine.where(range(4)))
+        for key in [key for key in engine.shelf.objects if ".draft" in key][:3]:
+            del engine.shelf.objects[key]
+        assert cache.get(names, engine.where(range(4))).pages == 4
+        assert value(registry, "kvdock_restored_prefix_pages_total") == 4
+        assert value(registry, "kvdock_restored_draft_pages_total") == 1
+        assert value(registry, "kvdock_draft_restored_ratio") == 0.25
+        assert value(registry, "kvdock_restored_pages_total", pool="draft") == 1
+
+
+def test_attaching_again_goes_on_counting() -> None:
+    registry = CollectorRegistry()
+    for _ in range(2):
+        engine = Engine(observers=[Metrics(registry)], core=quick())
+        with engine.attachment as cache:
+            cache.exists(hashes(1))
+    exists = {**BATCH, "operation": "exists"}
+    assert value(registry, "kvdock_keys_total", **exists, outcome="absent") == 2
+
+
+def traced() -> tuple[InMemorySpanExporter, TracerProvider]:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return exporter, provider
+
+
+def test_a_batch_is_a_span_below_the_engines_own() -> None:
+    exporter, provider = traced()
+    engine = Engine(observers=[Tracing(provider)], core=quick())
+    tracer = provider.get_tracer("engine")
+    with engine.attachment as cache, tracer.start_as_current_span("prefill") as above:
+        engine.fill(hashes(2), [0, 1])
+        cache.put(hashes(2), engine.where([0, 1]))
+    [span] = [one for one in exporter.get_finished_spans() if "kvdock" in one.name]
+    assert span.name == "kvdock.put"
+    assert span.parent is not None
+    assert span.parent.span_id == above.get_span_context().span_id
+    assert span.attributes is not None
+    assert span.attributes["kvdock.pool"] == "kv"
+    assert span.attributes["kvdock.keys_ok"] == 2
+
+
+def test_a_batch_that_raises_is_a_failed_span_and_still_a_miss() -> None:
+    exporter, provider = traced()
+    engine = Engine(observers=[Tracing(provider)], core=quick())
+
+    def fail(_: Batch) -> BatchResult:
+        raise RuntimeError("boom")
+
+    with engine.attachment as cache:
+        engine.shelf.trouble = fail
+        assert cache.exists(hashes(1)).best == 0
+    [span] = exporter.get_finished_spans()
+    assert span.status.status_code is trace.StatusCode.ERROR
+    assert span.events[0].name == "exception"
+
+
+def test_without_an_sdk_spans_change_nothing() -> None:
+    engine = Engine(observers=[Tracing()], core=quick())
+    with engine.attachment as cache:
+        engine.fill(hashes(1), [0])
+        assert cache.put(hashes(1), engine.where([0])).pages == 1
+
+
+class Clumsy:
+    """An observer that fails at everything."""
+
+    @hookimpl
+    def kvdock_observe(self, event: Event) -> None:
+        raise ValueError(f"cannot take {type(event).__name__}")
+
+
+def test_an_observer_that_fails_costs_a_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = Engine(observers=[Clumsy()], core=quick())
+    with engine.attachment as cache:
+        engine.fill(hashes(1), [0])
+        assert cache.put(hashes(1), engine.where([0])).pages == 1
+    assert caplog.text.count("an observer failed") == 1
+
+
+def test_observers_are_found_by_name_and_built_with_their_settings() -> None:
+    backend = Shelf().backend()
+    built = observe(Dock({"shelf": backend}), ["faults"], {"faults": {"rate": "0.5"}})
+    assert list(built) == ["faults"]
+    assert backend.plugin.manager.get_plugin("observer:faults") is built["faults"]
+
+
+def test_an_observer_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(PluginError, match=r"'metric'.*Did you mean 'metrics'"):
+        find_observer("metric")
+    with pytest.raises(SettingsError, match=r"unknown setting 'rat'.*'rate'"):
+        observe(Dock({}), ["faults"], {"faults": {"rat": 1}})
+
+
+@pytest.mark.parametrize("name", ["metrics", "tracing", "faults"])
+def test_every_first_party_observer_is_installed(name: str) -> None:
+    found = find_observer(name)
+    assert found.name == name
+    assert found.summary
+
+
+def test_faults_are_where_they_were_asked_for() -> None:
+    from kvdock.observers.faults import Fault, FaultInjector, FaultSettings
+
+    faults = FaultInjector(
+        FaultSettings(
+            kinds=(Fault.DROP,), operations=(Operation.GET,), pools=("kv",), rate=1.0
+        )
+    )
+    engine = Engine(observers=[faults], core=quick())
+    with engine.attachment as cache:
+        engine.fill(hashes(2), [0, 1])
+        assert cache.put(hashes(2), engine.where([0, 1])).pages == 2
+        moved = cache.get(hashes(2), engine.where([0, 1]))
+        assert moved.outcomes["kv"].tolist() == [Outcome.ERROR] * 2
+        assert faults.injected[Fault.DROP] == 1
