@@ -1,0 +1,394 @@
+"""One guarded client of the library, shared by the pools of an attachment.
+
+Calls on a store that is shut crash the process, closing one under a running
+call does too, and in a forked child every call hangs. So each call goes
+through `Client.using`, which counts it, and nothing is shut or unregistered
+while it is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any
+
+import attrs
+import numpy as np
+
+from kvdock.batches import Int64s, Operation
+from kvdock.errors import KvdockError, RegionError
+from kvdock.pools import Shard
+from kvdock.regions import Block
+from kvdock_mooncake.allowance import Allowance
+from kvdock_mooncake.codes import (
+    NO_ROOM,
+    NOT_FOUND,
+    NOT_READY,
+    TRANSFER_FAILED,
+    sentence_of,
+)
+from kvdock_mooncake.joining import ClusterError, join
+from kvdock_mooncake.leases import Sightings
+from kvdock_mooncake.library import Library, load
+from kvdock_mooncake.memory import KnownMemory
+from kvdock_mooncake.settings import MooncakeSettings, Pin
+
+log = logging.getLogger("kvdock")
+
+_DRAIN_S = 2.0
+_WARM_UP_S = 2.0
+_WARM_UP_BYTES = 64
+_COMPLAIN_EVERY_S = 30.0
+_STUCK_S = 30.0
+"""How long every transfer must have failed before the store is replaced.
+
+A dead peer's objects are gone after 10 s (the master's client_ttl), so what
+still fails after 30 s is this store itself.
+"""
+
+_EXPECTED = frozenset({NOT_FOUND, NOT_READY, NO_ROOM})
+
+
+class State(StrEnum):
+    """Whether calls may be made."""
+
+    READY = "ready"
+    """Calls may be made."""
+    RENEWING = "renewing"
+    """The store is being replaced by a new one."""
+    CLOSING = "closing"
+    """Nobody uses it any more; the last running call shuts it."""
+    CLOSED = "closed"
+    """It is shut."""
+
+
+class Shut(Exception):  # noqa: N818 - leaves `using`, never this plugin
+    """No call may be made: shut, or in a forked child."""
+
+
+@attrs.define(eq=False)
+class Member:
+    """One pool's share of a client.
+
+    Args:
+        blocks: Registered ranges that it counts on.
+    """
+
+    blocks: list[Block] = attrs.field(factory=list)
+    calls: int = attrs.field(default=0, init=False)
+    left: bool = attrs.field(default=False, init=False)
+
+
+@attrs.define(eq=False)
+class Client:
+    """A store, the memory that it knows, and who is inside of it.
+
+    Args:
+        library: The loaded library.
+        settings: Complete settings.
+        shard: The rank, for the directory of spilled objects.
+        store: The store, set up.
+    """
+
+    library: Library
+    settings: MooncakeSettings
+    shard: Shard
+    _store: Any
+    put_config: Any
+    sightings: Sightings
+    allowance: Allowance
+    memory: KnownMemory = attrs.field(factory=KnownMemory, init=False)
+    state: State = attrs.field(default=State.READY, init=False)
+    mark: Block = attrs.field(init=False)
+    _scratch: Any = attrs.field(init=False)
+    _pid: int = attrs.field(factory=os.getpid, init=False)
+    _members: set[Member] = attrs.field(factory=set, init=False)
+    _calls: int = attrs.field(default=0, init=False)
+    _changed: threading.Condition = attrs.field(
+        factory=threading.Condition, init=False
+    )
+    _registering: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+    _complaints: dict[int, float] = attrs.field(factory=dict, init=False)
+    _stuck_since: float | None = attrs.field(default=None, init=False)
+    _stuck: bool = attrs.field(default=False, init=False)
+
+    @classmethod
+    def open(cls, settings: MooncakeSettings, shard: Shard, namespace: str) -> Client:
+        """Join the cluster and prove that bytes can be stored and read back.
+
+        Raises:
+            KvdockError: If the library is missing, the cluster cannot be
+                joined, or what is read back is not what was stored.
+        """
+        library = load()
+        store = join(library, settings, shard)
+        client = cls(
+            library=library,
+            settings=settings,
+            shard=shard,
+            store=store,
+            put_config=_put_config(library, settings, store),
+            sightings=Sightings(0.0 if library.probes else settings.lease_s),
+            allowance=Allowance(settings.max_pieces),
+        )
+        try:
+            client._take_scratch()
+            client._warm_up(namespace)
+        except BaseException:
+            client._shut()
+            raise
+        return client
+
+    # --- Who is inside -------------------------------------------------------
+
+    @contextmanager
+    def using(self, member: Member) -> Iterator[Any]:
+        """Lend the store for one call.
+
+        Raises:
+            Shut: If no call may be made.
+        """
+        if os.getpid() != self._pid:
+            raise Shut("this process was forked after the client was set up")
+        with self._changed:
+            if self.state is not State.READY or member.left:
+                raise Shut(f"the client is {self.state}")
+            self._calls += 1
+            member.calls += 1
+            store = self._store
+        try:
+            yield store
+        finally:
+            with self._changed:
+                self._calls -= 1
+                member.calls -= 1
+                gone = member.left and not member.calls
+                renew = self._stuck and not self._calls and self.state is State.READY
+                if renew:
+                    self.state = State.RENEWING
+                self._changed.notify_all()
+            if renew:
+                self._renew()
+            if gone:
+                self._dismiss(member)
+
+    def admit(self, blocks: tuple[Block, ...]) -> Member:
+        """Register a pool's memory.
+
+        Raises:
+            KvdockError: If the library refuses it.
+        """
+        member = Member()
+        with self._changed:
+            if self.state is not State.READY:
+                raise ClusterError("the Mooncake client is shut already")
+            self._members.add(member)
+        try:
+            with self._registering:
+                for block in blocks:
+                    member.blocks.append(self.memory.add(block, self._register))
+        except BaseException:
+            self.release(member)
+            raise
+        return member
+
+    def release(self, member: Member) -> None:
+        """Let a pool go; the last one shuts the store.
+
+        Waits a little for its running calls. What still runs then keeps the
+        memory registered and the store open until it has ended, because the
+        library would crash, or write into memory that it no longer owns.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._changed:
+            if member.left:
+                return
+            member.left = True
+            self._changed.wait_for(lambda: not member.calls, _DRAIN_S)
+            if member.calls:
+                log.warning("a Mooncake call is still running; it is waited for")
+                return
+        self._dismiss(member)
+
+    def _dismiss(self, member: Member) -> None:
+        with self._changed:
+            if member not in self._members:
+                return
+            self._members.remove(member)
+            last = not self._members
+            if last:
+                self.state = State.CLOSING
+        with self._registering:
+            for block in member.blocks:
+                self.memory.remove(block, self._unregister)
+        if last:
+            self._shut()
+
+    def _shut(self) -> None:
+        for block in self.memory.blocks:
+            self.memory.remove(block, self._unregister)
+        status = self._store.close()
+        self.state = State.CLOSED
+        if status:
+            log.warning("the Mooncake store did not close: %s", sentence_of(status))
+
+    # --- Memory --------------------------------------------------------------
+
+    def _register(self, block: Block) -> None:
+        status = self._store.register_buffer(block.address, block.nbytes)
+        if not status:
+            return
+        fix = "Look at the library's lines on standard error."
+        if self.settings.standalone:
+            fix = (
+                "A standalone client only takes memory of its own: get it from "
+                "kvdock_mooncake.shared_memory.allocate."
+            )
+        raise RegionError(
+            f"the Mooncake library does not register {block.nbytes} bytes at "
+            f"{block.address:#x}: {sentence_of(status)}",
+            fix=fix,
+        )
+
+    def _unregister(self, block: Block) -> None:
+        status = self._store.unregister_buffer(block.address)
+        if status:
+            log.warning("memory stays registered: %s", sentence_of(status))
+
+    def _take_scratch(self) -> None:
+        """Get a few bytes for marks and for the warm-up."""
+        size = 2 * _WARM_UP_BYTES
+        if self.settings.standalone:
+            address = int(self._store.alloc_from_mem_pool(size))
+            self._scratch = np.asarray(_Raw(address, size))
+        else:
+            self._scratch = np.zeros(size, np.uint8)
+        block = Block(int(self._scratch.ctypes.data), size)
+        self.memory.add(block, self._register)
+        self._scratch[:_WARM_UP_BYTES] = np.arange(_WARM_UP_BYTES)
+        self.mark = Block(block.address, 1)
+
+    # --- Health --------------------------------------------------------------
+
+    def _warm_up(self, namespace: str) -> None:
+        """Store, read back and remove a few bytes under a key of our own.
+
+        Peers may not be reachable in the first moments, so it is tried again.
+        A cluster without room is no reason to refuse: it may get some later.
+        """
+        key = f"{namespace}/{uuid.uuid4().hex}.warmup"
+        here = self.mark.address
+        there = here + _WARM_UP_BYTES
+        size = _WARM_UP_BYTES
+        until = time.monotonic() + _WARM_UP_S
+        while True:
+            status = self._store.batch_put_from([key], [here], [size], self.put_config)[0]
+            if status == 0:
+                status = self._store.batch_get_into([key], [there], [size])[0]
+            if status in (size, NO_ROOM) or time.monotonic() > until:
+                break
+            time.sleep(0.02)
+        self._store.remove(key, True)  # noqa: FBT003 - takes a leased one too
+        if status == size:
+            if (self._scratch[:size] != self._scratch[size:]).any():
+                raise ClusterError("the Mooncake cluster gave wrong bytes back")
+        elif status in (NO_ROOM, TRANSFER_FAILED):
+            log.warning("the Mooncake cluster stores nothing now: %s", sentence_of(status))
+        else:
+            raise ClusterError(
+                f"the Mooncake cluster does not work: {sentence_of(status)}",
+                fix="Look at the master's log.",
+            )
+
+    def note(self, operation: Operation, numbers: Int64s) -> None:
+        """Log what failed, each reason at most twice a minute.
+
+        Also notices a store whose transfers all fail for so long that it must
+        be wedged.
+        """
+        failed = numbers < 0
+        if not failed.any():
+            self._stuck_since = None
+            return
+        now = time.monotonic()
+        if (numbers == TRANSFER_FAILED).all():
+            self._stuck_since = self._stuck_since or now
+            self._stuck = now - self._stuck_since > _STUCK_S
+        elif (numbers > 0).any() or operation is Operation.PUT and not failed.all():
+            self._stuck_since = None
+        for number in np.unique(numbers[failed]).tolist():
+            if number in _EXPECTED or now < self._complaints.get(number, 0.0):
+                continue
+            self._complaints[number] = now + _COMPLAIN_EVERY_S
+            count = int((numbers == number).sum())
+            log.warning(
+                "mooncake: %s of %d keys of %d failed: %s",
+                operation,
+                count,
+                len(numbers),
+                sentence_of(number),
+            )
+
+    def _renew(self) -> None:
+        """Replace a store that no transfer leaves; its own segment is lost.
+
+        The old one is shut only when there is a new one: a call on a store
+        that is shut would end the process.
+        """
+        log.warning("every Mooncake transfer fails: joining the cluster again")
+        self._stuck, self._stuck_since = False, None
+        try:
+            store = join(self.library, self.settings, self.shard)
+        except KvdockError as error:
+            log.warning("the Mooncake cluster cannot be joined again: %s", error)
+        else:
+            old, self._store = self._store, store
+            with self._registering:
+                for block in self.memory.blocks:
+                    self._register(block)
+            old.close()
+        self.sightings.forget_all()
+        with self._changed:
+            if self.state is State.RENEWING:
+                self.state = State.READY
+
+
+class _Raw:
+    """Memory of the library in numpy's own terms."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def _put_config(library: Library, settings: MooncakeSettings, store: Any) -> Any:  # noqa: ANN401 - the library's own classes
+    """Say how objects are stored.
+
+    `prefer_alloc_in_same_node` is never set: reads that use it do not check
+    their lease and return wrong bytes (Mooncake#4239).
+    """
+    config = library.put_config_class()
+    config.replica_num = settings.replicas
+    if settings.pin is Pin.HARD:
+        config.with_hard_pin = True
+    elif settings.pin is Pin.SOFT and library.soft_pin is not None:
+        config.soft_pin_action = library.soft_pin
+    elif settings.pin is Pin.SOFT:
+        config.with_soft_pin = True
+    if settings.preferred_segment:
+        own = settings.preferred_segment == "self"
+        config.preferred_segment = (
+            store.get_hostname() if own else settings.preferred_segment
+        )
+    return config
