@@ -23,7 +23,7 @@ import numpy as np
 
 from kvdock.batches import Int64s, Operation
 from kvdock.errors import KvdockError, RegionError
-from kvdock.pools import Shard
+from kvdock.shards import Shard
 from kvdock.regions import Block
 from kvdock_mooncake.allowance import Allowance
 from kvdock_mooncake.codes import (
@@ -33,7 +33,7 @@ from kvdock_mooncake.codes import (
     TRANSFER_FAILED,
     sentence_of,
 )
-from kvdock_mooncake.joining import ClusterError, join
+from kvdock_mooncake.joining import ClusterError, join, limit_patience
 from kvdock_mooncake.leases import Sightings
 from kvdock_mooncake.library import Library, load
 from kvdock_mooncake.memory import KnownMemory
@@ -126,6 +126,7 @@ class Client:
             KvdockError: If the library is missing, the cluster cannot be
                 joined, or what is read back is not what was stored.
         """
+        limit_patience(settings)
         library = load()
         store = join(library, settings, shard)
         client = cls(

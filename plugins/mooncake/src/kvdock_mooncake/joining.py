@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 
 from kvdock.errors import KvdockError, PluginError, SettingsError
-from kvdock.pools import Shard
+from kvdock.shards import Shard
 from kvdock_mooncake.codes import sentence_of
 from kvdock_mooncake.library import Library
 from kvdock_mooncake.settings import MooncakeSettings, split_address
@@ -111,7 +111,8 @@ def limit_patience(
 ) -> None:
     """Set the library's own limits where nobody has set them.
 
-    The library reads them from the environment whenever a store is set up.
+    The library reads most of them whenever a store is set up, and the level
+    of its log when it is loaded.
     """
     milliseconds = str(int(settings.rpc_timeout_s * 1000))
     for name, value in {
@@ -149,7 +150,6 @@ def join(library: Library, settings: MooncakeSettings, shard: Shard) -> Any:  # 
     check_library(library, settings)
     check_transport(settings)
     master_answers(settings.standalone or settings.master)
-    limit_patience(settings)
     store = library.store_class()
     return _within(settings.setup_timeout_s, store, _setup(store, settings, shard))
 

@@ -16,7 +16,9 @@ from kvdock.manifest import (
     Support,
     Verdict,
 )
-from kvdock.pools import HitPolicy, PoolKind, PoolSpec, Shard
+from kvdock.pools import PoolSpec
+from kvdock.shards import Shard
+from kvdock.vocabulary import HitPolicy, PoolKind
 from kvdock_mooncake.settings import MooncakeSettings
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ def kvdock_manifest() -> Manifest:
         direct_transfer=Support.NO,
         integrity=Support.NO,
         eviction=Support.NATIVE,
-        durability=Scope.CLUSTER,
+        durability=Scope.PROCESS,
         sharing=Scope.CLUSTER,
         clear_reach=Scope.NAMESPACE,
         fork_safe=Support.NO,

@@ -1,0 +1,84 @@
+"""Another process of the cluster: attaches a pool and does what it is told.
+
+The bytes of page n follow from n, so that every process knows them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from kvdock import AttachConfig, Batch, Block, Operation, Region
+from kvdock.batches import Outcome
+from kvdock.settings import structure
+from kvdock_mooncake import plugin
+from kvdock_mooncake.settings import MooncakeSettings
+
+ROWS = 64
+ROW_BYTES = 64 << 10
+NAMESPACE = "5e" * 32
+
+
+def page(number: int) -> Any:
+    return np.random.default_rng(number).integers(0, 256, ROW_BYTES, np.uint8)
+
+
+def key(number: int) -> str:
+    return f"{NAMESPACE}/{hashlib.sha256(str(number).encode()).hexdigest()}.kv.L0-4"
+
+
+def main() -> None:
+    settings = structure(MooncakeSettings, json.loads(sys.argv[1]), where="peer")
+    memory = np.zeros((ROWS, ROW_BYTES), np.uint8)
+    none = np.zeros((1, 0), np.int64)
+    block = Block(int(memory.ctypes.data), memory.nbytes)
+    region = Region("kv", ROWS, (), none, none, none, (block,), (memory,))
+    config = AttachConfig(settings=settings, namespace=NAMESPACE)
+    handle = plugin.kvdock_register_pool(pool=None, region=region, config=config)
+
+    def run(operation: Operation, numbers: list[int], within_s: float) -> list[int]:
+        addresses = memory.ctypes.data + np.arange(len(numbers))[:, None] * ROW_BYTES
+        sizes = np.full(addresses.shape, ROW_BYTES)
+        until = time.monotonic() + within_s
+        keys = [key(number) for number in numbers]
+        batch = Batch(operation, keys, addresses, sizes, until)
+        return plugin.kvdock_batch_io(handle, batch).outcomes.tolist()
+
+    for line in sys.stdin:
+        told = json.loads(line)
+        numbers = list(range(*told.get("pages", (0, 0))))
+        within_s = told.get("within_s", 20.0)
+        if told["do"] == "ready":
+            print(json.dumps("ready"), flush=True)
+            continue
+        answer: dict[str, Any] = {"outcomes": [], "wrong": 0}
+        began = time.monotonic()
+        for start in range(0, len(numbers), ROWS):
+            some = numbers[start : start + ROWS]
+            if told["do"] == "put":
+                for row, number in enumerate(some):
+                    memory[row] = page(number)
+                answer["outcomes"] += run(Operation.PUT, some, within_s)
+            elif told["do"] == "get":
+                memory[:] = 0
+                outcomes = run(Operation.GET, some, within_s)
+                answer["outcomes"] += outcomes
+                answer["wrong"] += sum(
+                    outcomes[row] == Outcome.OK
+                    and not np.array_equal(memory[row], page(number))
+                    for row, number in enumerate(some)
+                )
+            elif told["do"] == "exists":
+                answer["outcomes"] += run(Operation.EXISTS, some, within_s)
+        answer["seconds"] = time.monotonic() - began
+        print(json.dumps(answer), flush=True)
+    plugin.kvdock_release(handle)
+
+
+if __name__ == "__main__":
+    main()
