@@ -254,13 +254,14 @@ def start_peer(library: Any) -> Iterator[Callable[..., Peer]]:
     del library
     peers: list[Peer] = []
 
-    def start(**settings: Any) -> Peer:
+    def start(environ: dict[str, str] | None = None, **settings: Any) -> Peer:
         process = subprocess.Popen(
             [sys.executable, str(PEER), json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            env=os.environ | (environ or {}),
         )
         peers.append(Peer(process))
         assert peers[-1].ask(do="ready") == "ready"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -20,7 +21,7 @@ from kvdock_mooncake import plugin
 from kvdock_mooncake.settings import MooncakeSettings
 
 ROWS = 64
-ROW_BYTES = 64 << 10
+ROW_BYTES = int(os.environ.get("PEER_ROW_BYTES", 64 << 10))
 NAMESPACE = "5e" * 32
 
 

@@ -38,6 +38,7 @@ from kvdock_mooncake.leases import Sightings
 from kvdock_mooncake.library import Library, load
 from kvdock_mooncake.memory import KnownMemory
 from kvdock_mooncake.settings import MooncakeSettings, Pin
+from kvdock_mooncake.spill import SpillFolder
 
 log = logging.getLogger("kvdock")
 
@@ -92,17 +93,20 @@ class Client:
     Args:
         library: The loaded library.
         settings: Complete settings.
-        shard: The rank, for the directory of spilled objects.
         store: The store, set up.
+        put_config: The library's record of how objects are stored.
+        sightings: Keys that were looked up lately.
+        allowance: Bounds what is under way at once.
+        spill: The directory of spilled objects, or None.
     """
 
     library: Library
     settings: MooncakeSettings
-    shard: Shard
     _store: Any
     put_config: Any
     sightings: Sightings
     allowance: Allowance
+    spill: SpillFolder | None
     memory: KnownMemory = attrs.field(factory=KnownMemory, init=False)
     state: State = attrs.field(default=State.READY, init=False)
     mark: Block = attrs.field(init=False)
@@ -128,12 +132,20 @@ class Client:
         """
         limit_patience(settings)
         library = load()
-        store = join(library, settings, shard)
+        spill = SpillFolder.claim(settings, shard) if settings.ssd_offload else None
+        try:
+            if spill:
+                spill.settle(settings.client_ttl_s)
+            store = join(library, settings, spill.path if spill else "")
+        except BaseException:
+            if spill:
+                spill.leave()
+            raise
         client = cls(
             library=library,
             settings=settings,
-            shard=shard,
             store=store,
+            spill=spill,
             put_config=_put_config(library, settings, store),
             sightings=Sightings(0.0 if library.probes else settings.lease_s),
             allowance=Allowance(settings.max_pieces),
@@ -237,6 +249,8 @@ class Client:
             self.memory.remove(block, self._unregister)
         status = self._store.close()
         self.state = State.CLOSED
+        if self.spill:
+            self.spill.leave()
         if status:
             log.warning("the Mooncake store did not close: %s", sentence_of(status))
 
@@ -321,7 +335,9 @@ class Client:
         now = time.monotonic()
         if (numbers == TRANSFER_FAILED).all():
             self._stuck_since = self._stuck_since or now
-            self._stuck = now - self._stuck_since > _STUCK_S
+            # Two stores cannot spill into one directory.
+            lost = now - self._stuck_since > _STUCK_S and not self.spill
+            self._stuck = lost
         elif (numbers > 0).any() or operation is Operation.PUT and not failed.all():
             self._stuck_since = None
         for number in np.unique(numbers[failed]).tolist():
@@ -346,7 +362,7 @@ class Client:
         log.warning("every Mooncake transfer fails: joining the cluster again")
         self._stuck, self._stuck_since = False, None
         try:
-            store = join(self.library, self.settings, self.shard)
+            store = join(self.library, self.settings)
         except KvdockError as error:
             log.warning("the Mooncake cluster cannot be joined again: %s", error)
         else:

@@ -19,8 +19,7 @@ from typing import Any
 
 import attrs
 
-from kvdock.errors import KvdockError, PluginError, SettingsError
-from kvdock.shards import Shard
+from kvdock.errors import KvdockError, PluginError
 from kvdock_mooncake.codes import sentence_of
 from kvdock_mooncake.library import Library
 from kvdock_mooncake.settings import MooncakeSettings, split_address
@@ -115,7 +114,7 @@ def limit_patience(
     of its log when it is loaded.
     """
     milliseconds = str(int(settings.rpc_timeout_s * 1000))
-    for name, value in {
+    limits = {
         "MC_STORE_CLIENT_SETUP_RETRIES": "1",
         "MC_RPC_TIMEOUT_MS": milliseconds,
         "MC_RPC_CONNECT_TIMEOUT_MS": milliseconds,
@@ -123,26 +122,24 @@ def limit_patience(
         # 0.3.13 block for 60 s and leave the store unusable for ever.
         "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
         "MC_LOG_LEVEL": "ERROR",
-    }.items():
+    }
+    if settings.ssd_offload:
+        # By default a bucket is written when it has 256 MB or 500 objects:
+        # less than that never reaches the disk and is lost when evicted.
+        limits["MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES"] = str(16 << 20)
+        limits["MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT"] = "16"
+        limits["MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS"] = "1"
+    for name, value in limits.items():
         environ.setdefault(name, value)
 
 
-def spill_folder(settings: MooncakeSettings, shard: Shard) -> str:
-    """Make the directory of this rank; the library wants it to exist.
-
-    Ranks that share one would each count the others' bytes as their own.
-    """
-    ranks = f"pp{shard.pp_rank}-tp{shard.tp_rank}-cp{shard.cp_rank}"
-    folder = Path(settings.ssd_path) / ranks
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingsError(f"ssd_path {folder} cannot be made: {error}") from error
-    return str(folder.resolve())
-
-
-def join(library: Library, settings: MooncakeSettings, shard: Shard) -> Any:  # noqa: ANN401 - the library's own class
+def join(library: Library, settings: MooncakeSettings, spill: str = "") -> Any:  # noqa: ANN401 - the library's own class
     """Set a store up, within `setup_timeout_s`.
+
+    Args:
+        library: The loaded library.
+        settings: Complete settings.
+        spill: Directory for the objects that its segment does not hold.
 
     Raises:
         KvdockError: If the master is away, or the library refuses.
@@ -151,13 +148,13 @@ def join(library: Library, settings: MooncakeSettings, shard: Shard) -> Any:  # 
     check_transport(settings)
     master_answers(settings.standalone or settings.master)
     store = library.store_class()
-    return _within(settings.setup_timeout_s, store, _setup(store, settings, shard))
+    return _within(settings.setup_timeout_s, store, _setup(store, settings, spill))
 
 
 def _setup(
     store: Any,  # noqa: ANN401 - the library's own class
     settings: MooncakeSettings,
-    shard: Shard,
+    spill: str,
 ) -> Callable[[], int]:
     """Return the call that sets the store up."""
     if settings.standalone:
@@ -165,9 +162,9 @@ def _setup(
         address = settings.standalone
         return lambda: int(store.setup_dummy(size, _STANDALONE_BUFFER_BYTES, address))
     options: dict[str, object] = {}
-    if settings.ssd_offload:
+    if spill:
         options["enable_ssd_offload"] = True
-        options["ssd_offload_path"] = spill_folder(settings, shard)
+        options["ssd_offload_path"] = spill
     if settings.tenant:
         options["tenant_id"] = settings.tenant
     host = own_address(settings)

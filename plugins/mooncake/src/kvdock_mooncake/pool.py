@@ -56,11 +56,12 @@ class PoolHandle:
         still write into the batch's memory. So this returns late rather than
         early when a peer blocks; whoever waits keeps the memory back.
         """
-        if not self.client.memory.covers(batch.addresses, batch.sizes):
-            log.error("a batch names memory that was not attached; nothing is moved")
-            return BatchResult.all(batch, Outcome.REFUSED)
         try:
             with self.client.using(self.member) as store:
+                # Inside: nothing is unregistered between the look and the call.
+                if not self.client.memory.covers(batch.addresses, batch.sizes):
+                    log.error("a batch names memory that was not attached")
+                    return BatchResult.all(batch, Outcome.REFUSED)
                 return self._run(store, batch)
         except Shut as reason:
             log.debug("mooncake: %s", reason)

@@ -69,7 +69,11 @@ class MooncakeSettings:
         1 << 30, help="Memory that a standalone client shares with this process."
     )
     replicas: int = option(1, help="Copies of each object, as far as there is room.")
-    pin: Pin = option(Pin.NONE, help="How firmly the store keeps objects.")
+    pin: Pin = attrs.field(
+        default=Pin.NONE,
+        converter=Pin,
+        metadata={"help": "How firmly the store keeps objects: none, soft or hard."},
+    )
     preferred_segment: str = option(
         "", help='Segment to store in ("host:port"), or "self" for the own one.'
     )
@@ -82,6 +86,9 @@ class MooncakeSettings:
     )
     lease_s: float = option(
         10.0, help="Lease that the master grants (-default_kv_lease_ttl)."
+    )
+    client_ttl_s: float = option(
+        10.0, help="How long the master waits for a lost process (-client_ttl)."
     )
     max_pieces: int = option(
         1024, help="Pieces of memory under way at once, over all threads."
@@ -106,8 +113,9 @@ class MooncakeSettings:
         for name in ("setup_timeout_s", "rpc_timeout_s"):
             if getattr(self, name) <= 0:
                 raise SettingsError(f"{name} must be above 0")
-        if self.full_wait_s < 0 or self.lease_s < 0:
-            raise SettingsError("full_wait_s and lease_s must not be negative")
+        for name in ("full_wait_s", "lease_s", "client_ttl_s"):
+            if getattr(self, name) < 0:
+                raise SettingsError(f"{name} must not be negative")
         if self.ssd_offload and not Path(self.ssd_path).is_absolute():
             raise SettingsError(
                 f"ssd_offload needs an absolute ssd_path, not {self.ssd_path!r}"
