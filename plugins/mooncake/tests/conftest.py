@@ -21,7 +21,19 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvdock import AttachConfig, Batch, BatchResult, Block, Operation, Region, Shard
+from kvdock import (
+    AttachConfig,
+    Batch,
+    BatchResult,
+    DType,
+    Operation,
+    Part,
+    Per,
+    PoolKind,
+    PoolSpec,
+    Region,
+    Shard,
+)
 from kvdock.errors import KvdockError
 from kvdock_mooncake import plugin
 from kvdock_mooncake.library import load
@@ -114,7 +126,9 @@ class Rig:
         return Batch(operation, keys, addresses, sizes, until)
 
     def run(self, operation: Operation, names: Sequence[object], **how: Any) -> Any:
-        result = plugin.kvdock_batch_io(self.handle, self.batch(operation, names, **how))
+        result = plugin.kvdock_batch_io(
+            self.handle, self.batch(operation, names, **how)
+        )
         assert isinstance(result, BatchResult)
         assert result.outcomes.shape == result.nbytes.shape == (len(names),)
         return result
@@ -154,21 +168,19 @@ def attach(
 ) -> Rig:
     """Attach rows of memory as a pool."""
     memory = np.zeros((rows, row_bytes), np.uint8)
-    none = np.zeros((1, 0), np.int64)
-    region = Region(
-        "kv",
-        rows,
-        (),
-        none,
-        none,
-        none,
-        (Block(int(memory.ctypes.data), memory.nbytes),),
-        (memory,),
+    pool = PoolSpec(
+        name="kv",
+        kind=PoolKind.MLA,
+        parts=(Part("kv", DType.U8, (row_bytes,), per=Per.PAGE),),
+        layers=(0,),
+        page_tokens=1,
+        anchor=True,
     )
+    region = Region.of(pool, Shard(), (memory,), rows)
     config = AttachConfig(
         settings=settings, namespace=namespace, shared={} if shared is None else shared
     )
-    handle = plugin.kvdock_register_pool(pool=None, region=region, config=config)
+    handle = plugin.kvdock_register_pool(pool=pool, region=region, config=config)
     return Rig(handle, memory, namespace)
 
 

@@ -14,14 +14,25 @@ from typing import Any
 
 import numpy as np
 
-from kvdock import AttachConfig, Batch, Block, Operation, Region
+from kvdock import (
+    AttachConfig,
+    Batch,
+    DType,
+    Operation,
+    Part,
+    Per,
+    PoolKind,
+    PoolSpec,
+    Region,
+    Shard,
+)
 from kvdock.batches import Outcome
 from kvdock.settings import structure
 from kvdock_mooncake import plugin
 from kvdock_mooncake.settings import MooncakeSettings
 
 ROWS = 64
-ROW_BYTES = int(os.environ.get("PEER_ROW_BYTES", 64 << 10))
+ROW_BYTES = int(os.environ.get("PEER_ROW_BYTES", "65536"))
 NAMESPACE = "5e" * 32
 
 
@@ -33,14 +44,21 @@ def key(number: int) -> str:
     return f"{NAMESPACE}/{hashlib.sha256(str(number).encode()).hexdigest()}.kv.L0-4"
 
 
+def say(answer: object) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     settings = structure(MooncakeSettings, json.loads(sys.argv[1]), where="peer")
     memory = np.zeros((ROWS, ROW_BYTES), np.uint8)
-    none = np.zeros((1, 0), np.int64)
-    block = Block(int(memory.ctypes.data), memory.nbytes)
-    region = Region("kv", ROWS, (), none, none, none, (block,), (memory,))
+    part = Part("kv", DType.U8, (ROW_BYTES,), per=Per.PAGE)
+    pool = PoolSpec(
+        name="kv", kind=PoolKind.MLA, parts=(part,), layers=(0,), page_tokens=1
+    )
+    region = Region.of(pool, Shard(), (memory,), ROWS)
     config = AttachConfig(settings=settings, namespace=NAMESPACE)
-    handle = plugin.kvdock_register_pool(pool=None, region=region, config=config)
+    handle = plugin.kvdock_register_pool(pool=pool, region=region, config=config)
 
     def run(operation: Operation, numbers: list[int], within_s: float) -> list[int]:
         addresses = memory.ctypes.data + np.arange(len(numbers))[:, None] * ROW_BYTES
@@ -48,14 +66,15 @@ def main() -> None:
         until = time.monotonic() + within_s
         keys = [key(number) for number in numbers]
         batch = Batch(operation, keys, addresses, sizes, until)
-        return plugin.kvdock_batch_io(handle, batch).outcomes.tolist()
+        outcomes: list[int] = plugin.kvdock_batch_io(handle, batch).outcomes.tolist()
+        return outcomes
 
     for line in sys.stdin:
         told = json.loads(line)
         numbers = list(range(*told.get("pages", (0, 0))))
         within_s = told.get("within_s", 20.0)
         if told["do"] == "ready":
-            print(json.dumps("ready"), flush=True)
+            say("ready")
             continue
         answer: dict[str, Any] = {"outcomes": [], "wrong": 0}
         began = time.monotonic()
@@ -77,7 +96,7 @@ def main() -> None:
             elif told["do"] == "exists":
                 answer["outcomes"] += run(Operation.EXISTS, some, within_s)
         answer["seconds"] = time.monotonic() - began
-        print(json.dumps(answer), flush=True)
+        say(answer)
     plugin.kvdock_release(handle)
 
 

@@ -15,7 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvdock import AttachConfig, Block, Operation, Outcome, Region
+from kvdock import (
+    AttachConfig,
+    Block,
+    DType,
+    Operation,
+    Outcome,
+    Part,
+    Per,
+    PoolKind,
+    PoolSpec,
+    Region,
+    Shard,
+)
 from kvdock.errors import KvdockError, RegionError
 from kvdock_mooncake import client, plugin
 from kvdock_mooncake.client import State
@@ -28,9 +40,10 @@ HERE = Path(__file__).parent
 
 def run_script(body: str, *arguments: str, within_s: float = 60) -> str:
     """Run code beside a rig in a process of its own, which it may crash."""
+    rigs = str(HERE / "conftest.py")
     head = f"""
         import importlib.util, os, sys, threading, time
-        spec = importlib.util.spec_from_file_location("rigs", {str(HERE / "conftest.py")!r})
+        spec = importlib.util.spec_from_file_location("rigs", {rigs!r})
         rigs = importlib.util.module_from_spec(spec)
         sys.modules["rigs"] = rigs
         spec.loader.exec_module(rigs)
@@ -48,6 +61,27 @@ def run_script(body: str, *arguments: str, within_s: float = 60) -> str:
     )
     assert done.returncode == 0, f"status {done.returncode}: {done.stderr[-2000:]}"
     return done.stdout
+
+
+def attach_block(rig: Any, settings: Any, offset: int, nbytes: int) -> Any:
+    """Attach a piece of a rig's memory as a pool beside it."""
+    pool = PoolSpec(
+        name="inner",
+        kind=PoolKind.MLA,
+        parts=(Part("kv", DType.U8, (nbytes,), per=Per.PAGE),),
+        layers=(0,),
+        page_tokens=1,
+    )
+    block = Block(int(rig.memory.ctypes.data) + offset, nbytes)
+    return plugin.kvdock_register_pool(
+        pool=pool,
+        region=Region.of(pool, Shard(), (block,), 1),
+        config=AttachConfig(
+            settings=settings,
+            namespace=rig.namespace,
+            shared={"client": rig.handle.client},
+        ),
+    )
 
 
 def test_a_released_pool_is_unavailable_and_crashes_nothing(
@@ -91,16 +125,9 @@ def test_memory_of_a_released_pool_is_no_longer_known(
     second.release()
 
 
-def test_two_pools_in_the_same_memory_register_it_once(
-    rig: Any, attached: Any, settings: Any
-) -> None:
-    shared = {"client": rig.handle.client}
-    inner = Block(int(rig.memory.ctypes.data) + 4096, 8192)
-    none = np.zeros((1, 0), np.int64)
-    region = Region("inner", 1, (), none, none, none, (inner,))
-    config = AttachConfig(settings=settings, namespace=rig.namespace, shared=shared)
+def test_two_pools_in_the_same_memory_register_it_once(rig: Any, settings: Any) -> None:
     before = rig.handle.client.memory.blocks
-    handle = plugin.kvdock_register_pool(pool=None, region=region, config=config)
+    handle = attach_block(rig, settings, 4096, 8192)
     assert rig.handle.client.memory.blocks == before
     plugin.kvdock_release(handle)
     assert rig.handle.client.memory.blocks == before
@@ -110,14 +137,9 @@ def test_two_pools_in_the_same_memory_register_it_once(
 def test_overlapping_memory_is_refused_and_leaves_nothing_behind(
     rig: Any, settings: Any
 ) -> None:
-    shared = {"client": rig.handle.client}
-    across = Block(int(rig.memory.ctypes.data) + 4096, rig.memory.nbytes)
-    none = np.zeros((1, 0), np.int64)
-    region = Region("across", 1, (), none, none, none, (across,))
-    config = AttachConfig(settings=settings, namespace=rig.namespace, shared=shared)
     before = rig.handle.client.memory.blocks
     with pytest.raises(RegionError, match="overlaps"):
-        plugin.kvdock_register_pool(pool=None, region=region, config=config)
+        attach_block(rig, settings, 4096, rig.memory.nbytes)
     assert rig.handle.client.memory.blocks == before
     assert rig.put(["goes-on"]) == [OK]
 
@@ -141,7 +163,7 @@ def test_a_cluster_without_memory_is_joined_and_stores_nothing(
     from kvdock_mooncake.settings import MooncakeSettings
 
     rig = attached(MooncakeSettings(master=serve().address, segment_bytes=0))
-    assert "stores nothing now" in caplog.text
+    assert "stores nothing" in caplog.text
     assert rig.put(["nowhere"]) == [Outcome.REFUSED]
     assert rig.exists(["nowhere"]) == [Outcome.ABSENT]
     rig.release()
@@ -239,7 +261,7 @@ def test_what_blocks_keeps_its_memory_and_the_store_until_it_has_ended(
         rig.release()
         assert time.monotonic() - began < 5
         assert reader.is_alive()
-        assert rig.handle.client.state is State.READY
+        assert rig.handle.client.state == State.READY
         assert rig.handle.member.blocks[0] in rig.handle.client.memory.blocks
         assert rig.put(["more"]) == [Outcome.UNAVAILABLE]
     finally:
@@ -272,7 +294,7 @@ def test_only_transfers_that_all_fail_for_long_count_as_a_stuck_store(
     one = rig.handle.client
     failed, mixed = np.array([-800, -800]), np.array([-800, 4096])
     clock = [100.0]
-    monkeypatch.setattr(client.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     one.note(Operation.GET, failed)
     clock[0] += 29
     one.note(Operation.GET, failed)

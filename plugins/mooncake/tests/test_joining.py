@@ -108,7 +108,8 @@ def test_options_are_passed_only_where_they_are_wanted() -> None:
         master="127.0.0.1:1", ssd_offload=True, ssd_path="/d", tenant="me"
     )
     assert joining._setup(store, spilling, "/d/own")() == 0
-    assert calls[0] == (("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", "127.0.0.1:1"), {})
+    host, peers, master = "127.0.0.1", "P2PHANDSHAKE", "127.0.0.1:1"
+    assert calls[0] == ((host, peers, 0, 0, "tcp", "", master), {})
     assert calls[1][1] == {
         "enable_ssd_offload": True,
         "ssd_offload_path": "/d/own",

@@ -31,7 +31,7 @@ def test_no_wheel_two_wheels_and_a_broken_wheel_are_told_apart() -> None:
 SIGNATURES = """setup(*args, **kwargs)
 Overloaded function.
 
-1. setup(self: Store, local_hostname: str, metadata_server: str, {} port: int = 1) -> int
+1. setup(self: Store, local_hostname: str, {} port: int = 1) -> int
 
 2. setup(self: Store, config: dict) -> int
   tenant_id: Tenant identifier of the dictionary only.
@@ -86,7 +86,7 @@ def test_an_import_that_fails_says_what_to_install(
     monkeypatch.setattr(library, "installed", lambda: (CPU,))
     monkeypatch.setattr(library, "preload", lambda: None)
     monkeypatch.setattr(library, "loads", lambda name: name != "libibverbs.so.1")
-    monkeypatch.setattr(library.importlib, "import_module", fail)
+    monkeypatch.setattr("importlib.import_module", fail)
     with pytest.raises(PluginError, match="cannot be imported") as told:
         library.load()
     assert "kvdock_mooncake.native" in told.value.fix

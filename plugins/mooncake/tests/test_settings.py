@@ -14,7 +14,9 @@ def given(**values: object) -> MooncakeSettings:
 
 
 def test_sizes_have_units_and_words_are_read() -> None:
-    settings = given(segment_bytes="512 MiB", ssd_offload="yes", ssd_path="/d", pin="hard")
+    settings = given(
+        segment_bytes="512 MiB", ssd_offload="yes", ssd_path="/d", pin="hard"
+    )
     assert settings.segment_bytes == 512 << 20
     assert settings.ssd_offload is True
     assert settings.pin is Pin.HARD
@@ -65,7 +67,7 @@ def test_no_master_is_a_clear_refusal() -> None:
     assert "MOONCAKE_MASTER" in told.value.fix
 
 
-@pytest.mark.parametrize("wrong", ["host", "host:", ":1", "host:0", "host:99999", "h:x"])
+@pytest.mark.parametrize("wrong", ["host", "host:", ":1", "h:0", "h:99999", "h:x"])
 def test_an_address_is_a_host_and_a_port(wrong: str) -> None:
     with pytest.raises(SettingsError, match="host:port"):
         split_address(wrong)

@@ -8,7 +8,6 @@ import pytest
 
 from kvdock import Shard
 from kvdock.errors import SettingsError
-from kvdock_mooncake import spill
 from kvdock_mooncake.settings import MooncakeSettings
 from kvdock_mooncake.spill import SpillFolder
 
@@ -45,7 +44,7 @@ def test_only_after_a_lost_owner_is_the_master_waited_for(
     settings: MooncakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(spill.time, "sleep", waits.append)
+    monkeypatch.setattr("time.sleep", waits.append)
     first = SpillFolder.claim(settings, Shard())
     first.settle(7.0)
     first._lock.close()  # as a killed process would

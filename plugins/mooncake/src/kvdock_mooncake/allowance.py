@@ -23,9 +23,7 @@ class Allowance:
 
     most: int
     _taken: int = attrs.field(default=0, init=False)
-    _changed: threading.Condition = attrs.field(
-        factory=threading.Condition, init=False
-    )
+    _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
 
     @contextmanager
     def take(self, pieces: int, until_s: float) -> Iterator[bool]:

@@ -16,14 +16,13 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
 from kvdock.batches import Int64s, Operation
 from kvdock.errors import KvdockError, RegionError
-from kvdock.shards import Shard
 from kvdock.regions import Block
 from kvdock_mooncake.allowance import Allowance
 from kvdock_mooncake.codes import (
@@ -39,6 +38,9 @@ from kvdock_mooncake.library import Library, load
 from kvdock_mooncake.memory import KnownMemory
 from kvdock_mooncake.settings import MooncakeSettings, Pin
 from kvdock_mooncake.spill import SpillFolder
+
+if TYPE_CHECKING:
+    from kvdock.shards import Shard
 
 log = logging.getLogger("kvdock")
 
@@ -114,9 +116,7 @@ class Client:
     _pid: int = attrs.field(factory=os.getpid, init=False)
     _members: set[Member] = attrs.field(factory=set, init=False)
     _calls: int = attrs.field(default=0, init=False)
-    _changed: threading.Condition = attrs.field(
-        factory=threading.Condition, init=False
-    )
+    _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
     _registering: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _complaints: dict[int, float] = attrs.field(factory=dict, init=False)
     _stuck_since: float | None = attrs.field(default=None, init=False)
@@ -178,18 +178,27 @@ class Client:
         try:
             yield store
         finally:
-            with self._changed:
-                self._calls -= 1
-                member.calls -= 1
-                gone = member.left and not member.calls
-                renew = self._stuck and not self._calls and self.state is State.READY
-                if renew:
-                    self.state = State.RENEWING
-                self._changed.notify_all()
-            if renew:
-                self._renew()
-            if gone:
-                self._dismiss(member)
+            self._return(member)
+
+    def _return(self, member: Member) -> None:
+        """End a call, and do what had to wait for its end."""
+        with self._changed:
+            self._calls -= 1
+            member.calls -= 1
+            gone = member.left and not member.calls
+            renew = self._may_renew()
+            self._changed.notify_all()
+        if renew:
+            self._renew()
+        if gone:
+            self._dismiss(member)
+
+    def _may_renew(self) -> bool:
+        """Begin to replace a stuck store once nobody is inside."""
+        if not self._stuck or self._calls or self.state is not State.READY:
+            return False
+        self.state = State.RENEWING
+        return True
 
     def admit(self, blocks: tuple[Block, ...]) -> Member:
         """Register a pool's memory.
@@ -304,18 +313,19 @@ class Client:
         size = _WARM_UP_BYTES
         until = time.monotonic() + _WARM_UP_S
         while True:
-            status = self._store.batch_put_from([key], [here], [size], self.put_config)[0]
+            put = self._store.batch_put_from
+            status = put([key], [here], [size], self.put_config)[0]
             if status == 0:
                 status = self._store.batch_get_into([key], [there], [size])[0]
             if status in (size, NO_ROOM) or time.monotonic() > until:
                 break
             time.sleep(0.02)
-        self._store.remove(key, True)  # noqa: FBT003 - takes a leased one too
+        self._store.remove(key, True)
         if status == size:
             if (self._scratch[:size] != self._scratch[size:]).any():
                 raise ClusterError("the Mooncake cluster gave wrong bytes back")
         elif status in (NO_ROOM, TRANSFER_FAILED):
-            log.warning("the Mooncake cluster stores nothing now: %s", sentence_of(status))
+            log.warning("the Mooncake cluster stores nothing: %s", sentence_of(status))
         else:
             raise ClusterError(
                 f"the Mooncake cluster does not work: {sentence_of(status)}",
@@ -338,7 +348,7 @@ class Client:
             # Two stores cannot spill into one directory.
             lost = now - self._stuck_since > _STUCK_S and not self.spill
             self._stuck = lost
-        elif (numbers > 0).any() or operation is Operation.PUT and not failed.all():
+        elif (numbers > 0).any() or (operation is Operation.PUT and not failed.all()):
             self._stuck_since = None
         for number in np.unique(numbers[failed]).tolist():
             if number in _EXPECTED or now < self._complaints.get(number, 0.0):

@@ -15,14 +15,16 @@ import socket
 import threading
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from kvdock.errors import KvdockError, PluginError
 from kvdock_mooncake.codes import sentence_of
-from kvdock_mooncake.library import Library
 from kvdock_mooncake.settings import MooncakeSettings, split_address
+
+if TYPE_CHECKING:
+    from kvdock_mooncake.library import Library
 
 log = logging.getLogger("kvdock")
 

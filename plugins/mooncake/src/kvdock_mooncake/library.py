@@ -255,7 +255,8 @@ def preload() -> None:
 
 def search_path(environment: str = "") -> str:
     """Return LD_LIBRARY_PATH for the library's own programs."""
-    folders = sorted({str(p.parent) for n in NATIVE_NAMES for p in NATIVE_FOLDER.rglob(n)})
+    found = (path for name in NATIVE_NAMES for path in NATIVE_FOLDER.rglob(name))
+    folders = sorted({str(path.parent) for path in found})
     return ":".join([*folders, environment] if environment else folders)
 
 

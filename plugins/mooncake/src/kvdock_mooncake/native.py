@@ -36,7 +36,8 @@ def bring() -> None:
     NATIVE_FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         # The sandbox user of apt could not write into a private folder.
-        _run(["apt-get", "-o", "APT::Sandbox::User=root", "download", *_PACKAGES], folder)
+        download = ["apt-get", "-o", "APT::Sandbox::User=root", "download"]
+        _run([*download, *_PACKAGES], folder)
         for package in sorted(Path(folder).glob("*.deb")):
             _run(["dpkg", "-x", str(package), str(NATIVE_FOLDER)], folder)
 

@@ -16,8 +16,6 @@ from kvdock.manifest import (
     Support,
     Verdict,
 )
-from kvdock.pools import PoolSpec
-from kvdock.shards import Shard
 from kvdock.vocabulary import HitPolicy, PoolKind
 from kvdock_mooncake.settings import MooncakeSettings
 
@@ -25,7 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvdock.batches import Batch, BatchResult
+    from kvdock.pools import PoolSpec
     from kvdock.regions import Region
+    from kvdock.shards import Shard
     from kvdock_mooncake.pool import PoolHandle
 
 _ANY_POOL = KindSupport(

@@ -96,7 +96,9 @@ class PoolHandle:
             there = numbers > 0 if asked is None else (numbers > 0) & ~known
             keys = batch.keys
             self.client.sightings.saw(
-                keys if there.all() else [keys[i] for i in np.flatnonzero(there)]
+                keys
+                if there.all()
+                else [keys[i] for i in np.flatnonzero(there).tolist()]
             )
         outcomes = outcomes_of(numbers)
         outcomes[numbers == 0] = Outcome.ABSENT
@@ -135,7 +137,7 @@ class PoolHandle:
         nbytes = np.maximum(numbers, 0)
         if (numbers != wanted).any():
             self.client.sightings.forget(
-                [batch.keys[i] for i in np.flatnonzero(numbers != wanted)]
+                [batch.keys[i] for i in np.flatnonzero(numbers != wanted).tolist()]
             )
             self._judge_lengths(store, batch, numbers, outcomes, nbytes)
         self.client.note(Operation.GET, numbers)
@@ -175,7 +177,7 @@ class PoolHandle:
         odd = (numbers == BAD_ARGUMENTS) | (numbers == TRANSFER_FAILED)
         suspects = np.flatnonzero(odd)
         if len(suspects) and batch.remaining_s():
-            sizes = _sizes_of(store, [batch.keys[i] for i in suspects])
+            sizes = _sizes_of(store, [batch.keys[i] for i in suspects.tolist()])
             nbytes[suspects] = np.where(sizes > 0, sizes, nbytes[suspects])
         wanted = batch.object_bytes
         wrong = (nbytes > 0) & (nbytes != wanted)
@@ -225,13 +227,13 @@ class PoolHandle:
                 numbers[leased] = self._each(
                     store,
                     _rows(batch, leased),
-                    lambda s, b: s.batch_remove(b.keys, True),  # noqa: FBT003 - force
+                    lambda s, b: s.batch_remove(b.keys, True),
                 )
             return numbers
         return self._each(
             store,
             batch,
-            lambda s, b: [s.remove(key, True) for key in b.keys],  # noqa: FBT003 - force
+            lambda s, b: [s.remove(key, True) for key in b.keys],
         )
 
     def _clear(self, store: Any, batch: Batch) -> Outcomes:  # noqa: ANN401 - the library's own class
@@ -241,7 +243,7 @@ class PoolHandle:
             if prefix == f"{self.namespace}/":
                 self.client.sightings.forget_all()
                 pattern = f"^{re.escape(prefix)}.*"
-                removed = int(store.remove_by_regex(pattern, True))  # noqa: FBT003 - force
+                removed = int(store.remove_by_regex(pattern, True))
                 numbers = np.array([min(removed, 0)], np.int64)
                 self.client.note(Operation.CLEAR, numbers)
                 outcomes[row] = outcomes_of(numbers)[0]
@@ -314,7 +316,7 @@ def _rounds(keys: Sequence[str]) -> list[Int64s]:
 
 def _rows(batch: Batch, rows: Int64s) -> Batch:
     """Return some keys of a batch with their memory."""
-    keys = [batch.keys[row] for row in rows]
+    keys = [batch.keys[row] for row in rows.tolist()]
     if not batch.addresses.size:
         return attrs.evolve(batch, keys=keys)
     return attrs.evolve(

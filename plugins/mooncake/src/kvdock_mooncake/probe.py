@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvdock.errors import KvdockError
 from kvdock.hookspecs import Finding
 from kvdock.settings import format_bytes
 from kvdock_mooncake.joining import check_library, check_transport, master_answers
 from kvdock_mooncake.library import Library, installed, load, the_wheel
-from kvdock_mooncake.settings import MooncakeSettings
+
+if TYPE_CHECKING:
+    from kvdock_mooncake.settings import MooncakeSettings
 
 
 def _no(error: KvdockError) -> Finding:
@@ -53,26 +56,23 @@ def _features(library: Library) -> list[Finding]:
     """List what this release brings, and in which one the rest comes."""
     have = [one.name for one in library.features() if one.present]
     lack = [one for one in library.features() if not one.present]
-    found = [Finding(ok=True, what=f"it has {', '.join(have)}")]
-    for feature in lack:
-        # Nothing is wrong without: only who wants it needs another release.
-        found.append(
+    # Nothing is wrong without a feature: who wants it needs another release.
+    return [
+        Finding(ok=True, what=f"it has {', '.join(have)}"),
+        *(
             Finding(
-                ok=True,
-                what=f"it has no {feature.name}",
-                hint=f"{feature.since} brings it.",
+                ok=True, what=f"it has no {one.name}", hint=f"{one.since} brings it."
             )
-        )
-    return found
+            for one in lack
+        ),
+    ]
 
 
 def _room(segment_bytes: int) -> Finding:
     """Compare the segment with the memory of the host."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     what = f"lends {format_bytes(segment_bytes)} of {format_bytes(memory)} free memory"
-    return Finding(
-        ok=segment_bytes < memory, what=what, hint="Lower segment_bytes."
-    )
+    return Finding(ok=segment_bytes < memory, what=what, hint="Lower segment_bytes.")
 
 
 def _disk(folder: Path) -> Finding:

@@ -60,9 +60,7 @@ class Server:
         self.process.wait()
 
 
-def start_master(
-    *options: str, port: int = 0, log: Path | None = None
-) -> Server:
+def start_master(*options: str, port: int = 0, log: Path | None = None) -> Server:
     """Start a master; it answers when this returns.
 
     Args:
@@ -148,7 +146,8 @@ def local_server(
     """
     configured = given.get("master") or given.get("standalone")
     variables = MooncakeSettings.environment
-    if configured or any(os.environ.get(variables[n]) for n in ("master", "standalone")):
+    known = [variables[name] for name in ("master", "standalone")]
+    if configured or any(os.environ.get(name) for name in known):
         yield given, ""
         return
     with ExitStack() as stack:
@@ -157,12 +156,9 @@ def local_server(
         owner = start_owner(master.address, _DEMO_SEGMENT_BYTES)
         stack.callback(owner.stop)
         settings = {"segment_bytes": 0, **given, "master": master.address}
-        yield (
-            settings,
-            "No master is configured: started one at "
-            f"{master.address} with {format_bytes(_DEMO_SEGMENT_BYTES)} of memory "
-            "for as long as this runs.",
-        )
+        room = format_bytes(_DEMO_SEGMENT_BYTES)
+        notice = f"started a local master at {master.address} with {room} of memory"
+        yield settings, f"no master is configured: {notice}"
 
 
 def _start(command: Sequence[str], port: int, log: Path | None) -> Server | None:

@@ -12,13 +12,15 @@ import fcntl
 import logging
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import attrs
 
 from kvdock.errors import SettingsError
-from kvdock.shards import Shard
-from kvdock_mooncake.settings import MooncakeSettings
+
+if TYPE_CHECKING:
+    from kvdock.shards import Shard
+    from kvdock_mooncake.settings import MooncakeSettings
 
 log = logging.getLogger("kvdock")
 
