@@ -203,6 +203,8 @@ def serve(library: Any) -> Iterator[Callable[..., Server]]:
 
     yield start
     for server in started:
+        server.process.terminate()
+    for server in started:
         server.stop()
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from kvdock import Outcome
 from kvdock.errors import KvdockError
+from kvdock_mooncake.client import State
 from kvdock_mooncake.server import free_port
 from kvdock_mooncake.settings import MooncakeSettings
 
@@ -86,14 +87,20 @@ def test_a_frozen_master_means_misses_until_it_goes_on(
     rig.release()
 
 
-def test_leaving_a_cluster_whose_master_is_gone_ends(attached: Any, serve: Any) -> None:
+def test_leaving_a_cluster_whose_master_is_gone_does_not_wait_for_it(
+    attached: Any, serve: Any, eventually: Any
+) -> None:
     server = serve()
     rig = attached(MooncakeSettings(master=server.address, segment_bytes=16 << 20))
     server.process.kill()
     server.process.wait()
     began = time.monotonic()
     rig.release()
-    assert time.monotonic() - began < 12
+    assert time.monotonic() - began < 3
+    assert rig.put(["gone"]) == [Outcome.UNAVAILABLE]
+    assert rig.handle.client.memory.blocks == ()
+    serve(port=server.port)
+    eventually(lambda: rig.handle.client.state == State.CLOSED)
 
 
 def test_thousands_of_pieces_for_one_peer_neither_block_nor_wedge(
@@ -122,7 +129,9 @@ def test_an_owner_killed_under_load_costs_hits_and_never_a_wrong_byte(
     serve: Any, start_peer: Any, eventually: Any
 ) -> None:
     """Two engines on three owners; one owner ends without a word."""
-    address = serve("-client_ttl=2").address
+    # A dead peer holds a call for a second: the lease has to last longer.
+    lease = "-default_kv_lease_ttl=5000"
+    address = serve("-client_ttl=2", lease).address
     owners = [start_peer(master=address, segment_bytes="64 MiB") for _ in range(3)]
     engines = [start_peer(master=address, segment_bytes=0) for _ in range(2)]
     pages = (0, 128)
@@ -176,14 +185,12 @@ def test_a_peer_that_leaves_properly_ends_with_status_0(
 def test_replicas_and_pins_are_passed_on(attached: Any, settings: Any) -> None:
     from kvdock_mooncake.settings import Pin
 
-    for pin in Pin:
-        own = attrs.evolve(settings, pin=pin, replicas=2, preferred_segment="self")
-        rig = attached(own)
-        config = rig.handle.client.put_config
-        assert config.replica_num == 2
-        assert config.preferred_segment == rig.store.get_hostname()
-        assert config.with_hard_pin is (pin is Pin.HARD)
-        assert rig.put([f"pinned-{pin}"]) == [OK]
-        assert rig.get([f"pinned-{pin}"]) == [OK]
-        rig.delete([f"pinned-{pin}"])
-        rig.release()
+    own = attrs.evolve(settings, pin=Pin.SOFT, replicas=2, preferred_segment="self")
+    rig = attached(own)
+    config = rig.handle.client.put_config
+    assert config.replica_num == 2
+    assert config.preferred_segment == rig.store.get_hostname()
+    assert not config.with_hard_pin
+    assert rig.put(["pinned"]) == [OK]
+    assert rig.get(["pinned"]) == [OK]
+    rig.release()

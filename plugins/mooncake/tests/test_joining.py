@@ -22,7 +22,8 @@ class FakeStore:
         self.answer, self.gate = answer, gate
         self.closed = threading.Event()
 
-    def __call__(self) -> int:
+    def setup(self, store: Any) -> int:
+        assert store is self
         if self.gate:
             self.gate.wait(10)
         if isinstance(self.answer, BaseException):
@@ -38,7 +39,7 @@ def test_a_setup_over_its_time_is_given_up_and_shut_when_it_ends_after_all() -> 
     store = FakeStore(0, gate)
     began = time.monotonic()
     with pytest.raises(KvdockError, match=r"longer than 0\.05 s"):
-        joining._within(0.05, store, store)
+        joining._within(0.05, lambda: store, store.setup)
     assert time.monotonic() - began < 5
     assert not store.closed.is_set()
     gate.set()
@@ -49,14 +50,14 @@ def test_a_setup_over_its_time_is_given_up_and_shut_when_it_ends_after_all() -> 
 def test_what_the_library_raises_becomes_an_error_of_ours(answer: Exception) -> None:
     store = FakeStore(answer)
     with pytest.raises(KvdockError, match="refused its settings"):
-        joining._within(5, store, store)
+        joining._within(5, lambda: store, store.setup)
     assert not store.closed.is_set()
 
 
 def test_a_number_of_the_library_is_said_in_words() -> None:
     store = FakeStore(-1300)
     with pytest.raises(KvdockError, match="off in the master"):
-        joining._within(5, store, store)
+        joining._within(5, lambda: store, store.setup)
 
 
 def test_rdma_without_a_device_is_refused(
@@ -103,11 +104,11 @@ def test_options_are_passed_only_where_they_are_wanted() -> None:
 
     store = SimpleNamespace(setup=setup)
     plain = MooncakeSettings(master="127.0.0.1:1", segment_bytes=0)
-    assert joining._setup(store, plain, "")() == 0
+    assert joining._setup(plain, "")(store) == 0
     spilling = MooncakeSettings(
         master="127.0.0.1:1", ssd_offload=True, ssd_path="/d", tenant="me"
     )
-    assert joining._setup(store, spilling, "/d/own")() == 0
+    assert joining._setup(spilling, "/d/own")(store) == 0
     host, peers, master = "127.0.0.1", "P2PHANDSHAKE", "127.0.0.1:1"
     assert calls[0] == ((host, peers, 0, 0, "tcp", "", master), {})
     assert calls[1][1] == {

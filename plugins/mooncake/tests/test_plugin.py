@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
 
 from kvdock import Capability, Dock, Part, PoolKind, PoolSpec, Shard, Support
 from kvdock_mooncake import library, plugin
 from kvdock_mooncake.library import Wheel
+
+if TYPE_CHECKING:
+    import pytest
 
 POOL = PoolSpec(
     name="kv",

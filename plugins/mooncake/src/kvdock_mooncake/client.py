@@ -32,7 +32,7 @@ from kvdock_mooncake.codes import (
     TRANSFER_FAILED,
     sentence_of,
 )
-from kvdock_mooncake.joining import ClusterError, join, limit_patience
+from kvdock_mooncake.joining import ClusterError, join, limit_patience, master_answers
 from kvdock_mooncake.leases import Sightings
 from kvdock_mooncake.library import Library, load
 from kvdock_mooncake.memory import KnownMemory
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvdock")
 
 _DRAIN_S = 2.0
+_LEAVE_EVERY_S = 1.0
 _WARM_UP_S = 2.0
 _WARM_UP_BYTES = 64
 _COMPLAIN_EVERY_S = 30.0
@@ -256,6 +257,28 @@ class Client:
     def _shut(self) -> None:
         for block in self.memory.blocks:
             self.memory.remove(block, self._unregister)
+        if self._master_is_there():
+            self._close()
+        else:
+            # Without a master the library holds the interpreter for up to 11 s.
+            log.warning("the Mooncake master is away: leaving when it is back")
+            threading.Thread(
+                target=self._close_later, name="kvdock-leave", daemon=True
+            ).start()
+
+    def _master_is_there(self) -> bool:
+        try:
+            master_answers(self.settings.standalone or self.settings.master)
+        except KvdockError:
+            return False
+        return True
+
+    def _close_later(self) -> None:
+        while not self._master_is_there():
+            time.sleep(_LEAVE_EVERY_S)
+        self._close()
+
+    def _close(self) -> None:
         status = self._store.close()
         self.state = State.CLOSED
         if self.spill:

@@ -149,20 +149,18 @@ def join(library: Library, settings: MooncakeSettings, spill: str = "") -> Any: 
     check_library(library, settings)
     check_transport(settings)
     master_answers(settings.standalone or settings.master)
-    store = library.store_class()
-    return _within(settings.setup_timeout_s, store, _setup(store, settings, spill))
+    setup = _setup(settings, spill)
+    return _within(settings.setup_timeout_s, library.store_class, setup)
 
 
-def _setup(
-    store: Any,  # noqa: ANN401 - the library's own class
-    settings: MooncakeSettings,
-    spill: str,
-) -> Callable[[], int]:
-    """Return the call that sets the store up."""
+def _setup(settings: MooncakeSettings, spill: str) -> Callable[[Any], int]:
+    """Return the call that sets a store up."""
     if settings.standalone:
         size = settings.standalone_bytes
         address = settings.standalone
-        return lambda: int(store.setup_dummy(size, _STANDALONE_BUFFER_BYTES, address))
+        return lambda store: int(
+            store.setup_dummy(size, _STANDALONE_BUFFER_BYTES, address)
+        )
     options: dict[str, object] = {}
     if spill:
         options["enable_ssd_offload"] = True
@@ -170,7 +168,7 @@ def _setup(
     if settings.tenant:
         options["tenant_id"] = settings.tenant
     host = own_address(settings)
-    return lambda: int(
+    return lambda store: int(
         store.setup(
             host,
             settings.metadata_server,
@@ -185,50 +183,61 @@ def _setup(
 
 
 @attrs.define
-class _Abandoned:
-    """Whether nobody waits for a setup any more."""
+class _Attempt:
+    """A setup in a thread of its own, and whether somebody waits for it."""
 
     lock: threading.Lock = attrs.field(factory=threading.Lock)
-    value: bool = False
+    abandoned: bool = False
+    answers: queue.SimpleQueue[Any] = attrs.field(factory=queue.SimpleQueue)
 
+    def run(self, make: Callable[[], Any], setup: Callable[[Any], int]) -> None:
+        """Set a store up and hand it, or what went wrong, to who waits.
 
-def _within(timeout_s: float, store: Any, setup: Callable[[], int]) -> Any:  # noqa: ANN401 - the library's own class
-    """Run a setup in a thread of its own and wait for it."""
-    answers: queue.SimpleQueue[int | BaseException] = queue.SimpleQueue()
-    abandoned = _Abandoned()
-
-    def run() -> None:
-        answer: int | BaseException
+        A store that failed ends here: whoever handled the error might keep it
+        alive, and with it the memory that it lends.
+        """
+        answer: Any
         try:
-            answer = setup()
+            store = make()
+            status = setup(store)
+            answer = status or (store,)
         except Exception as error:  # noqa: BLE001 - handed to the waiting thread
             answer = error
-        with abandoned.lock:
-            if not abandoned.value:
-                answers.put(answer)
+        store = None
+        with self.lock:
+            if not self.abandoned:
+                self.answers.put(answer)
                 return
-        if answer == 0:
-            store.close()
+        if isinstance(answer, tuple):
+            answer[0].close()
 
-    threading.Thread(target=run, name="kvdock-join", daemon=True).start()
+
+def _within(
+    timeout_s: float, make: Callable[[], Any], setup: Callable[[Any], int]
+) -> Any:  # noqa: ANN401 - the library's own class
+    """Run a setup in a thread of its own and wait for it."""
+    attempt = _Attempt()
+    threading.Thread(
+        target=attempt.run, args=(make, setup), name="kvdock-join", daemon=True
+    ).start()
     try:
-        answer = answers.get(timeout=timeout_s)
+        answer = attempt.answers.get(timeout=timeout_s)
     except queue.Empty:
-        with abandoned.lock:
-            abandoned.value = True
+        with attempt.lock:
+            attempt.abandoned = True
         raise ClusterError(
             f"joining the Mooncake cluster took longer than {timeout_s:g} s",
             fix="Look at the master's log; setup_timeout_s allows more time.",
         ) from None
+    if isinstance(answer, tuple):
+        return answer[0]
     if isinstance(answer, BaseException):
         raise ClusterError(
             f"the Mooncake library refused its settings: {answer}",
             fix="Check sizes, ssd_path and devices.",
         ) from answer
-    if answer:
-        raise ClusterError(
-            f"the Mooncake library could not join: {sentence_of(answer)}",
-            fix="Check the master's version and log, and -enable_offload there "
-            "if ssd_offload is on.",
-        )
-    return store
+    raise ClusterError(
+        f"the Mooncake library could not join: {sentence_of(answer)}",
+        fix="Check the master's version and log, and -enable_offload there "
+        "if ssd_offload is on.",
+    )
