@@ -93,6 +93,7 @@ class Rig:
 
     handle: Any
     memory: npt.NDArray[np.uint8]
+    pool: PoolSpec
     namespace: str = NAMESPACE
 
     def key(self, name: object) -> str:
@@ -181,7 +182,7 @@ def attach(
         settings=settings, namespace=namespace, shared={} if shared is None else shared
     )
     handle = plugin.kvdock_register_pool(pool=pool, region=region, config=config)
-    return Rig(handle, memory, namespace)
+    return Rig(handle, memory, pool, namespace)
 
 
 @pytest.fixture(scope="package")

@@ -309,12 +309,16 @@ class Client:
         if status:
             log.warning("memory stays registered: %s", sentence_of(status))
 
+    def take(self, nbytes: int) -> int:
+        """Get memory of a standalone client: its address, or 0."""
+        return int(self._store.alloc_from_mem_pool(nbytes))
+
     def _take_scratch(self) -> None:
         """Get a few bytes for marks and for the warm-up."""
         size = 2 * _WARM_UP_BYTES
         if self.settings.standalone:
-            address = int(self._store.alloc_from_mem_pool(size))
-            self._scratch = np.asarray(_Raw(address, size))
+            address = self.take(size)
+            self._scratch = np.asarray(RawMemory(address, size))
         else:
             self._scratch = np.zeros(size, np.uint8)
         block = Block(int(self._scratch.ctypes.data), size)
@@ -410,7 +414,7 @@ class Client:
                 self.state = State.READY
 
 
-class _Raw:
+class RawMemory:
     """Memory of the library in numpy's own terms."""
 
     def __init__(self, address: int, size: int) -> None:

@@ -93,12 +93,13 @@ def kvdock_register_pool(
     """Join the cluster, or share the client that has, and register memory."""
     from kvdock_mooncake.client import Client, State  # noqa: PLC0415 - as above
     from kvdock_mooncake.pool import PoolHandle  # noqa: PLC0415 - as above
+    from kvdock_mooncake.shared_memory import client_of  # noqa: PLC0415 - as above
 
     del pool
     client: Client | None = config.shared.get(_CLIENT)
     if client is None or client.state is not State.READY:
         settings = (config.settings or MooncakeSettings()).completed()
-        client = Client.open(settings, config.shard, config.namespace)
+        client = client_of(settings, config.shard, config.namespace)
         config.shared[_CLIENT] = client
     return PoolHandle(client, client.admit(region.blocks), config.namespace)
 
