@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import socket
@@ -165,7 +166,6 @@ def attach(
     rows: int = 8,
     row_bytes: int = 64 << 10,
     namespace: str = NAMESPACE,
-    shared: dict[str, Any] | None = None,
 ) -> Rig:
     """Attach rows of memory as a pool."""
     memory = np.zeros((rows, row_bytes), np.uint8)
@@ -178,9 +178,7 @@ def attach(
         anchor=True,
     )
     region = Region.of(pool, Shard(), (memory,), rows)
-    config = AttachConfig(
-        settings=settings, namespace=namespace, shared={} if shared is None else shared
-    )
+    config = AttachConfig(settings=settings, namespace=namespace)
     handle = plugin.kvdock_register_pool(pool=pool, region=region, config=config)
     return Rig(handle, memory, pool, namespace)
 
@@ -221,6 +219,15 @@ def settings(master: Server) -> MooncakeSettings:
     return MooncakeSettings(
         master=master.address, segment_bytes=SEGMENT_BYTES, lease_s=LEASE_S
     )
+
+
+@pytest.fixture
+def alone(settings: MooncakeSettings) -> MooncakeSettings:
+    """Settings that no other attachment has, for a client of one's own."""
+    return attrs.evolve(settings, setup_timeout_s=20 + next(_NUMBERS) / 1024)
+
+
+_NUMBERS = itertools.count(1)
 
 
 @pytest.fixture(scope="package")

@@ -79,15 +79,14 @@ def attach_block(rig: Any, settings: Any, offset: int, nbytes: int) -> Any:
         config=AttachConfig(
             settings=settings,
             namespace=rig.namespace,
-            shared={"client": rig.handle.client},
         ),
     )
 
 
 def test_a_released_pool_is_unavailable_and_crashes_nothing(
-    attached: Any, settings: Any
+    attached: Any, alone: Any
 ) -> None:
-    rig = attached(settings)
+    rig = attached(alone)
     assert rig.put(["before"]) == [OK]
     rig.release()
     assert rig.handle.client.state is State.CLOSED
@@ -97,12 +96,11 @@ def test_a_released_pool_is_unavailable_and_crashes_nothing(
     rig.release()
 
 
-def test_pools_of_an_attachment_share_one_client_until_the_last_one_leaves(
-    attached: Any, settings: Any
+def test_pools_share_one_client_until_the_last_one_leaves(
+    attached: Any, alone: Any
 ) -> None:
-    shared: dict[str, Any] = {}
-    first = attached(settings, shared=shared)
-    second = attached(settings, shared=shared)
+    first = attached(alone)
+    second = attached(alone)
     assert first.handle.client is second.handle.client
     first.release()
     assert first.put(["one"]) == [Outcome.UNAVAILABLE]
@@ -113,11 +111,10 @@ def test_pools_of_an_attachment_share_one_client_until_the_last_one_leaves(
 
 
 def test_memory_of_a_released_pool_is_no_longer_known(
-    attached: Any, settings: Any
+    attached: Any, alone: Any
 ) -> None:
-    shared: dict[str, Any] = {}
-    first = attached(settings, shared=shared)
-    second = attached(settings, shared=shared)
+    first = attached(alone)
+    second = attached(alone)
     first.release()
     batch = first.batch(Operation.PUT, ["stale"])
     done = plugin.kvdock_batch_io(second.handle, batch)
@@ -218,15 +215,24 @@ def test_releasing_under_load_crashes_nothing(master: Any) -> None:
     )
 
 
-def test_several_attachments_come_and_go_in_one_process(master: Any) -> None:
+def test_clients_of_two_kinds_come_and_go_in_one_process(master: Any) -> None:
     run_script(
         """
+        import attrs
         first = rigs.attach(settings)
-        other = rigs.attach(settings, namespace="ab" * 32)
-        assert other.put(["one"]) == first.put(["one"]) == [Outcome.OK]
+        other = rigs.attach(attrs.evolve(settings, segment_bytes=0))
+        assert first.handle.client is not other.handle.client
+        assert other.put(["one"]) == first.put(["two"]) == [Outcome.OK]
         other.release()
-        assert first.get(["one"]) == [Outcome.OK]
+        again = rigs.attach(attrs.evolve(settings, segment_bytes=0))
+        assert again.handle.client is other.handle.client
+        assert first.get(["one"]) == again.get(["two"]) == [Outcome.OK]
         first.release()
+        assert first.handle.client.state == "closed"
+        assert again.handle.client.state == "ready"
+        assert again.exists(["two"]) == [Outcome.ABSENT]
+        again.release()
+        assert again.exists(["two"]) == [Outcome.UNAVAILABLE]
         """,
         master.address,
     )
@@ -267,13 +273,16 @@ def test_what_blocks_keeps_its_memory_and_the_store_until_it_has_ended(
         reader.join(90)
     assert outcomes == [[OK]]
     assert np.array_equal(rig.memory[0], wanted[0])
-    assert rig.handle.client.state is State.CLOSED
+    assert rig.handle.client.state == State.READY
+    assert rig.memory.ctypes.data not in {
+        block.address for block in rig.handle.client.memory.blocks
+    }
 
 
 def test_a_store_that_nothing_leaves_any_more_is_replaced(
-    attached: Any, settings: Any
+    attached: Any, alone: Any
 ) -> None:
-    rig = attached(settings)
+    rig = attached(alone)
     before = rig.store
     rig.handle.client._stuck = True
     rig.exists(["any"])

@@ -115,6 +115,7 @@ class Client:
     mark: Block = attrs.field(init=False)
     _scratch: Any = attrs.field(init=False)
     _pid: int = attrs.field(factory=os.getpid, init=False)
+    _ends: bool = attrs.field(init=False)
     _members: set[Member] = attrs.field(factory=set, init=False)
     _calls: int = attrs.field(default=0, init=False)
     _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
@@ -153,13 +154,17 @@ class Client:
         )
         try:
             client._take_scratch()
-            client._warm_up(namespace)
+            client.warm_up(namespace)
         except BaseException:
             client._shut()
             raise
         return client
 
     # --- Who is inside -------------------------------------------------------
+
+    @_ends.default
+    def _lends(self) -> bool:
+        return bool(self.settings.segment_bytes or self.settings.standalone)
 
     @contextmanager
     def using(self, member: Member) -> Iterator[Any]:
@@ -206,20 +211,29 @@ class Client:
 
         Raises:
             KvdockError: If the library refuses it.
+            Shut: If the client is shut.
         """
         member = Member()
         with self._changed:
             if self.state is not State.READY:
-                raise ClusterError("the Mooncake client is shut already")
+                raise Shut(f"the client is {self.state}")
             self._members.add(member)
         try:
-            with self._registering:
-                for block in blocks:
-                    member.blocks.append(self.memory.add(block, self._register))
+            for block in blocks:
+                self.extend(member, block)
         except BaseException:
             self.release(member)
             raise
         return member
+
+    def extend(self, member: Member, block: Block) -> None:
+        """Register one more piece of memory for a member.
+
+        Raises:
+            KvdockError: If the library refuses it.
+        """
+        with self._registering:
+            member.blocks.append(self.memory.add(block, self._register))
 
     def release(self, member: Member) -> None:
         """Let a pool go; the last one shuts the store.
@@ -245,12 +259,22 @@ class Client:
             if member not in self._members:
                 return
             self._members.remove(member)
-            last = not self._members
+            last = not self._members and self._ends
             if last:
                 self.state = State.CLOSING
         with self._registering:
             for block in member.blocks:
                 self.memory.remove(block, self._unregister)
+        if last:
+            self._shut()
+
+    def retire(self) -> None:
+        """Shut when the last pool leaves, even if no memory is lent."""
+        with self._changed:
+            self._ends = True
+            last = not self._members and self.state is State.READY
+            if last:
+                self.state = State.CLOSING
         if last:
             self._shut()
 
@@ -328,27 +352,27 @@ class Client:
 
     # --- Health --------------------------------------------------------------
 
-    def _warm_up(self, namespace: str) -> None:
+    def warm_up(self, namespace: str) -> None:
         """Store, read back and remove a few bytes under a key of our own.
 
         Peers may not be reachable in the first moments, so it is tried again.
         A cluster without room is no reason to refuse: it may get some later.
+
+        Raises:
+            ClusterError: If the cluster does not work.
+            Shut: If the client is shut.
         """
         key = f"{namespace}/{uuid.uuid4().hex}.warmup"
-        here = self.mark.address
-        there = here + _WARM_UP_BYTES
-        size = _WARM_UP_BYTES
         until = time.monotonic() + _WARM_UP_S
-        while True:
-            put = self._store.batch_put_from
-            status = put([key], [here], [size], self.put_config)[0]
-            if status == 0:
-                status = self._store.batch_get_into([key], [there], [size])[0]
-            if status in (size, NO_ROOM) or time.monotonic() > until:
-                break
-            time.sleep(0.02)
-        self._store.remove(key, True)
-        if status == size:
+        with self.using(Member()) as store:
+            while True:
+                status = self._there_and_back(store, key)
+                if status in (_WARM_UP_BYTES, NO_ROOM) or time.monotonic() > until:
+                    break
+                time.sleep(0.02)
+            store.remove(key, True)
+        if status == _WARM_UP_BYTES:
+            size = _WARM_UP_BYTES
             if (self._scratch[:size] != self._scratch[size:]).any():
                 raise ClusterError("the Mooncake cluster gave wrong bytes back")
         elif status in (NO_ROOM, TRANSFER_FAILED):
@@ -358,6 +382,15 @@ class Client:
                 f"the Mooncake cluster does not work: {sentence_of(status)}",
                 fix="Look at the master's log.",
             )
+
+    def _there_and_back(self, store: Any, key: str) -> int:  # noqa: ANN401 - the library's own class
+        """Store some scratch under a key and read it into other scratch."""
+        here, size = self.mark.address, _WARM_UP_BYTES
+        self._scratch[size:] = 0
+        status = int(store.batch_put_from([key], [here], [size], self.put_config)[0])
+        if status:
+            return status
+        return int(store.batch_get_into([key], [here + size], [size])[0])
 
     def note(self, operation: Operation, numbers: Int64s) -> None:
         """Log what failed, each reason at most twice a minute.

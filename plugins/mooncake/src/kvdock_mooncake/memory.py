@@ -8,14 +8,17 @@ transport, before the library sees it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
-from kvdock.batches import Int64s
 from kvdock.errors import RegionError
-from kvdock.regions import Block
 from kvdock.settings import format_bytes
+
+if TYPE_CHECKING:
+    from kvdock.batches import Int64s
+    from kvdock.regions import Block
 
 
 def _none() -> Int64s:

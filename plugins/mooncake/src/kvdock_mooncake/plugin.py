@@ -35,9 +35,6 @@ _ANY_POOL = KindSupport(
     multi_buffer=Support.NATIVE,
 )
 
-_CLIENT = "client"
-"""Where the pools of an attachment find the client that they share."""
-
 
 @hookimpl
 def kvdock_manifest() -> Manifest:
@@ -91,17 +88,13 @@ def kvdock_register_pool(
     pool: PoolSpec, region: Region, config: AttachConfig
 ) -> PoolHandle:
     """Join the cluster, or share the client that has, and register memory."""
-    from kvdock_mooncake.client import Client, State  # noqa: PLC0415 - as above
+    from kvdock_mooncake.clients import join_pool  # noqa: PLC0415 - as above
     from kvdock_mooncake.pool import PoolHandle  # noqa: PLC0415 - as above
-    from kvdock_mooncake.shared_memory import client_of  # noqa: PLC0415 - as above
 
     del pool
-    client: Client | None = config.shared.get(_CLIENT)
-    if client is None or client.state is not State.READY:
-        settings = (config.settings or MooncakeSettings()).completed()
-        client = client_of(settings, config.shard, config.namespace)
-        config.shared[_CLIENT] = client
-    return PoolHandle(client, client.admit(region.blocks), config.namespace)
+    settings = (config.settings or MooncakeSettings()).completed()
+    client, member = join_pool(settings, config.shard, config.namespace, region.blocks)
+    return PoolHandle(client, member, config.namespace)
 
 
 @hookimpl

@@ -2,13 +2,12 @@
 
 A standalone client (`mooncake_client`) owns the segment and outlives the
 engine. It reads and writes only memory that it shares itself, so an engine
-that uses one takes its host pools from here.
+that uses one takes its host pools from here, before it attaches them: only the
+very client that gave the memory out can register it.
 """
 
 from __future__ import annotations
 
-import os
-import weakref
 from typing import TYPE_CHECKING
 
 import attrs
@@ -19,19 +18,11 @@ from kvdock.errors import RegionError
 from kvdock.regions import Block
 from kvdock.settings import format_bytes
 from kvdock.shards import Shard
-from kvdock_mooncake.client import Client, Member, RawMemory, State
+from kvdock_mooncake.client import Client, Member, RawMemory
+from kvdock_mooncake.clients import join_pool
 
 if TYPE_CHECKING:
     from kvdock_mooncake.settings import MooncakeSettings
-
-_CLIENTS: weakref.WeakValueDictionary[tuple[int, str], Client] = (
-    weakref.WeakValueDictionary()
-)
-"""Process and standalone address to the client that memory came from.
-
-Only the very store that gave the memory out can register it, and the engine
-asks for it before anything is attached.
-"""
 
 
 @attrs.frozen(eq=False)
@@ -49,26 +40,6 @@ class SharedMemory:
     def release(self) -> None:
         """Let go of it; no pool may lie in it any more."""
         self._client.release(self._member)
-
-
-def client_of(settings: MooncakeSettings, shard: Shard, namespace: str) -> Client:
-    """Return the client for these settings, or open one.
-
-    Args:
-        settings: Complete settings.
-        shard: The rank.
-        namespace: Where a new client keeps its warm-up's key.
-
-    Raises:
-        KvdockError: If the cluster cannot be joined.
-    """
-    if not settings.standalone:
-        return Client.open(settings, shard, namespace)
-    place = (os.getpid(), settings.standalone)
-    client = _CLIENTS.get(place)
-    if client is None or client.state is not State.READY:
-        client = _CLIENTS[place] = Client.open(settings, shard, namespace)
-    return client
 
 
 def allocate(settings: MooncakeSettings, nbytes: int) -> SharedMemory:
@@ -89,13 +60,16 @@ def allocate(settings: MooncakeSettings, nbytes: int) -> SharedMemory:
             "memory is only shared by a standalone client",
             fix="Set `standalone` to its address, or use memory of your own.",
         )
-    client = client_of(full, Shard(), "")
+    client, member = join_pool(full, Shard(), "", ())
     address = client.take(nbytes)
-    if not address:
-        client.release(client.admit(()))
-        raise RegionError(
-            f"the standalone client has no {format_bytes(nbytes)} left",
-            fix="Raise standalone_bytes.",
-        )
-    member = client.admit((Block(address, nbytes),))
+    try:
+        if not address:
+            raise RegionError(
+                f"the standalone client has no {format_bytes(nbytes)} left",
+                fix="Raise standalone_bytes.",
+            )
+        client.extend(member, Block(address, nbytes))
+    except BaseException:
+        client.release(member)
+        raise
     return SharedMemory(np.asarray(RawMemory(address, nbytes)), client, member)
