@@ -230,7 +230,6 @@ def test_clients_of_two_kinds_come_and_go_in_one_process(master: Any) -> None:
         first.release()
         assert first.handle.client.state == "closed"
         assert again.handle.client.state == "ready"
-        assert again.exists(["two"]) == [Outcome.ABSENT]
         again.release()
         assert again.exists(["two"]) == [Outcome.UNAVAILABLE]
         """,
@@ -284,7 +283,7 @@ def test_a_store_that_nothing_leaves_any_more_is_replaced(
 ) -> None:
     rig = attached(alone)
     before = rig.store
-    rig.handle.client._stuck = True
+    rig.handle.client.health.stuck = True
     rig.exists(["any"])
     assert rig.store is not before
     wanted = rig.fill(32)
@@ -293,40 +292,6 @@ def test_a_store_that_nothing_leaves_any_more_is_replaced(
     assert rig.get(["renewed"]) == [OK]
     assert np.array_equal(rig.memory[0], wanted[0])
     rig.release()
-
-
-def test_only_transfers_that_all_fail_for_long_count_as_a_stuck_store(
-    rig: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = rig.handle.client
-    failed, mixed = np.array([-800, -800]), np.array([-800, 4096])
-    clock = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    one.note(Operation.GET, failed)
-    clock[0] += 29
-    one.note(Operation.GET, failed)
-    assert not one._stuck
-    one.note(Operation.GET, mixed)
-    clock[0] += 29
-    one.note(Operation.GET, failed)
-    assert not one._stuck
-    clock[0] += 31
-    one.note(Operation.GET, failed)
-    assert one._stuck
-    one._stuck, one._stuck_since = False, None
-
-
-def test_each_reason_is_logged_once_in_a_while(
-    rig: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    one = rig.handle.client
-    one._complaints.clear()
-    for _ in range(5):
-        one.note(Operation.GET, np.array([-801, -704, -801]))
-    assert [record.getMessage() for record in caplog.records] == [
-        "mooncake: get of 2 keys of 3 failed: the library's own checksum differs (-801)"
-    ]
-    one._complaints.clear()
 
 
 def test_a_refused_attachment_leaves_no_thread_that_waits(

@@ -92,7 +92,11 @@ def test_one_key_twice_in_a_batch_is_one_object(rig: Any) -> None:
     [(4096, 8192, Outcome.SHORT), (8192, 4096, Outcome.LONG)],
 )
 def test_an_object_of_another_length_is_a_miss_and_makes_room_for_the_right_one(
-    rig: Any, stored: int, wanted: int, outcome: Outcome, cuts: int
+    rig: Any,
+    stored: int,
+    wanted: int,
+    outcome: Outcome,
+    cuts: int,
 ) -> None:
     name = f"length-{stored}-{wanted}-{cuts}"
     good = rig.fill(17)
@@ -100,6 +104,9 @@ def test_an_object_of_another_length_is_a_miss_and_makes_room_for_the_right_one(
     assert rig.get([name], row_bytes=wanted, cuts=cuts) == [outcome]
     assert rig.exists([name]) == [Outcome.ABSENT]
     rig.memory[:] = good
+    # Until its lease has ended the wrong object cannot be taken away.
+    late = rig.put([name], row_bytes=wanted, within_s=0.01)
+    assert set(late) <= {OK, Outcome.REFUSED, Outcome.TIMEOUT}
     assert rig.put([name], row_bytes=wanted) == [OK]
     assert rig.get([name], row_bytes=wanted, cuts=cuts) == [OK]
 
@@ -147,14 +154,37 @@ def test_an_empty_batch_is_answered_with_nothing(rig: Any) -> None:
         assert list(rig.run(operation, []).outcomes) == []
 
 
-def test_deleting_takes_keys_under_a_lease_and_keys_that_are_not_there(
+def test_deleting_waits_for_readers_and_takes_keys_that_are_not_there(
     rig: Any,
 ) -> None:
+    """Removed by force, a page would turn into another one under its reader."""
     rig.put(["leased"])
     assert rig.get(["leased"]) == [OK]
     assert rig.store.batch_remove([rig.key("leased")]) == [-706]
+    began = time.monotonic()
     assert rig.delete(["leased", "never"]) == [OK, OK]
+    assert 0.2 < time.monotonic() - began < 5
     assert rig.exists(["leased"]) == [Outcome.ABSENT]
+
+
+def test_a_delete_without_time_to_wait_leaves_the_page_to_its_readers(
+    rig: Any,
+) -> None:
+    rig.put(["read-on"])
+    assert rig.get(["read-on"]) == [OK]
+    done = rig.run(Operation.DELETE, ["read-on"], within_s=0.05)
+    assert set(done.outcomes) <= {Outcome.REFUSED, Outcome.TIMEOUT}
+    assert rig.get(["read-on"]) == [OK]
+
+
+def test_a_clear_that_readers_outlast_says_so(rig: Any) -> None:
+    rig.put(["kept-open"])
+    assert rig.get(["kept-open"]) == [OK]
+    soon = time.monotonic() + 0.05
+    batch = Batch(Operation.CLEAR, [f"{rig.namespace}/"], deadline_s=soon)
+    done = plugin.kvdock_batch_io(rig.handle, batch)
+    assert done.outcomes.tolist() == [Outcome.TIMEOUT]
+    assert rig.get(["kept-open"]) == [OK]
 
 
 def test_a_clear_takes_its_own_namespace_and_leaves_every_other(

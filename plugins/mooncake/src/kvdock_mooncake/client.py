@@ -21,17 +21,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from kvdock.batches import Int64s, Operation
 from kvdock.errors import KvdockError, RegionError
 from kvdock.regions import Block
 from kvdock_mooncake.allowance import Allowance
-from kvdock_mooncake.codes import (
-    NO_ROOM,
-    NOT_FOUND,
-    NOT_READY,
-    TRANSFER_FAILED,
-    sentence_of,
-)
+from kvdock_mooncake.codes import NO_ROOM, TRANSFER_FAILED, sentence_of
+from kvdock_mooncake.health import Health
 from kvdock_mooncake.joining import ClusterError, join, limit_patience, master_answers
 from kvdock_mooncake.leases import Sightings
 from kvdock_mooncake.library import Library, load
@@ -48,15 +42,6 @@ _DRAIN_S = 2.0
 _LEAVE_EVERY_S = 1.0
 _WARM_UP_S = 2.0
 _WARM_UP_BYTES = 64
-_COMPLAIN_EVERY_S = 30.0
-_STUCK_S = 30.0
-"""How long every transfer must have failed before the store is replaced.
-
-A dead peer's objects are gone after 10 s (the master's client_ttl), so what
-still fails after 30 s is this store itself.
-"""
-
-_EXPECTED = frozenset({NOT_FOUND, NOT_READY, NO_ROOM})
 
 
 class State(StrEnum):
@@ -115,14 +100,14 @@ class Client:
     mark: Block = attrs.field(init=False)
     _scratch: Any = attrs.field(init=False)
     _pid: int = attrs.field(factory=os.getpid, init=False)
+    unfit: set[str] = attrs.field(factory=set, init=False)
+    leased_until: float = attrs.field(default=0.0, init=False)
     _ends: bool = attrs.field(init=False)
     _members: set[Member] = attrs.field(factory=set, init=False)
     _calls: int = attrs.field(default=0, init=False)
     _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
     _registering: threading.Lock = attrs.field(factory=threading.Lock, init=False)
-    _complaints: dict[int, float] = attrs.field(factory=dict, init=False)
-    _stuck_since: float | None = attrs.field(default=None, init=False)
-    _stuck: bool = attrs.field(default=False, init=False)
+    health: Health = attrs.field(init=False)
 
     @classmethod
     def open(cls, settings: MooncakeSettings, shard: Shard, namespace: str) -> Client:
@@ -161,6 +146,11 @@ class Client:
         return client
 
     # --- Who is inside -------------------------------------------------------
+
+    @health.default
+    def _hopeful(self) -> Health:
+        # Two stores cannot spill into one directory.
+        return Health(replaceable=self.spill is None)
 
     @_ends.default
     def _lends(self) -> bool:
@@ -201,7 +191,7 @@ class Client:
 
     def _may_renew(self) -> bool:
         """Begin to replace a stuck store once nobody is inside."""
-        if not self._stuck or self._calls or self.state is not State.READY:
+        if not self.health.stuck or self._calls or self.state is not State.READY:
             return False
         self.state = State.RENEWING
         return True
@@ -392,36 +382,9 @@ class Client:
             return status
         return int(store.batch_get_into([key], [here + size], [size])[0])
 
-    def note(self, operation: Operation, numbers: Int64s) -> None:
-        """Log what failed, each reason at most twice a minute.
-
-        Also notices a store whose transfers all fail for so long that it must
-        be wedged.
-        """
-        failed = numbers < 0
-        if not failed.any():
-            self._stuck_since = None
-            return
-        now = time.monotonic()
-        if (numbers == TRANSFER_FAILED).all():
-            self._stuck_since = self._stuck_since or now
-            # Two stores cannot spill into one directory.
-            lost = now - self._stuck_since > _STUCK_S and not self.spill
-            self._stuck = lost
-        elif (numbers > 0).any() or (operation is Operation.PUT and not failed.all()):
-            self._stuck_since = None
-        for number in np.unique(numbers[failed]).tolist():
-            if number in _EXPECTED or now < self._complaints.get(number, 0.0):
-                continue
-            self._complaints[number] = now + _COMPLAIN_EVERY_S
-            count = int((numbers == number).sum())
-            log.warning(
-                "mooncake: %s of %d keys of %d failed: %s",
-                operation,
-                count,
-                len(numbers),
-                sentence_of(number),
-            )
+    def lease(self) -> None:
+        """Note that the master has just given leases to this process."""
+        self.leased_until = time.monotonic() + self.settings.lease_s
 
     def _renew(self) -> None:
         """Replace a store that no transfer leaves; its own segment is lost.
@@ -430,7 +393,7 @@ class Client:
         that is shut would end the process.
         """
         log.warning("every Mooncake transfer fails: joining the cluster again")
-        self._stuck, self._stuck_since = False, None
+        self.health.reset()
         try:
             store = join(self.library, self.settings)
         except KvdockError as error:

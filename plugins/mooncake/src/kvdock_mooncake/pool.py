@@ -20,6 +20,8 @@ from kvdock_mooncake.codes import (
     NO_ANSWER,
     NO_ROOM,
     NO_TIME,
+    NOT_FOUND,
+    NOT_READY,
     TRANSFER_FAILED,
     outcomes_of,
 )
@@ -29,7 +31,8 @@ log = logging.getLogger("kvdock")
 _LOOKUP_KEYS = 4096
 """Keys of one lookup or removal: some milliseconds, so that deadlines hold."""
 
-_ROOM_EVERY_S = 0.01
+_AGAIN_EVERY_S = 0.01
+_LEASES_EVERY_S = 0.25
 
 Call = Callable[[Any, Batch], Sequence[int]]
 """(store, part of a batch) to the library's number for each key."""
@@ -91,7 +94,9 @@ class PoolHandle:
         else:
             asked = None
             numbers[:] = self._each(store, batch, self._ask)
-        self.client.note(Operation.EXISTS, numbers)
+        self.client.health.note(Operation.EXISTS, numbers)
+        if not self.client.library.probes and (numbers > 0).any():
+            self.client.lease()
         if self.client.sightings.lease_s:
             there = numbers > 0 if asked is None else (numbers > 0) & ~known
             keys = batch.keys
@@ -102,6 +107,9 @@ class PoolHandle:
             )
         outcomes = outcomes_of(numbers)
         outcomes[numbers == 0] = Outcome.ABSENT
+        if self.client.unfit:
+            unfit = [key in self.client.unfit for key in batch.keys]
+            outcomes[np.array(unfit, np.bool_)] = Outcome.ABSENT
         return outcomes
 
     def _ask(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
@@ -114,17 +122,47 @@ class PoolHandle:
 
     def _put(self, store: Any, batch: Batch) -> Outcomes:  # noqa: ANN401 - the library's own class
         """Store; a number of 0 says that the key is there, not who wrote it."""
-        numbers = self._moved(store, _marked(batch, self.client), self._write)
+        batch = _marked(batch, self.client)
+        unfit = self.client.unfit
+        healing = [row for row, key in enumerate(batch.keys) if unfit and key in unfit]
+        if not healing:
+            numbers = self._waiting(store, batch, self._write, NO_ROOM)
+        else:
+            numbers = np.empty(len(batch), np.int64)
+            rows = np.array(healing, np.int64)
+            rest = np.setdiff1d(np.arange(len(batch)), rows)
+            # First what needs not wait for the leases of wrong objects.
+            others = _rows(batch, rest)
+            numbers[rest] = self._waiting(store, others, self._write, NO_ROOM)
+            numbers[rows] = self._replace(store, _rows(batch, rows))
+        self.client.health.note(Operation.PUT, numbers)
+        return outcomes_of(numbers)
+
+    def _waiting(self, store: Any, batch: Batch, call: Call, passing: int) -> Int64s:  # noqa: ANN401 - the library's own class
+        """Move a batch; try again for a little while what may soon succeed.
+
+        There is no room until eviction has freed some, in steps of some ten
+        milliseconds. An object is not ready while another process still
+        writes it, although this one's put of the same key was called a
+        success.
+        """
+        numbers = self._moved(store, batch, call)
         patience = time.monotonic() + self.client.settings.full_wait_s
         until = min(patience, batch.deadline_s)
-        while (numbers == NO_ROOM).any() and time.monotonic() < until:
-            # Eviction frees memory in steps of some ten milliseconds.
-            time.sleep(_ROOM_EVERY_S)
-            full = np.flatnonzero(numbers == NO_ROOM)
-            again = _rows(_marked(batch, self.client), full)
-            numbers[full] = self._moved(store, again, self._write)
-        self.client.note(Operation.PUT, numbers)
-        return outcomes_of(numbers)
+        while (numbers == passing).any() and time.monotonic() < until:
+            time.sleep(_AGAIN_EVERY_S)
+            rows = np.flatnonzero(numbers == passing)
+            numbers[rows] = self._moved(store, _rows(batch, rows), call)
+        return numbers
+
+    def _replace(self, store: Any, batch: Batch) -> Int64s:  # noqa: ANN401 - the library's own class
+        """Write over objects of a wrong length: their keys refuse every put."""
+        numbers = self._remove_unleased(store, batch)
+        gone = np.flatnonzero((numbers == 0) | (numbers == NOT_FOUND))
+        self.client.unfit.difference_update(batch.keys[row] for row in gone.tolist())
+        anew = _rows(batch, gone)
+        numbers[gone] = self._waiting(store, anew, self._write, NO_ROOM)
+        return numbers
 
     def _get(self, store: Any, batch: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
         """Load; the numbers are the bytes that each object really has."""
@@ -132,7 +170,8 @@ class PoolHandle:
         marks = wanted == 0
         if marks.any():
             return self._get_with_marks(store, batch, marks)
-        numbers = self._moved(store, batch, self._read)
+        numbers = self._waiting(store, batch, self._read, NOT_READY)
+        self.client.lease()
         outcomes = outcomes_of(numbers)
         nbytes = np.maximum(numbers, 0)
         if (numbers != wanted).any():
@@ -140,7 +179,7 @@ class PoolHandle:
                 [batch.keys[i] for i in np.flatnonzero(numbers != wanted).tolist()]
             )
             self._judge_lengths(store, batch, numbers, outcomes, nbytes)
-        self.client.note(Operation.GET, numbers)
+        self.client.health.note(Operation.GET, numbers)
         return BatchResult(outcomes, nbytes)
 
     def _get_with_marks(
@@ -168,11 +207,10 @@ class PoolHandle:
         outcomes: Outcomes,
         nbytes: Int64s,
     ) -> None:
-        """Find objects of a wrong length among what failed, and drop them.
+        """Find objects of a wrong length among what failed, and mark them.
 
         The library answers a wrong length with the number of a bad argument
-        or of a failed transfer, so the lengths are asked for. An object that
-        stayed would refuse every later put of its key.
+        or of a failed transfer, so the lengths are asked for.
         """
         odd = (numbers == BAD_ARGUMENTS) | (numbers == TRANSFER_FAILED)
         suspects = np.flatnonzero(odd)
@@ -185,7 +223,8 @@ class PoolHandle:
         outcomes[wrong & (nbytes > wanted)] = Outcome.LONG
         if wrong.any():
             numbers[wrong] = 0
-            self._remove(store, _rows(batch, np.flatnonzero(wrong)))
+            rows = np.flatnonzero(wrong).tolist()
+            self.client.unfit.update(batch.keys[row] for row in rows)
 
     def _write(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
         config = self.client.put_config
@@ -209,32 +248,41 @@ class PoolHandle:
         return answer
 
     # --- Forget --------------------------------------------------------------
+    #
+    # Nothing is removed by force. The library frees a removed object's memory
+    # at once, so a reader in another process that has just begun would get the
+    # bytes of whatever is stored there next, and be told that all is well
+    # (seen with 0.3.13). The lease of a reader is what keeps it safe.
 
     def _delete(self, store: Any, batch: Batch) -> Outcomes:  # noqa: ANN401 - the library's own class
-        self.client.sightings.forget(batch.keys)
-        numbers = self._remove(store, batch)
-        self.client.note(Operation.DELETE, numbers)
+        """Remove keys; one that is not there is as good as removed."""
+        numbers = self._remove_unleased(store, batch)
+        self.client.health.note(Operation.DELETE, numbers)
         outcomes = outcomes_of(numbers)
         outcomes[outcomes == Outcome.ABSENT] = Outcome.OK
         return outcomes
 
-    def _remove(self, store: Any, batch: Batch) -> Int64s:  # noqa: ANN401 - the library's own class
-        """Remove keys; those under a lease by force, in a second step."""
-        if "batch_remove" in self.client.library.methods:
-            numbers = self._each(store, batch, lambda s, b: s.batch_remove(b.keys))
+    def _remove_unleased(self, store: Any, batch: Batch) -> Int64s:  # noqa: ANN401 - the library's own class
+        """Remove keys; wait for leases to end as far as there is time."""
+        self.client.sightings.forget(batch.keys)
+        numbers = self._each(store, batch, self._remove)
+        until = min(batch.deadline_s, time.monotonic() + self._lease_s)
+        while (numbers == LEASED).any() and time.monotonic() < until:
+            time.sleep(min(self._lease_s / 20, _LEASES_EVERY_S))
             leased = np.flatnonzero(numbers == LEASED)
-            if len(leased):
-                numbers[leased] = self._each(
-                    store,
-                    _rows(batch, leased),
-                    lambda s, b: s.batch_remove(b.keys, True),
-                )
-            return numbers
-        return self._each(
-            store,
-            batch,
-            lambda s, b: [s.remove(key, True) for key in b.keys],
-        )
+            numbers[leased] = self._each(store, _rows(batch, leased), self._remove)
+        return numbers
+
+    @property
+    def _lease_s(self) -> float:
+        """How long a lease may still last, with some room for clocks."""
+        return 1.2 * self.client.settings.lease_s
+
+    def _remove(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
+        if "batch_remove" in self.client.library.methods:
+            removed: Sequence[int] = store.batch_remove(batch.keys)
+            return removed
+        return [int(store.remove(key)) for key in batch.keys]
 
     def _clear(self, store: Any, batch: Batch) -> Outcomes:  # noqa: ANN401 - the library's own class
         """Forget the own namespace, and nothing that begins otherwise."""
@@ -243,11 +291,26 @@ class PoolHandle:
             if prefix == f"{self.namespace}/":
                 self.client.sightings.forget_all()
                 pattern = f"^{re.escape(prefix)}.*"
-                removed = int(store.remove_by_regex(pattern, True))
-                numbers = np.array([min(removed, 0)], np.int64)
-                self.client.note(Operation.CLEAR, numbers)
+                number = self._clear_until_unleased(store, pattern, batch)
+                numbers = np.array([number], np.int64)
+                self.client.health.note(Operation.CLEAR, numbers)
                 outcomes[row] = outcomes_of(numbers)[0]
         return outcomes
+
+    def _clear_until_unleased(self, store: Any, pattern: str, batch: Batch) -> int:  # noqa: ANN401 - the library's own class
+        """Remove what matches until this process's last lease has ended.
+
+        The library does not say what it left out because of a lease.
+        """
+        while True:
+            leased = time.monotonic() < self.client.leased_until
+            if removed := min(0, int(store.remove_by_regex(pattern))):
+                return removed
+            if not leased:
+                return 0
+            if not batch.remaining_s():
+                return NO_TIME
+            time.sleep(min(self._lease_s / 20, _LEASES_EVERY_S))
 
     # --- In calls of bounded size ---------------------------------------------
 

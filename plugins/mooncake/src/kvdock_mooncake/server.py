@@ -26,6 +26,7 @@ _START_S = 20.0
 _STOP_S = 5.0
 _TRIES = 5
 _DEMO_SEGMENT_BYTES = 2 << 30
+_DEMO_LEASE_S = 2
 
 
 class ServerError(KvdockError):
@@ -151,11 +152,16 @@ def local_server(
         yield given, ""
         return
     with ExitStack() as stack:
-        master = start_master()
+        master = start_master(f"-default_kv_lease_ttl={_DEMO_LEASE_S * 1000}")
         stack.callback(master.stop)
         owner = start_owner(master.address, _DEMO_SEGMENT_BYTES)
         stack.callback(owner.stop)
-        settings = {"segment_bytes": 0, **given, "master": master.address}
+        settings = {
+            "segment_bytes": 0,
+            "lease_s": _DEMO_LEASE_S,
+            **given,
+            "master": master.address,
+        }
         room = format_bytes(_DEMO_SEGMENT_BYTES)
         notice = f"started a local master at {master.address} with {room} of memory"
         yield settings, f"no master is configured: {notice}"

@@ -82,7 +82,7 @@ class MooncakeSettings:
         3.0, help="How long the master may take; MC_RPC_TIMEOUT_MS goes before it."
     )
     full_wait_s: float = option(
-        0.2, help="How long a put waits for room that eviction or the SSD makes."
+        0.2, help="How long to wait for room, and for pages that others still write."
     )
     lease_s: float = option(
         10.0, help="Lease that the master grants (-default_kv_lease_ttl)."

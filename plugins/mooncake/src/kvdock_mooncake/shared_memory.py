@@ -62,12 +62,13 @@ def allocate(settings: MooncakeSettings, nbytes: int) -> SharedMemory:
         )
     client, member = join_pool(full, Shard(), "", ())
     address = client.take(nbytes)
+    if not address:
+        client.release(member)
+        raise RegionError(
+            f"the standalone client has no {format_bytes(nbytes)} left",
+            fix="Raise standalone_bytes.",
+        )
     try:
-        if not address:
-            raise RegionError(
-                f"the standalone client has no {format_bytes(nbytes)} left",
-                fix="Raise standalone_bytes.",
-            )
         client.extend(member, Block(address, nbytes))
     except BaseException:
         client.release(member)
