@@ -1,0 +1,50 @@
+"""Bound what is under way at once, over all threads of a client."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import attrs
+
+
+@attrs.define(eq=False)
+class Allowance:
+    """So many pieces of memory may be under way at once.
+
+    More than some 1024 of them outstanding to one TCP peer made 0.3.13 block
+    for 60 s and left the store unusable for ever.
+
+    Args:
+        most: Pieces at once; a single call that has more goes alone.
+    """
+
+    most: int
+    _taken: int = attrs.field(default=0, init=False)
+    _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
+
+    @contextmanager
+    def take(self, pieces: int, until_s: float) -> Iterator[bool]:
+        """Wait for room; yield whether it came in time.
+
+        Args:
+            pieces: How many pieces a call has.
+            until_s: When to give up, on `time.monotonic()`'s clock.
+        """
+        patience = until_s - time.monotonic()
+        with self._changed:
+            granted = self._changed.wait_for(
+                lambda: not self._taken or self._taken + pieces <= self.most,
+                min(max(0.0, patience), threading.TIMEOUT_MAX),
+            )
+            if granted:
+                self._taken += pieces
+        try:
+            yield granted
+        finally:
+            if granted:
+                with self._changed:
+                    self._taken -= pieces
+                    self._changed.notify_all()

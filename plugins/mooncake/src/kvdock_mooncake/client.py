@@ -1,0 +1,444 @@
+"""One guarded client of the library, shared by the pools of an attachment.
+
+Calls on a store that is shut crash the process, closing one under a running
+call does too, and in a forked child every call hangs. So each call goes
+through `Client.using`, which counts it, and nothing is shut or unregistered
+while it is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from kvdock.errors import KvdockError, RegionError
+from kvdock.regions import Block
+from kvdock_mooncake.allowance import Allowance
+from kvdock_mooncake.codes import NO_ROOM, TRANSFER_FAILED, sentence_of
+from kvdock_mooncake.health import Health
+from kvdock_mooncake.joining import ClusterError, join, limit_patience, master_answers
+from kvdock_mooncake.leases import Sightings
+from kvdock_mooncake.library import Library, load
+from kvdock_mooncake.memory import KnownMemory
+from kvdock_mooncake.settings import MooncakeSettings, Pin
+from kvdock_mooncake.spill import SpillFolder
+
+if TYPE_CHECKING:
+    from kvdock.shards import Shard
+
+log = logging.getLogger("kvdock")
+
+_DRAIN_S = 2.0
+_LEAVE_EVERY_S = 1.0
+_WARM_UP_S = 2.0
+_WARM_UP_BYTES = 64
+
+
+class State(StrEnum):
+    """Whether calls may be made."""
+
+    READY = "ready"
+    """Calls may be made."""
+    RENEWING = "renewing"
+    """The store is being replaced by a new one."""
+    CLOSING = "closing"
+    """Nobody uses it any more; the last running call shuts it."""
+    CLOSED = "closed"
+    """It is shut."""
+
+
+class Shut(Exception):  # noqa: N818 - leaves `using`, never this plugin
+    """No call may be made: shut, or in a forked child."""
+
+
+@attrs.define(eq=False)
+class Member:
+    """One pool's share of a client.
+
+    Args:
+        blocks: Registered ranges that it counts on.
+    """
+
+    blocks: list[Block] = attrs.field(factory=list)
+    calls: int = attrs.field(default=0, init=False)
+    left: bool = attrs.field(default=False, init=False)
+
+
+@attrs.define(eq=False)
+class Client:
+    """A store, the memory that it knows, and who is inside of it.
+
+    Args:
+        library: The loaded library.
+        settings: Complete settings.
+        store: The store, set up.
+        put_config: The library's record of how objects are stored.
+        sightings: Keys that were looked up lately.
+        allowance: Bounds what is under way at once.
+        spill: The directory of spilled objects, or None.
+    """
+
+    library: Library
+    settings: MooncakeSettings
+    _store: Any
+    put_config: Any
+    sightings: Sightings
+    allowance: Allowance
+    spill: SpillFolder | None
+    memory: KnownMemory = attrs.field(factory=KnownMemory, init=False)
+    state: State = attrs.field(default=State.READY, init=False)
+    mark: Block = attrs.field(init=False)
+    _scratch: Any = attrs.field(init=False)
+    _pid: int = attrs.field(factory=os.getpid, init=False)
+    unfit: set[str] = attrs.field(factory=set, init=False)
+    leased_until: float = attrs.field(default=0.0, init=False)
+    _ends: bool = attrs.field(init=False)
+    _members: set[Member] = attrs.field(factory=set, init=False)
+    _calls: int = attrs.field(default=0, init=False)
+    _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
+    _registering: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+    health: Health = attrs.field(init=False)
+
+    @classmethod
+    def open(cls, settings: MooncakeSettings, shard: Shard, namespace: str) -> Client:
+        """Join the cluster and prove that bytes can be stored and read back.
+
+        Raises:
+            KvdockError: If the library is missing, the cluster cannot be
+                joined, or what is read back is not what was stored.
+        """
+        limit_patience(settings)
+        library = load()
+        spill = SpillFolder.claim(settings, shard) if settings.ssd_offload else None
+        try:
+            if spill:
+                spill.settle(settings.client_ttl_s)
+            store = join(library, settings, spill.path if spill else "")
+        except BaseException:
+            if spill:
+                spill.leave()
+            raise
+        client = cls(
+            library=library,
+            settings=settings,
+            store=store,
+            spill=spill,
+            put_config=_put_config(library, settings, store),
+            sightings=Sightings(0.0 if library.probes else settings.lease_s),
+            allowance=Allowance(settings.max_pieces),
+        )
+        try:
+            client._take_scratch()
+            client.warm_up(namespace)
+        except BaseException:
+            client._shut()
+            raise
+        return client
+
+    # --- Who is inside -------------------------------------------------------
+
+    @health.default
+    def _hopeful(self) -> Health:
+        # Two stores cannot spill into one directory.
+        return Health(replaceable=self.spill is None)
+
+    @_ends.default
+    def _lends(self) -> bool:
+        return bool(self.settings.segment_bytes or self.settings.standalone)
+
+    @contextmanager
+    def using(self, member: Member) -> Iterator[Any]:
+        """Lend the store for one call.
+
+        Raises:
+            Shut: If no call may be made.
+        """
+        if os.getpid() != self._pid:
+            raise Shut("this process was forked after the client was set up")
+        with self._changed:
+            if self.state is not State.READY or member.left:
+                raise Shut(f"the client is {self.state}")
+            self._calls += 1
+            member.calls += 1
+            store = self._store
+        try:
+            yield store
+        finally:
+            self._return(member)
+
+    def _return(self, member: Member) -> None:
+        """End a call, and do what had to wait for its end."""
+        with self._changed:
+            self._calls -= 1
+            member.calls -= 1
+            gone = member.left and not member.calls
+            renew = self._may_renew()
+            self._changed.notify_all()
+        if renew:
+            self._renew()
+        if gone:
+            self._dismiss(member)
+
+    def _may_renew(self) -> bool:
+        """Begin to replace a stuck store once nobody is inside."""
+        if not self.health.stuck or self._calls or self.state is not State.READY:
+            return False
+        self.state = State.RENEWING
+        return True
+
+    def admit(self, blocks: tuple[Block, ...]) -> Member:
+        """Register a pool's memory.
+
+        Raises:
+            KvdockError: If the library refuses it.
+            Shut: If the client is shut.
+        """
+        member = Member()
+        with self._changed:
+            if self.state is not State.READY:
+                raise Shut(f"the client is {self.state}")
+            self._members.add(member)
+        try:
+            for block in blocks:
+                self.extend(member, block)
+        except BaseException:
+            self.release(member)
+            raise
+        return member
+
+    def extend(self, member: Member, block: Block) -> None:
+        """Register one more piece of memory for a member.
+
+        Raises:
+            KvdockError: If the library refuses it.
+        """
+        with self._registering:
+            member.blocks.append(self.memory.add(block, self._register))
+
+    def release(self, member: Member) -> None:
+        """Let a pool go; the last one shuts the store.
+
+        Waits a little for its running calls. What still runs then keeps the
+        memory registered and the store open until it has ended, because the
+        library would crash, or write into memory that it no longer owns.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._changed:
+            if member.left:
+                return
+            member.left = True
+            self._changed.wait_for(lambda: not member.calls, _DRAIN_S)
+            if member.calls:
+                log.warning("a Mooncake call is still running; it is waited for")
+                return
+        self._dismiss(member)
+
+    def _dismiss(self, member: Member) -> None:
+        with self._changed:
+            if member not in self._members:
+                return
+            self._members.remove(member)
+            last = not self._members and self._ends
+            if last:
+                self.state = State.CLOSING
+        with self._registering:
+            for block in member.blocks:
+                self.memory.remove(block, self._unregister)
+        if last:
+            self._shut()
+
+    def retire(self) -> None:
+        """Shut when the last pool leaves, even if no memory is lent."""
+        with self._changed:
+            self._ends = True
+            last = not self._members and self.state is State.READY
+            if last:
+                self.state = State.CLOSING
+        if last:
+            self._shut()
+
+    def _shut(self) -> None:
+        for block in self.memory.blocks:
+            self.memory.remove(block, self._unregister)
+        if self._master_is_there():
+            self._close()
+        else:
+            # Without a master the library holds the interpreter for up to 11 s.
+            log.warning("the Mooncake master is away: leaving when it is back")
+            threading.Thread(
+                target=self._close_later, name="kvdock-leave", daemon=True
+            ).start()
+
+    def _master_is_there(self) -> bool:
+        try:
+            master_answers(self.settings.standalone or self.settings.master)
+        except KvdockError:
+            return False
+        return True
+
+    def _close_later(self) -> None:
+        while not self._master_is_there():
+            time.sleep(_LEAVE_EVERY_S)
+        self._close()
+
+    def _close(self) -> None:
+        status = self._store.close()
+        self.state = State.CLOSED
+        if self.spill:
+            self.spill.leave()
+        if status:
+            log.warning("the Mooncake store did not close: %s", sentence_of(status))
+
+    # --- Memory --------------------------------------------------------------
+
+    def _register(self, block: Block) -> None:
+        status = self._store.register_buffer(block.address, block.nbytes)
+        if not status:
+            return
+        fix = "Look at the library's lines on standard error."
+        if self.settings.standalone:
+            fix = (
+                "A standalone client only takes memory of its own: get it from "
+                "kvdock_mooncake.shared_memory.allocate."
+            )
+        raise RegionError(
+            f"the Mooncake library does not register {block.nbytes} bytes at "
+            f"{block.address:#x}: {sentence_of(status)}",
+            fix=fix,
+        )
+
+    def _unregister(self, block: Block) -> None:
+        status = self._store.unregister_buffer(block.address)
+        if status:
+            log.warning("memory stays registered: %s", sentence_of(status))
+
+    def take(self, nbytes: int) -> int:
+        """Get memory of a standalone client: its address, or 0."""
+        return int(self._store.alloc_from_mem_pool(nbytes))
+
+    def _take_scratch(self) -> None:
+        """Get a few bytes for marks and for the warm-up."""
+        size = 2 * _WARM_UP_BYTES
+        if self.settings.standalone:
+            address = self.take(size)
+            self._scratch = np.asarray(RawMemory(address, size))
+        else:
+            self._scratch = np.zeros(size, np.uint8)
+        block = Block(int(self._scratch.ctypes.data), size)
+        self.memory.add(block, self._register)
+        self._scratch[:_WARM_UP_BYTES] = np.arange(_WARM_UP_BYTES)
+        self.mark = Block(block.address, 1)
+
+    # --- Health --------------------------------------------------------------
+
+    def warm_up(self, namespace: str) -> None:
+        """Store, read back and remove a few bytes under a key of our own.
+
+        Peers may not be reachable in the first moments, so it is tried again.
+        A cluster without room is no reason to refuse: it may get some later.
+
+        Raises:
+            ClusterError: If the cluster does not work.
+            Shut: If the client is shut.
+        """
+        key = f"{namespace}/{uuid.uuid4().hex}.warmup"
+        until = time.monotonic() + _WARM_UP_S
+        with self.using(Member()) as store:
+            while True:
+                status = self._there_and_back(store, key)
+                if status in (_WARM_UP_BYTES, NO_ROOM) or time.monotonic() > until:
+                    break
+                time.sleep(0.02)
+            store.remove(key, True)
+        if status == _WARM_UP_BYTES:
+            size = _WARM_UP_BYTES
+            if (self._scratch[:size] != self._scratch[size:]).any():
+                raise ClusterError("the Mooncake cluster gave wrong bytes back")
+        elif status in (NO_ROOM, TRANSFER_FAILED):
+            log.warning("the Mooncake cluster stores nothing: %s", sentence_of(status))
+        else:
+            raise ClusterError(
+                f"the Mooncake cluster does not work: {sentence_of(status)}",
+                fix="Look at the master's log.",
+            )
+
+    def _there_and_back(self, store: Any, key: str) -> int:  # noqa: ANN401 - the library's own class
+        """Store some scratch under a key and read it into other scratch."""
+        here, size = self.mark.address, _WARM_UP_BYTES
+        self._scratch[size:] = 0
+        status = int(store.batch_put_from([key], [here], [size], self.put_config)[0])
+        if status:
+            return status
+        return int(store.batch_get_into([key], [here + size], [size])[0])
+
+    def lease(self) -> None:
+        """Note that the master has just given leases to this process."""
+        self.leased_until = time.monotonic() + self.settings.lease_s
+
+    def _renew(self) -> None:
+        """Replace a store that no transfer leaves; its own segment is lost.
+
+        The old one is shut only when there is a new one: a call on a store
+        that is shut would end the process.
+        """
+        log.warning("every Mooncake transfer fails: joining the cluster again")
+        self.health.reset()
+        try:
+            store = join(self.library, self.settings)
+        except KvdockError as error:
+            log.warning("the Mooncake cluster cannot be joined again: %s", error)
+        else:
+            old, self._store = self._store, store
+            with self._registering:
+                for block in self.memory.blocks:
+                    self._register(block)
+            old.close()
+        self.sightings.forget_all()
+        with self._changed:
+            if self.state is State.RENEWING:
+                self.state = State.READY
+
+
+class RawMemory:
+    """Memory of the library in numpy's own terms."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def _put_config(library: Library, settings: MooncakeSettings, store: Any) -> Any:  # noqa: ANN401 - the library's own classes
+    """Say how objects are stored.
+
+    `prefer_alloc_in_same_node` is never set: reads that use it do not check
+    their lease and return wrong bytes (Mooncake#4239).
+    """
+    config = library.put_config_class()
+    config.replica_num = settings.replicas
+    if settings.pin is Pin.HARD:
+        config.with_hard_pin = True
+    elif settings.pin is Pin.SOFT and library.soft_pin is not None:
+        config.soft_pin_action = library.soft_pin
+    elif settings.pin is Pin.SOFT:
+        config.with_soft_pin = True
+    if settings.preferred_segment:
+        own = settings.preferred_segment == "self"
+        config.preferred_segment = (
+            store.get_hostname() if own else settings.preferred_segment
+        )
+    return config

@@ -1,0 +1,60 @@
+"""The clients of this process: one for each way of joining a cluster.
+
+Attachments that join in the same way share a client, so that a process lends
+its memory once. A client that lends memory is shut when its last pool leaves.
+One that lends none is kept for the next attachment: each time the library
+shuts a store it holds the interpreter for a second or two, and leaves a dozen
+threads behind.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from kvdock.shards import Shard
+from kvdock_mooncake.client import Client, Member, Shut
+from kvdock_mooncake.joining import ClusterError
+from kvdock_mooncake.settings import MooncakeSettings
+
+if TYPE_CHECKING:
+    from kvdock.regions import Block
+
+_Way = tuple[int, MooncakeSettings, Shard | None]
+
+_CLIENTS: dict[_Way, Client] = {}
+_OPENING = threading.Lock()
+
+
+def join_pool(
+    settings: MooncakeSettings,
+    shard: Shard,
+    namespace: str,
+    blocks: tuple[Block, ...],
+) -> tuple[Client, Member]:
+    """Register a pool's memory with the client for these settings.
+
+    Args:
+        settings: Complete settings.
+        shard: The rank; ranks that spill have a client each.
+        namespace: Where the warm-up's key lies.
+        blocks: The pool's memory.
+
+    Raises:
+        KvdockError: If the cluster cannot be joined, or refuses the memory.
+    """
+    # A forked child never uses its parent's client.
+    way = (os.getpid(), settings, shard if settings.ssd_offload else None)
+    with _OPENING:
+        client = _CLIENTS.get(way)
+        if client is not None:
+            try:
+                client.warm_up(namespace)
+                return client, client.admit(blocks)
+            except Shut:
+                pass
+            except ClusterError:
+                client.retire()
+        client = _CLIENTS[way] = Client.open(settings, shard, namespace)
+        return client, client.admit(blocks)

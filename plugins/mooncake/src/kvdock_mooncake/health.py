@@ -1,0 +1,77 @@
+"""Notice what fails: for the log, and to tell a wedged store."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import attrs
+import numpy as np
+
+from kvdock.batches import Int64s, Operation
+from kvdock_mooncake.codes import (
+    NO_ROOM,
+    NOT_FOUND,
+    NOT_READY,
+    TRANSFER_FAILED,
+    sentence_of,
+)
+
+log = logging.getLogger("kvdock")
+
+_COMPLAIN_EVERY_S = 30.0
+_STUCK_S = 30.0
+"""How long every transfer must have failed before a store counts as stuck.
+
+A dead peer's objects are gone after 10 s (the master's client_ttl), so what
+still fails after 30 s is this store itself.
+"""
+
+_EXPECTED = frozenset({NOT_FOUND, NOT_READY, NO_ROOM})
+
+
+@attrs.define(eq=False)
+class Health:
+    """How the calls of one client went.
+
+    Args:
+        replaceable: Whether a stuck store may be replaced by a new one.
+    """
+
+    replaceable: bool
+    stuck: bool = attrs.field(default=False, init=False)
+    _failing_since: float | None = attrs.field(default=None, init=False)
+    _complaints: dict[int, float] = attrs.field(factory=dict, init=False)
+
+    def note(self, operation: Operation, numbers: Int64s) -> None:
+        """Log what failed, each reason at most twice a minute.
+
+        Args:
+            operation: What was done.
+            numbers: int64 (n,), the library's number for each key.
+        """
+        failed = numbers < 0
+        if not failed.any():
+            self._failing_since = None
+            return
+        now = time.monotonic()
+        if (numbers == TRANSFER_FAILED).all():
+            self._failing_since = self._failing_since or now
+            self.stuck = self.replaceable and now - self._failing_since > _STUCK_S
+        elif (numbers > 0).any() or (operation is Operation.PUT and not failed.all()):
+            self._failing_since = None
+        for number in np.unique(numbers[failed]).tolist():
+            if number in _EXPECTED or now < self._complaints.get(number, 0.0):
+                continue
+            self._complaints[number] = now + _COMPLAIN_EVERY_S
+            log.warning(
+                "mooncake: %s of %d keys of %d failed: %s",
+                operation,
+                int((numbers == number).sum()),
+                len(numbers),
+                sentence_of(number),
+            )
+
+    def reset(self) -> None:
+        """Begin anew, with another store."""
+        self.stuck, self._failing_since = False, None

@@ -1,0 +1,243 @@
+"""Join a cluster: everything between settings and a store that works.
+
+The library waits up to 90 s for a master that is away and, before 0.3.14,
+holds the interpreter's lock meanwhile. So the master is looked for first with
+a socket, the library's own patience is cut down before it is asked, and its
+answer is waited for with a deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kvdock.errors import KvdockError, PluginError
+from kvdock_mooncake.codes import sentence_of
+from kvdock_mooncake.settings import MooncakeSettings, split_address
+
+if TYPE_CHECKING:
+    from kvdock_mooncake.library import Library
+
+log = logging.getLogger("kvdock")
+
+_CONNECT_S = 2.0
+_STANDALONE_BUFFER_BYTES = 16 << 20
+_RDMA_DEVICES = Path("/sys/class/infiniband")
+
+
+class ClusterError(KvdockError):
+    """The Mooncake cluster cannot be joined."""
+
+
+def master_answers(address: str) -> None:
+    """Connect to a master once; addresses with a scheme are not looked at.
+
+    Raises:
+        ClusterError: If nothing listens there.
+        SettingsError: If it is not an address.
+    """
+    if "://" in address:
+        return
+    host, port = split_address(address)
+    try:
+        socket.create_connection((host, port), _CONNECT_S).close()
+    except OSError as error:
+        raise ClusterError(
+            f"no Mooncake master answers at {address}: {error}",
+            fix="Start mooncake_master there, or correct `master` (MOONCAKE_MASTER).",
+        ) from error
+
+
+def own_address(settings: MooncakeSettings) -> str:
+    """Return the name under which peers are to reach this process."""
+    if settings.host:
+        return settings.host
+    if "://" in settings.master or not settings.master:
+        return socket.gethostname()
+    host, port = split_address(settings.master)
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        # Sends nothing: it only asks which of our addresses leads there.
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])
+
+
+def check_transport(settings: MooncakeSettings) -> None:
+    """Refuse RDMA without a device: the library would quietly use TCP.
+
+    Raises:
+        ClusterError: If a device is missing.
+    """
+    if settings.protocol != "rdma":
+        return
+    present = {path.name for path in _RDMA_DEVICES.glob("*")}
+    wanted = {name.strip() for name in settings.devices.split(",") if name.strip()}
+    if not present or wanted - present:
+        raise ClusterError(
+            f"protocol rdma needs {', '.join(sorted(wanted)) or 'a device'}, "
+            f"and this host has {', '.join(sorted(present)) or 'no RDMA device'}",
+            fix='Correct `devices`, or set protocol = "tcp".',
+        )
+
+
+def check_library(library: Library, settings: MooncakeSettings) -> None:
+    """Refuse settings that the installed release does not know.
+
+    Raises:
+        PluginError: With the release that brings what is wanted.
+    """
+    wanted = {
+        "SSD offload": settings.ssd_offload,
+        "tenants": bool(settings.tenant),
+        "standalone clients": bool(settings.standalone),
+    }
+    for feature in library.features():
+        if wanted.get(feature.name) and not feature.present:
+            raise PluginError(
+                f"{library.wheel} has no {feature.name}",
+                fix=f"Upgrade it to {feature.since} or newer.",
+            )
+
+
+def limit_patience(
+    settings: MooncakeSettings, environ: MutableMapping[str, str] = os.environ
+) -> None:
+    """Set the library's own limits where nobody has set them.
+
+    The library reads most of them whenever a store is set up, and the level
+    of its log when it is loaded.
+    """
+    milliseconds = str(int(settings.rpc_timeout_s * 1000))
+    limits = {
+        "MC_STORE_CLIENT_SETUP_RETRIES": "1",
+        "MC_RPC_TIMEOUT_MS": milliseconds,
+        "MC_RPC_CONNECT_TIMEOUT_MS": milliseconds,
+        # With the default, some 1024 pieces outstanding to one peer make
+        # 0.3.13 block for 60 s and leave the store unusable for ever.
+        "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
+        "MC_LOG_LEVEL": "ERROR",
+    }
+    if settings.ssd_offload:
+        # By default a bucket is written when it has 256 MB or 500 objects:
+        # less than that never reaches the disk and is lost when evicted.
+        limits["MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES"] = str(16 << 20)
+        limits["MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT"] = "16"
+        limits["MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS"] = "1"
+    for name, value in limits.items():
+        environ.setdefault(name, value)
+
+
+def join(library: Library, settings: MooncakeSettings, spill: str = "") -> Any:  # noqa: ANN401 - the library's own class
+    """Set a store up, within `setup_timeout_s`.
+
+    Args:
+        library: The loaded library.
+        settings: Complete settings.
+        spill: Directory for the objects that its segment does not hold.
+
+    Raises:
+        KvdockError: If the master is away, or the library refuses.
+    """
+    check_library(library, settings)
+    check_transport(settings)
+    master_answers(settings.standalone or settings.master)
+    setup = _setup(settings, spill)
+    return _within(settings.setup_timeout_s, library.store_class, setup)
+
+
+def _setup(settings: MooncakeSettings, spill: str) -> Callable[[Any], int]:
+    """Return the call that sets a store up."""
+    if settings.standalone:
+        size = settings.standalone_bytes
+        address = settings.standalone
+        return lambda store: int(
+            store.setup_dummy(size, _STANDALONE_BUFFER_BYTES, address)
+        )
+    options: dict[str, object] = {}
+    if spill:
+        options["enable_ssd_offload"] = True
+        options["ssd_offload_path"] = spill
+    if settings.tenant:
+        options["tenant_id"] = settings.tenant
+    host = own_address(settings)
+    return lambda store: int(
+        store.setup(
+            host,
+            settings.metadata_server,
+            settings.segment_bytes,
+            0,  # only calls that move whole values by themselves need a buffer
+            settings.protocol,
+            settings.devices,
+            settings.master,
+            **options,
+        )
+    )
+
+
+@attrs.define
+class _Attempt:
+    """A setup in a thread of its own, and whether somebody waits for it."""
+
+    lock: threading.Lock = attrs.field(factory=threading.Lock)
+    abandoned: bool = False
+    answers: queue.SimpleQueue[Any] = attrs.field(factory=queue.SimpleQueue)
+
+    def run(self, make: Callable[[], Any], setup: Callable[[Any], int]) -> None:
+        """Set a store up and hand it, or what went wrong, to who waits.
+
+        A store that failed ends here: whoever handled the error might keep it
+        alive, and with it the memory that it lends.
+        """
+        answer: Any
+        try:
+            store = make()
+            status = setup(store)
+            answer = status or (store,)
+        except Exception as error:  # noqa: BLE001 - handed to the waiting thread
+            answer = error
+        store = None
+        with self.lock:
+            if not self.abandoned:
+                self.answers.put(answer)
+                return
+        if isinstance(answer, tuple):
+            answer[0].close()
+
+
+def _within(
+    timeout_s: float, make: Callable[[], Any], setup: Callable[[Any], int]
+) -> Any:  # noqa: ANN401 - the library's own class
+    """Run a setup in a thread of its own and wait for it."""
+    attempt = _Attempt()
+    threading.Thread(
+        target=attempt.run, args=(make, setup), name="kvdock-join", daemon=True
+    ).start()
+    try:
+        answer = attempt.answers.get(timeout=timeout_s)
+    except queue.Empty:
+        with attempt.lock:
+            attempt.abandoned = True
+        raise ClusterError(
+            f"joining the Mooncake cluster took longer than {timeout_s:g} s",
+            fix="Look at the master's log; setup_timeout_s allows more time.",
+        ) from None
+    if isinstance(answer, tuple):
+        return answer[0]
+    if isinstance(answer, BaseException):
+        raise ClusterError(
+            f"the Mooncake library refused its settings: {answer}",
+            fix="Check sizes, ssd_path and devices.",
+        ) from answer
+    raise ClusterError(
+        f"the Mooncake library could not join: {sentence_of(answer)}",
+        fix="Check the master's version and log, and -enable_offload there "
+        "if ssd_offload is on.",
+    )

@@ -1,0 +1,115 @@
+"""The hooks of the mooncake backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvdock.errors import PluginError
+from kvdock.hookspecs import AttachConfig, Finding, hookimpl
+from kvdock.keys import key_suffixes
+from kvdock.manifest import (
+    API_VERSION,
+    Capability,
+    KindSupport,
+    Manifest,
+    Scope,
+    Support,
+    Verdict,
+)
+from kvdock.vocabulary import HitPolicy, PoolKind
+from kvdock_mooncake.settings import MooncakeSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvdock.batches import Batch, BatchResult
+    from kvdock.pools import PoolSpec
+    from kvdock.regions import Region
+    from kvdock.shards import Shard
+    from kvdock_mooncake.pool import PoolHandle
+
+_ANY_POOL = KindSupport(
+    hit_policies=HitPolicy,
+    split_heads=Support.NATIVE,
+    draft=Support.NATIVE,
+    multi_buffer=Support.NATIVE,
+)
+
+
+@hookimpl
+def kvdock_manifest() -> Manifest:
+    """Declare that any pool can be kept in the cluster."""
+    return Manifest(
+        name="mooncake",
+        api=API_VERSION,
+        summary="DRAM and SSD of a Mooncake cluster, over RDMA or TCP",
+        kinds=dict.fromkeys(PoolKind, _ANY_POOL),
+        zero_copy=Support.NATIVE,
+        memory_registration=Support.NATIVE,
+        host_allocator=Support.NO,
+        direct_transfer=Support.NO,
+        integrity=Support.NO,
+        eviction=Support.NATIVE,
+        durability=Scope.PROCESS,
+        sharing=Scope.CLUSTER,
+        clear_reach=Scope.NAMESPACE,
+        fork_safe=Support.NO,
+        settings=MooncakeSettings,
+    )
+
+
+@hookimpl
+def kvdock_probe(config: AttachConfig) -> Sequence[Finding]:
+    """Look at the library, the master and the host."""
+    from kvdock_mooncake.probe import findings  # noqa: PLC0415 - keeps a listing light
+
+    return findings(config.settings or MooncakeSettings())
+
+
+@hookimpl
+def kvdock_check_capability(
+    capability: Capability, pool: PoolSpec, shard: Shard
+) -> Verdict | None:
+    """Store nothing where the client library is not installed, or twice."""
+    del pool, shard
+    if capability is not Capability.STORE:
+        return None
+    from kvdock_mooncake.library import installed, the_wheel  # noqa: PLC0415 - as above
+
+    try:
+        the_wheel(installed())
+    except PluginError as error:
+        return Verdict(Support.NO, f"{error.what}: {error.fix}")
+    return None
+
+
+@hookimpl
+def kvdock_register_pool(
+    pool: PoolSpec, region: Region, config: AttachConfig
+) -> PoolHandle:
+    """Join the cluster, or share the client that has, and register memory."""
+    from kvdock_mooncake.clients import join_pool  # noqa: PLC0415 - as above
+    from kvdock_mooncake.pool import PoolHandle  # noqa: PLC0415 - as above
+
+    del pool
+    settings = (config.settings or MooncakeSettings()).completed()
+    client, member = join_pool(settings, config.shard, config.namespace, region.blocks)
+    return PoolHandle(client, member, config.namespace)
+
+
+@hookimpl
+def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
+    """Spell what an object holds, as the core does."""
+    return key_suffixes(pool, shard)
+
+
+@hookimpl
+def kvdock_batch_io(handle: PoolHandle, batch: Batch) -> BatchResult:
+    """Do one batch."""
+    return handle.run(batch)
+
+
+@hookimpl
+def kvdock_release(handle: PoolHandle) -> None:
+    """Unregister the pool's memory; the last one leaves the cluster."""
+    handle.client.release(handle.member)

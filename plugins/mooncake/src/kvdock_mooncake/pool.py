@@ -1,0 +1,429 @@
+"""Batches of one pool, as calls of the library."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from kvdock.batches import Batch, BatchResult, Int64s, Operation, Outcome, Outcomes
+from kvdock_mooncake.client import Client, Member, Shut
+from kvdock_mooncake.codes import (
+    BAD_ARGUMENTS,
+    LEASED,
+    NO_ANSWER,
+    NO_ROOM,
+    NO_TIME,
+    NOT_FOUND,
+    NOT_READY,
+    TRANSFER_FAILED,
+    outcomes_of,
+)
+
+log = logging.getLogger("kvdock")
+
+_LOOKUP_KEYS = 4096
+"""Keys of one lookup or removal: some milliseconds, so that deadlines hold."""
+
+_AGAIN_EVERY_S = 0.01
+_LEASES_EVERY_S = 0.25
+
+Call = Callable[[Any, Batch], Sequence[int]]
+"""(store, part of a batch) to the library's number for each key."""
+
+
+@attrs.frozen(eq=False)
+class PoolHandle:
+    """One pool of an attachment.
+
+    Args:
+        client: The client that it shares with the other pools.
+        member: Its share of it.
+        namespace: What a clear of its own must ask for.
+    """
+
+    client: Client
+    member: Member
+    namespace: str
+
+    def run(self, batch: Batch) -> BatchResult:
+        """Do one batch.
+
+        A call of the library cannot be cut short, and until it ends it may
+        still write into the batch's memory. So this returns late rather than
+        early when a peer blocks; whoever waits keeps the memory back.
+        """
+        try:
+            with self.client.using(self.member) as store:
+                # Inside: nothing is unregistered between the look and the call.
+                if not self.client.memory.covers(batch.addresses, batch.sizes):
+                    log.error("a batch names memory that was not attached")
+                    return BatchResult.all(batch, Outcome.REFUSED)
+                return self._run(store, batch)
+        except Shut as reason:
+            log.debug("mooncake: %s", reason)
+            return BatchResult.all(batch, Outcome.UNAVAILABLE)
+
+    def _run(self, store: Any, batch: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
+        match batch.operation:
+            case Operation.EXISTS:
+                return BatchResult.of(batch, self._exists(store, batch))
+            case Operation.PUT:
+                return BatchResult.of(batch, self._put(store, batch))
+            case Operation.GET:
+                return self._get(store, batch)
+            case Operation.DELETE:
+                return BatchResult.of(batch, self._delete(store, batch))
+            case Operation.CLEAR:
+                return BatchResult.of(batch, self._clear(store, batch))
+
+    # --- Look up -------------------------------------------------------------
+
+    def _exists(self, store: Any, batch: Batch) -> Outcomes:  # noqa: ANN401 - the library's own class
+        known = self.client.sightings.known(batch.keys)
+        numbers = np.ones(len(batch), np.int64)
+        if known.any():
+            asked = np.flatnonzero(~known)
+            numbers[asked] = self._each(store, _rows(batch, asked), self._ask)
+        else:
+            asked = None
+            numbers[:] = self._each(store, batch, self._ask)
+        self.client.health.note(Operation.EXISTS, numbers)
+        if not self.client.library.probes and (numbers > 0).any():
+            self.client.lease()
+        if self.client.sightings.lease_s:
+            there = numbers > 0 if asked is None else (numbers > 0) & ~known
+            keys = batch.keys
+            self.client.sightings.saw(
+                keys
+                if there.all()
+                else [keys[i] for i in np.flatnonzero(there).tolist()]
+            )
+        outcomes = outcomes_of(numbers)
+        outcomes[numbers == 0] = Outcome.ABSENT
+        if self.client.unfit:
+            unfit = [key in self.client.unfit for key in batch.keys]
+            outcomes[np.array(unfit, np.bool_)] = Outcome.ABSENT
+        return outcomes
+
+    def _ask(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
+        if self.client.library.probes:
+            return [int(one) for one in store.batch_probe_key(batch.keys)]
+        answer: Sequence[int] = store.batch_is_exist(batch.keys)
+        return answer
+
+    # --- Move ----------------------------------------------------------------
+
+    def _put(self, store: Any, batch: Batch) -> Outcomes:  # noqa: ANN401 - the library's own class
+        """Store; a number of 0 says that the key is there, not who wrote it."""
+        batch = _marked(batch, self.client)
+        unfit = self.client.unfit
+        healing = [row for row, key in enumerate(batch.keys) if unfit and key in unfit]
+        if not healing:
+            numbers = self._waiting(store, batch, self._write, NO_ROOM)
+        else:
+            numbers = np.empty(len(batch), np.int64)
+            rows = np.array(healing, np.int64)
+            rest = np.setdiff1d(np.arange(len(batch)), rows)
+            # First what needs not wait for the leases of wrong objects.
+            others = _rows(batch, rest)
+            numbers[rest] = self._waiting(store, others, self._write, NO_ROOM)
+            numbers[rows] = self._replace(store, _rows(batch, rows))
+        self.client.health.note(Operation.PUT, numbers)
+        return outcomes_of(numbers)
+
+    def _waiting(self, store: Any, batch: Batch, call: Call, passing: int) -> Int64s:  # noqa: ANN401 - the library's own class
+        """Move a batch; try again for a little while what may soon succeed.
+
+        There is no room until eviction has freed some, in steps of some ten
+        milliseconds. An object is not ready while another process still
+        writes it, although this one's put of the same key was called a
+        success.
+        """
+        numbers = self._moved(store, batch, call)
+        patience = time.monotonic() + self.client.settings.full_wait_s
+        until = min(patience, batch.deadline_s)
+        while (numbers == passing).any() and time.monotonic() < until:
+            time.sleep(_AGAIN_EVERY_S)
+            rows = np.flatnonzero(numbers == passing)
+            numbers[rows] = self._moved(store, _rows(batch, rows), call)
+        return numbers
+
+    def _replace(self, store: Any, batch: Batch) -> Int64s:  # noqa: ANN401 - the library's own class
+        """Write over objects of a wrong length: their keys refuse every put."""
+        numbers = self._remove_unleased(store, batch)
+        gone = np.flatnonzero((numbers == 0) | (numbers == NOT_FOUND))
+        self.client.unfit.difference_update(batch.keys[row] for row in gone.tolist())
+        anew = _rows(batch, gone)
+        numbers[gone] = self._waiting(store, anew, self._write, NO_ROOM)
+        return numbers
+
+    def _get(self, store: Any, batch: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
+        """Load; the numbers are the bytes that each object really has."""
+        wanted = batch.object_bytes
+        marks = wanted == 0
+        if marks.any():
+            return self._get_with_marks(store, batch, marks)
+        numbers = self._waiting(store, batch, self._read, NOT_READY)
+        self.client.lease()
+        outcomes = outcomes_of(numbers)
+        nbytes = np.maximum(numbers, 0)
+        if (numbers != wanted).any():
+            self.client.sightings.forget(
+                [batch.keys[i] for i in np.flatnonzero(numbers != wanted).tolist()]
+            )
+            self._judge_lengths(store, batch, numbers, outcomes, nbytes)
+        self.client.health.note(Operation.GET, numbers)
+        return BatchResult(outcomes, nbytes)
+
+    def _get_with_marks(
+        self,
+        store: Any,  # noqa: ANN401 - the library's own class
+        batch: Batch,
+        marks: npt.NDArray[np.bool_],
+    ) -> BatchResult:
+        """Load where some objects have no bytes: those only need to be there."""
+        outcomes = np.empty(len(batch), np.uint8)
+        nbytes = np.zeros(len(batch), np.int64)
+        where = np.flatnonzero(marks)
+        outcomes[where] = self._exists(store, _rows(batch, where))
+        where = np.flatnonzero(~marks)
+        if len(where):
+            rest = self._get(store, _rows(batch, where))
+            outcomes[where], nbytes[where] = rest.outcomes, rest.nbytes
+        return BatchResult(outcomes, nbytes)
+
+    def _judge_lengths(
+        self,
+        store: Any,  # noqa: ANN401 - the library's own class
+        batch: Batch,
+        numbers: Int64s,
+        outcomes: Outcomes,
+        nbytes: Int64s,
+    ) -> None:
+        """Find objects of a wrong length among what failed, and mark them.
+
+        The library answers a wrong length with the number of a bad argument
+        or of a failed transfer, so the lengths are asked for.
+        """
+        odd = (numbers == BAD_ARGUMENTS) | (numbers == TRANSFER_FAILED)
+        suspects = np.flatnonzero(odd)
+        if len(suspects) and batch.remaining_s():
+            sizes = _sizes_of(store, [batch.keys[i] for i in suspects.tolist()])
+            nbytes[suspects] = np.where(sizes > 0, sizes, nbytes[suspects])
+        wanted = batch.object_bytes
+        wrong = (nbytes > 0) & (nbytes != wanted)
+        outcomes[wrong & (nbytes < wanted)] = Outcome.SHORT
+        outcomes[wrong & (nbytes > wanted)] = Outcome.LONG
+        if wrong.any():
+            numbers[wrong] = 0
+            rows = np.flatnonzero(wrong).tolist()
+            self.client.unfit.update(batch.keys[row] for row in rows)
+
+    def _write(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
+        config = self.client.put_config
+        addresses, sizes = _pieces(batch)
+        put = (
+            store.batch_put_from
+            if batch.addresses.shape[1] == 1
+            else store.batch_put_from_multi_buffers
+        )
+        answer: Sequence[int] = put(batch.keys, addresses, sizes, config)
+        return answer
+
+    def _read(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
+        addresses, sizes = _pieces(batch)
+        get = (
+            store.batch_get_into
+            if batch.addresses.shape[1] == 1
+            else store.batch_get_into_multi_buffers
+        )
+        answer: Sequence[int] = get(batch.keys, addresses, sizes)
+        return answer
+
+    # --- Forget --------------------------------------------------------------
+    #
+    # Nothing is removed by force. The library frees a removed object's memory
+    # at once, so a reader in another process that has just begun would get the
+    # bytes of whatever is stored there next, and be told that all is well
+    # (seen with 0.3.13). The lease of a reader is what keeps it safe.
+
+    def _delete(self, store: Any, batch: Batch) -> Outcomes:  # noqa: ANN401 - the library's own class
+        """Remove keys; one that is not there is as good as removed."""
+        numbers = self._remove_unleased(store, batch)
+        self.client.health.note(Operation.DELETE, numbers)
+        outcomes = outcomes_of(numbers)
+        outcomes[outcomes == Outcome.ABSENT] = Outcome.OK
+        return outcomes
+
+    def _remove_unleased(self, store: Any, batch: Batch) -> Int64s:  # noqa: ANN401 - the library's own class
+        """Remove keys; wait for leases to end as far as there is time."""
+        self.client.sightings.forget(batch.keys)
+        numbers = self._each(store, batch, self._remove)
+        until = min(batch.deadline_s, time.monotonic() + self._lease_s)
+        while (numbers == LEASED).any() and time.monotonic() < until:
+            time.sleep(min(self._lease_s / 20, _LEASES_EVERY_S))
+            leased = np.flatnonzero(numbers == LEASED)
+            numbers[leased] = self._each(store, _rows(batch, leased), self._remove)
+        return numbers
+
+    @property
+    def _lease_s(self) -> float:
+        """How long a lease may still last, with some room for clocks."""
+        return 1.2 * self.client.settings.lease_s
+
+    def _remove(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
+        if "batch_remove" in self.client.library.methods:
+            removed: Sequence[int] = store.batch_remove(batch.keys)
+            return removed
+        return [int(store.remove(key)) for key in batch.keys]
+
+    def _clear(self, store: Any, batch: Batch) -> Outcomes:  # noqa: ANN401 - the library's own class
+        """Forget the own namespace, and nothing that begins otherwise."""
+        outcomes = np.full(len(batch), Outcome.REFUSED, np.uint8)
+        for row, prefix in enumerate(batch.keys):
+            if prefix == f"{self.namespace}/":
+                self.client.sightings.forget_all()
+                pattern = f"^{re.escape(prefix)}.*"
+                number = self._clear_until_unleased(store, pattern, batch)
+                numbers = np.array([number], np.int64)
+                self.client.health.note(Operation.CLEAR, numbers)
+                outcomes[row] = outcomes_of(numbers)[0]
+        return outcomes
+
+    def _clear_until_unleased(self, store: Any, pattern: str, batch: Batch) -> int:  # noqa: ANN401 - the library's own class
+        """Remove what matches until this process's last lease has ended.
+
+        The library does not say what it left out because of a lease.
+        """
+        while True:
+            leased = time.monotonic() < self.client.leased_until
+            if removed := min(0, int(store.remove_by_regex(pattern))):
+                return removed
+            if not leased:
+                return 0
+            if not batch.remaining_s():
+                return NO_TIME
+            time.sleep(min(self._lease_s / 20, _LEASES_EVERY_S))
+
+    # --- In calls of bounded size ---------------------------------------------
+
+    def _moved(self, store: Any, batch: Batch, call: Call) -> Int64s:  # noqa: ANN401 - the library's own class
+        """Move a batch in calls that are bounded by pieces and by bytes.
+
+        No call names a key twice: the library then fills only the last one's
+        memory and reports success for all (measured with 0.3.13).
+        """
+        if len(set(batch.keys)) < len(batch):
+            numbers = np.full(len(batch), NO_TIME, np.int64)
+            for rows in _rounds(batch.keys):
+                numbers[rows] = self._moved(store, _rows(batch, rows), call)
+            return numbers
+        pieces = max(1, batch.addresses.shape[1])
+        largest = int(batch.object_bytes.max(initial=1))
+        settings = self.client.settings
+        most = min(settings.max_pieces // pieces, settings.max_call_bytes // largest)
+
+        def bounded(store: Any, part: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
+            allowance = self.client.allowance
+            with allowance.take(len(part) * pieces, part.deadline_s) as granted:
+                return call(store, part) if granted else [NO_TIME] * len(part)
+
+        return self._each(store, batch, bounded, max(1, most))
+
+    def _each(
+        self,
+        store: Any,  # noqa: ANN401 - the library's own class
+        batch: Batch,
+        call: Call,
+        rows: int = _LOOKUP_KEYS,
+    ) -> Int64s:
+        """Call for so many keys at a time, until the deadline."""
+        numbers = np.full(len(batch), NO_TIME, np.int64)
+        for start, part in _parts(batch, rows):
+            if not batch.remaining_s():
+                break
+            answer = call(store, part)
+            stop = start + len(part)
+            # On a store in a bad state some calls return an empty list.
+            numbers[start:stop] = answer if len(answer) == len(part) else NO_ANSWER
+        return numbers
+
+
+def _parts(batch: Batch, rows: int) -> Iterator[tuple[int, Batch]]:
+    if len(batch) <= rows:
+        if len(batch):
+            yield 0, batch
+        return
+    for start in range(0, len(batch), rows):
+        yield start, batch.part(start, start + rows)
+
+
+def _rounds(keys: Sequence[str]) -> list[Int64s]:
+    """Divide rows so that no key comes twice in one round."""
+    seen: dict[str, int] = {}
+    rounds: list[list[int]] = []
+    for row, key in enumerate(keys):
+        turn = seen[key] = seen.get(key, -1) + 1
+        if turn == len(rounds):
+            rounds.append([])
+        rounds[turn].append(row)
+    return [np.array(rows, np.int64) for rows in rounds]
+
+
+def _rows(batch: Batch, rows: Int64s) -> Batch:
+    """Return some keys of a batch with their memory."""
+    keys = [batch.keys[row] for row in rows.tolist()]
+    if not batch.addresses.size:
+        return attrs.evolve(batch, keys=keys)
+    return attrs.evolve(
+        batch, keys=keys, addresses=batch.addresses[rows], sizes=batch.sizes[rows]
+    )
+
+
+def _marked(batch: Batch, client: Client) -> Batch:
+    """Give objects without bytes one byte: the library stores no empty ones."""
+    empty = batch.object_bytes == 0
+    if not empty.any():
+        return batch
+    width = max(1, batch.addresses.shape[1])
+    addresses = np.zeros((len(batch), width), np.int64)
+    sizes = np.zeros((len(batch), width), np.int64)
+    if batch.addresses.size:
+        addresses[:], sizes[:] = batch.addresses, batch.sizes
+    addresses[empty, 0] = client.mark.address
+    sizes[empty, 0] = client.mark.nbytes
+    return attrs.evolve(batch, addresses=addresses, sizes=sizes)
+
+
+def _pieces(batch: Batch) -> tuple[list[Any], list[Any]]:
+    """Return memory as the library takes it: flat, or a list for each key."""
+    addresses, sizes = batch.addresses, batch.sizes
+    if addresses.shape[1] == 1:
+        return addresses[:, 0].tolist(), sizes[:, 0].tolist()
+    if sizes.all():
+        return addresses.tolist(), sizes.tolist()
+    # A piece of no bytes is padding, and its address may be anything.
+    some = [row != 0 for row in sizes]
+    return (
+        [row[keep].tolist() for row, keep in zip(addresses, some, strict=True)],
+        [row[keep].tolist() for row, keep in zip(sizes, some, strict=True)],
+    )
+
+
+def _sizes_of(store: Any, keys: list[str]) -> Int64s:  # noqa: ANN401 - the library's own class
+    """Return the stored bytes of each key, 0 where they are not known."""
+    found = store.batch_get_replica_desc(keys)
+    sizes = np.zeros(len(keys), np.int64)
+    for row, key in enumerate(keys):
+        for replica in found.get(key, ()):
+            if replica.is_memory_replica():
+                described = replica.get_memory_descriptor().buffer_descriptor
+                sizes[row] = int(described.size)
+    return sizes

@@ -1,0 +1,85 @@
+"""Say whether the backend could work here, and what is missing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvdock.errors import KvdockError
+from kvdock.hookspecs import Finding
+from kvdock.settings import format_bytes
+from kvdock_mooncake.joining import check_library, check_transport, master_answers
+from kvdock_mooncake.library import Library, installed, load, the_wheel
+
+if TYPE_CHECKING:
+    from kvdock_mooncake.settings import MooncakeSettings
+
+
+def _no(error: KvdockError) -> Finding:
+    return Finding(ok=False, what=error.what, hint=error.fix)
+
+
+def findings(settings: MooncakeSettings) -> list[Finding]:
+    """Look at the wheel, its features, the master, transport and disk."""
+    found: list[Finding] = []
+    try:
+        found.append(Finding(ok=True, what=f"{the_wheel(installed())} is installed"))
+        library = load()
+    except KvdockError as error:
+        return [*found, _no(error)]
+    found += _features(library)
+    try:
+        settings = settings.completed()
+        check_library(library, settings)
+    except KvdockError as error:
+        return [*found, _no(error)]
+    address = settings.standalone or settings.master
+    try:
+        master_answers(address)
+        found.append(Finding(ok=True, what=f"something listens at {address}"))
+    except KvdockError as error:
+        found.append(_no(error))
+    try:
+        check_transport(settings)
+        found.append(Finding(ok=True, what=f"transport {settings.protocol}"))
+    except KvdockError as error:
+        found.append(_no(error))
+    if settings.segment_bytes and not settings.standalone:
+        found.append(_room(settings.segment_bytes))
+    if settings.ssd_offload:
+        found.append(_disk(Path(settings.ssd_path)))
+    return found
+
+
+def _features(library: Library) -> list[Finding]:
+    """List what this release brings, and in which one the rest comes."""
+    have = [one.name for one in library.features() if one.present]
+    lack = [one for one in library.features() if not one.present]
+    # Nothing is wrong without a feature: who wants it needs another release.
+    return [
+        Finding(ok=True, what=f"it has {', '.join(have)}"),
+        *(
+            Finding(
+                ok=True, what=f"it has no {one.name}", hint=f"{one.since} brings it."
+            )
+            for one in lack
+        ),
+    ]
+
+
+def _room(segment_bytes: int) -> Finding:
+    """Compare the segment with the memory of the host."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    what = f"lends {format_bytes(segment_bytes)} of {format_bytes(memory)} free memory"
+    return Finding(ok=segment_bytes < memory, what=what, hint="Lower segment_bytes.")
+
+
+def _disk(folder: Path) -> Finding:
+    """Look whether spilled objects can be written."""
+    above = next(path for path in (folder, *folder.parents) if path.exists())
+    return Finding(
+        ok=os.access(above, os.W_OK | os.X_OK),
+        what=f"ssd_path {folder} can be written",
+        hint=f"Make {above} writable for this user.",
+    )

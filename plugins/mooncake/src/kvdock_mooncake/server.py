@@ -1,0 +1,200 @@
+"""Servers of this host alone: a master, and owners of memory.
+
+For demos, tests and examples. They listen on loopback as far as the programs
+can be told to: a client's data ports always listen on every interface.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import attrs
+
+from kvdock.errors import KvdockError
+from kvdock.settings import format_bytes
+from kvdock_mooncake.library import program, search_path
+from kvdock_mooncake.settings import MooncakeSettings
+
+LOOPBACK = "127.0.0.1"
+_START_S = 20.0
+_STOP_S = 5.0
+_TRIES = 5
+_DEMO_SEGMENT_BYTES = 2 << 30
+_DEMO_LEASE_S = 2
+
+
+class ServerError(KvdockError):
+    """A local server did not start."""
+
+
+@attrs.define(eq=False)
+class Server:
+    """One running program.
+
+    Args:
+        process: The program itself, not a wrapper.
+        port: Where it listens, on loopback.
+    """
+
+    process: subprocess.Popen[bytes]
+    port: int
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as "host:port"."""
+        return f"{LOOPBACK}:{self.port}"
+
+    def stop(self) -> None:
+        """End the program and wait until it has ended."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.wait()
+
+
+def start_master(*options: str, port: int = 0, log: Path | None = None) -> Server:
+    """Start a master; it answers when this returns.
+
+    Args:
+        options: Further flags, such as "-default_kv_lease_ttl=500".
+        port: Where it is to listen; 0 finds a free one.
+        log: Where its output goes; nowhere if None.
+
+    Raises:
+        ServerError: If it does not come up.
+    """
+
+    def command(rpc: int, metrics: int) -> list[str]:
+        return [
+            str(program("mooncake_master")),
+            f"-rpc_port={rpc}",
+            f"-rpc_address={LOOPBACK}",
+            f"-metrics_host={LOOPBACK}",
+            f"-metrics_port={metrics}",
+            "-logtostderr=1",
+            *options,
+        ]
+
+    for _ in range(_TRIES):
+        rpc, metrics = port or free_port(), free_port()
+        server = _start(command(rpc, metrics), rpc, log)
+        if server:
+            return server
+    raise ServerError("mooncake_master does not start", fix=_words(log))
+
+
+def start_owner(
+    master: str, segment_bytes: int, *options: str, log: Path | None = None
+) -> Server:
+    """Start a process that lends memory to a cluster until it is stopped.
+
+    Args:
+        master: The master's address.
+        segment_bytes: How much it lends.
+        options: Further flags of mooncake_client.
+        log: Where its output goes; nowhere if None.
+
+    Raises:
+        ServerError: If it does not come up.
+    """
+    for _ in range(_TRIES):
+        port = free_port()
+        command = [
+            str(program("mooncake_client")),
+            f"--master_server_address={master}",
+            f"--host={LOOPBACK}",
+            f"--port={port}",
+            f"--global_segment_size={segment_bytes}",
+            "--metadata_server=P2PHANDSHAKE",
+            *options,
+        ]
+        server = _start(command, port, log)
+        if server:
+            return server
+    raise ServerError("mooncake_client does not start", fix=_words(log))
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def local_server(
+    given: Mapping[str, object],
+) -> Iterator[tuple[Mapping[str, object], str]]:
+    """Bring what the backend needs, for as long as a demo runs.
+
+    Entry point `mooncake` of the group `kvdock.servers`.
+
+    Args:
+        given: The user's settings for this backend.
+
+    Yields:
+        Settings to use instead, and a sentence that says what was started,
+        "" if the user's own cluster is used.
+    """
+    configured = given.get("master") or given.get("standalone")
+    variables = MooncakeSettings.environment
+    known = [variables[name] for name in ("master", "standalone")]
+    if configured or any(os.environ.get(name) for name in known):
+        yield given, ""
+        return
+    with ExitStack() as stack:
+        master = start_master(f"-default_kv_lease_ttl={_DEMO_LEASE_S * 1000}")
+        stack.callback(master.stop)
+        owner = start_owner(master.address, _DEMO_SEGMENT_BYTES)
+        stack.callback(owner.stop)
+        settings = {
+            "segment_bytes": 0,
+            "lease_s": _DEMO_LEASE_S,
+            **given,
+            "master": master.address,
+        }
+        room = format_bytes(_DEMO_SEGMENT_BYTES)
+        notice = f"started a local master at {master.address} with {room} of memory"
+        yield settings, f"no master is configured: {notice}"
+
+
+def _start(command: Sequence[str], port: int, log: Path | None) -> Server | None:
+    """Start a program and wait until its port answers; None if it ends."""
+    environment = dict(os.environ)
+    if path := search_path(environment.get("LD_LIBRARY_PATH", "")):
+        environment["LD_LIBRARY_PATH"] = path
+    with open(log or os.devnull, "ab") as output:  # noqa: PTH123 - a path or the null device
+        process = subprocess.Popen(  # noqa: S603 - a program of the installed wheel
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+    server = Server(process, port)
+    until = time.monotonic() + _START_S
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            socket.create_connection((LOOPBACK, port), 1.0).close()
+        except OSError:
+            time.sleep(0.01)
+        else:
+            return server
+    server.stop()
+    return None
+
+
+def _words(log: Path | None) -> str:
+    if log is None:
+        return "Start it by hand to see why."
+    last = log.read_text(errors="replace").splitlines()[-5:]
+    return "Its last words:\n  " + "\n  ".join(last)

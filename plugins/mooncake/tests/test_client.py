@@ -1,0 +1,306 @@
+"""What would crash, hang or corrupt a process does not reach the library."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvdock import (
+    AttachConfig,
+    Block,
+    DType,
+    Operation,
+    Outcome,
+    Part,
+    Per,
+    PoolKind,
+    PoolSpec,
+    Region,
+    Shard,
+)
+from kvdock.errors import KvdockError, RegionError
+from kvdock_mooncake import client, plugin
+from kvdock_mooncake.client import State
+
+pytestmark = pytest.mark.mooncake
+
+OK = Outcome.OK
+HERE = Path(__file__).parent
+
+
+def run_script(body: str, *arguments: str, within_s: float = 60) -> str:
+    """Run code beside a rig in a process of its own, which it may crash."""
+    rigs = str(HERE / "conftest.py")
+    head = f"""
+        import importlib.util, os, sys, threading, time
+        spec = importlib.util.spec_from_file_location("rigs", {rigs!r})
+        rigs = importlib.util.module_from_spec(spec)
+        sys.modules["rigs"] = rigs
+        spec.loader.exec_module(rigs)
+        from kvdock import Outcome
+        from kvdock_mooncake.settings import MooncakeSettings
+        settings = MooncakeSettings(master=sys.argv[1], segment_bytes=64 << 20)
+    """
+    code = textwrap.dedent(head) + textwrap.dedent(body)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=within_s,
+        check=False,
+    )
+    assert done.returncode == 0, f"status {done.returncode}: {done.stderr[-2000:]}"
+    return done.stdout
+
+
+def attach_block(rig: Any, settings: Any, offset: int, nbytes: int) -> Any:
+    """Attach a piece of a rig's memory as a pool beside it."""
+    pool = PoolSpec(
+        name="inner",
+        kind=PoolKind.MLA,
+        parts=(Part("kv", DType.U8, (nbytes,), per=Per.PAGE),),
+        layers=(0,),
+        page_tokens=1,
+    )
+    block = Block(int(rig.memory.ctypes.data) + offset, nbytes)
+    return plugin.kvdock_register_pool(
+        pool=pool,
+        region=Region.of(pool, Shard(), (block,), 1),
+        config=AttachConfig(
+            settings=settings,
+            namespace=rig.namespace,
+        ),
+    )
+
+
+def test_a_released_pool_is_unavailable_and_crashes_nothing(
+    attached: Any, alone: Any
+) -> None:
+    rig = attached(alone)
+    assert rig.put(["before"]) == [OK]
+    rig.release()
+    assert rig.handle.client.state is State.CLOSED
+    for operation in (Operation.PUT, Operation.GET, Operation.EXISTS, Operation.DELETE):
+        assert list(rig.run(operation, ["before"]).outcomes) == [Outcome.UNAVAILABLE]
+    assert rig.clear(f"{rig.namespace}/") == [Outcome.UNAVAILABLE]
+    rig.release()
+
+
+def test_pools_share_one_client_until_the_last_one_leaves(
+    attached: Any, alone: Any
+) -> None:
+    first = attached(alone)
+    second = attached(alone)
+    assert first.handle.client is second.handle.client
+    first.release()
+    assert first.put(["one"]) == [Outcome.UNAVAILABLE]
+    assert second.put(["two"]) == [OK]
+    assert second.get(["two"]) == [OK]
+    second.release()
+    assert second.handle.client.state is State.CLOSED
+
+
+def test_memory_of_a_released_pool_is_no_longer_known(
+    attached: Any, alone: Any
+) -> None:
+    first = attached(alone)
+    second = attached(alone)
+    first.release()
+    batch = first.batch(Operation.PUT, ["stale"])
+    done = plugin.kvdock_batch_io(second.handle, batch)
+    assert done.outcomes.tolist() == [Outcome.REFUSED]
+    second.release()
+
+
+def test_two_pools_in_the_same_memory_register_it_once(rig: Any, settings: Any) -> None:
+    before = rig.handle.client.memory.blocks
+    handle = attach_block(rig, settings, 4096, 8192)
+    assert rig.handle.client.memory.blocks == before
+    plugin.kvdock_release(handle)
+    assert rig.handle.client.memory.blocks == before
+    assert rig.put(["still-registered"]) == [OK]
+
+
+def test_overlapping_memory_is_refused_and_leaves_nothing_behind(
+    rig: Any, settings: Any
+) -> None:
+    before = rig.handle.client.memory.blocks
+    with pytest.raises(RegionError, match="overlaps"):
+        attach_block(rig, settings, 4096, rig.memory.nbytes)
+    assert rig.handle.client.memory.blocks == before
+    assert rig.put(["goes-on"]) == [OK]
+
+
+def test_reads_never_prefer_the_path_without_a_lease_check(rig: Any) -> None:
+    assert rig.handle.client.put_config.prefer_alloc_in_same_node is False
+
+
+def test_the_warm_up_leaves_no_key_behind(attached: Any, serve: Any) -> None:
+    from kvdock_mooncake.settings import MooncakeSettings
+
+    own = MooncakeSettings(master=serve().address, segment_bytes=16 << 20)
+    rig = attached(own)
+    assert rig.store.remove_by_regex(".*", True) == 0
+    rig.release()
+
+
+def test_a_cluster_without_memory_is_joined_and_stores_nothing(
+    attached: Any, serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    from kvdock_mooncake.settings import MooncakeSettings
+
+    rig = attached(MooncakeSettings(master=serve().address, segment_bytes=0))
+    assert "stores nothing" in caplog.text
+    assert rig.put(["nowhere"]) == [Outcome.REFUSED]
+    assert rig.exists(["nowhere"]) == [Outcome.ABSENT]
+    rig.release()
+
+
+def test_a_forked_child_gets_an_answer_and_the_parent_goes_on(master: Any) -> None:
+    run_script(
+        """
+        rig = rigs.attach(settings)
+        assert rig.put(["parent"]) == [Outcome.OK]
+        child = os.fork()
+        if not child:
+            began = time.monotonic()
+            ok = rig.get(["parent"]) == [Outcome.UNAVAILABLE]
+            rig.release()
+            os._exit(0 if ok and time.monotonic() - began < 1 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert rig.get(["parent"]) == [Outcome.OK]
+        rig.release()
+        """,
+        master.address,
+    )
+
+
+def test_releasing_under_load_crashes_nothing(master: Any) -> None:
+    run_script(
+        """
+        rig = rigs.attach(settings)
+        names = list(range(8))
+        rig.put(names)
+        stop, seen = threading.Event(), set()
+        def load():
+            while not stop.is_set():
+                seen.update(rig.get(names))
+                seen.update(rig.put(names))
+                seen.update(rig.exists(names))
+        threads = [threading.Thread(target=load) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        while Outcome.OK not in seen:
+            time.sleep(0.001)
+        rig.release()
+        while Outcome.UNAVAILABLE not in seen:
+            time.sleep(0.001)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert seen <= {Outcome.OK, Outcome.UNAVAILABLE}, seen
+        assert rig.handle.client.state == "closed"
+        """,
+        master.address,
+    )
+
+
+def test_clients_of_two_kinds_come_and_go_in_one_process(master: Any) -> None:
+    run_script(
+        """
+        import attrs
+        first = rigs.attach(settings)
+        other = rigs.attach(attrs.evolve(settings, segment_bytes=0))
+        assert first.handle.client is not other.handle.client
+        assert other.put(["one"]) == first.put(["two"]) == [Outcome.OK]
+        other.release()
+        again = rigs.attach(attrs.evolve(settings, segment_bytes=0))
+        assert again.handle.client is other.handle.client
+        assert first.get(["one"]) == again.get(["two"]) == [Outcome.OK]
+        first.release()
+        assert first.handle.client.state == "closed"
+        assert again.handle.client.state == "ready"
+        again.release()
+        assert again.exists(["two"]) == [Outcome.UNAVAILABLE]
+        """,
+        master.address,
+    )
+
+
+def test_what_blocks_keeps_its_memory_and_the_store_until_it_has_ended(
+    attached: Any,
+    serve: Any,
+    start_peer: Any,
+    eventually: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A frozen owner blocks a read for up to 60 s; late bytes must land safely."""
+    from kvdock_mooncake.settings import MooncakeSettings
+
+    monkeypatch.setattr(client, "_DRAIN_S", 0.2)
+    address = serve("-client_ttl=60").address
+    owner = start_peer(master=address, segment_bytes="64 MiB")
+    rig = attached(MooncakeSettings(master=address, segment_bytes=0))
+    wanted = rig.fill(31)
+    assert rig.put(["held"]) == [OK]
+    rig.memory[:] = 0
+    os.kill(owner.process.pid, signal.SIGSTOP)
+    outcomes: list[list[int]] = []
+    reader = threading.Thread(target=lambda: outcomes.append(rig.get(["held"])))
+    try:
+        reader.start()
+        eventually(lambda: rig.handle.client._calls)
+        began = time.monotonic()
+        rig.release()
+        assert time.monotonic() - began < 5
+        assert reader.is_alive()
+        assert rig.handle.client.state == State.READY
+        assert rig.handle.member.blocks[0] in rig.handle.client.memory.blocks
+        assert rig.put(["more"]) == [Outcome.UNAVAILABLE]
+    finally:
+        os.kill(owner.process.pid, signal.SIGCONT)
+        reader.join(90)
+    assert outcomes == [[OK]]
+    assert np.array_equal(rig.memory[0], wanted[0])
+    assert rig.handle.client.state == State.READY
+    assert rig.memory.ctypes.data not in {
+        block.address for block in rig.handle.client.memory.blocks
+    }
+
+
+def test_a_store_that_nothing_leaves_any_more_is_replaced(
+    attached: Any, alone: Any
+) -> None:
+    rig = attached(alone)
+    before = rig.store
+    rig.handle.client.health.stuck = True
+    rig.exists(["any"])
+    assert rig.store is not before
+    wanted = rig.fill(32)
+    assert rig.put(["renewed"]) == [OK]
+    rig.memory[:] = 0
+    assert rig.get(["renewed"]) == [OK]
+    assert np.array_equal(rig.memory[0], wanted[0])
+    rig.release()
+
+
+def test_a_refused_attachment_leaves_no_thread_that_waits(
+    attached: Any, settings: Any
+) -> None:
+    import attrs
+
+    names = {thread.name for thread in threading.enumerate()}
+    bad = attrs.evolve(settings, master="127.0.0.1:1")
+    with pytest.raises(KvdockError, match="no Mooncake master answers"):
+        attached(bad)
+    assert {thread.name for thread in threading.enumerate()} <= names | {"MainThread"}

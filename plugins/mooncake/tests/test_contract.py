@@ -1,0 +1,87 @@
+"""The conformance kit, against masters and owners that outlive each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvdock.testing import BackendContract, Oracle
+from kvdock_mooncake.joining import join
+from kvdock_mooncake.server import start_master, start_owner
+from kvdock_mooncake.settings import MooncakeSettings
+
+pytestmark = pytest.mark.mooncake
+
+SCRATCH_BYTES = 8 << 20
+LEASE_S = 0.25
+
+
+@pytest.fixture(scope="module")
+def roomy(library: Any) -> Iterator[str]:
+    """A master whose memory belongs to a process of its own."""
+    del library
+    # Short leases: a page that was just read can be deleted soon.
+    master = start_master(f"-default_kv_lease_ttl={int(LEASE_S * 1000)}")
+    owner = start_owner(master.address, 512 << 20)
+    yield master.address
+    owner.stop()
+    master.stop()
+
+
+class RawStore(Oracle):
+    """The library by itself: objects are replaced, as it has no other way."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.scratch = np.zeros(SCRATCH_BYTES, np.uint8)
+        self.at = int(self.scratch.ctypes.data)
+        assert store.register_buffer(self.at, SCRATCH_BYTES) == 0
+
+    def peek(self, key: str) -> bytes | None:
+        nbytes = self.store.get_into(key, self.at, SCRATCH_BYTES)
+        return self.scratch[:nbytes].tobytes() if nbytes > 0 else None
+
+    def poke(self, key: str, offset: int, data: bytes) -> None:
+        stored = bytearray(self.peek(key) or b"")
+        stored[offset : offset + len(data)] = data
+        self.replace(key, bytes(stored))
+
+    def resize(self, key: str, nbytes: int) -> None:
+        stored = self.peek(key) or b""
+        self.replace(key, stored[:nbytes].ljust(nbytes, b"?"))
+
+    def remove(self, key: str) -> None:
+        self.store.remove(key, True)
+
+    def replace(self, key: str, data: bytes) -> None:
+        self.store.remove(key, True)
+        self.scratch[: len(data)] = np.frombuffer(data, np.uint8)
+        assert self.store.put_from(key, self.at, len(data)) == 0
+
+
+@pytest.fixture(scope="module")
+def raw(library: Any, roomy: str) -> Iterator[RawStore]:
+    store = join(library, MooncakeSettings(master=roomy, segment_bytes=0))
+    yield RawStore(store)
+    store.close()
+
+
+class TestMooncake(BackendContract):
+    """Without a small store: the kit looks at its first pages in every round.
+
+    Each look is a use, so these are what the store evicts last. A full store
+    is tried in test_pool.py.
+    """
+
+    plugin = "mooncake"
+
+    @pytest.fixture
+    def config(self, roomy: str) -> Mapping[str, object]:
+        return {"master": roomy, "segment_bytes": 0, "lease_s": LEASE_S}
+
+    @pytest.fixture
+    def oracle(self, raw: RawStore) -> Oracle:
+        return raw

@@ -1,0 +1,58 @@
+"""What is logged, and when a store counts as stuck."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvdock import Operation
+from kvdock_mooncake.health import Health
+
+FAILED = np.array([-800, -800], np.int64)
+MIXED = np.array([-800, 4096], np.int64)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    return now
+
+
+def test_only_transfers_that_all_fail_for_long_count_as_a_stuck_store(
+    clock: list[float],
+) -> None:
+    health = Health(replaceable=True)
+    health.note(Operation.GET, FAILED)
+    clock[0] += 29
+    health.note(Operation.GET, FAILED)
+    assert not health.stuck
+    health.note(Operation.GET, MIXED)
+    clock[0] += 29
+    health.note(Operation.GET, FAILED)
+    assert not health.stuck
+    clock[0] += 31
+    health.note(Operation.GET, FAILED)
+    assert health.stuck
+
+
+def test_a_store_that_may_not_be_replaced_is_never_stuck(clock: list[float]) -> None:
+    health = Health(replaceable=False)
+    health.note(Operation.GET, FAILED)
+    clock[0] += 100
+    health.note(Operation.GET, FAILED)
+    assert not health.stuck
+
+
+def test_each_reason_is_logged_once_in_a_while(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    health = Health(replaceable=True)
+    for _ in range(5):
+        health.note(Operation.GET, np.array([-801, -704, -801], np.int64))
+    assert [record.getMessage() for record in caplog.records] == [
+        "mooncake: get of 2 keys of 3 failed: the library's own checksum differs (-801)"
+    ]
+    clock[0] += 31
+    health.note(Operation.GET, np.array([-801], np.int64))
+    assert len(caplog.records) == 2

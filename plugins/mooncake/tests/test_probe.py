@@ -1,0 +1,86 @@
+"""What the backend says about itself here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvdock import AttachConfig
+from kvdock_mooncake import plugin, probe
+from kvdock_mooncake.library import Wheel
+from kvdock_mooncake.settings import MooncakeSettings
+
+
+def findings(settings: MooncakeSettings | None) -> Any:
+    return plugin.kvdock_probe(AttachConfig(settings=settings))
+
+
+def test_without_a_wheel_there_is_one_finding_with_a_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(probe, "installed", lambda: ())
+    (only,) = findings(None)
+    assert not only.ok
+    assert "kvdock-mooncake[cpu]" in only.hint
+
+
+def test_with_two_wheels_the_one_finding_names_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wheels = (
+        Wheel("mooncake-transfer-engine-non-cuda", "0.3.13.post1"),
+        Wheel("mooncake-transfer-engine", "0.3.13.post1"),
+    )
+    monkeypatch.setattr(probe, "installed", lambda: wheels)
+    (only,) = findings(None)
+    assert not only.ok
+    assert all(str(wheel) in only.what for wheel in wheels)
+
+
+@pytest.mark.mooncake
+def test_a_library_without_a_master_says_what_it_can_and_what_is_missing(
+    library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MOONCAKE_MASTER", raising=False)
+    monkeypatch.delenv("MOONCAKE_CLIENT", raising=False)
+    found = findings(None)
+    assert str(library.wheel) in found[0].what
+    assert any("multi-buffer objects" in one.what for one in found if one.ok)
+    for feature in library.features():
+        line = next(one for one in found if feature.name in one.what)
+        assert line.ok
+        assert (feature.since in line.hint) is not feature.present
+    assert [one for one in found if not one.ok] == [found[-1]]
+    assert "MOONCAKE_MASTER" in found[-1].hint
+
+
+@pytest.mark.mooncake
+def test_a_running_cluster_is_all_well(master: Any, tmp_path: Path) -> None:
+    found = findings(
+        MooncakeSettings(
+            master=master.address,
+            segment_bytes=64 << 20,
+            ssd_offload=True,
+            ssd_path=str(tmp_path / "not" / "yet"),
+        )
+    )
+    assert all(one.ok for one in found)
+    assert any("64.0 MiB" in one.what for one in found)
+    assert any("not/yet" in one.what for one in found)
+    assert not (tmp_path / "not").exists()
+
+
+@pytest.mark.mooncake
+def test_a_master_that_is_away_and_a_missing_device_are_two_findings(
+    library: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    del library
+    monkeypatch.setattr("kvdock_mooncake.joining._RDMA_DEVICES", tmp_path)
+    found = findings(
+        MooncakeSettings(master="127.0.0.1:1", protocol="rdma", segment_bytes=0)
+    )
+    wrong = [one for one in found if not one.ok]
+    assert len(wrong) == 2
+    assert all(one.hint for one in wrong)

@@ -1,0 +1,78 @@
+"""Servers that are started for a demo, and ended with it."""
+
+from __future__ import annotations
+
+import socket
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvdock import Outcome
+from kvdock.settings import structure
+from kvdock_mooncake import server
+from kvdock_mooncake.settings import MooncakeSettings
+
+
+@pytest.fixture
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in MooncakeSettings.environment.values():
+        monkeypatch.delenv(variable, raising=False)
+
+
+def listens(address: str) -> bool:
+    host, port = address.split(":")
+    try:
+        socket.create_connection((host, int(port)), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_the_entry_point_leads_to_the_local_server() -> None:
+    (point,) = metadata.entry_points(group="kvdock.servers", name="mooncake")
+    assert point.load() is server.local_server
+
+
+@pytest.mark.usefixtures("no_variables")
+def test_a_configured_cluster_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"master": "far.away:50051"}
+    with server.local_server(given) as (settings, notice):
+        assert settings is given
+        assert not notice
+    monkeypatch.setenv("MOONCAKE_MASTER", "far.away:50051")
+    with server.local_server({}) as (settings, notice):
+        assert settings == {}
+        assert not notice
+
+
+@pytest.mark.mooncake
+@pytest.mark.usefixtures("no_variables")
+def test_without_one_a_cluster_of_this_host_lives_as_long_as_it_is_used(
+    library: Any, attached: Any
+) -> None:
+    del library
+    with server.local_server({"replicas": 1}) as (given, notice):
+        settings = structure(MooncakeSettings, given, where="test")
+        assert settings.master in notice
+        assert settings.segment_bytes == 0
+        rig = attached(settings)
+        assert rig.put(["demo"]) == [Outcome.OK]
+        rig.release()
+        again = attached(settings)
+        assert again.get(["demo"]) == [Outcome.OK]
+        again.release()
+    assert not listens(settings.master)
+
+
+@pytest.mark.mooncake
+def test_a_server_that_does_not_start_says_its_last_words(
+    library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del library
+    monkeypatch.setattr(server, "_TRIES", 1)
+    log = tmp_path / "log"
+    with pytest.raises(server.ServerError, match="does not start") as told:
+        server.start_master("-no_such_flag=1", log=log)
+    assert "no_such_flag" in told.value.fix

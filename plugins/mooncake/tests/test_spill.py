@@ -1,0 +1,67 @@
+"""Directories that segments spill into."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvdock import Shard
+from kvdock.errors import SettingsError
+from kvdock_mooncake.settings import MooncakeSettings
+from kvdock_mooncake.spill import SpillFolder
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> MooncakeSettings:
+    return MooncakeSettings(ssd_offload=True, ssd_path=str(tmp_path / "new"))
+
+
+def test_each_rank_spills_into_a_directory_of_its_own(
+    settings: MooncakeSettings,
+) -> None:
+    claimed = [
+        SpillFolder.claim(settings, Shard(tp_rank=rank, tp_size=2)) for rank in range(2)
+    ]
+    assert len({one.path for one in claimed}) == 2
+    assert all(Path(one.path).is_dir() for one in claimed)
+    assert not any(Path(claimed[0].path).iterdir())
+    for one in claimed:
+        one.leave()
+
+
+def test_two_processes_never_spill_into_one_directory(
+    settings: MooncakeSettings,
+) -> None:
+    first = SpillFolder.claim(settings, Shard())
+    with pytest.raises(SettingsError, match="another process"):
+        SpillFolder.claim(settings, Shard())
+    first.leave()
+    SpillFolder.claim(settings, Shard()).leave()
+
+
+def test_only_after_a_lost_owner_is_the_master_waited_for(
+    settings: MooncakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    first = SpillFolder.claim(settings, Shard())
+    first.settle(7.0)
+    first._lock.close()  # as a killed process would
+    second = SpillFolder.claim(settings, Shard())
+    assert second.lost
+    second.settle(7.0)
+    assert waits == [7.0]
+    second.leave()
+    third = SpillFolder.claim(settings, Shard())
+    assert not third.lost
+    third.settle(7.0)
+    third.leave()
+    assert waits == [7.0]
+
+
+def test_a_path_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    wrong = MooncakeSettings(ssd_offload=True, ssd_path=str(tmp_path / "plain"))
+    with pytest.raises(SettingsError, match="cannot be made"):
+        SpillFolder.claim(wrong, Shard())
