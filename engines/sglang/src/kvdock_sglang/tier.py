@@ -1,0 +1,261 @@
+"""The pools of one engine process, attached to the plugins that store them.
+
+The engine registers its pools in a burst, and draft pools afterwards. The
+burst is planned and attached as one. A pool that comes later is attached by
+itself, in a namespace that names the first one: see decision record 8.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from kvdock.batches import Outcome, Outcomes
+from kvdock.dock import Dock
+from kvdock.errors import KvdockError, NoRoute
+from kvdock.hits import Bools
+from kvdock.keys import Namespace
+from kvdock.pools import PoolSpec
+from kvdock.regions import Int64s
+from kvdock.routing import Plan
+from kvdock.sessions import Attachment
+from kvdock_sglang.flat import FlatPages
+from kvdock_sglang.settings import AdapterSettings, Drafts
+
+if TYPE_CHECKING:
+    from kvdock.pools import Shard
+    from kvdock_sglang.host_pools import HostPool
+
+log = logging.getLogger("kvdock.sglang")
+
+
+@attrs.frozen(eq=False)
+class Lane:
+    """One pool's way to its store.
+
+    Args:
+        pool: The host pool.
+        attachment: Where it is attached; None for a draft that nobody takes.
+    """
+
+    pool: HostPool
+    attachment: Attachment | None
+
+    @property
+    def spec(self) -> PoolSpec:
+        """What the pool is."""
+        return self.pool.spec
+
+    def lookup(self, hashes: Sequence[str]) -> Bools:
+        """Say which pages could be loaded, bool (n,)."""
+        if self.attachment is None:
+            return np.ones(len(hashes), np.bool_)
+        return self.attachment.lookup(self.spec.name, hashes)
+
+    def write(self, hashes: Sequence[str], pages: Int64s) -> Outcomes:
+        """Store pages; a draft that nobody takes is quietly left out."""
+        if self.attachment is None:
+            return np.full(len(hashes), Outcome.OK, np.uint8)
+        return self.attachment.write(self.spec.name, hashes, pages)
+
+    def read(self, hashes: Sequence[str], pages: Int64s) -> Outcomes:
+        """Load pages; those of a draft that nobody takes become zeros.
+
+        What the memory held before belongs to another prefix. A draft model
+        that sees zeros proposes worse tokens, and the target rejects them.
+        """
+        if self.attachment is not None:
+            return self.attachment.read(self.spec.name, hashes, pages)
+        nbytes = int(self.pool.region.object_bytes.sum())
+        blank = np.zeros((len(hashes), nbytes), np.uint8)
+        self.pool.region.scatter(pages, blank)
+        return np.full(len(hashes), Outcome.OK, np.uint8)
+
+
+@attrs.define(eq=False)
+class Tier:
+    """Lanes of all pools of one engine process.
+
+    Args:
+        dock: The loaded plugins.
+        settings: What the operator says.
+        plugin_settings: The settings of the chosen plugin.
+        shard: The slice of the model that this process owns.
+        namespace: What the first burst of pools belongs to.
+    """
+
+    dock: Dock
+    settings: AdapterSettings
+    plugin_settings: Mapping[str, object] = attrs.field(repr=False)
+    shard: Shard
+    namespace: Namespace
+    _attachments: tuple[Attachment, ...] = attrs.field(default=(), init=False)
+    _lanes: Mapping[str, Lane] = attrs.field(factory=dict, init=False)
+    _plan: Plan | None = attrs.field(default=None, init=False)
+    _flat: FlatPages | None = attrs.field(default=None, init=False)
+    _changing: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+
+    def lane(self, name: str) -> Lane | None:
+        """Return a pool's lane; None for a pool that was never registered."""
+        return self._lanes.get(name)
+
+    @property
+    def lanes(self) -> Mapping[str, Lane]:
+        """All lanes by pool name."""
+        return self._lanes
+
+    @property
+    def digest(self) -> str:
+        """The namespace of the first burst, or "" before it."""
+        return self._attachments[0].namespace if self._attachments else ""
+
+    def attach(self, pools: Sequence[HostPool]) -> Plan:
+        """Attach the pools that the engine starts with.
+
+        Raises:
+            NoRoute: If nobody takes a pool that the model cannot do without;
+                the message is the route table.
+            KvdockError: If a plugin refuses its memory or its settings.
+        """
+        self._plan = self._attach(pools, self.namespace)
+        return self._plan
+
+    def add(self, pool: HostPool) -> Plan | None:
+        """Attach a pool that the engine registers later.
+
+        It is the anchor of a namespace of its own: other pages say nothing
+        about it. Its digest covers the first one, so what the pool belongs to
+        is told apart exactly as the target is.
+
+        Returns:
+            Its plan; None for a draft pool that is left out.
+
+        Raises:
+            NoRoute: If nobody takes it, unless the operator is lenient.
+            KvdockError: As for `attach`.
+        """
+        space = attrs.evolve(
+            self.namespace,
+            page_format=f"{self.namespace.page_format} beside {self.digest}",
+        )
+        alone = attrs.evolve(pool.spec, anchor=True, required=True)
+        alone = attrs.evolve(alone, hit_policy="all_pages", window_pages=0)
+        try:
+            return self._attach([attrs.evolve(pool, spec=alone)], space)
+        except NoRoute as error:
+            if self.settings.drafts is Drafts.STRICT or not pool.spec.draft:
+                raise
+            log.warning("pool %s is not stored: %s", pool.name, error)
+            with self._changing:
+                self._lanes = {**self._lanes, pool.name: Lane(pool, None)}
+            return None
+
+    def _attach(self, pools: Sequence[HostPool], space: Namespace) -> Plan:
+        plan = self._plan([pool.spec for pool in pools])
+        attachment = None
+        if plan.accepted:
+            attachment = Attachment.open(
+                self.dock,
+                plan,
+                space,
+                {pool.name: pool.region for pool in pools},
+                self._settings_for(plan),
+            )
+        taken = {route.pool.name for route in plan.accepted}
+        with self._changing:
+            if attachment is not None:
+                self._attachments = (*self._attachments, attachment)
+            self._lanes = {
+                **self._lanes,
+                **{
+                    pool.name: Lane(pool, attachment if pool.name in taken else None)
+                    for pool in pools
+                },
+            }
+        log.info("kvdock stores these pools:\n%s", plan.explain())
+        return plan
+
+    def _plan(self, specs: Sequence[PoolSpec]) -> Plan:
+        routes = self.settings.routes
+        names = {spec.name for spec in specs}
+        return self.dock.plan(
+            specs,
+            self.shard,
+            [self.settings.plugin],
+            overrides={name: to for name, to in routes.items() if name in names},
+            strict=self.settings.drafts is Drafts.STRICT,
+        )
+
+    def _settings_for(self, plan: Plan) -> dict[str, Mapping[str, object]]:
+        used = {route.backend for route in plan.accepted}
+        given = {
+            name: own for name, own in self.settings.backends.items() if name in used
+        }
+        if self.settings.plugin in used:
+            given[self.settings.plugin] = {
+                **given.get(self.settings.plugin, {}),
+                **self.plugin_settings,
+            }
+        return given
+
+    def flat(self) -> FlatPages:
+        """Return the way for flat pages of the anchor, opened on first use.
+
+        Raises:
+            KvdockError: If the anchor is not attached or has no bytes.
+        """
+        with self._changing:
+            if self._flat is None:
+                self._flat = self._open_flat()
+            return self._flat
+
+    def _open_flat(self) -> FlatPages:
+        if self._plan is None:
+            raise KvdockError("no pool is attached")
+        anchor = self._plan.anchor.pool
+        if not anchor.physical:
+            raise KvdockError(f"pool {anchor.name!r} has no bytes")
+        scratch, region = FlatPages.region(anchor, self.shard)
+        regions = {
+            name: lane.pool.region
+            for name, lane in self._lanes.items()
+            if name != anchor.name
+        }
+        attachment = Attachment.open(
+            self.dock,
+            self._plan,
+            self.namespace,
+            {**regions, anchor.name: region},
+            self._settings_for(self._plan),
+        )
+        self._attachments = (*self._attachments, attachment)
+        return FlatPages(anchor, scratch, attachment)
+
+    def clear(self) -> bool:
+        """Forget what this model and format stored, and nothing else.
+
+        Returns:
+            Whether every plugin did so.
+        """
+        outcomes = [
+            outcome
+            for attachment in self._attachments
+            for outcome in attachment.clear().values()
+        ]
+        return all(outcome is Outcome.OK for outcome in outcomes)
+
+    def close(self) -> None:
+        """Let go of all pools; safe to call twice."""
+        with self._changing:
+            attachments, self._attachments = self._attachments, ()
+            self._lanes, self._plan, self._flat = {}, None, None
+        for attachment in reversed(attachments):
+            try:
+                attachment.close()
+            except KvdockError:
+                log.exception("an attachment did not close")
