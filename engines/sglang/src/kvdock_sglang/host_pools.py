@@ -322,20 +322,21 @@ def _mamba(known: _Known) -> _Shape:
         whole = (int(shape[0]) * ranks, *map(int, shape[1:])) if shape else (ranks,)
         return Part(name, known.dtype(dtype), whole, Per.PAGE, shard_axis=0)
 
-    convs = [
-        part(f"conv_{n}", pool.conv_dtype, shape)
+    states = [("temporal", pool.temporal_dtype, pool.temporal_state_shape)]
+    states += [
+        (f"conv_{n}", pool.conv_dtype, shape)
         for n, shape in enumerate(pool.conv_state_shapes)
     ]
+    buffers = (pool.temporal_buffer, *pool.conv_buffer)
+    # Linear attention with convolutions alone has an empty temporal state.
+    kept = [n for n, (_, _, shape) in enumerate(states) if 0 not in shape]
     return _Shape(
         kind=PoolKind.MAMBA,
-        parts=(
-            part("temporal", pool.temporal_dtype, pool.temporal_state_shape),
-            *convs,
-        ),
+        parts=tuple(part(*states[n]) for n in kept),
         layers=int(pool.num_mamba_layers),
         sharding=Sharding.RANK,
         layout=known.layout(),
-        memory=(pool.temporal_buffer, *pool.conv_buffer),
+        memory=tuple(buffers[n] for n in kept),
         pages=int(pool.size),
         page_slots=int(pool.page_size),
     )

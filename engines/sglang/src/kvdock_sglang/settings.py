@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 import attrs
 
@@ -50,7 +51,7 @@ class AdapterSettings:
     routes: Mapping[str, str] = option(
         attrs.Factory(dict), help="Pool name to another backend for just that pool."
     )
-    backends: Mapping[str, Mapping[str, object]] = option(
+    backends: Mapping[str, Mapping[str, Any]] = option(
         attrs.Factory(dict), help="Settings of the backends that `routes` names."
     )
     drafts: Drafts = option(

@@ -11,7 +11,7 @@ Source: SGLang 0.5.23, `mem_cache/hicache_storage.py`: `HiCacheStorage`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,7 +26,6 @@ from sglang.srt.mem_cache.hicache_storage import (
 from kvdock.batches import Outcome
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError
-from kvdock.pools import Sharding
 from kvdock_sglang.host_pools import EnginePool, HostPool, Place, describe
 from kvdock_sglang.identity import Ranks, namespace, started_with
 from kvdock_sglang.ledger import Ledger

@@ -156,7 +156,7 @@ class Tier:
             return None
 
     def _attach(self, pools: Sequence[HostPool], space: Namespace) -> Plan:
-        plan = self._plan([pool.spec for pool in pools])
+        plan = self._routes([pool.spec for pool in pools])
         attachment = None
         if plan.accepted:
             attachment = Attachment.open(
@@ -180,7 +180,7 @@ class Tier:
         log.info("kvdock stores these pools:\n%s", plan.explain())
         return plan
 
-    def _plan(self, specs: Sequence[PoolSpec]) -> Plan:
+    def _routes(self, specs: Sequence[PoolSpec]) -> Plan:
         routes = self.settings.routes
         names = {spec.name for spec in specs}
         return self.dock.plan(

@@ -27,7 +27,7 @@ class Asked:
     there: Bools
 
     @classmethod
-    def of(  # noqa: PLR0913 - what the engine's transfer says
+    def of(
         cls,
         spec: PoolSpec,
         there: Bools,
