@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import kvdock_trace
 import torch
 
 GEMMA_WINDOW = "KVDOCK_TEST_GEMMA_WINDOW"
@@ -157,4 +158,6 @@ def install() -> None:
     if os.environ.get(GEMMA_WINDOW):
         where = "sglang.srt.arg_groups.model_overrides.gemma2_gemma3"
         mends[where] = _gemma_window
+    if os.environ.get(kvdock_trace.FOLDER):
+        mends["kvdock_sglang.tier"] = kvdock_trace.traced
     sys.meta_path.insert(0, _AfterImport(mends))
