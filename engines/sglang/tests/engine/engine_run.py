@@ -2,8 +2,9 @@
 
     engine_run.py TASK.json
 
-The task names a model folder, launch arguments and rounds of prompts; the
-answer is a JSON file with, per round and prompt, the tokens, their log
+The task names a model folder, launch arguments and rounds of prompts. A round
+may name something that is done to the store first; the engine then forgets
+what it holds in memory and has to ask the store again. The answer is a JSON file with, per round and prompt, the tokens, their log
 probabilities, and how many tokens of the prompt the engine took from its cache.
 A child of the engine that fails kills its whole process tree, so this never
 runs inside of a test.
@@ -13,13 +14,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import kvdock_trace
 import sgl_kernel  # noqa: F401 - the stand-in comes before SGLang
+import tamper
 
 ALWAYS = {
     "device": "cpu",
@@ -83,6 +87,23 @@ def _quiet(folder: Path, quiet_s: float = 0.7, timeout_s: float = 20.0) -> None:
         time.sleep(0.05)
 
 
+def _prompts(one: dict[str, Any], rounds: list[Any]) -> list[list[int]]:
+    if one["prompts"] != "next turn":
+        return list(one["prompts"])
+    return [
+        [*last["prompt"], *last["tokens"], *range(40, 47)] for last in rounds[-1]
+    ]
+
+
+DEEDS: dict[str, Callable[..., Any]] = {
+    "alter": lambda trace: tamper.alter(Path(trace)),
+    "damage": lambda root: tamper.damage(Path(root)),
+    "kill": lambda pid: os.kill(int(pid), signal.SIGKILL),
+    "forget": lambda: None,
+}
+"""What may be done to a store between two rounds."""
+
+
 def main() -> None:
     """Run the task."""
     task = json.loads(Path(sys.argv[1]).read_text())
@@ -96,13 +117,14 @@ def main() -> None:
     )
     rounds: list[Any] = []
     try:
-        for prompts in task["rounds"]:
-            if prompts == "next turn":
-                prompts = [  # noqa: PLW2901 - the rounds grow from each other
-                    [*one["prompt"], *one["tokens"], *range(40, 47)]
-                    for one in rounds[-1]
-                ]
-            rounds.append(_answers(engine, prompts, task["new_tokens"]))
+        for one in task["rounds"]:
+            if one.get("first"):
+                engine.flush_cache()
+                what, *given = one["first"]
+                DEEDS[what](*given)
+            rounds.append(
+                _answers(engine, _prompts(one, rounds), task["new_tokens"])
+            )
             if kvdock_trace.FOLDER in os.environ:
                 _quiet(Path(os.environ[kvdock_trace.FOLDER]))
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -13,15 +12,7 @@ from typing import Any
 import attrs
 import environment
 import kvdock_trace
-import numpy as np
 import tiny_models
-
-from kvdock.batches import Batch, Operation
-from kvdock.dock import Dock
-from kvdock.hookspecs import AttachConfig
-from kvdock.keys import build_keys, namespace_digest, namespace_record
-from kvdock.regions import Region
-from kvdock.sessions import Attachment
 
 RUN = Path(__file__).with_name("engine_run.py")
 PROMPTS = [
@@ -50,7 +41,7 @@ class World:
     def live(
         self,
         life: str,
-        rounds: list[Any],
+        rounds: list[dict[str, Any]],
         *,
         environ: dict[str, str] | None = None,
         **more: Any,
@@ -102,64 +93,3 @@ class World:
     def moves(self, life: str) -> list[dict[str, Any]]:
         """What a life moved."""
         return kvdock_trace.moves(self.trace(life))
-
-    def alter(self, life: str) -> int:
-        """Replace every page that a life stored, so that nothing shows it.
-
-        Goes through the plugin as an engine would, with valid checksums; only
-        the numbers are others. Returns how many pages were replaced.
-        """
-        replaced = 0
-        for kept in self.trace(life).glob("*.pickle"):
-            plan, space, settings = pickle.loads(kept.read_bytes())  # noqa: S301 - our own file
-            stored = {
-                (line["pool"], page)
-                for line in self.moves(life)
-                if line["what"] == "write"
-                for page, ok in zip(line["hashes"], line["ok"], strict=True)
-                if ok
-            }
-            replaced += _replace(plan, space, settings, stored)
-        return replaced
-
-
-def _replace(plan: Any, space: Any, settings: Any, stored: set[Any]) -> int:
-    dock = Dock.load()
-    scratch = {
-        route.pool.name: np.zeros(route.pool.page_bytes(plan.shard), np.uint8)
-        for route in plan.accepted
-    }
-    regions = {
-        route.pool.name: Region.of(
-            route.pool, plan.shard, [scratch[route.pool.name]], 1
-        )
-        for route in plan.accepted
-    }
-    record = namespace_record(space, [route.pool for route in plan.routes])
-    digest = namespace_digest(record)
-    replaced = 0
-    with Attachment.open(dock, plan, space, regions, settings) as attachment:
-        for route in plan.accepted:
-            name, backend = route.pool.name, dock.backends[str(route.backend)]
-            handle = backend.register_pool(
-                route.pool,
-                regions[name],
-                AttachConfig(
-                    settings=backend.settings(settings.get(backend.name)),
-                    namespace=digest,
-                    namespace_record=record,
-                    shard=plan.shard,
-                ),
-            )
-            suffixes = backend.key_suffix(route.pool, plan.shard)
-            for pool, page in stored:
-                if pool != name or attachment.read(name, [page], [0])[0]:
-                    continue
-                # The sign bit of every number, whatever its width.
-                scratch[name][3::4] ^= 0x80
-                keys = build_keys(digest, [page], suffixes)
-                backend.batch_io(handle, Batch(Operation.DELETE, keys))
-                assert attachment.write(name, [page], [0])[0] == 0
-                replaced += 1
-            backend.release(handle)
-    return replaced
