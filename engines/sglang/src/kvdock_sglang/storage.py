@@ -66,7 +66,6 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             self.settings,
             plugin_settings,
             self.ranks.shard,
-            namespace(storage_config.model_name, self.ranks, self.settings, {}),
         )
         self._waiting: dict[str, object] = {}
         self._attached = False
@@ -98,7 +97,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             KvdockError: If a pool is of an unknown kind, no plugin takes it
                 (the message is the route table), or a plugin refuses.
         """
-        self._tier.namespace = namespace(
+        space = namespace(
             self.config.model_name,
             self.ranks,
             self.settings,
@@ -106,7 +105,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             self._waiting.values(),
         )
         pools = [self._describe(name, pool) for name, pool in self._waiting.items()]
-        self._tier.attach(pools)
+        self._tier.attach(pools, space)
         self._attached = True
         self._waiting = {}
 

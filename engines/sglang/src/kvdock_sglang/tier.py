@@ -86,14 +86,13 @@ class Tier:
         settings: What the operator says.
         plugin_settings: The settings of the chosen plugin.
         shard: The slice of the model that this process owns.
-        namespace: What the first burst of pools belongs to.
     """
 
     dock: Dock
     settings: AdapterSettings
     plugin_settings: Mapping[str, object] = attrs.field(repr=False)
     shard: Shard
-    namespace: Namespace
+    _namespace: Namespace | None = attrs.field(default=None, init=False)
     _attachments: tuple[Attachment, ...] = attrs.field(default=(), init=False)
     _lanes: Mapping[str, Lane] = attrs.field(factory=dict, init=False)
     _plan: Plan | None = attrs.field(default=None, init=False)
@@ -114,15 +113,20 @@ class Tier:
         """The namespace of the first burst, or "" before it."""
         return self._attachments[0].namespace if self._attachments else ""
 
-    def attach(self, pools: Sequence[HostPool]) -> Plan:
+    def attach(self, pools: Sequence[HostPool], namespace: Namespace) -> Plan:
         """Attach the pools that the engine starts with.
+
+        Args:
+            pools: The first burst of pools, the anchor among them.
+            namespace: What they belong to.
 
         Raises:
             NoRoute: If nobody takes a pool that the model cannot do without;
                 the message is the route table.
             KvdockError: If a plugin refuses its memory or its settings.
         """
-        self._plan = self._attach(pools, self.namespace)
+        self._namespace = namespace
+        self._plan = self._attach(pools, namespace)
         return self._plan
 
     def add(self, pool: HostPool) -> Plan | None:
@@ -139,9 +143,11 @@ class Tier:
             NoRoute: If nobody takes it, unless the operator is lenient.
             KvdockError: As for `attach`.
         """
+        if self._namespace is None:
+            raise KvdockError(f"pool {pool.name!r} comes before the anchor")
         space = attrs.evolve(
-            self.namespace,
-            page_format=f"{self.namespace.page_format} beside {self.digest}",
+            self._namespace,
+            page_format=f"{self._namespace.page_format} beside {self.digest}",
         )
         alone = attrs.evolve(pool.spec, anchor=True, required=True)
         alone = attrs.evolve(alone, hit_policy="all_pages", window_pages=0)
@@ -215,7 +221,7 @@ class Tier:
             return self._flat
 
     def _open_flat(self) -> FlatPages:
-        if self._plan is None:
+        if self._plan is None or self._namespace is None:
             raise KvdockError("no pool is attached")
         anchor = self._plan.anchor.pool
         if not anchor.physical:
@@ -229,7 +235,7 @@ class Tier:
         attachment = Attachment.open(
             self.dock,
             self._plan,
-            self.namespace,
+            self._namespace,
             {**regions, anchor.name: region},
             self._settings_for(self._plan),
         )

@@ -21,7 +21,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import sgl_kernel  # noqa: F401 - the stand-in comes before any part of SGLang
     import sglang.srt.mem_cache.storage
-    import sglang.srt.mem_cache.unified_radix_cache  # noqa: F401 - same
+    import sglang.srt.mem_cache.unified_radix_cache
+    import sglang.test.kits.unified_radix_cache.storage  # noqa: F401 - same
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -154,7 +154,7 @@ MODELS = {
         Tiny(
             name="recurrent",
             config=_recurrent,
-            engine={"page_size": 1, "mamba_scheduler_strategy": "no_buffer"},
+            engine={"page_size": 1, "mamba_radix_cache_strategy": "no_buffer"},
             turns=True,
         ),
     )
