@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
 from kvdock.batches import Outcome
 from kvdock.errors import RegionError
-from kvdock.pools import PoolSpec, Shard
 from kvdock.regions import Block, Region, block_of
-from kvdock.sessions import Attachment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvdock.pools import PoolSpec, Shard
+    from kvdock.sessions import Attachment
 
 
 @attrs.frozen(eq=False)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,8 @@ from kvdock.manifest import Capability, Support
 from kvdock.pools import PoolKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvdock_sglang.storage import KvdockStorage
 
 log = logging.getLogger("kvdock.sglang")

@@ -9,9 +9,8 @@ Source: SGLang 0.5.23, `mem_cache/pool_host/` and `mem_cache/memory_pool_host.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -28,6 +27,9 @@ from kvdock.pools import (
     Sharding,
 )
 from kvdock.regions import Region
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 class EnginePool(StrEnum):

@@ -8,15 +8,18 @@ the engine was started with is read as well.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from kvdock.keys import Namespace
 from kvdock.pools import Shard
 from kvdock_sglang.host_pools import packed_draft_layers
-from kvdock_sglang.settings import AdapterSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from kvdock_sglang.settings import AdapterSettings
 
 STARTED_WITH = (
     "model_path",

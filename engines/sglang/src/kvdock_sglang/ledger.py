@@ -10,15 +10,18 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
 from kvdock.batches import Outcome, Outcomes
-from kvdock.pools import PoolSpec, Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvdock.pools import PoolSpec, Shard
 
 log = logging.getLogger("kvdock.sglang")
 

@@ -7,11 +7,13 @@ for in the engine's own way, and must cover the very same memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvdock.errors import RegionError
 from kvdock_sglang.host_pools import HostPool, class_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 Span = tuple[int, int]
 """First byte and the byte past the last, as addresses."""
@@ -25,7 +27,7 @@ def check(described: HostPool, pool: Any) -> None:  # noqa: ANN401 - the engine'
     """
     if not described.spec.physical:
         return
-    for page in sorted({0, _last_page(described, pool)}):
+    for page in sorted({0, _last_page(pool)}):
         addresses, sizes = described.region.addresses([page])
         mine = _joined(
             zip(
@@ -44,7 +46,7 @@ def check(described: HostPool, pool: Any) -> None:  # noqa: ANN401 - the engine'
             )
 
 
-def _last_page(described: HostPool, pool: Any) -> int:  # noqa: ANN401 - the engine's object
+def _last_page(pool: Any) -> int:  # noqa: ANN401 - the engine's object
     return int(pool.size) // int(pool.page_size) - 1
 
 

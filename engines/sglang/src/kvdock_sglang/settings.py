@@ -43,6 +43,14 @@ class Drafts(StrEnum):
     cache: outputs stay right, fewer drafted tokens are accepted."""
 
 
+def _drafts(value: str) -> Drafts:
+    # Structuring takes any text for a text enum; this refuses other words.
+    if value in tuple(Drafts):
+        return Drafts(value)
+    words = " or ".join(Drafts)
+    raise SettingsError(f"drafts is {value!r}", fix=f"It is {words}.")
+
+
 @attrs.frozen(kw_only=True)
 class AdapterSettings:
     """Settings of the adapter itself."""
@@ -54,8 +62,10 @@ class AdapterSettings:
     backends: Mapping[str, Mapping[str, Any]] = option(
         attrs.Factory(dict), help="Settings of the backends that `routes` names."
     )
-    drafts: Drafts = option(
-        Drafts.STRICT, help="strict or lenient, when nobody takes draft pools."
+    drafts: Drafts = attrs.field(
+        default=Drafts.STRICT,
+        converter=_drafts,
+        metadata={"help": "strict or lenient, when nobody takes draft pools."},
     )
     model: str = option(
         "", help="Identity of the model; by default its served name and path."

@@ -11,8 +11,7 @@ Source: SGLang 0.5.23, `mem_cache/hicache_storage.py`: `HiCacheStorage`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from sglang.srt.mem_cache.hicache_storage import (
@@ -33,6 +32,9 @@ from kvdock_sglang.sampling import check
 from kvdock_sglang.settings import split
 from kvdock_sglang.tier import Lane, Tier
 from kvdock_sglang.verdict import Asked, fold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 log = logging.getLogger("kvdock.sglang")
 

@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from kvdock.batches import Outcome, Outcomes
-from kvdock.dock import Dock
 from kvdock.errors import KvdockError, NoRoute
-from kvdock.hits import Bools
-from kvdock.keys import Namespace
-from kvdock.pools import PoolSpec
-from kvdock.regions import Int64s
-from kvdock.routing import Plan
 from kvdock.sessions import Attachment
 from kvdock_sglang.flat import FlatPages
 from kvdock_sglang.settings import AdapterSettings, Drafts
 
 if TYPE_CHECKING:
-    from kvdock.pools import Shard
+    from collections.abc import Mapping, Sequence
+
+    from kvdock.dock import Dock
+    from kvdock.hits import Bools
+    from kvdock.keys import Namespace
+    from kvdock.pools import PoolSpec, Shard
+    from kvdock.regions import Int64s
+    from kvdock.routing import Plan
     from kvdock_sglang.host_pools import HostPool
 
 log = logging.getLogger("kvdock.sglang")

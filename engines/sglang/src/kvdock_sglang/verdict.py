@@ -6,12 +6,15 @@ that turns existing pages into restorable prefixes is the core's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 
 from kvdock.hits import Bools, Hits, evaluate
 from kvdock.pools import HitPolicy, PoolSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @attrs.frozen(eq=False)

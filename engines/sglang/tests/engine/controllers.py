@@ -6,11 +6,9 @@ import pkgutil
 import threading
 import time
 from array import array
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -31,6 +29,10 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from kvdock_sglang import hooks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 
 def become_rank(rank: int, size: int, where: Path, *, dcp_size: int = 1) -> Any:

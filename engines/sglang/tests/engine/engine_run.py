@@ -4,7 +4,9 @@
 
 The task names a model folder, launch arguments and rounds of prompts. A round
 may name something that is done to the store first; the engine then forgets
-what it holds in memory and has to ask the store again. The answer is a JSON file with, per round and prompt, the tokens, their log
+what it holds in memory and has to ask the store again.
+
+The answer is a JSON file with, per round and prompt, the tokens, their log
 probabilities, and how many tokens of the prompt the engine took from its cache.
 A child of the engine that fails kills its whole process tree, so this never
 runs inside of a test.
@@ -17,13 +19,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import kvdock_trace
 import sgl_kernel  # noqa: F401 - the stand-in comes before SGLang
 import tamper
+
+import kvdock_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ALWAYS = {
     "device": "cpu",
@@ -90,9 +95,7 @@ def _quiet(folder: Path, quiet_s: float = 0.7, timeout_s: float = 20.0) -> None:
 def _prompts(one: dict[str, Any], rounds: list[Any]) -> list[list[int]]:
     if one["prompts"] != "next turn":
         return list(one["prompts"])
-    return [
-        [*last["prompt"], *last["tokens"], *range(40, 47)] for last in rounds[-1]
-    ]
+    return [[*last["prompt"], *last["tokens"], *range(40, 47)] for last in rounds[-1]]
 
 
 DEEDS: dict[str, Callable[..., Any]] = {
@@ -122,9 +125,7 @@ def main() -> None:
                 engine.flush_cache()
                 what, *given = one["first"]
                 DEEDS[what](*given)
-            rounds.append(
-                _answers(engine, _prompts(one, rounds), task["new_tokens"])
-            )
+            rounds.append(_answers(engine, _prompts(one, rounds), task["new_tokens"]))
             if kvdock_trace.FOLDER in os.environ:
                 _quiet(Path(os.environ[kvdock_trace.FOLDER]))
     finally:

@@ -7,12 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import environment
+
 import kvdock_trace
-import tiny_models
+
+if TYPE_CHECKING:
+    import tiny_models
 
 RUN = Path(__file__).with_name("engine_run.py")
 PROMPTS = [

@@ -25,7 +25,7 @@ import zoo  # noqa: E402
 PAGES = 5
 
 
-def draft_beside_latent_target(rank: int, size: int, root: str, group: Any) -> Any:
+def draft_beside_latent_target(rank: int, _: int, root: str, group: Any) -> Any:
     """A replicated target, and a draft model whose heads are divided."""
     target, draft = zoo.mla_host(), zoo.mha_host(layers=1, heads=1)
     # The target is the same on every rank, the draft is not.
@@ -56,7 +56,7 @@ def draft_beside_latent_target(rank: int, size: int, root: str, group: Any) -> A
     return {"pages": found, "equal": equal}
 
 
-def states_of_two_ranks(rank: int, size: int, root: str, group: Any) -> Any:
+def states_of_two_ranks(rank: int, _: int, root: str, group: Any) -> Any:
     """A Mamba hybrid whose ranks kept their states at different pages."""
     pools = {"kv": zoo.mha_host(heads=1), "mamba": zoo.mamba_host()}
     for seed, pool in enumerate(pools.values()):

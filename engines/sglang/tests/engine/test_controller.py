@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import controllers
 import pytest
@@ -14,12 +12,15 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 
 from kvdock_sglang import KvdockStorage
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 PAGES = 6
 
 
 @pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    yield controllers.become_rank(0, 1, tmp_path_factory.mktemp("gloo") / "store")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return controllers.become_rank(0, 1, tmp_path_factory.mktemp("gloo") / "store")
 
 
 def pages_of(pool: Any, indices: list[int]) -> list[torch.Tensor]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -22,7 +20,12 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang.srt.mem_cache.storage import StorageBackendFactory
 
 from kvdock.errors import KvdockError, PoolError
-from kvdock_sglang import KvdockStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from kvdock_sglang import KvdockStorage
 
 
 def config(

@@ -6,10 +6,8 @@ import json
 import logging
 import pkgutil
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import controllers
@@ -26,6 +24,10 @@ from sglang.srt.server_args import ServerArgs
 from kvdock import Dock
 from kvdock.manifest import Support
 from kvdock_sglang import hooks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import unittest
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
@@ -28,6 +26,10 @@ from sglang.test.kits.unified_radix_cache.storage import (
 )
 
 from kvdock_sglang import KvdockStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 FULL, SWA, MAMBA = ComponentType.FULL, ComponentType.SWA, ComponentType.MAMBA
 CONFIGS = {
@@ -83,7 +85,7 @@ def kit(request: pytest.FixtureRequest) -> Iterator[Kit]:
     with (
         mock.patch.object(mixins, "ServerArgs", through_kvdock),
         mock.patch.object(fixtures, "ServerArgs", through_kvdock),
-        mock.patch.object(fixtures, "get_device", lambda: "cpu"),
+        mock.patch.object(fixtures, "get_device", return_value="cpu"),
     ):
         yield made
         made.doCleanups()

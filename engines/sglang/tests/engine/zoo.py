@@ -6,9 +6,8 @@ classes that the engine builds, through their own constructors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.mem_cache import memory_pool, memory_pool_host
@@ -20,6 +19,9 @@ from sglang.srt.mem_cache.pool_host.dsa import (
 )
 from sglang.srt.runtime_context import get_parallel
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 SLOTS = 256
 PAGE = 16
 PLAIN = {"pin_memory": False, "device": "cpu"}
@@ -29,7 +31,7 @@ def _info(pool: Any) -> Any:
     return pool.get_device_pool_infos()[0].buffer_info
 
 
-def mha_host(
+def mha_host(  # noqa: PLR0913 - each is one way in which pools differ
     layout: str = "page_first_direct",
     *,
     heads: int = 2,

@@ -10,9 +10,11 @@ import json
 import os
 import pickle
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FOLDER = "KVDOCK_TEST_TRACE"
 """Environment variable that names the folder."""

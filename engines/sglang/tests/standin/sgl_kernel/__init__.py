@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-import torch
-
 from sgl_kernel import copies, patches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
 __version__ = "0.0.0+kvdock.standin"
 

@@ -7,10 +7,12 @@ look them up as built-ins. Pinning memory means nothing here and is left out.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 def transfer_kv_direct(

@@ -15,7 +15,7 @@ def _activated(y: torch.Tensor, activation: object) -> torch.Tensor:
     return F.silu(y) if activation in ("silu", "swish", True) else y
 
 
-def causal_conv1d_fn_cpu(  # noqa: PLR0913 - the kernel's own signature
+def causal_conv1d_fn_cpu(  # noqa: PLR0913, PLR0917 - the kernel's own signature
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -93,7 +93,7 @@ def _delta_rule(  # noqa: PLR0913, PLR0917 - the rule's own terms
     return torch.stack(out), state
 
 
-def chunk_gated_delta_rule_cpu(  # noqa: PLR0913 - the kernel's own signature
+def chunk_gated_delta_rule_cpu(  # noqa: PLR0913, PLR0917 - the kernel's own signature
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
