@@ -20,7 +20,7 @@ from kvdock.errors import KvdockError, SettingsError
 from kvdock.hookspecs import Finding
 from kvdock_sglang import hooks
 from kvdock_sglang.launch import DOOR, EXTRA, Flags, command_line, configuration
-from kvdock_sglang.settings import AdapterSettings, split
+from kvdock_sglang.settings import AdapterSettings, Given, collect, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -84,8 +84,7 @@ def _configuration(settings: Mapping[str, object]) -> Iterator[Finding]:
         else:
             given = {**DOOR, **settings}
         yield from _door(given)
-        own, rest = split(given)
-        yield from _plugin(own, rest)
+        yield from _plugin(collect(given), split(given)[1])
     except KvdockError as error:
         yield Finding(ok=False, what=error.what, hint=error.fix)
 
@@ -103,12 +102,14 @@ def _door(given: Mapping[str, object]) -> Iterator[Finding]:
             )
 
 
-def _plugin(own: AdapterSettings, rest: Mapping[str, object]) -> Iterator[Finding]:
+def _plugin(given: Given, rest: Mapping[str, object]) -> Iterator[Finding]:
+    own = given.own
     dock = Dock.load(require=[own.plugin, *own.routes.values()])
     backend = dock.backends[own.plugin]
-    merged = {**own.backends.get(own.plugin, {}), **rest}
     try:
-        backend.settings(merged)
+        for name in dock.backends:
+            if name in given.backends:
+                dock.backends[name].settings(given.backends[name])
     except SettingsError as error:
         yield Finding(ok=False, what=error.what, hint=error.fix)
         return

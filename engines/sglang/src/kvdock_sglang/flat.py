@@ -20,7 +20,7 @@ from kvdock.errors import RegionError
 from kvdock.regions import Block, Region, block_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvdock.pools import PoolSpec, Shard
     from kvdock.sessions import Attachment
@@ -47,29 +47,36 @@ class FlatPages:
         scratch = np.zeros(spec.page_bytes(shard), np.uint8)
         return scratch, Region.of(spec, shard, [scratch], 1)
 
-    def load(self, hashes: Sequence[str], targets: Sequence[Any]) -> list[Any]:
+    def load(
+        self, hashes: Sequence[str], targets: Sequence[Any], deadline_s: float
+    ) -> list[Any]:
         """Fill flat tensors with pages; None where one is missing."""
         loaded: list[Any] = []
         for page, target in zip(hashes, targets, strict=True):
             block = self._fits(target)
             with self._one_at_a_time:
-                outcome = self.attachment.read(self.spec.name, [page], [0])[0]
+                outcome = self._moved(self.attachment.read, page, deadline_s)
                 if outcome == Outcome.OK:
                     at = self.scratch.ctypes.data
                     ctypes.memmove(block.address, at, block.nbytes)
             loaded.append(target if outcome == Outcome.OK else None)
         return loaded
 
-    def store(self, hashes: Sequence[str], sources: Sequence[Any]) -> bool:
+    def store(
+        self, hashes: Sequence[str], sources: Sequence[Any], deadline_s: float
+    ) -> bool:
         """Store pages from flat tensors; whether all of them are stored."""
         for page, source in zip(hashes, sources, strict=True):
             block = self._fits(source)
             with self._one_at_a_time:
                 ctypes.memmove(self.scratch.ctypes.data, block.address, block.nbytes)
-                outcome = self.attachment.write(self.spec.name, [page], [0])[0]
+                outcome = self._moved(self.attachment.write, page, deadline_s)
             if outcome != Outcome.OK:
                 return False
         return True
+
+    def _moved(self, move: Callable[..., Any], page: str, deadline_s: float) -> int:
+        return int(move(self.spec.name, [page], [0], deadline_s)[0])
 
     def _fits(self, tensor: object) -> Block:
         block = block_of(tensor)

@@ -148,7 +148,7 @@ def attach_another(
     current = kvdock_storage(getattr(controller, "storage_backend", None))
     wanted = chosen(storage_backend_extra_config_json)
     if storage_backend == DYNAMIC and current and wanted:
-        now, then = current.settings.plugin, wanted.get("plugin")
+        now, then = current.given.own.plugin, wanted.get("plugin")
         if now != then:
             return False, (
                 f"kvdock stores through plugin {now!r} already. "

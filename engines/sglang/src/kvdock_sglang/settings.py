@@ -12,6 +12,8 @@ from typing import Any
 
 import attrs
 
+from kvdock.configuration import load_configuration
+from kvdock.core_settings import CoreSettings, Staging
 from kvdock.errors import SettingsError
 from kvdock.settings import option, structure
 
@@ -59,8 +61,14 @@ class AdapterSettings:
     routes: Mapping[str, str] = option(
         attrs.Factory(dict), help="Pool name to another backend for just that pool."
     )
-    backends: Mapping[str, Mapping[str, Any]] = option(
+    backends: Mapping[str, Any] = option(
         attrs.Factory(dict), help="Settings of the backends that `routes` names."
+    )
+    core: Mapping[str, Any] = option(
+        attrs.Factory(dict), help="The core's own: deadlines, breaker, calls ..."
+    )
+    observers: Mapping[str, Any] = option(
+        attrs.Factory(dict), help="Settings of observers, by name."
     )
     drafts: Drafts = attrs.field(
         default=Drafts.STRICT,
@@ -74,6 +82,43 @@ class AdapterSettings:
         "", help="Which weights these are; change it whenever the weights change."
     )
     salt: str = option("", help="Secret that keeps this deployment's pages apart.")
+
+
+@attrs.frozen
+class Given:
+    """Everything that was given for one engine process.
+
+    Args:
+        own: The adapter's settings.
+        core: The core's.
+        backends: Backend name to its settings.
+    """
+
+    own: AdapterSettings
+    core: CoreSettings
+    backends: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
+
+
+def collect(given: Mapping[str, object]) -> Given:
+    """Read the engine's mapping, the environment and kvdock's own file.
+
+    Raises:
+        SettingsError: If a setting is missing, wrong, or belongs to nobody.
+    """
+    own, rest = split(given)
+    backends = {name: dict(theirs) for name, theirs in own.backends.items()}
+    backends[own.plugin] = {**backends.get(own.plugin, {}), **rest}
+    found = load_configuration(
+        {"core": own.core, "backends": backends, "observers": own.observers}
+    )
+    core = found.core
+    if "core.calls.staging" not in found.origins:
+        # SGLang gives a page another use as soon as a call returns, whatever
+        # became of it; late bytes must not find it: decision record 18.
+        core = attrs.evolve(
+            core, calls=attrs.evolve(core.calls, staging=Staging.ALWAYS)
+        )
+    return Given(own, core, found.backends)
 
 
 def split(given: Mapping[str, object]) -> tuple[AdapterSettings, dict[str, object]]:

@@ -11,6 +11,7 @@ Source: SGLang 0.5.23, `mem_cache/hicache_storage.py`: `HiCacheStorage`.
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -29,7 +30,7 @@ from kvdock_sglang.host_pools import EnginePool, HostPool, Place, describe
 from kvdock_sglang.identity import Ranks, namespace, started_with
 from kvdock_sglang.ledger import Ledger
 from kvdock_sglang.sampling import check
-from kvdock_sglang.settings import split
+from kvdock_sglang.settings import collect
 from kvdock_sglang.tier import Lane, Tier
 from kvdock_sglang.verdict import Asked, fold
 
@@ -57,16 +58,14 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         del kwargs
         if storage_config.extra_config is None:
             storage_config.extra_config = {}
-        given = storage_config.extra_config
-        given["interface_v1"] = 1
-        self.settings, plugin_settings = split(given)
+        storage_config.extra_config["interface_v1"] = 1
+        self.given = collect(storage_config.extra_config)
         self.config = storage_config
         self.ranks = Ranks.of(storage_config)
         self.ledger = Ledger(metrics=bool(storage_config.enable_storage_metrics))
         self._tier = Tier(
-            Dock.load(require=[self.settings.plugin]),
-            self.settings,
-            plugin_settings,
+            Dock.load(require=[self.given.own.plugin]),
+            self.given,
             self.ranks.shard,
         )
         self._waiting: dict[str, object] = {}
@@ -102,7 +101,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         space = namespace(
             self.config.model_name,
             self.ranks,
-            self.settings,
+            self.given.own,
             started_with(),
             self._waiting.values(),
         )
@@ -166,11 +165,12 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     def _exists(
         self, keys: Sequence[str], transfers: Sequence[PoolTransfer]
     ) -> PoolTransferResult:
+        deadline_s = self._deadline("exists")
         anchor = self._lane(EnginePool.KV)
-        asked = [Asked(anchor.spec, anchor.lookup(keys))]
+        asked = [Asked(anchor.spec, anchor.lookup(keys, deadline_s))]
         for transfer in transfers:
             lane = self._lane(transfer.name)
-            there = lane.lookup(keys)
+            there = lane.lookup(keys, deadline_s)
             asked.append(
                 Asked.of(
                     lane.spec,
@@ -198,7 +198,8 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     ) -> list[bool]:
         """Load pages of the anchor; one answer per page."""
         del extra_info
-        return self._move("get", EnginePool.KV, keys, host_indices)
+        until_s = self._deadline("get")
+        return self._move("get", EnginePool.KV, keys, host_indices, until_s)
 
     def batch_set_v1(
         self,
@@ -208,7 +209,8 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     ) -> list[bool]:
         """Store pages of the anchor; one answer per page."""
         del extra_info
-        return self._move("set", EnginePool.KV, keys, host_indices)
+        until_s = self._deadline("put")
+        return self._move("set", EnginePool.KV, keys, host_indices, until_s)
 
     def batch_get_v2(
         self,
@@ -217,7 +219,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     ) -> dict[str, list[bool]]:
         """Load pages of other pools; one answer per page and pool."""
         del extra_info
-        return self._move_all("get", transfers)
+        return self._move_all("get", transfers, self._deadline("get"))
 
     def batch_set_v2(
         self,
@@ -226,15 +228,16 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     ) -> dict[str, list[bool]]:
         """Store pages of other pools; one answer per page and pool."""
         del extra_info
-        return self._move_all("set", transfers)
+        return self._move_all("set", transfers, self._deadline("put"))
 
     def _move_all(
-        self, what: str, transfers: Sequence[PoolTransfer]
+        self, what: str, transfers: Sequence[PoolTransfer], deadline_s: float
     ) -> dict[str, list[bool]]:
         done: dict[str, list[bool]] = {}
         for one in transfers:
             # One pool may come in several pieces; the engine reads one list.
-            moved = self._move(what, one.name, one.keys or [], one.host_indices)
+            keys, slots = one.keys or [], one.host_indices
+            moved = self._move(what, one.name, keys, slots, deadline_s)
             done[one.name] = [*done.get(one.name, []), *moved]
         return done
 
@@ -244,13 +247,14 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         name: str,
         keys: Sequence[str],
         slots: Any,  # noqa: ANN401 - a tensor of slots
+        deadline_s: float,
     ) -> list[bool]:
         missed = [False] * len(keys)
         if not keys:
             return missed
         return self._safely(
             f"{what} of {_word(name)}",
-            lambda: self._moved(what, self._lane(name), keys, slots),
+            lambda: self._moved(what, self._lane(name), keys, slots, deadline_s),
             missed,
         )
 
@@ -260,11 +264,12 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         lane: Lane,
         keys: Sequence[str],
         slots: Any,  # noqa: ANN401 - a tensor of slots
+        deadline_s: float,
     ) -> list[bool]:
         pages = page_indices(slots, lane.pool.page_slots, len(keys))
         with self.ledger.timed(what, lane.spec, self.ranks.shard) as entry:
             move = lane.read if what == "get" else lane.write
-            entry.outcomes = move(keys, pages)
+            entry.outcomes = move(keys, pages, deadline_s)
         good: list[bool] = (entry.outcomes == Outcome.OK).tolist()
         return good
 
@@ -292,7 +297,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             return [None] * len(keys)
         return self._safely(
             "get of flat pages",
-            lambda: self._tier.flat().load(keys, targets),
+            lambda: self._tier.flat().load(keys, targets, self._deadline("get")),
             [None] * len(keys),
         )
 
@@ -320,7 +325,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             return False
         return self._safely(
             "set of flat pages",
-            lambda: self._tier.flat().store(keys, sources),
+            lambda: self._tier.flat().store(keys, sources, self._deadline("put")),
             otherwise=False,
         )
 
@@ -335,6 +340,10 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         return self._safely("stats", self.ledger.drain, None)
 
     # --- Inside --------------------------------------------------------------
+
+    def _deadline(self, what: str) -> float:
+        """Return when one call of the engine must have ended, all pools of it."""
+        return time.monotonic() + float(getattr(self.given.core.deadlines, what))
 
     def _lane(self, name: str) -> Lane:
         lane = self._tier.lane(_word(name))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import attrs
@@ -16,9 +17,11 @@ import numpy as np
 
 from kvdock.batches import Outcome, Outcomes
 from kvdock.errors import KvdockError, NoRoute
+from kvdock.manifest import Scope
 from kvdock.sessions import Attachment
+from kvdock.verdicts import Needs
 from kvdock_sglang.flat import FlatPages
-from kvdock_sglang.settings import AdapterSettings, Drafts
+from kvdock_sglang.settings import Drafts, Given
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,26 +54,28 @@ class Lane:
         """What the pool is."""
         return self.pool.spec
 
-    def lookup(self, hashes: Sequence[str]) -> Bools:
+    def lookup(self, hashes: Sequence[str], deadline_s: float) -> Bools:
         """Say which pages could be loaded, bool (n,)."""
         if self.attachment is None:
             return np.ones(len(hashes), np.bool_)
-        return self.attachment.lookup(self.spec.name, hashes)
+        return self.attachment.lookup(self.spec.name, hashes, deadline_s)
 
-    def write(self, hashes: Sequence[str], pages: Int64s) -> Outcomes:
+    def write(
+        self, hashes: Sequence[str], pages: Int64s, deadline_s: float
+    ) -> Outcomes:
         """Store pages; a draft that nobody takes is quietly left out."""
         if self.attachment is None:
             return np.full(len(hashes), Outcome.OK, np.uint8)
-        return self.attachment.write(self.spec.name, hashes, pages)
+        return self.attachment.write(self.spec.name, hashes, pages, deadline_s)
 
-    def read(self, hashes: Sequence[str], pages: Int64s) -> Outcomes:
+    def read(self, hashes: Sequence[str], pages: Int64s, deadline_s: float) -> Outcomes:
         """Load pages; those of a draft that nobody takes become zeros.
 
         What the memory held before belongs to another prefix. A draft model
         that sees zeros proposes worse tokens, and the target rejects them.
         """
         if self.attachment is not None:
-            return self.attachment.read(self.spec.name, hashes, pages)
+            return self.attachment.read(self.spec.name, hashes, pages, deadline_s)
         nbytes = int(self.pool.region.object_bytes.sum())
         blank = np.zeros((len(hashes), nbytes), np.uint8)
         self.pool.region.scatter(pages, blank)
@@ -83,14 +88,12 @@ class Tier:
 
     Args:
         dock: The loaded plugins.
-        settings: What the operator says.
-        plugin_settings: The settings of the chosen plugin.
+        given: What the operator says.
         shard: The slice of the model that this process owns.
     """
 
     dock: Dock
-    settings: AdapterSettings
-    plugin_settings: Mapping[str, object] = attrs.field(repr=False)
+    given: Given
     shard: Shard
     _namespace: Namespace | None = attrs.field(default=None, init=False)
     _attachments: tuple[Attachment, ...] = attrs.field(default=(), init=False)
@@ -154,7 +157,7 @@ class Tier:
         try:
             return self._attach([attrs.evolve(pool, spec=alone)], space)
         except NoRoute as error:
-            if self.settings.drafts is Drafts.STRICT or not pool.spec.draft:
+            if self.given.own.drafts is Drafts.STRICT or not pool.spec.draft:
                 raise
             log.warning("pool %s is not stored: %s", pool.name, error)
             with self._changing:
@@ -171,6 +174,7 @@ class Tier:
                 space,
                 {pool.name: pool.region for pool in pools},
                 self._settings_for(plan),
+                core=self.given.core,
             )
         taken = {route.pool.name for route in plan.accepted}
         with self._changing:
@@ -187,27 +191,26 @@ class Tier:
         return plan
 
     def _routes(self, specs: Sequence[PoolSpec]) -> Plan:
-        routes = self.settings.routes
+        own = self.given.own
         names = {spec.name for spec in specs}
         return self.dock.plan(
             specs,
             self.shard,
-            [self.settings.plugin],
-            overrides={name: to for name, to in routes.items() if name in names},
-            strict=self.settings.drafts is Drafts.STRICT,
+            [own.plugin],
+            overrides={name: to for name, to in own.routes.items() if name in names},
+            strict=own.drafts is Drafts.STRICT,
+            needs=Needs(
+                checks=self.given.core.integrity,
+                # One rank stores what several hold, and all of them look.
+                sharing=Scope.HOST if self.shard.tp_size > 1 else Scope.NONE,
+            ),
         )
 
     def _settings_for(self, plan: Plan) -> dict[str, Mapping[str, object]]:
         used = {route.backend for route in plan.accepted}
-        given = {
-            name: own for name, own in self.settings.backends.items() if name in used
+        return {
+            name: theirs for name, theirs in self.given.backends.items() if name in used
         }
-        if self.settings.plugin in used:
-            given[self.settings.plugin] = {
-                **given.get(self.settings.plugin, {}),
-                **self.plugin_settings,
-            }
-        return given
 
     def flat(self) -> FlatPages:
         """Return the way for flat pages of the anchor, opened on first use.
@@ -238,6 +241,7 @@ class Tier:
             self._namespace,
             {**regions, anchor.name: region},
             self._settings_for(self._plan),
+            core=self.given.core,
         )
         self._attachments = (*self._attachments, attachment)
         return FlatPages(anchor, scratch, attachment)
@@ -256,12 +260,16 @@ class Tier:
         return all(outcome is Outcome.OK for outcome in outcomes)
 
     def close(self) -> None:
-        """Let go of all pools; safe to call twice."""
+        """Let go of all pools; safe to call twice.
+
+        Attachments share the time that the core allows for one of them.
+        """
+        deadline_s = time.monotonic() + self.given.core.deadlines.close
         with self._changing:
             attachments, self._attachments = self._attachments, ()
             self._lanes, self._plan, self._flat = {}, None, None
         for attachment in reversed(attachments):
             try:
-                attachment.close()
+                attachment.close(max(0.0, deadline_s - time.monotonic()))
             except KvdockError:
                 log.exception("an attachment did not close")

@@ -405,6 +405,6 @@ def test_what_the_store_keeps_says_what_it_belongs_to(tmp_path: Path) -> None:
         attachment = storage._tier.lane("kv").attachment
         record = json.loads(json.dumps(attachment.record))
     assert record["revision"] == "r7"
-    assert record["model"] == "org/model"
+    assert record["model"].startswith("org/model")
     assert record["pools"]["kv"]["parts"][0]["dtype"] == "bf16"
     assert SimpleNamespace(**json.loads(record["page_format"])).engine == "sglang"

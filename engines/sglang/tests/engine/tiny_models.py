@@ -150,7 +150,7 @@ MODELS = {
         Tiny(
             name="window",
             config=_window,
-            environ={"KVDOCK_TEST_GEMMA_WINDOW": "1"},
+            environ={"TESTS_OF_KVDOCK_GEMMA_WINDOW": "1"},
             embedding_scale=0.02,
         ),
         Tiny(

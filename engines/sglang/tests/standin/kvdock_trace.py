@@ -1,6 +1,6 @@
 """Write down what an engine moves, in whatever process it does so.
 
-Set KVDOCK_TEST_TRACE to a folder. Each process adds lines to `moves.jsonl`, and
+Set TESTS_OF_KVDOCK_TRACE to a folder. Each process adds lines to `moves.jsonl`, and
 keeps what is needed to open the same namespaces again from outside.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FOLDER = "KVDOCK_TEST_TRACE"
+FOLDER = "TESTS_OF_KVDOCK_TRACE"
 """Environment variable that names the folder."""
 
 _ONE_LINE = threading.Lock()
@@ -33,8 +33,8 @@ def traced(module: Any) -> None:
 
 
 def _moves(folder: Path, what: str, move: Callable[..., Any]) -> Callable[..., Any]:
-    def moved(self: Any, hashes: Any, pages: Any) -> Any:
-        outcomes = move(self, hashes, pages)
+    def moved(self: Any, hashes: Any, pages: Any, deadline_s: float) -> Any:
+        outcomes = move(self, hashes, pages, deadline_s)
         line = {
             "what": what,
             "pool": self.spec.name,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-GEMMA_WINDOW = "KVDOCK_TEST_GEMMA_WINDOW"
+GEMMA_WINDOW = "TESTS_OF_KVDOCK_GEMMA_WINDOW"
 """Set it to give Gemma 3 a sliding-window pool, which SGLang pins off."""
 
 
