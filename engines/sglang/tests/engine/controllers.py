@@ -91,8 +91,9 @@ def controller(
     group: Any,
     page: int = zoo.PAGE,
     late: dict[str, Any] | None = None,
+    backend: str = "dynamic",
 ) -> Iterator[HybridCacheController]:
-    """Run a controller with a `dynamic` backend over these pools."""
+    """Run a controller over these pools, with kvdock as its backend."""
     anchor = pools["kv"]
     allocator = SimpleNamespace(get_kvcache=lambda: anchor.test_device_pool)
     host = HostPoolGroup(
@@ -110,7 +111,7 @@ def controller(
         enable_storage_metrics=True,
     )
     made.attach_storage_backend(
-        storage_backend="dynamic",
+        storage_backend=backend,
         prefetch_threshold=1,
         model_name="org/model",
         storage_backend_extra_config={

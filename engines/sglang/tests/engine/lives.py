@@ -47,7 +47,7 @@ class World:
         rounds: list[dict[str, Any]],
         *,
         environ: dict[str, str] | None = None,
-        **more: Any,
+        new_tokens: int = NEW_TOKENS,
     ) -> list[list[dict[str, Any]]]:
         """Start an engine, let it answer, end it; return its answers."""
         out = self.folder / f"{life}.json"
@@ -55,7 +55,7 @@ class World:
             "model": str(self.model),
             "engine": self.tiny.engine,
             "rounds": rounds,
-            "new_tokens": NEW_TOKENS,
+            "new_tokens": new_tokens,
             "out": str(out),
             "storage": {
                 "backend_name": "kvdock",
@@ -64,7 +64,6 @@ class World:
                 "prefetch_threshold": 16,
                 **self.storage,
             },
-            **more,
         }
         path = self.folder / f"{life}.task.json"
         path.write_text(json.dumps(task))

@@ -163,15 +163,39 @@ MODELS = {
 }
 
 
+def _middling() -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        num_hidden_layers=8,
+        **{
+            **_SMALL,
+            "hidden_size": 512,
+            "intermediate_size": 1536,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+        },
+    )
+
+
+MIDDLING = Tiny(name="middling", config=_middling, engine={"max_total_tokens": 16384})
+"""Large enough that computing a prompt costs something, for benchmarks."""
+
+
 def make(name: str, root: Path) -> Path:
     """Write a model's checkpoint, or leave the one that is there."""
     folder = root / name
-    if (folder / "config.json").exists():
-        return folder
+    if not (folder / "config.json").exists():
+        write(MODELS[name], folder)
+    return folder
+
+
+def write(tiny: Tiny, folder: Path) -> Path:
+    """Write a checkpoint with random weights, always the same."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    tiny = MODELS[name]
     torch.manual_seed(1234)
     model = AutoModelForCausalLM.from_config(tiny.config(), dtype=torch.float32)
     # The usual spread of 0.02 gives a tiny model almost equal logits: any
