@@ -21,7 +21,7 @@ def _tested_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     real = metadata.version
     versions = {"sglang": hooks.TESTED[0]}
     monkeypatch.setattr(
-        doctor.metadata, "version", lambda name: versions.get(name) or real(name)
+        metadata, "version", lambda name: versions.get(name) or real(name)
     )
     monkeypatch.delenv("SGLANG_PLUGINS", raising=False)
 
@@ -82,7 +82,7 @@ def test_what_is_wrong_is_named_with_a_way_out(
 def test_an_untested_sglang_is_told_what_it_loses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(doctor.metadata, "version", lambda _: "0.9")
+    monkeypatch.setattr(metadata, "version", lambda _: "0.9")
     found = wrong({})
     assert list(found) == ["SGLang 0.9; the hooks are written for 0.5.23"]
     assert "draft models" in found["SGLang 0.9; the hooks are written for 0.5.23"]
@@ -94,7 +94,7 @@ def test_without_sglang_the_doctor_says_where_to_install(
     def gone(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(doctor.metadata, "version", gone)
+    monkeypatch.setattr(metadata, "version", gone)
     assert "SGLang is not installed in this environment" in wrong({})
 
 

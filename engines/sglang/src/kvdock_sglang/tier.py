@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 
 from kvdock.batches import Outcome, Outcomes
+from kvdock.core_settings import Staging
 from kvdock.errors import KvdockError, NoRoute
 from kvdock.manifest import Scope
 from kvdock.sessions import Attachment
@@ -203,6 +204,8 @@ class Tier:
                 checks=self.given.core.integrity,
                 # One rank stores what several hold, and all of them look.
                 sharing=Scope.HOST if self.shard.tp_size > 1 else Scope.NONE,
+                # So that the route table says what happens to the pages.
+                registrable=self.given.core.calls.staging is Staging.ROUTED,
             ),
         )
 

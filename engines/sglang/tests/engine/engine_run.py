@@ -110,9 +110,9 @@ DEEDS: dict[str, Callable[..., Any]] = {
 def main() -> None:
     """Run the task."""
     task = json.loads(Path(sys.argv[1]).read_text())
-    import sglang
+    from sglang import Engine
 
-    engine = sglang.Engine(
+    engine = Engine(
         model_path=task["model"],
         **{**ALWAYS, **task["engine"]},
         hicache_storage_backend=task.get("backend", "dynamic"),

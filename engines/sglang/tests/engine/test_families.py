@@ -402,8 +402,8 @@ def test_split_heads_let_two_and_four_ranks_share_their_objects(tmp_path: Path) 
 def test_what_the_store_keeps_says_what_it_belongs_to(tmp_path: Path) -> None:
     pool = zoo.mha_host()
     with attached(config(tmp_path, extra={"revision": "r7"}), {"kv": pool}) as storage:
-        attachment = storage._tier.lane("kv").attachment
-        record = json.loads(json.dumps(attachment.record))
+        (attachment,) = storage._tier._attachments
+        record: Any = json.loads(json.dumps(attachment.record))
     assert record["revision"] == "r7"
     assert record["model"].startswith("org/model")
     assert record["pools"]["kv"]["parts"][0]["dtype"] == "bf16"

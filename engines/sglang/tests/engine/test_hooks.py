@@ -6,6 +6,7 @@ import json
 import logging
 import pkgutil
 import re
+from importlib import metadata
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -150,7 +151,7 @@ def test_every_hook_finds_its_function_in_this_sglang(closed: hooks.Closed) -> N
 def test_in_an_unknown_sglang_nothing_is_hooked_and_it_says_what_is_lost(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hooks.metadata, "version", lambda _: "0.6.0")
+    monkeypatch.setattr(metadata, "version", lambda _: "0.6.0")
     with caplog.at_level(logging.WARNING, logger="kvdock.sglang"):
         hooks.install()
     assert not HookRegistry._hooks

@@ -41,7 +41,7 @@ CONFIGS = {
 }
 
 
-class Kit(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
+class Kit(UnifiedRadixCacheStorageFixtures, unittest.TestCase):  # type: ignore[misc] # SGLang is not typed
     """The kit's steps, without a test of its own."""
 
     __test__ = False

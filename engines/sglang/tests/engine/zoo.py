@@ -21,6 +21,7 @@ from sglang.srt.runtime_context import get_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+from functools import partial
 
 SLOTS = 256
 PAGE = 16
@@ -219,58 +220,41 @@ def logical_host() -> Any:
 PAGE_LAYOUTS = ("page_first", "page_first_direct")
 LAYOUTS = ("layer_first", *PAGE_LAYOUTS)
 
+
+def _each(
+    family: str,
+    name: str,
+    build: Callable[..., Any],
+    layouts: tuple[str, ...],
+    **more: Any,
+) -> dict[str, tuple[str, Callable[[], Any]]]:
+    return {
+        f"{family}-{layout}": (name, partial(build, layout, **more))
+        for layout in layouts
+    }
+
+
+def indexer_host(layout: str) -> Any:
+    """The sidecar of `dsa_pair` alone."""
+    return dsa_pair(layout)[1]
+
+
 FAMILIES: dict[str, tuple[str, Callable[[], Any]]] = {
-    **{
-        f"mha-{layout}": ("kv", lambda layout=layout: mha_host(layout))  # type: ignore[misc] # a default binds the loop's value
-        for layout in (*LAYOUTS, "page_head")
-    },
-    **{
-        f"asymmetric-{layout}": (  # type: ignore[misc] # same
-            "kv",
-            lambda layout=layout: mha_host(layout, v_width=4),
-        )
-        for layout in PAGE_LAYOUTS
-    },
-    "packed-draft": ("kv", lambda: mha_host(packed_drafts=2)),
-    **{
-        f"k_only-{layout}": ("indexer", lambda layout=layout: k_only_host(layout))  # type: ignore[misc] # same
-        for layout in LAYOUTS
-    },
-    **{
-        f"mla-{layout}": ("kv", lambda layout=layout: mla_host(layout))  # type: ignore[misc] # same
-        for layout in LAYOUTS
-    },
-    "mla-dcp": ("kv", lambda: mla_host(dcp_size=2, dcp_rank=1)),
-    "mla-dcp-layer_first": (
-        "kv",
-        lambda: mla_host("layer_first", dcp_size=2, dcp_rank=0),
-    ),
-    **{
-        f"indexer-{layout}": ("indexer", lambda layout=layout: dsa_pair(layout)[1])  # type: ignore[misc] # same
-        for layout in LAYOUTS
-    },
-    **{
-        f"mamba-{layout}": ("mamba", lambda layout=layout: mamba_host(layout))  # type: ignore[misc] # same
-        for layout in PAGE_LAYOUTS
-    },
-    "mamba-conv-only": ("mamba", lambda: mamba_host(temporal=(0,))),
+    **_each("mha", "kv", mha_host, (*LAYOUTS, "page_head")),
+    **_each("asymmetric", "kv", mha_host, PAGE_LAYOUTS, v_width=4),
+    "packed-draft": ("kv", partial(mha_host, packed_drafts=2)),
+    **_each("k_only", "indexer", k_only_host, LAYOUTS),
+    **_each("mla", "kv", mla_host, LAYOUTS),
+    "mla-dcp": ("kv", partial(mla_host, dcp_size=2, dcp_rank=1)),
+    "mla-dcp-layer_first": ("kv", partial(mla_host, "layer_first", dcp_size=2)),
+    **_each("indexer", "indexer", indexer_host, LAYOUTS),
+    **_each("mamba", "mamba", mamba_host, PAGE_LAYOUTS),
+    "mamba-conv-only": ("mamba", partial(mamba_host, temporal=(0,))),
     "swa": ("swa", mha_host),
-    "draft-mha": ("draft", lambda: mha_host(layers=1)),
-    "draft-mla": ("draft", lambda: mla_host(layers=1)),
-    **{
-        f"compressed-{layout}": (  # type: ignore[misc] # same
-            "deepseek_v4_c4",
-            lambda layout=layout: compressed_host(layout),
-        )
-        for layout in LAYOUTS
-    },
-    **{
-        f"state-{layout}": (  # type: ignore[misc] # same
-            "deepseek_v4_c4_state",
-            lambda layout=layout: state_host(layout),
-        )
-        for layout in LAYOUTS
-    },
+    "draft-mha": ("draft", partial(mha_host, layers=1)),
+    "draft-mla": ("draft", partial(mla_host, layers=1)),
+    **_each("compressed", "deepseek_v4_c4", compressed_host, LAYOUTS),
+    **_each("state", "deepseek_v4_c4_state", state_host, LAYOUTS),
 }
 """Family to the name under which the engine registers it, and its builder."""
 
@@ -317,7 +301,8 @@ def page(pool: Any, index: int) -> torch.Tensor:
         pieces = [pool.k_buffer[first:last], pool.v_buffer[first:last]]
         return torch.cat([one.contiguous().view(torch.uint8).ravel() for one in pieces])
     found = pool.get_data_page(at, flat=True)
-    return found.contiguous().view(torch.uint8).reshape(-1).clone()
+    flat: torch.Tensor = found.contiguous().view(torch.uint8).reshape(-1)
+    return flat.clone()
 
 
 def slots(pool: Any, pages: list[int]) -> torch.Tensor:

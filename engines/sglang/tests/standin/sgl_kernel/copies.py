@@ -94,4 +94,4 @@ def install() -> None:
     torch.cuda.cudart = _NoPinning
     for name in ("empty", "zeros", "ones", "full", "empty_like", "zeros_like"):
         setattr(torch, name, _unpinned(getattr(torch, name)))
-    torch.Tensor.pin_memory = lambda self, *_, **__: self  # type: ignore[method-assign, assignment] # a no-op is the point
+    torch.Tensor.pin_memory = lambda self, *_, **__: self  # type: ignore[method-assign] # a no-op is the point

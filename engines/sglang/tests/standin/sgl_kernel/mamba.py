@@ -172,7 +172,8 @@ def _decode(  # noqa: PLR0913, PLR0917 - the operator's own signature
     return out
 
 
-_LIBRARY = torch.library.Library("sgl_kernel", "FRAGMENT")
+_make: Any = torch.library.Library
+_LIBRARY = _make("sgl_kernel", "FRAGMENT")
 _LIBRARY.define(
     "fused_gdn_gating_cpu(Tensor A_log, Tensor a, Tensor b, Tensor dt_bias)"
     " -> (Tensor, Tensor)"
