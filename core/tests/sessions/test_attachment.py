@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from itertools import product
 
 import numpy as np
@@ -281,6 +282,32 @@ def test_a_backend_gets_no_more_keys_at_once_than_it_takes(limit: int) -> None:
         assert cache.exists(names).best == 7
         assert cache.get(names, engine.where(range(8, 15))).pages == 7
         assert max(map(len, engine.shelf.calls)) == limit
+
+
+@pytest.mark.parametrize("staging", list(Staging))
+def test_an_engine_may_move_its_pools_one_by_one(staging: Staging) -> None:
+    core = quick(calls={"staging": staging})
+    engine = Engine(pools=[attention(), indexer()], core=core)
+    names = hashes(4)
+    with engine.attachment as cache:
+        later = time.monotonic() + 5
+        engine.fill(names, range(4))
+        some = [0, NO_PAGE, 2, 3]
+        stored = cache.write("indexer", names, some, later).tolist()
+        assert stored == [0, Outcome.ABSENT, 0, 0]
+        assert cache.lookup("indexer", names, later).tolist() == [1, 0, 1, 1]
+        assert not cache.lookup("kv", names, later).any()
+        engine.blank()
+        loaded = cache.read("indexer", names[2:], [7, 6], later)
+        assert not loaded.any()
+        assert engine.holds("indexer", names[2], 7)
+        assert engine.holds("indexer", names[3], 6)
+        with pytest.raises(KvdockError, match="Did you mean 'indexer'"):
+            cache.lookup("indexr", names, later)
+        with pytest.raises(RegionError, match="2,"):
+            cache.read("kv", names, [0, 1], later)
+        past = time.monotonic() - 1
+        assert cache.write("kv", names, range(4), past).all()
 
 
 def test_bad_input_is_refused_by_name() -> None:

@@ -237,6 +237,66 @@ class Attachment:
         }
         return Moved(hits.best, outcomes, nbytes, where)
 
+    def lookup(self, pool: str, hashes: Sequence[str], deadline_s: float) -> Bools:
+        """Find out which pages of one pool are there, bool (n,).
+
+        For engines that fold the answers of their pools themselves, as `write`
+        and `read` are for those that order their pools themselves.
+
+        Args:
+            pool: An attached pool.
+            hashes: Page hashes.
+            deadline_s: Until when, on `time.monotonic()`'s clock.
+        """
+        check_hashes(hashes)
+        return self._berth(pool).exists(hashes, deadline_s)
+
+    def write(
+        self, pool: str, hashes: Sequence[str], pages: npt.ArrayLike, deadline_s: float
+    ) -> Outcomes:
+        """Store pages of one pool.
+
+        Args:
+            pool: An attached pool.
+            hashes: Page hashes.
+            pages: int64 (n,), the page index of each hash; `NO_PAGE` for none.
+            deadline_s: Until when, on `time.monotonic()`'s clock.
+        """
+        return self._one(Operation.PUT, pool, hashes, (pages, deadline_s))
+
+    def read(
+        self, pool: str, hashes: Sequence[str], pages: npt.ArrayLike, deadline_s: float
+    ) -> Outcomes:
+        """Load pages of one pool; as `write`."""
+        return self._one(Operation.GET, pool, hashes, (pages, deadline_s))
+
+    def _berth(self, pool: str) -> Berth:
+        berths = self.berths
+        if pool not in berths:
+            raise KvdockError(
+                f"pool {pool!r} is not attached", fix=nearest(pool, berths)
+            )
+        return berths[pool]
+
+    def _one(
+        self,
+        operation: Operation,
+        pool: str,
+        hashes: Sequence[str],
+        how: tuple[npt.ArrayLike, float],
+    ) -> Outcomes:
+        pages, deadline_s = how
+        berth = self._berth(pool)
+        check_hashes(hashes)
+        own = np.asarray(pages, np.int64)
+        if own.shape != (len(hashes),):
+            raise RegionError(
+                f"pool {pool!r}: {own.shape} page indices for {len(hashes)} hashes"
+            )
+        chosen = np.flatnonzero(own != NO_PAGE)
+        berth.region.check(own[chosen])
+        return move(operation, berth, hashes, (own, chosen), deadline_s)
+
     def clear(self) -> Mapping[str, Outcome]:
         """Forget everything of this namespace, and nothing else.
 

@@ -1,0 +1,165 @@
+"""SGLang's batches through its own file backend and through kvdock-file.
+
+Usage: python benchmarks/sglang.py
+
+Runs in SGLang's own environment, which it builds if it is not there (3.4 GB).
+Both backends get the very same batches of 128 pages from SGLang's own
+controller, by turns, on the same disk. Then a whole engine on the CPU is
+started twice; the second one answers prompts whose pages are in the store, and
+others, by turns.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "engines" / "sglang" / "tests"
+# This file is called like the engine, so its folder must not be searched.
+sys.path[0] = str(TESTS)
+
+import environment  # noqa: E402 - found by the path above
+
+if Path(sys.prefix) != environment.VENV:
+    python = str(environment.build())
+    os.execve(python, [python, __file__], {**os.environ, **environment.CPU})  # noqa: S606 - the same script, where SGLang is
+
+sys.path.insert(0, str(TESTS / "engine"))
+
+import hashlib  # noqa: E402 - after the environment is the right one
+import json  # noqa: E402
+import statistics  # noqa: E402
+import tempfile  # noqa: E402
+import time  # noqa: E402
+import warnings  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BATCH_PAGES = 128
+BATCHES = 4
+ROUNDS = 3
+PROMPT_TOKENS = 960
+PROMPTS = 4
+
+
+def _controller(backend: str, pool: Any, root: Path) -> Any:  # noqa: ANN401 - SGLang's object
+    import controllers  # noqa: PLC0415 - imports SGLang
+
+    group = controllers.become_rank(0, 1, root / "gloo")
+    extra: dict[str, Any] = {"plugin": "file", "root": str(root / "kvdock")}
+    if backend != "dynamic":
+        extra = {"file_storage_path": str(root / "own")}
+    return controllers.controller({"kv": pool}, extra, group=group, backend=backend)
+
+
+def storage() -> dict[str, float]:
+    """Time SGLang's own calls for a batch, by turns; return the ratios."""
+    import zoo  # noqa: PLC0415 - imports SGLang
+
+    zoo.SLOTS = (BATCH_PAGES + 2) * zoo.PAGE
+    pool = zoo.mha_host(heads=8, width=128, layers=8)
+    zoo.fill(pool, 1)
+    page_bytes = zoo.page(pool, 0).nbytes
+    slots = zoo.slots(pool, list(range(BATCH_PAGES)))
+    took: dict[tuple[str, str], list[float]] = {}
+
+    def timed(backend: str, what: str, call: Callable[[], object]) -> None:
+        began = time.perf_counter()
+        done = call()
+        took.setdefault((backend, what), []).append(time.perf_counter() - began)
+        if done not in (True, BATCH_PAGES):
+            raise SystemExit(f"{backend} could not {what}: {done}")
+
+    class Operation:
+        request_id = "benchmark"
+
+        @staticmethod
+        def is_terminated() -> bool:
+            return False
+
+    with tempfile.TemporaryDirectory(dir=ROOT) as folder:
+        both = {name: _controller(name, pool, Path(folder)) for name in NAMES}
+        made = {name: one.__enter__() for name, one in both.items()}
+        for number in range(ROUNDS * BATCHES):
+            keys = [
+                hashlib.sha256(f"{number}.{n}".encode()).hexdigest()
+                for n in range(BATCH_PAGES)
+            ]
+            for name, one in made.items():
+                timed(name, "put", lambda c=one, k=keys: c.page_set_func(k, slots))  # type: ignore[misc] # defaults bind the loop's values
+            for name, one in made.items():
+                timed(
+                    name,
+                    "get",
+                    lambda c=one, k=keys: c.page_get_func(Operation(), k, slots),  # type: ignore[misc] # same
+                )
+        for context in both.values():
+            context.__exit__(None, None, None)
+    found = {}
+    for what in ("put", "get"):
+        own, ours = (statistics.median(took[name, what]) for name in NAMES)
+        rate = BATCH_PAGES * page_bytes / 2**30
+        print(
+            f"{what}: {rate / own:.2f} GiB/s through SGLang's file backend, "
+            f"{rate / ours:.2f} GiB/s through kvdock-file "
+            f"(pages of {page_bytes >> 10} KiB)"
+        )
+        found[f"{what}_vs_sglang_file"] = round(own / ours, 2)
+    return found
+
+
+NAMES = ("file", "dynamic")
+
+
+def first_token() -> dict[str, float]:
+    """Time the first token of stored prompts against that of new ones."""
+    import lives  # noqa: PLC0415 - imports SGLang
+    import tiny_models  # noqa: PLC0415 - same
+
+    def prompt(seed: int) -> list[int]:
+        return [(seed * n + 7 * seed) % 500 + 4 for n in range(PROMPT_TOKENS)]
+
+    stored = [prompt(seed) for seed in range(1, PROMPTS + 1)]
+    others = [prompt(seed) for seed in range(101, PROMPTS + 101)]
+    turns = [one for pair in zip(stored, others, strict=True) for one in pair]
+    with tempfile.TemporaryDirectory(dir=ROOT) as name:
+        folder = Path(name)
+        tiny = tiny_models.MIDDLING
+        world = lives.World(
+            tiny=tiny,
+            model=tiny_models.write(tiny, folder / "model"),
+            folder=folder,
+            storage={"plugin": "file", "root": str(folder / "store")},
+        )
+        world.live("first", [{"prompts": stored}], new_tokens=1)
+        # The first answers of an engine pay for what is set up on first use.
+        warm_up = [prompt(1000), prompt(1001)]
+        (answers,) = world.live("second", [{"prompts": warm_up + turns}], new_tokens=1)
+    seconds = [one["seconds"] for one in answers[len(warm_up) :]]
+    cached = [one["cached"] for one in answers[len(warm_up) :]]
+    if not all(cached[::2]) or any(cached[1::2]):
+        raise SystemExit(f"the prompts were not restored as meant: {cached}")
+    restored, computed = map(statistics.median, (seconds[::2], seconds[1::2]))
+    print(
+        f"first token of {PROMPT_TOKENS} tokens after a restart: "
+        f"{restored * 1e3:.0f} ms restored, {computed * 1e3:.0f} ms recomputed"
+    )
+    return {"ttft_restored_vs_recomputed": round(restored / computed, 3)}
+
+
+def main() -> None:
+    """Measure and print; the last line is the figures."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import sgl_kernel  # noqa: F401, PLC0415 - the stand-in comes before SGLang
+
+        figures = {**storage(), **first_token()}
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

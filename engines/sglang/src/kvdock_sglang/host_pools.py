@@ -1,0 +1,431 @@
+"""SGLang's host pools as kvdock's pools: one table, by exact class.
+
+A subclass is another class: it may lay its memory out in its own way, so it is
+refused by name until somebody has looked at it. What the table says is held
+against the addresses that the pool itself reports before it is believed.
+
+Source: SGLang 0.5.23, `mem_cache/pool_host/` and `mem_cache/memory_pool_host.py`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kvdock.errors import PoolError
+from kvdock.pools import (
+    DType,
+    HitPolicy,
+    Layout,
+    Part,
+    Per,
+    PoolKind,
+    PoolSpec,
+    Shard,
+    Sharding,
+)
+from kvdock.regions import Region
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class EnginePool(StrEnum):
+    """Names under which SGLang registers pools that this table treats apart."""
+
+    KV = "kv"
+    """The anchor."""
+    MAMBA = "mamba"
+    """Recurrent states; a page needs the last one."""
+    SWA = "swa"
+    """Sliding-window KV."""
+    AUXILIARY_SWA = "auxiliary_swa"
+    """Sliding-window KV of a second geometry."""
+    DRAFT_SWA = "draft_swa"
+    """Sliding-window KV of a draft model."""
+
+
+_WINDOWS = frozenset({EnginePool.SWA, EnginePool.AUXILIARY_SWA, EnginePool.DRAFT_SWA})
+
+
+@attrs.frozen(kw_only=True)
+class Place:
+    """What a pool shares with all pools of its engine process.
+
+    Args:
+        shard: The slice of the model that this process owns.
+        page_tokens: Tokens of one page, over all ranks.
+        head_group: Heads per stored object, 0 for all heads of a rank.
+    """
+
+    shard: Shard
+    page_tokens: int
+    head_group: int = 0
+
+
+@attrs.frozen(eq=False)
+class HostPool:
+    """One of the engine's host pools, described.
+
+    Args:
+        spec: What a page of it is.
+        region: Where its pages lie.
+        page_slots: Host slots of one page, as the engine counts them.
+    """
+
+    spec: PoolSpec
+    region: Region
+    page_slots: int
+
+    @property
+    def name(self) -> str:
+        """Its name in the engine."""
+        return self.spec.name
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Shape:
+    """What a row of the table says about a pool object."""
+
+    kind: PoolKind
+    parts: tuple[Part, ...]
+    layers: int
+    sharding: Sharding
+    layout: Layout
+    memory: tuple[object, ...]
+    pages: int
+    page_slots: int
+
+
+def class_name(pool: object) -> str:
+    """Return a pool's class as the table spells it."""
+    cls = type(pool)
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def describe(name: str, pool: object, place: Place) -> HostPool:
+    """Describe one host pool.
+
+    Args:
+        name: The name under which the engine registers it.
+        pool: The engine's object.
+        place: What it shares with the other pools.
+
+    Raises:
+        PoolError: If its class or its layout is not known; the message names it.
+        RegionError: If its memory is not as large as its pages.
+    """
+    name = str(name)
+    row = _TABLE.get(class_name(pool))
+    if row is None:
+        reason = _REFUSED.get(class_name(pool))
+        raise PoolError(
+            f"host pool {name!r} is a {class_name(pool)}, "
+            + (reason or "which kvdock-sglang does not know"),
+            fix="Run the model without this feature, or ask for the class at "
+            "kvdock's issue tracker.",
+        )
+    shape = row(_Known(name, pool, place))
+    heads = shape.sharding is Sharding.HEADS
+    trailing = name == EnginePool.MAMBA or name in _WINDOWS or name.endswith("_state")
+    anchor = name == EnginePool.KV
+    spec = PoolSpec(
+        name=name,
+        kind=PoolKind.SWA if name in _WINDOWS else shape.kind,
+        parts=shape.parts,
+        layers=_layers(pool, shape.layers),
+        page_tokens=place.page_tokens,
+        anchor=anchor,
+        draft=name.startswith("draft"),
+        required=not name.startswith("draft"),
+        hit_policy=HitPolicy.TRAILING_PAGES if trailing else HitPolicy.ALL_PAGES,
+        # The engine tells a window's length with each request, not before.
+        window_pages=1 if trailing else 0,
+        sharding=shape.sharding,
+        layout=shape.layout,
+        head_group=place.head_group if heads else 0,
+    )
+    region = Region.of(spec, place.shard, shape.memory, shape.pages)
+    return HostPool(spec, region, shape.page_slots)
+
+
+def packed_draft_layers(pool: object) -> int:
+    """Return how many layers of a draft model lie at the end of a pool."""
+    layers = getattr(pool, "layer_num", 0)
+    return int(layers - getattr(pool, "target_layer_num", layers))
+
+
+def _layers(pool: object, count: int) -> tuple[int, ...]:
+    first = int(getattr(pool, "start_layer", 0) or 0)
+    return tuple(range(first, first + count))
+
+
+@attrs.frozen(eq=False)
+class _Known:
+    """A pool object with what is asked of every class."""
+
+    name: str
+    pool: Any
+    place: Place
+
+    def refuse(self, why: str) -> PoolError:
+        """Return the error that names the pool and its class."""
+        return PoolError(f"host pool {self.name!r} ({class_name(self.pool)}) {why}")
+
+    def dtype(self, dtype: object) -> DType:
+        """Translate an element type of torch."""
+        word = str(dtype).removeprefix("torch.")
+        if word not in _DTYPES:
+            raise self.refuse(f"holds elements of type {word}, which has no name here")
+        return _DTYPES[word]
+
+    def layout(self) -> Layout:
+        """Translate a layout."""
+        word = str(self.pool.layout)
+        if word not in _LAYOUTS:
+            known = ", ".join(sorted(_LAYOUTS))
+            raise PoolError(
+                f"host pool {self.name!r} lies in layout {word!r}",
+                fix=f"Start SGLang with --hicache-mem-layout, one of {known}.",
+            )
+        return _LAYOUTS[word]
+
+    def per_head(self, name: str, width: int) -> Part:
+        """Describe keys or values; the table counts the heads of all ranks."""
+        heads = int(self.pool.head_num) * self.place.shard.tp_size
+        return Part(name, self.dtype(self.pool.dtype), (heads, width), shard_axis=0)
+
+    def buffer(self, attribute: str) -> object:
+        """Return a piece of memory that must be there."""
+        found = getattr(self.pool, attribute, None)
+        if found is None:
+            raise self.refuse(
+                f"has no {attribute} on this rank (deduplicated over ranks?)"
+            )
+        return found
+
+    def whole_pages(self, buffer: Any) -> _Shape:  # noqa: ANN401 - tensor or tensors
+        """Describe pages that are opaque rows of bytes, one per layer.
+
+        Laid out layer first, each layer is a tensor of its own. That is told
+        as one part per layer: parts may lie apart, layers of one may not.
+        """
+        pool = self.pool
+        row = getattr(pool, "item_bytes", None) or pool.state_page_bytes
+        layers = int(pool.layer_num)
+        layout = self.layout()
+        apart = isinstance(buffer, list)
+        names = [f"layer_{n}" for n in range(layers)] if apart else ["row"]
+        return _Shape(
+            kind=PoolKind.COMPRESSED,
+            parts=tuple(Part(n, DType.U8, (int(row),), Per.PAGE) for n in names),
+            layers=1 if apart else layers,
+            sharding=Sharding.REPLICATED,
+            layout=layout,
+            memory=tuple(buffer) if apart else (buffer,),
+            pages=int(pool.num_host_pages),
+            page_slots=int(pool.page_size),
+        )
+
+
+def _mha(known: _Known) -> _Shape:
+    pool = known.pool
+    if pool.head_dim != pool.v_head_dim:
+        raise known.refuse("has keys and values of different widths in one buffer")
+    return _Shape(
+        kind=PoolKind.MHA,
+        parts=(known.per_head("k", pool.head_dim), known.per_head("v", pool.head_dim)),
+        layers=int(pool.layer_num),
+        sharding=Sharding.HEADS,
+        layout=known.layout(),
+        memory=(known.buffer("kv_buffer"),),
+        pages=int(pool.page_num),
+        page_slots=int(pool.page_size),
+    )
+
+
+def _asymmetric(known: _Known) -> _Shape:
+    pool = known.pool
+    return _Shape(
+        kind=PoolKind.MHA,
+        parts=(
+            known.per_head("k", pool.head_dim),
+            known.per_head("v", pool.v_head_dim),
+        ),
+        layers=int(pool.layer_num),
+        sharding=Sharding.HEADS,
+        layout=known.layout(),
+        memory=(known.buffer("k_buffer"), known.buffer("v_buffer")),
+        pages=int(pool.page_num),
+        page_slots=int(pool.page_size),
+    )
+
+
+def _k_only(known: _Known) -> _Shape:
+    pool = known.pool
+    return _Shape(
+        kind=PoolKind.K_ONLY,
+        parts=(known.per_head("k", pool.head_dim),),
+        layers=int(pool.layer_num),
+        sharding=Sharding.HEADS,
+        layout=known.layout(),
+        memory=(known.buffer("k_buffer"),),
+        pages=int(pool.page_num),
+        page_slots=int(pool.page_size),
+    )
+
+
+def _mla(known: _Known) -> _Shape:
+    pool = known.pool
+    if getattr(pool, "_layer_shard_enabled", False):
+        raise known.refuse("divides its layers among context-parallel ranks")
+    width = (int(pool.kv_cache_dim),)
+    dcp = int(pool.dcp_size)
+    return _Shape(
+        kind=PoolKind.MLA,
+        parts=(Part("kv", known.dtype(pool.dtype), width),),
+        layers=int(pool.layer_num),
+        sharding=Sharding.DCP if dcp > 1 else Sharding.REPLICATED,
+        layout=known.layout(),
+        memory=(known.buffer("kv_buffer"),),
+        pages=int(pool.page_num),
+        page_slots=int(pool.page_size) * dcp,
+    )
+
+
+def _dsa_indexer(known: _Known) -> _Shape:
+    pool = known.pool
+    if getattr(pool.device_pool, "layer_shard_enabled", False):
+        raise known.refuse("divides its layers among context-parallel ranks")
+    row = (int(pool.indexer_page_stride_size),)
+    return _Shape(
+        kind=PoolKind.INDEXER,
+        parts=(Part("indexer", known.dtype(pool.indexer_dtype), row, Per.PAGE),),
+        layers=int(pool.layer_num),
+        sharding=Sharding.REPLICATED,
+        layout=known.layout(),
+        memory=(known.buffer("index_k_with_scale_buffer"),),
+        pages=int(pool.indexer_page_num),
+        page_slots=int(pool.page_size),
+    )
+
+
+def _mamba(known: _Known) -> _Shape:
+    pool = known.pool
+    if len(pool.slot_state_buffers):
+        raise known.refuse("keeps side states beside its slots")
+    ranks = known.place.shard.tp_size
+
+    def part(name: str, dtype: object, shape: Sequence[int]) -> Part:
+        # Every rank has a state of its own; which axis the model divides does
+        # not change the bytes, so it is told as the first one.
+        whole = (int(shape[0]) * ranks, *map(int, shape[1:])) if shape else (ranks,)
+        return Part(name, known.dtype(dtype), whole, Per.PAGE, shard_axis=0)
+
+    states = [("temporal", pool.temporal_dtype, pool.temporal_state_shape)]
+    states += [
+        (f"conv_{n}", pool.conv_dtype, shape)
+        for n, shape in enumerate(pool.conv_state_shapes)
+    ]
+    buffers = (pool.temporal_buffer, *pool.conv_buffer)
+    # Linear attention with convolutions alone has an empty temporal state.
+    kept = [n for n, (_, _, shape) in enumerate(states) if 0 not in shape]
+    return _Shape(
+        kind=PoolKind.MAMBA,
+        parts=tuple(part(*states[n]) for n in kept),
+        layers=int(pool.num_mamba_layers),
+        sharding=Sharding.RANK,
+        layout=known.layout(),
+        memory=tuple(buffers[n] for n in kept),
+        pages=int(pool.size),
+        page_slots=int(pool.page_size),
+    )
+
+
+def _compressed(known: _Known) -> _Shape:
+    return known.whole_pages(known.buffer("kv_buffer"))
+
+
+def _qsa_indexer(known: _Known) -> _Shape:
+    shape = known.whole_pages(known.buffer("kv_buffer"))
+    return attrs.evolve(shape, kind=PoolKind.INDEXER)
+
+
+def _nvfp4(known: _Known) -> _Shape:
+    pool = known.pool
+    ranks = known.place.shard.tp_size
+    row = Part("row", DType.U8, (ranks, int(pool.row_bytes)), Per.PAGE, shard_axis=0)
+    return _Shape(
+        kind=PoolKind.COMPRESSED,
+        parts=(row,),
+        layers=int(pool.layer_num),
+        sharding=Sharding.RANK,
+        layout=known.layout(),
+        memory=(known.buffer("kv_buffer"),),
+        pages=int(pool.page_num),
+        page_slots=int(pool.page_size),
+    )
+
+
+def _logical(known: _Known) -> _Shape:
+    return _Shape(
+        kind=PoolKind.LOGICAL,
+        parts=(),
+        layers=0,
+        sharding=Sharding.REPLICATED,
+        layout=Layout.PAGE_OBJECT,
+        memory=(),
+        pages=int(known.pool.size) // int(known.pool.page_size),
+        page_slots=int(known.pool.page_size),
+    )
+
+
+_DTYPES = {
+    "float32": DType.F32,
+    "float16": DType.F16,
+    "bfloat16": DType.BF16,
+    "float8_e4m3fn": DType.FP8_E4M3,
+    "float8_e5m2": DType.FP8_E5M2,
+    "int32": DType.I32,
+    "int8": DType.I8,
+    "uint8": DType.U8,
+}
+
+_LAYOUTS = {
+    "layer_first": Layout.LAYER_FIRST,
+    "page_first": Layout.PAGE_FIRST,
+    "page_first_direct": Layout.PAGE_FIRST_DIRECT,
+    "page_head": Layout.PAGE_HEAD,
+}
+
+_POOLS = "sglang.srt.mem_cache.pool_host"
+_MORE_POOLS = "sglang.srt.mem_cache.memory_pool_host"
+
+_TABLE: dict[str, Callable[[_Known], _Shape]] = {
+    f"{_POOLS}.mha.MHATokenToKVPoolHost": _mha,
+    f"{_POOLS}.mha.AsymmetricMHATokenToKVPoolHost": _asymmetric,
+    f"{_POOLS}.mha.MHATokenToKOnlyPoolHost": _k_only,
+    f"{_POOLS}.mla.MLATokenToKVPoolHost": _mla,
+    f"{_POOLS}.dsa.DSAIndexerPoolHost": _dsa_indexer,
+    f"{_POOLS}.mamba.MambaPoolHost": _mamba,
+    f"{_POOLS}.qsa.QSAIndexerPoolHost": _qsa_indexer,
+    f"{_POOLS}.minimax_m3_nvfp4.MiniMaxM3Nvfp4IndexKPoolHost": _nvfp4,
+    f"{_POOLS}.minimax_m3_nvfp4.MiniMaxM3Nvfp4MainKVPoolHost": _nvfp4,
+    f"{_MORE_POOLS}.DeepSeekV4PagedHostPool": _compressed,
+    f"{_MORE_POOLS}.DeepSeekV4StateHostPool": _compressed,
+    f"{_MORE_POOLS}.LogicalHostPool": _logical,
+}
+
+_REFUSED = {
+    f"{_POOLS}.mha_mxfp8.MHATokenToKVPoolMXFP8Host": (
+        "whose scales lie outside of its pages"
+    ),
+    f"{_POOLS}.page_interleave.PageInterleaveHostPool": (
+        "which divides pages among ranks"
+    ),
+    f"{_POOLS}.unified.UnifiedPageEnvelopeHostPool": (
+        "whose pages move in memory while it is in use"
+    ),
+}

@@ -1,0 +1,147 @@
+"""What an operator may say in SGLang's extra configuration.
+
+SGLang hands over one flat mapping. Some keys are its own, some are for this
+adapter, and all others belong to the plugin that is to store the pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import attrs
+
+from kvdock.configuration import load_configuration
+from kvdock.core_settings import CoreSettings, Staging
+from kvdock.errors import SettingsError
+from kvdock.settings import option, structure
+
+ENGINE_KEYS = frozenset(
+    {
+        "backend_name",
+        "module_path",
+        "class_name",
+        "interface_v1",
+        "allocator",
+        "file_storage_path",
+        "prefetch_threshold",
+        "prefetch_timeout_base",
+        "prefetch_timeout_per_ki_token",
+        "hicache_storage_pass_prefix_keys",
+        "tp_lcm_size",
+    }
+)
+"""Keys that SGLang reads for itself; it leaves some of them in the mapping."""
+
+
+class Drafts(StrEnum):
+    """What happens when no plugin takes the KV of a draft model."""
+
+    STRICT = "strict"
+    """The engine does not start; the message names the reasons."""
+    LENIENT = "lenient"
+    """The target is stored without it. A restored prefix has an empty draft
+    cache: outputs stay right, fewer drafted tokens are accepted."""
+
+
+def _drafts(value: str) -> Drafts:
+    # Structuring takes any text for a text enum; this refuses other words.
+    if value in tuple(Drafts):
+        return Drafts(value)
+    words = " or ".join(Drafts)
+    raise SettingsError(f"drafts is {value!r}", fix=f"It is {words}.")
+
+
+@attrs.frozen(kw_only=True)
+class AdapterSettings:
+    """Settings of the adapter itself."""
+
+    plugin: str = option(help="Backend that stores the pages, as `kvdock list` names.")
+    routes: Mapping[str, str] = option(
+        attrs.Factory(dict), help="Pool name to another backend for just that pool."
+    )
+    backends: Mapping[str, Any] = option(
+        attrs.Factory(dict), help="Settings of the backends that `routes` names."
+    )
+    core: Mapping[str, Any] = option(
+        attrs.Factory(dict), help="The core's own: deadlines, breaker, calls ..."
+    )
+    observers: Mapping[str, Any] = option(
+        attrs.Factory(dict), help="Settings of observers, by name."
+    )
+    drafts: Drafts = attrs.field(
+        default=Drafts.STRICT,
+        converter=_drafts,
+        metadata={"help": "strict or lenient, when nobody takes draft pools."},
+    )
+    model: str = option(
+        "", help="Identity of the model; by default its served name and path."
+    )
+    revision: str = option(
+        "", help="Which weights these are; change it whenever the weights change."
+    )
+    salt: str = option("", help="Secret that keeps this deployment's pages apart.")
+
+
+@attrs.frozen
+class Given:
+    """Everything that was given for one engine process.
+
+    Args:
+        own: The adapter's settings.
+        core: The core's.
+        backends: Backend name to its settings.
+    """
+
+    own: AdapterSettings
+    core: CoreSettings
+    backends: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
+
+
+def collect(given: Mapping[str, object]) -> Given:
+    """Read the engine's mapping, the environment and kvdock's own file.
+
+    Raises:
+        SettingsError: If a setting is missing, wrong, or belongs to nobody.
+    """
+    own, rest = split(given)
+    backends = {name: dict(theirs) for name, theirs in own.backends.items()}
+    backends[own.plugin] = {**backends.get(own.plugin, {}), **rest}
+    found = load_configuration(
+        {"core": own.core, "backends": backends, "observers": own.observers}
+    )
+    core = found.core
+    if "core.calls.staging" not in found.origins:
+        # SGLang gives a page another use as soon as a call returns, whatever
+        # became of it; late bytes must not find it: decision record 18.
+        core = attrs.evolve(
+            core, calls=attrs.evolve(core.calls, staging=Staging.ALWAYS)
+        )
+    return Given(own, core, found.backends)
+
+
+def split(given: Mapping[str, object]) -> tuple[AdapterSettings, dict[str, object]]:
+    """Tell the adapter's settings from those of the plugin.
+
+    Returns:
+        The adapter's settings, and what is left: the plugin's.
+
+    Raises:
+        SettingsError: On a missing or wrong setting of the adapter. The
+            plugin's are checked by its own schema when it is attached.
+    """
+    where = "SGLang's storage backend configuration"
+    known = {field.name for field in attrs.fields(AdapterSettings)}
+    if "plugin" not in given:
+        raise SettingsError(
+            f"{where} does not say which plugin stores the pages",
+            fix='Add "plugin": with one of the names that `kvdock list` shows.',
+        )
+    own = {key: value for key, value in given.items() if key in known}
+    rest = {
+        key: value
+        for key, value in given.items()
+        if key not in known and key not in ENGINE_KEYS
+    }
+    return structure(AdapterSettings, own, where=where), rest

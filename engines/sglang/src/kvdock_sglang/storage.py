@@ -1,0 +1,388 @@
+"""The class that SGLang loads as its `dynamic` storage backend.
+
+This is the contract and nothing else: what the engine passes in is turned into
+page hashes and page indices, what comes out of the core into the engine's
+lists of booleans. Up to four engine threads call it at a time. While it stores
+and loads, nothing is raised: what went wrong is a miss with a counted cause.
+
+Source: SGLang 0.5.23, `mem_cache/hicache_storage.py`: `HiCacheStorage`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    HiCacheStorageExtraInfo,
+    PoolTransfer,
+    PoolTransferResult,
+)
+
+from kvdock.batches import Outcome
+from kvdock.dock import Dock
+from kvdock.errors import KvdockError
+from kvdock_sglang.host_pools import EnginePool, HostPool, Place, describe
+from kvdock_sglang.identity import Ranks, namespace, started_with
+from kvdock_sglang.ledger import Ledger
+from kvdock_sglang.sampling import check
+from kvdock_sglang.settings import collect
+from kvdock_sglang.tier import Lane, Tier
+from kvdock_sglang.verdict import Asked, fold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+log = logging.getLogger("kvdock.sglang")
+
+T = TypeVar("T")
+
+
+class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
+    """SGLang's storage tier, kept by the kvdock plugin that `plugin` names."""
+
+    def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Any) -> None:  # noqa: ANN401 - always an empty dict today
+        """Read the configuration and load the plugins.
+
+        Called on the engine's scheduler thread. The engine decides after this
+        call whether pages travel by address, so it is told here that they do.
+
+        Raises:
+            KvdockError: If the configuration is wrong or the plugin is not
+                usable; the engine then does not start.
+        """
+        del kwargs
+        if storage_config.extra_config is None:
+            storage_config.extra_config = {}
+        storage_config.extra_config["interface_v1"] = 1
+        self.given = collect(storage_config.extra_config)
+        self.config = storage_config
+        self.ranks = Ranks.of(storage_config)
+        self.ledger = Ledger(metrics=bool(storage_config.enable_storage_metrics))
+        self._tier = Tier(
+            Dock.load(require=[self.given.own.plugin]),
+            self.given,
+            self.ranks.shard,
+        )
+        self._waiting: dict[str, object] = {}
+        self._attached = False
+
+    # --- Registration: the engine's scheduler thread; raising refuses --------
+
+    def register_mem_pool_host(self, mem_pool_host: object) -> None:
+        """Take the anchor's host pool."""
+        self.mem_pool_host = mem_pool_host
+        self._waiting[EnginePool.KV.value] = mem_pool_host
+
+    def register_mem_host_pool_v2(self, host_pool: object, host_pool_name: str) -> None:
+        """Take any host pool; the anchor comes a second time this way.
+
+        Raises:
+            KvdockError: If a pool comes late and cannot be stored.
+        """
+        name = _word(host_pool_name)
+        if not self._attached:
+            self._waiting[name] = host_pool
+            return
+        if self._tier.lane(name) is None:
+            self._tier.add(self._describe(name, host_pool))
+
+    def on_host_pools_registered(self) -> None:
+        """Plan and attach everything that was registered so far.
+
+        Raises:
+            KvdockError: If a pool is of an unknown kind, no plugin takes it
+                (the message is the route table), or a plugin refuses.
+        """
+        space = namespace(
+            self.config.model_name,
+            self.ranks,
+            self.given.own,
+            started_with(),
+            self._waiting.values(),
+        )
+        pools = [self._describe(name, pool) for name, pool in self._waiting.items()]
+        self._tier.attach(pools, space)
+        self._attached = True
+        self._waiting = {}
+
+    def _describe(self, name: str, pool: object) -> HostPool:
+        anchor: Any = self.mem_pool_host
+        heads = 0
+        if self.config.should_split_heads and self.config.tp_lcm_size:
+            ranks = int(self.config.tp_lcm_size) // self.ranks.shard.tp_size
+            heads = int(getattr(pool, "head_num", 0)) // ranks
+        place = Place(
+            shard=self.ranks.shard,
+            page_tokens=int(anchor.page_size) * self.ranks.shard.dcp_size,
+            head_group=heads,
+        )
+        described = describe(name, pool, place)
+        check(described, pool)
+        return described
+
+    def close(self) -> None:
+        """Let go of everything; safe to call at any time and twice."""
+        self._safely("close", self._tier.close, None)
+
+    def writes(self, pool_name: str) -> bool:
+        """Say whether this rank has objects of a pool to store.
+
+        The hook on the engine's writer rule asks this.
+        """
+        lane = self._tier.lane(_word(pool_name))
+        return lane is not None and lane.spec.writes(self.ranks.shard)
+
+    # --- Lookup: the prefetch thread -----------------------------------------
+
+    def exists(self, key: str) -> bool:
+        """Say whether one page of the anchor is there."""
+        return self.batch_exists([key]) == 1
+
+    def batch_exists(
+        self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> int:
+        """Count the pages of the anchor's prefix that are there."""
+        return int(self.batch_exists_v2(keys, None, extra_info).kv_hit_pages)
+
+    def batch_exists_v2(
+        self,
+        keys: list[str],
+        pool_transfers: list[PoolTransfer] | None = None,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> PoolTransferResult:
+        """Find every prefix of these pages that could be restored."""
+        del extra_info
+        result = self._safely(
+            "exists", lambda: self._exists(keys, pool_transfers or []), None
+        )
+        return result or PoolTransferResult(0, {}, [])
+
+    def _exists(
+        self, keys: Sequence[str], transfers: Sequence[PoolTransfer]
+    ) -> PoolTransferResult:
+        deadline_s = self._deadline("exists")
+        anchor = self._lane(EnginePool.KV)
+        asked = [Asked(anchor.spec, anchor.lookup(keys, deadline_s))]
+        for transfer in transfers:
+            lane = self._lane(transfer.name)
+            there = lane.lookup(keys, deadline_s)
+            asked.append(
+                Asked.of(
+                    lane.spec,
+                    there,
+                    policy=_word(transfer.hit_policy),
+                    window=len(transfer.keys or []),
+                    block_pages=int(transfer.block_pages),
+                    group_pages=int(transfer.group_pages),
+                )
+            )
+        hits = fold(asked, len(keys))
+        return PoolTransferResult(
+            hits.best,
+            {name: pages for name, pages in hits.found.items() if pages},
+            list(hits.prefixes),
+        )
+
+    # --- Pages by address: prefetch and backup threads -----------------------
+
+    def batch_get_v1(
+        self,
+        keys: list[str],
+        host_indices: Any,  # noqa: ANN401 - a tensor of slots
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> list[bool]:
+        """Load pages of the anchor; one answer per page."""
+        del extra_info
+        until_s = self._deadline("get")
+        return self._move("get", EnginePool.KV, keys, host_indices, until_s)
+
+    def batch_set_v1(
+        self,
+        keys: list[str],
+        host_indices: Any,  # noqa: ANN401 - a tensor of slots
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> list[bool]:
+        """Store pages of the anchor; one answer per page."""
+        del extra_info
+        until_s = self._deadline("put")
+        return self._move("set", EnginePool.KV, keys, host_indices, until_s)
+
+    def batch_get_v2(
+        self,
+        transfers: list[PoolTransfer],
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> dict[str, list[bool]]:
+        """Load pages of other pools; one answer per page and pool."""
+        del extra_info
+        return self._move_all("get", transfers, self._deadline("get"))
+
+    def batch_set_v2(
+        self,
+        transfers: list[PoolTransfer],
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> dict[str, list[bool]]:
+        """Store pages of other pools; one answer per page and pool."""
+        del extra_info
+        return self._move_all("set", transfers, self._deadline("put"))
+
+    def _move_all(
+        self, what: str, transfers: Sequence[PoolTransfer], deadline_s: float
+    ) -> dict[str, list[bool]]:
+        done: dict[str, list[bool]] = {}
+        for one in transfers:
+            # One pool may come in several pieces; the engine reads one list.
+            keys, slots = one.keys or [], one.host_indices
+            moved = self._move(what, one.name, keys, slots, deadline_s)
+            done[one.name] = [*done.get(one.name, []), *moved]
+        return done
+
+    def _move(
+        self,
+        what: str,
+        name: str,
+        keys: Sequence[str],
+        slots: Any,  # noqa: ANN401 - a tensor of slots
+        deadline_s: float,
+    ) -> list[bool]:
+        missed = [False] * len(keys)
+        if not keys:
+            return missed
+        return self._safely(
+            f"{what} of {_word(name)}",
+            lambda: self._moved(what, self._lane(name), keys, slots, deadline_s),
+            missed,
+        )
+
+    def _moved(
+        self,
+        what: str,
+        lane: Lane,
+        keys: Sequence[str],
+        slots: Any,  # noqa: ANN401 - a tensor of slots
+        deadline_s: float,
+    ) -> list[bool]:
+        pages = page_indices(slots, lane.pool.page_slots, len(keys))
+        with self.ledger.timed(what, lane.spec, self.ranks.shard) as entry:
+            move = lane.read if what == "get" else lane.write
+            entry.outcomes = move(keys, pages, deadline_s)
+        good: list[bool] = (entry.outcomes == Outcome.OK).tolist()
+        return good
+
+    # --- Flat pages: only where an engine insists on copies ------------------
+
+    def get(
+        self,
+        key: str,
+        target_location: Any = None,  # noqa: ANN401 - a tensor
+        target_sizes: Any = None,  # noqa: ANN401 - not used by any caller
+    ) -> Any:  # noqa: ANN401 - a tensor or None
+        """Load one page of the anchor into a flat tensor."""
+        return self.batch_get([key], [target_location], target_sizes)[0]
+
+    def batch_get(
+        self,
+        keys: list[str],
+        target_locations: Any = None,  # noqa: ANN401 - tensors
+        target_sizes: Any = None,  # noqa: ANN401 - not used by any caller
+    ) -> list[Any]:
+        """Load pages of the anchor into flat tensors; None where missing."""
+        del target_sizes
+        targets = list(target_locations or [])
+        if len(targets) != len(keys):
+            return [None] * len(keys)
+        return self._safely(
+            "get of flat pages",
+            lambda: self._tier.flat().load(keys, targets, self._deadline("get")),
+            [None] * len(keys),
+        )
+
+    def set(
+        self,
+        key: str,
+        value: Any = None,  # noqa: ANN401 - a tensor
+        target_location: Any = None,  # noqa: ANN401 - not used by any caller
+        target_sizes: Any = None,  # noqa: ANN401 - not used by any caller
+    ) -> bool:
+        """Store one page of the anchor from a flat tensor."""
+        return self.batch_set([key], [value], target_location, target_sizes)
+
+    def batch_set(
+        self,
+        keys: list[str],
+        values: Any = None,  # noqa: ANN401 - tensors
+        target_locations: Any = None,  # noqa: ANN401 - not used by any caller
+        target_sizes: Any = None,  # noqa: ANN401 - not used by any caller
+    ) -> bool:
+        """Store pages of the anchor from flat tensors; whether all are."""
+        del target_locations, target_sizes
+        sources = list(values or [])
+        if len(sources) != len(keys):
+            return False
+        return self._safely(
+            "set of flat pages",
+            lambda: self._tier.flat().store(keys, sources, self._deadline("put")),
+            otherwise=False,
+        )
+
+    # --- Control: the scheduler thread ---------------------------------------
+
+    def clear(self) -> bool:
+        """Forget what this model and format stored, and nothing else."""
+        return self._safely("clear", self._tier.clear, otherwise=False)
+
+    def get_stats(self) -> Any:  # noqa: ANN401 - the engine's StorageMetrics
+        """Return what was moved since the last call, as the engine counts."""
+        return self._safely("stats", self.ledger.drain, None)
+
+    # --- Inside --------------------------------------------------------------
+
+    def _deadline(self, what: str) -> float:
+        """Return when one call of the engine must have ended, all pools of it."""
+        return time.monotonic() + float(getattr(self.given.core.deadlines, what))
+
+    def _lane(self, name: str) -> Lane:
+        lane = self._tier.lane(_word(name))
+        if lane is None:
+            raise KvdockError(f"pool {_word(name)!r} is not attached")
+        return lane
+
+    def _safely(self, what: str, call: Callable[[], T], otherwise: T) -> T:
+        """Run something for the engine; whatever fails is a miss."""
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001 - nothing may reach the engine's threads
+            self.ledger.complain(what, error)
+            return otherwise
+
+
+def page_indices(slots: Any, page_slots: int, pages: int) -> Any:  # noqa: ANN401 - a tensor of slots in, int64 (pages,) out
+    """Turn the engine's host slots into page indices, int64 (pages,).
+
+    Raises:
+        KvdockError: If they are not whole pages, each in one piece.
+    """
+    if slots is None:
+        raise KvdockError("no host slots are given")
+    rows = np.asarray(slots, np.int64)
+    if rows.shape != (pages * page_slots,):
+        raise KvdockError(
+            f"{pages} pages of {page_slots} slots come with {rows.size} host slots"
+        )
+    rows = rows.reshape(pages, page_slots)
+    first = rows[:, 0]
+    whole = (first % page_slots == 0) & (rows[:, -1] == first + page_slots - 1)
+    if not whole.all():
+        raise KvdockError(
+            f"host slots {rows[np.argmin(whole)].tolist()[:4]}... are not a page"
+        )
+    return first // page_slots
+
+
+def _word(name: object) -> str:
+    """Return the plain text of one of the engine's text enums."""
+    return str(getattr(name, "value", name))

@@ -1,0 +1,278 @@
+"""The pools of one engine process, attached to the plugins that store them.
+
+The engine registers its pools in a burst, and draft pools afterwards. The
+burst is planned and attached as one. A pool that comes later is attached by
+itself, in a namespace that names the first one: see decision record 8.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from kvdock.batches import Outcome, Outcomes
+from kvdock.core_settings import Staging
+from kvdock.errors import KvdockError, NoRoute
+from kvdock.manifest import Scope
+from kvdock.sessions import Attachment
+from kvdock.verdicts import Needs
+from kvdock_sglang.flat import FlatPages
+from kvdock_sglang.settings import Drafts, Given
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kvdock.dock import Dock
+    from kvdock.hits import Bools
+    from kvdock.keys import Namespace
+    from kvdock.pools import PoolSpec, Shard
+    from kvdock.regions import Int64s
+    from kvdock.routing import Plan
+    from kvdock_sglang.host_pools import HostPool
+
+log = logging.getLogger("kvdock.sglang")
+
+
+@attrs.frozen(eq=False)
+class Lane:
+    """One pool's way to its store.
+
+    Args:
+        pool: The host pool.
+        attachment: Where it is attached; None for a draft that nobody takes.
+    """
+
+    pool: HostPool
+    attachment: Attachment | None
+
+    @property
+    def spec(self) -> PoolSpec:
+        """What the pool is."""
+        return self.pool.spec
+
+    def lookup(self, hashes: Sequence[str], deadline_s: float) -> Bools:
+        """Say which pages could be loaded, bool (n,)."""
+        if self.attachment is None:
+            return np.ones(len(hashes), np.bool_)
+        return self.attachment.lookup(self.spec.name, hashes, deadline_s)
+
+    def write(
+        self, hashes: Sequence[str], pages: Int64s, deadline_s: float
+    ) -> Outcomes:
+        """Store pages; a draft that nobody takes is quietly left out."""
+        if self.attachment is None:
+            return np.full(len(hashes), Outcome.OK, np.uint8)
+        return self.attachment.write(self.spec.name, hashes, pages, deadline_s)
+
+    def read(self, hashes: Sequence[str], pages: Int64s, deadline_s: float) -> Outcomes:
+        """Load pages; those of a draft that nobody takes become zeros.
+
+        What the memory held before belongs to another prefix. A draft model
+        that sees zeros proposes worse tokens, and the target rejects them.
+        """
+        if self.attachment is not None:
+            return self.attachment.read(self.spec.name, hashes, pages, deadline_s)
+        nbytes = int(self.pool.region.object_bytes.sum())
+        blank = np.zeros((len(hashes), nbytes), np.uint8)
+        self.pool.region.scatter(pages, blank)
+        return np.full(len(hashes), Outcome.OK, np.uint8)
+
+
+@attrs.define(eq=False)
+class Tier:
+    """Lanes of all pools of one engine process.
+
+    Args:
+        dock: The loaded plugins.
+        given: What the operator says.
+        shard: The slice of the model that this process owns.
+    """
+
+    dock: Dock
+    given: Given
+    shard: Shard
+    _namespace: Namespace | None = attrs.field(default=None, init=False)
+    _attachments: tuple[Attachment, ...] = attrs.field(default=(), init=False)
+    _lanes: Mapping[str, Lane] = attrs.field(factory=dict, init=False)
+    _plan: Plan | None = attrs.field(default=None, init=False)
+    _flat: FlatPages | None = attrs.field(default=None, init=False)
+    _changing: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+
+    def lane(self, name: str) -> Lane | None:
+        """Return a pool's lane; None for a pool that was never registered."""
+        return self._lanes.get(name)
+
+    @property
+    def lanes(self) -> Mapping[str, Lane]:
+        """All lanes by pool name."""
+        return self._lanes
+
+    @property
+    def digest(self) -> str:
+        """The namespace of the first burst, or "" before it."""
+        return self._attachments[0].namespace if self._attachments else ""
+
+    def attach(self, pools: Sequence[HostPool], namespace: Namespace) -> Plan:
+        """Attach the pools that the engine starts with.
+
+        Args:
+            pools: The first burst of pools, the anchor among them.
+            namespace: What they belong to.
+
+        Raises:
+            NoRoute: If nobody takes a pool that the model cannot do without;
+                the message is the route table.
+            KvdockError: If a plugin refuses its memory or its settings.
+        """
+        self._namespace = namespace
+        self._plan = self._attach(pools, namespace)
+        return self._plan
+
+    def add(self, pool: HostPool) -> Plan | None:
+        """Attach a pool that the engine registers later.
+
+        It is the anchor of a namespace of its own: other pages say nothing
+        about it. Its digest covers the first one, so what the pool belongs to
+        is told apart exactly as the target is.
+
+        Returns:
+            Its plan; None for a draft pool that is left out.
+
+        Raises:
+            NoRoute: If nobody takes it, unless the operator is lenient.
+            KvdockError: As for `attach`.
+        """
+        if self._namespace is None:
+            raise KvdockError(f"pool {pool.name!r} comes before the anchor")
+        space = attrs.evolve(
+            self._namespace,
+            page_format=f"{self._namespace.page_format} beside {self.digest}",
+        )
+        alone = attrs.evolve(pool.spec, anchor=True, required=True)
+        alone = attrs.evolve(alone, hit_policy="all_pages", window_pages=0)
+        try:
+            return self._attach([attrs.evolve(pool, spec=alone)], space)
+        except NoRoute as error:
+            if self.given.own.drafts is Drafts.STRICT or not pool.spec.draft:
+                raise
+            log.warning("pool %s is not stored: %s", pool.name, error)
+            with self._changing:
+                self._lanes = {**self._lanes, pool.name: Lane(pool, None)}
+            return None
+
+    def _attach(self, pools: Sequence[HostPool], space: Namespace) -> Plan:
+        plan = self._routes([pool.spec for pool in pools])
+        attachment = None
+        if plan.accepted:
+            attachment = Attachment.open(
+                self.dock,
+                plan,
+                space,
+                {pool.name: pool.region for pool in pools},
+                self._settings_for(plan),
+                core=self.given.core,
+            )
+        taken = {route.pool.name for route in plan.accepted}
+        with self._changing:
+            if attachment is not None:
+                self._attachments = (*self._attachments, attachment)
+            self._lanes = {
+                **self._lanes,
+                **{
+                    pool.name: Lane(pool, attachment if pool.name in taken else None)
+                    for pool in pools
+                },
+            }
+        log.info("kvdock stores these pools:\n%s", plan.explain())
+        return plan
+
+    def _routes(self, specs: Sequence[PoolSpec]) -> Plan:
+        own = self.given.own
+        names = {spec.name for spec in specs}
+        return self.dock.plan(
+            specs,
+            self.shard,
+            [own.plugin],
+            overrides={name: to for name, to in own.routes.items() if name in names},
+            strict=own.drafts is Drafts.STRICT,
+            needs=Needs(
+                checks=self.given.core.integrity,
+                # One rank stores what several hold, and all of them look.
+                sharing=Scope.HOST if self.shard.tp_size > 1 else Scope.NONE,
+                # So that the route table says what happens to the pages.
+                registrable=self.given.core.calls.staging is Staging.ROUTED,
+            ),
+        )
+
+    def _settings_for(self, plan: Plan) -> dict[str, Mapping[str, object]]:
+        used = {route.backend for route in plan.accepted}
+        return {
+            name: theirs for name, theirs in self.given.backends.items() if name in used
+        }
+
+    def flat(self) -> FlatPages:
+        """Return the way for flat pages of the anchor, opened on first use.
+
+        Raises:
+            KvdockError: If the anchor is not attached or has no bytes.
+        """
+        with self._changing:
+            if self._flat is None:
+                self._flat = self._open_flat()
+            return self._flat
+
+    def _open_flat(self) -> FlatPages:
+        if self._plan is None or self._namespace is None:
+            raise KvdockError("no pool is attached")
+        anchor = self._plan.anchor.pool
+        if not anchor.physical:
+            raise KvdockError(f"pool {anchor.name!r} has no bytes")
+        scratch, region = FlatPages.region(anchor, self.shard)
+        regions = {
+            name: lane.pool.region
+            for name, lane in self._lanes.items()
+            if name != anchor.name
+        }
+        attachment = Attachment.open(
+            self.dock,
+            self._plan,
+            self._namespace,
+            {**regions, anchor.name: region},
+            self._settings_for(self._plan),
+            core=self.given.core,
+        )
+        self._attachments = (*self._attachments, attachment)
+        return FlatPages(anchor, scratch, attachment)
+
+    def clear(self) -> bool:
+        """Forget what this model and format stored, and nothing else.
+
+        Returns:
+            Whether every plugin did so.
+        """
+        outcomes = [
+            outcome
+            for attachment in self._attachments
+            for outcome in attachment.clear().values()
+        ]
+        return all(outcome is Outcome.OK for outcome in outcomes)
+
+    def close(self) -> None:
+        """Let go of all pools; safe to call twice.
+
+        Attachments share the time that the core allows for one of them.
+        """
+        deadline_s = time.monotonic() + self.given.core.deadlines.close
+        with self._changing:
+            attachments, self._attachments = self._attachments, ()
+            self._lanes, self._plan, self._flat = {}, None, None
+        for attachment in reversed(attachments):
+            try:
+                attachment.close(max(0.0, deadline_s - time.monotonic()))
+            except KvdockError:
+                log.exception("an attachment did not close")

@@ -1,0 +1,137 @@
+"""One life of SGLang's engine: start, answer prompts, end. In its own process.
+
+    engine_run.py TASK.json
+
+The task names a model folder, launch arguments and rounds of prompts. A round
+may name something that is done to the store first; the engine then forgets
+what it holds in memory and has to ask the store again.
+
+The answer is a JSON file with, per round and prompt, the tokens, their log
+probabilities, and how many tokens of the prompt the engine took from its cache.
+A child of the engine that fails kills its whole process tree, so this never
+runs inside of a test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import sgl_kernel  # noqa: F401 - the stand-in comes before SGLang
+import tamper
+
+import kvdock_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ALWAYS = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "dtype": "float32",
+    "disable_cuda_graph": True,
+    "max_total_tokens": 4096,
+    "mem_fraction_static": 0.5,
+    "context_length": 1024,
+    "disable_overlap_schedule": True,
+    "skip_server_warmup": True,
+    "skip_tokenizer_init": True,
+    "page_size": 16,
+    "enable_hierarchical_cache": True,
+    "hicache_write_policy": "write_through",
+    "hicache_storage_prefetch_policy": "wait_complete",
+    "hicache_io_backend": "direct",
+    "hicache_size": 1,
+}
+
+
+def _answers(engine: Any, prompts: list[list[int]], new_tokens: int) -> list[Any]:
+    found = []
+    for prompt in prompts:
+        # One at a time: what else is in a batch changes the last bits.
+        began = time.monotonic()
+        out = engine.generate(
+            input_ids=[prompt],
+            sampling_params={
+                "temperature": 0,
+                "max_new_tokens": new_tokens,
+                "ignore_eos": True,
+            },
+            return_logprob=True,
+        )[0]
+        meta = out["meta_info"]
+        rows = meta["output_token_logprobs"]
+        found.append(
+            {
+                "prompt": prompt,
+                "tokens": [row[1] for row in rows],
+                "logprobs": [row[0] for row in rows],
+                "cached": meta["cached_tokens"],
+                "seconds": time.monotonic() - began,
+            }
+        )
+    return found
+
+
+def _quiet(folder: Path, quiet_s: float = 0.7, timeout_s: float = 20.0) -> None:
+    """Wait until the engine's background writes have ended."""
+    deadline = time.monotonic() + timeout_s
+    lines, since = -1, time.monotonic()
+    while time.monotonic() < deadline:
+        now = len(kvdock_trace.moves(folder))
+        if now != lines:
+            lines, since = now, time.monotonic()
+        if lines and time.monotonic() - since > quiet_s:
+            return
+        time.sleep(0.05)
+
+
+def _prompts(one: dict[str, Any], rounds: list[Any]) -> list[list[int]]:
+    if one["prompts"] != "next turn":
+        return list(one["prompts"])
+    return [[*last["prompt"], *last["tokens"], *range(40, 47)] for last in rounds[-1]]
+
+
+DEEDS: dict[str, Callable[..., Any]] = {
+    "alter": lambda trace: tamper.alter(Path(trace)),
+    "damage": lambda root: tamper.damage(Path(root)),
+    "kill": lambda pid: os.kill(int(pid), signal.SIGKILL),
+    "forget": lambda: None,
+}
+"""What may be done to a store between two rounds."""
+
+
+def main() -> None:
+    """Run the task."""
+    task = json.loads(Path(sys.argv[1]).read_text())
+    from sglang import Engine
+
+    engine = Engine(
+        model_path=task["model"],
+        **{**ALWAYS, **task["engine"]},
+        hicache_storage_backend=task.get("backend", "dynamic"),
+        hicache_storage_backend_extra_config=json.dumps(task["storage"]),
+    )
+    rounds: list[Any] = []
+    try:
+        for one in task["rounds"]:
+            if one.get("first"):
+                engine.flush_cache()
+                what, *given = one["first"]
+                DEEDS[what](*given)
+            rounds.append(_answers(engine, _prompts(one, rounds), task["new_tokens"]))
+            if kvdock_trace.FOLDER in os.environ:
+                _quiet(Path(os.environ[kvdock_trace.FOLDER]))
+    finally:
+        Path(task["out"]).write_text(json.dumps(rounds))
+        engine.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Lives of an engine: started one after the other, over one store."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import environment
+
+import kvdock_trace
+
+if TYPE_CHECKING:
+    import tiny_models
+
+RUN = Path(__file__).with_name("engine_run.py")
+PROMPTS = [
+    [(7 * n + 3) % 500 + 4 for n in range(122)],
+    [(11 * n + 5) % 500 + 4 for n in range(118)],
+]
+NEW_TOKENS = 8
+
+
+@attrs.frozen(kw_only=True)
+class World:
+    """One model, one store, and a place for what its engines leave behind.
+
+    Args:
+        tiny: The model.
+        model: Its checkpoint.
+        folder: Scratch space of this world.
+        storage: What the operator gives SGLang besides the class.
+    """
+
+    tiny: tiny_models.Tiny
+    model: Path
+    folder: Path
+    storage: dict[str, Any]
+
+    def live(
+        self,
+        life: str,
+        rounds: list[dict[str, Any]],
+        *,
+        environ: dict[str, str] | None = None,
+        new_tokens: int = NEW_TOKENS,
+    ) -> list[list[dict[str, Any]]]:
+        """Start an engine, let it answer, end it; return its answers."""
+        out = self.folder / f"{life}.json"
+        task = {
+            "model": str(self.model),
+            "engine": self.tiny.engine,
+            "rounds": rounds,
+            "new_tokens": new_tokens,
+            "out": str(out),
+            "storage": {
+                "backend_name": "kvdock",
+                "module_path": "kvdock_sglang",
+                "class_name": "KvdockStorage",
+                "prefetch_threshold": 16,
+                **self.storage,
+            },
+        }
+        path = self.folder / f"{life}.task.json"
+        path.write_text(json.dumps(task))
+        log = self.folder / f"{life}.log"
+        with log.open("w") as err:
+            ended = subprocess.run(
+                [sys.executable, str(RUN), str(path)],
+                stdout=err,
+                stderr=subprocess.STDOUT,
+                check=False,
+                timeout=240,
+                env={
+                    **os.environ,
+                    **environment.CPU,
+                    **self.tiny.environ,
+                    kvdock_trace.FOLDER: str(self.trace(life)),
+                    **(environ or {}),
+                },
+            )
+        assert out.exists(), f"rc {ended.returncode}\n{log.read_text()[-4000:]}"
+        answers: list[list[dict[str, Any]]] = json.loads(out.read_text())
+        assert len(answers) == len(rounds), log.read_text()[-4000:]
+        return answers
+
+    def trace(self, life: str) -> Path:
+        """Where a life writes down what it moved."""
+        return self.folder / f"{life}.trace"
+
+    def moves(self, life: str) -> list[dict[str, Any]]:
+        """What a life moved."""
+        return kvdock_trace.moves(self.trace(life))

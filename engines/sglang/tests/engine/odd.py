@@ -1,0 +1,113 @@
+"""A plugin in memory that can be told to misbehave or to decline."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pluggy
+
+from kvdock import hookspecs
+from kvdock.batches import Batch, BatchResult, Operation, Outcome
+from kvdock.discovery import Candidate, LoadedPlugin
+from kvdock.dock import Backend, Dock
+from kvdock.hookspecs import AttachConfig, hookimpl
+from kvdock.keys import key_suffixes
+from kvdock.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
+from kvdock.pools import HitPolicy, PoolKind, PoolSpec, Shard
+
+if TYPE_CHECKING:
+    from kvdock.regions import Region
+
+
+@attrs.define(eq=False)
+class Odd:
+    """Objects by key.
+
+    Args:
+        draft: What it declares about draft models.
+        kinds: Kinds of pools that it takes.
+        hangs: Set to let every call wait for `go_on`.
+        raises: Set to let every call raise.
+    """
+
+    draft: Support = Support.NATIVE
+    kinds: frozenset[PoolKind] = frozenset(PoolKind)
+    hangs: bool = False
+    raises: bool = False
+    go_on: threading.Event = attrs.field(factory=threading.Event)
+    objects: dict[str, bytes] = attrs.field(factory=dict)
+
+    @hookimpl
+    def kvdock_manifest(self) -> Manifest:
+        mine = KindSupport(
+            hit_policies=HitPolicy, draft=self.draft, multi_buffer=Support.NATIVE
+        )
+        return Manifest(
+            name="odd",
+            api=API_VERSION,
+            summary="objects in memory",
+            kinds=dict.fromkeys(self.kinds, mine),
+            zero_copy=Support.NATIVE,
+            integrity=Support.NO,
+            sharing=Scope.PROCESS,
+            clear_reach=Scope.NAMESPACE,
+        )
+
+    @hookimpl
+    def kvdock_register_pool(
+        self, pool: PoolSpec, region: Region, config: AttachConfig
+    ) -> str:
+        del region, config
+        return pool.name
+
+    @hookimpl
+    def kvdock_key_suffix(self, pool: PoolSpec, shard: Shard) -> Sequence[str]:
+        return key_suffixes(pool, shard)
+
+    @hookimpl
+    def kvdock_batch_io(self, handle: str, batch: Batch) -> BatchResult:
+        del handle
+        if self.hangs:
+            self.go_on.wait(30)
+        if self.raises:
+            raise RuntimeError("out of order")
+        return BatchResult.of(batch, [self._one(batch, n) for n in range(len(batch))])
+
+    def _one(self, batch: Batch, row: int) -> Outcome:
+        key = batch.keys[row]
+        if batch.operation is Operation.PUT:
+            pieces = zip(batch.addresses[row], batch.sizes[row], strict=True)
+            self.objects[key] = b"".join(
+                ctypes.string_at(int(at), int(n)) for at, n in pieces
+            )
+            return Outcome.OK
+        held = self.objects.get(key)
+        if held is None:
+            return Outcome.ABSENT
+        if batch.operation is Operation.GET:
+            start = 0
+            for at, n in zip(batch.addresses[row], batch.sizes[row], strict=True):
+                ctypes.memmove(int(at), held[start : start + int(n)], int(n))
+                start += int(n)
+        return Outcome.OK
+
+
+def dock(plugin: Odd) -> Dock:
+    """Load just this plugin."""
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    manager.register(plugin)
+    loaded: Any = LoadedPlugin(
+        candidate=Candidate(
+            name="odd", value="odd:plugin", distribution="tests", version="0"
+        ),
+        manifest=plugin.kvdock_manifest(),
+        path=__file__,
+        manager=manager,
+        implemented=frozenset(),
+    )
+    return Dock({"odd": Backend(loaded)})

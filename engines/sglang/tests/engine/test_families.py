@@ -1,0 +1,410 @@
+"""(1) SGLang's own factory and host pools of every family, byte by byte."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import zoo
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorageConfig,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+)
+from sglang.srt.mem_cache.storage import StorageBackendFactory
+
+from kvdock.errors import KvdockError, PoolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from kvdock_sglang import KvdockStorage
+
+
+def config(
+    root: Path,
+    *,
+    tp: tuple[int, int] = (0, 1),
+    replicated: bool = False,
+    dcp: tuple[int, int] = (0, 1),
+    **more: Any,
+) -> HiCacheStorageConfig:
+    extra = {
+        "backend_name": "kvdock",
+        "module_path": "kvdock_sglang",
+        "class_name": "KvdockStorage",
+        "plugin": "file",
+        "root": str(root),
+        **more.pop("extra", {}),
+    }
+    return HiCacheStorageConfig(
+        tp_rank=tp[0],
+        tp_size=tp[1],
+        pp_rank=0,
+        pp_size=1,
+        attn_cp_rank=0,
+        attn_cp_size=1,
+        is_mla_model=replicated,
+        enable_storage_metrics=True,
+        is_page_first_layout=False,
+        model_name="org/model",
+        extra_config=extra,
+        dcp_rank=dcp[0],
+        dcp_size=dcp[1],
+        logical_page_size=32 if dcp[1] > 1 else None,
+        **more,
+    )
+
+
+@contextmanager
+def attached(
+    cfg: HiCacheStorageConfig, pools: dict[str, Any], late: dict[str, Any] | None = None
+) -> Iterator[KvdockStorage]:
+    """A storage as the engine makes and registers it."""
+    storage = StorageBackendFactory.create_backend("dynamic", cfg, pools["kv"])
+    try:
+        storage.register_mem_pool_host(pools["kv"])
+        for name, pool in pools.items():
+            storage.register_mem_host_pool_v2(pool, PoolName(name))
+        storage.on_host_pools_registered()
+        for name, pool in (late or {}).items():
+            storage.register_mem_host_pool_v2(pool, PoolName(name))
+        yield storage
+    finally:
+        storage.close()
+
+
+def hashes(count: int, seed: str = "") -> list[str]:
+    return [hashlib.sha256(f"{seed}{n}".encode()).hexdigest() for n in range(count)]
+
+
+def settings_of(family: str, pool: Any) -> dict[str, Any]:
+    if family.startswith("mla-dcp"):
+        size = (pool.dcp_rank, pool.dcp_size)
+        return {"tp": size, "dcp": size, "replicated": True}
+    return {"replicated": family.startswith(("mla", "indexer"))}
+
+
+def with_anchor(name: str, family: str, pool: Any) -> dict[str, Any]:
+    if name == "kv":
+        return {"kv": pool}
+    if family.startswith("indexer"):
+        return {"kv": zoo.mla_host(page=64), name: pool}
+    return {"kv": zoo.mha_host(), name: pool}
+
+
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_pages_of_every_family_come_back_byte_for_byte_after_a_restart(
+    family: str, tmp_path: Path
+) -> None:
+    name, build = zoo.FAMILIES[family]
+    pool = build()
+    zoo.fill(pool, seed=1)
+    written, read = [1, 4, 2], [5, 0, 3]
+    keys = hashes(3)
+    move = PoolTransfer(PoolName(name), zoo.slots(pool, written), keys=keys)
+    cfg = config(tmp_path, **settings_of(family, pool))
+    expected = [zoo.page(pool, index) for index in written]
+    with attached(cfg, with_anchor(name, family, pool)) as storage:
+        assert storage.batch_set_v2([move]) == {name: [True] * 3}
+
+    again = build()
+    zoo.fill(again, seed=2)
+    before = zoo.snapshot(again)
+    cfg = config(tmp_path, **settings_of(family, again))
+    with attached(cfg, with_anchor(name, family, again)) as storage:
+        move = PoolTransfer(PoolName(name), zoo.slots(again, read), keys=keys)
+        assert storage.batch_get_v2([move]) == {name: [True] * 3}
+    assert all(
+        torch.equal(zoo.page(again, index), page)
+        for index, page in zip(read, expected, strict=True)
+    )
+    # Nothing but these pages was touched.
+    nbytes = sum(len(page) for page in expected)
+    changed = sum(
+        int((one != other).sum())
+        for one, other in zip(before, zoo.snapshot(again), strict=True)
+    )
+    assert nbytes * 0.9 < changed <= nbytes
+
+
+def test_the_anchor_travels_by_address_and_sets_the_flag_itself(tmp_path: Path) -> None:
+    pool = zoo.mha_host()
+    zoo.fill(pool, 1)
+    cfg = config(tmp_path)
+    keys = hashes(4)
+    with attached(cfg, {"kv": pool}) as storage:
+        assert cfg.extra_config["interface_v1"] == 1
+        assert storage.batch_set_v1(keys, zoo.slots(pool, [0, 1, 2, 3])) == [True] * 4
+        assert storage.batch_exists([*keys, hashes(1, "other")[0]]) == 4
+        assert storage.batch_get_v1(keys[:2], zoo.slots(pool, [6, 7])) == [True] * 2
+        assert torch.equal(zoo.page(pool, 6), zoo.page(pool, 0))
+        assert storage.exists(keys[3])
+        record = storage.get_stats()
+        assert record.backup_pgs == [4]
+        assert record.prefetch_pgs == [2]
+        assert record.prefetch_bandwidth[0] > 0
+
+
+def test_flat_pages_and_pages_by_address_are_the_same_objects(tmp_path: Path) -> None:
+    for layout in (*zoo.LAYOUTS, "page_head"):
+        pool = zoo.mha_host(layout)
+        zoo.fill(pool, 1)
+        keys = hashes(3, layout)
+        with attached(config(tmp_path), {"kv": pool}) as storage:
+            assert storage.batch_set_v1(keys[:2], zoo.slots(pool, [0, 1])) == [True] * 2
+            targets = [pool.get_dummy_flat_data_page() for _ in keys]
+            got = storage.batch_get(keys, targets)
+            # As bytes: random bits may be a NaN, which equals nothing.
+            for index in (0, 1):
+                flat = got[index].view(torch.uint8)
+                assert torch.equal(flat, zoo.page(pool, index))
+            assert got[2] is None
+            flat = pool.get_data_page(5 * zoo.PAGE)
+            assert storage.set(keys[2], flat)
+            assert storage.batch_get_v1(keys[2:], zoo.slots(pool, [7])) == [True]
+            assert torch.equal(zoo.page(pool, 7), zoo.page(pool, 5))
+
+
+def test_a_logical_anchor_takes_part_without_bytes(tmp_path: Path) -> None:
+    pools = {"kv": zoo.logical_host(), "deepseek_v4_c4": zoo.compressed_host()}
+    keys = hashes(3)
+    with attached(config(tmp_path, replicated=True), pools) as storage:
+        slots = zoo.slots(pools["kv"], [0, 1, 2])
+        side = PoolTransfer(
+            PoolName.DEEPSEEK_V4_C4,
+            zoo.slots(pools["deepseek_v4_c4"], [0, 1]),
+            keys=keys[:2],
+        )
+        asked = [PoolTransfer(PoolName.DEEPSEEK_V4_C4)]
+        assert storage.batch_exists_v2(keys, asked).kv_hit_pages == 0
+        assert all(storage.batch_set_v2([side])[PoolName.DEEPSEEK_V4_C4])
+        assert storage.batch_set_v1(keys, slots) == [True] * 3
+        found = storage.batch_exists_v2(keys, asked)
+        assert found.kv_hit_pages == 2
+        assert storage.batch_get_v1(keys, slots) == [True] * 3
+
+
+def test_sparse_states_make_a_set_of_prefixes_and_no_minimum_of_maxima(
+    tmp_path: Path,
+) -> None:
+    pools = {"kv": zoo.mha_host(), "mamba": zoo.mamba_host(), "swa": zoo.mha_host()}
+    keys = hashes(6)
+    with attached(config(tmp_path), pools) as storage:
+        storage.batch_set_v1(keys, zoo.slots(pools["kv"], list(range(6))))
+        states = PoolTransfer(
+            PoolName.MAMBA,
+            zoo.slots(pools["mamba"], [0, 1]),
+            keys=[keys[1], keys[4]],
+        )
+        window = PoolTransfer(
+            PoolName.SWA,
+            zoo.slots(pools["swa"], [0, 1, 2, 3]),
+            keys=keys[:4],
+        )
+        storage.batch_set_v2([states, window])
+        trailing = PoolHitPolicy.TRAILING_PAGES
+        mamba = PoolTransfer(PoolName.MAMBA, keys=["?"], hit_policy=trailing)
+        swa = PoolTransfer(PoolName.SWA, keys=["?", "?"], hit_policy=trailing)
+        found = storage.batch_exists_v2(keys, [mamba])
+        assert found.restorable_prefix_pages == [2, 5]
+        assert found.kv_hit_pages == 5
+        assert found.extra_pool_hit_pages == {"kv": 6, "mamba": 5}
+        found = storage.batch_exists_v2(keys, [mamba, swa])
+        assert found.restorable_prefix_pages == [2]
+        assert found.kv_hit_pages == 2
+
+
+def test_a_late_draft_is_stored_beside_the_target_and_found_again(
+    tmp_path: Path,
+) -> None:
+    keys = hashes(3)
+
+    def trial(*, write: bool) -> list[bool]:
+        target, draft = zoo.mha_host(), zoo.mha_host(layers=1)
+        zoo.fill(draft, 3)
+        with attached(config(tmp_path), {"kv": target}, {"draft": draft}) as storage:
+            move = PoolTransfer(PoolName.DRAFT, zoo.slots(draft, [0, 1, 2]), keys=keys)
+            if write:
+                return list(storage.batch_set_v2([move])["draft"])
+            expected = [zoo.page(draft, n) for n in range(3)]
+            zoo.fill(draft, 9)
+            moved = list(storage.batch_get_v2([move])["draft"])
+            assert all(
+                torch.equal(zoo.page(draft, n), page) for n, page in enumerate(expected)
+            )
+            asked = [PoolTransfer(PoolName.DRAFT)]
+            assert storage.batch_exists_v2(keys, asked).kv_hit_pages == 0
+            storage.batch_set_v1(keys[:2], zoo.slots(target, [0, 1]))
+            assert storage.batch_exists_v2(keys, asked).kv_hit_pages == 2
+            return moved
+
+    assert trial(write=True) == [True] * 3
+    assert trial(write=False) == [True] * 3
+
+
+def test_another_layout_type_or_geometry_is_a_miss_and_never_other_bytes(
+    tmp_path: Path,
+) -> None:
+    keys = hashes(1)
+    stored = zoo.mha_host("page_first", heads=2, width=8)
+    with attached(config(tmp_path), {"kv": stored}) as storage:
+        assert storage.batch_set_v1(keys, zoo.slots(stored, [0])) == [True]
+    others = [
+        zoo.mha_host("page_first_direct", heads=2, width=8),
+        zoo.mha_host("page_head", heads=2, width=8),
+        zoo.mha_host("page_first", heads=4, width=4),
+        zoo.mha_host("page_first", heads=2, width=8, dtype=torch.float16),
+        zoo.mha_host("page_first", heads=2, width=8, layers=2, packed_drafts=1),
+    ]
+    for other in others:
+        zoo.fill(other, 5)
+        before = zoo.snapshot(other)
+        with attached(config(tmp_path), {"kv": other}) as storage:
+            assert storage.batch_exists(keys) == 0
+            assert storage.batch_get_v1(keys, zoo.slots(other, [0])) == [False]
+        assert all(map(torch.equal, before, zoo.snapshot(other)))
+
+
+def test_a_pool_of_a_subclass_is_refused_by_name(tmp_path: Path) -> None:
+    pool = zoo.mha_host()
+    subclass = type("Faster", (type(pool),), {})
+    pool.__class__ = subclass
+    with (
+        pytest.raises(PoolError, match="Faster, which kvdock-sglang does not know"),
+        attached(config(tmp_path), {"kv": pool}),
+    ):
+        pass
+
+
+def test_a_pool_that_reports_other_addresses_is_refused(tmp_path: Path) -> None:
+    pool = zoo.mha_host()
+    honest = pool.get_page_buffer_meta
+    pool.get_page_buffer_meta = lambda slots: (
+        [at + 2 for at in honest(slots)[0]],
+        honest(slots)[1],
+    )
+    with (
+        pytest.raises(KvdockError, match="by SGLang's account"),
+        attached(config(tmp_path), {"kv": pool}),
+    ):
+        pass
+
+
+def test_slots_that_are_no_page_are_a_miss_with_a_counted_cause(tmp_path: Path) -> None:
+    pool = zoo.mha_host()
+    with attached(config(tmp_path), {"kv": pool}) as storage:
+        crooked = zoo.slots(pool, [0, 1]) + 1
+        assert storage.batch_set_v1(hashes(2), crooked) == [False, False]
+        assert storage.batch_get_v1(hashes(2), zoo.slots(pool, [0])) == [False, False]
+        assert storage.batch_get_v2([PoolTransfer(PoolName.SWA, keys=["aa"])]) == {
+            "swa": [False]
+        }
+        beyond = zoo.slots(pool, [10_000])
+        assert storage.batch_get_v1(hashes(1), beyond) == [False]
+        assert storage.ledger.causes["set of kv", "", "KvdockError"] == 1
+
+
+def test_clear_forgets_this_model_and_no_other(tmp_path: Path) -> None:
+    pool, draft = zoo.mha_host(), zoo.mha_host(layers=1)
+    keys = hashes(2)
+    other = config(tmp_path)
+    other.model_name = "org/other"
+    with (
+        attached(config(tmp_path), {"kv": pool}, {"draft": draft}) as mine,
+        attached(other, {"kv": pool}) as theirs,
+    ):
+        move = PoolTransfer(PoolName.DRAFT, zoo.slots(draft, [0, 1]), keys=keys)
+        mine.batch_set_v2([move])
+        for storage in (mine, theirs):
+            assert all(storage.batch_set_v1(keys, zoo.slots(pool, [0, 1])))
+        assert mine.clear()
+        assert mine.batch_exists(keys) == 0
+        assert not any(mine.batch_get_v2([move])["draft"])
+        assert theirs.batch_exists(keys) == 2
+
+
+def test_after_close_everything_is_a_quiet_miss(tmp_path: Path) -> None:
+    pool = zoo.mha_host()
+    with attached(config(tmp_path), {"kv": pool}) as storage:
+        pass
+    storage.close()
+    keys = hashes(2)
+    assert storage.batch_exists(keys) == 0
+    assert storage.batch_set_v1(keys, zoo.slots(pool, [0, 1])) == [False, False]
+    assert storage.batch_get(keys, [None, None]) == [None, None]
+    assert storage.get_stats() is not None
+    assert storage.clear() is True
+
+
+def test_a_wrong_configuration_stops_the_engine_with_a_way_out(tmp_path: Path) -> None:
+    pool = zoo.mha_host()
+    cases = {
+        "says which plugin|not say which plugin": {"plugin": None},
+        "no backend 'fil'": {"plugin": "fil"},
+        "unknown setting 'rot'": {"rot": "/x"},
+    }
+    for message, change in cases.items():
+        cfg = config(tmp_path, extra=change)
+        cfg.extra_config = {k: v for k, v in cfg.extra_config.items() if v is not None}
+        with pytest.raises(KvdockError, match=message), attached(cfg, {"kv": pool}):
+            pass
+
+
+def test_ranks_of_one_latent_pool_store_it_once_and_all_read_it(tmp_path: Path) -> None:
+    keys = hashes(2)
+    pools = [zoo.mla_host() for _ in range(2)]
+    for seed, pool in enumerate(pools):
+        zoo.fill(pool, seed)
+    for rank in (1, 0):
+        cfg = config(tmp_path, tp=(rank, 2), replicated=True)
+        with attached(cfg, {"kv": pools[rank]}) as storage:
+            assert storage.batch_exists(keys) == 0
+            moved = storage.batch_set_v1(keys, zoo.slots(pools[rank], [0, 1]))
+            assert moved == [True, True]
+    cfg = config(tmp_path, tp=(1, 2), replicated=True)
+    with attached(cfg, {"kv": pools[1]}) as storage:
+        assert storage.batch_get_v1(keys, zoo.slots(pools[1], [4, 5])) == [True, True]
+    assert torch.equal(zoo.page(pools[1], 4), zoo.page(pools[0], 0))
+
+
+def test_split_heads_let_two_and_four_ranks_share_their_objects(tmp_path: Path) -> None:
+    keys = hashes(1)
+    whole = torch.arange(8 * 8, dtype=torch.float32).to(torch.bfloat16)
+
+    def pool_of(rank: int, ranks: int) -> Any:
+        heads = 8 // ranks
+        pool = zoo.mha_host("page_head", heads=heads, width=8)
+        mine = whole.view(8, 1, 1, 8)[rank * heads : (rank + 1) * heads]
+        pool.kv_buffer[:, 0] = mine.expand(heads, zoo.PAGE, 3, 8)
+        return pool
+
+    for rank in range(2):
+        pool = pool_of(rank, 2)
+        cfg = config(tmp_path, tp=(rank, 2), tp_lcm_size=4, should_split_heads=True)
+        with attached(cfg, {"kv": pool}) as storage:
+            assert storage.batch_set_v1(keys, zoo.slots(pool, [0])) == [True]
+    for rank in range(4):
+        pool = pool_of(rank, 4)
+        cfg = config(tmp_path, tp=(rank, 4), tp_lcm_size=4)
+        with attached(cfg, {"kv": pool}) as storage:
+            assert storage.batch_get_v1(keys, zoo.slots(pool, [7])) == [True]
+        assert torch.equal(zoo.page(pool, 7), zoo.page(pool, 0))
+
+
+def test_what_the_store_keeps_says_what_it_belongs_to(tmp_path: Path) -> None:
+    pool = zoo.mha_host()
+    with attached(config(tmp_path, extra={"revision": "r7"}), {"kv": pool}) as storage:
+        (attachment,) = storage._tier._attachments
+        record: Any = json.loads(json.dumps(attachment.record))
+    assert record["revision"] == "r7"
+    assert record["model"].startswith("org/model")
+    assert record["pools"]["kv"]["parts"][0]["dtype"] == "bf16"
+    assert SimpleNamespace(**json.loads(record["page_format"])).engine == "sglang"

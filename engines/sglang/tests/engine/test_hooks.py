@@ -1,0 +1,166 @@
+"""The other questions for names, each asked with and without the hook."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pkgutil
+import re
+from importlib import metadata
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import controllers
+import pytest
+import test_families as families
+import zoo
+from sglang.srt.arg_groups import hicache_hook
+from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageFailureInjector
+from sglang.srt.mem_cache.unified_cache.storage_attachment import StorageAttachment
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.server_args import ServerArgs
+
+from kvdock import Dock
+from kvdock.manifest import Support
+from kvdock_sglang import hooks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def hooked() -> Iterator[None]:
+    controllers.close_name_branches()
+    yield
+    controllers.open_name_branches()
+
+
+def launch(plugin: str, **more: str) -> str:
+    return json.dumps(
+        {
+            "backend_name": "kvdock",
+            "module_path": "kvdock_sglang",
+            "class_name": "KvdockStorage",
+            "plugin": plugin,
+            **more,
+        }
+    )
+
+
+def attach_a_second(tmp_path: Path, plugin: str) -> tuple[bool, str]:
+    """Ask a running engine, which stores through `file`, for another plugin."""
+    pool = zoo.mha_host()
+    with families.attached(families.config(tmp_path), {"kv": pool}) as storage:
+        controller = SimpleNamespace(
+            storage_backend=HiCacheStorageFailureInjector(storage, 0.0, 0.0),
+            storage_backend_type="dynamic",
+            write_policy="write_through",
+        )
+        cache = SimpleNamespace(
+            cache_controller=controller,
+            enable_storage=True,
+            token_to_kv_pool_allocator=None,
+            is_write_back=False,
+            host_memory_mode="cache",
+            prefetch_stop_policy=None,
+            write_through_threshold=1,
+        )
+        found: tuple[bool, str] = StorageAttachment(cache).attach(
+            "dynamic", launch(plugin)
+        )
+        return found
+
+
+@pytest.mark.usefixtures("hooked")
+def test_a_second_plugin_is_refused_while_the_first_is_attached(tmp_path: Path) -> None:
+    ok, why = attach_a_second(tmp_path, "mooncake")
+    assert not ok
+    assert "'file' already" in why
+    assert "Detach" in why
+
+
+@pytest.mark.usefixtures("hooked")
+def test_the_same_plugin_may_be_attached_again_to_change_policies(
+    tmp_path: Path,
+) -> None:
+    ok, why = attach_a_second(tmp_path, "file")
+    assert ok, why
+
+
+def test_without_the_hook_the_engine_says_yes_and_keeps_the_first(
+    tmp_path: Path,
+) -> None:
+    ok, why = attach_a_second(tmp_path, "mooncake")
+    assert ok
+    assert "same backend" in why
+
+
+def layout_for(monkeypatch: pytest.MonkeyPatch, grade: Support) -> str:
+    """Resolve the layout for a plugin that declares this about pieces."""
+    real = Dock.load()
+    backend = real.backends["file"]
+    kinds = {
+        kind: attrs.evolve(support, multi_buffer=grade)
+        for kind, support in backend.manifest.kinds.items()
+    }
+    plugin = attrs.evolve(
+        backend.plugin, manifest=attrs.evolve(backend.manifest, kinds=kinds)
+    )
+    dock = attrs.evolve(real, backends={"file": attrs.evolve(backend, plugin=plugin)})
+    monkeypatch.setattr(Dock, "load", lambda **_: dock)
+    arguments = ServerArgs(
+        model_path="dummy",
+        device="cpu",
+        hicache_storage_backend="dynamic",
+        hicache_storage_backend_extra_config=launch("file"),
+        hicache_io_backend="direct",
+        hicache_mem_layout="layer_first",
+    )
+    hicache_hook.resolve_storage_layout_compatibility(arguments)
+    return str(resolving_view(arguments).hicache_mem_layout)
+
+
+@pytest.mark.usefixtures("hooked")
+def test_a_plugin_of_whole_pages_gets_a_layout_with_whole_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert layout_for(monkeypatch, Support.NO) == "page_first_direct"
+
+
+@pytest.mark.usefixtures("hooked")
+def test_a_plugin_that_takes_pieces_keeps_the_layout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert layout_for(monkeypatch, Support.NATIVE) == "layer_first"
+
+
+def test_without_the_hook_the_layout_stays_whatever_the_plugin_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert layout_for(monkeypatch, Support.NO) == "layer_first"
+
+
+@pytest.mark.parametrize("closed", hooks.CLOSED, ids=lambda one: one.target[-40:])
+def test_every_hook_finds_its_function_in_this_sglang(closed: hooks.Closed) -> None:
+    assert callable(pkgutil.resolve_name(closed.target))
+
+
+def test_in_an_unknown_sglang_nothing_is_hooked_and_it_says_what_is_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda _: "0.6.0")
+    with caplog.at_level(logging.WARNING, logger="kvdock.sglang"):
+        hooks.install()
+    assert not HookRegistry._hooks
+    assert re.search(r"leave 0\.6\.0 alone\. Lost: draft models", caplog.text)
+
+
+def test_sglang_finds_the_entry_point_by_itself() -> None:
+    from importlib.metadata import entry_points
+
+    (point,) = entry_points(group="sglang.srt.plugins", name="kvdock")
+    loaded: Any = point.load()
+    assert loaded is hooks.install

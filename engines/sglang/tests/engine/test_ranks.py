@@ -1,0 +1,71 @@
+"""(4) Two ranks over gloo, and the questions for names that need them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import environment
+import pytest
+
+TRIAL = Path(__file__).with_name("rank_trial.py")
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Run two ranks side by side through all trials; what each of them saw."""
+    folder = tmp_path_factory.mktemp("ranks")
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(TRIAL), str(rank), "2", str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment.CPU},
+        )
+        for rank in range(2)
+    ]
+    found = []
+    try:
+        for process in started:
+            out, err = process.communicate(timeout=180)
+            assert process.returncode == 0, err[-3000:]
+            found.append(json.loads(out.strip().splitlines()[-1]))
+    finally:
+        for process in started:
+            process.kill()
+    return found
+
+
+def test_a_divided_draft_beside_a_replicated_target_is_found_by_both_ranks(
+    seen: list[dict[str, Any]],
+) -> None:
+    assert [one["draft, hooked"] for one in seen] == [{"pages": 5, "equal": True}] * 2
+
+
+def test_without_the_hook_no_rank_ever_finds_that_prefix(
+    seen: list[dict[str, Any]],
+) -> None:
+    """What the first hook is for; when this fails, SGLang asks no more."""
+    assert [one["draft, bare"]["pages"] for one in seen] == [0, 0]
+
+
+def test_ranks_agree_on_a_prefix_that_both_can_restore(
+    seen: list[dict[str, Any]],
+) -> None:
+    states = [one["states, hooked"] for one in seen]
+    assert [one["own"] for one in states] == [[2, 4], [2, 5]]
+    assert all(one["pages"] == 2 and one["equal"] for one in states)
+
+
+def test_pages_divided_by_token_are_stored_with_the_hook_and_refused_without(
+    seen: list[dict[str, Any]],
+) -> None:
+    assert [one["dcp, hooked"] for one in seen] == [{"pages": 3, "equal": True}] * 2
+    assert all(
+        "requires file or Mooncake" in one["dcp, bare"]["refused"] for one in seen
+    )

@@ -1,0 +1,131 @@
+"""Build the environment of the SGLang tests, and run them in it.
+
+    python engines/sglang/tests/environment.py            build, or find it built
+    python engines/sglang/tests/environment.py --test     build and run the suite
+    python engines/sglang/tests/environment.py --test -k pools
+
+SGLang comes from PyPI, unpatched: 3.4 GB, a minute and a half. Its kernels do
+not: no index has a CPU build, so a stand-in in plain torch takes their place
+(`standin/sgl_kernel`). All of it lives in `.venv-sglang` at the root of the
+checkout; delete that folder and nothing is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+HERE = Path(__file__).parent
+VENV = ROOT / ".venv-sglang"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / ".installed"
+WORKSPACE = ("core", "plugins/file", "plugins/mooncake", "cli", "engines/sglang")
+SGLANG = "0.5.23"
+
+CPU = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "SGLANG_HOST_IP": "127.0.0.1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""What SGLang must be told to stay on this machine and its processor."""
+
+# torchvision's wheel is built for CUDA and cannot load its operators here; the
+# one that stops its import is declared, which is all that SGLang needs of it.
+_VISION = """\
+# kvdock: declared so that this CUDA build can be imported beside torch for CPU
+import torch as _torch
+if not hasattr(_torch.ops.torchvision, "nms"):
+    _kvdock = _torch.library.Library("torchvision", "DEF")
+    for _name in ("nms", "qnms"):
+        _kvdock.define(_name + "(Tensor dets, Tensor scores, float t) -> Tensor")
+"""
+
+
+def _say(what: str) -> None:
+    sys.stderr.write(f"== {what}\n")
+
+
+def _pip(*arguments: str) -> None:
+    command = [str(PYTHON), "-m", "pip", "install", "--quiet", "--no-input"]
+    subprocess.run([*command, "--disable-pip-version-check", *arguments], check=True)
+
+
+def _folders() -> list[Path]:
+    return [
+        ROOT / name for name in WORKSPACE if (ROOT / name / "pyproject.toml").exists()
+    ]
+
+
+def _recipe() -> str:
+    """Return a digest of everything that decides what is installed."""
+    digest = hashlib.sha256()
+    for path in [HERE / "requirements.txt", Path(__file__)]:
+        digest.update(path.read_bytes())
+    for folder in _folders():
+        digest.update((folder / "pyproject.toml").read_bytes())
+    return digest.hexdigest()
+
+
+def build() -> Path:
+    """Make `.venv-sglang`, or leave it alone if it is as it should be.
+
+    Returns:
+        Its Python.
+    """
+    recipe = _recipe()
+    if STAMP.exists() and STAMP.read_text() == recipe:
+        return PYTHON
+    started = time.monotonic()
+    if not PYTHON.exists():
+        _say(f"making {VENV.name}")
+        venv.create(VENV, with_pip=True)
+    _say(f"installing SGLang {SGLANG} for the CPU: 3.4 GB, a minute and a half")
+    _pip("torch==2.13.0", "transformers==5.19.0", "tokenizers==0.23.2")
+    # Their wheels ask for CUDA builds of torch and of the kernels.
+    _pip("--no-deps", f"sglang=={SGLANG}", "torchvision==0.28.0")
+    _pip("-r", str(HERE / "requirements.txt"))
+    _let_torchvision_load()
+    _say("installing the workspace: " + ", ".join(f.name for f in _folders()))
+    for folder in _folders():
+        extra = "[cpu]" if folder.name == "mooncake" else ""
+        _pip("-e", f"{folder}{extra}")
+    site = next((VENV / "lib").glob("python3*/site-packages"))
+    (site / "kvdock_standin.pth").write_text(f"{HERE / 'standin'}\n")
+    STAMP.write_text(recipe)
+    _say(f"{VENV.name} is ready after {time.monotonic() - started:.0f} s")
+    return PYTHON
+
+
+def _let_torchvision_load() -> None:
+    site = next((VENV / "lib").glob("python3*/site-packages"))
+    module = site / "torchvision" / "_meta_registrations.py"
+    text = module.read_text()
+    if "kvdock" not in text:
+        module.write_text(_VISION + text)
+
+
+def main() -> int:
+    """Build, and with --test run the suite."""
+    parser = argparse.ArgumentParser(description="The SGLang test environment.")
+    parser.add_argument("--test", action="store_true", help="run the suite in it")
+    options, arguments = parser.parse_known_args()
+    python = build()
+    if not options.test:
+        sys.stdout.write(f"{python}\n")
+        return 0
+    command = [str(python), "-m", "pytest", str(HERE), *arguments]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **CPU}).returncode  # noqa: PLW1510 - pytest's own status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
