@@ -178,8 +178,16 @@ class Folder:
         if contents is None:
             self.foreign_files += 1
             return False
-        self.invalid_records += contents.invalid
-        self.admit(name, contents)
+        with self._lock:
+            known = self.segments.get(name.segment)
+            if known and (
+                known.owned
+                or (known.name.generation, known.commits)
+                > (name.generation, contents.commits)
+            ):
+                return False  # another thread has been here meanwhile
+            self.invalid_records += contents.invalid
+            self.admit(name, contents)
         return True
 
     def _listing(self) -> tuple[dict[int, IndexName], set[int]]:

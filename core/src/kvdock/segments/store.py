@@ -20,9 +20,8 @@ from kvdock.segments.maintenance import clear_namespace
 from kvdock.segments.neighbours import Neighbours
 from kvdock.segments.reader import Reader
 from kvdock.segments.records import key_seed
-from kvdock.segments.segment import open_index
+from kvdock.segments.segment import open_index, read_record
 from kvdock.segments.space import Limits, Space
-from kvdock.segments.table import ABSENT
 from kvdock.segments.writer import Writer
 
 if TYPE_CHECKING:
@@ -152,8 +151,9 @@ class SegmentStore:
         self._check_fork()
         match batch.operation:
             case Operation.EXISTS:
-                rows = self._catalogue.find(batch.keys).rows
-                outcomes = np.where(rows == ABSENT, Outcome.ABSENT, Outcome.OK)
+                found = self._catalogue.find(batch.keys)
+                outcomes = np.full(len(batch), Outcome.ABSENT, np.uint8)
+                outcomes[found.there] = Outcome.OK
                 return BatchResult.of(batch, outcomes)
             case Operation.PUT:
                 return self._writer.put(batch)
@@ -171,11 +171,9 @@ class SegmentStore:
             self._begin()
 
     def _delete(self, batch: Batch) -> BatchResult:
-        rows = self._catalogue.find(batch.keys).rows
-        rows = np.unique(rows[rows != ABSENT])
-        with self._catalogue.lock:
-            believed = self._catalogue.index.records[rows]
-        self._catalogue.retire(rows, believed)
+        found = self._catalogue.find(batch.keys)
+        rows, first = np.unique(found.rows, return_index=True)
+        self._catalogue.retire(rows, found.records[first])
         return BatchResult.all(batch, Outcome.OK)
 
     def _clear(self, batch: Batch) -> BatchResult:
@@ -199,23 +197,26 @@ class SegmentStore:
             For each key whether it is there and pinned.
         """
         self._check_fork()
-        rows = self._catalogue.find(keys).rows
-        pinned = []
-        for key, row in zip(keys, rows.tolist(), strict=True):
-            pinned.append(key in self._pins or (row != ABSENT and self._pin(key, row)))
-        return pinned
+        for key in keys:
+            if key not in self._pins:
+                self._pin(key)
+        return [key in self._pins for key in keys]
 
-    def _pin(self, key: str, row: int) -> bool:
+    def _pin(self, key: str) -> None:
         catalogue = self._catalogue
         with catalogue.lock, suppress(OSError):
-            segment = catalogue.segments.get(int(catalogue.index.segment_of[row]))
+            found = catalogue.find([key])
+            if not len(found.there):
+                return
+            segment = catalogue.segments.get(int(found.numbers[0]))
             if segment is not None:
                 fd = open_index(segment.folder, str(segment.name))
-                if tenure.pin(fd):
+                slot = int(found.records["slot"][0])
+                # Locked first, then looked: it may have gone in between.
+                if tenure.pin(fd) and read_record(fd, slot) == found.records.tobytes():
                     self._pins[key] = fd
-                    return True
-                os.close(fd)
-        return False
+                else:
+                    os.close(fd)
 
     def unpin(self, keys: Sequence[str]) -> None:
         """Let pages be evicted again."""

@@ -15,7 +15,6 @@ from kvdock.batches import Batch, BatchResult, Outcome, Outcomes
 from kvdock.segments.engine import DEADLINE, Engine, Moved, Transfer
 from kvdock.segments.memory import EMPTY_CHECKSUM
 from kvdock.segments.records import RECORD, Records, UInt64s, sealed
-from kvdock.segments.table import ABSENT
 
 if TYPE_CHECKING:
     from kvdock.segments.catalogue import Catalogue
@@ -89,15 +88,11 @@ class Writer:
         """Store the objects of a batch that are not there yet."""
         found = self._catalogue.find(batch.keys)
         wanted = batch.object_bytes
-        there = found.rows != ABSENT
-        absent_at = found.version
-        if there.any():
-            with self._lock:
-                stored = self._index.records["nbytes"][found.rows[there]]
-            # One of another length under this key can only be damage.
-            right = stored == wanted[there].astype(np.uint64)
-            there[there] = right
-            absent_at = absent_at if right.all() else -1
+        # One of another length under this key can only be damage.
+        right = found.records["nbytes"] == wanted[found.there].astype(np.uint64)
+        there = np.zeros(len(batch), np.bool_)
+        there[found.there[right]] = True
+        absent_at = found.version if right.all() else -1
         outcomes = np.where(there, Outcome.OK, Outcome.REFUSED).astype(np.uint8)
         missing = np.flatnonzero(~there)
         if len(missing):
