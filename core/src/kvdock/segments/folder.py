@@ -23,7 +23,7 @@ from kvdock.segments.segment import (
 if TYPE_CHECKING:
     from kvdock.segments.index import Index
 
-_SETTLED_NS = 20_000_000
+_SETTLED_NS = 12_000_000
 """A folder's time of change is exact to a clock tick: one that is younger may
 hide a second change, so the folder is read again."""
 

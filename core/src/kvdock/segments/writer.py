@@ -109,8 +109,11 @@ class Writer:
     def _store(self, fresh: _Fresh, todo: Int64s, size: int) -> Outcomes:
         """Store objects of one size; return an outcome for each."""
         outcomes = np.full(len(todo), Outcome.REFUSED, np.uint8)
+        folder = self._catalogue.folder(size)
         done = 0
-        for reserved in self.reserve(self._catalogue.folder(size), len(todo)):
+        # One segment after the other, so that a batch never holds the slots
+        # that it would have to recycle for its own end.
+        while reserved := self.reserve(folder, len(todo) - done):
             rows = todo[done : done + len(reserved.slots)]
             try:
                 found = self._write(fresh, rows, reserved, size)
@@ -195,26 +198,24 @@ class Writer:
         finally:
             self._catalogue.release(held)
 
-    def reserve(self, folder: Folder, count: int) -> list[Reserved]:
-        """Hand out slots; fewer than asked for where there is no space."""
-        found: list[Reserved] = []
+    def reserve(self, folder: Folder, count: int) -> Reserved | None:
+        """Hand out up to so many slots of one segment.
+
+        Returns:
+            None where nothing is asked for, or there is no space.
+        """
         with self._reserving:
-            while count:
-                active = self._active.get(folder)
-                if active is None or not active.segment.owned:
-                    active = self._open(folder)
-                if active is None:
-                    break
-                take = active.free[:count]
-                active.free = active.free[len(take) :]
-                active.pending += len(take)
-                count -= len(take)
-                if len(take):
-                    found.append(Reserved(active, take))
-                if not len(active.free):
-                    del self._active[folder]
-                    self._seal(active)
-        return found
+            active = self._active.get(folder)
+            if count and (active is None or not active.segment.owned):
+                active = self._open(folder)
+            if not count or active is None:
+                return None
+            take = active.free[:count]
+            active.free = active.free[len(take) :]
+            active.pending += len(take)
+            if not len(active.free):
+                del self._active[folder]
+            return Reserved(active, take)
 
     def settle(self, reserved: Reserved, unused: Int64s) -> None:
         """Return reserved slots, all of them; some of them were not filled."""
