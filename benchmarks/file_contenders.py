@@ -181,7 +181,7 @@ class Kvdock:
         )
         self.region = Region.of(spec, Shard(), [pool.target], len(pool.target))
         self._backend = Dock.load(require=["file"]).backends["file"]
-        quota = int(pool.source.nbytes * 1.2)
+        quota = int(pool.source.nbytes * 1.5)
         given = {"root": str(root), "quota": quota, "free_space": 0} | settings
         self.namespace = "be" * 32
         config = AttachConfig(

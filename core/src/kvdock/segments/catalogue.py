@@ -63,14 +63,22 @@ class Held:
 class Found:
     """Where keys are.
 
+    All of it was true at one moment; rows may hold something else by now.
+
     Args:
         digests: uint64 (n, 2), of the keys.
-        rows: int64 (n,), rows of the index, or `ABSENT`.
+        there: int64 (m,), places of the keys that are there.
+        rows: int64 (m,), their rows of the index.
+        records: (m,), what those rows hold.
+        numbers: int64 (m,), their segments' numbers.
         version: The index's when they were looked up.
     """
 
     digests: UInt64s
+    there: Int64s
     rows: Int64s
+    records: Records
+    numbers: Int64s
     version: int
 
 
@@ -129,34 +137,24 @@ class Catalogue:
         """Look up keys, again if others have written meanwhile."""
         self.keep_up()
         digests = key_digests(keys, self._seed)
-        with self.lock:
-            found = Found(digests, self.index.find(digests), self.index.version)
-        if (found.rows == ABSENT).any() and self.keep_up(missed=True):
-            with self.lock:
-                found = Found(digests, self.index.find(digests), self.index.version)
+        found = self._look_up(digests)
+        if len(found.there) < len(keys) and self.keep_up(missed=True):
+            found = self._look_up(digests)
         return found
 
-    def records_of(self, found: Found) -> tuple[Int64s, Int64s, Records]:
-        """Return what is known of the keys that were found.
-
-        Called with the lock held. Since the look-up another thread may have
-        evicted a segment and given its rows to other keys: a row counts only
-        if its record is still of the very key that was asked for.
-
-        Returns:
-            Places of the keys that are there, int64 (m,), their rows, int64
-            (m,), and their records, (m,).
-        """
-        places = np.flatnonzero(found.rows != ABSENT)
-        rows = found.rows[places]
-        records = self.index.records[rows]
-        digests = found.digests[places]
-        same = records["key_low"] == digests[:, 0]
-        same &= records["key_high"] == digests[:, 1]
-        same &= records["check"] != 0
-        if same.all():
-            return places, rows, records
-        return places[same], rows[same], records[same]
+    def _look_up(self, digests: UInt64s) -> Found:
+        with self.lock:
+            rows = self.index.find(digests)
+            there = np.flatnonzero(rows != ABSENT)
+            rows = rows[there]
+            return Found(
+                digests=digests,
+                there=there,
+                rows=rows,
+                records=self.index.records[rows],
+                numbers=self.index.segment_of[rows].astype(np.int64),
+                version=self.index.version,
+            )
 
     def count(self, verb: str, outcomes: Outcomes) -> None:
         """Count outcomes by name."""

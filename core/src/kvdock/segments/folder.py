@@ -23,7 +23,7 @@ from kvdock.segments.segment import (
 if TYPE_CHECKING:
     from kvdock.segments.index import Index
 
-_SETTLED_NS = 20_000_000
+_SETTLED_NS = 12_000_000
 """A folder's time of change is exact to a clock tick: one that is younger may
 hide a second change, so the folder is read again."""
 
@@ -178,8 +178,16 @@ class Folder:
         if contents is None:
             self.foreign_files += 1
             return False
-        self.invalid_records += contents.invalid
-        self.admit(name, contents)
+        with self._lock:
+            known = self.segments.get(name.segment)
+            if known and (
+                known.owned
+                or (known.name.generation, known.commits)
+                > (name.generation, contents.commits)
+            ):
+                return False  # another thread has been here meanwhile
+            self.invalid_records += contents.invalid
+            self.admit(name, contents)
         return True
 
     def _listing(self) -> tuple[dict[int, IndexName], set[int]]:

@@ -40,9 +40,15 @@ class Neighbours:
         self._namespace_fd = namespace_fd
         self._listed: dict[str, _Listed] = {}
 
-    def usage_bytes(self) -> int:
-        """Return the bytes that all pools take."""
-        return sum(listed.nbytes for listed in self._look().values())
+    def usage_bytes(self, *, but_fd: int = -1) -> int:
+        """Return the bytes that all pools take, or all but one.
+
+        Args:
+            but_fd: Descriptor of a folder that is left out, and not listed.
+        """
+        spared = os.fstat(but_fd).st_ino if but_fd >= 0 else -1
+        every = self._look(spared)
+        return sum(one.nbytes for one in every.values() if one.inode != spared)
 
     def bytes_of(self) -> dict[str, int]:
         """Return the folders and the bytes that each takes."""
@@ -58,12 +64,10 @@ class Neighbours:
         Returns:
             Whether one was deleted.
         """
-        if len(self._listed) == 1:
-            return False
         spared = os.fstat(but_fd).st_ino
         choice = sorted(
             (stamp, pool, name)
-            for pool, listed in self._look().items()
+            for pool, listed in self._look(spared).items()
             if listed.inode != spared
             for stamp, name in listed.full
         )
@@ -74,13 +78,14 @@ class Neighbours:
                 return True
         return False
 
-    def _look(self) -> dict[str, _Listed]:
+    def _look(self, spared: int = -1) -> dict[str, _Listed]:
         found: dict[str, _Listed] = {}
         for pool in pool_folders(self._namespace_fd):
             with suppress(OSError):
                 fd = open_folder(self._namespace_fd, pool)
                 try:
-                    found[pool] = self._list(fd, self._listed.get(pool))
+                    if os.fstat(fd).st_ino != spared:
+                        found[pool] = self._list(fd, self._listed.get(pool))
                 finally:
                     os.close(fd)
         self._listed = found

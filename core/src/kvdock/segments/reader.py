@@ -13,7 +13,7 @@ from kvdock.segments.engine import DEADLINE, Engine, Moved, Transfer
 from kvdock.segments.table import ABSENT
 
 if TYPE_CHECKING:
-    from kvdock.segments.catalogue import Catalogue, Held
+    from kvdock.segments.catalogue import Catalogue, Found, Held
     from kvdock.segments.index import Int64s
     from kvdock.segments.records import Records
 
@@ -39,29 +39,31 @@ class Reader:
         catalogue = self._catalogue
         outcomes = np.full(len(batch), Outcome.ABSENT, np.uint8)
         found = catalogue.find(batch.keys)
-        with catalogue.lock:
-            there, rows, believed = catalogue.records_of(found)
-            numbers = catalogue.index.segment_of[rows].astype(np.int64)
-            catalogue.index.touch(rows, time.time_ns())
-            held = catalogue.hold(numbers)
-        if len(there):
+        if len(found.there):
+            with catalogue.lock:
+                catalogue.index.touch(found.rows, time.time_ns())
+                held = catalogue.hold(found.numbers)
             try:
-                outcomes[there] = self._load(batch, there, rows, believed, held)
+                outcomes[found.there] = self._load(batch, found, held)
             finally:
                 catalogue.release(held)
         catalogue.count("get", outcomes)
         return BatchResult.of(batch, outcomes)
 
-    def _load(
-        self, batch: Batch, there: Int64s, rows: Int64s, believed: Records, held: Held
-    ) -> Outcomes:
+    def _load(self, batch: Batch, found: Found, held: Held) -> Outcomes:
         """Read and verify objects; return an outcome for each."""
+        there, believed = found.there, found.records
         wanted = batch.object_bytes[there].astype(np.uint64)
         outcomes = np.full(len(there), Outcome.OK, np.uint8)
         files = held.place_of(believed["segment"])
         outcomes[files == ABSENT] = Outcome.CORRUPT  # the file is gone
         outcomes[believed["nbytes"] < wanted] = Outcome.SHORT
         outcomes[believed["nbytes"] > wanted] = Outcome.LONG
+        keys = found.digests[there]
+        other = (believed["key_low"] != keys[:, 0]) | (
+            believed["key_high"] != keys[:, 1]
+        )
+        outcomes[other] = Outcome.ABSENT
         chosen = np.flatnonzero((outcomes == Outcome.OK) & (wanted > 0))
         if len(chosen):
             at = there[chosen]
@@ -75,7 +77,7 @@ class Reader:
             )
             moved = self._engine.read(transfer)
             outcomes[chosen] = _verified(moved, believed[chosen])
-        self._heal(rows, believed, outcomes)
+        self._heal(found.rows, believed, outcomes)
         return outcomes
 
     def _heal(self, rows: Int64s, believed: Records, outcomes: Outcomes) -> None:

@@ -19,6 +19,7 @@ from kvdock.segments.records import (
     RECORD,
     RECORD_BYTES,
     RECORDS_AT,
+    USE_BYTES,
     Records,
     header_of,
     index_bytes,
@@ -116,6 +117,12 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> Contents | None:
 def read_commits(fd: int) -> int:
     """Return the number that changes whenever records are added."""
     return int.from_bytes(os.pread(fd, 8, COMMITS_AT), "little")
+
+
+def read_uses(fd: int, slots: int) -> Int64s:
+    """Return when each slot was last used, int64 (slots,); 0 where unknown."""
+    raw = os.pread(fd, slots * USE_BYTES, uses_at(slots))
+    return np.frombuffer(raw.ljust(slots * USE_BYTES, b"\0"), "<i8").astype(np.int64)
 
 
 def read_record(fd: int, slot: int) -> bytes:

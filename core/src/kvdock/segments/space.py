@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.segments.maintenance import sweep
 from kvdock.segments.names import (
     IndexName,
 )
@@ -30,7 +29,9 @@ from kvdock.segments.segment import (
     erase_records,
     make_index,
     preallocate,
+    read_commits,
     read_contents,
+    read_uses,
 )
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvdock.segments")
 
 _MOST_SLOTS = 1 << 16
-_LEAST_SEGMENTS = 16  # of a quota: one segment is what eviction takes at once
+_LEAST_SEGMENTS = 12  # of a quota: one segment is what eviction takes at once
 _FIRST_BYTES = 16 << 20  # size of a pool's first segment
 _SAMPLE = 1 << 14  # pages that tell how warm the usual one is
 _MARK_SLOTS = 4096  # of a segment whose objects have no bytes
@@ -96,7 +97,6 @@ class Space:
         Returns:
             None where there is no space at all.
         """
-        sweep(folder.fd)
         folder.scan()
         return self._adopt(folder) or self._create(folder) or self._make_way(folder)
 
@@ -134,22 +134,35 @@ class Space:
         return int(self.index.live_in[segment.rows.number])
 
     def _claim(self, folder: Folder, segment: Segment) -> bool:
-        """Become a segment's writer and read what it really holds."""
+        """Become a segment's writer and learn what it really holds."""
         with self.lock:
             if not segment.claim():
                 return False
-        contents = None
-        with suppress(OSError):
+        try:
             size = folder.data_bytes(segment.name)
             wanted = segment.rows.slots * segment.slot_bytes
             if size < wanted:
                 self._restore_size(folder, segment, wanted)
+            elif read_commits(segment.index_fd) == segment.commits:
+                # Nobody has written since it was read; it may have been used.
+                self._learn_uses(segment)
+                return True
             contents = read_contents(segment.index_fd, segment.name, size)
+        except OSError:
+            contents = None
         if contents is None or contents.slots != segment.rows.slots:
             self.delete(folder, segment)
             return False
         folder.admit(segment.name, contents)
         return True
+
+    def _learn_uses(self, segment: Segment) -> None:
+        uses = read_uses(segment.index_fd, segment.rows.slots)
+        with self.lock:
+            span = segment.rows.span
+            live = self.index.live(segment.rows)
+            known = self.index.used_ns[span]
+            known[live] = np.maximum(known, uses)[live]
 
     def _restore_size(self, folder: Folder, segment: Segment, wanted: int) -> None:
         token = self.engine.open_file(segment.name.data, folder.fd, create=False)
@@ -168,7 +181,7 @@ class Space:
         slot_bytes = _slot_bytes(folder.object_bytes, self.engine.alignment)
         usual = self._slots(folder, slot_bytes)
         fixed, each = index_bytes(0), slot_bytes + index_bytes(1) - index_bytes(0)
-        slots = min(usual, (self._room() - fixed) // each)
+        slots = min(usual, (self._room(folder) - fixed) // each)
         while slots >= max(1, usual * least):
             try:
                 made = self._create_files(folder, slots, slot_bytes)
@@ -179,7 +192,7 @@ class Space:
                     return None
                 slots //= 2
                 continue
-            if self._room() >= 0:
+            if self._room(folder) >= 0:
                 return made
             # Another writer made one at the same time: one of us has to yield.
             self.delete(folder, made)
@@ -197,13 +210,14 @@ class Space:
         most = min(most, max(_FIRST_BYTES, folder.nbytes))
         return max(1, min(_MOST_SLOTS, most // slot_bytes))
 
-    def _room(self) -> int:
+    def _room(self, folder: Folder) -> int:
         """Return how many bytes the namespace may still grow by."""
         limits = self.limits
         room = self.free_bytes() - limits.free_bytes
         if limits.quota_bytes:
             high = int(limits.quota_bytes * limits.high_watermark)
-            room = min(room, high - self.usage_bytes())
+            others = self.neighbours.usage_bytes(but_fd=folder.fd)
+            room = min(room, high - others - folder.nbytes)
         return room
 
     def free_bytes(self) -> int:

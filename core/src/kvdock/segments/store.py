@@ -20,9 +20,8 @@ from kvdock.segments.maintenance import clear_namespace
 from kvdock.segments.neighbours import Neighbours
 from kvdock.segments.reader import Reader
 from kvdock.segments.records import key_seed
-from kvdock.segments.segment import open_index
+from kvdock.segments.segment import open_index, read_record
 from kvdock.segments.space import Limits, Space
-from kvdock.segments.table import ABSENT
 from kvdock.segments.writer import Writer
 
 if TYPE_CHECKING:
@@ -152,8 +151,9 @@ class SegmentStore:
         self._check_fork()
         match batch.operation:
             case Operation.EXISTS:
-                rows = self._catalogue.find(batch.keys).rows
-                outcomes = np.where(rows == ABSENT, Outcome.ABSENT, Outcome.OK)
+                found = self._catalogue.find(batch.keys)
+                outcomes = np.full(len(batch), Outcome.ABSENT, np.uint8)
+                outcomes[found.there] = Outcome.OK
                 return BatchResult.of(batch, outcomes)
             case Operation.PUT:
                 return self._writer.put(batch)
@@ -172,10 +172,8 @@ class SegmentStore:
 
     def _delete(self, batch: Batch) -> BatchResult:
         found = self._catalogue.find(batch.keys)
-        with self._catalogue.lock:
-            _, rows, believed = self._catalogue.records_of(found)
-        rows, first = np.unique(rows, return_index=True)
-        self._catalogue.retire(rows, believed[first])
+        rows, first = np.unique(found.rows, return_index=True)
+        self._catalogue.retire(rows, found.records[first])
         return BatchResult.all(batch, Outcome.OK)
 
     def _clear(self, batch: Batch) -> BatchResult:
@@ -199,22 +197,23 @@ class SegmentStore:
             For each key whether it is there and pinned.
         """
         self._check_fork()
-        found = self._catalogue.find(keys)
-        with self._catalogue.lock:
-            places, rows, _ = self._catalogue.records_of(found)
-            for place, row in zip(places.tolist(), rows.tolist(), strict=True):
-                if keys[place] not in self._pins:
-                    self._pin(keys[place], row)
+        for key in keys:
+            if key not in self._pins:
+                self._pin(key)
         return [key in self._pins for key in keys]
 
-    def _pin(self, key: str, row: int) -> None:
-        """Claim the segment of a row; called with the lock held."""
+    def _pin(self, key: str) -> None:
         catalogue = self._catalogue
-        with suppress(OSError):
-            segment = catalogue.segments.get(int(catalogue.index.segment_of[row]))
+        with catalogue.lock, suppress(OSError):
+            found = catalogue.find([key])
+            if not len(found.there):
+                return
+            segment = catalogue.segments.get(int(found.numbers[0]))
             if segment is not None:
                 fd = open_index(segment.folder, str(segment.name))
-                if tenure.pin(fd):
+                slot = int(found.records["slot"][0])
+                # Locked first, then looked: it may have gone in between.
+                if tenure.pin(fd) and read_record(fd, slot) == found.records.tobytes():
                     self._pins[key] = fd
                 else:
                     os.close(fd)

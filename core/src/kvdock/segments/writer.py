@@ -15,7 +15,6 @@ from kvdock.batches import Batch, BatchResult, Outcome, Outcomes
 from kvdock.segments.engine import DEADLINE, Engine, Moved, Transfer
 from kvdock.segments.memory import EMPTY_CHECKSUM
 from kvdock.segments.records import RECORD, Records, UInt64s, sealed
-from kvdock.segments.table import ABSENT
 
 if TYPE_CHECKING:
     from kvdock.segments.catalogue import Catalogue
@@ -89,16 +88,11 @@ class Writer:
         """Store the objects of a batch that are not there yet."""
         found = self._catalogue.find(batch.keys)
         wanted = batch.object_bytes
-        there = found.rows != ABSENT
-        absent_at = found.version
-        if there.any():
-            with self._lock:
-                known, _, stored = self._catalogue.records_of(found)
-            # One of another length under this key can only be damage.
-            right = stored["nbytes"] == wanted[known].astype(np.uint64)
-            absent_at = absent_at if right.sum() == there.sum() else -1
-            there = np.zeros(len(batch), np.bool_)
-            there[known[right]] = True
+        # One of another length under this key can only be damage.
+        right = found.records["nbytes"] == wanted[found.there].astype(np.uint64)
+        there = np.zeros(len(batch), np.bool_)
+        there[found.there[right]] = True
+        absent_at = found.version if right.all() else -1
         outcomes = np.where(there, Outcome.OK, Outcome.REFUSED).astype(np.uint8)
         missing = np.flatnonzero(~there)
         if len(missing):
@@ -115,8 +109,11 @@ class Writer:
     def _store(self, fresh: _Fresh, todo: Int64s, size: int) -> Outcomes:
         """Store objects of one size; return an outcome for each."""
         outcomes = np.full(len(todo), Outcome.REFUSED, np.uint8)
+        folder = self._catalogue.folder(size)
         done = 0
-        for reserved in self.reserve(self._catalogue.folder(size), len(todo)):
+        # One segment after the other, so that a batch never holds the slots
+        # that it would have to recycle for its own end.
+        while reserved := self.reserve(folder, len(todo) - done):
             rows = todo[done : done + len(reserved.slots)]
             try:
                 found = self._write(fresh, rows, reserved, size)
@@ -201,26 +198,24 @@ class Writer:
         finally:
             self._catalogue.release(held)
 
-    def reserve(self, folder: Folder, count: int) -> list[Reserved]:
-        """Hand out slots; fewer than asked for where there is no space."""
-        found: list[Reserved] = []
+    def reserve(self, folder: Folder, count: int) -> Reserved | None:
+        """Hand out up to so many slots of one segment.
+
+        Returns:
+            None where nothing is asked for, or there is no space.
+        """
         with self._reserving:
-            while count:
-                active = self._active.get(folder)
-                if active is None or not active.segment.owned:
-                    active = self._open(folder)
-                if active is None:
-                    break
-                take = active.free[:count]
-                active.free = active.free[len(take) :]
-                active.pending += len(take)
-                count -= len(take)
-                if len(take):
-                    found.append(Reserved(active, take))
-                if not len(active.free):
-                    del self._active[folder]
-                    self._seal(active)
-        return found
+            active = self._active.get(folder)
+            if count and (active is None or not active.segment.owned):
+                active = self._open(folder)
+            if not count or active is None:
+                return None
+            take = active.free[:count]
+            active.free = active.free[len(take) :]
+            active.pending += len(take)
+            if not len(active.free):
+                del self._active[folder]
+            return Reserved(active, take)
 
     def settle(self, reserved: Reserved, unused: Int64s) -> None:
         """Return reserved slots, all of them; some of them were not filled."""
