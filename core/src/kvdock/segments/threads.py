@@ -45,7 +45,8 @@ class _Job:
     offsets: list[int]
     addresses: list[list[int]]
     sizes: list[list[int]]
-    totals: list[int]
+    pieces: int
+    totals: Int64s
     runs: list[int]  # first object of each run, and the number of objects
     deadline_s: float
     moved: Moved
@@ -128,47 +129,64 @@ class ThreadEngine:
 
     def _work(self, job: _Job, first: int, last: int) -> None:
         """Do the runs from first to last."""
+        rows: list[int] = []
+        sums: list[int] = []
         for number in range(first, last):
             if time.monotonic() >= job.deadline_s:
-                return
+                break
             start, stop = job.runs[number], job.runs[number + 1]
-            if stop - start == 1 or not self._together(job, start, stop):
+            found = self._together(job, start, stop)
+            if found is None:
                 for one in range(start, stop):
                     self._single(job, one)
+            else:
+                rows += range(start, stop)
+                sums += found
+        if rows:
+            at = job.order[rows]
+            job.moved.checksums[at] = sums
+            job.moved.nbytes[at] = job.totals[rows]
+            job.moved.errors[at] = 0
 
-    def _together(self, job: _Job, start: int, stop: int) -> bool:
-        """Move adjacent objects in one call; False if any of it fails."""
-        if self._direct:
-            return False
+    def _together(self, job: _Job, start: int, stop: int) -> list[int] | None:
+        """Move adjacent objects in one call; return their checksums.
+
+        Returns:
+            None if they are too large for that, or any of it fails.
+        """
         space = self._space
-        views = [
-            space[at : at + size]
-            for row in range(start, stop)
-            for at, size in zip(job.addresses[row], job.sizes[row], strict=True)
-            if size
-        ]
-        sums: list[int] = []
-        if job.write:
-            sums = self._sums(job, start, stop, views)
+        addresses, sizes = job.addresses[start:stop], job.sizes[start:stop]
+        if job.pieces == 1:
+            views = [
+                space[at : at + size]
+                for (at,), (size,) in zip(addresses, sizes, strict=True)
+            ]
+        else:
+            views = [
+                space[at : at + size]
+                for row, each in zip(addresses, sizes, strict=True)
+                for at, size in zip(row, each, strict=True)
+                if size
+            ]
+        wanted = sum(map(len, views))
+        if wanted > _GRANULE or len(views) > _MOST_BUFFERS:
+            return None
+        if self._direct and not _aligned(views, wanted):
+            return None
+        sums = self._sums(job, start, stop, views) if job.write else []
         call: _Move = os.pwritev if job.write else os.preadv
         try:
             done = call(job.files[start], views, job.offsets[start])
         except OSError:
-            return False
-        if done != sum(job.totals[start:stop]):
-            return False
-        if not job.write:
-            sums = self._sums(job, start, stop, views)
-        at = job.order[start:stop]
-        job.moved.checksums[at] = sums
-        job.moved.nbytes[at] = job.totals[start:stop]
-        job.moved.errors[at] = 0
-        return True
+            return None
+        if done != wanted:
+            return None
+        return sums if job.write else self._sums(job, start, stop, views)
 
     def _sums(
         self, job: _Job, start: int, stop: int, views: list[memoryview]
     ) -> list[int]:
-        if len(views) == stop - start:
+        if job.pieces == 1:
             return [xxhash.xxh3_64_intdigest(view) for view in views]
         sums = []
         pieces = iter(views)
@@ -318,7 +336,8 @@ def _plan(
         offsets=offsets.tolist(),
         addresses=transfer.addresses[order].tolist(),
         sizes=transfer.sizes[order].tolist(),
-        totals=ordered.tolist(),
+        pieces=sizes.shape[1],
+        totals=ordered,
         runs=[*starts.tolist(), len(order)],
         deadline_s=transfer.deadline_s,
         moved=moved,
