@@ -4,7 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 # In the order in which they need each other.
-DISTS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)) cli $(patsubst %/pyproject.toml,%,$(wildcard engines/transformers/pyproject.toml))
+ENGINES := engines/transformers engines/sglang
+DISTS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)) cli $(ENGINES)
+TYPED := $(DISTS) tests benchmarks
+# Only the tests ask for these extras.
+EXTRAS := core[metrics,testing,tracing] plugins/mooncake[cpu]
 PROJECTS := $(addsuffix /pyproject.toml,$(DISTS))
 STAMP := $(VENV)/.installed
 QUIET := --quiet --quiet --disable-pip-version-check --no-input
@@ -12,7 +16,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow lint format bench dist mutants torture clean
+.PHONY: help venv demo test test-slow test-sglang lint format bench bench-file bench-mooncake bench-sglang dist mutants torture clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -26,7 +30,8 @@ $(STAMP): requirements-dev.txt $(PROJECTS)
 	@$(BIN)/python -m pip install $(QUIET) --upgrade pip
 	@$(BIN)/python -m pip install $(QUIET) -r requirements-dev.txt
 	@echo "== installing the workspace: $(DISTS)"
-	@$(BIN)/python -m pip install $(QUIET) --no-build-isolation $(addprefix -e ,$(DISTS))
+	@$(BIN)/python -m pip install $(QUIET) --no-build-isolation $(addprefix -e ,$(DISTS) $(EXTRAS))
+	@$(BIN)/python -m kvdock_mooncake.native || true
 	@touch $@
 
 demo: $(STAMP) ## Run the main job: store KV pages, end, restore them in a new process.
@@ -38,11 +43,14 @@ test: $(STAMP) ## Run the quick tests.
 test-slow: $(STAMP) ## Run the tests that take longer: real servers, crashes, big stores.
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
+test-sglang: ## Run SGLang itself on the CPU, in an environment of its own.
+	$(PYTHON) engines/sglang/tests/environment.py --test $(ARGS)
+
 lint: $(STAMP) ## Check style, types and who may import whom.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@# One folder at a time: test modules of two distributions may share a name.
-	@for folder in $(DISTS) tests benchmarks; do echo "mypy $$folder"; $(BIN)/mypy $$folder || exit 1; done
+	@for folder in $(TYPED); do echo "mypy $$folder"; $(BIN)/mypy $$folder || exit 1; done
 	$(BIN)/lint-imports
 
 format: $(STAMP) ## Rewrite the code in the house style.
@@ -51,6 +59,21 @@ format: $(STAMP) ## Rewrite the code in the house style.
 
 bench: $(STAMP) ## Measure start-up, planning and overhead; the last line is JSON.
 	@$(BIN)/python benchmarks/run.py
+
+bench-file: $(STAMP) ## Measure the file backend against its peers and the disk.
+	@$(BIN)/python benchmarks/file.py $(ARGS)
+
+bench-mooncake: $(STAMP) ## Measure the mooncake backend against the library alone.
+	@$(BIN)/python benchmarks/mooncake.py $(ARGS)
+
+bench-sglang: ## Measure SGLang with kvdock against SGLang with its own file store.
+	@$$($(PYTHON) engines/sglang/tests/environment.py) benchmarks/sglang.py $(ARGS)
+
+mutants: $(STAMP) ## Hold the conformance kit against wrong backends; the last line is JSON.
+	@$(BIN)/python -m kvdock.testing.mutants $(ARGS)
+
+torture: $(STAMP) ## Run the long forms of the crash and endurance trials.
+	KVDOCK_TORTURE=1 $(BIN)/python -m pytest -m slow core plugins/file $(ARGS)
 
 dist: $(STAMP) ## Build every wheel and prove them in a clean environment.
 	@PYTHON=$(BIN)/python bash .ci/prove-wheels $(DISTS)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VOCABULARY = 512
-_COMMON = {
+_COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -24,7 +24,7 @@ _COMMON = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
 }
-_SMALL = {
+_SMALL: dict[str, Any] = {
     **_COMMON,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -197,7 +197,8 @@ def write(tiny: Tiny, folder: Path) -> Path:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(1234)
-    model = AutoModelForCausalLM.from_config(tiny.config(), dtype=torch.float32)
+    auto: Any = AutoModelForCausalLM  # its methods have no types
+    model = auto.from_config(tiny.config(), dtype=torch.float32)
     # The usual spread of 0.02 gives a tiny model almost equal logits: any
     # prefix would be followed by the same tokens.
     with torch.no_grad():
