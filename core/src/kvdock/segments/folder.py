@@ -56,6 +56,7 @@ class Folder:
         self._numbers = numbers
         self._lock = lock
         self._seen_ns = -1
+        self._filling: list[Segment] = []  # by others
 
     @property
     def nbytes(self) -> int:
@@ -91,6 +92,12 @@ class Folder:
                 self._index.reserve(sum(map(self._most_slots, fresh)))
         for name in fresh:
             changed |= self._load(name)
+        # Whether a segment is being filled is in its name, so only a scan tells.
+        self._filling = [
+            segment
+            for segment in list(self.segments.values())
+            if segment.name.state == "open" and not segment.owned
+        ]
         return changed
 
     def _most_slots(self, name: IndexName) -> int:
@@ -105,8 +112,8 @@ class Folder:
     def poll(self) -> bool:
         """Read what others added to segments in work; return whether any did."""
         changed = False
-        for segment in list(self.segments.values()):
-            if segment.owned or segment.name.state != "open":
+        for segment in self._filling:
+            if segment.owned:
                 continue
             with suppress(OSError):
                 fd = open_index(self.fd, str(segment.name))
