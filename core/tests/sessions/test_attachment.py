@@ -7,14 +7,16 @@ from itertools import product
 import numpy as np
 import pytest
 from shelf import (
+    HASTE_S,
     Engine,
     Shelf,
     Trouble,
     attention,
     draft,
     hashes,
+    hasty,
     indexer,
-    quick,
+    patient,
     states,
     until,
 )
@@ -45,7 +47,7 @@ def waiting_for(event: threading.Event) -> Trouble:
 def test_pages_come_back_byte_for_byte_whatever_the_way(
     integrity: Integrity, staging: Staging, multi: Support, layout: Layout
 ) -> None:
-    core = quick(integrity=integrity, calls={"staging": staging, "batch_pages": 3})
+    core = patient(integrity=integrity, calls={"staging": staging, "batch_pages": 3})
     pools = [attention(layout=layout), draft(), indexer(), states()]
     engine = Engine([Shelf(multi_buffer=multi)], pools, core)
     with engine.attachment as cache:
@@ -65,7 +67,7 @@ def test_pages_come_back_byte_for_byte_whatever_the_way(
 
 
 def test_no_staged_page_lies_in_memory_that_the_backend_was_told_of() -> None:
-    core = quick(calls={"staging": "always"})
+    core = patient(calls={"staging": "always"})
     engine = Engine([Shelf()], core=core)
     with engine.attachment:
         mine = engine.memory["kv"]
@@ -75,7 +77,7 @@ def test_no_staged_page_lies_in_memory_that_the_backend_was_told_of() -> None:
 
 
 def test_the_anchor_is_stored_last_and_only_over_its_required_sidecars() -> None:
-    engine = Engine(pools=[attention(), states()], core=quick())
+    engine = Engine(pools=[attention(), states()], core=patient())
 
     def lose_a_state(batch: Batch) -> BatchResult | None:
         if batch.operation is Operation.PUT and batch.pool == "mamba":
@@ -94,7 +96,7 @@ def test_the_anchor_is_stored_last_and_only_over_its_required_sidecars() -> None
 
 
 def test_a_lost_draft_page_costs_nothing_but_the_draft() -> None:
-    engine = Engine(pools=[attention(), draft()], core=quick())
+    engine = Engine(pools=[attention(), draft()], core=patient())
     with engine.attachment as cache:
         names = hashes(4)
         engine.fill(names, range(4))
@@ -107,7 +109,7 @@ def test_a_lost_draft_page_costs_nothing_but_the_draft() -> None:
 
 
 def test_sidecars_are_read_only_as_far_as_the_anchor_was() -> None:
-    engine = Engine(pools=[attention(), indexer()], core=quick())
+    engine = Engine(pools=[attention(), indexer()], core=patient())
     with engine.attachment as cache:
         names = hashes(6)
         engine.fill(names, range(6))
@@ -126,7 +128,7 @@ def test_sidecars_are_read_only_as_far_as_the_anchor_was() -> None:
 def test_damage_in_the_store_is_a_miss_and_is_dropped(
     staging: Staging, damage: str
 ) -> None:
-    engine = Engine(core=quick(calls={"staging": staging}))
+    engine = Engine(core=patient(calls={"staging": staging}))
     with engine.attachment as cache:
         names = hashes(3)
         engine.fill(names, range(3))
@@ -160,7 +162,7 @@ def test_damage_in_the_store_is_a_miss_and_is_dropped(
 
 
 def test_a_backend_that_reports_success_without_bytes_is_caught() -> None:
-    engine = Engine(core=quick())
+    engine = Engine(core=patient())
     with engine.attachment as cache:
         names = hashes(2)
         engine.fill(names, range(2))
@@ -172,24 +174,24 @@ def test_a_backend_that_reports_success_without_bytes_is_caught() -> None:
 
 
 def test_unverified_pages_are_an_explicit_choice_that_the_plan_shows() -> None:
-    chosen = Engine(core=quick(integrity="off"))
+    chosen = Engine(core=patient(integrity="off"))
     assert "UNVERIFIED by choice" in chosen.attachment.plan.explain()
     chosen.attachment.close()
-    usual = Engine(core=quick())
+    usual = Engine(core=patient())
     assert "verified by a trailer" in usual.attachment.plan.explain()
     usual.attachment.close()
 
 
 def test_a_backend_of_single_buffers_gets_trailers_through_staging() -> None:
     pools = [attention(layout=Layout.LAYER_FIRST, kind="k_only")]
-    engine = Engine([Shelf(multi_buffer=Support.NO)], pools, quick())
+    engine = Engine([Shelf(multi_buffer=Support.NO)], pools, patient())
     route = engine.attachment.plan.anchor
     assert (route.path, route.check) == (Path.STAGED, Check.TRAILER)
     engine.attachment.close()
 
 
 def test_a_late_get_keeps_its_pages_until_it_really_ends() -> None:
-    engine = Engine(core=quick())
+    engine = Engine(core=hasty("get"))
     go_on = threading.Event()
 
     def hang(batch: Batch) -> None:
@@ -202,7 +204,9 @@ def test_a_late_get_keeps_its_pages_until_it_really_ends() -> None:
         cache.put(names, engine.where(range(4)))
         engine.blank()
         engine.shelf.trouble = hang
-        loaded = timed(lambda: cache.get(names[:2], engine.where([0, 1])), 0.15 + 0.1)
+        loaded = timed(
+            lambda: cache.get(names[:2], engine.where([0, 1])), HASTE_S + 0.1
+        )
         assert loaded.outcomes["kv"].tolist() == [Outcome.TIMEOUT] * 2
         leases = cache.leases("kv")
         assert leases.busy(range(4)).tolist() == [True, True, False, False]
@@ -220,7 +224,7 @@ def test_a_late_get_keeps_its_pages_until_it_really_ends() -> None:
 
 
 def test_late_bytes_of_a_staged_get_never_reach_the_engine() -> None:
-    engine = Engine(core=quick(calls={"staging": "always"}))
+    engine = Engine(core=hasty("get", calls={"staging": "always"}))
     go_on = threading.Event()
     with engine.attachment as cache:
         names = hashes(2)
@@ -237,12 +241,12 @@ def test_late_bytes_of_a_staged_get_never_reach_the_engine() -> None:
 
 def test_closing_under_a_hanging_call_ends_in_time_and_releases_later() -> None:
     before = threading.active_count()
-    engine = Engine(core=quick())
+    engine = Engine(core=hasty("exists", "close"))
     go_on = threading.Event()
     engine.shelf.trouble = waiting_for(go_on)
     cache = engine.attachment
     cache.exists(hashes(1))
-    assert not timed(cache.close, 0.4 + 0.1)
+    assert not timed(cache.close, HASTE_S + 0.1)
     assert engine.shelf.released == []
     go_on.set()
     until(lambda: engine.shelf.released == ["kv"])
@@ -252,7 +256,7 @@ def test_closing_under_a_hanging_call_ends_in_time_and_releases_later() -> None:
 
 
 def test_a_page_that_is_stored_under_two_names_gets_both() -> None:
-    engine = Engine(core=quick())
+    engine = Engine(core=patient())
     with engine.attachment as cache:
         names = hashes(2)
         engine.fill(names[:1], [5])
@@ -262,7 +266,7 @@ def test_a_page_that_is_stored_under_two_names_gets_both() -> None:
 
 
 def test_one_page_cannot_be_filled_twice_at_once() -> None:
-    engine = Engine(core=quick())
+    engine = Engine(core=patient())
     with engine.attachment as cache:
         names = hashes(2)
         engine.fill(names, [0, 1])
@@ -274,7 +278,7 @@ def test_one_page_cannot_be_filled_twice_at_once() -> None:
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
 def test_a_backend_gets_no_more_keys_at_once_than_it_takes(limit: int) -> None:
-    engine = Engine([Shelf(max_batch_keys=limit)], core=quick())
+    engine = Engine([Shelf(max_batch_keys=limit)], core=patient())
     with engine.attachment as cache:
         names = hashes(7)
         engine.fill(names, range(7))
@@ -311,7 +315,7 @@ def test_an_engine_may_move_its_pools_one_by_one(staging: Staging) -> None:
 
 
 def test_bad_input_is_refused_by_name() -> None:
-    engine = Engine(core=quick())
+    engine = Engine(core=patient())
     with engine.attachment as cache:
         with pytest.raises(RegionError, match="'kw', which is not"):
             cache.put(hashes(1), {"kw": [0]})
@@ -324,7 +328,7 @@ def test_bad_input_is_refused_by_name() -> None:
 
 
 def test_clearing_reaches_the_namespace() -> None:
-    engine = Engine(core=quick())
+    engine = Engine(core=patient())
     with engine.attachment as cache:
         engine.fill(hashes(2), [0, 1])
         cache.put(hashes(2), engine.where([0, 1]))

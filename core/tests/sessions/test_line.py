@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from shelf import Engine, Shelf, attention, hashes, quick, until
+from shelf import Engine, Shelf, attention, hashes, hasty, patient, until
 from stalls import timed
 
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
@@ -50,7 +50,7 @@ def test_an_answer_that_is_none_is_named_in_the_log_and_is_a_miss(
     way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer, said = STRANGE[way]
-    engine = Engine(core=quick())
+    engine = Engine(core=patient())
     with engine.attachment as cache:
         names = stored(engine)
         engine.shelf.trouble = answer
@@ -63,7 +63,7 @@ def test_an_answer_that_is_none_is_named_in_the_log_and_is_a_miss(
 def test_the_log_says_each_kind_once_and_then_how_often(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    engine = Engine(core=quick(breaker={"failures": 1000}))
+    engine = Engine(core=patient(breaker={"failures": 1000}))
     with engine.attachment as cache, caplog.at_level(logging.WARNING):
         names = stored(engine)
         engine.shelf.trouble = raising
@@ -75,7 +75,7 @@ def test_the_log_says_each_kind_once_and_then_how_often(
 
 
 def test_failures_open_the_breaker_of_their_operation_alone() -> None:
-    engine = Engine(core=quick(breaker={"failures": 2, "backoff": "10 s"}))
+    engine = Engine(core=patient(breaker={"failures": 2, "backoff": "10 s"}))
 
     def fail_gets(batch: Batch) -> BatchResult | None:
         return raising(batch) if batch.operation is Operation.GET else None
@@ -94,7 +94,7 @@ def test_failures_open_the_breaker_of_their_operation_alone() -> None:
 
 
 def test_a_store_that_comes_back_is_used_again_without_a_failed_call() -> None:
-    engine = Engine(core=quick(breaker={"failures": 1, "backoff": "20 ms"}))
+    engine = Engine(core=patient(breaker={"failures": 1, "backoff": "20 ms"}))
     with engine.attachment as cache:
         names = stored(engine)
         engine.shelf.trouble = raising
@@ -106,7 +106,7 @@ def test_a_store_that_comes_back_is_used_again_without_a_failed_call() -> None:
 
 @pytest.mark.parametrize("operation", [Operation.GET, Operation.PUT])
 def test_probes_go_the_way_of_the_operation_and_clean_up(operation: Operation) -> None:
-    engine = Engine(core=quick(breaker={"failures": 1, "backoff": "20 ms"}))
+    engine = Engine(core=patient(breaker={"failures": 1, "backoff": "20 ms"}))
     with engine.attachment as cache:
         names = stored(engine)
         kept = set(engine.shelf.objects)
@@ -123,7 +123,7 @@ def test_probes_go_the_way_of_the_operation_and_clean_up(operation: Operation) -
 
 
 def test_an_open_breaker_lets_a_hanging_backend_cost_nothing() -> None:
-    engine = Engine(core=quick(breaker={"overruns": 1, "backoff": "10 ms"}))
+    engine = Engine(core=hasty("exists", breaker={"overruns": 1, "backoff": "10 ms"}))
     go_on = threading.Event()
 
     def hang(_: Batch) -> None:
@@ -143,7 +143,7 @@ def test_an_open_breaker_lets_a_hanging_backend_cost_nothing() -> None:
 
 
 def test_too_many_calls_left_behind_cut_a_backend_off_without_a_breaker() -> None:
-    core = quick(breaker={"overruns": 100}, calls={"overrun": 2})
+    core = hasty("exists", breaker={"overruns": 100}, calls={"overrun": 2})
     engine = Engine(core=core)
     go_on = threading.Event()
 
@@ -162,7 +162,7 @@ def test_too_many_calls_left_behind_cut_a_backend_off_without_a_breaker() -> Non
 
 
 def test_one_dead_object_does_not_open_the_breaker_but_is_not_asked_again() -> None:
-    engine = Engine(core=quick(breaker={"failures": 1}))
+    engine = Engine(core=patient(breaker={"failures": 1}))
     with engine.attachment as cache:
         names = stored(engine, 3)
         dead = next(key for key in engine.shelf.objects if names[1] in key)
@@ -182,7 +182,7 @@ def test_one_dead_object_does_not_open_the_breaker_but_is_not_asked_again() -> N
 
 
 def test_a_backend_whose_answers_are_all_lost_counts_as_failing() -> None:
-    engine = Engine(core=quick(breaker={"failures": 2, "backoff": "10 s"}))
+    engine = Engine(core=patient(breaker={"failures": 2, "backoff": "10 s"}))
     with engine.attachment as cache:
         engine.shelf.trouble = lambda batch: BatchResult.all(batch, Outcome.UNAVAILABLE)
         for _ in range(3):
@@ -191,7 +191,7 @@ def test_a_backend_whose_answers_are_all_lost_counts_as_failing() -> None:
 
 
 def test_a_full_store_is_no_failing_store() -> None:
-    engine = Engine(core=quick(breaker={"failures": 1}))
+    engine = Engine(core=patient(breaker={"failures": 1}))
     with engine.attachment as cache:
         engine.fill(hashes(1), [0])
         engine.shelf.trouble = lambda batch: BatchResult.all(batch, Outcome.REFUSED)
@@ -218,8 +218,8 @@ class Slow(Shelf):
 
 def test_attaching_has_a_deadline_and_a_late_handle_is_released() -> None:
     slow = Slow()
-    core = quick(deadlines={"attach": "50 ms", "close": "50 ms"})
-    with pytest.raises(AttachError, match=r"did not attach pool 'kv' within 0\.05 s"):
+    core = hasty("attach", "close")
+    with pytest.raises(AttachError, match=r"did not attach pool 'kv' within 0\.3 s"):
         Engine([slow], core=core)
     assert slow.released == []
     slow.go_on.set()
@@ -232,7 +232,7 @@ def test_one_backend_that_hangs_does_not_hold_up_another() -> None:
     engine = Engine(
         [good, bad],
         [attention(), side],
-        quick(),
+        hasty("exists"),
         overrides={"kv": "good", "side": "bad"},
     )
     go_on = threading.Event()
@@ -255,7 +255,7 @@ def test_one_backend_that_hangs_does_not_hold_up_another() -> None:
 
 
 def test_the_self_test_goes_the_whole_way_and_leaves_nothing() -> None:
-    engine = Engine(core=quick(self_test=True))
+    engine = Engine(core=patient(self_test=True))
     with engine.attachment as cache:
         assert engine.shelf.objects == {}
         operations = [one.operation for one in engine.shelf.calls]
@@ -287,13 +287,13 @@ def test_the_self_test_says_what_failed(
 
     shelf.trouble = fail
     with pytest.raises(AttachError, match=said):
-        Engine([shelf], core=quick(self_test=True, integrity=integrity))
+        Engine([shelf], core=patient(self_test=True, integrity=integrity))
     assert shelf.released == ["kv"]
 
 
 def test_absent_keys_are_asked_for_again_unless_that_was_switched_off() -> None:
     for absent, asked in (("0 s", 2), ("10 s", 1)):
-        engine = Engine(core=quick(misses={"absent": absent}))
+        engine = Engine(core=patient(misses={"absent": absent}))
         with engine.attachment as cache:
             cache.exists(hashes(3))
             cache.exists(hashes(3))
@@ -301,3 +301,13 @@ def test_absent_keys_are_asked_for_again_unless_that_was_switched_off() -> None:
             engine.fill(hashes(3), range(3))
             cache.put(hashes(3), engine.where(range(3)))
             assert cache.exists(hashes(3)).best == 3
+
+
+def test_clearing_gets_through_again_once_the_store_is_back() -> None:
+    engine = Engine(core=patient(breaker={"failures": 1, "backoff": "20 ms"}))
+    with engine.attachment as cache:
+        engine.shelf.trouble = raising
+        assert cache.clear() == {"shelf": Outcome.ERROR}
+        assert cache.clear() == {"shelf": Outcome.UNAVAILABLE}
+        engine.shelf.trouble = None
+        until(lambda: cache.clear() == {"shelf": Outcome.OK})

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
-from shelf import Engine, Shelf, attention, draft, hashes, quick
+from shelf import Engine, Shelf, attention, draft, hashes, hasty, patient
 
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.dock import Dock
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def measured(**more: Any) -> tuple[Engine, CollectorRegistry]:
     registry = CollectorRegistry()
-    engine = Engine(observers=[Metrics(registry)], core=quick(), **more)
+    engine = Engine(observers=[Metrics(registry)], **{"core": patient(), **more})
     return engine, registry
 
 
@@ -55,7 +55,7 @@ def test_keys_are_counted_by_how_they_ended_for_the_engine() -> None:
 
 
 def test_what_never_comes_back_through_the_hook_is_counted_as_well() -> None:
-    engine, registry = measured()
+    engine, registry = measured(core=hasty("get", "exists"))
     go_on = threading.Event()
 
     def hang(_: Batch) -> None:
@@ -113,7 +113,7 @@ def test_the_share_of_restored_prefixes_that_have_their_draft_is_kept() -> None:
 def test_attaching_again_goes_on_counting() -> None:
     registry = CollectorRegistry()
     for _ in range(2):
-        engine = Engine(observers=[Metrics(registry)], core=quick())
+        engine = Engine(observers=[Metrics(registry)], core=patient())
         with engine.attachment as cache:
             cache.exists(hashes(1))
     exists = {**BATCH, "operation": "exists"}
@@ -128,7 +128,7 @@ def traced() -> tuple[InMemorySpanExporter, TracerProvider]:
 
 def test_a_batch_is_a_span_below_the_engines_own() -> None:
     exporter, provider = traced()
-    engine = Engine(observers=[Tracing(provider)], core=quick())
+    engine = Engine(observers=[Tracing(provider)], core=patient())
     tracer = provider.get_tracer("engine")
     with engine.attachment as cache, tracer.start_as_current_span("prefill") as above:
         engine.fill(hashes(2), [0, 1])
@@ -144,7 +144,7 @@ def test_a_batch_is_a_span_below_the_engines_own() -> None:
 
 def test_a_batch_that_raises_is_a_failed_span_and_still_a_miss() -> None:
     exporter, provider = traced()
-    engine = Engine(observers=[Tracing(provider)], core=quick())
+    engine = Engine(observers=[Tracing(provider)], core=patient())
 
     def fail(_: Batch) -> BatchResult:
         raise RuntimeError("boom")
@@ -158,7 +158,7 @@ def test_a_batch_that_raises_is_a_failed_span_and_still_a_miss() -> None:
 
 
 def test_without_an_sdk_spans_change_nothing() -> None:
-    engine = Engine(observers=[Tracing()], core=quick())
+    engine = Engine(observers=[Tracing()], core=patient())
     with engine.attachment as cache:
         engine.fill(hashes(1), [0])
         assert cache.put(hashes(1), engine.where([0])).pages == 1
@@ -175,7 +175,7 @@ class Clumsy:
 def test_an_observer_that_fails_costs_a_line_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    engine = Engine(observers=[Clumsy()], core=quick())
+    engine = Engine(observers=[Clumsy()], core=patient())
     with engine.attachment as cache:
         engine.fill(hashes(1), [0])
         assert cache.put(hashes(1), engine.where([0])).pages == 1
@@ -211,7 +211,7 @@ def test_faults_are_where_they_were_asked_for() -> None:
             kinds=(Fault.DROP,), operations=(Operation.GET,), pools=("kv",), rate=1.0
         )
     )
-    engine = Engine(observers=[faults], core=quick())
+    engine = Engine(observers=[faults], core=patient())
     with engine.attachment as cache:
         engine.fill(hashes(2), [0, 1])
         assert cache.put(hashes(2), engine.where([0, 1])).pages == 2

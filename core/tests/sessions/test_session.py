@@ -5,7 +5,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shelf import Engine, Shelf, attention, draft, hashes, indexer, quick, states, until
+from shelf import (
+    HASTE_S,
+    Engine,
+    Shelf,
+    attention,
+    draft,
+    hashes,
+    hasty,
+    indexer,
+    patient,
+    states,
+    until,
+)
 from stalls import timed
 
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
@@ -14,8 +26,13 @@ from kvdock.sessions import NO_PAGE, Session, Side, TicketState
 
 
 def engine_with(*pools: Any, **transfers: Any) -> Engine:
-    core = quick(transfers={"batch_pages": 2, **transfers})
+    core = patient(transfers={"batch_pages": 2, **transfers})
     return Engine([Shelf()], pools or (attention(),), core)
+
+
+def hurried(*calls: str) -> Engine:
+    core = hasty(*calls, transfers={"batch_pages": 2})
+    return Engine([Shelf()], (attention(),), core)
 
 
 def stored(engine: Engine, count: int) -> list[str]:
@@ -237,14 +254,14 @@ def test_closing_drains_writes_and_leaves_no_thread() -> None:
 
 def test_closing_over_a_hanging_store_ends_within_its_deadline() -> None:
     before = threading.active_count()
-    engine = engine_with()
+    engine = hurried("put", "close")
     gate = Gate(Operation.PUT)
     engine.shelf.trouble = gate
     session = Session(engine.attachment)
     engine.fill(hashes(6), range(6))
     tickets = [session.offload(hashes(6), {"kv": range(6)}) for _ in range(3)]
     until(lambda: gate.arrived == 1)
-    assert not timed(session.close, 0.4 + 0.1)
+    assert not timed(session.close, HASTE_S + 0.1)
     gate.turns.release(20)
     until(lambda: engine.shelf.released == ["kv"])
     until(lambda: threading.active_count() == before)
@@ -282,3 +299,17 @@ def test_a_page_that_has_no_place_ends_the_prefix() -> None:
         assert ticket.wait(5)
         assert ticket.result is not None
         assert ticket.result.pages == 1
+
+
+def test_a_prefetch_reads_nothing_behind_a_hole() -> None:
+    engine = engine_with(attention(), indexer())
+    with Session(engine.attachment) as session:
+        names = stored(engine, 4)
+        gone = next(key for key in engine.shelf.objects if f"/{names[0]}.kv" in key)
+        del engine.shelf.objects[gone]
+        ticket = session.prefetch(names, {"kv": range(4)})
+        assert ticket.wait(5)
+        assert ticket.result is not None
+        assert ticket.result.pages == 0
+        # The second page was in the same batch; nothing else is asked for.
+        assert [call.pool for call in engine.shelf.calls] == ["kv"]

@@ -35,6 +35,7 @@ from kvdock.pools import HitPolicy, Layout, Part, Per, PoolKind, PoolSpec, Shard
 from kvdock.regions import Region
 from kvdock.routing import Needs
 from kvdock.sessions import Attachment
+from kvdock.settings import structure
 
 Bytes = npt.NDArray[np.uint8]
 Trouble = Callable[[Batch], BatchResult | None]
@@ -313,19 +314,25 @@ class Engine:
             memory[:] = 0xEE
 
 
-def quick(**more: Any) -> CoreSettings:
-    """Settings for tests: short deadlines, everything else as usual."""
-    from kvdock.settings import structure
+HASTE_S = 0.3
+"""Deadline of what is meant to hang."""
 
+
+def patient(**more: Any) -> CoreSettings:
+    """Settings with which nothing is late by accident, on a busy machine too."""
+    calls = ("exists", "get", "put", "delete", "clear", "release", "close")
     given: dict[str, Any] = {
-        "deadlines": dict.fromkeys(
-            ("exists", "get", "put", "delete", "clear", "release"), "150 ms"
-        )
-        | {"attach": "2 s", "close": "400 ms"},
-        "breaker": {"backoff": "40 ms", "backoff_most": "80 ms", "probe": "100 ms"},
-        **more,
+        "deadlines": dict.fromkeys(calls, "20 s"),
+        "breaker": {"backoff": "40 ms", "backoff_most": "80 ms", "probe": "5 s"},
     }
-    return structure(CoreSettings, given, where="tests")
+    return structure(CoreSettings, given | more, where="tests")
+
+
+def hasty(*calls: str, **more: Any) -> CoreSettings:
+    """Settings with short deadlines for the calls that are meant to hang."""
+    core = patient(**more)
+    deadlines = attrs.evolve(core.deadlines, **dict.fromkeys(calls, HASTE_S))
+    return attrs.evolve(core, deadlines=deadlines)
 
 
 def until(condition: Callable[[], bool], patience_s: float = 5.0) -> None:
@@ -337,6 +344,7 @@ def until(condition: Callable[[], bool], patience_s: float = 5.0) -> None:
 
 
 __all__ = [
+    "HASTE_S",
     "PAGES",
     "Bytes",
     "Engine",
@@ -346,9 +354,10 @@ __all__ = [
     "attention",
     "draft",
     "hashes",
+    "hasty",
     "indexer",
     "memory_at",
-    "quick",
+    "patient",
     "states",
     "until",
 ]
