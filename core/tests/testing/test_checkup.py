@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import attrs
@@ -106,3 +108,9 @@ def test_a_missing_pytest_is_told_with_its_remedy(
     with pytest.raises(KvdockError, match="pytest and hypothesis") as caught:
         checkup.check("any", {})
     assert "kvdock[testing]" in caught.value.fix
+
+
+def test_asking_for_a_checkup_imports_no_pytest() -> None:
+    code = "import sys, kvdock.testing.checkup; print('pytest' in sys.modules)"
+    said = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert said.strip() == "False"

@@ -17,7 +17,8 @@ from typing import Any
 
 import attrs
 
-from kvdock.testing.recorder import OPTION
+OPTION = "--kvdock-record"
+"""Tells the recorder where to write."""
 
 
 @attrs.frozen
