@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import pytest
@@ -14,6 +14,9 @@ from kvdock.settings import option
 from kvdock.testing import checkup
 from kvdock.testing.installed import settled
 from kvdock.testing.running import run_tests
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SUITE = """
 import os

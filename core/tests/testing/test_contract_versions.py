@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
@@ -16,6 +15,9 @@ from kvdock.discovery import Candidate, PluginProblem
 from kvdock.hookspecs import hookimpl
 from kvdock.manifest import API_VERSION, KindSupport, Manifest
 from kvdock.pools import PoolKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NAME = "versioned"
 

@@ -11,11 +11,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 OPTION = "--kvdock-record"
 """Tells the recorder where to write."""
