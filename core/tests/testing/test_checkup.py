@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import subprocess
+import sys
+from typing import TYPE_CHECKING
 
 import attrs
 import pytest
@@ -12,6 +14,9 @@ from kvdock.settings import option
 from kvdock.testing import checkup
 from kvdock.testing.installed import settled
 from kvdock.testing.running import run_tests
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SUITE = """
 import os
@@ -106,3 +111,9 @@ def test_a_missing_pytest_is_told_with_its_remedy(
     with pytest.raises(KvdockError, match="pytest and hypothesis") as caught:
         checkup.check("any", {})
     assert "kvdock[testing]" in caught.value.fix
+
+
+def test_asking_for_a_checkup_imports_no_pytest() -> None:
+    code = "import sys, kvdock.testing.checkup; print('pytest' in sys.modules)"
+    said = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert said.strip() == "False"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
@@ -15,6 +14,9 @@ from kvdock.testing.cases import selection
 from kvdock.testing.contract import groups
 from kvdock.testing.samples import Sample
 from kvdock.verdicts import Needs, consider
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def kind(**changes: Any) -> KindSupport:

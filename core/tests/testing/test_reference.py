@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from kvdock.testing import BackendContract, Oracle
 from kvdock.testing.reference import FolderShelf, ShelfOracle
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 
 class TestMemory(BackendContract):

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "kvdock.check/1"
 
+_SHOWN = 4  # cases of one failed test that are named
+
 
 def as_text(checkup: Checkup, who: str) -> str:
     """Render the report; it can be pasted as it is."""
@@ -80,9 +82,10 @@ def _grouped(failed: tuple[Ended, ...]) -> list[str]:
         by_name.setdefault(one.name, []).append(one)
     for name, cases in by_name.items():
         lines.append(f"  {name}")
-        shown = ", ".join(dict.fromkeys(one.case for one in cases if one.case))
+        shown = list(dict.fromkeys(one.case for one in cases if one.case))
         if shown:
-            lines.append(f"    for {shown}")
+            more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+            lines.append(f"    for {', '.join(shown[:_SHOWN])}{more}")
         words = cases[0].why.splitlines() or [cases[0].raised]
         kind = "" if cases[0].raised == "AssertionError" else f"{cases[0].raised}: "
         lines += [f"    {kind}{words[0]}", *(f"    {word}" for word in words[1:6])]

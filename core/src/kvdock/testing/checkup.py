@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
 from importlib import metadata
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import attrs
 
 from kvdock.errors import KvdockError
 from kvdock.manifest import API_VERSION
 from kvdock.testing.running import Ended, Record, run_tests
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 VARIABLE = "KVDOCK_CHECKUP"
 """Tells the child process what to check."""

@@ -7,9 +7,8 @@ that a batch does not name show writes that went astray.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from types import MappingProxyType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import attrs
 import numpy as np
@@ -18,6 +17,9 @@ import numpy.typing as npt
 from kvdock.pools import Layout, Part, Per, PoolSpec, Shard, StoredObject
 from kvdock.regions import Region
 from kvdock.testing.samples import local_content
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 Bytes = npt.NDArray[np.uint8]
 

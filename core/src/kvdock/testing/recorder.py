@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-OPTION = "--kvdock-record"
+from kvdock.testing.running import OPTION
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,7 +12,6 @@ import hashlib
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,6 +28,8 @@ from kvdock.settings import option, size
 from kvdock.testing.oracles import Oracle
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvdock.regions import Block, Region
 
 CHECK_BYTES = 32

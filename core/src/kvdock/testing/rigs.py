@@ -7,7 +7,6 @@ back: no breaker, no retry and no second check hides what the plugin did.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
@@ -33,6 +32,8 @@ from kvdock.testing.memory import PageMemory
 from kvdock.testing.samples import PAGE_TOKENS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from kvdock.regions import Region
     from kvdock.verdicts import Needs
 

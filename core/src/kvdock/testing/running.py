@@ -11,13 +11,16 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock.testing.recorder import OPTION
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+OPTION = "--kvdock-record"
+"""Tells the recorder where to write."""
 
 
 @attrs.frozen

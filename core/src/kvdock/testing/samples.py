@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,8 @@ from kvdock.pools import PoolSpec
 from kvdock.vocabulary import DType, HitPolicy, Layout, Per, PoolKind, Sharding
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvdock.shards import Shard
 
 Content = npt.NDArray[np.uint8]

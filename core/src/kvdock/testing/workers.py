@@ -14,14 +14,16 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
 from kvdock.pools import Shard
 from kvdock.testing.rigs import Harness, Rig, load_backend, spelled
 from kvdock.testing.samples import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
 
 ANSWER_S = 60.0
 """How long an answer may take before the other process counts as hung."""

@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
-from kvdock.testing.contract.damage import DamageTests
-from kvdock.testing.contract.declared import DeclaredTests
-from kvdock.testing.contract.faulty import FaultTests
-from kvdock.testing.contract.keys import KeyTests
-from kvdock.testing.contract.lifecycle import LifecycleTests
-from kvdock.testing.contract.limits import LimitTests
-from kvdock.testing.contract.machine import MachineTests
-from kvdock.testing.contract.pages import PageTests
-from kvdock.testing.contract.races import RaceTests
-from kvdock.testing.contract.ranks import RankTests
-from kvdock.testing.contract.suite import SealedError, Suite, groups
-from kvdock.testing.contract.writes import WriteTests
+import sys
+
+import pytest
+
+# Before the tests are imported: their assertions then explain themselves.
+pytest.register_assert_rewrite(
+    *{
+        *(
+            f"{__name__}.{room}"
+            for room in (
+                "damage",
+                "declared",
+                "faulty",
+                "keys",
+                "lifecycle",
+                "limits",
+                "machine",
+                "pages",
+                "races",
+                "ranks",
+                "writes",
+            )
+        ),
+        "kvdock.testing.memory",
+        "kvdock.testing.rigs",
+    }
+    - {*sys.modules}
+)
+
+from kvdock.testing.contract.damage import DamageTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.declared import DeclaredTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.faulty import FaultTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.keys import KeyTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.lifecycle import LifecycleTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.limits import LimitTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.machine import MachineTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.pages import PageTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.races import RaceTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.ranks import RankTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.suite import SealedError, Suite, groups  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.writes import WriteTests  # noqa: E402 - after the rewriting
 
 __all__ = ["BackendContract", "FaultContract", "SealedError", "groups"]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
@@ -28,6 +27,9 @@ from kvdock.testing.cases import (
 from kvdock.testing.rigs import Harness, route_pools
 from kvdock.testing.samples import Sample, page_hashes
 from kvdock.verdicts import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 
 def only_route(harness: Harness, sample: Sample, shard: Shard | None = None) -> Route:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,8 @@ from kvdock.testing.samples import Sample, page_hashes
 from kvdock.verdicts import Needs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from kvdock.manifest import Manifest
     from kvdock.sessions import Moved
 

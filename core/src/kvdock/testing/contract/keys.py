@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,11 +12,13 @@ import pytest
 from kvdock.batches import Batch, Operation, Outcome
 from kvdock.pools import PoolKind, PoolSpec, Shard
 from kvdock.testing.cases import contract_test, limited, one_sample, samples
-from kvdock.testing.rigs import PATIENCE_S, Harness, Rig
+from kvdock.testing.rigs import PATIENCE_S, Harness, Rig, spelled
 from kvdock.testing.samples import Sample, page_hash, page_hashes
 from kvdock.testing.workers import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kvdock.manifest import Manifest
 
 
@@ -88,7 +89,7 @@ class KeyTests:
         words = [sample.words() for sample in kinds]
         there = worker.ask("suffixes", samples=words, shard={})
         worker.end()
-        assert there == here
+        assert there == here, f"here {here[0]}, in another process {there[0]}"
 
     @contract_test(one_sample)
     def test_hashes_that_differ_at_the_end_are_told_apart(
@@ -98,7 +99,9 @@ class KeyTests:
         longest = _room_for_hash(rig)
         hashes = [("a" * longest)[:-1] + last for last in "bcd"]
         rig.stored(hashes[:2])
-        assert rig.exists(hashes).tolist() == [True, True, False]
+        assert rig.exists(hashes).tolist() == [True, True, False], (
+            f"of {longest} characters, those at the end are not looked at"
+        )
         rig.loaded(hashes[:2])
 
     @contract_test(limited("max_key_bytes"))
@@ -111,9 +114,11 @@ class KeyTests:
         rig = harness.rig(sample.value.pool())
         hashes = [page_hash(0), "e" * (case + 1), page_hash(1)]
         outcomes = rig.put(hashes)
-        assert (outcomes[[0, 2]] == Outcome.OK).all()
+        assert (outcomes[[0, 2]] == Outcome.OK).all(), (
+            f"one key over the limit spoilt the batch: {spelled(outcomes)}"
+        )
         assert (outcomes[1] != Outcome.OK).all(), "a key over the limit was taken"
-        assert not rig.exists(hashes)[1]
+        assert not rig.exists(hashes)[1], "a key that was refused is found"
         rig.loaded([hashes[0], hashes[2]])
 
     @contract_test(one_sample)

@@ -10,8 +10,8 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -21,6 +21,9 @@ from kvdock.manifest import Manifest, Scope, Support
 from kvdock.testing.cases import Case, contract_test, graded, one_sample
 from kvdock.testing.rigs import PATIENCE_S, Harness, Rig
 from kvdock.testing.samples import Sample, page_hashes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
 
 PAGES = page_hashes(4)
 SETTLE_S = 5.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +13,8 @@ from kvdock.testing.rigs import Harness, Rig, spelled
 from kvdock.testing.samples import Sample, page_hashes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from kvdock.manifest import Manifest, Support
     from kvdock.pools import PoolSpec
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,8 @@ from kvdock.testing.rigs import spelled
 from kvdock.testing.samples import Sample, page_hashes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvdock.testing.rigs import Harness, Rig
 
 PAGES = page_hashes(6)

@@ -117,7 +117,8 @@ class PageTests:
         for there in ([0, 1, 0, 0, 1, 1, 0, 1], [1, 1, 0, 1, 0, 0, 0, 0]):
             rig = harness.rig(case.pool(), model=f"model-{there}")
             rig.stored([page for page, has in zip(pages, there, strict=True) if has])
-            assert rig.exists(pages).astype(int).tolist() == there
+            found = rig.exists(pages).astype(int).tolist()
+            assert found == there, f"stored {there}, found {found}"
 
     @contract_test(one_sample)
     def test_absent_is_the_word_for_what_was_never_stored(
@@ -140,7 +141,9 @@ class PageTests:
             "trailing_pages": (3, 6),
             "block_groups": (1, 2, 3, 4, 5, 6),
         }
-        assert found.prefixes == wanted[case.hit_policy.value]
+        assert found.prefixes == wanted[case.hit_policy.value], (
+            f"of pages 1, 2, 4 and 5 the prefixes {found.prefixes} were made"
+        )
 
     @contract_test(samples())
     def test_an_object_shorter_than_the_memory_is_a_miss(

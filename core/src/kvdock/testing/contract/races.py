@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from kvdock.batches import Outcome
-from kvdock.manifest import Scope
-from kvdock.testing.cases import contract_test, one_sample, reaching
+from kvdock.manifest import Scope, Support
+from kvdock.testing.cases import claimed, contract_test, one_sample, reaching
+from kvdock.testing.rigs import Harness
 from kvdock.testing.samples import Sample, page_hashes
 from kvdock.testing.workers import Worker
 
 if TYPE_CHECKING:
-    from kvdock.testing.rigs import Harness, Rig
+    from collections.abc import Callable, Mapping
+
+    from kvdock.testing.rigs import Rig
 
 ROUNDS = 12
+TOGETHER_S = 1.0
+"""How long two processes write the same pages."""
+
 PAGES = page_hashes(6)
 
 
@@ -92,6 +100,39 @@ class RaceTests:
 
         together(write, read)
 
+    @contract_test(claimed("eviction"))
+    def test_a_page_that_is_evicted_while_it_is_read_is_right_or_missing(
+        self, harness: Harness, small: Mapping[str, object] | None, case: Support
+    ) -> None:
+        del case
+        if small is None:
+            pytest.skip("the author gives no `small` settings of a store soon full")
+        tight = Harness(harness.plugin, small, harness.backend)
+        kind = sample_of(harness).kind
+        pool = Sample(kind=kind, page_bytes=16384, name="tight").pool()
+        reader, writer = tight.rig(pool, pages=32).divided(2)
+        stop = threading.Event()
+        written = [page_hashes(8, "first")]
+
+        def write() -> None:
+            try:
+                for turn in range(8 * ROUNDS):
+                    written.append(page_hashes(8, turn))
+                    writer.put(written[-1])
+            finally:
+                stop.set()
+
+        def read() -> None:
+            while not stop.is_set():
+                # Those that are likely to go, and those that just came.
+                reader.get(written[len(written) // 2])
+                reader.get(written[-1])
+
+        try:
+            together(write, read)
+        finally:
+            tight.close()
+
     @contract_test(reaching("sharing", Scope.PROCESS))
     def test_two_handles_find_each_others_pages(
         self, harness: Harness, case: Scope
@@ -134,9 +175,12 @@ class RaceTests:
         worker.attach(sample)
         worker.ask("write_for_ever", hashes=PAGES)
         try:
-            for _ in range(ROUNDS):
+            # By the clock: the other process has to get its turns.
+            end = time.monotonic() + TOGETHER_S
+            while time.monotonic() < end:
+                for _ in range(3):
+                    rig.get(PAGES)
                 rig.put(PAGES)
-                rig.get(PAGES)
                 rig.delete(PAGES[:2])
         finally:
             # In the middle of a write, as likely as not.

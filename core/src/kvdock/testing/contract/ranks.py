@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kvdock.manifest import Manifest, Scope, Support
@@ -12,6 +11,8 @@ from kvdock.testing.contract.declared import only_route
 from kvdock.testing.samples import HEADS, Sample, page_hashes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kvdock.testing.rigs import Harness, Rig
 
 PAGES = page_hashes(3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -13,6 +12,8 @@ from kvdock.testing.cases import chooser_of, is_contract_test
 from kvdock.testing.rigs import Harness, load_backend
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from kvdock.dock import Backend
     from kvdock.testing.oracles import Oracle
 

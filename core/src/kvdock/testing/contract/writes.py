@@ -65,7 +65,8 @@ class WriteTests:
             rig.loaded(pages, seed=1)
             return
         assert (outcomes == Outcome.OK).all(), spelled(outcomes)
-        assert rig.exists(pages).tolist() == [False, False, True, True]
+        found = rig.exists(pages).tolist()
+        assert found == [False, False, True, True], f"two of four deleted, {found}"
         assert (rig.get(pages[:2]) == Outcome.ABSENT).all()
         rig.stored(pages[:2], seed=2)
         rig.loaded(pages[:2], seed=2)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import collections
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from kvdock.testing.mutants import MUTANTS, Mutant, suite, word_of
 from kvdock.testing.running import Ended, Record, run_tests
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 
 def hunt(mutants: Iterable[Mutant] = MUTANTS) -> Record:

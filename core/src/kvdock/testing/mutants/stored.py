@@ -293,9 +293,18 @@ class SlotReused(MemoryMutant):
             if batch.operation is Operation.DELETE and key in self.slots:
                 self.free.insert(0, self.slots.pop(key))
             if batch.operation is Operation.PUT and key not in self.slots:
+                if not self.free:
+                    self.free.append(self.slots.pop(next(iter(self.slots))))
                 self.slots[key] = self.free.pop(0)
                 self.data[self.slots[key]] = load_segments(batch, row)
         return Outcome.OK
+
+
+class EvictedSlotServed(SlotReused):
+    """Evicts a page while it is being read, and reads on."""
+
+    image_of = "hf3fs reserve may evict a page that is being read"
+    caught_by = "test_a_page_that_is_evicted_while_it_is_read_is_right_or_missing"
 
 
 class SharedScratch(MemoryMutant):

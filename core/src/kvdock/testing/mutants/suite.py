@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +11,9 @@ from kvdock.testing.mutants import MUTANTS, FolderMutant, Mutant, word_of
 from kvdock.testing.reference import FolderShelf, ShelfOracle
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
     from kvdock.testing.oracles import Oracle
 
 

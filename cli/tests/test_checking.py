@@ -1,0 +1,119 @@
+"""`kvdock check`: the report, and how it asks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import pytest
+
+from kvdock.errors import PluginError
+from kvdock.testing.checkup import Checkup
+from kvdock.testing.running import Ended, Record
+from kvdock_cli.checking import check
+from kvdock_cli.reports import check as report
+
+GOLDEN = Path(__file__).with_name("golden")
+GROUPS = {
+    "test_declared": "What is declared is true",
+    "test_bytes": "Bytes come back",
+    "test_late": "Nothing is late",
+}
+
+
+def ended(name: str, case: str, how: str, why: str = "", raised: str = "") -> Ended:
+    return Ended("TestContract", name, case, how, why, raised, 0.5)
+
+
+def checkup(*tests: Ended, **changes: object) -> Checkup:
+    record = Record(
+        ended=tests, planned=len(tests), unfinished="", status=0, broken="", said=""
+    )
+    about = {
+        "backend": "alpha",
+        "kvdock": "0.1.0, API 1",
+        "python": "3.11.7 on Linux",
+        "settings": "root=/data",
+    }
+    record = attrs.evolve(record, **changes)  # type: ignore[arg-type] # its fields
+    return Checkup(name="alpha", about=about, record=record, groups=GROUPS)
+
+
+GOOD = checkup(
+    ended("test_declared", "mha", "passed"),
+    ended("test_declared", "mla", "skipped", "UNDECLARED: draft of mla pools"),
+    ended("test_bytes", "mha", "passed"),
+)
+BAD = checkup(
+    ended("test_declared", "mha", "passed"),
+    ended("test_bytes", "mha-page_first", "failed", "wrong bytes", "AssertionError"),
+    ended("test_bytes", "mla-page_first", "failed", "wrong bytes", "AssertionError"),
+    ended("test_late", "", "failed", "no route\nto host", "OSError"),
+    ended("test_late", "x", "xfailed", "the server is slow"),
+    ended("test_bytes", "swa", "skipped", "UNDECLARED: draft of mla pools"),
+)
+DEAD = checkup(
+    ended("test_declared", "mha", "passed"),
+    planned=9,
+    unfinished="installed.py::TestContract::test_bytes[mha]",
+    status=-11,
+    said="Fatal Python error: Segmentation fault",
+)
+
+
+def as_golden(name: str, text: str) -> None:
+    path = GOLDEN / name
+    if os.environ.get("KVDOCK_GOLDEN") == "write":
+        path.write_text(text + "\n")
+    assert text + "\n" == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "made"), [("check", GOOD), ("check-bad", BAD), ("check-dead", DEAD)]
+)
+def test_the_report_reads_as_it_did(name: str, made: Checkup) -> None:
+    as_golden(f"{name}.txt", report.as_text(made, "alpha (kvdock-alpha 1.2)"))
+
+
+def test_the_report_as_data_is_what_the_docs_say() -> None:
+    data = report.as_data(BAD, "alpha (kvdock-alpha 1.2)")
+    as_golden("check.json", json.dumps(data, indent=1))
+    assert data["ok"] is False
+
+
+@pytest.mark.parametrize(("made", "ok"), [(GOOD, True), (BAD, False), (DEAD, False)])
+def test_ok_means_that_all_ran_and_none_failed(made: Checkup, ok: bool) -> None:  # noqa: FBT001 - a case
+    assert made.ok is ok
+
+
+def test_a_run_without_a_test_is_not_ok() -> None:
+    assert not checkup().ok
+    assert "no test ran" in report.as_text(checkup(), "alpha")
+
+
+def test_a_backend_that_is_not_installed_is_named() -> None:
+    with pytest.raises(PluginError, match="no backend 'fiel'"):
+        check("fiel")
+
+
+Checked = Callable[..., Checkup]
+
+
+def test_settings_reach_the_kit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: dict[str, object] = {}
+
+    def stand_in(name: str, settings: object, **words: object) -> Checkup:
+        asked.update(name=name, settings=settings, **words)
+        return GOOD
+
+    monkeypatch.setattr("kvdock.testing.checkup.check", stand_in)
+    assert check("file", set_=("root=/x",), small=("quota=1 MiB",), faults=True) == 0
+    assert asked["settings"] == {"root": "/x"}
+    assert asked["small"] == {"quota": "1 MiB"}
+    assert asked["faults"] is True
+    assert "keeps what it declares" in capsys.readouterr().out

@@ -1,0 +1,130 @@
+"""A plugin of another contract is refused by number, and says whom to upgrade."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pytest
+
+from kvdock import discovery
+from kvdock.contract import Stage
+from kvdock.discovery import Candidate, PluginProblem
+from kvdock.hookspecs import hookimpl
+from kvdock.manifest import API_VERSION, KindSupport, Manifest
+from kvdock.pools import PoolKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAME = "versioned"
+
+
+def candidate() -> Candidate:
+    return Candidate(
+        name=NAME,
+        value="versioned_plugin",
+        distribution="kvdock-versioned",
+        version="3",
+    )
+
+
+@pytest.fixture
+def module() -> Iterator[ModuleType]:
+    made = ModuleType("versioned_plugin")
+    sys.modules["versioned_plugin"] = made
+    yield made
+    del sys.modules["versioned_plugin"]
+
+
+def problem_with(module: ModuleType, manifest: Any) -> PluginProblem:
+    @hookimpl
+    def kvdock_manifest() -> Any:
+        return manifest() if callable(manifest) else manifest
+
+    module.kvdock_manifest = kvdock_manifest  # type: ignore[attr-defined] # a hook
+    plugins, (problem,) = discovery.load_all([candidate()])
+    assert not plugins
+    return problem
+
+
+def numbered(api: int) -> Manifest:
+    return Manifest(
+        name=NAME, api=api, summary="-", kinds={PoolKind.MHA: KindSupport()}
+    )
+
+
+def test_a_plugin_of_an_older_number_is_to_be_upgraded(module: ModuleType) -> None:
+    problem = problem_with(module, numbered(API_VERSION - 1))
+    assert problem.stage is Stage.MANIFEST
+    assert f"API {API_VERSION - 1}" in problem.cause
+    assert f"speaks {API_VERSION}" in problem.cause
+    assert problem.fix == "Upgrade kvdock-versioned."
+
+
+def test_a_plugin_of_a_newer_number_asks_for_a_newer_kvdock(module: ModuleType) -> None:
+    problem = problem_with(module, numbered(API_VERSION + 1))
+    assert problem.stage is Stage.MANIFEST
+    assert f"API {API_VERSION + 1}" in problem.cause
+    assert problem.fix == "Upgrade kvdock."
+
+
+def test_the_number_is_read_before_anything_else_of_a_manifest(
+    module: ModuleType,
+) -> None:
+    """A manifest of the future need not be a class that this kvdock has."""
+
+    @attrs.frozen
+    class Manifest2:
+        api: int = API_VERSION + 1
+
+    problem = problem_with(module, Manifest2())
+    assert problem.fix == "Upgrade kvdock."
+
+
+def test_a_word_of_the_future_names_both_that_might_be_too_old(
+    module: ModuleType,
+) -> None:
+    def future() -> Manifest:
+        words: Any = {"teleportation": "native"}
+        return Manifest(name=NAME, api=API_VERSION, summary="-", kinds={}, **words)
+
+    problem = problem_with(module, future)
+    assert problem.stage is Stage.MANIFEST
+    assert "teleportation" in problem.cause
+    assert "upgrade kvdock-versioned or kvdock" in problem.fix
+
+
+def test_an_old_plugin_runs_on_when_optional_things_were_added(
+    module: ModuleType,
+) -> None:
+    """It names the arguments that it knows, and leaves out what it does not."""
+
+    @hookimpl
+    def kvdock_manifest() -> Manifest:
+        return numbered(API_VERSION)
+
+    @hookimpl
+    def kvdock_register_pool(pool: Any) -> object:
+        return pool
+
+    @hookimpl
+    def kvdock_key_suffix(pool: Any) -> tuple[str, ...]:
+        return (f".{pool.name}",)
+
+    @hookimpl
+    def kvdock_batch_io(batch: Any) -> Any:
+        return batch
+
+    for hook in (
+        kvdock_manifest,
+        kvdock_register_pool,
+        kvdock_key_suffix,
+        kvdock_batch_io,
+    ):
+        setattr(module, hook.__name__, hook)
+    plugins, problems = discovery.load_all([candidate()])
+    assert not problems
+    assert plugins[NAME].manifest.eviction.value == "?"
