@@ -52,7 +52,7 @@ class Health:
         """
         failed = numbers < 0
         if not failed.any():
-            self._failing_since = None
+            self.fine()
             return
         now = time.monotonic()
         if (numbers == TRANSFER_FAILED).all():
@@ -71,6 +71,10 @@ class Health:
                 len(numbers),
                 sentence_of(number),
             )
+
+    def fine(self) -> None:
+        """Note that a call went well for every key."""
+        self._failing_since = None
 
     def reset(self) -> None:
         """Begin anew, with another store."""

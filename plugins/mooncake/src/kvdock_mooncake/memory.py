@@ -89,6 +89,8 @@ class KnownMemory:
             addresses: int64 (n, segments), host byte addresses.
             sizes: int64 (n, segments), bytes; pieces of 0 bytes lie anywhere.
         """
+        if not addresses.size:
+            return True
         starts, ends = self._bounds
         if not len(starts):
             return not sizes.any()

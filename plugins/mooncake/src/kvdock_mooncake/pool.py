@@ -75,7 +75,7 @@ class PoolHandle:
             case Operation.EXISTS:
                 return BatchResult.of(batch, self._exists(store, batch))
             case Operation.PUT:
-                return BatchResult.of(batch, self._put(store, batch))
+                return self._put(store, batch)
             case Operation.GET:
                 return self._get(store, batch)
             case Operation.DELETE:
@@ -120,9 +120,9 @@ class PoolHandle:
 
     # --- Move ----------------------------------------------------------------
 
-    def _put(self, store: Any, batch: Batch) -> Outcomes:  # noqa: ANN401 - the library's own class
+    def _put(self, store: Any, asked: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
         """Store; a number of 0 says that the key is there, not who wrote it."""
-        batch = _marked(batch, self.client)
+        batch = _marked(asked, self.client)
         unfit = self.client.unfit
         healing = [row for row, key in enumerate(batch.keys) if unfit and key in unfit]
         if not healing:
@@ -135,8 +135,11 @@ class PoolHandle:
             others = _rows(batch, rest)
             numbers[rest] = self._waiting(store, others, self._write, NO_ROOM)
             numbers[rows] = self._replace(store, _rows(batch, rows))
+        if not numbers.any():
+            self.client.health.fine()
+            return BatchResult(np.zeros(len(asked), np.uint8), asked.object_bytes)
         self.client.health.note(Operation.PUT, numbers)
-        return outcomes_of(numbers)
+        return BatchResult.of(asked, outcomes_of(numbers))
 
     def _waiting(self, store: Any, batch: Batch, call: Call, passing: int) -> Int64s:  # noqa: ANN401 - the library's own class
         """Move a batch; try again for a little while what may soon succeed.
@@ -147,6 +150,8 @@ class PoolHandle:
         success.
         """
         numbers = self._moved(store, batch, call)
+        if passing not in numbers:
+            return numbers
         patience = time.monotonic() + self.client.settings.full_wait_s
         until = min(patience, batch.deadline_s)
         while (numbers == passing).any() and time.monotonic() < until:
@@ -167,18 +172,18 @@ class PoolHandle:
     def _get(self, store: Any, batch: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
         """Load; the numbers are the bytes that each object really has."""
         wanted = batch.object_bytes
-        marks = wanted == 0
-        if marks.any():
-            return self._get_with_marks(store, batch, marks)
+        if not wanted.all():
+            return self._get_with_marks(store, batch, wanted == 0)
         numbers = self._waiting(store, batch, self._read, NOT_READY)
         self.client.lease()
+        if (numbers == wanted).all():
+            self.client.health.fine()
+            return BatchResult(np.zeros(len(batch), np.uint8), numbers)
         outcomes = outcomes_of(numbers)
         nbytes = np.maximum(numbers, 0)
-        if (numbers != wanted).any():
-            self.client.sightings.forget(
-                [batch.keys[i] for i in np.flatnonzero(numbers != wanted).tolist()]
-            )
-            self._judge_lengths(store, batch, numbers, outcomes, nbytes)
+        missed = np.flatnonzero(numbers != wanted).tolist()
+        self.client.sightings.forget([batch.keys[row] for row in missed])
+        self._judge_lengths(store, batch, numbers, outcomes, nbytes)
         self.client.health.note(Operation.GET, numbers)
         return BatchResult(outcomes, nbytes)
 
@@ -326,7 +331,10 @@ class PoolHandle:
                 numbers[rows] = self._moved(store, _rows(batch, rows), call)
             return numbers
         pieces = max(1, batch.addresses.shape[1])
-        largest = int(batch.object_bytes.max(initial=1))
+        if _repeated(batch.sizes):
+            largest = max(1, sum(batch.sizes[0].tolist()))
+        else:
+            largest = max(1, int(batch.object_bytes.max(initial=1)))
         settings = self.client.settings
         most = min(settings.max_pieces // pieces, settings.max_call_bytes // largest)
 
@@ -345,6 +353,11 @@ class PoolHandle:
         rows: int = _LOOKUP_KEYS,
     ) -> Int64s:
         """Call for so many keys at a time, until the deadline."""
+        if 0 < len(batch) <= rows and batch.remaining_s():
+            answer = call(store, batch)
+            if len(answer) == len(batch):
+                return np.array(answer, np.int64)
+            return np.full(len(batch), NO_ANSWER, np.int64)
         numbers = np.full(len(batch), NO_TIME, np.int64)
         for start, part in _parts(batch, rows):
             if not batch.remaining_s():
@@ -356,11 +369,12 @@ class PoolHandle:
         return numbers
 
 
+def _repeated(sizes: Int64s) -> bool:
+    """Return whether all rows are a view of one, as a region makes them."""
+    return len(sizes) > 0 and sizes.strides[0] == 0
+
+
 def _parts(batch: Batch, rows: int) -> Iterator[tuple[int, Batch]]:
-    if len(batch) <= rows:
-        if len(batch):
-            yield 0, batch
-        return
     for start in range(0, len(batch), rows):
         yield start, batch.part(start, start + rows)
 
@@ -389,6 +403,8 @@ def _rows(batch: Batch, rows: Int64s) -> Batch:
 
 def _marked(batch: Batch, client: Client) -> Batch:
     """Give objects without bytes one byte: the library stores no empty ones."""
+    if _repeated(batch.sizes) and any(batch.sizes[0].tolist()):
+        return batch
     empty = batch.object_bytes == 0
     if not empty.any():
         return batch
@@ -406,7 +422,11 @@ def _pieces(batch: Batch) -> tuple[list[Any], list[Any]]:
     """Return memory as the library takes it: flat, or a list for each key."""
     addresses, sizes = batch.addresses, batch.sizes
     if addresses.shape[1] == 1:
+        if _repeated(sizes):
+            return addresses[:, 0].tolist(), [int(sizes[0, 0])] * len(sizes)
         return addresses[:, 0].tolist(), sizes[:, 0].tolist()
+    if _repeated(sizes) and all(sizes[0].tolist()):
+        return addresses.tolist(), [sizes[0].tolist()] * len(sizes)
     if sizes.all():
         return addresses.tolist(), sizes.tolist()
     # A piece of no bytes is padding, and its address may be anything.
