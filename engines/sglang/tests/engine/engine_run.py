@@ -110,7 +110,7 @@ DEEDS: dict[str, Callable[..., Any]] = {
 def main() -> None:
     """Run the task."""
     task = json.loads(Path(sys.argv[1]).read_text())
-    from sglang import Engine
+    from sglang import Engine  # type: ignore[attr-defined] # exported lazily
 
     engine = Engine(
         model_path=task["model"],

@@ -9,6 +9,7 @@ bytes, and reads the prefix back; ranks agree by the engine's own reduction.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,9 @@ def main() -> None:
         controllers.open_name_branches()
         dist.barrier()
     sys.stdout.write(f"\n{json.dumps(found)}\n")
+    sys.stdout.flush()
+    # Libraries below SGLang may crash while the interpreter takes them down.
+    os._exit(0)
 
 
 if __name__ == "__main__":

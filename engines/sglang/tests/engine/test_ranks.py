@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +20,23 @@ TRIAL = Path(__file__).with_name("rank_trial.py")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Run two ranks side by side through all trials; what each of them saw."""
     folder = tmp_path_factory.mktemp("ranks")
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(TRIAL), str(rank), "2", str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment.CPU},
-        )
-        for rank in range(2)
-    ]
-    found = []
-    try:
+    logs = [folder / f"rank-{rank}.log" for rank in range(2)]
+    with ExitStack() as stack:
+        started = [
+            subprocess.Popen(
+                [sys.executable, str(TRIAL), str(rank), "2", str(folder)],
+                stdout=stack.enter_context(log.open("w")),
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment.CPU},
+            )
+            for rank, log in enumerate(logs)
+        ]
         for process in started:
-            out, err = process.communicate(timeout=180)
-            assert process.returncode == 0, err[-3000:]
-            found.append(json.loads(out.strip().splitlines()[-1]))
-    finally:
-        for process in started:
-            process.kill()
-    return found
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        for process, log in zip(started, logs, strict=True):
+            assert process.wait(180) == 0, log.read_text()[-3000:]
+    return [json.loads(log.read_text().strip().splitlines()[-1]) for log in logs]
 
 
 def test_a_divided_draft_beside_a_replicated_target_is_found_by_both_ranks(
