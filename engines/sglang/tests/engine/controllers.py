@@ -51,7 +51,7 @@ def become_rank(rank: int, size: int, where: Path, *, dcp_size: int = 1) -> Any:
         attn_dcp_rank=rank % dcp_size,
     )
     if not dist.is_initialized():
-        store = dist.FileStore(str(where), size)  # type: ignore[attr-defined] # from C++
+        store = dist.FileStore(str(where), size)  # type: ignore[attr-defined]  # its own stubs leave it out
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     return dist.group.WORLD
 
