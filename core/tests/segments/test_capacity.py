@@ -51,6 +51,18 @@ def test_pages_in_use_outlive_pages_that_are_not(open_depot: OpenDepot) -> None:
     assert depot.store.counts["pages_evicted"] > 500
 
 
+def test_pages_go_down_to_the_low_watermark(open_depot: OpenDepot) -> None:
+    depot = open_depot(quota_bytes=QUOTA, low_watermark=0.4)
+    most = 0
+    for start in range(0, 2000, 10):
+        assert depot.put(range(start, start + 10)).ok.all()
+        usage = depot.store.usage()
+        if not usage.counts.get("pages_evicted"):
+            most = usage.pages
+    assert depot.store.counts["pages_evicted"] > 1000
+    assert depot.store.usage().pages < 0.7 * most
+
+
 def test_times_of_use_survive_a_restart(open_depot: OpenDepot) -> None:
     depot = open_depot(quota_bytes=QUOTA)
     hot = list(range(0, 200, 20))

@@ -45,6 +45,7 @@ log = logging.getLogger("kvdock.segments")
 _MOST_SLOTS = 1 << 16
 _LEAST_SEGMENTS = 12  # of a quota: one segment is what eviction takes at once
 _FIRST_BYTES = 16 << 20  # size of a pool's first segment
+_MOST_EMPTIED = 8  # segments beyond the one that is needed
 _SAMPLE = 1 << 14  # pages that tell how warm the usual one is
 _MARK_SLOTS = 4096  # of a segment whose objects have no bytes
 
@@ -56,15 +57,14 @@ class Limits:
     Args:
         quota_bytes: Most bytes of all its pools; 0 for no quota.
         high_watermark: Share of the quota at which old pages begin to go.
-        low_watermark: Share of the quota to which they go when segments are
-            deleted rather than recycled.
+        low_watermark: Share of the quota that pages take once they have gone.
         free_bytes: Space that the file system keeps free.
         segment_bytes: Size of a segment; smaller where space is short.
     """
 
     quota_bytes: int = 0
     high_watermark: float = 1.0
-    low_watermark: float = 0.9
+    low_watermark: float = 0.95
     free_bytes: int = 0
     segment_bytes: int = 256 << 20
 
@@ -262,6 +262,7 @@ class Space:
             if self._claim(folder, segment):
                 self._thin(segment)
                 self.counts["segments_recycled"] += 1
+                self._go_down(folder)
                 return segment
             passed.add(segment)
         while True:
@@ -269,6 +270,25 @@ class Space:
             if made or not self.neighbours.delete_one(folder.fd):
                 return made
             self.counts["segments_deleted"] += 1
+
+    def _go_down(self, folder: Folder) -> None:
+        """Empty cold segments as well, until pages are at the low watermark.
+
+        Writers adopt them later. A few at a time, as somebody is waiting.
+        """
+        every = list(folder.segments.values())
+        slots = sum(segment.rows.slots for segment in every)
+        share = self.limits.low_watermark / self.limits.high_watermark
+        for _ in range(_MOST_EMPTIED):
+            if sum(map(self._live, every)) <= share * slots:
+                return
+            roomy = {s for s in every if 4 * self._live(s) <= 3 * s.rows.slots}
+            segment = self._coldest(folder, roomy)
+            if segment is None or not self._claim(folder, segment):
+                return
+            self._thin(segment)
+            with self.lock:
+                segment.let_go(full=True)
 
     def _coldest(self, folder: Folder, passed: set[Segment]) -> Segment | None:
         """Return the segment whose pages were used the longest time ago.
@@ -314,10 +334,10 @@ class Space:
         self.counts["pages_evicted"] += len(gone)
 
     def _usual_ns(self) -> float:
-        """Return when pages were last used, the mean of a sample."""
+        """Return when half of all pages were last used before, by a sample."""
         used = self.index.used_ns[:: 1 + len(self.index.used_ns) // _SAMPLE]
         used = used[used != 0]
-        return float(used.mean()) if len(used) else 0.0
+        return float(np.median(used)) if len(used) else 0.0
 
     def delete(self, folder: Folder, segment: Segment) -> None:
         """Delete a segment's files; the index first, so nothing is found."""

@@ -15,7 +15,7 @@ class FileSettings:
     """Where and how the file backend keeps pages.
 
     Raises:
-        SettingsError: If two of them contradict each other.
+        SettingsError: If one of them cannot be meant.
     """
 
     root: Path = option(help="Directory that holds the store; created if missing.")
@@ -29,7 +29,7 @@ class FileSettings:
         1.0, help="Share of the quota at which the coldest pages begin to go."
     )
     low_watermark: float = option(
-        0.9, help="Share of the quota to which `kvdock store gc` brings it."
+        0.95, help="Share of the quota that pages take once the coldest have gone."
     )
     segment_bytes: int = size(
         256 << 20, help="Largest segment file; small stores begin with smaller ones."
