@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from kvdock.batches import Batch, BatchResult, Operation
-from kvdock.segments import Limits, Place, SegmentStore, ThreadEngine
+from kvdock.segments import Limits, Place, SegmentStore, Tenure, ThreadEngine
 from kvdock.segments.inspect import Location, locate
 
 PAGE_BYTES = 8192
@@ -89,11 +89,16 @@ def open_depot(tmp_path: Path) -> Iterator[OpenDepot]:
         pool: str = "kv",
         namespace: str = NAMESPACE,
         direct: bool = False,
+        tenure: Tenure = Tenure.LOCKS,
         **limits: Any,
     ) -> Depot:
         root = root or tmp_path / "store"
         place = Place(
-            root=root, namespace=namespace, pool=pool, object_bytes=(page_bytes,)
+            root=root,
+            namespace=namespace,
+            pool=pool,
+            object_bytes=(page_bytes,),
+            tenure=tenure,
         )
         limits = {"segment_bytes": 256 << 10} | limits
         engine = ThreadEngine(2, direct=direct)

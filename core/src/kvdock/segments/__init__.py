@@ -5,8 +5,10 @@ For backends that keep bytes in files. Loaded only by plugins that ask for it
 """
 
 from kvdock.segments.engine import Engine, Moved, Transfer
+from kvdock.segments.place import Place
 from kvdock.segments.space import Limits
-from kvdock.segments.store import Place, SegmentStore, Usage
+from kvdock.segments.store import SegmentStore, Usage
+from kvdock.segments.tenure import Tenure
 from kvdock.segments.threads import ThreadEngine
 
 __all__ = [
@@ -15,6 +17,7 @@ __all__ = [
     "Moved",
     "Place",
     "SegmentStore",
+    "Tenure",
     "ThreadEngine",
     "Transfer",
     "Usage",

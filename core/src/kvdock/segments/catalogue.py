@@ -19,12 +19,13 @@ from kvdock.segments.files import OpenFiles
 from kvdock.segments.folder import Folder
 from kvdock.segments.index import Index, Int64s
 from kvdock.segments.maintenance import sweep
-from kvdock.segments.records import Bools, Records, UInt64s, key_digests
+from kvdock.segments.records import Bools, Records, UInt64s, key_digests, key_seed
 from kvdock.segments.segment import Segment, erase_records, open_index, read_record
 from kvdock.segments.table import ABSENT
 
 if TYPE_CHECKING:
     from kvdock.segments.engine import Engine
+    from kvdock.segments.place import Place
 
 _USES_S = 10.0
 """Time between two notes of when pages were used."""
@@ -87,9 +88,7 @@ class Catalogue:
 
     Args:
         namespace_fd: Descriptor of the namespace's folder; not closed here.
-        pool: Name of the pool.
-        sizes: Sizes of the pool's objects.
-        seed: Of key digests.
+        place: Which pool of it.
         engine: Opens the files of pages.
         counts: What happened, by name.
     """
@@ -97,9 +96,7 @@ class Catalogue:
     def __init__(
         self,
         namespace_fd: int,
-        pool: str,
-        sizes: Sequence[int],
-        seed: int,
+        place: Place,
         engine: Engine,
         counts: Counter[str],
     ) -> None:
@@ -109,13 +106,13 @@ class Catalogue:
         self.segments: dict[int, Segment] = {}
         self.counts = counts
         self._namespace_fd = namespace_fd
-        self._pool = pool
-        self._seed = seed
+        self._place = place
+        self._seed = key_seed(place.namespace)
         self._files = OpenFiles(engine)
         self._syncing = threading.Lock()
         self._next_sync_s = 0.0
         self._next_uses_s = time.monotonic() + _USES_S
-        for size in sizes:
+        for size in place.object_bytes:
             self.folder(size)
 
     def folder(self, object_bytes: int) -> Folder:
@@ -125,10 +122,18 @@ class Catalogue:
             return folder
         with self._syncing:
             if object_bytes not in self.folders:
-                name = names.pool_folder(self._pool, object_bytes)
+                place = self._place
+                name = names.pool_folder(place.pool, object_bytes)
                 fd = names.open_folder(self._namespace_fd, name, create=True)
-                sweep(fd)
-                folder = Folder(fd, object_bytes, self.index, self.segments, self.lock)
+                sweep(fd, place.tenure)
+                folder = Folder(
+                    fd,
+                    object_bytes,
+                    self.index,
+                    self.segments,
+                    self.lock,
+                    place.tenure,
+                )
                 folder.scan()
                 self.folders[object_bytes] = folder
             return self.folders[object_bytes]
@@ -155,6 +160,13 @@ class Catalogue:
                 numbers=self.index.segment_of[rows].astype(np.int64),
                 version=self.index.version,
             )
+
+    def lose(self, segment: Segment) -> None:
+        """Stop being the writer of a segment that somebody else took."""
+        for folder in list(self.folders.values()):
+            if folder.fd == segment.folder:
+                folder.drop(segment)
+                folder.doubt()
 
     def count(self, verb: str, outcomes: Outcomes) -> None:
         """Count outcomes by name."""

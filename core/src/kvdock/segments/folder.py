@@ -22,6 +22,7 @@ from kvdock.segments.segment import (
 
 if TYPE_CHECKING:
     from kvdock.segments.index import Index
+from kvdock.segments.tenure import Tenure
 
 _SETTLED_NS = 12_000_000
 """A folder's time of change is exact to a clock tick: one that is younger may
@@ -37,6 +38,7 @@ class Folder:
         index: Where records go.
         numbers: Segment by its number in the index, of all folders.
         lock: Held around every use of the index.
+        tenure: How it is told that a writer lives.
     """
 
     def __init__(
@@ -46,9 +48,11 @@ class Folder:
         index: Index,
         numbers: dict[int, Segment],
         lock: threading.RLock,
+        tenure: Tenure,
     ) -> None:
         self.fd = fd
         self.object_bytes = object_bytes
+        self.tenure = tenure
         self.segments: dict[int, Segment] = {}
         self.invalid_records = 0
         self.foreign_files = 0
@@ -164,7 +168,9 @@ class Folder:
                 known = None
             if known is None:
                 rows = self._index.open_rows(contents.slots)
-                known = Segment(self.fd, name, rows, contents.slot_bytes)
+                known = Segment(
+                    self.fd, name, rows, contents.slot_bytes, tenure=self.tenure
+                )
                 self.segments[name.segment] = known
                 self._numbers[rows.number] = known
             known.name, known.commits = name, contents.commits
@@ -227,5 +233,6 @@ class Folder:
         self.flush_uses()
         for segment in self.segments.values():
             if segment.owned:
-                segment.let_go(full=False)
+                # Without locks it would count as ours for another minute.
+                segment.let_go(full=self.tenure is Tenure.SILENCE)
         os.close(self.fd)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
+
+import attrs
 
 from kvdock.segments import tenure
 from kvdock.segments.names import (
@@ -14,6 +17,7 @@ from kvdock.segments.names import (
     parse_pool_folder,
 )
 from kvdock.segments.segment import open_index
+from kvdock.segments.tenure import Tenure
 
 
 def pool_folders(namespace_fd: int) -> list[str]:
@@ -56,7 +60,9 @@ def _clear_folder(folder: int) -> int:
     return freed
 
 
-def delete_unowned(namespace_fd: int, pool: str, name: str) -> bool:
+def delete_unowned(
+    namespace_fd: int, pool: str, name: str, kept_by: Tenure = Tenure.LOCKS
+) -> bool:
     """Delete one segment, unless it has a writer or is pinned."""
     index_name = IndexName.parse(name)
     if index_name is None:
@@ -64,21 +70,32 @@ def delete_unowned(namespace_fd: int, pool: str, name: str) -> bool:
     with suppress(OSError):
         folder = open_folder(namespace_fd, pool)
         try:
-            fd = open_index(folder, name, write=True)
-            try:
-                if not (tenure.claim(fd) and tenure.unpinned(fd)):
-                    return False
-                os.unlink(name, dir_fd=folder)
-                os.unlink(index_name.data, dir_fd=folder)
-            finally:
-                os.close(fd)
+            return _delete(folder, index_name, kept_by)
         finally:
             os.close(folder)
-        return True
     return False
 
 
-def sweep(folder: int) -> int:
+def _delete(folder: int, name: IndexName, kept_by: Tenure) -> bool:
+    if kept_by is Tenure.SILENCE:
+        if name.state == "open":
+            return False
+        # Who renames it has it; the others find that it is not there.
+        fresh = attrs.evolve(name, generation=name.generation + 1, state="open")
+        os.rename(str(name), str(fresh), src_dir_fd=folder, dst_dir_fd=folder)
+        name = fresh
+    fd = open_index(folder, str(name), write=True)
+    try:
+        if kept_by is Tenure.LOCKS and not (tenure.claim(fd) and tenure.unpinned(fd)):
+            return False
+        os.unlink(str(name), dir_fd=folder)
+        os.unlink(name.data, dir_fd=folder)
+    finally:
+        os.close(fd)
+    return True
+
+
+def sweep(folder: int, kept_by: Tenure = Tenure.LOCKS) -> int:
     """Delete what writers left behind that died while making a segment.
 
     Returns:
@@ -92,7 +109,7 @@ def sweep(folder: int) -> int:
     making = {name.segment for name in parsed if name.state == "new"}
     for name in parsed:
         if name.state == "new" and name.segment not in known:
-            freed += _unlink_abandoned(folder, name)
+            freed += _unlink_abandoned(folder, name, kept_by)
     for file in names:
         segment = data_segment(file)
         if segment is None or segment in known | making:
@@ -101,12 +118,12 @@ def sweep(folder: int) -> int:
     return freed
 
 
-def _unlink_abandoned(folder: int, name: IndexName) -> int:
+def _unlink_abandoned(folder: int, name: IndexName, kept_by: Tenure) -> int:
     freed = 0
     with suppress(OSError):
         fd = open_index(folder, str(name), write=True)
         try:
-            if tenure.claim(fd):
+            if _given_up(fd, kept_by):
                 for file in (name.data, str(name)):
                     with suppress(FileNotFoundError):
                         size = os.stat(file, dir_fd=folder).st_size
@@ -115,6 +132,12 @@ def _unlink_abandoned(folder: int, name: IndexName) -> int:
         finally:
             os.close(fd)
     return freed
+
+
+def _given_up(fd: int, kept_by: Tenure) -> bool:
+    if kept_by is Tenure.LOCKS:
+        return tenure.claim(fd)
+    return time.time() - os.fstat(fd).st_mtime > tenure.ABANDONED_S
 
 
 def _unlink_orphan(folder: int, segment: int) -> int:

@@ -9,6 +9,7 @@ import attrs
 
 from kvdock.segments.maintenance import delete_unowned, pool_folders
 from kvdock.segments.names import IndexName, listing, open_folder
+from kvdock.segments.tenure import Tenure
 
 
 @attrs.frozen
@@ -34,9 +35,11 @@ class Neighbours:
 
     Args:
         namespace_fd: Descriptor of the namespace's folder; not closed here.
+        kept_by: How it is told that a writer lives.
     """
 
-    def __init__(self, namespace_fd: int) -> None:
+    def __init__(self, namespace_fd: int, kept_by: Tenure = Tenure.LOCKS) -> None:
+        self._kept_by = kept_by
         self._namespace_fd = namespace_fd
         self._listed: dict[str, _Listed] = {}
 
@@ -74,7 +77,7 @@ class Neighbours:
         for stamp, pool, name in choice:
             if stamp >= colder_than_ns:
                 return False
-            if delete_unowned(self._namespace_fd, pool, name):
+            if delete_unowned(self._namespace_fd, pool, name, self._kept_by):
                 return True
         return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -21,12 +22,12 @@ from kvdock.segments.records import (
     RECORDS_AT,
     USE_BYTES,
     Records,
-    header_of,
     index_bytes,
     parse_header,
     uses_at,
     valid,
 )
+from kvdock.segments.tenure import Tenure
 
 if TYPE_CHECKING:
     from kvdock.segments.index import Rows
@@ -166,8 +167,11 @@ class Segment:
         rows: Its rows in the index.
         slot_bytes: Bytes from one slot to the next.
         commits: As last seen.
-        index_fd: The index file held open and locked while this process is
-            its writer, else -1.
+        index_fd: The index file held open while this process is its writer,
+            else -1.
+        tenure: How it is told whether a writer lives.
+        watched: Name and commits of an open segment as last watched.
+        silent_since_s: Since when they are what they are.
     """
 
     folder: int
@@ -178,6 +182,9 @@ class Segment:
     index_fd: int = -1
     touched: bool = False  # times of use are newer than on disk
     heat_ns: float = 0.0  # no page of it was used before, on the whole
+    tenure: Tenure = Tenure.LOCKS
+    watched: tuple[IndexName, int] | None = None
+    silent_since_s: float = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -201,7 +208,7 @@ class Segment:
         taken = self.name
         fresh = IndexName(taken.segment, taken.generation + 1, "open")
         try:
-            if tenure.claim(fd) and tenure.unpinned(fd):
+            if self._abandoned(fd):
                 here = os.stat(str(taken), dir_fd=self.folder, follow_symlinks=False)
                 if here.st_ino == os.fstat(fd).st_ino:
                     self._rename(fresh)
@@ -210,6 +217,28 @@ class Segment:
         except OSError:
             pass
         os.close(fd)
+        return False
+
+    def _abandoned(self, fd: int) -> bool:
+        """Return whether it has no writer, and nobody pins it."""
+        if self.tenure is Tenure.LOCKS:
+            return tenure.claim(fd) and tenure.unpinned(fd)
+        if self.name.state != "open":
+            return True
+        now_s = time.monotonic()
+        seen = (self.name, read_commits(fd))
+        if seen != self.watched:
+            self.watched, self.silent_since_s = seen, now_s
+        return now_s - self.silent_since_s > tenure.SILENCE_S
+
+    def lost(self) -> bool:
+        """Return whether another writer took it, which locks rule out."""
+        if self.tenure is Tenure.LOCKS:
+            return False
+        try:
+            os.stat(str(self.name), dir_fd=self.folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return True
         return False
 
     def commit(self, slots: Int64s, records: Records) -> None:
@@ -222,6 +251,8 @@ class Segment:
         Raises:
             OSError: If the index cannot be written.
         """
+        if self.lost():
+            raise OSError(errno.ESTALE, "another writer took this segment")
         write_records(self.index_fd, slots, records)
         self.commits += 1
         os.pwrite(self.index_fd, self.commits.to_bytes(8, "little"), COMMITS_AT)
@@ -258,9 +289,16 @@ class Segment:
 
 
 def make_index(
-    folder: int, name: IndexName, slots: int, slot_bytes: int, object_bytes: int
+    folder: int, name: IndexName, header: bytes, slots: int, kept_by: Tenure
 ) -> int:
     """Make and claim the index file of a new segment, still called "new".
+
+    Args:
+        folder: Descriptor of its folder.
+        name: Its name.
+        header: What it begins with.
+        slots: Number of slots.
+        kept_by: How it is told that its writer lives.
 
     Raises:
         OSError: If there is no space.
@@ -268,11 +306,9 @@ def make_index(
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS
     fd = os.open(str(name), flags, 0o600, dir_fd=folder)
     try:
-        tenure.claim(fd)
+        if kept_by is Tenure.LOCKS:
+            tenure.claim(fd)
         preallocate(fd, index_bytes(slots))
-        header = header_of(
-            name.segment, name.generation, slots, slot_bytes, object_bytes
-        )
         os.pwrite(fd, header, 0)
     except OSError:
         os.close(fd)

@@ -23,7 +23,7 @@ import numpy as np
 from kvdock.segments.names import (
     IndexName,
 )
-from kvdock.segments.records import index_bytes
+from kvdock.segments.records import header_of, index_bytes
 from kvdock.segments.segment import (
     Segment,
     erase_records,
@@ -227,7 +227,10 @@ class Space:
 
     def _create_files(self, folder: Folder, slots: int, slot_bytes: int) -> Segment:
         name = IndexName(secrets.randbits(64), 1, "new")
-        index_fd = make_index(folder.fd, name, slots, slot_bytes, folder.object_bytes)
+        header = header_of(
+            name.segment, name.generation, slots, slot_bytes, folder.object_bytes
+        )
+        index_fd = make_index(folder.fd, name, header, slots, folder.tenure)
         fresh = attrs.evolve(name, state="open")
         try:
             token = self.engine.open_file(name.data, folder.fd, create=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -19,9 +18,9 @@ from kvdock.segments.catalogue import Catalogue
 from kvdock.segments.maintenance import clear_namespace
 from kvdock.segments.neighbours import Neighbours
 from kvdock.segments.reader import Reader
-from kvdock.segments.records import key_seed
 from kvdock.segments.segment import open_index, read_record
 from kvdock.segments.space import Limits, Space
+from kvdock.segments.tenure import Tenure
 from kvdock.segments.writer import Writer
 
 if TYPE_CHECKING:
@@ -29,10 +28,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kvdock.segments.engine import Engine
-
-
-def _distinct(sizes: Iterable[int]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(sizes))
+    from kvdock.segments.place import Place
 
 
 @attrs.frozen(kw_only=True)
@@ -60,28 +56,6 @@ class Usage:
     index_bytes: int
     open_files: int
     counts: Mapping[str, int]
-
-
-@attrs.frozen(kw_only=True)
-class Place:
-    """Where the objects of one pool of one namespace are kept.
-
-    Args:
-        root: The store's root directory; made if it is missing.
-        namespace: Digest of the namespace: a folder's name, and what every
-            key begins with.
-        pool: Name of the pool.
-        object_bytes: Sizes of the pool's objects.
-        record: What the namespace covers: the bytes behind the digest.
-        shared: Accept a root that others own or may write.
-    """
-
-    root: Path
-    namespace: str
-    pool: str
-    object_bytes: tuple[int, ...] = attrs.field(converter=_distinct)
-    record: bytes = attrs.field(default=b"", repr=False)
-    shared: bool = False
 
 
 class SegmentStore:
@@ -122,16 +96,14 @@ class SegmentStore:
         self._pins: dict[str, int] = {}
         self._catalogue = Catalogue(
             self._namespace_fd,
-            self.place.pool,
-            self.place.object_bytes,
-            key_seed(self.place.namespace),
+            self.place,
             self._engine,
             self.counts,
         )
         self._space = Space(
             self._namespace_fd,
             self._limits,
-            Neighbours(self._namespace_fd),
+            Neighbours(self._namespace_fd, self.place.tenure),
             self._engine,
             self._catalogue.index,
             self._catalogue.lock,
@@ -191,14 +163,14 @@ class SegmentStore:
         """Keep pages from being evicted, by any process, until `unpin`.
 
         The segment that holds a page stays as a whole. A clear or a delete
-        takes pinned pages as well.
+        takes pinned pages as well. Without locks nothing can be pinned.
 
         Returns:
             For each key whether it is there and pinned.
         """
         self._check_fork()
         for key in keys:
-            if key not in self._pins:
+            if key not in self._pins and self.place.tenure is Tenure.LOCKS:
                 self._pin(key)
         return [key in self._pins for key in keys]
 

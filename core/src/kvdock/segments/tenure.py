@@ -1,10 +1,11 @@
-"""Who may write a segment: one process at a time, told by a kernel lock.
+"""Who may write a segment: one process at a time.
 
-Locks belong to an open file (Linux open-file-description locks), so they end
-with their process, whatever ended it, and two stores of one process exclude
-each other as well. Nothing rests on them for correctness: every read is
-verified, so two writers on one segment would cost pages and never serve wrong
-ones.
+The claim itself is a rename of the index file to its next generation, which
+only one of several can do. What is left to find out is whether the writer of
+an open segment still lives, see `Tenure`.
+
+Nothing rests on it for correctness: every read is verified, so two writers on
+one segment would cost pages and never serve wrong ones.
 """
 
 from __future__ import annotations
@@ -12,10 +13,31 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+from enum import StrEnum
 
 _FLOCK = struct.Struct("@hhqqi4x")  # type, whence, start, length, pid
 _WRITER = 0  # byte that the writer locks
 _PIN = 1  # byte that readers share while pages must stay
+
+
+SILENCE_S = 60.0
+"""How long the index of an open segment stays as it is before its writer counts
+as dead, where there are no locks; by the clock of who watches it."""
+
+ABANDONED_S = 3600.0
+"""Age of a half-made segment that nobody is making any more, without locks."""
+
+
+class Tenure(StrEnum):
+    """How a store tells that the writer of a segment lives."""
+
+    LOCKS = "locks"
+    """By locks of the kernel, which end with their process: one host, or a file
+    system whose locks all hosts see. They belong to an open file, so two stores
+    of one process exclude each other as well."""
+    SILENCE = "silence"
+    """By watching: a writer that adds nothing for a minute has lost its segment
+    to whoever renames it. For file systems that have no locks."""
 
 
 def _set(fd: int, kind: int, byte: int) -> bool:

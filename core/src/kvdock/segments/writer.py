@@ -167,6 +167,8 @@ class Writer:
             try:
                 segment.commit(slots, records)
             except OSError:
+                if segment.lost():
+                    self._catalogue.lose(segment)
                 return False
             known = fresh.absent_at == self._index.version
             self._index.put(
@@ -206,6 +208,8 @@ class Writer:
         """
         with self._reserving:
             active = self._active.get(folder)
+            if active is not None and active.segment.lost():
+                self._catalogue.lose(active.segment)
             if count and (active is None or not active.segment.owned):
                 active = self._open(folder)
             if not count or active is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvdock.keys import canonical
-from kvdock.segments import Limits, Place, SegmentStore, ThreadEngine
+from kvdock.segments import Limits, Place, SegmentStore, Tenure, ThreadEngine
 
 if TYPE_CHECKING:
     from kvdock.hookspecs import AttachConfig
@@ -40,6 +40,7 @@ def open_store(pool: PoolSpec, region: Region, config: AttachConfig) -> SegmentS
         object_bytes=region.object_bytes.tolist(),
         record=canonical(record) if record else b"",
         shared=settings.shared_root,
+        tenure=Tenure.LOCKS if settings.locks else Tenure.SILENCE,
     )
     engine = ThreadEngine(settings.threads, direct=settings.direct)
     return SegmentStore(place, engine, limits_of(settings))

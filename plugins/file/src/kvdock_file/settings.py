@@ -38,6 +38,11 @@ class FileSettings:
     direct: bool = option(
         False, help="Bypass the page cache (O_DIRECT), where the file system can."
     )
+    locks: bool = option(
+        True,
+        help="Tell living writers by locks of the kernel; false where hosts share "
+        "a file system without locks.",
+    )
     shared_root: bool = option(
         False, help="Accept a root that others own or may write."
     )
