@@ -290,7 +290,7 @@ def test_a_backend_gets_no_more_keys_at_once_than_it_takes(limit: int) -> None:
 
 @pytest.mark.parametrize("staging", list(Staging))
 def test_an_engine_may_move_its_pools_one_by_one(staging: Staging) -> None:
-    core = quick(calls={"staging": staging})
+    core = patient(calls={"staging": staging})
     engine = Engine(pools=[attention(), indexer()], core=core)
     names = hashes(4)
     with engine.attachment as cache:
