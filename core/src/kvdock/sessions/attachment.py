@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -25,6 +25,7 @@ from kvdock.events import PagesRestored
 from kvdock.hits import Bools, Hits, evaluate
 from kvdock.keys import check_hashes
 from kvdock.sessions.mooring import Moorings, moor
+from kvdock.sessions.places import move, placed
 from kvdock.sessions.results import NO_PAGE, Moved
 
 if TYPE_CHECKING:
@@ -328,33 +329,8 @@ class Attachment:
             RegionError: If a pool is unknown, is given no pages, or is given
                 pages outside of its memory.
         """
-        berths = self.berths
-        check_hashes(hashes)
-        for name in pages:
-            if name not in berths and name not in {
-                route.pool.name for route in self.plan.routes
-            }:
-                raise RegionError(
-                    f"pages are given for {name!r}, which is not attached",
-                    fix=nearest(name, berths),
-                )
-        places: dict[str, Int64s] = {}
-        for name, berth in berths.items():
-            source = berth.pool.indices_from
-            given = pages.get(name, pages.get(source) if source else None)
-            if given is None:
-                if berth.pool.physical:
-                    raise RegionError(f"no pages are given for pool {name!r}")
-                given = np.zeros(len(hashes), np.int64)
-            own = np.asarray(given, np.int64)
-            if own.shape != (len(hashes),):
-                raise RegionError(
-                    f"pool {name!r}: {own.shape} page indices for {len(hashes)} hashes"
-                )
-            if berth.pool.physical:
-                berth.region.check(own[own != NO_PAGE])
-            places[name] = own
-        return places
+        known = [route.pool.name for route in self.plan.routes]
+        return placed(self.berths, known, hashes, pages)
 
     def tell_restored(self, loaded: Mapping[str, Bools], prefix: int) -> None:
         """Tell observers how much of a prefix each pool has."""
@@ -388,32 +364,3 @@ class Attachment:
 
     def _pools(self, berths: Mapping[str, Berth]) -> tuple[PoolSpec, ...]:
         return tuple(berth.pool for berth in berths.values())
-
-
-def move(
-    operation: Operation,
-    berth: Berth,
-    hashes: Sequence[str],
-    where: tuple[Int64s, Int64s],
-    deadline_s: float,
-) -> Outcomes:
-    """Move the chosen positions of one pool; an outcome per position.
-
-    Args:
-        operation: PUT or GET.
-        berth: The pool.
-        hashes: All page hashes.
-        where: int64 (n,), the page of each position, and the positions.
-        deadline_s: Until when, on `time.monotonic()`'s clock.
-    """
-    own, chosen = where
-    outcomes = np.full(len(hashes), Outcome.ABSENT, np.uint8)
-    if not len(chosen):
-        return outcomes
-    if operation is Operation.PUT and not berth.writes:
-        # Another rank stores these very bytes.
-        outcomes[chosen] = Outcome.OK
-        return outcomes
-    names = [hashes[at] for at in chosen]
-    outcomes[chosen] = berth.move(operation, names, own[chosen], deadline_s)
-    return cast("Outcomes", outcomes)

@@ -12,12 +12,13 @@ import numpy as np
 from kvdock.batches import Operation, Outcome, Outcomes
 from kvdock.hits import evaluate
 from kvdock.pools import HitPolicy
-from kvdock.sessions.attachment import Attachment, move
+from kvdock.sessions.places import move
 from kvdock.sessions.results import NO_PAGE, Moved
 
 if TYPE_CHECKING:
     from kvdock.hits import Bools
     from kvdock.regions import Int64s
+    from kvdock.sessions.attachment import Attachment
     from kvdock.sessions.berth import Berth
     from kvdock.sessions.tickets import Ticket
 

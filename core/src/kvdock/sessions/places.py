@@ -1,0 +1,92 @@
+"""Where the pages of a call lie, and moving those of one pool."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvdock.batches import Operation, Outcome, Outcomes
+from kvdock.errors import RegionError, nearest
+from kvdock.keys import check_hashes
+from kvdock.sessions.results import NO_PAGE
+
+if TYPE_CHECKING:
+    from kvdock.regions import Int64s
+    from kvdock.sessions.berth import Berth
+
+
+def placed(
+    berths: Mapping[str, Berth],
+    known: Collection[str],
+    hashes: Sequence[str],
+    pages: Mapping[str, npt.ArrayLike],
+) -> dict[str, Int64s]:
+    """Return each pool's page index for each position, checked.
+
+    Args:
+        berths: The attached pools.
+        known: All pools of the plan; pages of one that is not attached are
+            taken and left alone.
+        hashes: The n page hashes.
+        pages: Pool name to int64 (n,).
+
+    Raises:
+        RegionError: If a pool is unknown, is given no pages, or is given
+            pages outside of its memory.
+    """
+    check_hashes(hashes)
+    for name in pages:
+        if name not in berths and name not in known:
+            raise RegionError(
+                f"pages are given for {name!r}, which is not attached",
+                fix=nearest(name, berths),
+            )
+    places: dict[str, Int64s] = {}
+    for name, berth in berths.items():
+        source = berth.pool.indices_from
+        given = pages.get(name, pages.get(source) if source else None)
+        if given is None:
+            if berth.pool.physical:
+                raise RegionError(f"no pages are given for pool {name!r}")
+            given = np.zeros(len(hashes), np.int64)
+        own = np.asarray(given, np.int64)
+        if own.shape != (len(hashes),):
+            raise RegionError(
+                f"pool {name!r}: {own.shape} page indices for {len(hashes)} hashes"
+            )
+        if berth.pool.physical:
+            berth.region.check(own[own != NO_PAGE])
+        places[name] = own
+    return places
+
+
+def move(
+    operation: Operation,
+    berth: Berth,
+    hashes: Sequence[str],
+    where: tuple[Int64s, Int64s],
+    deadline_s: float,
+) -> Outcomes:
+    """Move the chosen positions of one pool; an outcome per position.
+
+    Args:
+        operation: PUT or GET.
+        berth: The pool.
+        hashes: All page hashes.
+        where: int64 (n,), the page of each position, and the positions.
+        deadline_s: Until when, on `time.monotonic()`'s clock.
+    """
+    own, chosen = where
+    outcomes = np.full(len(hashes), Outcome.ABSENT, np.uint8)
+    if not len(chosen):
+        return outcomes
+    if operation is Operation.PUT and not berth.writes:
+        # Another rank stores these very bytes.
+        outcomes[chosen] = Outcome.OK
+        return outcomes
+    names = [hashes[at] for at in chosen]
+    outcomes[chosen] = berth.move(operation, names, own[chosen], deadline_s)
+    return outcomes
