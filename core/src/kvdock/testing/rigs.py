@@ -43,7 +43,7 @@ Int64s = npt.NDArray[np.int64]
 PATIENCE_S = 30.0
 """Deadline of calls that are not about deadlines."""
 
-SOON_S = 10.0
+SOON_S = 5.0
 """How long what one handle stored may take to be found by another."""
 
 ANCHOR = PoolSpec(

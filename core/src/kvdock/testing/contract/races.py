@@ -124,9 +124,9 @@ class RaceTests:
 
         def read() -> None:
             while not stop.is_set():
-                # Those that are likely to go, and those that just came.
-                reader.get(written[len(written) // 2])
-                reader.get(written[-1])
+                # From the newest to those that go next, wherever that is.
+                for pages in written[:-33:-1]:
+                    reader.get(pages)
 
         try:
             together(write, read)
