@@ -43,12 +43,14 @@ from kvdock import (
     Region,
     Shard,
 )
+from kvdock.core_settings import CoreSettings, Integrity
 from kvdock.keys import build_keys
 from kvdock_mooncake.library import load
 from kvdock_mooncake.server import start_master, start_owner
 
 BATCH, PAGE_BYTES = 128, 256 << 10
 LOOKUP_KEYS = 1024
+CHECKED = ("put_vs_raw", "get_vs_raw", "put_gb_s", "get_gb_s")
 RESULT = Path(__file__).parent / "results" / "mooncake.json"
 PREPARE = Path(__file__).with_name("mooncake_prepare.py")
 
@@ -103,15 +105,23 @@ class Attached:
     @property
     def client(self) -> Any:  # noqa: ANN401 - the plugin's own
         """The plugin's client, to reach the library behind its back."""
-        (berth, *_) = self.attachment._berths.values()  # noqa: SLF001 - a benchmark looks inside
-        return berth.handle.client
+        (berth, *_) = self.attachment.berths.values()
+        handle: Any = berth.handle
+        return handle.client
 
 
 @contextmanager
 def attached(
-    pools: list[PoolSpec], pages: int, settings: dict[str, object]
+    pools: list[PoolSpec],
+    pages: int,
+    settings: dict[str, object],
+    integrity: Integrity = Integrity.OFF,
 ) -> Iterator[Attached]:
-    """Attach pools with memory of their own."""
+    """Attach pools with memory of their own.
+
+    Without checksums, unless they are asked for: the library has none, so
+    they would be compared with nothing.
+    """
     dock = Dock.load(require=("mooncake",))
     plan = dock.plan(pools, Shard(), ("mooncake",))
     memory = {
@@ -126,7 +136,14 @@ def attached(
         for pool in pools
     }
     given = {"mooncake": settings}
-    with Attachment.open(dock, plan, Namespace(model="bench"), regions, given) as one:
+    with Attachment.open(
+        dock,
+        plan,
+        Namespace(model="bench"),
+        regions,
+        given,
+        core=CoreSettings(integrity=integrity),
+    ) as one:
         yield Attached(one, memory)
 
 
@@ -206,7 +223,7 @@ def preparation_s(settings: dict[str, object], rounds: int) -> float:
         client = one.client
         real, client._store = client._store, InstantStore()  # noqa: SLF001 - a benchmark looks inside
         hashes, places = hashes_of(1 << 21, BATCH), np.arange(BATCH)
-        berths = list(one.attachment._berths.values())  # noqa: SLF001 - a benchmark looks inside
+        berths: list[Any] = list(one.attachment.berths.values())
 
         def prepare(operation: Operation) -> None:
             for berth in berths:
@@ -234,7 +251,8 @@ def sglang_preparation_s() -> float | None:
         return None
     environment = os.environ | {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [python, str(PREPARE)],
+        # -P: a script beside it is named like the package that it imports.
+        [python, "-P", str(PREPARE)],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -250,6 +268,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     rounds = parser.parse_args().rounds
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     # Beside this script, its own name would be taken for the library's.
     sys.path.remove(str(Path(__file__).parent))
     load()
@@ -261,15 +280,18 @@ def main() -> None:
     try:
         with attached([pool], BATCH, dict(own)) as one:
             figures: dict[str, Any] = race(one, rounds)
+        with attached([pool], BATCH, dict(own), Integrity.AUTO) as one:
+            checked = race(one, rounds)
         with attached([flat_pool("kv", 4096)], BATCH, dict(own)) as one:
             figures["exists_1024_ms"] = lookup_ms(one, rounds)
         owner = start_owner(master.address, 512 << 20)
         with attached([pool], BATCH, others) as one:
             remote = race(one, max(5, rounds // 3))
+        figures |= {f"checked_{name}": checked[name] for name in CHECKED}
         figures |= {f"two_processes_{name}": value for name, value in remote.items()}
         figures["prepare_us"] = 1e6 * preparation_s(others, rounds)
     finally:
-        if owner:
+        if owner is not None:
             owner.stop()
         master.stop()
     theirs = sglang_preparation_s()

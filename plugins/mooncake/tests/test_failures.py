@@ -70,6 +70,7 @@ def test_a_killed_master_means_misses_and_a_restarted_one_is_found_again(
     rig.release()
 
 
+@pytest.mark.slow
 def test_a_frozen_master_means_misses_until_it_goes_on(
     attached: Any, serve: Any, eventually: Any
 ) -> None:

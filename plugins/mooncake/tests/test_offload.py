@@ -69,6 +69,7 @@ def test_what_spills_is_read_back_and_most_of_it_outlives_its_owner(
     eventually(most, within_s=60)
 
 
+@pytest.mark.slow
 def test_spilling_to_a_master_that_does_not_offload_is_refused(
     attached: Any, master: Any, tmp_path: Path
 ) -> None:
