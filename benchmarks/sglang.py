@@ -81,7 +81,7 @@ def storage() -> dict[str, float]:
         def is_terminated() -> bool:
             return False
 
-    with tempfile.TemporaryDirectory(dir=ROOT) as folder:
+    with tempfile.TemporaryDirectory(dir=environment.VENV) as folder:
         both = {name: _controller(name, pool, Path(folder)) for name in NAMES}
         made = {name: one.__enter__() for name, one in both.items()}
         for number in range(ROUNDS * BATCHES):
@@ -126,7 +126,7 @@ def first_token() -> dict[str, float]:
     stored = [prompt(seed) for seed in range(1, PROMPTS + 1)]
     others = [prompt(seed) for seed in range(101, PROMPTS + 101)]
     turns = [one for pair in zip(stored, others, strict=True) for one in pair]
-    with tempfile.TemporaryDirectory(dir=ROOT) as name:
+    with tempfile.TemporaryDirectory(dir=environment.VENV) as name:
         folder = Path(name)
         tiny = tiny_models.MIDDLING
         world = lives.World(

@@ -99,6 +99,9 @@ def build() -> Path:
     for folder in _folders():
         extra = "[cpu]" if folder.name == "mooncake" else ""
         _pip("-e", f"{folder}{extra}")
+        if extra:
+            bring = [str(PYTHON), "-m", "kvdock_mooncake.native"]
+            subprocess.run(bring, check=True, stdout=sys.stderr)
     site = next((VENV / "lib").glob("python3*/site-packages"))
     (site / "kvdock_standin.pth").write_text(f"{HERE / 'standin'}\n")
     STAMP.write_text(recipe)
@@ -124,6 +127,8 @@ def main() -> int:
         sys.stdout.write(f"{python}\n")
         return 0
     command = [str(python), "-m", "pytest", str(HERE), *arguments]
+    # A test of the whole engine takes minutes on a machine that is busy.
+    command += ["-o", "faulthandler_timeout=900"]
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **CPU}).returncode  # noqa: PLW1510 - pytest's own status
 
 

@@ -29,7 +29,7 @@ import tamper
 import kvdock_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 ALWAYS = {
     "device": "cpu",
@@ -99,11 +99,15 @@ def _prompts(one: dict[str, Any], rounds: list[Any]) -> list[list[int]]:
     return [[*last["prompt"], *last["tokens"], *range(40, 47)] for last in rounds[-1]]
 
 
+def _kill(pids: Iterable[str]) -> None:
+    for pid in pids:
+        os.kill(int(pid), signal.SIGKILL)
+
+
 DEEDS: dict[str, Callable[..., Any]] = {
     "alter": lambda trace: tamper.alter(Path(trace)),
     "damage": lambda root: tamper.damage(Path(root)),
-    "kill": lambda pid: os.kill(int(pid), signal.SIGKILL),
-    "forget": lambda: None,
+    "kill": lambda *pids: _kill(pids),
 }
 """What may be done to a store between two rounds."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +12,8 @@ import numpy as np
 import kvdock_trace
 from kvdock.batches import Batch, Operation
 from kvdock.dock import Dock
-from kvdock.hookspecs import AttachConfig
-from kvdock.keys import build_keys, namespace_digest, namespace_record
 from kvdock.regions import Region
+from kvdock.sessions import Attachment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,41 +38,36 @@ def alter(trace: Path) -> int:
     replaced = 0
     for kept in trace.glob("*.pickle"):
         plan, space, settings = pickle.loads(kept.read_bytes())  # noqa: S301 - written by the same tests
-        record = namespace_record(space, [route.pool for route in plan.routes])
-        for route in plan.accepted:
-            pages = [page for pool, page in stored if pool == route.pool.name]
-            config = (settings.get(route.backend), record, plan.shard)
-            replaced += _replace(route, pages, *config)
+        pages = {
+            route.pool.name: np.zeros(route.pool.page_bytes(plan.shard), np.uint8)
+            for route in plan.accepted
+        }
+        regions = {
+            route.pool.name: Region.of(
+                route.pool, plan.shard, [pages[route.pool.name]], 1
+            )
+            for route in plan.accepted
+        }
+        with Attachment.open(Dock.load(), plan, space, regions, settings) as store:
+            for pool, page in stored:
+                if pool in pages:
+                    _replace(store, pool, page, pages[pool])
+                    replaced += 1
     return replaced
 
 
-def _replace(
-    route: Any, pages: list[str], given: Any, record: dict[str, object], shard: Any
-) -> int:
-    backend = Dock.load().backends[str(route.backend)]
-    scratch = np.zeros(route.pool.page_bytes(shard), np.uint8)
-    region = Region.of(route.pool, shard, [scratch], 1)
-    digest = namespace_digest(record)
-    config = AttachConfig(
-        settings=backend.settings(given),
-        namespace=digest,
-        namespace_record=record,
-        shard=shard,
-    )
-    handle = backend.register_pool(route.pool, region, config)
-    suffixes = backend.key_suffix(route.pool, shard)
-    memory = region.addresses([0])
-    for page in pages:
-        keys = build_keys(digest, [page], suffixes)
-        got = backend.batch_io(handle, Batch(Operation.GET, keys, *memory))
-        assert got.ok.all(), "a page that was written is not there"
-        # The sign bit of every number, whatever its width.
-        scratch[3::4] ^= 0x80
-        backend.batch_io(handle, Batch(Operation.DELETE, keys))
-        put = backend.batch_io(handle, Batch(Operation.PUT, keys, *memory))
-        assert put.ok.all()
-    backend.release(handle)
-    return len(pages)
+def _replace(store: Attachment, pool: str, page: str, scratch: Any) -> None:
+    until = time.monotonic() + 30
+    assert store.read(pool, [page], [0], until)[0] == 0, "a stored page is gone"
+    # The sign bit of every number, whatever its width.
+    scratch[3::4] ^= 0x80
+    berth = store.berths[pool]
+    gone = Batch(Operation.DELETE, berth.keys([page]), deadline_s=until, pool=pool)
+    # A store that was just asked for an object may hold on to it for a while.
+    while not berth.line.run(berth.handle, gone).result.ok.all():
+        assert time.monotonic() < until, "the page cannot be dropped"
+        time.sleep(0.1)
+    assert store.write(pool, [page], [0], until)[0] == 0
 
 
 def damage(root: Path) -> int:

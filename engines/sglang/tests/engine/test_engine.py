@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import lives
+import psutil  # type: ignore[import-untyped] # no types are published with it
 import pytest
 import tiny_models
 
@@ -24,73 +28,95 @@ POOLS = {
 }
 
 
+PLUGINS = ("file", "mooncake")
+ONE_AT_A_TIME = threading.Lock()
+"""Held while servers start, to know whose they are."""
+EVERY = [(name, plugin) for plugin in PLUGINS for name in tiny_models.MODELS]
+
+
 @attrs.frozen
 class Story:
     """Two lives of one model's engine over one store.
 
     Args:
         world: Where they took place.
-        cold: The first answers, computed.
-        warm: The same engine's answers from its own memory.
+        warm: The first engine's answers from its own memory.
         restored: Answers of the second engine, from the store.
         altered: Its answers after every page got other numbers.
-        damaged: Its answers after bytes were flipped on the disk.
+        lost: Its answers after the store was damaged, or killed.
     """
 
     world: lives.World
-    cold: list[dict[str, Any]]
     warm: list[dict[str, Any]]
     restored: list[dict[str, Any]]
     altered: list[dict[str, Any]]
-    damaged: list[dict[str, Any]]
+    lost: list[dict[str, Any]]
 
 
-def tell(name: str, model: Path, folder: Path) -> Story:
+@contextmanager
+def store(plugin: str, folder: Path) -> Iterator[tuple[dict[str, Any], list[Any]]]:
+    """Bring a store that outlives an engine; yield settings, and how to lose it."""
+    found = metadata.entry_points(group="kvdock.servers", name=plugin)
+    if not found:
+        root = str(folder / "store")
+        yield {"plugin": plugin, "root": root}, ["damage", root]
+        return
+    (point,) = found
+    with ExitStack() as stack:
+        with ONE_AT_A_TIME:
+            before = children()
+            settings, _ = stack.enter_context(point.load()({}))
+            servers = [str(pid) for pid in children() - before]
+        yield {"plugin": plugin, **settings}, ["kill", *servers]
+
+
+def children() -> set[int]:
+    """Return the servers that this process has started and not ended."""
+    mine = psutil.Process().children()
+    return {one.pid for one in mine if "mooncake" in one.name()}
+
+
+def tell(name: str, plugin: str, model: Path, folder: Path) -> Story:
     tiny = tiny_models.MODELS[name]
-    root = folder / "store"
-    world = lives.World(
-        tiny=tiny,
-        model=model,
-        folder=folder,
-        storage={"plugin": "file", "root": str(root)},
-    )
-    cold, warm = world.live(
-        "first",
-        [
-            {"prompts": lives.PROMPTS},
-            {"prompts": "next turn" if tiny.turns else lives.PROMPTS},
-        ],
-    )
-    prompts = [one["prompt"] for one in warm]
-    second = world.live(
-        "second",
-        [
-            {"prompts": prompts},
-            {"first": ["alter", str(world.trace("first"))], "prompts": prompts},
-            {"first": ["damage", str(root)], "prompts": prompts},
-        ],
-    )
-    return Story(world, cold, warm, *second)
+    with store(plugin, folder) as (storage, loss):
+        world = lives.World(tiny=tiny, model=model, folder=folder, storage=storage)
+        _, warm = world.live(
+            "first",
+            [
+                {"prompts": lives.PROMPTS},
+                {"prompts": "next turn" if tiny.turns else lives.PROMPTS},
+            ],
+        )
+        prompts = [one["prompt"] for one in warm]
+        second = world.live(
+            "second",
+            [
+                {"prompts": prompts},
+                {"first": ["alter", str(world.trace("first"))], "prompts": prompts},
+                {"first": loss, "prompts": prompts},
+            ],
+        )
+    return Story(world, warm, *second)
 
 
 @pytest.fixture(scope="module")
 def stories(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], Story]]:
+) -> Iterator[Callable[[str, str], Story]]:
     """Live two engines at a time, for the models that are asked for."""
     models = tmp_path_factory.mktemp("models")
     asked = {
-        item.callspec.params["name"]
+        (item.callspec.params["name"], item.callspec.params["plugin"])
         for item in request.session.items
         if item.path == request.path and hasattr(item, "callspec")
     }
-    running: dict[str, Future[Story]] = {}
+    running: dict[tuple[str, str], Future[Story]] = {}
     with ThreadPoolExecutor(2) as pool:
-        for name in [one for one in tiny_models.MODELS if one in asked]:
+        for name, plugin in [one for one in EVERY if one in asked]:
             model = tiny_models.make(name, models)
-            folder = tmp_path_factory.mktemp(name)
-            running[name] = pool.submit(tell, name, model, folder)
-        yield lambda name: running[name].result()
+            folder = tmp_path_factory.mktemp(f"{name}-{plugin}")
+            running[name, plugin] = pool.submit(tell, name, plugin, model, folder)
+        yield lambda name, plugin: running[name, plugin].result()
 
 
 def numbers(answers: list[dict[str, Any]]) -> list[Any]:
@@ -109,11 +135,11 @@ def pools_moved(world: lives.World, life: str, what: str) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.parametrize("name", tiny_models.MODELS)
+@pytest.mark.parametrize(("name", "plugin"), EVERY)
 def test_a_restarted_engine_answers_from_the_store_as_a_warm_one(
-    name: str, stories: Callable[[str], Story]
+    name: str, plugin: str, stories: Callable[[str, str], Story]
 ) -> None:
-    story = stories(name)
+    story = stories(name, plugin)
     assert all(cached(story.warm)), "the warm run proves nothing"
     assert cached(story.restored) == cached(story.warm)
     assert numbers(story.restored) == numbers(story.warm)
@@ -123,21 +149,21 @@ def test_a_restarted_engine_answers_from_the_store_as_a_warm_one(
         assert all(moved.values())
 
 
-@pytest.mark.parametrize("name", tiny_models.MODELS)
+@pytest.mark.parametrize(("name", "plugin"), EVERY)
 def test_other_numbers_in_the_pages_are_other_answers(
-    name: str, stories: Callable[[str], Story]
+    name: str, plugin: str, stories: Callable[[str, str], Story]
 ) -> None:
     """The counterproof: what was restored is what the engine computed with."""
-    story = stories(name)
+    story = stories(name, plugin)
     assert cached(story.altered) == cached(story.warm)
     assert numbers(story.altered) != numbers(story.warm)
 
 
-@pytest.mark.parametrize("name", tiny_models.MODELS)
-def test_damaged_pages_are_computed_again(
-    name: str, stories: Callable[[str], Story]
+@pytest.mark.parametrize(("name", "plugin"), EVERY)
+def test_a_damaged_or_killed_store_costs_time_and_no_answer(
+    name: str, plugin: str, stories: Callable[[str, str], Story]
 ) -> None:
-    story = stories(name)
-    assert sum(cached(story.damaged)) < sum(cached(story.warm))
-    tokens = [one["tokens"] for one in story.damaged]
+    story = stories(name, plugin)
+    assert sum(cached(story.lost)) < sum(cached(story.warm))
+    tokens = [one["tokens"] for one in story.lost]
     assert tokens == [one["tokens"] for one in story.warm]
