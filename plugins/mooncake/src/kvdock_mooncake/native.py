@@ -36,8 +36,16 @@ def bring() -> None:
     NATIVE_FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         # The sandbox user of apt could not write into a private folder.
-        download = ["apt-get", "-o", "APT::Sandbox::User=root", "download"]
-        _run([*download, *_PACKAGES], folder)
+        apt = ["apt-get", "-o", "APT::Sandbox::User=root"]
+        try:
+            _run([*apt, "download", *_PACKAGES], folder)
+        except OSError:
+            # A fresh machine has no list of packages yet: make a private one.
+            lists = Path(folder) / "lists"
+            (lists / "partial").mkdir(parents=True)
+            apt += ["-o", f"Dir::State::Lists={lists}"]
+            _run([*apt, "update"], folder)
+            _run([*apt, "download", *_PACKAGES], folder)
         for package in sorted(Path(folder).glob("*.deb")):
             _run(["dpkg", "-x", str(package), str(NATIVE_FOLDER)], folder)
 
