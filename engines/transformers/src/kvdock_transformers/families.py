@@ -66,7 +66,7 @@ class Workload:
 
 WORKLOADS = {
     Scale.DEMO: Workload(
-        prefix_pages=128,
+        prefix_pages=96,
         page_tokens=32,
         chunk_tokens=256,
         recompute_chunk_tokens=1024,
