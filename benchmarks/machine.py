@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 
 
-def describe(folder: Path | None = None) -> dict[str, str | int]:
+def describe(folder: Path | None = None) -> dict[str, str | float]:
     """Return processor, memory, kernel, Python and file system."""
     cpu = next(
         (
@@ -25,6 +25,8 @@ def describe(folder: Path | None = None) -> dict[str, str | int]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "file_system": file_system(folder or Path.cwd()),
+        # Whoever else was running: figures of a busy machine are poor ones.
+        "load_average": round(os.getloadavg()[1], 1),
     }
 
 

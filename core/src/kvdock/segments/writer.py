@@ -99,9 +99,13 @@ class Writer:
             first, copy_of = _without_repeats(found.digests[missing])
             todo = missing[first]
             fresh = _Fresh(batch, found.digests, absent_at)
-            for size in np.unique(wanted[todo]).tolist():
-                same = todo[wanted[todo] == size]
-                outcomes[same] = self._store(fresh, same, size)
+            sizes = wanted[todo]
+            if (sizes == sizes[0]).all():
+                outcomes[todo] = self._store(fresh, todo, int(sizes[0]))
+            else:
+                for size in np.unique(sizes).tolist():
+                    same = todo[sizes == size]
+                    outcomes[same] = self._store(fresh, same, size)
             outcomes[missing] = outcomes[todo][copy_of]
         self._catalogue.count("put", outcomes)
         return BatchResult.of(batch, outcomes)
