@@ -114,7 +114,7 @@ def collect(given: Mapping[str, object]) -> Given:
     core = found.core
     if "core.calls.staging" not in found.origins:
         # SGLang gives a page another use as soon as a call returns, whatever
-        # became of it; late bytes must not find it: decision record 18.
+        # became of it; late bytes must not find it: decision record 24.
         core = attrs.evolve(
             core, calls=attrs.evolve(core.calls, staging=Staging.ALWAYS)
         )

@@ -2,7 +2,7 @@
 
 The engine registers its pools in a burst, and draft pools afterwards. The
 burst is planned and attached as one. A pool that comes later is attached by
-itself, in a namespace that names the first one: see decision record 8.
+itself, in a namespace that names the first one: see decision record 25.
 """
 
 from __future__ import annotations
