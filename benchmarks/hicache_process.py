@@ -138,6 +138,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the package prints is no answer
     logging.disable(logging.WARNING)
+    # A script's own folder comes first, and a benchmark is called sglang.py.
+    sys.path.remove(str(Path(__file__).resolve().parent))
     sys.meta_path.insert(0, _Finder())
     driver: Driver | None = None
     for line in sys.stdin:
