@@ -1,4 +1,4 @@
-"""The command `kvdock config`: wiring only."""
+"""Show the settings in force, and where each of them comes from."""
 
 from __future__ import annotations
 
