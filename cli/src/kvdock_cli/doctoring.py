@@ -23,6 +23,7 @@ from kvdock_cli.reports.doctor import (
     as_text,
     rows_of,
 )
+from kvdock_cli.trying import try_out
 
 GROUP = "kvdock.doctors"
 
@@ -35,17 +36,20 @@ def doctor(
     *,
     set_: tuple[str, ...] = (),
     timeout: float = 10.0,
+    no_self_test: bool = False,
     json: bool = False,
 ) -> int:
     """Find out what is wrong: with plugins, with what they need, with commands.
 
     Backends that need settings to be probed are skipped until they are named
-    and the settings given.
+    and the settings given. One that is named and in order is then tried out:
+    a page of each kind is stored, found, read back, compared and dropped.
 
     Args:
         name: One backend, or a section that another distribution adds.
         set_: A setting of it, as KEY=VALUE; may be given several times.
         timeout: Seconds that each may take.
+        no_self_test: Do not store a page to try a backend out.
         json: Print one line of JSON.
     """
     settings = settings_of(set_)
@@ -54,12 +58,16 @@ def doctor(
             "settings are given, but nobody to give them to",
             fix="Write `kvdock doctor NAME --set KEY=VALUE`.",
         )
-    diagnosis = diagnose(name, settings, timeout_s=timeout)
+    diagnosis = diagnose(name, settings, timeout_s=timeout, self_test=not no_self_test)
     return emit(as_text(diagnosis), as_data(diagnosis), as_json=json)
 
 
 def diagnose(
-    name: str | None, settings: Mapping[str, str], *, timeout_s: float
+    name: str | None,
+    settings: Mapping[str, str],
+    *,
+    timeout_s: float,
+    self_test: bool = False,
 ) -> Diagnosis:
     """Examine one name, or everything."""
     found = load()
@@ -78,7 +86,14 @@ def diagnose(
     ]
     sections = [
         Section(
-            one.candidate, _backend(one, settings, timeout_s, named=name is not None)
+            one.candidate,
+            _backend(
+                one,
+                settings,
+                timeout_s,
+                named=name is not None,
+                self_test=self_test and name is not None,
+            ),
         )
         for one in wanted
     ]
@@ -115,10 +130,11 @@ def _backend(
     timeout_s: float,
     *,
     named: bool,
+    self_test: bool,
 ) -> tuple[Row, ...]:
     backend = Backend(plugin)
     probes = "kvdock_probe" in plugin.implemented
-    if not probes and not settings:
+    if not probes and not settings and not self_test:
         return (Row(State.SKIPPED, "it has nothing to probe"),)
     try:
         config = AttachConfig(settings=backend.settings(settings))
@@ -127,7 +143,10 @@ def _backend(
             raise
         hint = f"Write `kvdock doctor {backend.name} --set KEY=VALUE`."
         return (Row(State.SKIPPED, error.what, hint),)
-    return rows_of(_within(timeout_s, lambda: backend.probe(config)))
+    findings = tuple(_within(timeout_s, lambda: backend.probe(config)))
+    if self_test and all(finding.ok for finding in findings):
+        findings += tuple(_within(timeout_s, lambda: try_out(backend, settings)))
+    return rows_of(findings)
 
 
 def _within(timeout_s: float, ask: Ask) -> Iterable[Finding]:
