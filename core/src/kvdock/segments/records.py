@@ -13,6 +13,7 @@ own, so what is torn, stale from another place, or foreign is not there.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import cast
 
@@ -113,6 +114,33 @@ def sealed(rows: Records) -> Records:
     """Fill in the self-checks of headers or records; return the same rows."""
     rows["check"] = fold(rows)
     return rows
+
+
+def records_of(
+    digests: UInt64s,
+    checksums: UInt64s,
+    nbytes: int,
+    *,
+    place: tuple[int, int],
+    slots: Int64s,
+) -> Records:
+    """Make the records of objects that were stored just now.
+
+    Args:
+        digests: uint64 (n, 2), of their keys.
+        checksums: uint64 (n,), of their bytes.
+        nbytes: Size of each.
+        place: Segment and generation.
+        slots: int64 (n,).
+    """
+    records = np.zeros(len(slots), RECORD)
+    records["key_low"], records["key_high"] = digests.T
+    records["checksum"] = checksums
+    records["nbytes"] = nbytes
+    records["stored_ns"] = time.time_ns()
+    records["segment"], records["generation"] = place
+    records["slot"] = slots
+    return sealed(records)
 
 
 def header_of(

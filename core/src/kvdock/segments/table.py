@@ -137,15 +137,17 @@ class Table:
         while len(entries):
             order = np.argsort(buckets, kind="stable")
             buckets, entries = buckets[order], entries[order]
-            # How many before it in this batch want the same bucket.
-            first = np.concatenate([[True], buckets[1:] != buckets[:-1]])
-            starts = np.flatnonzero(first)
-            nth = np.arange(len(buckets)) - starts[np.cumsum(first) - 1]
             lines = self._lanes.take(buckets, axis=0)
             free = (lines == _EMPTY) | (lines == _TOMB)
-            nth_free = np.cumsum(free, axis=1) == (nth + 1)[:, None]
-            lane = np.argmax(nth_free, axis=1)
-            fits = nth_free[np.arange(len(lane)), lane]
+            first = np.ones(len(buckets), np.bool_)
+            np.not_equal(buckets[1:], buckets[:-1], out=first[1:])
+            if not first.all():
+                # How many before it in this batch want the same bucket.
+                starts = np.flatnonzero(first)
+                nth = np.arange(len(buckets)) - starts[np.cumsum(first) - 1]
+                free = np.cumsum(free, axis=1) == (nth + 1)[:, None]
+            lane = np.argmax(free, axis=1)
+            fits = free[np.arange(len(lane)), lane]
             at, where = buckets[fits], lane[fits]
             self._used += int((self._lanes[at, where] == _EMPTY).sum())
             self._lanes[at, where] = entries[fits]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import threading
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ import numpy as np
 from kvdock.batches import Batch, BatchResult, Outcome, Outcomes
 from kvdock.segments.engine import DEADLINE, Engine, Moved, Transfer
 from kvdock.segments.memory import EMPTY_CHECKSUM
-from kvdock.segments.records import RECORD, Records, UInt64s, sealed
+from kvdock.segments.records import Records, UInt64s, records_of
 
 if TYPE_CHECKING:
     from kvdock.segments.catalogue import Catalogue
@@ -140,15 +139,14 @@ class Writer:
             outcomes, sums = _judged(moved, size), moved.checksums
         good = outcomes == Outcome.OK
         slots = reserved.slots[good]
-        records = np.zeros(len(slots), RECORD)
-        records["key_low"], records["key_high"] = fresh.digests[rows[good]].T
-        records["checksum"] = sums[good]
-        records["nbytes"] = size
-        records["stored_ns"] = time.time_ns()
-        records["segment"] = segment.name.segment
-        records["generation"] = segment.name.generation
-        records["slot"] = slots
-        if len(slots) and not self._publish(fresh, segment, slots, sealed(records)):
+        records = records_of(
+            fresh.digests[rows[good]],
+            sums[good],
+            size,
+            place=(segment.name.segment, segment.name.generation),
+            slots=slots,
+        )
+        if len(slots) and not self._publish(fresh, segment, slots, records):
             outcomes[good] = Outcome.REFUSED
             good[:] = False
         self.settle(reserved, reserved.slots[~good])
