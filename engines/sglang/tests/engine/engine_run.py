@@ -14,7 +14,6 @@ runs inside of a test.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -48,7 +47,7 @@ ALWAYS = {
     "hicache_write_policy": "write_through",
     "hicache_storage_prefetch_policy": "wait_complete",
     "hicache_io_backend": "direct",
-    "hicache_size": 1,
+    "hicache_ratio": 2.0,
 }
 
 
@@ -115,10 +114,9 @@ DEEDS: dict[str, Callable[..., Any]] = {
 def main() -> None:
     """Run the task."""
     task = json.loads(Path(sys.argv[1]).read_text())
-    # Exported lazily, and its types are there only where SGLang is installed.
-    make_engine: Any = importlib.import_module("sglang").Engine
+    from sglang import Engine
 
-    engine = make_engine(
+    engine = Engine(
         model_path=task["model"],
         **{**ALWAYS, **task["engine"]},
         hicache_storage_backend=task.get("backend", "dynamic"),

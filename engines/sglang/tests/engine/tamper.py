@@ -28,46 +28,44 @@ def alter(trace: Path) -> int:
     Returns:
         How many pages were replaced.
     """
-    stored = {
-        (line["pool"], page)
-        for line in kvdock_trace.moves(trace)
-        if line["what"] == "write"
-        for page, ok in zip(line["hashes"], line["ok"], strict=True)
-        if ok
-    }
+    stored: dict[str, dict[str, None]] = {}
+    for line in kvdock_trace.moves(trace):
+        if line["what"] == "write":
+            good = zip(line["hashes"], line["ok"], strict=True)
+            names = stored.setdefault(line["pool"], {})
+            names.update((name, None) for name, ok in good if ok)
     replaced = 0
     for kept in trace.glob("*.pickle"):
         plan, space, settings = pickle.loads(kept.read_bytes())  # noqa: S301 - written by the same tests
-        pages = {
-            route.pool.name: np.zeros(route.pool.page_bytes(plan.shard), np.uint8)
-            for route in plan.accepted
-        }
-        regions = {
-            route.pool.name: Region.of(
-                route.pool, plan.shard, [pages[route.pool.name]], 1
-            )
-            for route in plan.accepted
-        }
+        scratch, regions = {}, {}
+        for route in plan.accepted:
+            name, count = route.pool.name, max(1, len(stored.get(route.pool.name, {})))
+            nbytes = count * route.pool.page_bytes(plan.shard)
+            scratch[name] = np.zeros(nbytes, np.uint8)
+            regions[name] = Region.of(route.pool, plan.shard, [scratch[name]], count)
         with Attachment.open(Dock.load(), plan, space, regions, settings) as store:
-            for pool, page in stored:
-                if pool in pages:
-                    _replace(store, pool, page, pages[pool])
-                    replaced += 1
+            for pool, memory in scratch.items():
+                replaced += _replace(store, pool, list(stored.get(pool, {})), memory)
     return replaced
 
 
-def _replace(store: Attachment, pool: str, page: str, scratch: Any) -> None:
+def _replace(store: Attachment, pool: str, pages: list[str], memory: Any) -> int:
     until = time.monotonic() + 30
-    assert store.read(pool, [page], [0], until)[0] == 0, "a stored page is gone"
-    # The sign bit of every number, whatever its width.
-    scratch[3::4] ^= 0x80
+    where = np.arange(len(pages))
+    assert not store.read(pool, pages, where, until).any(), "a stored page is gone"
+    # The sign bit of every number, whatever its width and wherever it lies.
+    memory[3::4] ^= 0x80
     berth = store.berths[pool]
-    gone = Batch(Operation.DELETE, berth.keys([page]), deadline_s=until, pool=pool)
     # A store that was just asked for an object may hold on to it for a while.
-    while not berth.line.run(berth.handle, gone).result.ok.all():
-        assert time.monotonic() < until, "the page cannot be dropped"
-        time.sleep(0.1)
-    assert store.write(pool, [page], [0], until)[0] == 0
+    left = berth.keys(pages)
+    while left:
+        assert time.monotonic() < until, "the pages cannot be dropped"
+        gone = Batch(Operation.DELETE, left, deadline_s=until, pool=pool)
+        dropped = berth.line.run(berth.handle, gone).result.ok
+        left = [key for key, ok in zip(left, dropped, strict=True) if not ok]
+        time.sleep(0.1 if left else 0)
+    assert not store.write(pool, pages, where, until).any()
+    return len(pages)
 
 
 def damage(root: Path) -> int:

@@ -156,7 +156,12 @@ MODELS = {
         Tiny(
             name="recurrent",
             config=_recurrent,
-            engine={"page_size": 1, "mamba_radix_cache_strategy": "no_buffer"},
+            engine={
+                "page_size": 1,
+                "mamba_radix_cache_strategy": "no_buffer",
+                # Without it, half of the machine becomes states.
+                "max_mamba_cache_size": 64,
+            },
             turns=True,
         ),
     )
