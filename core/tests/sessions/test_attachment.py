@@ -335,3 +335,30 @@ def test_clearing_reaches_the_namespace() -> None:
         engine.shelf.objects["other/x"] = b""
         assert cache.clear() == {"shelf": Outcome.OK}
         assert list(engine.shelf.objects) == ["other/x"]
+
+
+@pytest.mark.parametrize("staging", list(Staging))
+def test_pieces_before_a_late_one_are_not_called_loaded(staging: Staging) -> None:
+    """They were neither verified nor copied when the call was given up."""
+    core = hasty("get", calls={"staging": staging})
+    engine = Engine([Shelf(max_batch_keys=1)], core=core)
+    names = hashes(3)
+    go_on = threading.Event()
+    engine.fill(names, range(3))
+    cache = engine.attachment
+    assert cache.put(names, engine.where(range(3))).pages == 3
+    calls: list[Batch] = []
+
+    def second_hangs(batch: Batch) -> BatchResult | None:
+        calls.append(batch)
+        if len(calls) == 2:
+            go_on.wait(20)
+        return None
+
+    engine.shelf.trouble = second_hangs
+    moved = cache.get(names, engine.where(range(8, 11)))
+    assert Outcome.OK not in moved.outcomes["kv"].tolist()
+    assert moved.pages == 0
+    go_on.set()
+    assert cache.settle(20)
+    cache.close()

@@ -180,7 +180,8 @@ def test_each_fault_alone_is_a_miss_in_time(kind: Fault, staging: Staging) -> No
     drive(Trial((kind,), staging=staging))
 
 
-@settings(max_examples=25, deadline=None)
+# The same trials every time: a failure is one that others can repeat.
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
 @given(
     trial=st.builds(
         Trial,

@@ -105,13 +105,25 @@ class Direct:
         answer = line.run(handle, batch, late=cargo.lease.end)
         outcomes = answer.result.outcomes
         if answer.late:
-            return outcomes
+            return _unproven(cargo.operation, outcomes)
         try:
             if self.trailers is not None and cargo.operation is Operation.GET:
                 outcomes = self.trailers.check(cargo.keys, cargo.pages, outcomes)
         finally:
             cargo.lease.end()
         return outcomes
+
+
+def _unproven(operation: Operation, outcomes: Outcomes) -> Outcomes:
+    """Return what counts of a batch of which a later piece was left behind.
+
+    Pieces before that one came back in time. What they read lies in memory
+    that the late one still holds: neither verified nor copied, so a miss.
+    """
+    if operation is not Operation.GET:
+        return outcomes
+    late = np.uint8(Outcome.TIMEOUT)
+    return np.where(outcomes == Outcome.OK, late, outcomes)
 
 
 @attrs.frozen(eq=False)
@@ -173,7 +185,7 @@ class Staged:
         answer = line.run(handle, batch, late=area.give_back)
         outcomes = answer.result.outcomes
         if answer.late:
-            return outcomes
+            return _unproven(cargo.operation, outcomes)
         try:
             if cargo.operation is Operation.GET:
                 outcomes = self.staging.check(area, cargo.keys, outcomes)
