@@ -1,13 +1,13 @@
 """Measure the file backend against the machine and against its peers.
 
-Usage: python benchmarks/file.py [--dir DIR] [--rounds N] [--quick]
+Usage: python benchmarks/file.py [--dir DIR] [--rounds N] [--name NAME] [--quick]
 
 Pages of 64K to 4M in batches of 128, in order and at random, put and get,
 checksums on, memory warm. All contenders take turns within one run, and a
 figure is the median over rounds of the ratio within a round.
 SGLang's HiCacheFile takes part where KVDOCK_SGLANG_PYTHON names an
 interpreter that has SGLang. The last line is a JSON object; the whole of it is also
-written to benchmarks/results/file.json.
+written to benchmarks/results/NAME.json.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BATCH = 128
 ASKED = 1024
 FOOTPRINT_BYTES = 256 << 20
 INDEXES = {"1e4": 10**4, "1e5": 10**5, "1e6": 10**6, "1e7": 10**7}
-RESULT = Path(__file__).parent / "results" / "file.json"
+RESULTS = Path(__file__).parent / "results"
 
 Seconds = dict[str, dict[str, list[float]]]
 """Contender, then operation and order, then seconds of each round."""
@@ -164,6 +164,7 @@ def main() -> None:
     """Measure everything and print it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--dir", type=Path, help="folder to measure in")
+    parser.add_argument("--name", default="file", help="of the file of results")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="no big indexes")
     parser.add_argument("--sizes", nargs="*", default=list(SIZES))
@@ -198,9 +199,9 @@ def main() -> None:
             figures["exists_1024_vs_hicachefile"] = round(found, 1)
     if not args.quick:
         figures |= index_figures(args.dir)
-    RESULT.parent.mkdir(exist_ok=True)
+    RESULTS.mkdir(exist_ok=True)
     whole = {"machine": describe(args.dir), "gb_per_s": tables} | figures
-    RESULT.write_text(json.dumps(whole, indent=1) + "\n")
+    (RESULTS / f"{args.name}.json").write_text(json.dumps(whole, indent=1) + "\n")
     print(json.dumps(figures))
 
 

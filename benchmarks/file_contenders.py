@@ -13,7 +13,7 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import attrs
 import numpy as np
@@ -25,6 +25,8 @@ from kvdock.hookspecs import AttachConfig
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+QUOTA_BYTES = 2 << 30  # of kvdock's store: a small one for a real disk
 
 Rows = list[list[int]]
 """Batches: page numbers of each."""
@@ -181,14 +183,23 @@ class Kvdock:
         )
         self.region = Region.of(spec, Shard(), [pool.target], len(pool.target))
         self._backend = Dock.load(require=["file"]).backends["file"]
-        quota = int(pool.source.nbytes * 1.5)
+        quota = max(QUOTA_BYTES, int(pool.source.nbytes * 1.5))
         given = {"root": str(root), "quota": quota, "free_space": 0} | settings
         self.namespace = "be" * 32
         config = AttachConfig(
             settings=self._backend.settings(given), namespace=self.namespace
         )
-        self.handle = self._backend.register_pool(spec, self.region, config)
-        self.outcomes: list[int] = []
+        self.handle: Any = self._backend.register_pool(spec, self.region, config)
+        self._fill()
+
+    def _fill(self) -> None:
+        """Bring the store to where it recycles: no extent is fresh any more."""
+        every = range(self.pages)
+        batches = [list(every[at : at + 128]) for at in range(0, self.pages, 128)]
+        turn = 10**6
+        while not self.handle.usage().counts.get("segments_recycled"):
+            self.put(batches, turn)
+            turn += 1
 
     def keys(self, pages: list[int], turn: int) -> list[str]:
         """Return the keys of pages as one turn stores them."""

@@ -1,8 +1,8 @@
 """Host memory by address, and checksums over its scattered pieces.
 
-A batch names memory by addresses. Making a buffer object for each piece with
-ctypes costs over 2 us; slicing one view of the whole address space costs
-0.1 us, and it touches nothing but the slice that is used.
+A batch names memory by addresses. A ctypes array for each piece costs 0.3 us,
+and 11 us where its size was not seen lately; slicing one view of the whole
+address space costs 0.1 us, and touches nothing but the slice that is used.
 """
 
 from __future__ import annotations
