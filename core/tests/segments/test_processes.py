@@ -108,6 +108,47 @@ def check_after_crash(root: Path) -> None:
     assert not leftovers
 
 
+def test_what_another_handle_deleted_is_stored_again(open_depot: OpenDepot) -> None:
+    """Or "there is no need to" would be a lie, told for as long as it runs."""
+    one, two = open_depot(), open_depot()
+    one.put(range(40))
+    assert soon(lambda: all_there(two, range(40)))
+    two.delete(range(3, 20, 2))
+    # This one goes on finding what it knows, and keys may come twice.
+    assert one.put([*range(40), 5, 5]).ok.all()
+    assert all_there(open_depot(), range(40))
+    assert soon(lambda: all_there(two, range(40)))
+    assert not any(one.get(range(40)))
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_what_was_cleared_under_a_handle_is_stored_again(
+    open_depot: OpenDepot, *, full: bool
+) -> None:
+    one, two = open_depot(), open_depot()
+    numbers = range(32 if full else 20)  # of 32 in a segment
+    one.put(numbers)
+    assert soon(lambda: all_there(two, numbers))
+    two.clear()
+    assert one.put(numbers).ok.all()
+    assert all_there(open_depot(), numbers)
+    assert not any(one.get(numbers))
+
+
+def test_what_has_moved_on_to_a_full_segment_is_not_stored_twice(
+    open_depot: OpenDepot,
+) -> None:
+    one, two = open_depot(), open_depot()
+    one.put(range(20))
+    assert soon(lambda: all_there(two, range(20)))
+    one.put(range(20, 64))  # its segment is full, and has another name
+    before = two.store.usage().pages
+    assert two.put(range(20)).ok.all()
+    assert two.store.counts["put_ok"] == 20
+    assert before <= two.store.usage().pages == 64
+    assert two.store.counts["segments_created"] == 0
+
+
 @pytest.mark.slow
 def test_killed_writers_cost_no_wrong_page_and_no_space(tmp_path: Path) -> None:
     kills = 200 if TORTURE else 8

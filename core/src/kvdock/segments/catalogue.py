@@ -20,7 +20,13 @@ from kvdock.segments.folder import Folder
 from kvdock.segments.index import Index, Int64s
 from kvdock.segments.maintenance import sweep
 from kvdock.segments.records import Bools, Records, UInt64s, key_digests, key_seed
-from kvdock.segments.segment import Segment, erase_records, open_index, read_record
+from kvdock.segments.segment import (
+    Segment,
+    erase_records,
+    open_index,
+    read_record,
+    read_records,
+)
 from kvdock.segments.table import ABSENT
 
 if TYPE_CHECKING:
@@ -33,6 +39,8 @@ _PATIENCE = 4
 """At most one part in five of the time goes into looking what others did."""
 _LONGEST_S = 0.05
 """Longest time for which what others did goes unseen by a caller who asks."""
+_LOOKS = 3
+"""How often a look-up is repeated because what it found is gone from disk."""
 
 
 @attrs.frozen(eq=False)
@@ -146,6 +154,49 @@ class Catalogue:
         if len(found.there) < len(keys) and self.keep_up(missed=True):
             found = self._look_up(digests)
         return found
+
+    def find_stored(self, keys: Sequence[str]) -> Found:
+        """Look up keys, and whether what is known of them is still on disk.
+
+        Another process may have erased a page, or a whole segment, that this
+        one goes on finding. That is harmless as long as nobody is told that
+        there is no need to store it.
+        """
+        found = self.find(keys)
+        for _ in range(_LOOKS):
+            gone = np.flatnonzero(~self._standing(found))
+            if not len(gone):
+                break
+            with self.lock:
+                rows = found.rows[gone]
+                same = self.index.records["check"][rows] == found.records["check"][gone]
+                self.index.forget(np.unique(rows[same]))
+            # A segment that was renamed meanwhile is read again as a whole.
+            for folder in list(self.folders.values()):
+                folder.doubt()
+            self.keep_up(always=True)
+            found = self._look_up(found.digests)
+        return found
+
+    def _standing(self, found: Found) -> Bools:
+        """Return which records are on disk as they are known, bool (m,)."""
+        standing = np.zeros(len(found.rows), np.bool_)
+        order = np.argsort(found.rows)
+        for number in np.unique(found.numbers).tolist():
+            mine = order[found.numbers[order] == number]
+            # Under the lock our own segments keep their names.
+            with self.lock, suppress(OSError):
+                segment = self.segments.get(number)
+                if segment is None:
+                    continue
+                fd = open_index(segment.folder, str(segment.name))
+                try:
+                    slots = found.rows[mine] - segment.rows.first
+                    stored = read_records(fd, slots)
+                finally:
+                    os.close(fd)
+                standing[mine] = stored == found.records[mine]
+        return standing
 
     def _look_up(self, digests: UInt64s) -> Found:
         with self.lock:

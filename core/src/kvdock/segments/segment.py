@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -131,6 +132,32 @@ def read_record(fd: int, slot: int) -> bytes:
     return os.pread(fd, RECORD_BYTES, RECORDS_AT + slot * RECORD_BYTES)
 
 
+def _runs(slots: Int64s) -> Iterator[tuple[int, int]]:
+    """Divide ascending slots into runs of neighbours: (first, last + 1)."""
+    edges = np.flatnonzero(np.diff(slots, prepend=-2, append=-2) != 1).tolist()
+    # The last edge closes the last run.
+    edges[-1] = len(slots)
+    return pairwise(edges)
+
+
+def read_records(fd: int, slots: Int64s) -> Records:
+    """Read records; neighbours in one call.
+
+    Args:
+        fd: The open index file.
+        slots: int64 (n,), ascending.
+
+    Returns:
+        (n,), as they are; zeros beyond the end of the file.
+    """
+    raw = bytearray()
+    for first, last in _runs(slots):
+        at = RECORDS_AT + int(slots[first]) * RECORD_BYTES
+        size = (last - first) * RECORD_BYTES
+        raw += os.pread(fd, size, at).ljust(size, b"\0")
+    return np.frombuffer(raw, RECORD)
+
+
 def write_records(fd: int, slots: Int64s, records: Records) -> None:
     """Write records; neighbours in one call.
 
@@ -140,10 +167,7 @@ def write_records(fd: int, slots: Int64s, records: Records) -> None:
         records: (n,).
     """
     raw = memoryview(records.tobytes())
-    edges = np.flatnonzero(np.diff(slots, prepend=-2, append=-2) != 1).tolist()
-    # The last edge closes the last run.
-    edges[-1] = len(slots)
-    for first, last in pairwise(edges):
+    for first, last in _runs(slots):
         part = raw[first * RECORD_BYTES : last * RECORD_BYTES]
         at = RECORDS_AT + int(slots[first]) * RECORD_BYTES
         if os.pwrite(fd, part, at) != len(part):

@@ -85,7 +85,7 @@ class Writer:
 
     def put(self, batch: Batch) -> BatchResult:
         """Store the objects of a batch that are not there yet."""
-        found = self._catalogue.find(batch.keys)
+        found = self._catalogue.find_stored(batch.keys)
         wanted = batch.object_bytes
         # One of another length under this key can only be damage.
         right = found.records["nbytes"] == wanted[found.there].astype(np.uint64)
