@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kvdock.errors import NoRoute as NoRoute
     from kvdock.hits import Hits as Hits
     from kvdock.hookspecs import AttachConfig as AttachConfig
+    from kvdock.hookspecs import Capacity as Capacity
     from kvdock.hookspecs import Finding as Finding
     from kvdock.hookspecs import hookimpl as hookimpl
     from kvdock.keys import Namespace as Namespace
@@ -66,7 +67,7 @@ _HOMES = MappingProxyType(
         "dock": ("Backend", "Dock"),
         "errors": ("KvdockError", "NoRoute"),
         "hits": ("Hits",),
-        "hookspecs": ("AttachConfig", "Finding", "hookimpl"),
+        "hookspecs": ("AttachConfig", "Capacity", "Finding", "hookimpl"),
         "keys": ("Namespace", "key_suffixes"),
         "manifest": (
             "API_VERSION",

@@ -97,6 +97,9 @@ class CallSettings:
     staging_areas: int = count(
         4, least=1, help="Batches that a staged pool may have under way."
     )
+    capacity_every: float = duration(
+        "10 s", help="How often an observed backend is asked how full it is."
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -11,7 +11,7 @@ import attrs
 
 from kvdock import discovery
 from kvdock.errors import KvdockError
-from kvdock.hookspecs import AttachConfig, Finding
+from kvdock.hookspecs import AttachConfig, Capacity, Finding
 from kvdock.manifest import Capability, Manifest, Support, Verdict
 from kvdock.routing import Needs, Plan, plan_routes
 from kvdock.settings import structure
@@ -102,6 +102,17 @@ class Backend:
 
         result = self.plugin.hooks.kvdock_batch_io(handle=handle, batch=batch)
         return checked(batch, result)
+
+    def capacity(self, handle: object) -> Capacity | None:
+        """Ask how full its store is; None where it does not say.
+
+        Raises:
+            TypeError: If the answer is no `Capacity`.
+        """
+        found = self.plugin.hooks.kvdock_capacity(handle=handle)
+        if found is not None and not isinstance(found, Capacity):
+            raise TypeError(f"kvdock_capacity returned {found!r}, which is no Capacity")
+        return found
 
     def release(self, handle: object) -> None:
         """Tell it that a pool has ended."""

@@ -88,5 +88,28 @@ class PagesHeld:
     leased: int
 
 
-Event = BatchEnded | BreakerMoved | CallsBehind | PoolRouted | PagesRestored | PagesHeld
+@attrs.frozen(kw_only=True)
+class StoreFilled:
+    """How full a backend's store is.
+
+    Args:
+        backend: Whose.
+        used_bytes: What pages take.
+        limit_bytes: What they may take; 0 where that is not known.
+    """
+
+    backend: str
+    used_bytes: int
+    limit_bytes: int
+
+
+Event = (
+    BatchEnded
+    | BreakerMoved
+    | CallsBehind
+    | PoolRouted
+    | PagesRestored
+    | PagesHeld
+    | StoreFilled
+)
 """Everything that `kvdock_observe` may be given."""

@@ -1,4 +1,4 @@
-"""The hooks: seven for backend plugins, and one for observers.
+"""The hooks: eight for backend plugins, and one for observers.
 
 Hooks run per load, per pool and per batch, never per page or per key. All of
 them are first-result hooks on a plugin manager of their own backend, so one
@@ -50,6 +50,20 @@ class Finding:
     ok: bool
     what: str
     hint: str = ""
+
+
+@attrs.frozen
+class Capacity:
+    """How full the place is where a backend keeps pages.
+
+    Args:
+        used_bytes: What its pages take, or what is set aside for them.
+        limit_bytes: What they may take, by quota or by free space; 0 where
+            that is not known.
+    """
+
+    used_bytes: int
+    limit_bytes: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -180,6 +194,24 @@ def kvdock_release(handle: object) -> None:
     """Let go of a pool.
 
     Called once per handle when an attachment ends, after its last batch.
+    """
+    raise NotImplementedError
+
+
+# --- Look: now and then ------------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def kvdock_capacity(handle: object) -> Capacity | None:
+    """Say how full the store is.
+
+    Called between batches on a thread of its own, at most once in
+    `calls.capacity_every`, and only if somebody observes. Backends that
+    cannot know it leave it out.
+
+    Returns:
+        What is used and what may be used, of all that shares one limit; or
+        None if it is not known now.
     """
     raise NotImplementedError
 

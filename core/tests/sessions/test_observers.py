@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from opentelemetry import trace
@@ -14,7 +14,7 @@ from shelf import Engine, Shelf, attention, draft, hashes, hasty, patient
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.dock import Dock
 from kvdock.errors import PluginError, SettingsError
-from kvdock.hookspecs import hookimpl
+from kvdock.hookspecs import Capacity, hookimpl
 from kvdock.observers import find_observer, observe
 from kvdock.observers.metrics import Metrics
 from kvdock.observers.tracing import Tracing
@@ -93,6 +93,40 @@ def test_pools_are_shown_with_the_reason_and_their_capacity() -> None:
         labels = {"pool": "kv", "backend": "shelf", "reason": reason}
         assert value(registry, "kvdock_pool_enabled", **labels) == 1
         assert value(registry, "kvdock_pool_pages", pool="kv", state="all") == 24
+
+
+class Measured(Shelf):
+    """A shelf that knows how full it is, as long as it is asked nicely."""
+
+    answer: Any = Capacity(100, 400)
+
+    @hookimpl
+    def kvdock_capacity(self, handle: str) -> Capacity:
+        del handle
+        return cast("Capacity", self.answer)
+
+
+def test_how_full_a_store_is_is_asked_between_batches() -> None:
+    engine, registry = measured(shelves=[Measured()])
+    with engine.attachment as cache:
+        cache.exists(hashes(1))
+        assert cache.settle(5)
+        labels = {"backend": "shelf"}
+        assert value(registry, "kvdock_store_bytes", **labels, state="used") == 100
+        assert value(registry, "kvdock_store_bytes", **labels, state="limit") == 400
+
+
+@pytest.mark.parametrize("answer", [None, "full", (1, 2)])
+def test_a_store_that_does_not_know_how_full_it_is_costs_nothing(answer: Any) -> None:
+    shelf = Measured()
+    shelf.answer = answer
+    engine, registry = measured(shelves=[shelf])
+    with engine.attachment as cache:
+        cache.exists(hashes(1))
+        assert cache.settle(5)
+        (gauge,) = [one for one in registry.collect() if "store" in one.name]
+        assert not gauge.samples
+        assert set(cache.breakers()["shelf"].values()) == {"closed"}
 
 
 def test_the_share_of_restored_prefixes_that_have_their_draft_is_kept() -> None:

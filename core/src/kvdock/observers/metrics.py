@@ -86,6 +86,10 @@ class Metrics:
             Gauge, "kvdock_pool_pages", "Pages of host memory, and those under I/O.",
             "pool", "state",
         )  # fmt: skip
+        self._store = made(
+            Gauge, "kvdock_store_bytes", "Bytes of a store: used, and at most.",
+            "backend", "state",
+        )  # fmt: skip
         self._restored = made(
             Counter, "kvdock_restored_pages_total", "Pages of restored prefixes.",
             "pool",
@@ -123,6 +127,10 @@ class Metrics:
             case events.PagesHeld():
                 self._pages.labels(event.pool, "all").set(event.pages)
                 self._pages.labels(event.pool, "leased").set(event.leased)
+            case events.StoreFilled():
+                self._store.labels(event.backend, "used").set(event.used_bytes)
+                if event.limit_bytes:
+                    self._store.labels(event.backend, "limit").set(event.limit_bytes)
             case events.PagesRestored():
                 self._count_restored(event)
 

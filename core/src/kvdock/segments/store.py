@@ -218,6 +218,16 @@ class SegmentStore:
             counts=MappingProxyType(dict(self.counts)),
         )
 
+    def fill(self) -> tuple[int, int]:
+        """Return what the namespace takes and what it may take, bytes.
+
+        Cheap, whatever is stored: sizes of files, not of pages.
+        """
+        self._check_fork()
+        used = self._space.usage_bytes()
+        limit = used + max(0, self._space.free_bytes() - self._limits.free_bytes)
+        return used, min(limit, self._limits.quota_bytes or limit)
+
     def close(self) -> None:
         """Let go of files and segments; what is stored stays."""
         if self._namespace_fd < 0:

@@ -206,6 +206,7 @@ class Berth:
                 seconds=time.monotonic() - began,
             )
         )
+        self.line.measure(self.handle)
         if counts.get(Outcome.TIMEOUT):
             self.line.tell(
                 PagesHeld(

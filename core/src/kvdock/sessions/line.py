@@ -8,6 +8,7 @@ per key by the deadline.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import numpy as np
 
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import AttachError, BatchError, KvdockError
-from kvdock.events import BreakerMoved, CallsBehind, Event
+from kvdock.events import BreakerMoved, CallsBehind, Event, StoreFilled
 from kvdock.sessions.breaker import Breaker, BreakerState
 from kvdock.sessions.complaints import Complaints
 from kvdock.sessions.crew import Crew, NoHands, Overrun
@@ -74,6 +75,8 @@ class Line:
         self._probes: list[Callable[[Operation, float], BatchResult]] = []
         self._handles: list[object] = []
         self._closing = False
+        asked = "kvdock_capacity" in backend.plugin.implemented and self._listeners
+        self._ask_capacity_s = time.monotonic() if asked else math.inf
         self.breakers: Mapping[Operation, Breaker] = {
             operation: Breaker(core.breaker, self._teller(operation))
             for operation in Operation
@@ -179,6 +182,29 @@ class Line:
         breaker = self.breakers[batch.operation]
         if not self._closing and breaker.state is BreakerState.CLOSED:
             self._crew.leave(lambda: self.backend.batch_io(handle, batch))
+
+    def measure(self, handle: object) -> None:
+        """Ask how full the store is, if it is time to, without waiting."""
+        now_s = time.monotonic()
+        if now_s < self._ask_capacity_s or self._closing:
+            return
+        self._ask_capacity_s = now_s + self.core.calls.capacity_every
+        self._crew.leave(lambda: self._measure(handle))
+
+    def _measure(self, handle: object) -> None:
+        try:
+            found = self.backend.capacity(handle)
+        except Exception as error:  # noqa: BLE001 - a stranger's code
+            self._complaints.say("capacity", f"backend {self.name}: {error}", error)
+            return
+        if found is not None:
+            self.tell(
+                StoreFilled(
+                    backend=self.name,
+                    used_bytes=found.used_bytes,
+                    limit_bytes=found.limit_bytes,
+                )
+            )
 
     def report_wrong(self, pool: str, objects: int) -> None:
         """Log that objects came back with other bytes than were stored."""

@@ -178,7 +178,9 @@ class Shelf:
                 manifest=self.kvdock_manifest(),
                 path=__file__,
                 manager=manager,
-                implemented=frozenset(),
+                implemented=frozenset(
+                    name for name in dir(self) if name.startswith("kvdock_")
+                ),
             )
         )
 

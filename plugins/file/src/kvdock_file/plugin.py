@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvdock.hookspecs import AttachConfig, Finding, hookimpl
+from kvdock.hookspecs import AttachConfig, Capacity, Finding, hookimpl
 from kvdock.keys import key_suffixes
 from kvdock.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
 from kvdock.pools import HitPolicy, PoolKind, PoolSpec, Shard
@@ -74,6 +74,12 @@ def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
 def kvdock_batch_io(handle: SegmentStore, batch: Batch) -> BatchResult:
     """Do one batch."""
     return handle.run(batch)
+
+
+@hookimpl
+def kvdock_capacity(handle: SegmentStore) -> Capacity:
+    """Measure the namespace against its quota, or against the free space."""
+    return Capacity(*handle.fill())
 
 
 @hookimpl
