@@ -4,8 +4,8 @@ Usage: python benchmarks/file.py [--dir DIR] [--rounds N] [--name NAME] [--quick
 
 Pages of 64K to 4M in batches of 128, in order and at random, put and get,
 checksums on, memory warm. In memory (/dev/shm) unless a folder of a disk is
-given: then the disk's write-back is measured as well. All contenders take turns within one run, and a
-figure is the median over rounds of the ratio within a round.
+given: then the disk's write-back is measured as well. All contenders take turns
+within one run, and a figure is the median over rounds of the ratio within a round.
 SGLang's HiCacheFile takes part where KVDOCK_SGLANG_PYTHON names an
 interpreter that has SGLang. The last line is a JSON object; the whole of it is also
 written to benchmarks/results/NAME.json.
@@ -40,7 +40,8 @@ BATCH = 128
 ASKED = 1024
 FOOTPRINT_BYTES = 256 << 20
 INDEXES = {"1e4": 10**4, "1e5": 10**5, "1e6": 10**6, "1e7": 10**7}
-IN_MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only for a folder of our own in it
+IN_MEMORY = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
 """What is measured is software: a disk's own pauses would drown it."""
 RESULTS = Path(__file__).parent / "results"
 
