@@ -20,11 +20,11 @@ LEASE_S = 0.25
 
 
 @pytest.fixture(scope="module")
-def roomy(library: Any) -> Iterator[str]:
+def roomy(library: Any, discard: str) -> Iterator[str]:
     """A master whose memory belongs to a process of its own."""
     del library
     # Short leases: a page that was just read can be deleted soon.
-    master = start_master(f"-default_kv_lease_ttl={int(LEASE_S * 1000)}")
+    master = start_master(f"-default_kv_lease_ttl={int(LEASE_S * 1000)}", discard)
     owner = start_owner(master.address, 512 << 20)
     yield master.address
     owner.stop()

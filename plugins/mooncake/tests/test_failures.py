@@ -15,7 +15,8 @@ import pytest
 from kvdock import Outcome
 from kvdock.errors import KvdockError
 from kvdock_mooncake.client import State
-from kvdock_mooncake.server import free_port
+from kvdock_mooncake.codes import NOT_READY
+from kvdock_mooncake.server import free_port, start_owner
 from kvdock_mooncake.settings import MooncakeSettings
 
 pytestmark = pytest.mark.mooncake
@@ -156,6 +157,47 @@ def test_an_owner_killed_under_load_costs_hits_and_never_a_wrong_byte(
     )
     told = engines[1].ask(do="get", pages=pages)
     assert (set(told["outcomes"]), told["wrong"]) == ({OK}, 0)
+
+
+def test_a_writer_killed_in_a_put_costs_misses_until_the_master_gives_its_keys_up(
+    attached: Any, serve: Any, start_peer: Any, eventually: Any
+) -> None:
+    master = serve()
+    owner = start_owner(master.address, 64 << 20)
+    rig = attached(
+        MooncakeSettings(master=master.address, segment_bytes=0, lease_s=0.0),
+        row_bytes=65536,
+    )
+    wanted = rig.fill(43)
+    writer = start_peer(master=master.address, segment_bytes=0)
+    key = rig.key("0")
+    os.kill(owner.process.pid, signal.SIGSTOP)
+    try:
+        assert writer.process.stdin is not None
+        writer.process.stdin.write('{"do": "put", "pages": [0, 1]}\n')
+        writer.process.stdin.flush()
+        place = int(rig.memory.ctypes.data)
+        begun = lambda: rig.store.get_into(key, place, 65536) == NOT_READY  # noqa: E731
+        eventually(begun)
+        writer.kill()
+    finally:
+        os.kill(owner.process.pid, signal.SIGCONT)
+    # Nobody can tell such a key from one that another process stores: the
+    # put is called a success. Later it is a miss, and at worst that.
+    assert rig.exists(["0"]) == [Outcome.ABSENT]
+    assert rig.put(["0"]) == [OK]
+    assert rig.get(["0"]) == [Outcome.ABSENT]
+
+    def whole() -> bool:
+        rig.memory[:] = wanted
+        rig.put(["0"])
+        rig.memory[:] = 0
+        return bool(rig.get(["0"]) == [OK])
+
+    eventually(whole, within_s=10)
+    assert np.array_equal(rig.memory[0], wanted[0])
+    rig.release()
+    owner.stop()
 
 
 def test_concurrent_puts_of_one_key_leave_one_whole_value(

@@ -15,6 +15,11 @@ from kvdock_mooncake.library import Library, installed, load, the_wheel
 if TYPE_CHECKING:
     from kvdock_mooncake.settings import MooncakeSettings
 
+_UNSEEN_FLAGS = (
+    "A master does not tell its flags: lease_s and client_ttl_s must be what it has, "
+    "and -put_start_discard_timeout_sec is how long a killed writer's pages are missed."
+)
+
 
 def _no(error: KvdockError) -> Finding:
     return Finding(ok=False, what=error.what, hint=error.fix)
@@ -37,7 +42,8 @@ def findings(settings: MooncakeSettings) -> list[Finding]:
     address = settings.standalone or settings.master
     try:
         master_answers(address)
-        found.append(Finding(ok=True, what=f"something listens at {address}"))
+        what, hint = f"something listens at {address}", _UNSEEN_FLAGS
+        found.append(Finding(ok=True, what=what, hint=hint))
     except KvdockError as error:
         found.append(_no(error))
     try:
