@@ -97,7 +97,8 @@ def check_after_crash(root: Path) -> None:
         fresh = np.arange(10**6, 10**6 + worker.QUOTA // worker.PAGE_BYTES)
         for start in range(0, len(fresh), 50):
             numbers = fresh[start : start + 50]
-            batch = worker.batch("put", numbers, worker.pages_of(numbers))
+            memory = worker.pages_of(numbers)  # held: a batch only has addresses
+            batch = worker.batch("put", numbers, memory)
             assert store.run(batch).ok.all()
         found, wrong = worker.check(store, fresh)
         assert not wrong
