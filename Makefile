@@ -73,7 +73,7 @@ mutants: $(STAMP) ## Hold the conformance kit against wrong backends; the last l
 	@$(BIN)/python -m kvdock.testing.mutants $(ARGS)
 
 torture: $(STAMP) ## Run the long forms of the crash and endurance trials.
-	KVDOCK_TORTURE=1 $(BIN)/python -m pytest -m slow core plugins/file $(ARGS)
+	KVDOCK_TORTURE=1 $(BIN)/python -m pytest -m slow -o faulthandler_timeout=900 core plugins/file $(ARGS)
 
 dist: $(STAMP) ## Build every wheel and prove them in a clean environment.
 	@PYTHON=$(BIN)/python bash .ci/prove-wheels $(DISTS)

@@ -22,6 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import file_fairness
 import file_index
 import numpy as np
 from file_contenders import (
@@ -203,6 +204,7 @@ def main() -> None:
             quickest = {name: min(took) for name, took in asked.items()}
             found = quickest["HiCacheFile"] / quickest["kvdock"]
             figures["exists_1024_vs_hicachefile"] = round(found, 1)
+    figures["small_get_us"] = file_fairness.measure(args.dir)
     if not args.quick:
         figures |= index_figures(args.dir)
     RESULTS.mkdir(exist_ok=True)
