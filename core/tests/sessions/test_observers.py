@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
-from shelf import Engine, Shelf, attention, draft, hashes, hasty, patient
+from shelf import Engine, Shelf, attention, draft, hashes, hasty, patient, until
 
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.dock import Dock
@@ -124,9 +124,35 @@ def test_a_store_that_does_not_know_how_full_it_is_costs_nothing(answer: Any) ->
     with engine.attachment as cache:
         cache.exists(hashes(1))
         assert cache.settle(5)
-        (gauge,) = [one for one in registry.collect() if "store" in one.name]
+        (gauge,) = [
+            one for one in registry.collect() if one.name == "kvdock_store_bytes"
+        ]
         assert not gauge.samples
         assert set(cache.breakers()["shelf"].values()) == {"closed"}
+
+
+def test_a_store_that_hangs_when_asked_how_full_it_is_is_asked_once() -> None:
+    go_on = threading.Event()
+    asked = []
+
+    class Hanging(Shelf):
+        @hookimpl
+        def kvdock_capacity(self, handle: str) -> None:
+            asked.append(handle)
+            go_on.wait(10)
+
+    calls = {"capacity_every": "0 s"}
+    engine, _ = measured(shelves=[Hanging()], core=patient(calls=calls))
+    with engine.attachment as cache:
+        names = hashes(1)
+        engine.fill(names, [0])
+        cache.put(names, engine.where([0]))
+        until(lambda: len(asked) == 1)
+        for _ in range(5):
+            assert cache.get(names, engine.where([1])).pages == 1
+        assert len(asked) == 1
+        go_on.set()
+        assert cache.settle(5)
 
 
 def test_the_share_of_restored_prefixes_that_have_their_draft_is_kept() -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvdock")
 
 
+_CLOSED = BreakerState.CLOSED
 _LOST = (Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
 
 
@@ -185,18 +186,24 @@ class Line:
 
     def measure(self, handle: object) -> None:
         """Ask how full the store is, if it is time to, without waiting."""
-        now_s = time.monotonic()
-        if now_s < self._ask_capacity_s or self._closing:
+        if time.monotonic() < self._ask_capacity_s or self._closing:
             return
-        self._ask_capacity_s = now_s + self.core.calls.capacity_every
-        self._crew.leave(lambda: self._measure(handle))
+        # One question at a time, and none to a backend that is cut off.
+        self._ask_capacity_s = math.inf
+        open_ = [one for one in self.breakers.values() if one.state is not _CLOSED]
+        if open_ or not self._crew.leave(lambda: self._measure(handle)):
+            self._ask_capacity_later()
+
+    def _ask_capacity_later(self) -> None:
+        self._ask_capacity_s = time.monotonic() + self.core.calls.capacity_every
 
     def _measure(self, handle: object) -> None:
         try:
             found = self.backend.capacity(handle)
         except Exception as error:  # noqa: BLE001 - a stranger's code
             self._complaints.say("capacity", f"backend {self.name}: {error}", error)
-            return
+            found = None
+        self._ask_capacity_later()
         if found is not None:
             self.tell(
                 StoreFilled(
