@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 
+from kvdock import discovery
 from kvdock.errors import KvdockError
 from kvdock.testing.checkup import VARIABLE
 from kvdock.testing.contract import BackendContract, FaultContract
@@ -17,6 +18,11 @@ from kvdock.testing.contract.suite import Suite
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from kvdock.testing.oracles import Oracle
+
+ORACLES = "kvdock.oracles"
+"""Entry points: a backend's name, and a function of its settings to an `Oracle`."""
 
 
 def asked() -> Mapping[str, Any]:
@@ -63,6 +69,17 @@ class _Given(Suite, sealed=True):
             return None
         settings = self.backend().manifest.settings
         return dict(config) | settled(settings, small, tmp_path / "small")
+
+    @pytest.fixture
+    def oracle(self, config: Mapping[str, str]) -> Oracle | None:
+        """Return the oracle that the backend's distribution brings, if it does."""
+        backend = self.backend()
+        for candidate in discovery.installed(ORACLES):
+            if candidate.name == self.plugin:
+                make: Any = discovery.imported(candidate)
+                found: Oracle = make(backend.settings(config))
+                return found
+        return None
 
 
 class TestContract(_Given, BackendContract):
