@@ -12,6 +12,7 @@ import pytest
 
 from kvdock import Dock, Namespace, Outcome
 from kvdock_transformers import models
+from kvdock_transformers.backends import settings_for
 from kvdock_transformers.families import WORKLOADS, Family, Scale
 from kvdock_transformers.paged import PagedModel
 from kvdock_transformers.prefix import page_hashes
@@ -41,7 +42,8 @@ def attached(family: Family, directory: Path) -> PromptPages:
     pair = engine(family)
     plan = plan_for(dock, pair, "")
     namespace = Namespace(model="a model")
-    return PromptPages.attach(dock, plan, namespace, directory, HASHES, pair)
+    settings = settings_for(dock, plan, directory, {})
+    return PromptPages.attach(dock, plan, namespace, settings, HASHES, pair)
 
 
 def stored(family: Family, directory: Path) -> PromptPages:

@@ -11,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from kvdock import KvdockError
 from kvdock_transformers.command import Model, Size, demo
 from kvdock_transformers.families import Family, Scale
 from kvdock_transformers.presentation import as_object
@@ -32,8 +33,6 @@ def other() -> None:
 def test_every_model_passes_every_check(family: Family, tmp_path: Path) -> None:
     runs: dict[Phase, Served] = {}
     for phase in Phase:
-        if phase is Phase.REPAIR:
-            damage = damage_store(tmp_path, runs[Phase.OFFLOAD])
         job = Job(
             phase=phase,
             families=(family,),
@@ -43,6 +42,8 @@ def test_every_model_passes_every_check(family: Family, tmp_path: Path) -> None:
             salt="a trial",
             threads=1,
         )
+        if phase is Phase.REPAIR:
+            damage = damage_store(job, runs[Phase.OFFLOAD])
         wire = json.dumps(to_json(serve(job, family, lambda _event: None)))
         runs[phase] = Served(**json.loads(wire))
     result = judge(family, runs, damage)
@@ -67,12 +68,37 @@ def test_the_command_ends_in_one_json_object(tmp_path: Path) -> None:
     assert not (trial / "models").exists(), "what is bulky is cleared away"
 
 
+@pytest.mark.slow
+@pytest.mark.mooncake
+def test_a_backend_without_files_brings_its_server_and_is_harmed_by_hooks() -> None:
+    library = pytest.importorskip("kvdock_mooncake.library")
+    try:
+        library.load()
+    except KvdockError as error:
+        pytest.skip(f"{error}")
+    arguments = ["demo", "--model", "mha", "--size", "tiny", "--json"]
+    ran = CliRunner().invoke(
+        app, [*arguments, "--backend", "mooncake", "--set", "replicas=1"]
+    )
+    assert ran.exit_code == 0, ran.output
+    assert "tarted a local master" in " ".join(ran.stderr.split())
+    summary = json.loads(ran.stdout.splitlines()[-1])
+    assert summary["ok"]
+    (model,) = summary["models"]
+    assert model["damage_survived"]
+    assert model["damaged_pages"] == 5
+    assert 0 < model["draft_acceptance_before"] == model["draft_acceptance_after"] < 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--backend", "no_such"], "no_such"),
         (["--model", "no_such"], "no_such"),
         (["--dir", __file__], "--dir"),
+        (["--set", "no_such=1"], "no_such"),
+        (["--set", "quota"], "KEY=VALUE"),
+        (["--set", "quota=1", "--set", "quota=2"], "twice"),
     ],
 )
 def test_bad_input_is_refused_by_name(arguments: list[str], words: str) -> None:

@@ -36,14 +36,18 @@ def test_the_entry_point_leads_to_the_local_server() -> None:
 
 
 @pytest.mark.usefixtures("no_variables")
-def test_a_configured_cluster_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configured_cluster_is_used_and_lent_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     given = {"master": "far.away:50051"}
     with server.local_server(given) as (settings, notice):
-        assert settings is given
+        assert settings == {"segment_bytes": 0, **given}
         assert not notice
+    with server.local_server({**given, "segment_bytes": "1 GiB"}) as (settings, _):
+        assert settings["segment_bytes"] == "1 GiB"
     monkeypatch.setenv("MOONCAKE_MASTER", "far.away:50051")
     with server.local_server({}) as (settings, notice):
-        assert settings == {}
+        assert settings == {"segment_bytes": 0}
         assert not notice
 
 

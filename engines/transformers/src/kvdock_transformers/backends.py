@@ -1,11 +1,17 @@
 """Which backend a trial uses, judged by manifests; loads no torch."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
-from kvdock import Dock, KvdockError, Plan, Scope
+from kvdock import Dock, KvdockError, Plan, Scope, discovery
 
-_OUTLIVES_A_PROCESS = (Scope.HOST, Scope.CLUSTER)
+SERVERS = "kvdock.servers"
+"""Entry points of servers that backends bring for demos, by backend."""
+
+Settings = Mapping[str, object]
+"""What was given for a backend: setting to value."""
 
 
 def choose(dock: Dock, wanted: str = "") -> str:
@@ -22,34 +28,79 @@ def choose(dock: Dock, wanted: str = "") -> str:
     fit = [
         name
         for name, backend in sorted(dock.backends.items())
-        if backend.manifest.durability in _OUTLIVES_A_PROCESS
-        and path_setting(backend.manifest.settings)
+        if backend.manifest.durability >= Scope.PROCESS
     ]
     if not wanted:
-        if fit:
-            return fit[0]
+        for name in fit:
+            if path_setting(dock.backends[name].manifest.settings):
+                return name
         raise KvdockError(
             "no backend is installed that keeps pages in a directory",
             fix="Install one, for example with: pip install kvdock-file",
         )
-    durability = dock.backends[wanted].manifest.durability
-    if durability not in _OUTLIVES_A_PROCESS:
+    if wanted not in fit:
         raise KvdockError(
-            f"backend {wanted!r} keeps pages no longer than a {durability}",
+            f"backend {wanted!r} keeps pages no longer than the process that stored "
+            "them",
             fix=f"The demo ends its processes. Backends that would do: {fit}",
         )
     return wanted
 
 
-def directory_settings(
-    dock: Dock, plan: Plan, directory: Path
-) -> dict[str, dict[str, object]]:
-    """Give every backend of a plan that keeps files a directory of its own."""
-    settings: dict[str, dict[str, object]] = {}
+def check_settings(dock: Dock, name: str, given: Settings) -> None:
+    """Refuse settings that a backend does not know.
+
+    Raises:
+        SettingsError: With the setting and what is wrong with it.
+    """
+    backend = dock.backends[name]
+    path = path_setting(backend.manifest.settings)
+    # The demo brings a directory where none is given.
+    backend.settings({path: "/", **given} if path else given)
+
+
+@contextmanager
+def served(name: str, given: Settings) -> Iterator[tuple[Settings, str]]:
+    """Bring the server that a backend needs, if it announces one.
+
+    Args:
+        name: The backend.
+        given: The user's settings for it.
+
+    Yields:
+        The settings to use, and a sentence that says what was started, "" if
+        nothing was.
+
+    Raises:
+        KvdockError: If the server cannot be started.
+    """
+    for candidate in discovery.installed(SERVERS):
+        if candidate.name == name:
+            bring: Any = discovery.imported(candidate)
+            with bring(given) as (settings, notice):
+                yield settings, notice
+            return
+    yield given, ""
+
+
+def settings_for(
+    dock: Dock, plan: Plan, directory: Path, given: Mapping[str, Settings]
+) -> dict[str, Settings]:
+    """Return the settings of every backend of a plan.
+
+    One that keeps files gets a directory of its own, if it is given none.
+
+    Args:
+        dock: The loaded backends.
+        plan: Which of them are used.
+        directory: Where directories are made.
+        given: Backend to the settings that the user gave.
+    """
+    settings: dict[str, Settings] = {}
     for name in {route.backend for route in plan.accepted if route.backend}:
         path = path_setting(dock.backends[name].manifest.settings)
-        if path:
-            settings[name] = {path: str(directory / name)}
+        own: Settings = {path: str(directory / name)} if path else {}
+        settings[name] = {**own, **given.get(name, {})}
     return settings
 
 

@@ -66,6 +66,12 @@ class Damage:
     lost: frozenset[tuple[str, int]]
     doubtful: frozenset[tuple[str, int]]
 
+    def joined(self, other: "Damage") -> "Damage":
+        """Return both as one."""
+        lost = self.lost | other.lost
+        doubtful = (self.doubtful | other.doubtful) - lost
+        return Damage(self.done + other.done, lost, doubtful)
+
 
 @attrs.frozen
 class StoredPages:

@@ -73,8 +73,8 @@ class Display:
         """Stop the progress bars."""
         self._progress.stop()
 
-    def begin(self, request: Request) -> None:
-        """Say what is about to be done."""
+    def begin(self, request: Request, notice: str = "") -> None:
+        """Say what is about to be done, and what was started for it."""
         work = WORKLOADS[request.scale]
         self._started_s = time.monotonic()
         self.console.print(
@@ -83,6 +83,8 @@ class Display:
             f"Prompt of {work.prompt_tokens} tokens: "
             f"{work.prefix_pages} pages of {work.page_tokens}, and a tail."
         )
+        if notice:
+            self.console.print(f"{notice[0].upper()}{notice[1:]}.", markup=False)
 
     def show(self, event: Mapping[str, Any]) -> None:
         """Show one event of a trial."""

@@ -38,6 +38,10 @@ def _numbers(values: Iterable[int]) -> tuple[int, ...]:
     return tuple(values)
 
 
+def _words(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(values)
+
+
 def _pairs(values: Iterable[Iterable[str]]) -> tuple[tuple[str, str], ...]:
     return tuple((head, tail) for head, tail in values)
 
@@ -55,6 +59,7 @@ class Job:
         salt: Keeps this trial's pages apart from all others'.
         threads: Threads that torch may use; the same in all processes, since
             bit-identical results need the same division of work.
+        settings: What was given for the preferred backend.
     """
 
     phase: Phase = attrs.field(converter=Phase)
@@ -64,6 +69,12 @@ class Job:
     directory: Path = attrs.field(converter=Path)
     salt: str
     threads: int
+    settings: Mapping[str, object] = attrs.field(factory=dict, repr=False)
+
+    @property
+    def given(self) -> Mapping[str, Mapping[str, object]]:
+        """Settings by backend."""
+        return {self.backend: self.settings} if self.backend else {}
 
 
 @attrs.frozen(kw_only=True)
@@ -80,6 +91,9 @@ class PoolRecord:
         page_bytes: Bytes of a page.
         ends: The first and the last bytes of each stored page, in hex, in the
             order of `stored`: by them its place on disk can be found.
+        backend: Who keeps them.
+        keys: The key of the first object of each stored page.
+        object_bytes: Bytes of that object, as the backend keeps it.
     """
 
     stored: tuple[int, ...] = attrs.field(converter=_numbers)
@@ -90,6 +104,9 @@ class PoolRecord:
     draft: bool
     page_bytes: int
     ends: tuple[tuple[str, str], ...] = attrs.field(converter=_pairs, repr=False)
+    backend: str = ""
+    keys: tuple[str, ...] = attrs.field(converter=_words, default=(), repr=False)
+    object_bytes: int = 0
 
 
 @attrs.frozen(kw_only=True)

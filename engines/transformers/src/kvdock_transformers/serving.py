@@ -14,6 +14,7 @@ import torch
 
 from kvdock import Dock, Namespace, Plan
 from kvdock_transformers import models
+from kvdock_transformers.backends import settings_for
 from kvdock_transformers.families import WORKLOADS, Family, Workload
 from kvdock_transformers.paged import PagedModel
 from kvdock_transformers.prefix import page_hashes
@@ -121,7 +122,7 @@ def _serve_from_store(
         dock,
         plan,
         namespace,
-        job.directory / "store" / engine.family,
+        settings_for(dock, plan, job.directory / "store" / engine.family, job.given),
         hashes,
         engine.models,
     )
@@ -147,7 +148,9 @@ def _serve_from_store(
             )
         )
         served = _served(job, engine, made, start_s, loaded, stored)
-        served = attrs.evolve(served, found_after=pages.found())
+        served = attrs.evolve(
+            served, found_after=pages.found(), pools=_kept(served.pools, pages)
+        )
     finally:
         pages.close()
     if job.phase is Phase.RESTORE:
@@ -232,6 +235,22 @@ def _pool_records(
     return records
 
 
+def _kept(
+    records: Mapping[str, PoolRecord], pages: PromptPages
+) -> dict[str, PoolRecord]:
+    """Add where the pages of each pool are kept."""
+    kept = {name: pages.kept(name, record.stored) for name, record in records.items()}
+    return {
+        name: attrs.evolve(
+            record,
+            backend=kept[name][0],
+            keys=kept[name][1],
+            object_bytes=kept[name][2],
+        )
+        for name, record in records.items()
+    }
+
+
 def _run_altered(
     job: Job, engine: _Engine, dock: Dock, plan: Plan, pool: str, true: Generation
 ) -> Altered:
@@ -248,7 +267,7 @@ def _run_altered(
         dock,
         plan,
         namespace,
-        job.directory / "altered" / engine.family,
+        settings_for(dock, plan, job.directory / "altered" / engine.family, job.given),
         hashes,
         engine.models,
     )

@@ -1,7 +1,6 @@
 """A prompt's pages in an attachment: what is there, loading, storing."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import attrs
 import numpy as np
@@ -9,7 +8,7 @@ import numpy as np
 from kvdock import Attachment, Dock, Namespace, Plan, PoolSpec, Shard
 from kvdock.batches import Outcome
 from kvdock.sessions import NO_PAGE
-from kvdock_transformers.backends import directory_settings
+from kvdock_transformers.backends import Settings
 from kvdock_transformers.paged import PagedModel
 
 Progress = Callable[[int, int], None]
@@ -67,7 +66,7 @@ class PromptPages:
         dock: Dock,
         plan: Plan,
         namespace: Namespace,
-        directory: Path,
+        settings: Mapping[str, Settings],
         hashes: Sequence[str],
         models: Sequence[PagedModel],
     ) -> "PromptPages":
@@ -77,7 +76,6 @@ class PromptPages:
             for model in models
             for name, host in model.hosts.items()
         }
-        settings = directory_settings(dock, plan, directory)
         attachment = Attachment.open(dock, plan, namespace, regions, settings)
         return cls(attachment, hashes, models)
 
@@ -179,6 +177,19 @@ class PromptPages:
                 ]
             progress(start + len(some), len(positions))
         return stored
+
+    def kept(self, pool: str, pages: Sequence[int]) -> tuple[str, list[str], int]:
+        """Say where pages of a pool are kept, for who wants to harm them.
+
+        Returns:
+            The backend, the key of each page's first object, and its bytes.
+        """
+        berth = self.attachment.berths.get(pool)
+        if berth is None:
+            return "", [], 0
+        keys = berth.keys([self.hashes[page] for page in pages])
+        nbytes = int(berth.way.region.object_bytes[0])
+        return berth.line.name, keys[:: len(berth.suffixes)], nbytes
 
     def close(self) -> None:
         """Let go of the backends."""

@@ -21,6 +21,7 @@ from kvdock_transformers.damage import Damage, Harm, StoredPages, inflict
 from kvdock_transformers.errors import TrialFailed
 from kvdock_transformers.families import Family, Scale
 from kvdock_transformers.records import Job, Phase, PoolRecord, Served, to_json
+from kvdock_transformers.tamper import tamper
 from kvdock_transformers.verdicts import ModelResult, judge
 
 Event = Mapping[str, Any]
@@ -51,12 +52,14 @@ class Request:
         directory: Where everything is kept; must exist.
         backend: The preferred backend, or "" for the router's own choice.
         scale: Size of the models.
+        settings: What was given for the backend.
     """
 
     families: tuple[Family, ...]
     directory: Path
     backend: str = ""
     scale: Scale = Scale.DEMO
+    settings: Mapping[str, object] = attrs.field(factory=dict, repr=False)
 
 
 def run_trial(
@@ -88,13 +91,14 @@ def run_trial(
         directory=directory,
         salt=salt,
         threads=min(_MAX_THREADS, len(os.sched_getaffinity(0))),
+        settings=dict(request.settings),
     )
     runs: dict[Phase, dict[Family, Served]] = {}
     damages: dict[Family, Damage] = {}
     for phase in Phase:
         if phase is Phase.REPAIR:
             for family, served in runs[Phase.OFFLOAD].items():
-                damages[family] = damage_store(directory, served)
+                damages[family] = damage_store(job, served)
                 report({"event": "damage", "model": family, "damage": damages[family]})
         runs[phase] = _run_worker(attrs.evolve(job, phase=phase), report)
         for bulky in _NO_LONGER_NEEDED.get(phase, ()):
@@ -109,11 +113,14 @@ def run_trial(
     return tuple(results)
 
 
-def damage_store(directory: Path, served: Served) -> Damage:
+def damage_store(job: Job, served: Served) -> Damage:
     """Harm stored pages of every pool: four ways for the anchor, one for others.
 
+    In the files of the store, and what lies in no file through the hooks of
+    the backend that keeps it.
+
     Args:
-        directory: The trial's directory.
+        job: Where the store is.
         served: The run that stored the pages.
     """
     pages = (served.prompt_tokens - 1) // served.page_tokens
@@ -136,7 +143,9 @@ def damage_store(directory: Path, served: Served) -> Damage:
         for name, record in served.pools.items()
     }
     known = [target for target in targets if target[1] in stored[target[0]].ends]
-    return inflict(directory / "store" / served.family, stored, known)
+    damage = inflict(job.directory / "store" / served.family, stored, known)
+    rest = [target for target in known if target not in damage.done]
+    return damage.joined(tamper(served.pools, rest, job.given)) if rest else damage
 
 
 def _last_stored(record: PoolRecord, limit: int) -> int:

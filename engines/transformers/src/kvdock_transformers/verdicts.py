@@ -166,7 +166,7 @@ def _damage_checks(
         f"{least} to {most} were whole"
     )
     checks = [
-        Check("damaged: pages were found on disk and harmed", bool(damage.done)),
+        Check("damaged: pages were found in the store and harmed", bool(damage.done)),
         Check(
             "damaged: exactly what is missing was recomputed",
             least <= repaired.loaded_pages <= most < all_pages

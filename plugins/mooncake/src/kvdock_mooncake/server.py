@@ -149,7 +149,8 @@ def local_server(
     variables = MooncakeSettings.environment
     known = [variables[name] for name in ("master", "standalone")]
     if configured or any(os.environ.get(name) for name in known):
-        yield given, ""
+        # What a process of the demo lends ends with it, pages and all.
+        yield {"segment_bytes": 0, **given}, ""
         return
     with ExitStack() as stack:
         master = start_master(f"-default_kv_lease_ttl={_DEMO_LEASE_S * 1000}")
