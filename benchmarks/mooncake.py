@@ -45,6 +45,7 @@ from kvdock import (
 )
 from kvdock.core_settings import CoreSettings, Integrity
 from kvdock.keys import build_keys
+from kvdock.routing import Needs
 from kvdock_mooncake.library import load
 from kvdock_mooncake.server import start_master, start_owner
 
@@ -123,7 +124,8 @@ def attached(
     they would be compared with nothing.
     """
     dock = Dock.load(require=("mooncake",))
-    plan = dock.plan(pools, Shard(), ("mooncake",))
+    needs = Needs(checks=integrity)
+    plan = dock.plan(pools, Shard(), ("mooncake",), needs=needs)
     memory = {
         pool.name: np.ones(pages * pool.page_bytes(Shard()), np.uint8) for pool in pools
     }

@@ -93,7 +93,8 @@ class MooncakeSettings:
     max_pieces: int = option(
         1024, help="Pieces of memory under way at once, over all threads."
     )
-    max_call_bytes: int = size(32 << 20, help="Bytes of one call of the library.")
+    # A batch of the core, 32 MiB and its trailers, is one call.
+    max_call_bytes: int = size(48 << 20, help="Bytes of one call of the library.")
 
     def __attrs_post_init__(self) -> None:
         """Refuse what the library would refuse late, or not at all."""
