@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -38,13 +39,10 @@ def given(tmp_path: Path) -> dict[str, dict[str, object]]:
     return {"file": {"root": str(tmp_path)}}
 
 
-@pytest.fixture
-def hand(given: dict[str, dict[str, object]]) -> Iterator[Hand]:
-    with tampering._attached("file", given["file"], NBYTES) as one:
-        for key in KEYS:
-            one.memory[:] = 7
-            assert one.call(Operation.PUT, key, NBYTES)
-        yield one
+@contextmanager
+def attached(given: dict[str, dict[str, object]]) -> Iterator[Hand]:
+    with tampering._attached("file", given["file"], NBYTES) as hand:
+        yield hand
 
 
 def outcome(hand: Hand, key: str) -> Outcome:
@@ -56,20 +54,24 @@ def outcome(hand: Hand, key: str) -> Outcome:
     return Outcome(int(hand.backend.batch_io(hand.handle, batch).outcomes[0]))
 
 
-def test_each_harm_is_what_a_reader_finds(
-    hand: Hand, given: dict[str, dict[str, object]]
+def test_each_harm_is_what_the_next_reader_finds(
+    given: dict[str, dict[str, object]],
 ) -> None:
+    with attached(given) as hand:
+        hand.memory[:] = 7
+        assert all(hand.call(Operation.PUT, key, NBYTES) for key in KEYS)
     harms = (Harm.FLIP, Harm.TRUNCATE, Harm.DELETE, Harm.EXTEND)
     targets = [("kv", page, harm) for page, harm in enumerate(harms)]
     damage = tamper({"kv": RECORD}, targets, given)
     assert damage.done == tuple(targets)
     assert damage.lost == {("kv", 0), ("kv", 1), ("kv", 2)}
     assert damage.doubtful == {("kv", 3)}
-    assert outcome(hand, KEYS[0]) is Outcome.OK
-    assert np.flatnonzero(hand.memory != 7).tolist() == [NBYTES // 2]
-    assert outcome(hand, KEYS[1]) is Outcome.SHORT
-    assert outcome(hand, KEYS[2]) is Outcome.ABSENT
-    assert outcome(hand, KEYS[3]) is Outcome.LONG
+    with attached(given) as hand:
+        assert outcome(hand, KEYS[0]) is Outcome.OK
+        assert np.flatnonzero(hand.memory != 7).tolist() == [NBYTES // 2]
+        assert outcome(hand, KEYS[1]) is Outcome.SHORT
+        assert outcome(hand, KEYS[2]) is Outcome.ABSENT
+        assert outcome(hand, KEYS[3]) is Outcome.LONG
 
 
 def test_a_page_that_is_not_there_is_not_counted(
