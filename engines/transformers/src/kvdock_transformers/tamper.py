@@ -33,6 +33,7 @@ from kvdock_transformers.records import PoolRecord
 
 _SURPLUS_BYTES = 64
 _CALL_S = 30.0
+_SOON_S = 2.0
 
 Target = tuple[str, int, Harm]
 
@@ -62,10 +63,18 @@ class Hand:
         result = self.backend.batch_io(self.handle, batch)
         return bool(result.outcomes[0] == Outcome.OK)
 
+    def found(self, key: str) -> bool:
+        """Look an object up; what others stored may be found a little later."""
+        until = time.monotonic() + _SOON_S
+        while not self.call(Operation.EXISTS, key):
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.01)
+        return True
+
     def harm(self, key: str, nbytes: int, harm: Harm) -> bool:
         """Put something else in the place of an object, or nothing."""
-        # What others stored may be known only once it was looked up.
-        if not self.call(Operation.EXISTS, key):
+        if not self.found(key):
             return False
         if harm is not Harm.DELETE and not self.call(Operation.GET, key, nbytes):
             return False
