@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import Any, cast
 
+import attrs
 import numpy as np
 import pytest
 
-from kvdock import Batch, Operation
+from kvdock import Batch, BatchResult, Operation
 from kvdock.batches import Outcome
 from kvdock_transformers import tamper as tampering
 from kvdock_transformers.damage import Harm
@@ -28,57 +29,74 @@ RECORD = PoolRecord(
     draft=False,
     page_bytes=NBYTES,
     ends=(),
-    backend="file",
+    backend="own",
     keys=KEYS,
     object_bytes=NBYTES,
 )
 
 
+@attrs.frozen
+class Shelf:
+    """Objects of a backend that keeps no files."""
+
+    objects: dict[str, bytes] = attrs.field(factory=dict)
+
+    def batch_io(self, handle: object, batch: Batch) -> BatchResult:
+        assert handle == "a handle"
+        (key,) = batch.keys
+        return BatchResult.of(batch, [self.answer(key, batch)])
+
+    def answer(self, key: str, batch: Batch) -> Outcome:
+        if batch.operation is Operation.PUT:
+            address, nbytes = int(batch.addresses[0, 0]), int(batch.sizes[0, 0])
+            self.objects.setdefault(key, ctypes.string_at(address, nbytes))
+        elif key not in self.objects:
+            return Outcome.ABSENT
+        elif batch.operation is Operation.DELETE:
+            del self.objects[key]
+        elif batch.operation is Operation.GET:
+            ctypes.memmove(int(batch.addresses[0, 0]), self.objects[key], NBYTES)
+        return Outcome.OK
+
+
 @pytest.fixture
-def given(tmp_path: Path) -> dict[str, dict[str, object]]:
-    return {"file": {"root": str(tmp_path)}}
+def shelf(monkeypatch: pytest.MonkeyPatch) -> Shelf:
+    backend: Any = Shelf(dict.fromkeys(KEYS, b"7" * NBYTES))
+
+    @contextmanager
+    def attached(name: str, given: object, nbytes: int) -> Iterator[Hand]:
+        assert (name, given) == ("own", {"a": 1})
+        yield Hand(backend, "a handle", np.zeros(nbytes, np.uint8))
+
+    monkeypatch.setattr(tampering, "_attached", attached)
+    monkeypatch.setattr(tampering, "_SOON_S", 0.0)
+    return cast("Shelf", backend)
 
 
-@contextmanager
-def attached(given: dict[str, dict[str, object]]) -> Iterator[Hand]:
-    with tampering._attached("file", given["file"], NBYTES) as hand:
-        yield hand
+GIVEN = {"own": {"a": 1}}
 
 
-def outcome(hand: Hand, key: str) -> Outcome:
-    hand.memory[:] = 0
-    place = np.array([[hand.memory.ctypes.data]])
-    batch = Batch(
-        Operation.GET, [key], place, np.array([[NBYTES]]), time.monotonic() + 20
-    )
-    return Outcome(int(hand.backend.batch_io(hand.handle, batch).outcomes[0]))
-
-
-def test_each_harm_is_what_the_next_reader_finds(
-    given: dict[str, dict[str, object]],
-) -> None:
-    with attached(given) as hand:
-        hand.memory[:] = 7
-        assert all(hand.call(Operation.PUT, key, NBYTES) for key in KEYS)
+def test_each_harm_is_what_the_next_reader_finds(shelf: Shelf) -> None:
     harms = (Harm.FLIP, Harm.TRUNCATE, Harm.DELETE, Harm.EXTEND)
     targets = [("kv", page, harm) for page, harm in enumerate(harms)]
-    damage = tamper({"kv": RECORD}, targets, given)
+    damage = tamper({"kv": RECORD}, targets, GIVEN)
     assert damage.done == tuple(targets)
     assert damage.lost == {("kv", 0), ("kv", 1), ("kv", 2)}
     assert damage.doubtful == {("kv", 3)}
-    with attached(given) as hand:
-        assert outcome(hand, KEYS[0]) is Outcome.OK
-        assert np.flatnonzero(hand.memory != 7).tolist() == [NBYTES // 2]
-        assert outcome(hand, KEYS[1]) is Outcome.SHORT
-        assert outcome(hand, KEYS[2]) is Outcome.ABSENT
-        assert outcome(hand, KEYS[3]) is Outcome.LONG
+    whole = b"7" * NBYTES
+    flipped = shelf.objects[KEYS[0]]
+    assert sum(a != b for a, b in zip(flipped, whole, strict=True)) == 1
+    assert shelf.objects[KEYS[1]] == whole[: NBYTES // 2]
+    assert KEYS[2] not in shelf.objects
+    assert shelf.objects[KEYS[3]].startswith(whole)
+    assert len(shelf.objects[KEYS[3]]) > NBYTES
 
 
-def test_a_page_that_is_not_there_is_not_counted(
-    given: dict[str, dict[str, object]],
-) -> None:
-    assert tamper({"kv": RECORD}, [("kv", 1, Harm.FLIP)], given).done == ()
+def test_a_page_that_is_not_there_is_not_counted(shelf: Shelf) -> None:
+    shelf.objects.clear()
+    assert tamper({"kv": RECORD}, [("kv", 1, Harm.FLIP)], GIVEN).done == ()
 
 
-def test_backends_without_settings_are_left_alone() -> None:
+def test_backends_without_settings_are_left_alone(shelf: Shelf) -> None:
     assert tamper({"kv": RECORD}, [("kv", 1, Harm.FLIP)], {}).done == ()
+    assert set(shelf.objects) == set(KEYS)
