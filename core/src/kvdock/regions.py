@@ -190,12 +190,13 @@ class Region:
             RegionError: If an index lies outside of the region.
         """
         indices = self.check(pages)
+        if len(self.objects) == 1:
+            # One object a page: the repeated row stays a view of one page's sizes.
+            rows = indices[:, None] * self.strides[0] + self.bases[0]
+            return rows, np.broadcast_to(self.sizes[0], rows.shape)
         shape = (len(indices) * len(self.objects), self.segments)
         where = self.bases + indices[:, None, None] * self.strides
         sizes = np.broadcast_to(self.sizes, (len(indices), *self.sizes.shape))
-        if len(self.objects) == 1:
-            # One object a page: the repeated row stays a view of one page's sizes.
-            return where.reshape(shape), sizes[:, 0]
         return where.reshape(shape), sizes.reshape(shape)
 
     def gather(self, pages: npt.ArrayLike, out: npt.NDArray[np.uint8]) -> None:

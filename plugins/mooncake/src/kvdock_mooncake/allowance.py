@@ -33,18 +33,32 @@ class Allowance:
             pieces: How many pieces a call has.
             until_s: When to give up, on `time.monotonic()`'s clock.
         """
-        patience = until_s - time.monotonic()
-        with self._changed:
-            granted = self._changed.wait_for(
-                lambda: not self._taken or self._taken + pieces <= self.most,
-                min(max(0.0, patience), threading.TIMEOUT_MAX),
-            )
-            if granted:
-                self._taken += pieces
+        granted = self.enter(pieces, until_s)
         try:
             yield granted
         finally:
             if granted:
-                with self._changed:
-                    self._taken -= pieces
-                    self._changed.notify_all()
+                self.leave(pieces)
+
+    def enter(self, pieces: int, until_s: float) -> bool:
+        """Wait for room; return whether it came, to be ended with `leave`.
+
+        For whom a generator on each call is too slow; see `take`.
+        """
+        with self._changed:
+            granted = not self._taken or self._taken + pieces <= self.most
+            if not granted:
+                patience = until_s - time.monotonic()
+                granted = self._changed.wait_for(
+                    lambda: not self._taken or self._taken + pieces <= self.most,
+                    min(max(0.0, patience), threading.TIMEOUT_MAX),
+                )
+            if granted:
+                self._taken += pieces
+            return granted
+
+    def leave(self, pieces: int) -> None:
+        """Give room back."""
+        with self._changed:
+            self._taken -= pieces
+            self._changed.notify_all()

@@ -163,6 +163,18 @@ class Client:
         Raises:
             Shut: If no call may be made.
         """
+        store = self.enter(member)
+        try:
+            yield store
+        finally:
+            self.leave(member)
+
+    def enter(self, member: Member) -> Any:  # noqa: ANN401 - the library's own class
+        """Lend the store until `leave`; see `using`.
+
+        Raises:
+            Shut: If no call may be made.
+        """
         if os.getpid() != self._pid:
             raise Shut("this process was forked after the client was set up")
         with self._changed:
@@ -170,13 +182,9 @@ class Client:
                 raise Shut(f"the client is {self.state}")
             self._calls += 1
             member.calls += 1
-            store = self._store
-        try:
-            yield store
-        finally:
-            self._return(member)
+            return self._store
 
-    def _return(self, member: Member) -> None:
+    def leave(self, member: Member) -> None:
         """End a call, and do what had to wait for its end."""
         with self._changed:
             self._calls -= 1

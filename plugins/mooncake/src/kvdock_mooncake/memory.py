@@ -94,6 +94,12 @@ class KnownMemory:
         starts, ends = self._bounds
         if not len(starts):
             return not sizes.any()
+        if sizes.strides[0] == 0 and sizes[0].all():
+            # One row of sizes for all: what begins first and last decides.
+            size, first = sizes[0], addresses.min(axis=0)
+            at = np.searchsorted(starts, first, "right") - 1
+            room = ends[at] - addresses.max(axis=0)
+            return bool(((at >= 0) & (size >= 0) & (size <= room)).all())
         if len(starts) == 1:
             # Never address + size: a garbage size must not wrap around.
             inside = (addresses >= starts[0]) & (sizes <= ends[0] - addresses)

@@ -59,16 +59,20 @@ class PoolHandle:
         still write into the batch's memory. So this returns late rather than
         early when a peer blocks; whoever waits keeps the memory back.
         """
+        client = self.client
         try:
-            with self.client.using(self.member) as store:
-                # Inside: nothing is unregistered between the look and the call.
-                if not self.client.memory.covers(batch.addresses, batch.sizes):
-                    log.error("a batch names memory that was not attached")
-                    return BatchResult.all(batch, Outcome.REFUSED)
-                return self._run(store, batch)
+            store = client.enter(self.member)
         except Shut as reason:
             log.debug("mooncake: %s", reason)
             return BatchResult.all(batch, Outcome.UNAVAILABLE)
+        try:
+            # Inside: nothing is unregistered between the look and the call.
+            if not client.memory.covers(batch.addresses, batch.sizes):
+                log.error("a batch names memory that was not attached")
+                return BatchResult.all(batch, Outcome.REFUSED)
+            return self._run(store, batch)
+        finally:
+            client.leave(self.member)
 
     def _run(self, store: Any, batch: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
         match batch.operation:
@@ -339,9 +343,13 @@ class PoolHandle:
         most = min(settings.max_pieces // pieces, settings.max_call_bytes // largest)
 
         def bounded(store: Any, part: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
-            allowance = self.client.allowance
-            with allowance.take(len(part) * pieces, part.deadline_s) as granted:
-                return call(store, part) if granted else [NO_TIME] * len(part)
+            allowance, most = self.client.allowance, len(part) * pieces
+            if not allowance.enter(most, part.deadline_s):
+                return [NO_TIME] * len(part)
+            try:
+                return call(store, part)
+            finally:
+                allowance.leave(most)
 
         return self._each(store, batch, bounded, max(1, most))
 
