@@ -1,0 +1,113 @@
+"""Whole attachments over a real cluster: a restart, and an owner that freezes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvdock import (
+    Attachment,
+    Dock,
+    DType,
+    Namespace,
+    Outcome,
+    Part,
+    Per,
+    PoolSpec,
+    Region,
+    Shard,
+)
+from kvdock.core_settings import CoreSettings, Deadlines
+from kvdock_mooncake.server import Server, start_owner
+
+pytestmark = pytest.mark.mooncake
+
+ENGINE = Path(__file__).with_name("engine.py")
+PAGES, PAGE_BYTES = 8, 64 << 10
+HASHES = [f"{page:064x}" for page in range(PAGES)]
+GET_S = 1.0
+
+
+def ran(master: Server, what: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, str(ENGINE), master.address, what],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_restarted_engine_restores_target_and_late_draft(serve: Any) -> None:
+    """Two processes: what draft acceptance after a restart hangs on."""
+    master = serve()
+    own = start_owner(master.address, 64 << 20)
+    stored = ran(master, "put")
+    for pool in ("target", "draft"):
+        assert stored[pool] == {"found": 0, "good": 24, "same": True}
+    restored = ran(master, "get")
+    for pool in ("target", "draft", "again"):
+        assert restored[pool] == {"found": 24, "good": 24, "same": True}
+    assert restored["clients"] == 1, "a late pool shares the process's client"
+    own.stop()
+
+
+def test_a_frozen_owner_holds_pages_back_until_late_bytes_cannot_land(
+    serve: Any, eventually: Callable[..., Any]
+) -> None:
+    master = serve("-client_ttl=60")
+    own = start_owner(master.address, 64 << 20)
+    pool = PoolSpec(
+        name="kv",
+        kind="mla",
+        parts=(Part("kv", DType.U8, (PAGE_BYTES,), per=Per.PAGE),),
+        layers=(0,),
+        page_tokens=1,
+        anchor=True,
+    )
+    memory = np.random.default_rng(5).integers(0, 256, (PAGES, PAGE_BYTES), np.uint8)
+    wanted = memory.copy()
+    dock = Dock.load(require=("mooncake",))
+    attachment = Attachment.open(
+        dock,
+        dock.plan([pool], Shard(), ("mooncake",)),
+        Namespace(model="frozen"),
+        {"kv": Region.of(pool, Shard(), (memory,), PAGES)},
+        {"mooncake": {"master": master.address, "segment_bytes": 0, "lease_s": 0.5}},
+        core=CoreSettings(deadlines=Deadlines(get=GET_S)),
+    )
+    places = {"kv": np.arange(PAGES)}
+    assert attachment.put(HASHES, places).pages == PAGES
+    os.kill(own.process.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        moved = attachment.get(HASHES, places)
+        assert time.monotonic() - began < GET_S + 2
+        assert set(moved.outcomes["kv"]) == {Outcome.TIMEOUT}
+        assert moved.pages == 0
+        # The library may still write there: nobody gets these pages.
+        assert attachment.leases("kv").leased_pages == PAGES
+        refused = attachment.get(HASHES, places)
+        assert set(refused.outcomes["kv"]) <= {Outcome.REFUSED, Outcome.UNAVAILABLE}
+        assert not attachment.settle(0.0)
+    finally:
+        os.kill(own.process.pid, signal.SIGCONT)
+    eventually(lambda: attachment.leases("kv").leased_pages == 0, within_s=70)
+    assert attachment.settle(5.0)
+    memory[:] = 0
+    eventually(lambda: attachment.get(HASHES, places).pages == PAGES)
+    assert np.array_equal(memory, wanted)
+    assert attachment.close()
+    own.stop()
