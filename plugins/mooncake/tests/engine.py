@@ -61,6 +61,13 @@ class Pool:
         attachment = Attachment.open(dock, plan, space, {pool.name: region}, settings)
         return cls(attachment, memory, wanted, pool.name)
 
+    @property
+    def client(self) -> int:
+        """Which client of the plugin it has."""
+        (berth,) = self.attachment.berths.values()
+        handle: Any = berth.handle
+        return id(handle.client)
+
     def move(self, what: str) -> dict[str, object]:
         """Put or get all pages; say how many were there and came right."""
         places = {self.name: np.arange(PAGES)}
@@ -82,14 +89,12 @@ def main(master: str, what: str) -> None:
     first = target.move(what)
     beside = attrs.evolve(space, page_format=f"beside {target.attachment.namespace}")
     draft = Pool.attach(DRAFT, beside, master)
-    told = {"target": first, "draft": draft.move(what), "again": target.move("get")}
-    told["clients"] = len(
-        {
-            id(berth.handle.client)  # type: ignore[attr-defined] - the plugin's own
-            for one in (target, draft)
-            for berth in one.attachment.berths.values()
-        }
-    )
+    told: dict[str, object] = {
+        "target": first,
+        "draft": draft.move(what),
+        "again": target.move("get"),
+        "clients": len({one.client for one in (target, draft)}),
+    }
     draft.attachment.close()
     target.attachment.close()
     sys.stdout.write(json.dumps(told) + "\n")

@@ -7,6 +7,7 @@ transport, before the library sees it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,10 @@ class KnownMemory:
     _users: dict[Block, int] = attrs.field(factory=dict, init=False)
     _bounds: tuple[Int64s, Int64s] = attrs.field(
         factory=lambda: (_none(), _none()), init=False
+    )
+
+    _edges: tuple[list[int], list[int]] = attrs.field(
+        factory=lambda: ([], []), init=False
     )
 
     @property
@@ -94,12 +99,12 @@ class KnownMemory:
         starts, ends = self._bounds
         if not len(starts):
             return not sizes.any()
-        if sizes.strides[0] == 0 and sizes[0].all():
-            # One row of sizes for all: what begins first and last decides.
-            size, first = sizes[0], addresses.min(axis=0)
-            at = np.searchsorted(starts, first, "right") - 1
-            room = ends[at] - addresses.max(axis=0)
-            return bool(((at >= 0) & (size >= 0) & (size <= room)).all())
+        if sizes.strides[0] == 0:
+            # One row of sizes for all: what lies first and last decides.
+            first = np.minimum.reduce(addresses).tolist()
+            last = np.maximum.reduce(addresses).tolist()
+            if self._holds(first, last, sizes[0].tolist()):
+                return True
         if len(starts) == 1:
             # Never address + size: a garbage size must not wrap around.
             inside = (addresses >= starts[0]) & (sizes <= ends[0] - addresses)
@@ -109,12 +114,20 @@ class KnownMemory:
         inside &= sizes >= 0
         return bool(inside.all()) or bool((inside | (sizes == 0)).all())
 
+    def _holds(self, first: list[int], last: list[int], sizes: list[int]) -> bool:
+        """Return whether each column lies in one range; no is no verdict yet."""
+        starts, ends = self._edges
+        for low, high, nbytes in zip(first, last, sizes, strict=True):
+            at = bisect_right(starts, low) - 1
+            if at < 0 or not 0 <= nbytes <= ends[at] - high:
+                return False
+        return True
+
     def _sort(self) -> None:
         blocks = self.blocks
-        self._bounds = (
-            np.array([block.address for block in blocks], np.int64),
-            np.array([_end(block) for block in blocks], np.int64),
-        )
+        edges = [block.address for block in blocks], [_end(block) for block in blocks]
+        self._edges = edges
+        self._bounds = np.array(edges[0], np.int64), np.array(edges[1], np.int64)
 
 
 def _end(block: Block) -> int:
