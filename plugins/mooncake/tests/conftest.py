@@ -283,10 +283,16 @@ class Peer:
     process: subprocess.Popen[str]
 
     def ask(self, **what: Any) -> Any:
+        self.tell(**what)
+        return self.hear()
+
+    def tell(self, **what: Any) -> None:
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(what) + "\n")
         self.process.stdin.flush()
+
+    def hear(self) -> Any:
+        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             raise AssertionError(f"the peer ended with {self.process.wait()}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -69,6 +71,20 @@ def test_a_range_is_registered_once_and_unregistered_with_its_last_user(
     assert sorted(ins, key=hash) == sorted(outs, key=hash)
     assert set(ins) == set(users)
     assert len(ins) == len(set(ins))
+
+
+@given(st.lists(blocks, max_size=4), st.lists(st.tuples(*[st.integers(0, 400)] * 2)))
+def test_one_row_of_sizes_for_all_is_judged_like_the_same_sizes_in_full(
+    wanted: list[Block], rows: list[tuple[int, int]]
+) -> None:
+    memory = KnownMemory()
+    for block in wanted:
+        with contextlib.suppress(RegionError):
+            memory.add(block, lambda _: None)
+    addresses = BASE + np.array(rows, np.int64).reshape(-1, 2)
+    for row in ([8, 24], [0, 40], [-1, 8], [2**63 - 1, 8]):
+        sizes = np.broadcast_to(np.array(row, np.int64), addresses.shape)
+        assert memory.covers(addresses, sizes) is memory.covers(addresses, sizes.copy())
 
 
 def test_sizes_that_would_wrap_around_are_not_covered() -> None:

@@ -139,7 +139,7 @@ class PoolHandle:
             others = _rows(batch, rest)
             numbers[rest] = self._waiting(store, others, self._write, NO_ROOM)
             numbers[rows] = self._replace(store, _rows(batch, rows))
-        if not numbers.any():
+        if not np.count_nonzero(numbers):
             self.client.health.fine()
             return BatchResult(np.zeros(len(asked), np.uint8), asked.object_bytes)
         self.client.health.note(Operation.PUT, numbers)
@@ -154,7 +154,7 @@ class PoolHandle:
         success.
         """
         numbers = self._moved(store, batch, call)
-        if passing not in numbers:
+        if not np.count_nonzero(numbers == passing):
             return numbers
         patience = time.monotonic() + self.client.settings.full_wait_s
         until = min(patience, batch.deadline_s)
