@@ -29,7 +29,7 @@ from kvdock_mooncake.health import Health
 from kvdock_mooncake.joining import ClusterError, join, limit_patience, master_answers
 from kvdock_mooncake.leases import Sightings
 from kvdock_mooncake.library import Library, load
-from kvdock_mooncake.memory import KnownMemory
+from kvdock_mooncake.memory import KnownMemory, RawMemory
 from kvdock_mooncake.settings import MooncakeSettings, Pin
 from kvdock_mooncake.spill import SpillFolder
 
@@ -416,18 +416,6 @@ class Client:
         with self._changed:
             if self.state is State.RENEWING:
                 self.state = State.READY
-
-
-class RawMemory:
-    """Memory of the library in numpy's own terms."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__array_interface__ = {
-            "data": (address, False),
-            "shape": (size,),
-            "typestr": "|u1",
-            "version": 3,
-        }
 
 
 def _put_config(library: Library, settings: MooncakeSettings, store: Any) -> Any:  # noqa: ANN401 - the library's own classes

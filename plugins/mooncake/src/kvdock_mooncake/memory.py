@@ -132,3 +132,15 @@ class KnownMemory:
 
 def _end(block: Block) -> int:
     return block.address + block.nbytes
+
+
+class RawMemory:
+    """Memory of the library in numpy's own terms."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 3,
+        }

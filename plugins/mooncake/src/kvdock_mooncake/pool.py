@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -24,6 +24,15 @@ from kvdock_mooncake.codes import (
     NOT_READY,
     TRANSFER_FAILED,
     outcomes_of,
+)
+from kvdock_mooncake.pieces import (
+    marked,
+    parts,
+    pieces_of,
+    repeated,
+    rounds,
+    rows_of,
+    sizes_of,
 )
 
 log = logging.getLogger("kvdock")
@@ -94,7 +103,7 @@ class PoolHandle:
         numbers = np.ones(len(batch), np.int64)
         if known.any():
             asked = np.flatnonzero(~known)
-            numbers[asked] = self._each(store, _rows(batch, asked), self._ask)
+            numbers[asked] = self._each(store, rows_of(batch, asked), self._ask)
         else:
             asked = None
             numbers[:] = self._each(store, batch, self._ask)
@@ -126,7 +135,7 @@ class PoolHandle:
 
     def _put(self, store: Any, asked: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
         """Store; a number of 0 says that the key is there, not who wrote it."""
-        batch = _marked(asked, self.client)
+        batch = marked(asked, self.client.mark)
         unfit = self.client.unfit
         healing = [row for row, key in enumerate(batch.keys) if unfit and key in unfit]
         if not healing:
@@ -136,9 +145,9 @@ class PoolHandle:
             rows = np.array(healing, np.int64)
             rest = np.setdiff1d(np.arange(len(batch)), rows)
             # First what needs not wait for the leases of wrong objects.
-            others = _rows(batch, rest)
+            others = rows_of(batch, rest)
             numbers[rest] = self._waiting(store, others, self._write, NO_ROOM)
-            numbers[rows] = self._replace(store, _rows(batch, rows))
+            numbers[rows] = self._replace(store, rows_of(batch, rows))
         if not np.count_nonzero(numbers):
             self.client.health.fine()
             return BatchResult(np.zeros(len(asked), np.uint8), asked.object_bytes)
@@ -161,7 +170,7 @@ class PoolHandle:
         while (numbers == passing).any() and time.monotonic() < until:
             time.sleep(_AGAIN_EVERY_S)
             rows = np.flatnonzero(numbers == passing)
-            numbers[rows] = self._moved(store, _rows(batch, rows), call)
+            numbers[rows] = self._moved(store, rows_of(batch, rows), call)
         return numbers
 
     def _replace(self, store: Any, batch: Batch) -> Int64s:  # noqa: ANN401 - the library's own class
@@ -169,7 +178,7 @@ class PoolHandle:
         numbers = self._remove_unleased(store, batch)
         gone = np.flatnonzero((numbers == 0) | (numbers == NOT_FOUND))
         self.client.unfit.difference_update(batch.keys[row] for row in gone.tolist())
-        anew = _rows(batch, gone)
+        anew = rows_of(batch, gone)
         numbers[gone] = self._waiting(store, anew, self._write, NO_ROOM)
         return numbers
 
@@ -201,10 +210,10 @@ class PoolHandle:
         outcomes = np.empty(len(batch), np.uint8)
         nbytes = np.zeros(len(batch), np.int64)
         where = np.flatnonzero(marks)
-        outcomes[where] = self._exists(store, _rows(batch, where))
+        outcomes[where] = self._exists(store, rows_of(batch, where))
         where = np.flatnonzero(~marks)
         if len(where):
-            rest = self._get(store, _rows(batch, where))
+            rest = self._get(store, rows_of(batch, where))
             outcomes[where], nbytes[where] = rest.outcomes, rest.nbytes
         return BatchResult(outcomes, nbytes)
 
@@ -224,7 +233,7 @@ class PoolHandle:
         odd = (numbers == BAD_ARGUMENTS) | (numbers == TRANSFER_FAILED)
         suspects = np.flatnonzero(odd)
         if len(suspects) and batch.remaining_s():
-            sizes = _sizes_of(store, [batch.keys[i] for i in suspects.tolist()])
+            sizes = sizes_of(store, [batch.keys[i] for i in suspects.tolist()])
             nbytes[suspects] = np.where(sizes > 0, sizes, nbytes[suspects])
         wanted = batch.object_bytes
         wrong = (nbytes > 0) & (nbytes != wanted)
@@ -237,7 +246,7 @@ class PoolHandle:
 
     def _write(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
         config = self.client.put_config
-        addresses, sizes = _pieces(batch)
+        addresses, sizes = pieces_of(batch)
         put = (
             store.batch_put_from
             if batch.addresses.shape[1] == 1
@@ -247,7 +256,7 @@ class PoolHandle:
         return answer
 
     def _read(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
-        addresses, sizes = _pieces(batch)
+        addresses, sizes = pieces_of(batch)
         get = (
             store.batch_get_into
             if batch.addresses.shape[1] == 1
@@ -279,7 +288,7 @@ class PoolHandle:
         while (numbers == LEASED).any() and time.monotonic() < until:
             time.sleep(min(self._lease_s / 20, _LEASES_EVERY_S))
             leased = np.flatnonzero(numbers == LEASED)
-            numbers[leased] = self._each(store, _rows(batch, leased), self._remove)
+            numbers[leased] = self._each(store, rows_of(batch, leased), self._remove)
         return numbers
 
     @property
@@ -331,11 +340,11 @@ class PoolHandle:
         """
         if len(set(batch.keys)) < len(batch):
             numbers = np.full(len(batch), NO_TIME, np.int64)
-            for rows in _rounds(batch.keys):
-                numbers[rows] = self._moved(store, _rows(batch, rows), call)
+            for rows in rounds(batch.keys):
+                numbers[rows] = self._moved(store, rows_of(batch, rows), call)
             return numbers
         pieces = max(1, batch.addresses.shape[1])
-        if _repeated(batch.sizes):
+        if repeated(batch.sizes):
             largest = max(1, sum(batch.sizes[0].tolist()))
         else:
             largest = max(1, int(batch.object_bytes.max(initial=1)))
@@ -367,7 +376,7 @@ class PoolHandle:
                 return np.array(answer, np.int64)
             return np.full(len(batch), NO_ANSWER, np.int64)
         numbers = np.full(len(batch), NO_TIME, np.int64)
-        for start, part in _parts(batch, rows):
+        for start, part in parts(batch, rows):
             if not batch.remaining_s():
                 break
             answer = call(store, part)
@@ -375,83 +384,3 @@ class PoolHandle:
             # On a store in a bad state some calls return an empty list.
             numbers[start:stop] = answer if len(answer) == len(part) else NO_ANSWER
         return numbers
-
-
-def _repeated(sizes: Int64s) -> bool:
-    """Return whether all rows are a view of one, as a region makes them."""
-    return len(sizes) > 0 and sizes.strides[0] == 0
-
-
-def _parts(batch: Batch, rows: int) -> Iterator[tuple[int, Batch]]:
-    for start in range(0, len(batch), rows):
-        yield start, batch.part(start, start + rows)
-
-
-def _rounds(keys: Sequence[str]) -> list[Int64s]:
-    """Divide rows so that no key comes twice in one round."""
-    seen: dict[str, int] = {}
-    rounds: list[list[int]] = []
-    for row, key in enumerate(keys):
-        turn = seen[key] = seen.get(key, -1) + 1
-        if turn == len(rounds):
-            rounds.append([])
-        rounds[turn].append(row)
-    return [np.array(rows, np.int64) for rows in rounds]
-
-
-def _rows(batch: Batch, rows: Int64s) -> Batch:
-    """Return some keys of a batch with their memory."""
-    keys = [batch.keys[row] for row in rows.tolist()]
-    if not batch.addresses.size:
-        return attrs.evolve(batch, keys=keys)
-    return attrs.evolve(
-        batch, keys=keys, addresses=batch.addresses[rows], sizes=batch.sizes[rows]
-    )
-
-
-def _marked(batch: Batch, client: Client) -> Batch:
-    """Give objects without bytes one byte: the library stores no empty ones."""
-    if _repeated(batch.sizes) and any(batch.sizes[0].tolist()):
-        return batch
-    empty = batch.object_bytes == 0
-    if not empty.any():
-        return batch
-    width = max(1, batch.addresses.shape[1])
-    addresses = np.zeros((len(batch), width), np.int64)
-    sizes = np.zeros((len(batch), width), np.int64)
-    if batch.addresses.size:
-        addresses[:], sizes[:] = batch.addresses, batch.sizes
-    addresses[empty, 0] = client.mark.address
-    sizes[empty, 0] = client.mark.nbytes
-    return attrs.evolve(batch, addresses=addresses, sizes=sizes)
-
-
-def _pieces(batch: Batch) -> tuple[list[Any], list[Any]]:
-    """Return memory as the library takes it: flat, or a list for each key."""
-    addresses, sizes = batch.addresses, batch.sizes
-    if addresses.shape[1] == 1:
-        if _repeated(sizes):
-            return addresses[:, 0].tolist(), [int(sizes[0, 0])] * len(sizes)
-        return addresses[:, 0].tolist(), sizes[:, 0].tolist()
-    if _repeated(sizes) and all(sizes[0].tolist()):
-        return addresses.tolist(), [sizes[0].tolist()] * len(sizes)
-    if sizes.all():
-        return addresses.tolist(), sizes.tolist()
-    # A piece of no bytes is padding, and its address may be anything.
-    some = [row != 0 for row in sizes]
-    return (
-        [row[keep].tolist() for row, keep in zip(addresses, some, strict=True)],
-        [row[keep].tolist() for row, keep in zip(sizes, some, strict=True)],
-    )
-
-
-def _sizes_of(store: Any, keys: list[str]) -> Int64s:  # noqa: ANN401 - the library's own class
-    """Return the stored bytes of each key, 0 where they are not known."""
-    found = store.batch_get_replica_desc(keys)
-    sizes = np.zeros(len(keys), np.int64)
-    for row, key in enumerate(keys):
-        for replica in found.get(key, ()):
-            if replica.is_memory_replica():
-                described = replica.get_memory_descriptor().buffer_descriptor
-                sizes[row] = int(described.size)
-    return sizes

@@ -18,10 +18,11 @@ from kvdock.errors import RegionError
 from kvdock.regions import Block
 from kvdock.settings import format_bytes
 from kvdock.shards import Shard
-from kvdock_mooncake.client import Client, Member, RawMemory
 from kvdock_mooncake.clients import join_pool
+from kvdock_mooncake.memory import RawMemory
 
 if TYPE_CHECKING:
+    from kvdock_mooncake.client import Client, Member
     from kvdock_mooncake.settings import MooncakeSettings
 
 
