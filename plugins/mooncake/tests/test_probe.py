@@ -68,6 +68,7 @@ def test_a_running_cluster_is_all_well(master: Any, tmp_path: Path) -> None:
     )
     assert all(one.ok for one in found)
     assert any("64.0 MiB" in one.what for one in found)
+    assert any("-put_start_discard_timeout_sec" in one.what for one in found)
     assert any("not/yet" in one.what for one in found)
     assert not (tmp_path / "not").exists()
 
