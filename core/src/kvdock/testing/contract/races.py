@@ -24,7 +24,7 @@ ROUNDS = 12
 TOGETHER_S = 1.0
 """How long two processes write the same pages."""
 
-AFTER_A_KILL_S = 10.0
+AFTER_A_KILL_S = 20.0
 """How long what a killed writer had begun may keep pages from being stored."""
 
 PAGES = page_hashes(6)
