@@ -29,6 +29,13 @@ POOLS = {
 
 
 PLUGINS = ("file", "mooncake")
+TRIES = 14
+"""How often an unreliable store is asked: enough for luck to play no part."""
+UNRELIABLE = {
+    "SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE": "0.2",
+    "SGLANG_TEST_HICACHE_BACKEND_RANDOM_DELAY": "0.02",
+}
+"""What wraps every storage backend in SGLang's own failure injector."""
 ONE_AT_A_TIME = threading.Lock()
 """Held while servers start, to know whose they are."""
 EVERY = [(name, plugin) for plugin in PLUGINS for name in tiny_models.MODELS]
@@ -99,6 +106,15 @@ def tell(name: str, plugin: str, model: Path, folder: Path) -> Story:
     return Story(world, warm, *second)
 
 
+def tell_unreliable(told: lives.World, folder: Path) -> list[list[dict[str, Any]]]:
+    """One life over a store whose calls fail at random, asked again and again."""
+    storage = {**told.storage, "root": str(folder / "store")}
+    world = attrs.evolve(told, folder=folder, storage=storage)
+    again = {"first": ["nothing"], "prompts": lives.PROMPTS}
+    rounds = [{"prompts": lives.PROMPTS}, *[again] * TRIES]
+    return world.live("unreliable", rounds, environ=UNRELIABLE)
+
+
 @pytest.fixture(scope="module")
 def stories(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -121,6 +137,10 @@ def stories(
 
 def numbers(answers: list[dict[str, Any]]) -> list[Any]:
     return [(one["tokens"], one["logprobs"]) for one in answers]
+
+
+def tokens(answers: list[dict[str, Any]]) -> list[list[int]]:
+    return [one["tokens"] for one in answers]
 
 
 def cached(answers: list[dict[str, Any]]) -> list[int]:
@@ -165,5 +185,17 @@ def test_a_damaged_or_killed_store_costs_time_and_no_answer(
 ) -> None:
     story = stories(name, plugin)
     assert sum(cached(story.lost)) < sum(cached(story.warm))
-    tokens = [one["tokens"] for one in story.lost]
-    assert tokens == [one["tokens"] for one in story.warm]
+    assert tokens(story.lost) == tokens(story.warm)
+
+
+@pytest.mark.parametrize(("name", "plugin"), [("window", "file")])
+def test_sglangs_failure_injector_costs_hits_and_no_answer(
+    name: str, plugin: str, stories: Callable[[str, str], Story], tmp_path: Path
+) -> None:
+    story = stories(name, plugin)
+    first, *others = tell_unreliable(story.world, tmp_path)
+    for answers in (first, *others):
+        assert tokens(answers) == tokens(story.warm)
+    hits = [one for answers in others for one in cached(answers)]
+    assert max(hits) == max(cached(story.warm)), "nothing was ever restored"
+    assert min(hits) < min(cached(story.warm)), "nothing was ever injected"
