@@ -100,7 +100,7 @@ def tell(name: str, plugin: str, model: Path, folder: Path) -> Story:
             ],
         )
         prompts = [one["prompt"] for one in warm]
-        second = world.live(
+        restored, altered, lost = world.live(
             "second",
             [
                 {"prompts": prompts},
@@ -108,17 +108,17 @@ def tell(name: str, plugin: str, model: Path, folder: Path) -> Story:
                 {"first": loss, "prompts": prompts},
             ],
         )
-        unreliable = []
+        unreliable: list[list[dict[str, Any]]] = []
         if (name, plugin) == INJECTED:
             unreliable = tell_unreliable(world)
-    return Story(world, warm, *second, unreliable)
+    return Story(world, warm, restored, altered, lost, unreliable)
 
 
 def tell_unreliable(told: lives.World) -> list[list[dict[str, Any]]]:
     """One life over a store whose calls fail at random, asked again and again."""
     storage = {**told.storage, "root": str(told.folder / "unreliable")}
-    again = {"first": ["nothing"], "prompts": lives.PROMPTS}
-    rounds = [{"prompts": lives.PROMPTS}, *[again] * TRIES]
+    again: dict[str, Any] = {"first": ["nothing"], "prompts": lives.PROMPTS}
+    rounds: list[dict[str, Any]] = [{"prompts": lives.PROMPTS}, *[again] * TRIES]
     world = attrs.evolve(told, storage=storage)
     return world.live("unreliable", rounds, environ=UNRELIABLE)
 
