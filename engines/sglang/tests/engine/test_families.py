@@ -304,7 +304,8 @@ def test_a_class_that_cannot_be_described_is_refused_with_its_reason(name: str) 
 
 
 def _below(cls: type) -> Iterator[type]:
-    for one in cls.__subclasses__():
+    below: list[type] = cls.__subclasses__()
+    for one in below:
         if one.__module__.startswith("sglang."):
             yield one
         yield from _below(one)
