@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 EXTRA = "--hicache-storage-backend-extra-config"
 PREFETCH = "--hicache-storage-prefetch-policy"
+WAIT = "wait_complete"
 BACKEND = "--hicache-storage-backend"
 ENABLE = "--enable-hierarchical-cache"
 
@@ -106,6 +107,6 @@ def command_line(plugin: str, settings: Mapping[str, object]) -> str:
         ENABLE,
         f"{BACKEND} dynamic",
         f"{EXTRA} {shlex.quote(extra)}",
-        f"{PREFETCH} wait_complete",
+        f"{PREFETCH} {WAIT}",
     ]
     return " \\\n  ".join(words)
