@@ -6,7 +6,7 @@ Runs in SGLang's own environment, which it builds if it is not there (3.4 GB).
 Both backends get the very same batches of 128 pages from SGLang's own
 controller, by turns, on the same disk. Then a whole engine on the CPU is
 started twice; the second one answers prompts whose pages are in the store, and
-others, by turns.
+others, by turns. The figures are written to benchmarks/results/sglang.json.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "engines" / "sglang" / "tests"
 # This file is called like the engine, so its folder must not be searched.
+HERE = sys.path[0]
 sys.path[0] = str(TESTS)
+RESULT = Path(__file__).parent / "results" / "sglang.json"
 
 import environment  # noqa: E402 - found by the path above
 
@@ -158,6 +160,20 @@ def main() -> None:
         import sgl_kernel  # noqa: F401, PLC0415 - the stand-in comes before SGLang
 
         figures = {**storage(), **first_token()}
+    # Nothing that is called like this file is imported any more.
+    sys.path.append(HERE)
+    from machine import describe  # noqa: PLC0415 - see above
+
+    about = {
+        **describe(environment.VENV),
+        "sglang": environment.SGLANG,
+        "batch_pages": BATCH_PAGES,
+        "prompt_tokens": PROMPT_TOKENS,
+    }
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(
+        json.dumps({"machine": about, "figures": figures}, indent=2) + "\n"
+    )
     print(json.dumps(figures))
 
 

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
 
 import attrs
 import pytest
 
 from kvdock.configuration import Setting, explain, load_configuration
-from kvdock.core_settings import CoreSettings, Integrity, StopPolicy
+from kvdock.core_settings import (
+    CallSettings,
+    CoreSettings,
+    Integrity,
+    Staging,
+    StopPolicy,
+    TransferSettings,
+)
 from kvdock.errors import SettingsError
 from kvdock.settings import option, parse_seconds, secret, size, structure
 
@@ -101,6 +109,26 @@ def test_what_is_wrong_is_refused_by_name_with_the_way_out(
 ) -> None:
     with pytest.raises(SettingsError, match=message):
         load_configuration(engine, environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "wrong", "right"),
+    [
+        (CoreSettings, "integrity", "offf", Integrity.OFF),
+        (CallSettings, "staging", "alway", Staging.ALWAYS),
+        (TransferSettings, "stop", "wait_compleet", StopPolicy.WAIT_COMPLETE),
+    ],
+)
+def test_a_setting_with_a_list_of_words_takes_no_other_even_from_code(
+    build: type, name: str, wrong: str, right: StrEnum
+) -> None:
+    with pytest.raises(SettingsError, match=f"{wrong!r} is not known.*{right.value!r}"):
+        build(**{name: wrong})
+    for value in (None, 3, ""):
+        with pytest.raises(SettingsError, match=f"Known words: .*{right.value}"):
+            build(**{name: value})
+    for given in (right, right.value):
+        assert getattr(build(**{name: given}), name) is right
 
 
 def test_a_backend_that_is_not_there_gets_no_settings() -> None:

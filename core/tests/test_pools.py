@@ -97,6 +97,21 @@ def test_heads_and_ranks_that_do_not_divide_are_refused_by_name() -> None:
         pool(head_group=8).head_groups(Shard(tp_size=2))
 
 
+def test_a_state_whose_first_part_is_empty_is_still_divided_among_ranks() -> None:
+    """Linear attention with convolutions alone has no temporal state."""
+    parts = (
+        Part("temporal", DType.F32, (0, 4), Per.PAGE, 0),
+        Part("conv_0", DType.BF16, (8, 3), Per.PAGE, 0),
+    )
+    state = pool("mamba", kind="mamba", parts=parts, layers=(0,), sharding="rank")
+    for rank in range(2):
+        shard = Shard(tp_rank=rank, tp_size=2)
+        assert state.head_groups(shard) == ((0, 1),)
+        assert [one.nbytes for one in state.objects(shard)] == [24]
+        assert state.page_bytes(shard) == 24
+        assert state.writes(shard)
+
+
 def test_tokens_and_ranks_that_do_not_divide_are_refused_by_name() -> None:
     shard = Shard(tp_size=8, dcp_size=8)
     divided = pool(parts=(LATENT,), sharding=Sharding.DCP, interleave_tokens=4)

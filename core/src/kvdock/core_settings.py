@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import attrs
 
-from kvdock.settings import count, duration, option, size
+from kvdock.settings import choice, count, duration, option, size
 
 
 class Integrity(StrEnum):
@@ -93,7 +93,7 @@ class CallSettings:
     )
     batch_pages: int = count(1024, least=1, help="Most pages of one batch.")
     batch_bytes: int = size(32 << 20, help="Most bytes of one batch.")
-    staging: Staging = option(Staging.ROUTED, help="Which pools are staged.")
+    staging: Staging = choice(Staging.ROUTED, help="Which pools are staged.")
     staging_areas: int = count(
         4, least=1, help="Batches that a staged pool may have under way."
     )
@@ -110,7 +110,7 @@ class TransferSettings:
     writers: int = count(1, least=1, help="Workers that store.")
     queue: int = count(64, least=1, help="Transfers waiting in each direction.")
     batch_pages: int = count(128, least=1, help="Pages between two chances to cancel.")
-    stop: StopPolicy = option(
+    stop: StopPolicy = choice(
         StopPolicy.BEST_EFFORT, help="When the engine stops waiting for a prefetch."
     )
     stop_base: float = duration("1 s", help="Base of the timeout policy.")
@@ -121,7 +121,7 @@ class TransferSettings:
 class CoreSettings:
     """Everything that the core itself can be told."""
 
-    integrity: Integrity = option(Integrity.AUTO, help="Who verifies pages.")
+    integrity: Integrity = choice(Integrity.AUTO, help="Who verifies pages.")
     self_test: bool = option(False, help="Move one page of each pool when attaching.")
     observers: tuple[str, ...] = option((), help="Observers to switch on, by name.")
     deadlines: Deadlines = attrs.field(factory=Deadlines)

@@ -130,6 +130,26 @@ def option(default: object = attrs.NOTHING, *, help: str) -> Any:  # noqa: A002,
     return attrs.field(default=default, metadata={"help": help})
 
 
+def choice(default: StrEnum, *, help: str) -> Any:  # noqa: A002, ANN401 - as attrs.field
+    """Declare a setting that is one of the words of the default's list.
+
+    Other words are refused wherever the setting comes from, code included.
+    """
+    kind = type(default)
+
+    def known(value: object, field: attrs.Attribute[StrEnum]) -> StrEnum:
+        try:
+            return _to_word(value, kind)
+        except SettingsError as error:
+            raise SettingsError(f"{field.name}: {error.what}", fix=error.fix) from None
+
+    return attrs.field(
+        default=default,
+        converter=attrs.Converter(known, takes_field=True),
+        metadata={"help": help},
+    )
+
+
 def structure(cls: type[T], given: Mapping[str, object], *, where: str) -> T:
     """Build a settings class from a mapping.
 
@@ -225,7 +245,7 @@ def _to_word(value: object, kind: type[StrEnum]) -> StrEnum:
     if str(value) in words:
         return kind(str(value))
     hint = nearest(str(value), words) or f"Known words: {', '.join(words)}."
-    raise ValueError(f"{value!r} is not known. {hint}")
+    raise SettingsError(f"{value!r} is not known", fix=hint)
 
 
 def _to_bool(value: object, _: object) -> bool:

@@ -42,6 +42,22 @@ def test_a_plugin_and_its_settings_end_in_a_command_that_passes_the_examination(
     assert extra == {**DOOR, **given}
 
 
+def test_a_command_that_does_not_wait_for_pages_is_told_what_that_costs(
+    tmp_path: Path,
+) -> None:
+    found = doctor.examine({"plugin": "file", "root": str(tmp_path)})
+    line = found[-1].what.partition("\n")[2]
+    hasty = line.replace("wait_complete", "timeout")
+    told = [
+        any("wait_complete mends that" in one.what for one in found)
+        for found in (
+            doctor.examine({"command": line}),
+            doctor.examine({"command": hasty}),
+        )
+    ]
+    assert told == [False, True]
+
+
 def test_settings_of_the_adapter_are_kept_in_the_command(tmp_path: Path) -> None:
     given: dict[str, object] = {
         "plugin": "file",

@@ -19,7 +19,15 @@ from kvdock.dock import Dock
 from kvdock.errors import KvdockError, SettingsError
 from kvdock.hookspecs import Finding
 from kvdock_sglang import hooks
-from kvdock_sglang.launch import DOOR, EXTRA, Flags, command_line, configuration
+from kvdock_sglang.launch import (
+    DOOR,
+    EXTRA,
+    PREFETCH,
+    WAIT,
+    Flags,
+    command_line,
+    configuration,
+)
 from kvdock_sglang.settings import AdapterSettings, Given, collect, split
 
 if TYPE_CHECKING:
@@ -76,6 +84,12 @@ def _configuration(settings: Mapping[str, object]) -> Iterator[Finding]:
             flags = Flags.of(str(settings["command"]))
             for what, hint in flags.problems():
                 yield Finding(ok=False, what=what, hint=hint)
+            if flags.given.get(PREFETCH) != WAIT:
+                yield Finding(
+                    ok=True,
+                    what="SGLang will not wait for slow pages, and the first prompts "
+                    f"after a start may find none: {PREFETCH} {WAIT} mends that",
+                )
             if EXTRA not in flags.given:
                 return
             given = configuration(flags.given[EXTRA])

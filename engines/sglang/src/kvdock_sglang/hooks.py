@@ -138,29 +138,35 @@ def attach_another(
     *args: Any,  # noqa: ANN401 - passed on
     **options: Any,  # noqa: ANN401 - passed on
 ) -> Any:  # noqa: ANN401 - passed on
-    """Refuse to attach another plugin while one is attached.
+    """Refuse another plugin while one is attached, and clean up a refused one.
 
     All dynamic backends have one name, so SGLang takes a second plugin for
-    the first one and answers that all is well.
+    the first one and answers that all is well. And where a backend refuses the
+    pools, SGLang keeps it half attached, so that every later one is refused.
     """
     cache = attachment._cache  # noqa: SLF001 - SGLang has no other door
     controller = cache.cache_controller
     current = kvdock_storage(getattr(controller, "storage_backend", None))
     wanted = chosen(storage_backend_extra_config_json)
-    if storage_backend == DYNAMIC and current and wanted:
+    if storage_backend == DYNAMIC and cache.enable_storage and current and wanted:
         now, then = current.given.own.plugin, wanted.get("plugin")
         if now != then:
             return False, (
                 f"kvdock stores through plugin {now!r} already. "
                 f"Detach it before attaching {then!r}."
             )
-    return original(
+    ok, why = original(
         attachment,
         storage_backend,
         storage_backend_extra_config_json,
         *args,
         **options,
     )
+    if not ok and not cache.enable_storage:
+        left = getattr(controller, "storage_backend", None)
+        if kvdock_storage(left) is not None:
+            controller.detach_storage_backend()
+    return ok, why
 
 
 def page_layout(original: Callable[..., Any], server_args: Any) -> Any:  # noqa: ANN401 - SGLang's object
@@ -231,7 +237,7 @@ CLOSED = (
         "AROUND",
         attach_another,
         "attaching another plugin at runtime: the engine says yes and keeps "
-        "the first one",
+        "the first one; and after an attachment that was refused, detach first",
     ),
     Closed(
         "sglang.srt.arg_groups.hicache_hook.resolve_storage_layout_compatibility",

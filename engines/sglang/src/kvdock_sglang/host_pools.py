@@ -101,7 +101,11 @@ class _Shape:
 
 def class_name(pool: object) -> str:
     """Return a pool's class as the table spells it."""
-    cls = type(pool)
+    return class_name_of(type(pool))
+
+
+def class_name_of(cls: type) -> str:
+    """Return a class as the table spells it."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -118,9 +122,9 @@ def describe(name: str, pool: object, place: Place) -> HostPool:
         RegionError: If its memory is not as large as its pages.
     """
     name = str(name)
-    row = _TABLE.get(class_name(pool))
+    row = KNOWN.get(class_name(pool))
     if row is None:
-        reason = _REFUSED.get(class_name(pool))
+        reason = REFUSED.get(class_name(pool))
         raise PoolError(
             f"host pool {name!r} is a {class_name(pool)}, "
             + (reason or "which kvdock-sglang does not know"),
@@ -403,7 +407,7 @@ _LAYOUTS = {
 _POOLS = "sglang.srt.mem_cache.pool_host"
 _MORE_POOLS = "sglang.srt.mem_cache.memory_pool_host"
 
-_TABLE: dict[str, Callable[[_Known], _Shape]] = {
+KNOWN: dict[str, Callable[[_Known], _Shape]] = {
     f"{_POOLS}.mha.MHATokenToKVPoolHost": _mha,
     f"{_POOLS}.mha.AsymmetricMHATokenToKVPoolHost": _asymmetric,
     f"{_POOLS}.mha.MHATokenToKOnlyPoolHost": _k_only,
@@ -417,8 +421,9 @@ _TABLE: dict[str, Callable[[_Known], _Shape]] = {
     f"{_MORE_POOLS}.DeepSeekV4StateHostPool": _compressed,
     f"{_MORE_POOLS}.LogicalHostPool": _logical,
 }
+"""Classes of SGLang's host pools, and what describes one of each."""
 
-_REFUSED = {
+REFUSED = {
     f"{_POOLS}.mha_mxfp8.MHATokenToKVPoolMXFP8Host": (
         "whose scales lie outside of its pages"
     ),
@@ -429,3 +434,4 @@ _REFUSED = {
         "whose pages move in memory while it is in use"
     ),
 }
+"""Classes that are known and cannot be described, and why."""

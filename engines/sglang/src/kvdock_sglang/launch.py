@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 EXTRA = "--hicache-storage-backend-extra-config"
+PREFETCH = "--hicache-storage-prefetch-policy"
+WAIT = "wait_complete"
 BACKEND = "--hicache-storage-backend"
 ENABLE = "--enable-hierarchical-cache"
 
@@ -93,12 +95,18 @@ def configuration(text: str) -> dict[str, object]:
 
 
 def command_line(plugin: str, settings: Mapping[str, object]) -> str:
-    """Return the command that starts SGLang with a plugin."""
+    """Return the command that starts SGLang with a plugin.
+
+    By itself SGLang waits a second for pages. The first prompts after a start
+    take longer, as it sets up its hashing then, and would find nothing. All
+    calls of kvdock end by their deadline, so waiting for them is bounded.
+    """
     extra = json.dumps({**DOOR, "plugin": plugin, **settings})
     words: Sequence[str] = [
         "sglang serve --model-path MODEL",
         ENABLE,
         f"{BACKEND} dynamic",
         f"{EXTRA} {shlex.quote(extra)}",
+        f"{PREFETCH} {WAIT}",
     ]
     return " \\\n  ".join(words)

@@ -15,7 +15,7 @@ import attrs
 from kvdock.configuration import load_configuration
 from kvdock.core_settings import CoreSettings, Staging
 from kvdock.errors import SettingsError
-from kvdock.settings import option, structure
+from kvdock.settings import choice, option, structure
 
 ENGINE_KEYS = frozenset(
     {
@@ -45,14 +45,6 @@ class Drafts(StrEnum):
     cache: outputs stay right, fewer drafted tokens are accepted."""
 
 
-def _drafts(value: str) -> Drafts:
-    # Structuring takes any text for a text enum; this refuses other words.
-    if value in tuple(Drafts):
-        return Drafts(value)
-    words = " or ".join(Drafts)
-    raise SettingsError(f"drafts is {value!r}", fix=f"It is {words}.")
-
-
 @attrs.frozen(kw_only=True)
 class AdapterSettings:
     """Settings of the adapter itself."""
@@ -70,10 +62,8 @@ class AdapterSettings:
     observers: Mapping[str, Any] = option(
         attrs.Factory(dict), help="Settings of observers, by name."
     )
-    drafts: Drafts = attrs.field(
-        default=Drafts.STRICT,
-        converter=_drafts,
-        metadata={"help": "strict or lenient, when nobody takes draft pools."},
+    drafts: Drafts = choice(
+        Drafts.STRICT, help="strict or lenient, when nobody takes draft pools."
     )
     model: str = option(
         "", help="Identity of the model; by default its served name and path."

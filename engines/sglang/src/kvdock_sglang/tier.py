@@ -188,7 +188,9 @@ class Tier:
                     for pool in pools
                 },
             }
-        log.info("kvdock stores these pools:\n%s", plan.explain())
+        staged = self.given.core.calls.staging is Staging.ALWAYS
+        how = ", through memory of the core" if staged else ""
+        log.info("kvdock stores these pools%s:\n%s", how, plan.explain())
         return plan
 
     def _routes(self, specs: Sequence[PoolSpec]) -> Plan:

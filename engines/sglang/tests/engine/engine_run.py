@@ -80,16 +80,12 @@ def _answers(engine: Any, prompts: list[list[int]], new_tokens: int) -> list[Any
     return found
 
 
-def _quiet(folder: Path, quiet_s: float = 0.7, timeout_s: float = 20.0) -> None:
-    """Wait until the engine's background writes have ended."""
+def _forget(engine: Any, timeout_s: float = 20.0) -> None:
+    """Empty the engine's memory; it declines while it is still writing."""
     deadline = time.monotonic() + timeout_s
-    lines, since = -1, time.monotonic()
-    while time.monotonic() < deadline:
-        now = len(kvdock_trace.moves(folder))
-        if now != lines:
-            lines, since = now, time.monotonic()
-        if lines and time.monotonic() - since > quiet_s:
-            return
+    while not engine.flush_cache().success:
+        if time.monotonic() > deadline:
+            raise SystemExit("the engine does not become idle")
         time.sleep(0.05)
 
 
@@ -108,6 +104,7 @@ DEEDS: dict[str, Callable[..., Any]] = {
     "alter": lambda trace: tamper.alter(Path(trace)),
     "damage": lambda root: tamper.damage(Path(root)),
     "kill": lambda *pids: _kill(pids),
+    "nothing": lambda: None,
 }
 """What may be done to a store between two rounds."""
 
@@ -128,12 +125,12 @@ def main() -> None:
     try:
         for one in task["rounds"]:
             if one.get("first"):
-                engine.flush_cache()
+                _forget(engine)
                 what, *given = one["first"]
                 DEEDS[what](*given)
             rounds.append(_answers(engine, _prompts(one, rounds), task["new_tokens"]))
             if kvdock_trace.FOLDER in os.environ:
-                _quiet(Path(os.environ[kvdock_trace.FOLDER]))
+                kvdock_trace.settle(Path(os.environ[kvdock_trace.FOLDER]))
     finally:
         Path(task["out"]).write_text(json.dumps(rounds))
         engine.shutdown()

@@ -29,6 +29,15 @@ POOLS = {
 
 
 PLUGINS = ("file", "mooncake")
+INJECTED = ("window", "file")
+"""Which engine is also run over an unreliable store: it has a sidecar."""
+TRIES = 8
+"""How often an unreliable store is asked: enough for luck to play no part."""
+UNRELIABLE = {
+    "SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE": "0.2",
+    "SGLANG_TEST_HICACHE_BACKEND_RANDOM_DELAY": "0.02",
+}
+"""What wraps every storage backend in SGLang's own failure injector."""
 ONE_AT_A_TIME = threading.Lock()
 """Held while servers start, to know whose they are."""
 EVERY = [(name, plugin) for plugin in PLUGINS for name in tiny_models.MODELS]
@@ -44,6 +53,8 @@ class Story:
         restored: Answers of the second engine, from the store.
         altered: Its answers after every page got other numbers.
         lost: Its answers after the store was damaged, or killed.
+        unreliable: Rounds of answers of an engine whose storage calls fail at
+            random; only where it is asked for.
     """
 
     world: lives.World
@@ -51,6 +62,7 @@ class Story:
     restored: list[dict[str, Any]]
     altered: list[dict[str, Any]]
     lost: list[dict[str, Any]]
+    unreliable: list[list[dict[str, Any]]]
 
 
 @contextmanager
@@ -88,7 +100,7 @@ def tell(name: str, plugin: str, model: Path, folder: Path) -> Story:
             ],
         )
         prompts = [one["prompt"] for one in warm]
-        second = world.live(
+        restored, altered, lost = world.live(
             "second",
             [
                 {"prompts": prompts},
@@ -96,7 +108,19 @@ def tell(name: str, plugin: str, model: Path, folder: Path) -> Story:
                 {"first": loss, "prompts": prompts},
             ],
         )
-    return Story(world, warm, *second)
+        unreliable: list[list[dict[str, Any]]] = []
+        if (name, plugin) == INJECTED:
+            unreliable = tell_unreliable(world)
+    return Story(world, warm, restored, altered, lost, unreliable)
+
+
+def tell_unreliable(told: lives.World) -> list[list[dict[str, Any]]]:
+    """One life over a store whose calls fail at random, asked again and again."""
+    storage = {**told.storage, "root": str(told.folder / "unreliable")}
+    again: dict[str, Any] = {"first": ["nothing"], "prompts": lives.PROMPTS}
+    rounds: list[dict[str, Any]] = [{"prompts": lives.PROMPTS}, *[again] * TRIES]
+    world = attrs.evolve(told, storage=storage)
+    return world.live("unreliable", rounds, environ=UNRELIABLE)
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +145,10 @@ def stories(
 
 def numbers(answers: list[dict[str, Any]]) -> list[Any]:
     return [(one["tokens"], one["logprobs"]) for one in answers]
+
+
+def tokens(answers: list[dict[str, Any]]) -> list[list[int]]:
+    return [one["tokens"] for one in answers]
 
 
 def cached(answers: list[dict[str, Any]]) -> list[int]:
@@ -165,5 +193,17 @@ def test_a_damaged_or_killed_store_costs_time_and_no_answer(
 ) -> None:
     story = stories(name, plugin)
     assert sum(cached(story.lost)) < sum(cached(story.warm))
-    tokens = [one["tokens"] for one in story.lost]
-    assert tokens == [one["tokens"] for one in story.warm]
+    assert tokens(story.lost) == tokens(story.warm)
+
+
+@pytest.mark.parametrize(("name", "plugin"), [INJECTED])
+def test_sglangs_failure_injector_costs_hits_and_no_answer(
+    name: str, plugin: str, stories: Callable[[str, str], Story]
+) -> None:
+    story = stories(name, plugin)
+    first, *others = story.unreliable
+    for answers in (first, *others):
+        assert tokens(answers) == tokens(story.warm)
+    hits = [one for answers in others for one in cached(answers)]
+    assert max(hits) == max(cached(story.warm)), "nothing was ever restored"
+    assert min(hits) < min(cached(story.warm)), "nothing was ever injected"

@@ -19,7 +19,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 from sglang.srt.mem_cache.storage import StorageBackendFactory
 
-from kvdock.errors import KvdockError, PoolError
+from kvdock.errors import KvdockError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -271,31 +271,6 @@ def test_another_layout_type_or_geometry_is_a_miss_and_never_other_bytes(
             assert storage.batch_exists(keys) == 0
             assert storage.batch_get_v1(keys, zoo.slots(other, [0])) == [False]
         assert all(map(torch.equal, before, zoo.snapshot(other)))
-
-
-def test_a_pool_of_a_subclass_is_refused_by_name(tmp_path: Path) -> None:
-    pool = zoo.mha_host()
-    subclass = type("Faster", (type(pool),), {})
-    pool.__class__ = subclass
-    with (
-        pytest.raises(PoolError, match="Faster, which kvdock-sglang does not know"),
-        attached(config(tmp_path), {"kv": pool}),
-    ):
-        pass
-
-
-def test_a_pool_that_reports_other_addresses_is_refused(tmp_path: Path) -> None:
-    pool = zoo.mha_host()
-    honest = pool.get_page_buffer_meta
-    pool.get_page_buffer_meta = lambda slots: (
-        [at + 2 for at in honest(slots)[0]],
-        honest(slots)[1],
-    )
-    with (
-        pytest.raises(KvdockError, match="by SGLang's account"),
-        attached(config(tmp_path), {"kv": pool}),
-    ):
-        pass
 
 
 def test_slots_that_are_no_page_are_a_miss_with_a_counted_cause(tmp_path: Path) -> None:

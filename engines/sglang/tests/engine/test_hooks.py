@@ -98,6 +98,46 @@ def test_without_the_hook_the_engine_says_yes_and_keeps_the_first(
     assert "same backend" in why
 
 
+def attach_after_a_refusal(tmp_path: Path) -> tuple[bool, str]:
+    """Ask for pools to be stored wrongly, and then rightly."""
+    group = controllers.become_rank(0, 1, tmp_path / "gloo")
+    right = {"plugin": "file", "root": str(tmp_path / "store")}
+    pools = {"kv": zoo.mha_host()}
+    with controllers.controller(pools, dict(right), group=group) as controller:
+        controller.detach_storage_backend()
+        cache = SimpleNamespace(
+            cache_controller=controller,
+            enable_storage=False,
+            token_to_kv_pool_allocator=None,
+            is_write_back=False,
+            host_memory_mode="cache",
+            prefetch_stop_policy=None,
+            write_through_threshold=1,
+            page_size=zoo.PAGE,
+            tree_core=SimpleNamespace(backfill_missing_hash_values=lambda: 0),
+            extra_metric_labels=None,
+            _enable_metrics_flag=False,
+        )
+        attachment = StorageAttachment(cache)
+        ok, why = attachment.attach("dynamic", launch("file", rot="/"))
+        assert not ok
+        assert "unknown setting 'rot'" in why
+        found: tuple[bool, str] = attachment.attach("dynamic", launch(**right))
+        return found
+
+
+@pytest.mark.usefixtures("hooked")
+def test_after_a_refused_attachment_another_one_may_be_tried(tmp_path: Path) -> None:
+    ok, why = attach_after_a_refusal(tmp_path)
+    assert ok, why
+
+
+def test_without_the_hook_a_refused_attachment_stays_in_the_way(tmp_path: Path) -> None:
+    ok, why = attach_after_a_refusal(tmp_path)
+    assert not ok
+    assert "already attached" in why
+
+
 def layout_for(monkeypatch: pytest.MonkeyPatch, grade: Support) -> str:
     """Resolve the layout for a plugin that declares this about pieces."""
     real = Dock.load()

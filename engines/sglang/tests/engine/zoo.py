@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.mem_cache import memory_pool, memory_pool_host
-from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo
+from sglang.srt.mem_cache.device_pool_info import (
+    MambaStateBufferInfo,
+    PageRowBufferInfo,
+)
 from sglang.srt.mem_cache.pool_host import mamba, mha, mla
 from sglang.srt.mem_cache.pool_host.dsa import (
     DSAIndexerPoolHost,
     make_dsa_indexer_pool_decl,
 )
+from sglang.srt.mem_cache.pool_host.minimax_m3_nvfp4 import (
+    MiniMaxM3Nvfp4IndexKPoolHost,
+    MiniMaxM3Nvfp4MainKVPoolHost,
+)
+from sglang.srt.mem_cache.pool_host.qsa import QSAIndexerPoolHost
 from sglang.srt.runtime_context import get_parallel
 
 if TYPE_CHECKING:
@@ -212,6 +220,52 @@ def state_host(layout: str = "page_first_direct") -> Any:
     )
 
 
+def qsa_host(layout: str = "page_first_direct") -> Any:
+    """Compressed index keys of QSA, four tokens in one, with a packed draft."""
+    ratio, anchor = 4, mha_host(layout)
+    keys = [torch.zeros((SLOTS // ratio, 1, 32), dtype=torch.bfloat16)] * 2
+    pools = [
+        SimpleNamespace(qsa_compress_ratio=ratio, qsa_compressed_k_buffer_pool=own)
+        for own in (keys, keys[:1])
+    ]
+    return QSAIndexerPoolHost(pools[0], anchor, mtp_draft_device_pools=tuple(pools[1:]))
+
+
+def _page_rows(row_bytes: int) -> PageRowBufferInfo:
+    slab = torch.zeros((3, SLOTS // PAGE, row_bytes), dtype=torch.uint8)
+    return PageRowBufferInfo(
+        slab=slab,
+        rows=tuple(slab),
+        row_bytes=row_bytes,
+        page_size=PAGE,
+        num_pages=SLOTS // PAGE,
+    )
+
+
+def nvfp4_host(layout: str = "page_first_direct") -> Any:
+    """Payloads and scales of MiniMax's four-bit keys and values, one row a page."""
+    host = MiniMaxM3Nvfp4MainKVPoolHost(
+        _page_rows(1152),
+        1.0,
+        0,
+        PAGE,
+        layout,
+        device_capacity_tokens=SLOTS,
+        start_layer=0,
+        end_layer=3,
+        **PLAIN,
+    )
+    host.test_device_pool = SimpleNamespace(start_layer=0, end_layer=3)
+    return host
+
+
+def nvfp4_index_host(layout: str = "page_first_direct") -> Any:
+    """Index keys beside them."""
+    return MiniMaxM3Nvfp4IndexKPoolHost(
+        _page_rows(288), nvfp4_host(layout), layout, start_layer=0, end_layer=3, **PLAIN
+    )
+
+
 def logical_host() -> Any:
     """An anchor that counts pages and has no bytes."""
     return memory_pool_host.LogicalHostPool(SLOTS, PAGE)
@@ -254,6 +308,9 @@ FAMILIES: dict[str, tuple[str, Callable[[], Any]]] = {
     "draft-mha": ("draft", partial(mha_host, layers=1)),
     "draft-mla": ("draft", partial(mla_host, layers=1)),
     **_each("compressed", "deepseek_v4_c4", compressed_host, LAYOUTS),
+    **_each("qsa", "indexer", qsa_host, LAYOUTS),
+    **_each("nvfp4", "kv", nvfp4_host, LAYOUTS),
+    **_each("nvfp4-index", "indexer", nvfp4_index_host, LAYOUTS),
     **_each("state", "deepseek_v4_c4_state", state_host, LAYOUTS),
 }
 """Family to the name under which the engine registers it, and its builder."""

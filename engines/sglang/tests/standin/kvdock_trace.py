@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 FOLDER = "TESTS_OF_KVDOCK_TRACE"
 """Environment variable that names the folder."""
+
+BEGUN = "begun"
+"""What a move is called until it has ended."""
 
 _ONE_LINE = threading.Lock()
 
@@ -34,18 +38,23 @@ def traced(module: Any) -> None:
 
 def _moves(folder: Path, what: str, move: Callable[..., Any]) -> Callable[..., Any]:
     def moved(self: Any, hashes: Any, pages: Any, deadline_s: float) -> Any:
-        outcomes = move(self, hashes, pages, deadline_s)
-        line = {
-            "what": what,
-            "pool": self.spec.name,
-            "hashes": list(hashes),
-            "ok": [int(one) == 0 for one in outcomes],
-        }
-        with _ONE_LINE, (folder / "moves.jsonl").open("a") as out:
-            out.write(json.dumps(line) + "\n")
+        _say(folder, {"what": f"{BEGUN} {what}"})
+        ok = [False] * len(hashes)
+        try:
+            outcomes = move(self, hashes, pages, deadline_s)
+            ok = [int(one) == 0 for one in outcomes]
+        finally:
+            name = self.spec.name
+            line = {"what": what, "pool": name, "hashes": list(hashes), "ok": ok}
+            _say(folder, line)
         return outcomes
 
     return moved
+
+
+def _say(folder: Path, line: dict[str, Any]) -> None:
+    with _ONE_LINE, (folder / "moves.jsonl").open("a") as out:
+        out.write(json.dumps(line) + "\n")
 
 
 def _attaches(folder: Path, attach: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,7 +70,27 @@ def _attaches(folder: Path, attach: Callable[..., Any]) -> Callable[..., Any]:
 
 def moves(folder: Path) -> list[dict[str, Any]]:
     """Read back what was moved, in order."""
+    return [line for line in _lines(folder) if not line["what"].startswith(BEGUN)]
+
+
+def settle(folder: Path, quiet_s: float = 1.0, timeout_s: float = 30.0) -> None:
+    """Wait until all moves that were begun have ended, and no other begins."""
+    deadline = time.monotonic() + timeout_s
+    seen, since = -1, time.monotonic()
+    while time.monotonic() < deadline:
+        found = _lines(folder)
+        begun = sum(line["what"].startswith(BEGUN) for line in found)
+        if len(found) != seen or len(found) != 2 * begun:
+            seen, since = len(found), time.monotonic()
+        if seen and time.monotonic() - since > quiet_s:
+            return
+        time.sleep(0.05)
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
     path = folder / "moves.jsonl"
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    # The last line may still be under way.
+    whole = path.read_text().rpartition("\n")[0]
+    return [json.loads(line) for line in whole.splitlines()]

@@ -27,6 +27,8 @@ _STOP_S = 5.0
 _TRIES = 5
 _DEMO_SEGMENT_BYTES = 2 << 30
 _DEMO_LEASE_S = 2
+_DEMO_UNFINISHED_S = 3
+"""After it, a key that a killed writer left half written may be written anew."""
 
 
 class ServerError(KvdockError):
@@ -153,7 +155,10 @@ def local_server(
         yield {"segment_bytes": 0, **given}, ""
         return
     with ExitStack() as stack:
-        master = start_master(f"-default_kv_lease_ttl={_DEMO_LEASE_S * 1000}")
+        master = start_master(
+            f"-default_kv_lease_ttl={_DEMO_LEASE_S * 1000}",
+            f"-put_start_discard_timeout_sec={_DEMO_UNFINISHED_S}",
+        )
         stack.callback(master.stop)
         owner = start_owner(master.address, _DEMO_SEGMENT_BYTES)
         stack.callback(owner.stop)

@@ -1,0 +1,208 @@
+"""Storage attached to and detached from SGLang's running HTTP server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import engine_run
+import environment
+import lives
+import pytest
+import tiny_models
+
+import kvdock_trace
+from kvdock_mooncake.server import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+KEY = "of the administrator"
+STORAGE = "/hicache/storage-backend"
+START = """import sgl_kernel, runpy
+runpy.run_module("sglang.launch_server", run_name="__main__")"""
+
+
+@attrs.frozen
+class Server:
+    """SGLang's server on loopback, as an administrator sees it.
+
+    Args:
+        port: Where it listens.
+        trace: Where it writes down what it moves.
+    """
+
+    port: int
+    trace: Path
+
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, str]:
+        """Send a request; return the status and the text of the answer."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={
+                "Authorization": f"Bearer {KEY}",
+                "Content-Type": "application/json",
+            },
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - same
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def attach(self, **settings: object) -> tuple[int, str]:
+        """Attach kvdock with these settings."""
+        given = {
+            "backend_name": "kvdock",
+            "module_path": "kvdock_sglang",
+            "class_name": "KvdockStorage",
+            "prefetch_threshold": 16,
+            **settings,
+        }
+        wanted = {
+            "hicache_storage_backend": "dynamic",
+            "hicache_storage_backend_extra_config_json": json.dumps(given),
+            "hicache_storage_prefetch_policy": "wait_complete",
+            "hicache_write_policy": "write_through",
+        }
+        return self.ask("PUT", STORAGE, wanted)
+
+    def answer(self, prompt: list[int]) -> tuple[Any, int]:
+        """Return what the model says, and how much of the prompt was cached."""
+        sampling = {
+            "temperature": 0,
+            "max_new_tokens": lives.NEW_TOKENS,
+            "ignore_eos": True,
+        }
+        asked = {
+            "input_ids": prompt,
+            "sampling_params": sampling,
+            "return_logprob": True,
+        }
+        status, text = self.ask("POST", "/generate", asked)
+        assert status == HTTPStatus.OK, text
+        meta = json.loads(text)["meta_info"]
+        rows = [(row[1], row[0]) for row in meta["output_token_logprobs"]]
+        return rows, int(meta["cached_tokens"])
+
+    def forget(self) -> None:
+        """Empty the engine's memory; it declines while it is still busy."""
+        deadline = time.monotonic() + 20
+        while self.ask("POST", "/flush_cache")[0] != HTTPStatus.OK:
+            assert time.monotonic() < deadline, "the engine does not become idle"
+            time.sleep(0.05)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Server]:
+    """Start SGLang's server with a cache in host memory and no storage."""
+    tiny = tiny_models.MODELS["llama"]
+    flags = {
+        **engine_run.ALWAYS,
+        **tiny.engine,
+        "model_path": tiny_models.make(tiny.name, folder),
+        "host": "127.0.0.1",
+        "port": free_port(),
+        "admin_api_key": KEY,
+        "log_level": "warning",
+    }
+    command = [sys.executable, "-c", START]
+    for name, value in flags.items():
+        command.append(f"--{name.replace('_', '-')}")
+        command += [] if value is True else [str(value)]
+    server = Server(int(str(flags["port"])), folder / "trace")
+    log = folder / "server.log"
+    variables = {
+        **os.environ,
+        **environment.CPU,
+        kvdock_trace.FOLDER: str(server.trace),
+    }
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=variables,
+            # So that its own children can be ended with it.
+            start_new_session=True,
+        )
+    try:
+        _until_it_answers(server, process, log)
+        yield server
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _until_it_answers(
+    server: Server, process: subprocess.Popen[bytes], log: Path
+) -> None:
+    deadline = time.monotonic() + 180
+    while True:
+        try:
+            if server.ask("GET", "/health")[0] == HTTPStatus.OK:
+                return
+        except OSError:
+            pass
+        assert process.poll() is None, log.read_text()[-3000:]
+        assert time.monotonic() < deadline, log.read_text()[-3000:]
+        time.sleep(0.1)
+
+
+def test_storage_is_attached_refused_detached_and_cleared_while_the_server_runs(
+    tmp_path: Path,
+) -> None:
+    """One story, as starting a server costs more than all of its steps."""
+    prompt, root = lives.PROMPTS[0], str(tmp_path / "store")
+    with served(tmp_path) as server:
+        assert json.loads(server.ask("GET", STORAGE)[1])["hicache_storage_backend"] is (
+            None
+        )
+        server.answer(prompt)
+        warm, memory = server.answer(prompt)
+        assert memory > 0
+
+        # What cannot be attached is refused with a reason, and nothing breaks.
+        status, why = server.attach(plugin="file", rot=root)
+        assert (status, "unknown setting 'rot'" in why) == (400, True), why
+        status, why = server.attach(plugin="fil", root=root)
+        assert (status, "no backend 'fil'" in why) == (400, True), why
+
+        status, said = server.attach(plugin="file", root=root)
+        assert status == HTTPStatus.OK, said
+        told = json.loads(server.ask("GET", STORAGE)[1])
+        assert told["hicache_storage_backend"] == "dynamic"
+        status, why = server.attach(plugin="mooncake", master="127.0.0.1:1")
+        assert (status, "Detach it before" in why) == (400, True), why
+
+        # Stored by the first attachment, restored by the second.
+        server.forget()
+        assert server.answer(prompt) == (warm, 0)
+        kvdock_trace.settle(server.trace)
+        assert server.ask("DELETE", STORAGE)[0] == HTTPStatus.OK
+        server.forget()
+        assert server.answer(prompt) == (warm, 0), "the storage is still in use"
+        assert server.attach(plugin="file", root=root)[0] == HTTPStatus.OK
+        server.forget()
+        assert server.answer(prompt) == (warm, memory)
+
+        kvdock_trace.settle(server.trace)
+        assert server.ask("POST", f"{STORAGE}/clear")[0] == HTTPStatus.OK
+        server.forget()
+        assert server.answer(prompt) == (warm, 0)
