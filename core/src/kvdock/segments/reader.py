@@ -57,6 +57,7 @@ class Reader:
         outcomes = np.full(len(there), Outcome.OK, np.uint8)
         files = held.place_of(believed["segment"])
         outcomes[files == ABSENT] = Outcome.CORRUPT  # the file is gone
+        outcomes[np.isin(believed["segment"], held.shut)] = Outcome.ERROR
         outcomes[believed["nbytes"] < wanted] = Outcome.SHORT
         outcomes[believed["nbytes"] > wanted] = Outcome.LONG
         keys = found.digests[there]
