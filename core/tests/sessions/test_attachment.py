@@ -314,6 +314,20 @@ def test_an_engine_may_move_its_pools_one_by_one(staging: Staging) -> None:
         assert cache.write("kv", names, range(4), past).all()
 
 
+@pytest.mark.parametrize("staging", Staging)
+def test_never_is_a_deadline_like_any_other(staging: Staging) -> None:
+    engine = Engine(core=patient(calls={"staging": staging}))
+    names, never = hashes(4), float("inf")
+    with engine.attachment as cache:
+        engine.fill(names, range(4))
+        assert not cache.write("kv", names, range(4), never).any()
+        assert cache.lookup("kv", names, never).all()
+        assert not cache.read("kv", names, range(4), never).any()
+        assert cache.leases("kv").wait(range(4), never)
+        assert cache.settle(never)
+        assert cache.close(never)
+
+
 def test_bad_input_is_refused_by_name() -> None:
     engine = Engine(core=patient())
     with engine.attachment as cache:

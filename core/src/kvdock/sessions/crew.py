@@ -12,10 +12,11 @@ import contextvars
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
+
+from kvdock.sessions.waits import seconds_until
 
 log = logging.getLogger("kvdock")
 
@@ -118,7 +119,7 @@ class Crew:
         job = _Job(work, late)
         self._hand_over(job, deadline_s)
         try:
-            done = job.done.acquire(timeout=max(0.0, deadline_s - time.monotonic()))
+            done = job.done.acquire(timeout=seconds_until(deadline_s))
         except BaseException:  # an interrupt of the waiting thread
             self._leave_behind(job)
             raise
@@ -152,7 +153,7 @@ class Crew:
         with self._room:
             return self._room.wait_for(
                 lambda: not self._busy and not self._behind,
-                max(0.0, deadline_s - time.monotonic()),
+                seconds_until(deadline_s),
             )
 
     def finish(self, deadline_s: float, last: Callable[[], None]) -> bool:
@@ -183,7 +184,7 @@ class Crew:
         if rest:
             last()
         for thread in leaving:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+            thread.join(seconds_until(deadline_s))
         return rest
 
     def _leave_behind(self, job: _Job) -> bool:
@@ -206,7 +207,7 @@ class Crew:
             if self._busy >= self._at_once:
                 self._room.wait_for(
                     lambda: self._unfit() or self._busy < self._at_once,
-                    max(0.0, deadline_s - time.monotonic()),
+                    seconds_until(deadline_s),
                 )
             if self._unfit() or self._busy >= self._at_once:
                 raise NoHands

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ import attrs
 
 from kvdock.sessions.results import Moved
 from kvdock.sessions.tickets import Ticket, TicketState
+from kvdock.sessions.waits import seconds_until
 
 log = logging.getLogger("kvdock")
 
@@ -80,7 +80,7 @@ class Lane:
         with self._changed:
             return self._changed.wait_for(
                 lambda: not self._waiting and not self._running,
-                max(0.0, deadline_s - time.monotonic()),
+                seconds_until(deadline_s),
             )
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Lane:
     def join(self, deadline_s: float) -> bool:
         """Wait for the workers of a closed lane; return whether they ended."""
         for thread in list(self._threads):
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+            thread.join(seconds_until(deadline_s))
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
