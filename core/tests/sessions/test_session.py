@@ -190,6 +190,27 @@ def test_a_full_queue_refuses_at_once_instead_of_growing() -> None:
         assert not engine.attachment.leases("kv").busy([0]).any()
 
 
+def test_a_transfer_without_a_thread_is_refused_and_holds_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(core=patient())
+    names = hashes(4)
+    engine.fill(names, range(4))
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Session(engine.attachment) as session:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            ticket = session.offload(names, engine.where(range(4)))
+        assert ticket.state is TicketState.REFUSED
+        assert not engine.attachment.leases("kv").busy(range(4)).any()
+        again = session.offload(names, engine.where(range(4)))
+        assert again.wait(5)
+        assert again.state is TicketState.DONE
+
+
 def test_reads_do_not_wait_for_writes() -> None:
     engine = engine_with()
     gate = Gate(Operation.PUT)

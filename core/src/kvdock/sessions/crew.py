@@ -29,7 +29,10 @@ class Overrun(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
 
 
 class NoHands(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
-    """The call was not started: closed, forked, or too much under way."""
+    """The call was not started: closed, forked, too much under way.
+
+    Or no thread could be started, which the message then says.
+    """
 
 
 class Crashed(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
@@ -139,9 +142,12 @@ class Crew:
         with self._room:
             if self._unfit() or self._behind >= max(1, self._overrun // 2):
                 return False
+            try:
+                hand = self._hand()
+            except NoHands:
+                return False
             self._behind += 1
             job.ended = True
-            hand = self._hand()
         hand.put(job)
         return True
 
@@ -211,8 +217,8 @@ class Crew:
                 )
             if self._unfit() or self._busy >= self._at_once:
                 raise NoHands
-            self._busy += 1
             hand = self._hand()
+            self._busy += 1
         hand.put(job)
 
     def _hand(self) -> SimpleQueue[_Job | None]:
@@ -228,8 +234,11 @@ class Crew:
             name=f"{self._name}-{len(self._threads)}",
             daemon=True,
         )
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit of the system
+            raise NoHands(str(error)) from error
         self._threads.add(thread)
-        thread.start()
         return inbox
 
     def _work(self, inbox: SimpleQueue[_Job | None]) -> None:

@@ -63,17 +63,26 @@ class Lane:
         with self._changed:
             if self._closed or len(self._waiting) >= self._queue:
                 return False
-            self._waiting.append(_Load(ticket, work, after))
             if len(self._threads) < self._workers:
-                thread = threading.Thread(
-                    target=self._run,
-                    name=f"{self._name}-{len(self._threads)}",
-                    daemon=True,
-                )
-                self._threads.add(thread)
-                thread.start()
+                self._hire()
+            if not self._threads:
+                return False
+            self._waiting.append(_Load(ticket, work, after))
             self._changed.notify_all()
         return True
+
+    def _hire(self) -> None:
+        thread = threading.Thread(
+            target=self._run,
+            name=f"{self._name}-{len(self._threads)}",
+            daemon=True,
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit of the system
+            log.warning("%s: %s", self._name, error)
+        else:
+            self._threads.add(thread)
 
     def drain(self, deadline_s: float) -> bool:
         """Wait until nothing waits or runs; return whether that came true."""

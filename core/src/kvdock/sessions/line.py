@@ -279,10 +279,10 @@ class Line:
         """Book a call that was not started, raised, or broke the contract."""
         if isinstance(error, NoHands):
             breaker.undecided()
-            cut = self._crew.full
-            why = "too many calls were left behind" if cut else "it is busy"
-            self._complain("hands", batch, f"was not started: {why}")
-            return Outcome.UNAVAILABLE if cut else Outcome.TIMEOUT
+            cut = "too many calls were left behind" if self._crew.full else ""
+            why = str(error) or cut
+            self._complain("hands", batch, f"was not started: {why or 'it is busy'}")
+            return Outcome.UNAVAILABLE if why else Outcome.TIMEOUT
         breaker.failed()
         if isinstance(error, BatchError):
             self._complain("contract", batch, f"broke the contract: {error}")
