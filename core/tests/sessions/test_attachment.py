@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from itertools import product
@@ -221,6 +222,40 @@ def test_a_late_get_keeps_its_pages_until_it_really_ends() -> None:
         assert cache.settle(5)
         # The late bytes did land, where nobody had looked meanwhile.
         assert engine.holds("kv", names[0], 0)
+
+
+class Alarm(Exception):  # noqa: N818 - what a host's handler of signals raises
+    pass
+
+
+@pytest.mark.parametrize("staging", Staging)
+def test_a_signal_that_ends_the_wait_leaves_the_call_its_memory(
+    staging: Staging,
+) -> None:
+    engine = Engine(core=patient(calls={"staging": staging, "staging_areas": 1}))
+    names, gate = hashes(4), threading.Event()
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with engine.attachment as cache:
+            engine.fill(names, range(4))
+            cache.put(names, engine.where(range(4)))
+            engine.shelf.trouble = waiting_for(gate)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Alarm):
+                cache.get(names, engine.where(range(4)))
+            direct = staging is Staging.ROUTED
+            assert cache.leases("kv").busy(range(4)).all() == direct
+            assert not cache.settle(0.0)
+            gate.set()
+            assert cache.settle(5.0)
+            assert not cache.leases("kv").busy(range(4)).any()
+            assert cache.get(names, engine.where(range(4))).pages == 4
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_late_bytes_of_a_staged_get_never_reach_the_engine() -> None:

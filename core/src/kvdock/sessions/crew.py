@@ -42,7 +42,16 @@ class Crashed(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
 class _Job:
     """One call, from the hand-over to its end."""
 
-    __slots__ = ("context", "done", "ended", "error", "late", "result", "work")
+    __slots__ = (
+        "begun",
+        "context",
+        "done",
+        "ended",
+        "error",
+        "late",
+        "result",
+        "work",
+    )
 
     def __init__(self, work: Callable[[], Any], late: Late | None) -> None:
         self.work: Callable[[], Any] | None = work
@@ -51,6 +60,7 @@ class _Job:
         self.context = contextvars.copy_context()
         self.done = threading.Lock()
         self.done.acquire()
+        self.begun = False
         self.ended = False
         self.result: Any = None
         self.error: Exception | None = None
@@ -117,14 +127,18 @@ class Crew:
         Raises:
             Overrun: If it was left behind.
             NoHands: If it was never started.
-            Exception: Whatever the work raised.
+            Exception: Whatever the work raised, or a handler of signals in
+                the thread that waits; after the latter `late` is called.
         """
         job = _Job(work, late)
-        self._hand_over(job, deadline_s)
         try:
+            self._hand_over(job, deadline_s)
             done = job.done.acquire(timeout=seconds_until(deadline_s))
+        except NoHands:
+            raise
         except BaseException:  # an interrupt of the waiting thread
-            self._leave_behind(job)
+            if not self._leave_behind(job):
+                self._run_late(job)
             raise
         if not done and self._leave_behind(job):
             raise Overrun
@@ -194,9 +208,9 @@ class Crew:
         return rest
 
     def _leave_behind(self, job: _Job) -> bool:
-        """Book a call as left behind, unless it has ended just now."""
+        """Book a call as left behind, unless it is not under way."""
         with self._room:
-            if job.ended:
+            if job.ended or not job.begun:
                 return False
             job.ended = True
             self._busy -= 1
@@ -219,6 +233,7 @@ class Crew:
                 raise NoHands
             hand = self._hand()
             self._busy += 1
+            job.begun = True
         hand.put(job)
 
     def _hand(self) -> SimpleQueue[_Job | None]:

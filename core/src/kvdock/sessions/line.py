@@ -21,7 +21,7 @@ from kvdock.errors import AttachError, BatchError, KvdockError
 from kvdock.events import BreakerMoved, CallsBehind, Event, StoreFilled
 from kvdock.sessions.breaker import Breaker, BreakerState
 from kvdock.sessions.complaints import Complaints
-from kvdock.sessions.crew import Crew, NoHands, Overrun
+from kvdock.sessions.crew import Crashed, Crew, NoHands, Overrun
 from kvdock.sessions.misses import Misses
 
 if TYPE_CHECKING:
@@ -259,8 +259,8 @@ class Line:
             self._maybe_probe(batch.operation)
             return Answer(BatchResult.all(batch, Outcome.UNAVAILABLE))
         try:
-            result: BatchResult = self._crew.call(
-                lambda: self.backend.batch_io(handle, batch),
+            result: BatchResult | Exception = self._crew.call(
+                lambda: self._attempt(handle, batch),
                 batch.deadline_s + self.core.deadlines.grace,
                 late=lambda _: self._ended_late(late),
             )
@@ -269,11 +269,24 @@ class Line:
             self._complain("late", batch, "passed its deadline and was left behind")
             self.tell(CallsBehind(backend=self.name, calls=self.behind))
             return Answer(BatchResult.all(batch, Outcome.TIMEOUT), late=True)
-        except Exception as error:  # noqa: BLE001 - a stranger's code
-            # Storage never stops an engine: these keys are a miss.
+        except (NoHands, Crashed) as error:
             return Answer(BatchResult.all(batch, self._failed(breaker, batch, error)))
+        except BaseException:
+            # Who waits was interrupted: that is the host's, and no failure.
+            breaker.undecided()
+            raise
+        if isinstance(result, Exception):
+            # Storage never stops an engine: these keys are a miss.
+            return Answer(BatchResult.all(batch, self._failed(breaker, batch, result)))
         self._judge(breaker, batch, result)
         return Answer(result)
+
+    def _attempt(self, handle: object, batch: Batch) -> BatchResult | Exception:
+        """Make a call; its failure is told from an interrupt of who waits."""
+        try:
+            return self.backend.batch_io(handle, batch)
+        except Exception as error:  # noqa: BLE001 - a stranger's code
+            return error
 
     def _failed(self, breaker: Breaker, batch: Batch, error: Exception) -> Outcome:
         """Book a call that was not started, raised, or broke the contract."""
