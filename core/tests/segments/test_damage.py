@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,20 @@ def test_pages_whose_file_cannot_be_opened_are_not_dropped(
         assert shut.get(range(8)) == [Outcome.ERROR] * 8
     assert shut.get(range(8)) == [Outcome.OK] * 8
     assert open_depot().get(range(8)) == [Outcome.OK] * 8
+
+
+def test_a_damaged_page_that_is_asked_for_twice_is_counted_once(
+    open_depot: OpenDepot,
+) -> None:
+    depot = open_depot()
+    depot.put(range(96))
+    found = depot.where(3)
+    overwrite(found.path, found.offset, b"xx")
+    assert depot.get([3] * 20) == [CORRUPT] * 20
+    assert depot.store.counts["pages_retired"] == 1
+    # A segment that is believed to have room, and has none, is tried for ever.
+    assert depot.put(range(200, 264), deadline_s=time.monotonic() + 20).ok.all()
+    assert depot.store.usage().pages == 96 - 1 + 64
 
 
 def test_a_stale_index_is_a_miss_and_heals(open_depot: OpenDepot) -> None:
