@@ -122,6 +122,19 @@ def test_what_another_handle_deleted_is_stored_again(open_depot: OpenDepot) -> N
     assert not any(one.get(range(40)))
 
 
+def test_what_has_moved_on_to_a_full_segment_can_be_deleted(
+    open_depot: OpenDepot,
+) -> None:
+    writer, other = open_depot(), open_depot()
+    writer.put(range(8))
+    assert all(other.there(range(8)))
+    # The other one has just looked, so it does not look again on its own.
+    other.store._catalogue._next_sync_s = float("inf")
+    writer.put(range(8, 64))
+    other.delete([0])
+    assert open_depot().there([0, 1]) == [False, True]
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_what_was_cleared_under_a_handle_is_stored_again(
     open_depot: OpenDepot, *, full: bool

@@ -143,7 +143,8 @@ class SegmentStore:
             self._begin()
 
     def _delete(self, batch: Batch) -> BatchResult:
-        found = self._catalogue.find(batch.keys)
+        # What has moved to a full segment is looked for under its new name.
+        found = self._catalogue.find_stored(batch.keys)
         rows, first = np.unique(found.rows, return_index=True)
         self._catalogue.retire(rows, found.records[first])
         return BatchResult.all(batch, Outcome.OK)
