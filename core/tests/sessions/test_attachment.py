@@ -4,6 +4,7 @@ import signal
 import threading
 import time
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -374,6 +375,17 @@ def test_bad_input_is_refused_by_name() -> None:
             cache.get(hashes(2), {"kv": [NO_PAGE]})
         with pytest.raises(KvdockError, match="letters and digits"):
             cache.exists(["../x"])
+
+
+@pytest.mark.parametrize("pages", [[0.5, 1.5], [True, False], ["0", "1"], [None, None]])
+def test_only_whole_numbers_are_page_indices(pages: Any) -> None:
+    with Engine(core=patient()).attachment as cache:
+        for call in (cache.put, cache.get):
+            with pytest.raises(RegionError, match="whole numbers"):
+                call(hashes(2), {"kv": pages})
+        for move in (cache.write, cache.read):
+            with pytest.raises(RegionError, match="whole numbers"):
+                move("kv", hashes(2), pages, time.monotonic() + 5)
 
 
 def test_clearing_reaches_the_namespace() -> None:
