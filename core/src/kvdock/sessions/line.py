@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import numpy as np
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvdock")
 
 
+T = TypeVar("T")
+
 _LOST = (Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
 
 
@@ -49,6 +51,22 @@ class Answer:
 
     result: BatchResult
     late: bool = False
+
+
+def named(call: Callable[[], T]) -> T:
+    """Make a call while attaching; any failure is one that says what it is.
+
+    Raises:
+        KvdockError: Whatever it raised.
+    """
+    try:
+        return call()
+    except KvdockError:
+        raise
+    except Exception as error:
+        raise AttachError(
+            f"{type(error).__name__}: {error}", fix="See `kvdock doctor`."
+        ) from error
 
 
 class Line:
@@ -115,7 +133,7 @@ class Line:
         who = f"backend {self.name!r}"
         try:
             handle = self._crew.call(
-                lambda: self.backend.register_pool(pool, region, config),
+                lambda: named(lambda: self.backend.register_pool(pool, region, config)),
                 time.monotonic() + timeout_s,
                 late=self._release_late,
             )
@@ -124,6 +142,8 @@ class Line:
                 f"{who} did not attach pool {pool.name!r} within {timeout_s:g} s",
                 fix="See `kvdock doctor`, or raise core.deadlines.attach.",
             ) from error
+        except (NoHands, Crashed) as error:
+            raise AttachError(f"{who} failed on pool {pool.name!r}: {error}") from error
         except KvdockError as error:
             raise AttachError(
                 f"{who} refuses pool {pool.name!r}: {error.what}", fix=error.fix
