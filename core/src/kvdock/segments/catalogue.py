@@ -126,8 +126,12 @@ class Catalogue:
         self._syncing = threading.Lock()
         self._next_sync_s = 0.0
         self._next_uses_s = time.monotonic() + _USES_S
-        for size in place.object_bytes:
-            self.folder(size)
+        try:
+            for size in place.object_bytes:
+                self.folder(size)
+        except BaseException:
+            self.close()
+            raise
 
     def folder(self, object_bytes: int) -> Folder:
         """Return the folder of one size of objects, opened when first used."""
@@ -139,7 +143,6 @@ class Catalogue:
                 place = self._place
                 name = names.pool_folder(place.pool, object_bytes)
                 fd = names.open_folder(self._namespace_fd, name, create=True)
-                sweep(fd, place.tenure)
                 folder = Folder(
                     fd,
                     object_bytes,
@@ -148,7 +151,12 @@ class Catalogue:
                     self.lock,
                     place.tenure,
                 )
-                folder.scan()
+                try:
+                    sweep(fd, place.tenure)
+                    folder.scan()
+                except BaseException:
+                    os.close(fd)
+                    raise
                 self.folders[object_bytes] = folder
             return self.folders[object_bytes]
 
