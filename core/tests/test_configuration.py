@@ -196,3 +196,21 @@ def test_durations_have_units(text: str | float, seconds: float) -> None:
 def test_what_is_no_duration_is_refused(text: str | float) -> None:
     with pytest.raises(SettingsError, match="not a duration"):
         parse_seconds(text)
+
+
+@pytest.mark.parametrize(
+    "value", [None, [], {}, b"1", True, "", "9" * 5000, float("inf"), float("nan"), -1]
+)
+@pytest.mark.parametrize(
+    ("group", "name", "wanted"),
+    [
+        ("deadlines", "get", "is not a duration"),
+        ("calls", "batch_bytes", "is not a size in bytes"),
+        ("calls", "at_once", "is not a whole number|must be at least 1"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_in_the_words_of_its_setting(
+    group: str, name: str, wanted: str, value: object
+) -> None:
+    with pytest.raises(SettingsError, match=wanted):
+        load_configuration({"core": {group: {name: value}}}, environ={})

@@ -6,11 +6,22 @@ over. From there on a plugin sees an instance of the class that it declares.
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    TypeGuard,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+)
 
 import attrs
 
@@ -38,6 +49,12 @@ _BOOLS = MappingProxyType(
 )
 
 
+def _amount(value: object) -> TypeGuard[float]:
+    """Return whether it is a number that a size or a duration can be."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 <= cast("float", value) <= sys.float_info.max
+
+
 def parse_bytes(value: str | float) -> int:
     """Read a size: a number of bytes, or text such as "64 GiB".
 
@@ -50,8 +67,10 @@ def parse_bytes(value: str | float) -> int:
         match = _SIZE.fullmatch(value.strip())
         if match:
             number, unit = match.groups()
-            return int(float(number) * 2 ** _POWERS[unit.upper()])
-    elif not isinstance(value, bool) and value >= 0 and value == int(value):
+            nbytes = float(number) * 2 ** _POWERS[unit.upper()]
+            if nbytes < math.inf:
+                return int(nbytes)
+    elif _amount(value) and value == int(value):
         return int(value)
     raise SettingsError(
         f"{value!r} is not a size in bytes", fix='Write it like "512 MiB" or 4096.'
@@ -84,8 +103,10 @@ def parse_seconds(value: str | float) -> float:
         match = _DURATION.fullmatch(value.strip().lower())
         if match:
             number, unit = match.groups()
-            return float(number) * _SECONDS[unit or "s"]
-    elif not isinstance(value, bool) and 0 <= value < float("inf"):
+            seconds = float(number) * _SECONDS[unit or "s"]
+            if seconds < math.inf:
+                return seconds
+    elif _amount(value):
         return float(value)
     raise SettingsError(
         f"{value!r} is not a duration", fix='Write it like "250 ms", "5 s" or 1.5.'
@@ -259,7 +280,8 @@ def _to_bool(value: object, _: object) -> bool:
 
 def _to_int(value: object, _: object) -> int:
     if isinstance(value, int | str) and not isinstance(value, bool):
-        return int(value)
+        with suppress(ValueError):
+            return int(value)
     raise ValueError(f"{value!r} is not a whole number")
 
 

@@ -94,6 +94,16 @@ def test_pools_of_one_namespace_share_its_quota(open_depot: OpenDepot) -> None:
     assert second.there(range(350, 400)) == [True] * 50
 
 
+def test_a_page_that_can_never_fit_drives_nobody_out(open_depot: OpenDepot) -> None:
+    limits = {"quota_bytes": 1 << 20, "segment_bytes": 1 << 16}
+    small = open_depot(**limits)
+    small.put(range(60))
+    large = open_depot(pool="large", page_bytes=2 << 20, **limits)
+    assert large.put([1]).outcomes.tolist() == [Outcome.REFUSED]
+    assert all(small.there(range(60)))
+    assert all(open_depot().there(range(60)))
+
+
 def test_two_stores_on_one_root_keep_one_quota(open_depot: OpenDepot) -> None:
     depots = [open_depot(quota_bytes=QUOTA) for _ in range(2)]
     for start in range(0, 1000, 20):

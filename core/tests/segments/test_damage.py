@@ -1,6 +1,8 @@
 """Every kind of damage is a miss, is counted, and heals by a rewrite."""
 
+import errno
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 from kvdock.batches import Operation, Outcome
+from kvdock.segments import ThreadEngine
 
 OpenDepot = Callable[..., Any]
 
@@ -124,6 +127,37 @@ def test_a_file_of_pages_deleted_under_an_open_store_never_serves_wrong_bytes(
     depot.get(range(6))
     assert depot.put(range(6, 12)).ok.all()
     assert depot.get(range(6, 12)) == [OK] * 6
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EINVAL, errno.EROFS])
+def test_pages_whose_file_cannot_be_opened_are_not_dropped(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    open_depot().put(range(8))
+    shut = open_depot()
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(error, os.strerror(error))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ThreadEngine, "open_file", refuse)
+        assert shut.get(range(8)) == [Outcome.ERROR] * 8
+    assert shut.get(range(8)) == [Outcome.OK] * 8
+    assert open_depot().get(range(8)) == [Outcome.OK] * 8
+
+
+def test_a_damaged_page_that_is_asked_for_twice_is_counted_once(
+    open_depot: OpenDepot,
+) -> None:
+    depot = open_depot()
+    depot.put(range(96))
+    found = depot.where(3)
+    overwrite(found.path, found.offset, b"xx")
+    assert depot.get([3] * 20) == [CORRUPT] * 20
+    assert depot.store.counts["pages_retired"] == 1
+    # A segment that is believed to have room, and has none, is tried for ever.
+    assert depot.put(range(200, 264), deadline_s=time.monotonic() + 20).ok.all()
+    assert depot.store.usage().pages == 96 - 1 + 64
 
 
 def test_a_stale_index_is_a_miss_and_heals(open_depot: OpenDepot) -> None:

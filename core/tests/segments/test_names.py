@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from kvdock.batches import Batch, Operation
@@ -72,9 +73,32 @@ def test_a_namespace_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir(mode=0o700)
     (root / NAMESPACE).symlink_to(outside)
-    with pytest.raises(OSError, match="Not a directory"):
+    with pytest.raises(KvdockError, match="Not a directory"):
         SegmentStore(place(root), ThreadEngine())
     assert not list(outside.iterdir())
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("what", [".", "kv.8", "kv.16", "namespace.json"])
+def test_what_cannot_be_opened_is_named_and_leaves_nothing_open(
+    tmp_path: Path, what: str
+) -> None:
+    home = tmp_path / NAMESPACE
+    if what == ".":
+        home.symlink_to("/nowhere")
+    else:
+        home.mkdir(mode=0o700)
+        (home / what).symlink_to("/nowhere")
+    tmp_path.chmod(0o700)
+    two = attrs.evolve(place(tmp_path), object_bytes=(8, 16))
+    before = open_files()
+    for _ in range(2):
+        with pytest.raises(KvdockError, match=r"cannot be opened.*Let this user"):
+            SegmentStore(two, ThreadEngine())
+    assert open_files() == before
 
 
 def test_segments_that_are_links_are_not_followed(

@@ -7,12 +7,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from kvdock.segments.folder import Folder
+from kvdock.segments.segment import Segment
 
 WORKER = Path(__file__).with_name("crash_worker.py")
 OpenDepot = Callable[..., Any]
@@ -120,6 +124,40 @@ def test_what_another_handle_deleted_is_stored_again(open_depot: OpenDepot) -> N
     assert all_there(open_depot(), range(40))
     assert soon(lambda: all_there(two, range(40)))
     assert not any(one.get(range(40)))
+
+
+def test_what_has_moved_on_to_a_full_segment_can_be_deleted(
+    open_depot: OpenDepot,
+) -> None:
+    writer, other = open_depot(), open_depot()
+    writer.put(range(8))
+    assert all(other.there(range(8)))
+    # The other one has just looked, so it does not look again on its own.
+    other.store._catalogue._next_sync_s = float("inf")
+    writer.put(range(8, 64))
+    other.delete([0])
+    assert open_depot().there([0, 1]) == [False, True]
+
+
+def test_two_threads_that_see_a_segment_go_forget_it_once(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot = open_depot()
+    depot.put(range(8))
+    open_depot().clear()
+    (folder,) = depot.store._catalogue.folders.values()
+    meet, drop_if_gone = threading.Barrier(2, timeout=10), Folder._drop_if_gone
+
+    def gone(self: Folder, segment: Segment) -> bool:
+        meet.wait()
+        return drop_if_gone(self, segment)
+
+    monkeypatch.setattr(Folder, "_drop_if_gone", gone)
+    with ThreadPoolExecutor(2) as pool:
+        scans = [pool.submit(folder.scan) for _ in range(2)]
+        assert [scan.result(10) for scan in scans]
+    # Rows that were given back twice would be given to two segments.
+    assert [len(rows) for rows in depot.store._catalogue.index._free.values()] == [1]
 
 
 @pytest.mark.parametrize("full", [False, True])

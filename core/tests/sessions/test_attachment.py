@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,6 +163,40 @@ def test_damage_in_the_store_is_a_miss_and_is_dropped(
         assert cache.exists(names).best == 3
 
 
+@pytest.mark.parametrize("ends", [True, False], ids=["in time", "too late"])
+def test_a_page_is_stored_anew_once_its_wrong_object_is_gone(*, ends: bool) -> None:
+    """Or the deletion would take away what was stored in its place."""
+    go_on = threading.Event()
+    engine = Engine(core=hasty("put") if not ends else patient())
+
+    def hold_deletions(batch: Batch) -> None:
+        if batch.operation is Operation.DELETE:
+            go_on.wait(20)
+
+    with engine.attachment as cache:
+        names = hashes(3)
+        engine.fill(names, range(3))
+        cache.put(names, engine.where(range(3)))
+        objects = engine.shelf.objects
+        _, second, _ = objects
+        objects[second] = bytes(len(objects[second]))
+        engine.shelf.trouble = hold_deletions
+        cache.get(names, engine.where(range(3, 6)))
+        until(lambda: any(c.operation is Operation.DELETE for c in engine.shelf.calls))
+        timer = threading.Timer(0.05, go_on.set)
+        if ends:
+            timer.start()
+        stored = cache.put(names, engine.where(range(3)))
+        second_is = Outcome.OK if ends else Outcome.REFUSED
+        assert stored.outcomes["kv"].tolist() == [Outcome.OK, second_is, Outcome.OK]
+        go_on.set()
+        assert cache.settle(5)
+        assert (second in objects) is ends
+        found = cache.get(names, engine.where(range(6, 9)))
+        assert found.pages == (3 if ends else 1)
+        assert cache.put(names, engine.where(range(3))).pages == 3
+
+
 def test_a_backend_that_reports_success_without_bytes_is_caught() -> None:
     engine = Engine(core=patient())
     with engine.attachment as cache:
@@ -221,6 +257,40 @@ def test_a_late_get_keeps_its_pages_until_it_really_ends() -> None:
         assert cache.settle(5)
         # The late bytes did land, where nobody had looked meanwhile.
         assert engine.holds("kv", names[0], 0)
+
+
+class Alarm(Exception):  # noqa: N818 - what a host's handler of signals raises
+    pass
+
+
+@pytest.mark.parametrize("staging", Staging)
+def test_a_signal_that_ends_the_wait_leaves_the_call_its_memory(
+    staging: Staging,
+) -> None:
+    engine = Engine(core=patient(calls={"staging": staging, "staging_areas": 1}))
+    names, gate = hashes(4), threading.Event()
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with engine.attachment as cache:
+            engine.fill(names, range(4))
+            cache.put(names, engine.where(range(4)))
+            engine.shelf.trouble = waiting_for(gate)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Alarm):
+                cache.get(names, engine.where(range(4)))
+            direct = staging is Staging.ROUTED
+            assert cache.leases("kv").busy(range(4)).all() == direct
+            assert not cache.settle(0.0)
+            gate.set()
+            assert cache.settle(5.0)
+            assert not cache.leases("kv").busy(range(4)).any()
+            assert cache.get(names, engine.where(range(4))).pages == 4
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_late_bytes_of_a_staged_get_never_reach_the_engine() -> None:
@@ -314,6 +384,20 @@ def test_an_engine_may_move_its_pools_one_by_one(staging: Staging) -> None:
         assert cache.write("kv", names, range(4), past).all()
 
 
+@pytest.mark.parametrize("staging", Staging)
+def test_never_is_a_deadline_like_any_other(staging: Staging) -> None:
+    engine = Engine(core=patient(calls={"staging": staging}))
+    names, never = hashes(4), float("inf")
+    with engine.attachment as cache:
+        engine.fill(names, range(4))
+        assert not cache.write("kv", names, range(4), never).any()
+        assert cache.lookup("kv", names, never).all()
+        assert not cache.read("kv", names, range(4), never).any()
+        assert cache.leases("kv").wait(range(4), never)
+        assert cache.settle(never)
+        assert cache.close(never)
+
+
 def test_bad_input_is_refused_by_name() -> None:
     engine = Engine(core=patient())
     with engine.attachment as cache:
@@ -325,6 +409,17 @@ def test_bad_input_is_refused_by_name() -> None:
             cache.get(hashes(2), {"kv": [NO_PAGE]})
         with pytest.raises(KvdockError, match="letters and digits"):
             cache.exists(["../x"])
+
+
+@pytest.mark.parametrize("pages", [[0.5, 1.5], [True, False], ["0", "1"], [None, None]])
+def test_only_whole_numbers_are_page_indices(pages: Any) -> None:
+    with Engine(core=patient()).attachment as cache:
+        for call in (cache.put, cache.get):
+            with pytest.raises(RegionError, match="whole numbers"):
+                call(hashes(2), {"kv": pages})
+        for move in (cache.write, cache.read):
+            with pytest.raises(RegionError, match="whole numbers"):
+                move("kv", hashes(2), pages, time.monotonic() + 5)
 
 
 def test_clearing_reaches_the_namespace() -> None:

@@ -147,6 +147,24 @@ def test_what_is_done_last_waits_for_a_call_that_hangs() -> None:
         crew.call(lambda: 1, soon())
 
 
+def test_a_thread_that_cannot_be_started_is_not_booked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    crew = Crew("test", 1, 2)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        for _ in range(3):
+            with pytest.raises(NoHands, match="can't start"):
+                crew.call(lambda: 1, soon())
+            assert not crew.leave(lambda: None)
+    assert crew.call(lambda: 1, soon()) == 1
+    assert crew.finish(soon(), lambda: None)
+
+
 def test_the_callers_context_goes_with_the_call() -> None:
     word: contextvars.ContextVar[str] = contextvars.ContextVar("word")
     word.set("traced")

@@ -15,10 +15,11 @@ from stalls import timed
 
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import AttachError
+from kvdock.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from kvdock.hookspecs import AttachConfig
-    from kvdock.pools import PoolSpec
+    from kvdock.pools import PoolSpec, Shard
     from kvdock.regions import Region
 
 Answer = Callable[[Batch], Any]
@@ -224,6 +225,45 @@ def test_attaching_has_a_deadline_and_a_late_handle_is_released() -> None:
     assert slow.released == []
     slow.go_on.set()
     until(lambda: slow.released == ["kv"])
+
+
+class Broken(Shelf):
+    @hookimpl
+    def kvdock_register_pool(
+        self, pool: PoolSpec, region: Region, config: AttachConfig
+    ) -> str:
+        del pool, region, config
+        raise PermissionError("no way in")
+
+
+class Mute(Shelf):
+    @hookimpl
+    def kvdock_key_suffix(self, pool: PoolSpec, shard: Shard) -> Any:
+        del pool, shard
+
+
+class Quitter(Shelf):
+    @hookimpl
+    def kvdock_register_pool(
+        self, pool: PoolSpec, region: Region, config: AttachConfig
+    ) -> str:
+        del pool, region, config
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("shelf", "why"),
+    [
+        (Broken(), "PermissionError: no way in"),
+        (Mute(), "no key suffixes"),
+        (Quitter(), "SystemExit"),
+    ],
+)
+def test_whatever_goes_wrong_when_attaching_names_backend_and_pool(
+    shelf: Shelf, why: str
+) -> None:
+    with pytest.raises(AttachError, match=f"'shelf'.*'kv'.*{why}"):
+        Engine([shelf])
 
 
 def test_one_backend_that_hangs_does_not_hold_up_another() -> None:

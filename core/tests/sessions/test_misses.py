@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,3 +69,15 @@ def test_a_bound_of_nothing_switches_it_off() -> None:
     misses, _ = made(keys=0)
     misses.dead(["a"])
     assert known(misses, "a") == [False]
+
+
+def test_a_full_book_takes_new_keys_as_quickly_as_an_empty_one() -> None:
+    misses = Misses(MissSettings(keys=65536, absent=3600.0))
+    misses.absent([f"{key:064x}" for key in range(65536)])
+    fresh = [f"{key:064x}" for key in range(65536, 131072)]
+    began_s = time.thread_time()
+    for start in range(0, len(fresh), 8192):
+        misses.absent(fresh[start : start + 8192])
+    # It took two seconds when each of them looked for the oldest.
+    assert time.thread_time() - began_s < 0.5
+    assert len(misses) == 65536

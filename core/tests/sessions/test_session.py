@@ -21,8 +21,12 @@ from shelf import (
 from stalls import timed
 
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
+from kvdock.dock import Dock
 from kvdock.errors import RegionError
-from kvdock.sessions import NO_PAGE, Session, Side, TicketState
+from kvdock.keys import Namespace
+from kvdock.pools import Shard
+from kvdock.regions import Region
+from kvdock.sessions import NO_PAGE, Attachment, Session, Side, TicketState
 
 
 def engine_with(*pools: Any, **transfers: Any) -> Engine:
@@ -190,6 +194,27 @@ def test_a_full_queue_refuses_at_once_instead_of_growing() -> None:
         assert not engine.attachment.leases("kv").busy([0]).any()
 
 
+def test_a_transfer_without_a_thread_is_refused_and_holds_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(core=patient())
+    names = hashes(4)
+    engine.fill(names, range(4))
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Session(engine.attachment) as session:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            ticket = session.offload(names, engine.where(range(4)))
+        assert ticket.state is TicketState.REFUSED
+        assert not engine.attachment.leases("kv").busy(range(4)).any()
+        again = session.offload(names, engine.where(range(4)))
+        assert again.wait(5)
+        assert again.state is TicketState.DONE
+
+
 def test_reads_do_not_wait_for_writes() -> None:
     engine = engine_with()
     gate = Gate(Operation.PUT)
@@ -278,6 +303,39 @@ def test_a_store_that_takes_nothing_is_not_asked_for_every_batch() -> None:
         assert ticket.result is not None
         assert ticket.result.pages == 0
         assert len(engine.shelf.calls) == 1
+
+
+def test_an_offload_goes_on_past_pages_that_only_a_sidecar_has() -> None:
+    engine = engine_with(attention(), indexer())
+    names = hashes(6)
+    engine.fill(names, range(6))
+    with Session(engine.attachment) as session:
+        where = {"kv": [NO_PAGE, NO_PAGE, 2, 3, 4, 5], "indexer": range(6)}
+        ticket = session.offload(names, where)
+        assert ticket.wait(10)
+        assert ticket.result is not None
+        assert not ticket.result.outcomes["indexer"].any()
+        assert not ticket.result.outcomes["kv"][2:].any()
+
+
+def test_a_stage_without_the_anchor_moves_its_other_pools() -> None:
+    shelf, shard = Shelf(), Shard(pp_rank=1, pp_size=2, layers=(2, 4))
+    dock = Dock({shelf.name: shelf.backend()})
+    plan = dock.plan([attention(), states()], shard)
+    memory = np.zeros((8, states().page_bytes(shard)), np.uint8)
+    regions = {"mamba": Region.of(states(), shard, [memory], 8)}
+    attachment = Attachment.open(
+        dock, plan, Namespace(model="m"), regions, core=patient()
+    )
+    with Session(attachment) as session:
+        stored = session.offload(hashes(4), {"mamba": range(4)})
+        assert stored.wait(10)
+        assert stored.result is not None
+        assert stored.result.pages == 4
+        loaded = session.prefetch(hashes(4), {"mamba": range(4, 8)})
+        assert loaded.wait(10)
+        assert loaded.result is not None
+        assert loaded.result.pages == 4
 
 
 def test_bad_input_is_refused_before_it_is_queued() -> None:

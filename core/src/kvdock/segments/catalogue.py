@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -39,6 +40,8 @@ _PATIENCE = 4
 """At most one part in five of the time goes into looking what others did."""
 _LONGEST_S = 0.05
 """Longest time for which what others did goes unseen by a caller who asks."""
+_GONE = (errno.ENOENT, errno.ELOOP)
+"""Errors that say that a file is not there, or a link stands in its place."""
 _LOOKS = 3
 """How often a look-up is repeated because what it found is gone from disk."""
 
@@ -50,10 +53,13 @@ class Held:
     Args:
         segments: The segments.
         tokens: The engine's token of each.
+        shut: uint64, identities of segments whose file is there, or may be,
+            and could not be opened.
     """
 
     segments: tuple[Segment, ...]
     tokens: tuple[int, ...]
+    shut: UInt64s
 
     @property
     def strides(self) -> Int64s:
@@ -120,8 +126,12 @@ class Catalogue:
         self._syncing = threading.Lock()
         self._next_sync_s = 0.0
         self._next_uses_s = time.monotonic() + _USES_S
-        for size in place.object_bytes:
-            self.folder(size)
+        try:
+            for size in place.object_bytes:
+                self.folder(size)
+        except BaseException:
+            self.close()
+            raise
 
     def folder(self, object_bytes: int) -> Folder:
         """Return the folder of one size of objects, opened when first used."""
@@ -133,7 +143,6 @@ class Catalogue:
                 place = self._place
                 name = names.pool_folder(place.pool, object_bytes)
                 fd = names.open_folder(self._namespace_fd, name, create=True)
-                sweep(fd, place.tenure)
                 folder = Folder(
                     fd,
                     object_bytes,
@@ -142,7 +151,12 @@ class Catalogue:
                     self.lock,
                     place.tenure,
                 )
-                folder.scan()
+                try:
+                    sweep(fd, place.tenure)
+                    folder.scan()
+                except BaseException:
+                    os.close(fd)
+                    raise
                 self.folders[object_bytes] = folder
             return self.folders[object_bytes]
 
@@ -266,14 +280,21 @@ class Catalogue:
         """Open the files of segments, by number; `release` ends it."""
         held: list[Segment] = []
         tokens = []
+        shut = []
         for number in np.unique(numbers).tolist():
             segment = self.segments.get(number)
-            token = None if segment is None else self._files.hold(segment)
-            if segment is not None and token is not None:
-                segment.touched = True
-                held.append(segment)
-                tokens.append(token)
-        return Held(tuple(held), tuple(tokens))
+            if segment is None:
+                continue
+            try:
+                tokens.append(self._files.hold(segment))
+            except OSError as error:
+                # Out of descriptors, say: that is no reason to drop pages.
+                if error.errno not in _GONE:
+                    shut.append(segment.name.segment)
+                continue
+            segment.touched = True
+            held.append(segment)
+        return Held(tuple(held), tuple(tokens), np.array(shut, np.uint64))
 
     def release(self, held: Held) -> None:
         """End the use of files."""

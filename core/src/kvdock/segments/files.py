@@ -35,17 +35,18 @@ class OpenFiles:
         self._open: OrderedDict[Segment, _Open] = OrderedDict()
         self._lock = threading.Lock()
 
-    def hold(self, segment: Segment) -> int | None:
-        """Return a segment's token, valid until `release`; None if gone."""
+    def hold(self, segment: Segment) -> int:
+        """Return a segment's token, valid until `release`.
+
+        Raises:
+            OSError: If its file is gone, or cannot be opened.
+        """
         with self._lock:
             entry = self._open.get(segment)
             if entry is None:
-                try:
-                    token = self._engine.open_file(
-                        segment.name.data, segment.folder, create=False
-                    )
-                except OSError:
-                    return None
+                token = self._engine.open_file(
+                    segment.name.data, segment.folder, create=False
+                )
                 entry = self._open[segment] = _Open(token)
             self._open.move_to_end(segment)
             entry.uses += 1

@@ -142,8 +142,10 @@ class Folder:
         return True
 
     def drop(self, segment: Segment) -> None:
-        """Forget a segment whose files are gone."""
+        """Forget a segment whose files are gone, unless somebody was first."""
         with self._lock:
+            if self.segments.get(segment.name.segment) is not segment:
+                return
             self._index.close_rows(segment.rows)
             del self.segments[segment.name.segment]
             del self._numbers[segment.rows.number]

@@ -190,16 +190,23 @@ def open_namespace(root: int, namespace: str, record: bytes = b"") -> int:
     if record and not fits(record, namespace):
         raise NamespaceError(f"the record of namespace {namespace[:12]} is another's")
     fd = open_folder(root, namespace, create=True)
+    try:
+        _keep_record(fd, namespace, record)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _keep_record(fd: int, namespace: str, record: bytes) -> None:
     stored = read_record(fd)
     if stored and not fits(stored, namespace):
-        os.close(fd)
         raise NamespaceError(
             f"{RECORD_NAME} of namespace {namespace[:12]} does not fit its name",
             fix="Somebody changed it: clear this namespace, or delete the file.",
         )
     if record and not stored:
         _write_aside(fd, RECORD_NAME, record)
-    return fd
 
 
 def fits(record: bytes, namespace: str) -> bool:

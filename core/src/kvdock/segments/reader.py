@@ -57,6 +57,7 @@ class Reader:
         outcomes = np.full(len(there), Outcome.OK, np.uint8)
         files = held.place_of(believed["segment"])
         outcomes[files == ABSENT] = Outcome.CORRUPT  # the file is gone
+        outcomes[np.isin(believed["segment"], held.shut)] = Outcome.ERROR
         outcomes[believed["nbytes"] < wanted] = Outcome.SHORT
         outcomes[believed["nbytes"] > wanted] = Outcome.LONG
         keys = found.digests[there]
@@ -86,7 +87,11 @@ class Reader:
             return
         bad = np.flatnonzero(np.isin(outcomes, _DAMAGE))
         if len(bad):
-            raced = self._catalogue.retire(rows[bad], believed[bad])
+            # A key that is asked for twice is one page to retire.
+            once, first, which = np.unique(
+                rows[bad], return_index=True, return_inverse=True
+            )
+            raced = self._catalogue.retire(once, believed[bad[first]])[which]
             outcomes[bad[raced]] = Outcome.ABSENT
             self._catalogue.counts["pages_raced"] += int(raced.sum())
 

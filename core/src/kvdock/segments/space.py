@@ -270,9 +270,17 @@ class Space:
             passed.add(segment)
         while True:
             made = self._create(folder, least=0.0)
-            if made or not self.neighbours.delete_one(folder.fd):
+            if made or not self._could_make_way(folder):
                 return made
+            if not self.neighbours.delete_one(folder.fd):
+                return None
             self.counts["segments_deleted"] += 1
+
+    def _could_make_way(self, folder: Folder) -> bool:
+        """Return whether one slot would fit if all other folders were empty."""
+        slot_bytes = _slot_bytes(folder.object_bytes, self.engine.alignment)
+        others = self.neighbours.usage_bytes(but_fd=folder.fd)
+        return self._room(folder) + others >= slot_bytes + index_bytes(1)
 
     def _go_down(self, folder: Folder) -> None:
         """Empty cold segments as well, until pages are at the low watermark.

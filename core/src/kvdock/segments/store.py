@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
+from kvdock.errors import KvdockError
 from kvdock.segments import names, tenure
 from kvdock.segments.catalogue import Catalogue
 from kvdock.segments.maintenance import clear_namespace
@@ -86,9 +87,20 @@ class SegmentStore:
             self._namespace_fd = names.open_namespace(
                 root_fd, place.namespace, place.record
             )
+            try:
+                self._begin()
+            except BaseException:
+                os.close(self._namespace_fd)
+                raise
+        except OSError as error:
+            raise KvdockError(
+                f"namespace {place.namespace[:12]} of store {str(place.root)!r} cannot "
+                f"be opened: {error.strerror or error} ({error.filename})",
+                fix="Let this user write there, free some space, and move away "
+                "what is no folder of the store.",
+            ) from error
         finally:
             os.close(root_fd)
-        self._begin()
 
     def _begin(self) -> None:
         """Read the store: at the start, and anew in a forked child."""
@@ -143,7 +155,8 @@ class SegmentStore:
             self._begin()
 
     def _delete(self, batch: Batch) -> BatchResult:
-        found = self._catalogue.find(batch.keys)
+        # What has moved to a full segment is looked for under its new name.
+        found = self._catalogue.find_stored(batch.keys)
         rows, first = np.unique(found.rows, return_index=True)
         self._catalogue.retire(rows, found.records[first])
         return BatchResult.all(batch, Outcome.OK)

@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 from kvdock.batches import Batch, Operation, Outcome, Outcomes
 from kvdock.core_settings import CoreSettings
-from kvdock.errors import AttachError, KvdockError, RegionError, nearest
+from kvdock.errors import AttachError, KvdockError, nearest
 from kvdock.events import PagesRestored
 from kvdock.hits import Bools, Hits, evaluate
 from kvdock.keys import check_hashes
 from kvdock.sessions.mooring import Moorings, moor
-from kvdock.sessions.places import move, placed
+from kvdock.sessions.places import indices, move, placed
 from kvdock.sessions.results import NO_PAGE, Moved
 
 if TYPE_CHECKING:
@@ -289,11 +289,7 @@ class Attachment:
         pages, deadline_s = how
         berth = self._berth(pool)
         check_hashes(hashes)
-        own = np.asarray(pages, np.int64)
-        if own.shape != (len(hashes),):
-            raise RegionError(
-                f"pool {pool!r}: {own.shape} page indices for {len(hashes)} hashes"
-            )
+        own = indices(pool, pages, len(hashes))
         chosen = np.flatnonzero(own != NO_PAGE)
         berth.region.check(own[chosen])
         return move(operation, berth, hashes, (own, chosen), deadline_s)

@@ -107,10 +107,34 @@ class Berth:
             if start and time.monotonic() >= deadline_s:
                 break
             part = slice(start, start + self.batch_pages)
-            outcomes[part] = self._move(
-                operation, hashes[part], pages[part], deadline_s
-            )
+            few = (hashes[part], pages[part], deadline_s)
+            if operation is Operation.PUT and self.line.drops:
+                outcomes[part] = self._put_anew(*few)
+            else:
+                outcomes[part] = self._move(operation, *few)
         return outcomes
+
+    def _put_anew(
+        self, hashes: Sequence[str], pages: Int64s, deadline_s: float
+    ) -> Outcomes:
+        """Store pages; those whose wrong objects still lie there come last."""
+        keys = self.keys(hashes)
+        outcomes = np.full(len(hashes), Outcome.REFUSED, np.uint8)
+        stands = self._dropped(keys)
+        for turn in range(2):
+            now = np.flatnonzero(~stands if not turn else stands & ~self._dropped(keys))
+            if len(now):
+                names = [hashes[at] for at in now.tolist()]
+                outcomes[now] = self._move(Operation.PUT, names, pages[now], deadline_s)
+            if not turn and stands.any():
+                mine = np.repeat(stands, len(self.suffixes))
+                self.line.drops.wait(_chosen(keys, mine), deadline_s)
+        return outcomes
+
+    def _dropped(self, keys: Sequence[str]) -> Bools:
+        """Return of which pages an object is being dropped, bool (n,)."""
+        found = self.line.drops.among(keys).reshape(-1, len(self.suffixes))
+        return cast("Bools", found.any(axis=1))
 
     def _move(
         self,
@@ -173,13 +197,7 @@ class Berth:
         if names:
             self.line.report_wrong(self.pool.name, len(names))
             # Until it is gone, storing it again would keep the wrong bytes.
-            deadline_s = time.monotonic() + self.line.core.deadlines.delete
-            self.line.errand(
-                self.handle,
-                Batch(
-                    Operation.DELETE, names, deadline_s=deadline_s, pool=self.pool.name
-                ),
-            )
+            self.line.drop(self.handle, self.pool.name, names)
 
     def _tell_cut_off(self, operation: Operation, pages: int) -> None:
         if self.line.observed:

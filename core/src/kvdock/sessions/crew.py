@@ -12,10 +12,11 @@ import contextvars
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
+
+from kvdock.sessions.waits import seconds_until
 
 log = logging.getLogger("kvdock")
 
@@ -28,7 +29,10 @@ class Overrun(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
 
 
 class NoHands(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
-    """The call was not started: closed, forked, or too much under way."""
+    """The call was not started: closed, forked, too much under way.
+
+    Or no thread could be started, which the message then says.
+    """
 
 
 class Crashed(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
@@ -38,7 +42,16 @@ class Crashed(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
 class _Job:
     """One call, from the hand-over to its end."""
 
-    __slots__ = ("context", "done", "ended", "error", "late", "result", "work")
+    __slots__ = (
+        "begun",
+        "context",
+        "done",
+        "ended",
+        "error",
+        "late",
+        "result",
+        "work",
+    )
 
     def __init__(self, work: Callable[[], Any], late: Late | None) -> None:
         self.work: Callable[[], Any] | None = work
@@ -47,6 +60,7 @@ class _Job:
         self.context = contextvars.copy_context()
         self.done = threading.Lock()
         self.done.acquire()
+        self.begun = False
         self.ended = False
         self.result: Any = None
         self.error: Exception | None = None
@@ -113,14 +127,18 @@ class Crew:
         Raises:
             Overrun: If it was left behind.
             NoHands: If it was never started.
-            Exception: Whatever the work raised.
+            Exception: Whatever the work raised, or a handler of signals in
+                the thread that waits; after the latter `late` is called.
         """
         job = _Job(work, late)
-        self._hand_over(job, deadline_s)
         try:
-            done = job.done.acquire(timeout=max(0.0, deadline_s - time.monotonic()))
+            self._hand_over(job, deadline_s)
+            done = job.done.acquire(timeout=seconds_until(deadline_s))
+        except NoHands:
+            raise
         except BaseException:  # an interrupt of the waiting thread
-            self._leave_behind(job)
+            if not self._leave_behind(job):
+                self._run_late(job)
             raise
         if not done and self._leave_behind(job):
             raise Overrun
@@ -138,9 +156,12 @@ class Crew:
         with self._room:
             if self._unfit() or self._behind >= max(1, self._overrun // 2):
                 return False
+            try:
+                hand = self._hand()
+            except NoHands:
+                return False
             self._behind += 1
             job.ended = True
-            hand = self._hand()
         hand.put(job)
         return True
 
@@ -152,7 +173,7 @@ class Crew:
         with self._room:
             return self._room.wait_for(
                 lambda: not self._busy and not self._behind,
-                max(0.0, deadline_s - time.monotonic()),
+                seconds_until(deadline_s),
             )
 
     def finish(self, deadline_s: float, last: Callable[[], None]) -> bool:
@@ -183,13 +204,13 @@ class Crew:
         if rest:
             last()
         for thread in leaving:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+            thread.join(seconds_until(deadline_s))
         return rest
 
     def _leave_behind(self, job: _Job) -> bool:
-        """Book a call as left behind, unless it has ended just now."""
+        """Book a call as left behind, unless it is not under way."""
         with self._room:
-            if job.ended:
+            if job.ended or not job.begun:
                 return False
             job.ended = True
             self._busy -= 1
@@ -206,12 +227,13 @@ class Crew:
             if self._busy >= self._at_once:
                 self._room.wait_for(
                     lambda: self._unfit() or self._busy < self._at_once,
-                    max(0.0, deadline_s - time.monotonic()),
+                    seconds_until(deadline_s),
                 )
             if self._unfit() or self._busy >= self._at_once:
                 raise NoHands
-            self._busy += 1
             hand = self._hand()
+            self._busy += 1
+            job.begun = True
         hand.put(job)
 
     def _hand(self) -> SimpleQueue[_Job | None]:
@@ -227,8 +249,11 @@ class Crew:
             name=f"{self._name}-{len(self._threads)}",
             daemon=True,
         )
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit of the system
+            raise NoHands(str(error)) from error
         self._threads.add(thread)
-        thread.start()
         return inbox
 
     def _work(self, inbox: SimpleQueue[_Job | None]) -> None:

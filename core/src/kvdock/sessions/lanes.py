@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ import attrs
 
 from kvdock.sessions.results import Moved
 from kvdock.sessions.tickets import Ticket, TicketState
+from kvdock.sessions.waits import seconds_until
 
 log = logging.getLogger("kvdock")
 
@@ -63,24 +63,33 @@ class Lane:
         with self._changed:
             if self._closed or len(self._waiting) >= self._queue:
                 return False
-            self._waiting.append(_Load(ticket, work, after))
             if len(self._threads) < self._workers:
-                thread = threading.Thread(
-                    target=self._run,
-                    name=f"{self._name}-{len(self._threads)}",
-                    daemon=True,
-                )
-                self._threads.add(thread)
-                thread.start()
+                self._hire()
+            if not self._threads:
+                return False
+            self._waiting.append(_Load(ticket, work, after))
             self._changed.notify_all()
         return True
+
+    def _hire(self) -> None:
+        thread = threading.Thread(
+            target=self._run,
+            name=f"{self._name}-{len(self._threads)}",
+            daemon=True,
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit of the system
+            log.warning("%s: %s", self._name, error)
+        else:
+            self._threads.add(thread)
 
     def drain(self, deadline_s: float) -> bool:
         """Wait until nothing waits or runs; return whether that came true."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not self._waiting and not self._running,
-                max(0.0, deadline_s - time.monotonic()),
+                seconds_until(deadline_s),
             )
 
     def close(self) -> None:
@@ -98,7 +107,7 @@ class Lane:
     def join(self, deadline_s: float) -> bool:
         """Wait for the workers of a closed lane; return whether they ended."""
         for thread in list(self._threads):
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+            thread.join(seconds_until(deadline_s))
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:

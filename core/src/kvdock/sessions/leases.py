@@ -16,6 +16,8 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from kvdock.sessions.waits import LONGEST_S
+
 if TYPE_CHECKING:
     from kvdock.hits import Bools
     from kvdock.regions import Int64s
@@ -118,7 +120,7 @@ class Leases:
         which = np.asarray(pages, np.int64)
         with self._changed:
             return self._changed.wait_for(
-                lambda: not self._busy(which).any(), timeout_s
+                lambda: not self._busy(which).any(), min(timeout_s, LONGEST_S)
             )
 
     def _busy(self, which: Int64s) -> Bools:

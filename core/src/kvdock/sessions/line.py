@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import numpy as np
@@ -21,7 +21,8 @@ from kvdock.errors import AttachError, BatchError, KvdockError
 from kvdock.events import BreakerMoved, CallsBehind, Event, StoreFilled
 from kvdock.sessions.breaker import Breaker, BreakerState
 from kvdock.sessions.complaints import Complaints
-from kvdock.sessions.crew import Crew, NoHands, Overrun
+from kvdock.sessions.crew import Crashed, Crew, NoHands, Overrun
+from kvdock.sessions.drops import Drops
 from kvdock.sessions.misses import Misses
 
 if TYPE_CHECKING:
@@ -33,8 +34,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvdock")
 
+T = TypeVar("T")
 
 _CLOSED = BreakerState.CLOSED
+_PATIENCE = 2
+"""Deletions that nobody waits for may take so many times their deadline."""
 _LOST = (Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
 
 
@@ -52,6 +56,22 @@ class Answer:
     late: bool = False
 
 
+def named(call: Callable[[], T]) -> T:
+    """Make a call while attaching; any failure is one that says what it is.
+
+    Raises:
+        KvdockError: Whatever it raised.
+    """
+    try:
+        return call()
+    except KvdockError:
+        raise
+    except Exception as error:
+        raise AttachError(
+            f"{type(error).__name__}: {error}", fix="See `kvdock doctor`."
+        ) from error
+
+
 class Line:
     """The way to one backend.
 
@@ -64,6 +84,7 @@ class Line:
         self.backend = backend
         self.name = backend.name
         self.misses = Misses(core.misses)
+        self.drops = Drops()
         self.core = core
         self._crew = Crew(f"kvdock-{self.name}", core.calls.at_once, core.calls.overrun)
         self._complaints = Complaints()
@@ -116,7 +137,7 @@ class Line:
         who = f"backend {self.name!r}"
         try:
             handle = self._crew.call(
-                lambda: self.backend.register_pool(pool, region, config),
+                lambda: named(lambda: self.backend.register_pool(pool, region, config)),
                 time.monotonic() + timeout_s,
                 late=self._release_late,
             )
@@ -125,6 +146,8 @@ class Line:
                 f"{who} did not attach pool {pool.name!r} within {timeout_s:g} s",
                 fix="See `kvdock doctor`, or raise core.deadlines.attach.",
             ) from error
+        except (NoHands, Crashed) as error:
+            raise AttachError(f"{who} failed on pool {pool.name!r}: {error}") from error
         except KvdockError as error:
             raise AttachError(
                 f"{who} refuses pool {pool.name!r}: {error.what}", fix=error.fix
@@ -178,11 +201,21 @@ class Line:
         # A probe only starts here; it lets nobody through before it ends.
         return True
 
-    def errand(self, handle: object, batch: Batch) -> None:
-        """Run a batch without waiting, if there is room for it."""
-        breaker = self.breakers[batch.operation]
-        if not self._closing and breaker.state is BreakerState.CLOSED:
-            self._crew.leave(lambda: self.backend.batch_io(handle, batch))
+    def drop(self, handle: object, pool: str, keys: Sequence[str]) -> None:
+        """Delete keys without waiting, if there is room for that."""
+        if self._closing or self.breakers[Operation.DELETE].state is not _CLOSED:
+            return
+        fresh = self.drops.add(keys)
+        deadline_s = time.monotonic() + _PATIENCE * self.core.deadlines.delete
+        batch = Batch(Operation.DELETE, fresh, deadline_s=deadline_s, pool=pool)
+
+        def delete() -> None:
+            with self.drops.until_done(fresh):
+                self.backend.batch_io(handle, batch)
+
+        if fresh and not self._crew.leave(delete):
+            with self.drops.until_done(fresh):
+                pass
 
     def measure(self, handle: object) -> None:
         """Ask how full the store is, if it is time to, without waiting."""
@@ -266,8 +299,8 @@ class Line:
             self._maybe_probe(batch.operation)
             return Answer(BatchResult.all(batch, Outcome.UNAVAILABLE))
         try:
-            result: BatchResult = self._crew.call(
-                lambda: self.backend.batch_io(handle, batch),
+            result: BatchResult | Exception = self._crew.call(
+                lambda: self._attempt(handle, batch),
                 batch.deadline_s + self.core.deadlines.grace,
                 late=lambda _: self._ended_late(late),
             )
@@ -276,20 +309,33 @@ class Line:
             self._complain("late", batch, "passed its deadline and was left behind")
             self.tell(CallsBehind(backend=self.name, calls=self.behind))
             return Answer(BatchResult.all(batch, Outcome.TIMEOUT), late=True)
-        except Exception as error:  # noqa: BLE001 - a stranger's code
-            # Storage never stops an engine: these keys are a miss.
+        except (NoHands, Crashed) as error:
             return Answer(BatchResult.all(batch, self._failed(breaker, batch, error)))
+        except BaseException:
+            # Who waits was interrupted: that is the host's, and no failure.
+            breaker.undecided()
+            raise
+        if isinstance(result, Exception):
+            # Storage never stops an engine: these keys are a miss.
+            return Answer(BatchResult.all(batch, self._failed(breaker, batch, result)))
         self._judge(breaker, batch, result)
         return Answer(result)
+
+    def _attempt(self, handle: object, batch: Batch) -> BatchResult | Exception:
+        """Make a call; its failure is told from an interrupt of who waits."""
+        try:
+            return self.backend.batch_io(handle, batch)
+        except Exception as error:  # noqa: BLE001 - a stranger's code
+            return error
 
     def _failed(self, breaker: Breaker, batch: Batch, error: Exception) -> Outcome:
         """Book a call that was not started, raised, or broke the contract."""
         if isinstance(error, NoHands):
             breaker.undecided()
-            cut = self._crew.full
-            why = "too many calls were left behind" if cut else "it is busy"
-            self._complain("hands", batch, f"was not started: {why}")
-            return Outcome.UNAVAILABLE if cut else Outcome.TIMEOUT
+            cut = "too many calls were left behind" if self._crew.full else ""
+            why = str(error) or cut
+            self._complain("hands", batch, f"was not started: {why or 'it is busy'}")
+            return Outcome.UNAVAILABLE if why else Outcome.TIMEOUT
         breaker.failed()
         if isinstance(error, BatchError):
             self._complain("contract", batch, f"broke the contract: {error}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -29,7 +30,8 @@ class Misses:
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
-        self._until: dict[str, float] = {}
+        # A plain dict takes ever longer to give up its oldest key.
+        self._until: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
         """Return how many keys are remembered, expired ones included."""
@@ -84,4 +86,4 @@ class Misses:
                 # A dead key that is absent for a moment stays dead.
                 self._until[key] = max(end, self._until.pop(key, 0.0))
             while len(self._until) > bound:
-                del self._until[next(iter(self._until))]
+                self._until.popitem(last=False)

@@ -11,7 +11,7 @@ import attrs
 
 from kvdock.core_settings import CoreSettings
 from kvdock.core_settings import Staging as StagingChoice
-from kvdock.errors import AttachError, nearest
+from kvdock.errors import AttachError, KvdockError, nearest
 from kvdock.events import PagesHeld, PoolRouted
 from kvdock.hookspecs import AttachConfig
 from kvdock.keys import check_suffixes, namespace_digest, namespace_record
@@ -19,7 +19,7 @@ from kvdock.regions import Region
 from kvdock.routing import Check, Path, Plan, Route
 from kvdock.sessions.berth import Berth
 from kvdock.sessions.leases import Leases
-from kvdock.sessions.line import Line
+from kvdock.sessions.line import Line, named
 from kvdock.sessions.probes import Probe
 from kvdock.sessions.staging import Staging
 from kvdock.sessions.trailers import Trailers
@@ -180,7 +180,13 @@ def _attach(
             owners=(*told.owners, *probe_memory.region.owners),
         )
     handle = line.attach(pool, told, config)
-    suffixes = line.backend.key_suffix(pool, config.shard)
+    try:
+        suffixes = named(lambda: line.backend.key_suffix(pool, config.shard))
+    except KvdockError as error:
+        raise AttachError(
+            f"backend {name!r} gives pool {pool.name!r} no key suffixes: {error.what}",
+            fix="kvdock_key_suffix returns one for each object of a page.",
+        ) from error
     berth = Berth(
         pool=pool,
         line=line,

@@ -52,15 +52,30 @@ def placed(
             if berth.pool.physical:
                 raise RegionError(f"no pages are given for pool {name!r}")
             given = np.zeros(len(hashes), np.int64)
-        own = np.asarray(given, np.int64)
-        if own.shape != (len(hashes),):
-            raise RegionError(
-                f"pool {name!r}: {own.shape} page indices for {len(hashes)} hashes"
-            )
+        own = indices(name, given, len(hashes))
         if berth.pool.physical:
             berth.region.check(own[own != NO_PAGE])
         places[name] = own
     return places
+
+
+def indices(pool: str, given: npt.ArrayLike, count: int) -> Int64s:
+    """Return page indices as int64 (count,), `NO_PAGE` among them.
+
+    Raises:
+        RegionError: If they are not one whole number for each hash.
+    """
+    found = np.asarray(given)
+    if found.shape != (count,):
+        raise RegionError(
+            f"pool {pool!r}: {found.shape} page indices for {count} hashes"
+        )
+    if count and found.dtype.kind not in "iu":
+        # A mask, or a division that was not rounded, would name other pages.
+        raise RegionError(
+            f"pool {pool!r}: page indices are whole numbers, not {found.dtype}"
+        )
+    return found.astype(np.int64, copy=False)
 
 
 def move(

@@ -223,7 +223,19 @@ class _Offload:
                 prefix = start + moved.pages
                 whole = prefix == min(start + step, count)
                 ticket.advance(prefix)
-            if (moved.outcomes[anchor] != Outcome.OK).all():
+            if _stuck(moved, anchor):
                 # Full, cut off, or no sidecar got through: more would not.
                 break
         return Moved(prefix, outcomes, nbytes, self.where)
+
+
+def _stuck(moved: Moved, anchor: str) -> bool:
+    """Return whether nothing of what counts was stored, though it was given."""
+    tried = {
+        name: codes[moved.places[name] != NO_PAGE]
+        for name, codes in moved.outcomes.items()
+    }
+    # A stage without a layer of the anchor has none, and a batch may give none.
+    lead = tried.get(anchor, ())
+    every = np.concatenate([lead] if len(lead) else list(tried.values()))
+    return bool(len(every)) and bool((every != Outcome.OK).all())

@@ -8,7 +8,6 @@ nobody looks.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from typing import cast
 
@@ -20,6 +19,7 @@ import xxhash
 from kvdock.batches import Outcome, Outcomes
 from kvdock.regions import Block, Int64s, Region
 from kvdock.sessions.trailers import TRAILER, compared, sealed, with_trailer
+from kvdock.sessions.waits import seconds_until
 from kvdock.verdicts import TRAILER_BYTES
 
 ALIGN_BYTES = 4096
@@ -108,9 +108,7 @@ class Staging:
     def take(self, deadline_s: float) -> Area | None:
         """Wait for an area that is free; None if there is none in time."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: bool(self._free), max(0.0, deadline_s - time.monotonic())
-            )
+            self._changed.wait_for(lambda: bool(self._free), seconds_until(deadline_s))
             return self._free.pop() if self._free else None
 
     def give_back(self, area: Area) -> None:
