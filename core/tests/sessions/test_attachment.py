@@ -25,12 +25,15 @@ from shelf import (
 from stalls import timed
 
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
-from kvdock.core_settings import Integrity, Staging
-from kvdock.errors import KvdockError, RegionError
+from kvdock.core_settings import CoreSettings, Integrity, Staging
+from kvdock.dock import Dock
+from kvdock.errors import AttachError, KvdockError, RegionError
+from kvdock.keys import Namespace
 from kvdock.manifest import Support
-from kvdock.pools import Layout
+from kvdock.pools import Layout, Shard
+from kvdock.regions import Region
 from kvdock.routing import Check, Path
-from kvdock.sessions import NO_PAGE
+from kvdock.sessions import NO_PAGE, Attachment
 
 
 def waiting_for(event: threading.Event) -> Trouble:
@@ -457,3 +460,21 @@ def test_pieces_before_a_late_one_are_not_called_loaded(staging: Staging) -> Non
     go_on.set()
     assert cache.settle(20)
     cache.close()
+
+
+@pytest.mark.parametrize(
+    ("native", "asked"),
+    [(Support.NO, Integrity.OFF), (Support.NATIVE, Integrity.ALWAYS)],
+)
+def test_a_plan_made_for_another_choice_of_integrity_is_refused(
+    native: Support, asked: Integrity
+) -> None:
+    """An explicit choice must not be lost between two calls."""
+    dock = Dock({"shelf": Shelf(integrity=native).backend()})
+    plan = dock.plan([attention()], Shard())
+    memory = np.zeros((2, attention().page_bytes(Shard())), np.uint8)
+    regions = {"kv": Region.of(attention(), Shard(), [memory], 2)}
+    core = CoreSettings(integrity=asked)
+    with pytest.raises(AttachError, match=f"core.integrity is {asked}") as raised:
+        Attachment.open(dock, plan, Namespace(model="m"), regions, core=core)
+    assert "Needs" in raised.value.fix

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.core_settings import CoreSettings
+from kvdock.core_settings import CoreSettings, Integrity
 from kvdock.core_settings import Staging as StagingChoice
 from kvdock.errors import AttachError, KvdockError, nearest
 from kvdock.events import PagesHeld, PoolRouted
@@ -82,6 +82,7 @@ def moor(
     """
     used = {route.backend for route in plan.accepted if route.backend}
     _check(plan, regions, settings, used)
+    _check_integrity(plan, core.integrity)
     record = namespace_record(namespace, [route.pool for route in plan.routes])
     digest = namespace_digest(record)
     moorings = Moorings(digest, record)
@@ -127,6 +128,22 @@ def _check(
     for route in plan.accepted:
         if route.pool.name not in regions:
             raise AttachError(f"pool {route.pool.name!r} was given no memory")
+
+
+def _check_integrity(plan: Plan, asked: Integrity) -> None:
+    """Refuse a plan that was made for another choice than the settings'."""
+    kept = {
+        Integrity.AUTO: (Check.TRAILER, Check.BACKEND),
+        Integrity.ALWAYS: (Check.TRAILER,),
+        Integrity.OFF: (Check.NONE, Check.BACKEND),
+    }[asked]
+    for route in plan.accepted:
+        if route.pool.physical and route.check not in kept:
+            raise AttachError(
+                f"core.integrity is {asked}, and the plan was made for another: pool "
+                f"{route.pool.name!r} is {route.check}",
+                fix="Plan with needs=Needs(checks=core.integrity).",
+            )
 
 
 def _announce(moorings: Moorings, plan: Plan) -> None:
