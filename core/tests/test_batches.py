@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,3 +88,15 @@ def test_an_unknown_code_is_an_error_and_not_a_success() -> None:
 def test_what_is_no_answer_per_key_is_refused(answer: object) -> None:
     with pytest.raises(BatchError):
         checked(batch(2), answer)
+
+
+@pytest.mark.parametrize("outcomes", [[True, False], [0.0, 1.0], ["0", "0"]])
+def test_an_answer_of_flags_is_no_answer_of_outcomes(outcomes: Any) -> None:
+    with pytest.raises(BatchError, match="of type"):
+        BatchResult(outcomes, [0, 0])
+
+
+def test_no_code_becomes_ok_by_being_cut_to_a_byte() -> None:
+    result = BatchResult([256, -256, 4096, 0], [0, 0, 0, 0])
+    assert result.outcomes.tolist() == [Outcome.ERROR] * 3 + [Outcome.OK]
+    assert not len(BatchResult([], []).outcomes)

@@ -139,7 +139,17 @@ class Batch:
 
 
 def _codes(value: npt.ArrayLike) -> Outcomes:
-    return np.asarray(value, np.uint8)
+    found = np.asarray(value)
+    if found.dtype == np.uint8:
+        return found
+    if found.size and found.dtype.kind not in "iu":
+        raise BatchError(
+            f"an answer's outcomes are of type {found.dtype}",
+            fix="Answer with an Outcome for each key; False would be 0, which is OK.",
+        )
+    # As one byte 256 would be 0 as well.
+    known = (found >= 0) & (found <= _LAST)
+    return np.where(known, found, np.uint8(Outcome.ERROR)).astype(np.uint8)
 
 
 @attrs.frozen(eq=False)

@@ -261,6 +261,30 @@ def test_a_forked_child_reads_and_writes_on_its_own(open_depot: OpenDepot) -> No
     assert depot.get([*range(40), *range(100, 120)]) == [0] * 60
 
 
+def test_what_a_parent_lets_go_is_free_though_its_child_lives(
+    open_depot: OpenDepot,
+) -> None:
+    depot = open_depot()
+    depot.put(range(8))
+    (key,) = depot.keys([0])
+    assert depot.store.pin([key]) == [True]
+    wait, go = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(go)
+        os.read(wait, 1)
+        os._exit(0)
+    try:
+        depot.store.close()
+        other = open_depot()
+        other.put(range(8, 12))
+        assert other.store.counts["segments_adopted"] == 1
+    finally:
+        os.close(go)
+        os.close(wait)
+        os.waitpid(child, 0)
+
+
 def test_threads_of_one_process_share_a_store(open_depot: OpenDepot) -> None:
     depot = open_depot(quota_bytes=4 << 20)
     problems: list[BaseException] = []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -213,6 +214,18 @@ def test_a_transfer_without_a_thread_is_refused_and_holds_nothing(
         again = session.offload(names, engine.where(range(4)))
         assert again.wait(5)
         assert again.state is TicketState.DONE
+
+
+def test_a_forked_child_is_refused_and_waits_for_no_worker() -> None:
+    engine = engine_with()
+    names = stored(engine, 4)
+    with Session(engine.attachment) as session:
+        assert session.prefetch(names, engine.where(range(4))).wait(10)
+        child = os.fork()
+        if not child:
+            ticket = session.prefetch(names, engine.where(range(4)))
+            os._exit(0 if ticket.state is TicketState.REFUSED else 1)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_reads_do_not_wait_for_writes() -> None:

@@ -309,7 +309,7 @@ class Segment:
         if full:
             with suppress(OSError):
                 self._rename(attrs.evolve(self.name, state="idx"))
-        os.close(fd)
+        tenure.let_go(fd)
 
 
 def make_index(

@@ -208,7 +208,7 @@ class SegmentStore:
         for key in keys:
             fd = self._pins.pop(key, -1)
             if fd >= 0:
-                os.close(fd)
+                tenure.let_go(fd)
 
     def usage(self) -> Usage:
         """Count what the store takes and holds."""

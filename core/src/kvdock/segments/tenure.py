@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+from contextlib import suppress
 from enum import StrEnum
 
 _FLOCK = struct.Struct("@hhqqi4x")  # type, whence, start, length, pid
@@ -64,3 +65,15 @@ def unpinned(fd: int) -> bool:
 def pin(fd: int) -> bool:
     """Keep a segment from being recycled until the descriptor is closed."""
     return _set(fd, fcntl.F_RDLCK, _PIN)
+
+
+def let_go(fd: int) -> None:
+    """Give up what is held through a descriptor, and close it.
+
+    Closing alone would not do: a child that was forked meanwhile has the
+    same open file, and with it the locks, for as long as it lives.
+    """
+    with suppress(OSError):
+        for byte in (_WRITER, _PIN):
+            _set(fd, fcntl.F_UNLCK, byte)
+    os.close(fd)

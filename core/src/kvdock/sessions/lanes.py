@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -46,6 +47,7 @@ class Lane:
         self._running: set[Ticket] = set()
         self._threads: set[threading.Thread] = set()
         self._closed = False
+        self._pid = os.getpid()
 
     @property
     def waiting(self) -> int:
@@ -60,6 +62,9 @@ class Lane:
             work: What to do, on a worker.
             after: Done when it is over, whether it ran or not.
         """
+        if os.getpid() != self._pid:
+            # A forked child has the queue and none of the workers.
+            return False
         with self._changed:
             if self._closed or len(self._waiting) >= self._queue:
                 return False

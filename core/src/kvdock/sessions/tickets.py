@@ -33,7 +33,7 @@ class TicketState(StrEnum):
     CANCELLED = "cancelled"
     """Nobody wants the result any more."""
     REFUSED = "refused"
-    """The queue is full or the session closed; nothing was moved."""
+    """The queue is full, or the session closed or another process's."""
     FAILED = "failed"
     """The attachment was closed under it; the log says more."""
 
