@@ -7,11 +7,13 @@ over. From there on a plugin sees an instance of the class that it declares.
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import StrEnum
+from pathlib import Path
 from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
@@ -242,6 +244,7 @@ def _converter() -> Converter:
     converter.register_structure_hook(bool, _to_bool)
     converter.register_structure_hook(int, _to_int)
     converter.register_structure_hook(str, _to_str)
+    converter.register_structure_hook(Path, _to_path)
     # A StrEnum is a str as well, and would be taken for plain text.
     converter.register_structure_hook(StrEnum, _to_word)
     converter.register_structure_hook_func(
@@ -249,6 +252,13 @@ def _converter() -> Converter:
         lambda value, kind: _to_words(converter, value, kind),
     )
     return converter
+
+
+def _to_path(value: object, _: type) -> Path:
+    if not isinstance(value, str | os.PathLike):
+        raise SettingsError(f"{value!r} is no path", fix="Write it as text.")
+    # No shell is in between where a file or an engine gives it.
+    return Path(value).expanduser()
 
 
 def _to_words(converter: Converter, value: object, kind: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a type's own arguments

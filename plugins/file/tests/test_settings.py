@@ -97,3 +97,17 @@ def test_the_probe_tries_direct_io_if_it_is_wanted(tmp_path: Path) -> None:
     findings = backend.probe(AttachConfig(settings=settings))
     assert "direct I/O" in findings[-1].what
     assert not list((tmp_path / "root").iterdir())
+
+
+def test_a_root_below_the_home_directory_needs_no_shell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", "/home/kv")
+    found = given(root="~/pages")
+    assert found.root == Path("/home/kv/pages")
+
+
+@pytest.mark.parametrize("root", [None, 7, ["a"]])
+def test_a_root_that_is_no_path_is_refused(root: object) -> None:
+    with pytest.raises(SettingsError, match="is no path"):
+        given(root=root)
