@@ -27,7 +27,7 @@ from kvdock.errors import RegionError
 from kvdock.keys import Namespace
 from kvdock.pools import Shard
 from kvdock.regions import Region
-from kvdock.sessions import NO_PAGE, Attachment, Session, Side, TicketState
+from kvdock.sessions import NO_PAGE, Attachment, Session, Side, Ticket, TicketState
 
 
 def engine_with(*pools: Any, **transfers: Any) -> Engine:
@@ -74,6 +74,25 @@ def test_an_offload_writes_each_batch_sidecars_first() -> None:
         assert ticket.result.pages == 3
         order = [call.pool for call in engine.shelf.calls]
         assert order == ["indexer", "kv", "indexer", "kv"]
+
+
+@pytest.mark.parametrize("begin", ["offload", "prefetch"])
+def test_a_session_can_be_closed_by_what_follows_a_transfer(begin: str) -> None:
+    engine = Engine(core=patient(transfers={"batch_pages": 2}))
+    session = Session(engine.attachment)
+    names = hashes(4)
+    engine.fill(names, range(4))
+    engine.attachment.put(names, {"kv": range(4)})
+    closed = []
+    over = threading.Event()
+
+    def close(_: Ticket) -> None:
+        closed.append(timed(session.close, 2))
+        over.set()
+
+    getattr(session, begin)(names, {"kv": range(4)}, ended=close)
+    assert over.wait(10)
+    assert closed == [True]
 
 
 def test_a_trailing_window_is_read_at_the_boundary_that_was_reached() -> None:

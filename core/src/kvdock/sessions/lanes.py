@@ -44,7 +44,7 @@ class Lane:
         self._queue = queue
         self._changed = threading.Condition(threading.Lock())
         self._waiting: deque[_Load] = deque()
-        self._running: set[Ticket] = set()
+        self._running: dict[Ticket, threading.Thread] = {}
         self._threads: set[threading.Thread] = set()
         self._closed = False
         self._pid = os.getpid()
@@ -90,12 +90,19 @@ class Lane:
             self._threads.add(thread)
 
     def drain(self, deadline_s: float) -> bool:
-        """Wait until nothing waits or runs; return whether that came true."""
+        """Wait until nothing waits or runs; return whether that came true.
+
+        What follows a transfer's end may ask too: it does not wait for itself.
+        """
+        mine = threading.current_thread()
+
+        def drained() -> bool:
+            return not self._waiting and not set(self._running.values()) - {mine}
+
         with self._changed:
-            return self._changed.wait_for(
-                lambda: not self._waiting and not self._running,
-                seconds_until(deadline_s),
-            )
+            if self._threads == {mine}:
+                return drained()  # nobody else is there to work
+            return self._changed.wait_for(drained, seconds_until(deadline_s))
 
     def close(self) -> None:
         """Take nothing more, cancel what waits, stop what runs."""
@@ -110,10 +117,14 @@ class Lane:
             self._finish(load, None, TicketState.CANCELLED)
 
     def join(self, deadline_s: float) -> bool:
-        """Wait for the workers of a closed lane; return whether they ended."""
-        for thread in list(self._threads):
+        """Wait for the workers of a closed lane; return whether they ended.
+
+        One that asks itself ends when it is through.
+        """
+        others = [one for one in self._threads if one is not threading.current_thread()]
+        for thread in others:
             thread.join(seconds_until(deadline_s))
-        return not any(thread.is_alive() for thread in self._threads)
+        return not any(thread.is_alive() for thread in others)
 
     def _run(self) -> None:
         while True:
@@ -122,7 +133,7 @@ class Lane:
                 if not self._waiting:
                     return
                 load = self._waiting.popleft()
-                self._running.add(load.ticket)
+                self._running[load.ticket] = threading.current_thread()
             result, state = None, TicketState.DONE
             try:
                 if load.ticket.begin():
@@ -133,7 +144,7 @@ class Lane:
                 state = TicketState.FAILED
             self._finish(load, result, state)
             with self._changed:
-                self._running.discard(load.ticket)
+                del self._running[load.ticket]
                 self._changed.notify_all()
             del load  # an idle worker keeps nobody's memory alive
 
