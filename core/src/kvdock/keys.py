@@ -158,20 +158,32 @@ def check_suffixes(
             seen[suffix] = pool.name
 
 
+_HASHES = "Pass each page's hash in hex."
+
+
 def check_hashes(hashes: Sequence[str]) -> None:
     """Refuse page hashes that could reach out of their place in a key.
 
     Raises:
-        KvdockError: If one is empty or holds anything but letters and digits.
+        KvdockError: If they are no row of strings, or one is empty or holds
+            anything but letters and digits.
     """
-    # As bytes only ASCII is alphanumeric, and the check is four times as quick.
-    joined = "".join(hashes).encode("utf-8", "surrogatepass")
+    try:
+        # As bytes only ASCII is alphanumeric, and the check is four times as quick.
+        joined = "".join(hashes).encode("utf-8", "surrogatepass")
+    except TypeError as error:
+        raise KvdockError(
+            f"page hashes are a row of strings: {error}", fix=_HASHES
+        ) from error
+    if isinstance(hashes, str):
+        # Each of its letters would pass for a hash.
+        raise KvdockError(f"page hashes are a row, not {hashes!r}", fix=_HASHES)
     if (joined.isalnum() and all(hashes)) or not hashes:
         return
     wrong = next(h for h in hashes if not (h.isalnum() and h.isascii()))
     raise KvdockError(
         f"page hash {wrong!r} is not made of letters and digits",
-        fix="Pass each page's hash in hex.",
+        fix=_HASHES,
     )
 
 
