@@ -1,5 +1,6 @@
 """Quota, eviction, floors and pins."""
 
+import errno
 import hashlib
 import os
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvdock.batches import Outcome
+from kvdock.segments import ThreadEngine
 
 OpenDepot = Callable[..., Any]
 QUOTA = 2 << 20
@@ -229,3 +231,21 @@ def test_a_disk_without_any_room_comes_back(
     filler.unlink()
     assert depot.put(range(20)).ok.all()
     assert depot.get(range(20)) == [0] * 20
+
+
+def test_a_disk_that_fails_each_put_does_not_fill_the_log(
+    open_depot: OpenDepot,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    depot = open_depot()
+
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(ThreadEngine, "open_file", fail)
+    for number in range(20):
+        assert list(depot.put([number]).outcomes) == [Outcome.REFUSED]
+    failed = depot.store.counts["segments_failed"]
+    assert failed >= 20
+    assert 1 <= len(caplog.records) <= failed.bit_length()

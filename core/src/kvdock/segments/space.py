@@ -187,8 +187,10 @@ class Space:
                 made = self._create_files(folder, slots, slot_bytes)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                    log.warning("a segment could not be made: %s", error)
                     self.counts["segments_failed"] += 1
+                    # Every put comes here: the 1st, 2nd, 4th, 8th ... is told.
+                    if self.counts["segments_failed"].bit_count() == 1:
+                        log.warning("a segment could not be made: %s", error)
                     return None
                 slots //= 2
                 continue
