@@ -224,6 +224,15 @@ def test_what_a_backend_cannot_reach_is_staged_with_the_reason(field: str) -> No
     assert found.reason == reason
 
 
+def test_a_deployment_that_copies_every_page_reads_so_in_the_table() -> None:
+    asked = Needs(staged=True)
+    found = route(SCATTERED, backend("other"), needs=asked)
+    assert found.path is Path.STAGED
+    assert found.reason == "staged (asked for), one object a page"
+    mark = logical("mark", page_tokens=8)
+    assert route(mark, backend("other"), needs=asked).path is Path.NONE
+
+
 def test_every_field_of_a_manifest_takes_part_in_routing() -> None:
     fields = {field.name for field in attrs.fields(Manifest)}
     fields |= {field.name for field in attrs.fields(KindSupport)}

@@ -66,6 +66,8 @@ class Needs:
             library (pinned, exported). Memory that may not is staged.
         allocator: The backend whose allocator the memory came from; "" where
             the engine allocated it, None where it is still to be allocated.
+        staged: Whether every page is copied through memory of the core, as
+            the core's setting `calls.staging = "always"` does.
     """
 
     sharing: Scope = attrs.field(default=Scope.NONE, converter=Scope)
@@ -78,6 +80,7 @@ class Needs:
     direct_transfer: bool = False
     registrable: bool = True
     allocator: str | None = ""
+    staged: bool = False
 
 
 @attrs.frozen
@@ -211,13 +214,15 @@ def _path(case: _Case) -> tuple[Path, ObjectUnit, str, bool]:
     A whole page under one key needs the fewest requests. Where its pieces are
     scattered and the backend takes one piece at a time, a smaller unit that is
     contiguous keeps zero copy; where there is none, the page is staged. So is
-    memory that the backend could not reach by itself: staging memory is the
-    core's own, and can be registered.
+    what the deployment wants staged, and memory that the backend could not
+    reach by itself: staging memory is the core's own, and can be registered.
     """
     if not case.pool.physical:
         return Path.NONE, ObjectUnit.PAGE, "", False
     if not case.verdict(Capability.ZERO_COPY):
         return Path.STAGED, ObjectUnit.PAGE, "", False
+    if case.needs.staged:
+        return Path.STAGED, ObjectUnit.PAGE, "asked for", False
     for reach in (Capability.MEMORY_REGISTRATION, Capability.HOST_ALLOCATOR):
         verdict = case.verdict(reach)
         if not verdict:

@@ -188,9 +188,7 @@ class Tier:
                     for pool in pools
                 },
             }
-        staged = self.given.core.calls.staging is Staging.ALWAYS
-        how = ", through memory of the core" if staged else ""
-        log.info("kvdock stores these pools%s:\n%s", how, plan.explain())
+        log.info("kvdock stores these pools:\n%s", plan.explain())
         return plan
 
     def _routes(self, specs: Sequence[PoolSpec]) -> Plan:
@@ -207,7 +205,7 @@ class Tier:
                 # One rank stores what several hold, and all of them look.
                 sharing=Scope.HOST if self.shard.tp_size > 1 else Scope.NONE,
                 # So that the route table says what happens to the pages.
-                registrable=self.given.core.calls.staging is Staging.ROUTED,
+                staged=self.given.core.calls.staging is Staging.ALWAYS,
             ),
         )
 
