@@ -92,13 +92,11 @@ def tell(name: str, plugin: str, model: Path, folder: Path) -> Story:
     tiny = tiny_models.MODELS[name]
     with store(plugin, folder) as (storage, loss):
         world = lives.World(tiny=tiny, model=model, folder=folder, storage=storage)
-        _, warm = world.live(
-            "first",
-            [
-                {"prompts": lives.PROMPTS},
-                {"prompts": "next turn" if tiny.turns else lives.PROMPTS},
-            ],
-        )
+        begin: list[dict[str, Any]] = [
+            {"prompts": lives.PROMPTS},
+            {"prompts": "next turn" if tiny.turns else lives.PROMPTS},
+        ]
+        _, warm = world.live("first", begin)
         prompts = [one["prompt"] for one in warm]
         restored, altered, lost = world.live(
             "second",
@@ -110,17 +108,19 @@ def tell(name: str, plugin: str, model: Path, folder: Path) -> Story:
         )
         unreliable: list[list[dict[str, Any]]] = []
         if plugin == INJECTED:
-            unreliable = tell_unreliable(world)
+            again: dict[str, Any] = {"first": ["nothing"], "prompts": prompts}
+            unreliable = tell_unreliable(world, [*begin, *[again] * TRIES])
     return Story(world, warm, restored, altered, lost, unreliable)
 
 
-def tell_unreliable(told: lives.World) -> list[list[dict[str, Any]]]:
+def tell_unreliable(
+    told: lives.World, rounds: list[dict[str, Any]]
+) -> list[list[dict[str, Any]]]:
     """One life over a store whose calls fail at random, asked again and again."""
     storage = {**told.storage, "root": str(told.folder / "unreliable")}
-    again: dict[str, Any] = {"first": ["nothing"], "prompts": lives.PROMPTS}
-    rounds: list[dict[str, Any]] = [{"prompts": lives.PROMPTS}, *[again] * TRIES]
     world = attrs.evolve(told, storage=storage)
-    return world.live("unreliable", rounds, environ=UNRELIABLE)
+    _, *answered = world.live("unreliable", rounds, environ=UNRELIABLE)
+    return answered
 
 
 @pytest.fixture(scope="module")
