@@ -58,7 +58,7 @@ format: $(STAMP) ## Rewrite the code in the house style.
 	$(BIN)/ruff format .
 
 bench: $(STAMP) ## Measure start-up, planning and overhead; the last line is JSON.
-	@$(BIN)/python benchmarks/run.py
+	@$(BIN)/python benchmarks/run.py $(ARGS)
 
 bench-file: $(STAMP) ## Measure the file backend against its peers and the disk.
 	@$(BIN)/python benchmarks/file.py $(ARGS)
@@ -78,6 +78,6 @@ torture: $(STAMP) ## Run the long forms of the crash and endurance trials.
 dist: $(STAMP) ## Build every wheel and prove them in a clean environment.
 	@PYTHON=$(BIN)/python bash .ci/prove-wheels $(DISTS)
 
-clean: ## Remove .venv and everything that was built.
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+clean: ## Remove the environments and everything that was built.
+	rm -rf $(VENV) .venv-sglang build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

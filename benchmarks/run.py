@@ -36,6 +36,9 @@ def figures_of(name: str) -> dict[str, object]:
 def main(names: list[str]) -> None:
     """Run the benchmarks that are named, or the quick ones."""
     every: dict[str, object] = {}
+    for name in names:
+        if not (HERE / f"{name}.py").exists():
+            raise SystemExit(f"there is no benchmark {name!r}; try {', '.join(QUICK)}")
     for name in names or QUICK:
         every |= figures_of(name)
     print(json.dumps(every))
