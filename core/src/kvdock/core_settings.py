@@ -68,8 +68,13 @@ class BreakerSettings:
     failures: int = count(5, least=1, help="Failed calls in a row that open it.")
     overruns: int = count(2, least=1, help="Calls over their deadline that open it.")
     backoff: float = duration("1 s", help="Time until the first probe; doubles.")
-    backoff_most: float = duration("60 s", help="Longest time between probes.")
+    backoff_most: float = duration(
+        "60 s", help="Longest time between probes, unless they hang."
+    )
     probe: float = duration("1 s", help="How long a probe may take.")
+    probes: int = count(
+        12, least=1, help="Probes of one operation that may hang at once."
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -108,7 +108,7 @@ class Berth:
                 break
             part = slice(start, start + self.batch_pages)
             few = (hashes[part], pages[part], deadline_s)
-            if operation is Operation.PUT and self.line.drops:
+            if operation is Operation.PUT and self.line.errands.drops:
                 outcomes[part] = self._put_anew(*few)
             else:
                 outcomes[part] = self._move(operation, *few)
@@ -128,12 +128,12 @@ class Berth:
                 outcomes[now] = self._move(Operation.PUT, names, pages[now], deadline_s)
             if not turn and stands.any():
                 mine = np.repeat(stands, len(self.suffixes))
-                self.line.drops.wait(_chosen(keys, mine), deadline_s)
+                self.line.errands.drops.wait(_chosen(keys, mine), deadline_s)
         return outcomes
 
     def _dropped(self, keys: Sequence[str]) -> Bools:
         """Return of which pages an object is being dropped, bool (n,)."""
-        found = self.line.drops.among(keys).reshape(-1, len(self.suffixes))
+        found = self.line.errands.drops.among(keys).reshape(-1, len(self.suffixes))
         return cast("Bools", found.any(axis=1))
 
     def _move(
@@ -197,7 +197,7 @@ class Berth:
         if names:
             self.line.report_wrong(self.pool.name, len(names))
             # Until it is gone, storing it again would keep the wrong bytes.
-            self.line.drop(self.handle, self.pool.name, names)
+            self.line.errands.drop(self.handle, self.pool.name, names)
 
     def _tell_cut_off(self, operation: Operation, pages: int) -> None:
         if self.line.observed:
@@ -224,7 +224,7 @@ class Berth:
                 seconds=time.monotonic() - began,
             )
         )
-        self.line.measure(self.handle)
+        self.line.errands.measure(self.handle)
         if counts.get(Outcome.TIMEOUT):
             self.line.tell(
                 PagesHeld(

@@ -221,7 +221,7 @@ def _attach(
     )
     moorings.berths[pool.name] = berth
     moorings.probes[pool.name] = probe
-    line.probe_with(probe.run)
+    line.errands.probe_with(probe.run)
 
 
 def _batch_pages(region: Region, core: CoreSettings) -> int:

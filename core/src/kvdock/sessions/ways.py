@@ -168,6 +168,9 @@ class Staged:
 
     def _carry(self, line: Line, handle: object, cargo: Cargo) -> Outcomes:
         area = self.staging.take(cargo.deadline_s)
+        if area is None and self.staging.held:
+            line.report_held(cargo.pool)
+            return cargo.all(Outcome.UNAVAILABLE)
         if area is None:
             return cargo.all(Outcome.TIMEOUT)
         count = len(cargo.pages)
@@ -185,6 +188,7 @@ class Staged:
         answer = line.run(handle, batch, late=area.give_back)
         outcomes = answer.result.outcomes
         if answer.late:
+            self.staging.left_behind(area)
             return _unproven(cargo.operation, outcomes)
         try:
             if cargo.operation is Operation.GET:
