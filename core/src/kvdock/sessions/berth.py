@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
@@ -54,6 +55,7 @@ class Berth:
     leases: Leases = attrs.field(repr=False)
     batch_pages: int
     writes: bool
+    _telling: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
 
     @property
     def page_bytes(self) -> int:
@@ -157,7 +159,7 @@ class Berth:
             names = hashes if whole else [hashes[at] for at in chosen]
             cargo = Cargo(
                 operation, self.pool.name, self.keys(names), pages[chosen],
-                deadline_s, lease,
+                deadline_s, lease, self.tell_held,
             )  # fmt: skip
             outcomes[chosen] = self._carry(cargo)
             if operation is Operation.GET:
@@ -226,6 +228,14 @@ class Berth:
         )
         self.line.errands.measure(self.handle)
         if counts.get(Outcome.TIMEOUT):
+            self.tell_held()
+
+    def tell_held(self) -> None:
+        """Tell observers how many pages are under calls, late ones too."""
+        if not self.line.observed:
+            return
+        # The last one to tell must tell the last number.
+        with self._telling:
             self.line.tell(
                 PagesHeld(
                     pool=self.pool.name,

@@ -132,6 +132,11 @@ class Line:
             except Exception as error:  # noqa: BLE001 - a stranger's code
                 self._complaints.say("observer", f"an observer failed: {error}", error)
 
+    def tell_breakers(self) -> None:
+        """Tell observers where every breaker stands, before it ever moves."""
+        for operation, breaker in self.breakers.items():
+            self._tell_breaker(operation, breaker.state)
+
     def attach(self, pool: PoolSpec, region: Region, config: AttachConfig) -> Any:  # noqa: ANN401 - the plugin's handle
         """Register a pool's memory within its deadline.
 
@@ -355,11 +360,14 @@ class Line:
         def moved(state: BreakerState) -> None:
             level = log.warning if state is BreakerState.OPEN else log.info
             level("backend %s: breaker for %s is %s", self.name, operation, state)
-            self.tell(
-                BreakerMoved(backend=self.name, operation=operation, state=str(state))
-            )
+            self._tell_breaker(operation, state)
 
         return moved
+
+    def _tell_breaker(self, operation: Operation, state: BreakerState) -> None:
+        self.tell(
+            BreakerMoved(backend=self.name, operation=operation, state=str(state))
+        )
 
     def _release_within(self, handle: object, deadline_s: float) -> None:
         try:
