@@ -44,18 +44,25 @@ class StopPolicy(StrEnum):
     """After a base time and a time for each 1024 tokens."""
 
 
+_LEAST = "1 ms"
+"""No call ends in no time: with less, everything would be late unasked."""
+
+
 @attrs.frozen(kw_only=True)
 class Deadlines:
-    """How long one call may take, over all pools and batches of it."""
+    """How long one call may take, over all pools and batches of it.
 
-    exists: float = duration("1 s", help="Looking up a prefix.")
-    get: float = duration("5 s", help="Loading pages.")
-    put: float = duration("5 s", help="Storing pages.")
-    delete: float = duration("5 s", help="Dropping objects.")
-    clear: float = duration("8 s", help="Clearing a namespace.")
-    attach: float = duration("120 s", help="Registering one pool.")
-    release: float = duration("4 s", help="Releasing one pool.")
-    close: float = duration("8 s", help="Detaching altogether.")
+    None is endless: whatever touches the world may hang.
+    """
+
+    exists: float = duration("1 s", least=_LEAST, help="Looking up a prefix.")
+    get: float = duration("5 s", least=_LEAST, help="Loading pages.")
+    put: float = duration("5 s", least=_LEAST, help="Storing pages.")
+    delete: float = duration("5 s", least=_LEAST, help="Dropping objects.")
+    clear: float = duration("8 s", least=_LEAST, help="Clearing a namespace.")
+    attach: float = duration("120 s", least=_LEAST, help="Registering one pool.")
+    release: float = duration("4 s", least=_LEAST, help="Releasing one pool.")
+    close: float = duration("8 s", least=_LEAST, help="Detaching altogether.")
     grace: float = duration(
         "50 ms", help="How long past its deadline a call may still report."
     )
@@ -67,9 +74,16 @@ class BreakerSettings:
 
     failures: int = count(5, least=1, help="Failed calls in a row that open it.")
     overruns: int = count(2, least=1, help="Calls over their deadline that open it.")
-    backoff: float = duration("1 s", help="Time until the first probe; doubles.")
-    backoff_most: float = duration("60 s", help="Longest time between probes.")
-    probe: float = duration("1 s", help="How long a probe may take.")
+    backoff: float = duration(
+        "1 s", least=_LEAST, help="Time until the first probe; doubles."
+    )
+    backoff_most: float = duration(
+        "60 s", least=_LEAST, help="Longest time between probes, unless they hang."
+    )
+    probe: float = duration("1 s", least=_LEAST, help="How long a probe may take.")
+    probes: int = count(
+        12, least=1, help="Probes of one operation that may hang at once."
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -39,7 +39,10 @@ class BatchEnded:
 
 @attrs.frozen(kw_only=True)
 class BreakerMoved:
-    """A breaker changed its state: "closed", "open" or "half-open"."""
+    """A breaker's state: "closed", "open" or "half-open".
+
+    Told when memory is attached, and at every change.
+    """
 
     backend: str
     operation: Operation
@@ -48,7 +51,10 @@ class BreakerMoved:
 
 @attrs.frozen(kw_only=True)
 class CallsBehind:
-    """The number of calls left behind in a backend changed."""
+    """The number of calls that still run while nobody waits changed.
+
+    Calls left behind, and probes, deletions and questions in the background.
+    """
 
     backend: str
     calls: int
@@ -81,7 +87,10 @@ class PagesRestored:
 
 @attrs.frozen(kw_only=True)
 class PagesHeld:
-    """How many pages of a pool's host memory are under storage calls."""
+    """How many pages of a pool's host memory are under storage calls.
+
+    Told when memory is attached, when calls overrun, and when those end.
+    """
 
     pool: str
     pages: int

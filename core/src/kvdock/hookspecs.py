@@ -107,9 +107,9 @@ def kvdock_manifest() -> Manifest:
 def kvdock_probe(config: AttachConfig) -> Sequence[Finding]:
     """Look whether the backend could work here and now.
 
-    Called by `kvdock doctor` and before memory is attached, with settings
-    but without a namespace. May load libraries and reach for servers, within
-    a few seconds.
+    Called by `kvdock doctor` and the conformance kit, with settings but
+    without a namespace, and never when an engine attaches memory. May load
+    libraries and reach for servers, within a few seconds.
 
     Returns:
         What was found, each with a hint where something is missing.

@@ -122,11 +122,21 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
-def duration(default: str, *, help: str) -> Any:  # noqa: A002, ANN401 - as attrs.field
-    """Declare a setting that is a duration in seconds."""
+def duration(default: str, *, help: str, least: str = "0 s") -> Any:  # noqa: A002, ANN401 - as attrs.field
+    """Declare a setting that is a duration in seconds, `least` or more."""
+    least_s = parse_seconds(least)
+
+    def enough(_: object, field: attrs.Attribute[float], value: float) -> None:
+        if value < least_s:
+            raise SettingsError(
+                f"{field.name} must be at least {format_seconds(least_s)}, not "
+                f"{format_seconds(value)}"
+            )
+
     return attrs.field(
         default=parse_seconds(default),
         converter=parse_seconds,
+        validator=enough,
         metadata={"help": help, "unit": "seconds"},
     )
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -102,12 +103,57 @@ def test_a_dead_probe_doubles_the_wait_up_to_the_most() -> None:
     assert breaker.state is BreakerState.OPEN
 
 
-def test_a_probe_that_hangs_is_not_the_last_one() -> None:
+def waited(breaker: Breaker, clock: Clock) -> float:
+    """How long it takes until the next probe is due."""
+    began = clock.now
+    while not breaker.wants_probe():
+        clock.now += 0.5
+    return clock.now - began
+
+
+def test_probes_that_hang_follow_each_other_after_twice_the_time() -> None:
     breaker, clock, _ = opened()
-    clock.now += 1.0
+    assert [waited(breaker, clock) for _ in range(6)] == [
+        1.0,
+        2.0,
+        4.0,
+        8.0,
+        16.0,
+        32.0,
+    ]
+    # One that ends says that the others mean nothing.
+    breaker.probed(alive=False)
+    assert waited(breaker, clock) == 2.0
+
+
+def test_the_end_of_something_that_hung_is_worth_a_look_soon() -> None:
+    breaker, clock, _ = opened()
+    for _ in range(6):
+        waited(breaker, clock)
+    breaker.stirred()
+    assert waited(breaker, clock) == 1.0
+    # Still nobody has answered.
+    assert waited(breaker, clock) == 128.0
+
+
+def test_the_end_of_something_that_hung_puts_no_probe_off() -> None:
+    breaker, clock, _ = opened()
+    clock.now += 0.75
+    breaker.stirred()
+    clock.now += 0.25
     assert breaker.wants_probe()
-    clock.now += 1.0
-    assert breaker.wants_probe()
+
+
+def test_a_breaker_can_be_opened_for_what_others_have_done() -> None:
+    breaker, clock, states = made()
+    breaker.cut()
+    breaker.cut()
+    assert not breaker.admits()
+    assert waited(breaker, clock) == 1.0
+    breaker.probed(alive=True)
+    assert breaker.admits()
+    breaker.succeeded()
+    assert states == [BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.CLOSED]
 
 
 def test_a_trial_that_says_nothing_leaves_room_for_the_next() -> None:
@@ -128,36 +174,32 @@ def test_late_failures_do_not_prolong_an_open_breaker() -> None:
     assert breaker.wants_probe()
 
 
-@given(
-    st.lists(
-        st.sampled_from(["ok", "bad", "late", "probe", "alive", "dead", "none", "tick"])
-    )
-)
+STORY: dict[str, Callable[[Breaker, Clock], object]] = {
+    "ok": lambda breaker, _: breaker.succeeded(),
+    "bad": lambda breaker, _: breaker.failed(),
+    "late": lambda breaker, _: breaker.failed(overran=True),
+    "probe": lambda breaker, _: breaker.wants_probe(),
+    "alive": lambda breaker, _: breaker.probed(alive=True),
+    "dead": lambda breaker, _: breaker.probed(alive=False),
+    "none": lambda breaker, _: breaker.undecided(),
+    "stir": lambda breaker, _: breaker.stirred(),
+    "cut": lambda breaker, _: breaker.cut(),
+    "tick": lambda _, clock: setattr(clock, "now", clock.now + 0.7),
+}
+
+
+@given(st.lists(st.sampled_from(list(STORY))))
 def test_no_story_lets_a_call_through_an_open_breaker_unprobed(
     story: list[str],
 ) -> None:
     breaker, clock, states = made()
-    proven = True
     for word in story:
         before = breaker.state
-        match word:
-            case "ok":
-                breaker.succeeded()
-            case "bad" | "late":
-                breaker.failed(overran=word == "late")
-            case "probe":
-                breaker.wants_probe()
-            case "alive" | "dead":
-                breaker.probed(alive=word == "alive")
-            case "none":
-                breaker.undecided()
-            case _:
-                clock.now += 0.7
+        STORY[word](breaker, clock)
         if before is BreakerState.OPEN and breaker.state is not BreakerState.OPEN:
             assert word == "alive"
         if breaker.state is BreakerState.OPEN:
-            proven = breaker.admits()
-            assert not proven
+            assert not breaker.admits()
     assert all(one is not two for one, two in itertools.pairwise(states))
 
 

@@ -11,6 +11,7 @@ from shelf import until
 from stalls import timed
 
 from kvdock.sessions.crew import Crashed, Crew, NoHands, Overrun
+from kvdock.sessions.rooms import Room
 
 
 def soon(seconds: float = 5.0) -> float:
@@ -119,17 +120,50 @@ def test_who_finds_all_hands_busy_waits_until_his_deadline() -> None:
     assert ended(crew)
 
 
-def test_errands_take_no_more_than_half_of_the_room() -> None:
-    crew = Crew("t", 1, 4)
+def test_errands_of_one_kind_take_room_from_nothing_else() -> None:
+    crew = Crew("t", 1, 1)
     go_on = threading.Event()
-    assert [crew.leave(lambda: go_on.wait(10)) for _ in range(4)] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    for room in (Room(2), Room(2)):
+        started = [crew.leave(room, lambda: go_on.wait(10)) for _ in range(4)]
+        assert started == [True, True, False, False]
+    assert crew.behind == 4
+    assert not crew.full
     assert crew.call(lambda: 1, soon()) == 1
     go_on.set()
+    assert ended(crew)
+
+
+def test_a_sign_of_life_makes_room_beside_calls_that_hang_for_ever() -> None:
+    crew = Crew("t", 1, 1)
+    go_on = threading.Event()
+    hung = 0
+    while not crew.spent:
+        with pytest.raises(Overrun):
+            crew.call(lambda: go_on.wait(10), soon(0.01))
+        hung += 1
+        assert crew.full
+        crew.forgive()
+    assert hung == crew.behind == crew.threads == 4
+    with pytest.raises(NoHands):
+        crew.call(lambda: 1, soon())
+    go_on.set()
+    until(lambda: not crew.behind)
+    assert not crew.full
+    assert crew.call(lambda: 1, soon()) == 1
+    assert ended(crew)
+
+
+def test_who_listens_hears_of_every_call_left_behind_and_of_its_end() -> None:
+    told: list[int] = []
+    crew = Crew("t", 1, 2, lambda: told.append(crew.behind))
+    go_on = threading.Event()
+    with pytest.raises(Overrun):
+        crew.call(lambda: go_on.wait(10), soon(0.01))
+    crew.leave(Room(1), lambda: go_on.wait(10))
+    assert told == [1, 2]
+    go_on.set()
+    assert crew.drain(soon())
+    assert told[-1] == 0
     assert ended(crew)
 
 
@@ -143,8 +177,40 @@ def test_what_is_done_last_waits_for_a_call_that_hangs() -> None:
     go_on.set()
     until(lambda: last == ["done"])
     until(lambda: crew.threads == 0)
+    assert crew.drain(soon())
     with pytest.raises(NoHands):
         crew.call(lambda: 1, soon())
+
+
+def test_who_waits_for_rest_waits_for_what_comes_last_too() -> None:
+    crew = Crew("t", 1, 1)
+    go_on, inside, release = (threading.Event() for _ in range(3))
+    last: list[str] = []
+
+    def let_go() -> None:
+        inside.set()
+        assert release.wait(10)
+        last.append("released")
+
+    with pytest.raises(Overrun):
+        crew.call(lambda: go_on.wait(10), soon(0.01))
+    assert not crew.finish(soon(0.01), let_go)
+    go_on.set()
+    assert inside.wait(5)
+    assert not crew.drain(soon(0.05))
+    release.set()
+    assert crew.drain(soon())
+    assert last == ["released"]
+
+
+def test_what_comes_last_may_fail_and_leaves_the_crew_at_rest() -> None:
+    crew = Crew("t", 1, 1)
+    go_on = threading.Event()
+    with pytest.raises(Overrun):
+        crew.call(lambda: go_on.wait(10), soon(0.01))
+    assert not crew.finish(soon(0.01), lambda: 1 // 0)  # type: ignore[arg-type]  # it raises
+    go_on.set()
+    assert crew.drain(soon())
 
 
 def test_a_thread_that_cannot_be_started_is_not_booked(
@@ -160,7 +226,7 @@ def test_a_thread_that_cannot_be_started_is_not_booked(
         for _ in range(3):
             with pytest.raises(NoHands, match="can't start"):
                 crew.call(lambda: 1, soon())
-            assert not crew.leave(lambda: None)
+            assert not crew.leave(Room(1), lambda: None)
     assert crew.call(lambda: 1, soon()) == 1
     assert crew.finish(soon(), lambda: None)
 

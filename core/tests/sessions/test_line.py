@@ -331,6 +331,35 @@ def test_the_self_test_says_what_failed(
     assert shelf.released == ["kv"]
 
 
+def test_a_page_that_a_store_still_keeps_from_being_dropped_is_no_fault() -> None:
+    shelf = Shelf()
+    left_s = []
+
+    def leased(batch: Batch) -> BatchResult | None:
+        if batch.operation is not Operation.DELETE:
+            return None
+        left_s.append(batch.deadline_s - time.monotonic())
+        return BatchResult.all(batch, Outcome.REFUSED)
+
+    shelf.trouble = leased
+    with Engine([shelf], core=patient(self_test=True)).attachment as cache:
+        *_, last = cache.self_test()
+        assert last.ok
+        assert "not dropped by shelf, which keeps" in last.what
+        # It is asked once and not waited for: leases last longer than that.
+        assert all(one <= 2.0 for one in left_s)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.ERROR, Outcome.ABSENT])
+def test_any_other_way_to_drop_nothing_is_one(outcome: Outcome) -> None:
+    shelf = Shelf()
+    shelf.trouble = lambda batch: (
+        BatchResult.all(batch, outcome) if batch.operation is Operation.DELETE else None
+    )
+    with pytest.raises(AttachError, match=f"not dropped.*{outcome.name.lower()}"):
+        Engine([shelf], core=patient(self_test=True))
+
+
 def test_absent_keys_are_asked_for_again_unless_that_was_switched_off() -> None:
     for absent, asked in (("0 s", 2), ("10 s", 1)):
         engine = Engine(core=patient(misses={"absent": absent}))

@@ -80,6 +80,25 @@ def test_what_never_comes_back_through_the_hook_is_counted_as_well() -> None:
         go_on.set()
         assert cache.settle(5)
         assert value(registry, "kvdock_calls_behind", backend="shelf") == 0
+        assert value(registry, "kvdock_pool_pages", pool="kv", state="leased") == 0
+
+
+def test_breakers_are_shown_before_they_ever_move() -> None:
+    engine, registry = measured()
+    with engine.attachment:
+        for operation in Operation:
+            labels = {"backend": "shelf", "operation": str(operation)}
+            assert value(registry, "kvdock_breaker_state", **labels) == 0
+
+
+def test_a_pool_that_goes_elsewhere_after_attaching_again_is_shown_once() -> None:
+    registry = CollectorRegistry()
+    for name in ("one", "two"):
+        measuring = Metrics(registry)
+        with Engine([Shelf(name=name)], observers=[measuring]).attachment:
+            pass
+    (gauge,) = [one for one in registry.collect() if one.name == "kvdock_pool_enabled"]
+    assert [one.labels["backend"] for one in gauge.samples] == ["two"]
 
 
 def test_pools_are_shown_with_the_reason_and_their_capacity() -> None:

@@ -122,8 +122,7 @@ class Metrics:
             case events.CallsBehind():
                 self._behind.labels(event.backend).set(event.calls)
             case events.PoolRouted():
-                labels = (event.pool, event.backend, event.reason)
-                self._enabled.labels(*labels).set(event.enabled)
+                self._route(event)
             case events.PagesHeld():
                 self._pages.labels(event.pool, "all").set(event.pages)
                 self._pages.labels(event.pool, "leased").set(event.leased)
@@ -133,6 +132,20 @@ class Metrics:
                     self._store.labels(event.backend, "limit").set(event.limit_bytes)
             case events.PagesRestored():
                 self._count_restored(event)
+
+    def _route(self, event: events.PoolRouted) -> None:
+        """Show where a pool goes now, and no longer where it went before."""
+        labels = (event.pool, event.backend, event.reason)
+        # Another attachment of this process may have set it, by its own object.
+        shown = [
+            tuple(sample.labels[name] for name in ("pool", "backend", "reason"))
+            for metric in self._enabled.collect()
+            for sample in metric.samples
+        ]
+        for other in shown:
+            if other[0] == event.pool and other != labels:
+                self._enabled.remove(*other)
+        self._enabled.labels(*labels).set(event.enabled)
 
     def _count(self, event: events.BatchEnded) -> None:
         key = (event.backend, event.pool, event.operation)

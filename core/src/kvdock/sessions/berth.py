@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
@@ -54,6 +55,7 @@ class Berth:
     leases: Leases = attrs.field(repr=False)
     batch_pages: int
     writes: bool
+    _telling: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
 
     @property
     def page_bytes(self) -> int:
@@ -108,7 +110,7 @@ class Berth:
                 break
             part = slice(start, start + self.batch_pages)
             few = (hashes[part], pages[part], deadline_s)
-            if operation is Operation.PUT and self.line.drops:
+            if operation is Operation.PUT and self.line.errands.drops:
                 outcomes[part] = self._put_anew(*few)
             else:
                 outcomes[part] = self._move(operation, *few)
@@ -128,12 +130,12 @@ class Berth:
                 outcomes[now] = self._move(Operation.PUT, names, pages[now], deadline_s)
             if not turn and stands.any():
                 mine = np.repeat(stands, len(self.suffixes))
-                self.line.drops.wait(_chosen(keys, mine), deadline_s)
+                self.line.errands.drops.wait(_chosen(keys, mine), deadline_s)
         return outcomes
 
     def _dropped(self, keys: Sequence[str]) -> Bools:
         """Return of which pages an object is being dropped, bool (n,)."""
-        found = self.line.drops.among(keys).reshape(-1, len(self.suffixes))
+        found = self.line.errands.drops.among(keys).reshape(-1, len(self.suffixes))
         return cast("Bools", found.any(axis=1))
 
     def _move(
@@ -157,7 +159,7 @@ class Berth:
             names = hashes if whole else [hashes[at] for at in chosen]
             cargo = Cargo(
                 operation, self.pool.name, self.keys(names), pages[chosen],
-                deadline_s, lease,
+                deadline_s, lease, self.tell_held,
             )  # fmt: skip
             outcomes[chosen] = self._carry(cargo)
             if operation is Operation.GET:
@@ -197,7 +199,7 @@ class Berth:
         if names:
             self.line.report_wrong(self.pool.name, len(names))
             # Until it is gone, storing it again would keep the wrong bytes.
-            self.line.drop(self.handle, self.pool.name, names)
+            self.line.errands.drop(self.handle, self.pool.name, names)
 
     def _tell_cut_off(self, operation: Operation, pages: int) -> None:
         if self.line.observed:
@@ -224,8 +226,16 @@ class Berth:
                 seconds=time.monotonic() - began,
             )
         )
-        self.line.measure(self.handle)
+        self.line.errands.measure(self.handle)
         if counts.get(Outcome.TIMEOUT):
+            self.tell_held()
+
+    def tell_held(self) -> None:
+        """Tell observers how many pages are under calls, late ones too."""
+        if not self.line.observed:
+            return
+        # The last one to tell must tell the last number.
+        with self._telling:
             self.line.tell(
                 PagesHeld(
                     pool=self.pool.name,

@@ -3,6 +3,10 @@
 An engine never pays for finding out whether a backend is back: when the
 backoff has passed, a probe is made in the background. Only after it succeeded
 is one call let through on trial, and only after that one, all of them.
+
+A probe that hangs is followed by others, each after twice the time: so they
+are few however long an outage lasts, and the backend is back in use after as
+long again at most.
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvdock.core_settings import BreakerSettings
+
+_DOUBLED_MOST = 32
+"""Times that a wait is doubled: more than any process lives."""
 
 Clock = Callable[[], float]
 
@@ -58,6 +65,7 @@ class Breaker:
         self._failures = 0
         self._overruns = 0
         self._backoff_s = settings.backoff
+        self._unanswered = 0
         self._retry_at = 0.0
         self._trying = False
 
@@ -90,21 +98,42 @@ class Breaker:
     def _probe_due(self) -> bool:
         due = self._state is BreakerState.OPEN and self._clock() >= self._retry_at
         if due:
-            # A probe that hangs must not be the last one.
-            self._wait_longer(doubled=False)
+            # It may hang for ever, as may all that follow until one ends. The
+            # longest backoff is no bound for these: each costs a thread.
+            self._unanswered = min(self._unanswered + 1, _DOUBLED_MOST)
+            self._wait(self._backoff_s * 2**self._unanswered)
         return due
 
     def probed(self, *, alive: bool) -> None:
-        """Report how the probe ended."""
+        """Report how a probe ended, in time."""
         with self._lock:
+            self._unanswered = 0
             if self._state is not BreakerState.OPEN:
                 return
             if alive:
                 self._state = BreakerState.HALF_OPEN
             else:
-                self._wait_longer()
+                self._back_off()
         if alive:
             self._moved(BreakerState.HALF_OPEN)
+
+    def stirred(self) -> None:
+        """Report that something that hung has ended: it is worth a look."""
+        if self._state is BreakerState.CLOSED:
+            return
+        with self._lock:
+            retry_at = self._retry_at
+            self._wait(self._settings.backoff)
+            self._retry_at = min(self._retry_at, retry_at)
+
+    def cut(self) -> None:
+        """Open it for a reason that lies not in its own calls."""
+        with self._lock:
+            opening = self._state is not BreakerState.OPEN
+            if opening:
+                self._open()
+        if opening:
+            self._moved(BreakerState.OPEN)
 
     def succeeded(self) -> None:
         """Report a call that was answered."""
@@ -133,11 +162,7 @@ class Breaker:
                 )
             )
             if opening:
-                again = self._state is BreakerState.HALF_OPEN
-                self._state = BreakerState.OPEN
-                self._failures = self._overruns = 0
-                self._trying = False
-                self._wait_longer(doubled=again)
+                self._open()
         if opening:
             self._moved(BreakerState.OPEN)
 
@@ -147,7 +172,19 @@ class Breaker:
             with self._lock:
                 self._trying = False
 
-    def _wait_longer(self, *, doubled: bool = True) -> None:
-        if doubled:
-            self._backoff_s = min(self._backoff_s * 2, self._settings.backoff_most)
-        self._retry_at = self._clock() + self._backoff_s * self._jitter()
+    def _open(self) -> None:
+        again = self._state is BreakerState.HALF_OPEN
+        self._state = BreakerState.OPEN
+        self._failures = self._overruns = 0
+        self._trying = False
+        if again:
+            self._back_off()
+        else:
+            self._wait(self._backoff_s)
+
+    def _back_off(self) -> None:
+        self._backoff_s = min(self._backoff_s * 2, self._settings.backoff_most)
+        self._wait(self._backoff_s)
+
+    def _wait(self, seconds: float) -> None:
+        self._retry_at = self._clock() + seconds * self._jitter()

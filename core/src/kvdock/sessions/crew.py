@@ -3,7 +3,8 @@
 Python cannot stop a thread that sits in a client library. So a call that
 overruns is left behind on its thread: whoever waited goes on, and what the
 call may still touch is let go only when it really ends. How many calls may be
-left behind is bounded; at the bound nothing more is started.
+left behind is bounded; at the bound nothing more is started until one ends, or
+until the backend proves that it works although they do not end.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from kvdock.sessions.rooms import Room
 from kvdock.sessions.waits import seconds_until
 
 log = logging.getLogger("kvdock")
 
 Late = Callable[[Any], None]
 """Called with the result (None if it raised) once a call left behind ends."""
+
+
+Steps = list[Callable[[], None]]
+"""What comes last, when everything has ended."""
 
 
 class Overrun(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
@@ -50,12 +56,14 @@ class _Job:
         "error",
         "late",
         "result",
+        "room",
         "work",
     )
 
-    def __init__(self, work: Callable[[], Any], late: Late | None) -> None:
+    def __init__(self, work: Callable[[], Any], late: Late | None, room: Room) -> None:
         self.work: Callable[[], Any] | None = work
         self.late = late
+        self.room = room
         # The engine's trace goes on in the thread that does the work.
         self.context = contextvars.copy_context()
         self.done = threading.Lock()
@@ -83,30 +91,45 @@ class Crew:
         name: Whose calls these are; begins the threads' names.
         at_once: Calls that somebody waits for.
         overrun: Calls left behind until nothing more is started.
+        moved: Called without a lock whenever `behind` has changed.
     """
 
-    def __init__(self, name: str, at_once: int, overrun: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        at_once: int,
+        overrun: int,
+        moved: Callable[[], None] = lambda: None,
+    ) -> None:
         self._name = name
         self._at_once = at_once
-        self._overrun = overrun
-        self._room = threading.Condition(threading.Lock())
+        self._moved = moved
+        self._changed = threading.Condition(threading.Lock())
         self._idle: list[SimpleQueue[_Job | None]] = []
         self._threads: set[threading.Thread] = set()
+        self._overrun = Room(overrun)
         self._busy = 0
         self._behind = 0
+        # Until all that follows a call is done as well.
+        self._running = 0
         self._closed = False
-        self._at_rest: list[Callable[[], None]] = []
+        self._at_rest: Steps = []
         self._pid = os.getpid()
 
     @property
     def behind(self) -> int:
-        """Calls left behind that have not ended."""
+        """Calls that nobody waits for and that have not ended, errands too."""
         return self._behind
 
     @property
     def full(self) -> bool:
         """Whether so many calls are left behind that no more are started."""
-        return self._behind >= self._overrun
+        return self._overrun.full
+
+    @property
+    def spent(self) -> bool:
+        """Whether it is full until a call ends, whatever else happens."""
+        return self._overrun.spent
 
     @property
     def threads(self) -> int:
@@ -130,7 +153,7 @@ class Crew:
             Exception: Whatever the work raised, or a handler of signals in
                 the thread that waits; after the latter `late` is called.
         """
-        job = _Job(work, late)
+        job = _Job(work, late, self._overrun)
         try:
             self._hand_over(job, deadline_s)
             done = job.done.acquire(timeout=seconds_until(deadline_s))
@@ -146,34 +169,52 @@ class Crew:
             raise job.error
         return job.result
 
-    def leave(self, work: Callable[[], Any]) -> bool:
-        """Start `work` without waiting; return whether it was started.
+    def leave(self, room: Room, work: Callable[[], Any]) -> bool:
+        """Start an errand: work that nobody waits for.
 
-        It counts as left behind from the beginning, so errands can never use
-        up what calls need: half of that room at most is theirs.
+        Args:
+            room: What bounds errands of this kind; calls have theirs apart.
+            work: What to do.
+
+        Returns:
+            Whether it was started.
         """
-        job = _Job(work, None)
-        with self._room:
-            if self._unfit() or self._behind >= max(1, self._overrun // 2):
+        job = _Job(work, None, room)
+        with self._changed:
+            if room.full or self._unfit():
                 return False
             try:
                 hand = self._hand()
             except NoHands:
                 return False
+            room.enter()
             self._behind += 1
+            self._running += 1
             job.ended = True
         hand.put(job)
+        self._moved()
         return True
 
-    def drain(self, deadline_s: float) -> bool:
-        """Wait until no call is under way; return whether that came true.
+    def forgive(self, *rooms: Room) -> None:
+        """Take a sign of life: calls that hang no longer keep others out.
 
-        Calls left behind count as well.
+        Args:
+            rooms: Of which errands, besides calls that were left behind.
         """
-        with self._room:
-            return self._room.wait_for(
-                lambda: not self._busy and not self._behind,
-                seconds_until(deadline_s),
+        with self._changed:
+            for room in (self._overrun, *rooms):
+                room.forgive()
+            self._changed.notify_all()
+
+    def drain(self, deadline_s: float) -> bool:
+        """Wait until nothing runs; return whether that came true.
+
+        Calls left behind and errands count until all that follows them is
+        done, what `finish` was given included.
+        """
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not self._running, seconds_until(deadline_s)
             )
 
     def finish(self, deadline_s: float, last: Callable[[], None]) -> bool:
@@ -187,52 +228,58 @@ class Crew:
         Returns:
             Whether everything has ended.
         """
-        with self._room:
+        with self._changed:
             self._closed = True
-            self._room.notify_all()
-        rest = self.drain(deadline_s)
-        with self._room:
-            if not rest and (self._busy or self._behind):
-                self._at_rest.append(last)
-            else:
-                rest = True
+            self._changed.notify_all()
+        self.drain(deadline_s)
+        with self._changed:
+            self._at_rest.append(last)
+            rest = not self._running
+            # Counted like a call, so that who waits for rest waits for it too.
+            self._running += rest
+            steps = self._one_less() if rest else []
             idle, self._idle = self._idle, []
             # Who still works may be for ever; only the idle are waited for.
             leaving = list(self._threads) if rest else []
         for hand in idle:
             hand.put(None)
-        if rest:
-            last()
+        self._do_last(steps)
         for thread in leaving:
             thread.join(seconds_until(deadline_s))
         return rest
 
     def _leave_behind(self, job: _Job) -> bool:
         """Book a call as left behind, unless it is not under way."""
-        with self._room:
+        with self._changed:
             if job.ended or not job.begun:
                 return False
             job.ended = True
             self._busy -= 1
             self._behind += 1
-            self._room.notify()
-            return True
+            job.room.enter()
+            self._changed.notify()
+        self._moved()
+        return True
 
     def _unfit(self) -> bool:
         # A forked child has the crew's books but none of its threads.
-        return self._closed or self.full or os.getpid() != self._pid
+        return self._closed or os.getpid() != self._pid
+
+    def _cut_off(self) -> bool:
+        return self._unfit() or self.full
 
     def _hand_over(self, job: _Job, deadline_s: float) -> None:
-        with self._room:
+        with self._changed:
             if self._busy >= self._at_once:
-                self._room.wait_for(
-                    lambda: self._unfit() or self._busy < self._at_once,
+                self._changed.wait_for(
+                    lambda: self._cut_off() or self._busy < self._at_once,
                     seconds_until(deadline_s),
                 )
-            if self._unfit() or self._busy >= self._at_once:
+            if self._cut_off() or self._busy >= self._at_once:
                 raise NoHands
             hand = self._hand()
             self._busy += 1
+            self._running += 1
             job.begun = True
         hand.put(job)
 
@@ -265,34 +312,60 @@ class Crew:
             job.run()
             staying = self._ended(job, inbox)
             del job  # an idle thread keeps nobody's memory alive
-        with self._room:
+        with self._changed:
             self._threads.discard(threading.current_thread())
 
     def _ended(self, job: _Job, inbox: SimpleQueue[_Job | None]) -> bool:
         """Book a job out; return whether its thread stays."""
-        with self._room:
+        with self._changed:
             late, job.ended = job.ended, True
             if not late:
                 self._busy -= 1
+                staying, last = self._over(inbox)
         if late:
             # First the books of those who own the memory, then ours: who
             # waits for the crew to come to rest finds everything let go.
             self._run_late(job)
-        with self._room:
-            if late:
+            with self._changed:
                 self._behind -= 1
-            last: list[Callable[[], None]] = []
-            if not self._busy and not self._behind:
-                last, self._at_rest = self._at_rest, []
-            staying = not self._closed and len(self._idle) < self._at_once
-            if staying:
-                self._idle.append(inbox)
-            self._room.notify_all()
-        if not late:
+                job.room.exit()
+            self._moved()
+            with self._changed:
+                staying, last = self._over(inbox)
+        else:
             job.done.release()
-        for step in last:
-            step()
+        self._do_last(last)
         return staying
+
+    def _over(self, inbox: SimpleQueue[_Job | None]) -> tuple[bool, Steps]:
+        """Keep a thread or not, and count one job less; with the lock held."""
+        staying = not self._closed and len(self._idle) < self._at_once
+        if staying:
+            self._idle.append(inbox)
+        return staying, self._one_less()
+
+    def _one_less(self) -> Steps:
+        """Count one job less as running, unless something comes before that.
+
+        Returns:
+            What to do first; then this is called again.
+        """
+        if self._running == 1 and self._at_rest:
+            last, self._at_rest = self._at_rest, []
+            return last
+        self._running -= 1
+        self._changed.notify_all()
+        return []
+
+    def _do_last(self, last: Steps) -> None:
+        while last:
+            for step in last:
+                try:
+                    step()
+                except Exception:
+                    log.exception("%s: what comes last failed", self._name)
+            with self._changed:
+                last = self._one_less()
 
     def _run_late(self, job: _Job) -> None:
         if job.late is None:

@@ -8,9 +8,9 @@ per key by the deadline.
 from __future__ import annotations
 
 import logging
-import math
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -18,11 +18,11 @@ import numpy as np
 
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import AttachError, BatchError, KvdockError
-from kvdock.events import BreakerMoved, CallsBehind, Event, StoreFilled
+from kvdock.events import BreakerMoved, CallsBehind, Event
 from kvdock.sessions.breaker import Breaker, BreakerState
 from kvdock.sessions.complaints import Complaints
 from kvdock.sessions.crew import Crashed, Crew, NoHands, Overrun
-from kvdock.sessions.drops import Drops
+from kvdock.sessions.errands import LOST, Errands
 from kvdock.sessions.misses import Misses
 
 if TYPE_CHECKING:
@@ -35,11 +35,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvdock")
 
 T = TypeVar("T")
-
-_CLOSED = BreakerState.CLOSED
-_PATIENCE = 2
-"""Deletions that nobody waits for may take so many times their deadline."""
-_LOST = (Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
 
 
 @attrs.frozen(eq=False)
@@ -84,9 +79,13 @@ class Line:
         self.backend = backend
         self.name = backend.name
         self.misses = Misses(core.misses)
-        self.drops = Drops()
         self.core = core
-        self._crew = Crew(f"kvdock-{self.name}", core.calls.at_once, core.calls.overrun)
+        self._crew = Crew(
+            f"kvdock-{self.name}",
+            core.calls.at_once,
+            core.calls.overrun,
+            self._tell_behind,
+        )
         self._complaints = Complaints()
         # Called straight: the relay would cost each batch two microseconds.
         self._listeners = tuple(
@@ -94,15 +93,21 @@ class Line:
             for one in backend.plugin.hooks.kvdock_observe.get_hookimpls()
             if one.argnames
         )
-        self._probes: list[Callable[[Operation, float], BatchResult]] = []
+        self._counting = threading.Lock()
         self._handles: list[object] = []
         self._closing = False
-        asked = "kvdock_capacity" in backend.plugin.implemented and self._listeners
-        self._ask_capacity_s = time.monotonic() if asked else math.inf
         self.breakers: Mapping[Operation, Breaker] = {
             operation: Breaker(core.breaker, self._teller(operation))
             for operation in Operation
         }
+        self.errands = Errands(
+            backend,
+            core,
+            self._crew,
+            self.breakers,
+            self._complaints,
+            self.tell if self._listeners else None,
+        )
 
     @property
     def observed(self) -> bool:
@@ -111,7 +116,7 @@ class Line:
 
     @property
     def behind(self) -> int:
-        """Calls left behind that have not ended."""
+        """Calls that nobody waits for and that have not ended."""
         return self._crew.behind
 
     @property
@@ -126,6 +131,11 @@ class Line:
                 listen(event)
             except Exception as error:  # noqa: BLE001 - a stranger's code
                 self._complaints.say("observer", f"an observer failed: {error}", error)
+
+    def tell_breakers(self) -> None:
+        """Tell observers where every breaker stands, before it ever moves."""
+        for operation, breaker in self.breakers.items():
+            self._tell_breaker(operation, breaker.state)
 
     def attach(self, pool: PoolSpec, region: Region, config: AttachConfig) -> Any:  # noqa: ANN401 - the plugin's handle
         """Register a pool's memory within its deadline.
@@ -154,10 +164,6 @@ class Line:
             ) from error
         self._handles.append(handle)
         return handle
-
-    def probe_with(self, probe: Callable[[Operation, float], BatchResult]) -> None:
-        """Add a harmless call to find out whether the backend is back."""
-        self._probes.append(probe)
 
     def run(
         self, handle: object, batch: Batch, late: Callable[[], None] | None = None
@@ -195,56 +201,15 @@ class Line:
         Building the keys of a long prefix, or hashing pages that nobody will
         take, would cost the engine more than the call that is not made.
         """
-        if self.breakers[operation].state is not BreakerState.OPEN:
-            return self._crew.full
-        self._maybe_probe(operation)
+        breaker = self.breakers[operation]
+        if breaker.state is not BreakerState.OPEN:
+            if not self._crew.full:
+                return False
+            # Only a probe can tell whether calls that hang hang for ever.
+            breaker.cut()
+        self.errands.probe(operation)
         # A probe only starts here; it lets nobody through before it ends.
         return True
-
-    def drop(self, handle: object, pool: str, keys: Sequence[str]) -> None:
-        """Delete keys without waiting, if there is room for that."""
-        if self._closing or self.breakers[Operation.DELETE].state is not _CLOSED:
-            return
-        fresh = self.drops.add(keys)
-        deadline_s = time.monotonic() + _PATIENCE * self.core.deadlines.delete
-        batch = Batch(Operation.DELETE, fresh, deadline_s=deadline_s, pool=pool)
-
-        def delete() -> None:
-            with self.drops.until_done(fresh):
-                self.backend.batch_io(handle, batch)
-
-        if fresh and not self._crew.leave(delete):
-            with self.drops.until_done(fresh):
-                pass
-
-    def measure(self, handle: object) -> None:
-        """Ask how full the store is, if it is time to, without waiting."""
-        if time.monotonic() < self._ask_capacity_s or self._closing:
-            return
-        # One question at a time, and none to a backend that is cut off.
-        self._ask_capacity_s = math.inf
-        open_ = [one for one in self.breakers.values() if one.state is not _CLOSED]
-        if open_ or not self._crew.leave(lambda: self._measure(handle)):
-            self._ask_capacity_later()
-
-    def _ask_capacity_later(self) -> None:
-        self._ask_capacity_s = time.monotonic() + self.core.calls.capacity_every
-
-    def _measure(self, handle: object) -> None:
-        try:
-            found = self.backend.capacity(handle)
-        except Exception as error:  # noqa: BLE001 - a stranger's code
-            self._complaints.say("capacity", f"backend {self.name}: {error}", error)
-            found = None
-        self._ask_capacity_later()
-        if found is not None:
-            self.tell(
-                StoreFilled(
-                    backend=self.name,
-                    used_bytes=found.used_bytes,
-                    limit_bytes=found.limit_bytes,
-                )
-            )
 
     def report_wrong(self, pool: str, objects: int) -> None:
         """Log that objects came back with other bytes than were stored."""
@@ -252,6 +217,15 @@ class Line:
             f"wrong {pool}",
             f"backend {self.name}: {objects} objects of pool {pool} are not what "
             "was stored; they count as misses and are dropped",
+        )
+
+    def report_held(self, pool: str) -> None:
+        """Log that calls left behind have all the staging memory of a pool."""
+        self._complaints.say(
+            f"held {pool}",
+            f"backend {self.name}: pool {pool} is cut off: calls that were left "
+            "behind hold all its staging memory until they end "
+            "(core.calls.staging_areas)",
         )
 
     def call_probe(self, handle: object, batch: Batch) -> BatchResult:
@@ -268,6 +242,7 @@ class Line:
             Whether everything has ended.
         """
         self._closing = True
+        self.errands.close()
         handles, self._handles = self._handles, []
         # Half of the time for calls under way, the rest to let go.
         now = time.monotonic()
@@ -296,7 +271,7 @@ class Line:
         if batch.deadline_s <= time.monotonic():
             return Answer(BatchResult.all(batch, Outcome.TIMEOUT))
         if self._closing or not breaker.admits():
-            self._maybe_probe(batch.operation)
+            self.errands.probe(batch.operation)
             return Answer(BatchResult.all(batch, Outcome.UNAVAILABLE))
         try:
             result: BatchResult | Exception = self._crew.call(
@@ -307,7 +282,6 @@ class Line:
         except Overrun:
             breaker.failed(overran=True)
             self._complain("late", batch, "passed its deadline and was left behind")
-            self.tell(CallsBehind(backend=self.name, calls=self.behind))
             return Answer(BatchResult.all(batch, Outcome.TIMEOUT), late=True)
         except (NoHands, Crashed) as error:
             return Answer(BatchResult.all(batch, self._failed(breaker, batch, error)))
@@ -350,7 +324,7 @@ class Line:
         if not np.count_nonzero(result.outcomes):
             breaker.succeeded()
             return
-        lost = np.isin(result.outcomes, _LOST)
+        lost = np.isin(result.outcomes, LOST)
         if lost.all() and len(lost):
             breaker.failed()
         else:
@@ -370,40 +344,30 @@ class Line:
             error,
         )
 
-    def _maybe_probe(self, operation: Operation) -> None:
-        breaker = self.breakers[operation]
-        if self._closing or not self._probes or not breaker.wants_probe():
-            return
-        if not self._crew.leave(lambda: self._probe(operation)):
-            breaker.probed(alive=False)
-
-    def _probe(self, operation: Operation) -> None:
-        alive = False
-        try:
-            deadline_s = time.monotonic() + self.core.breaker.probe
-            result = self._probes[0](operation, deadline_s)
-            lost = np.isin(result.outcomes, _LOST).any()
-            # An answer that comes late is no recovery.
-            alive = not lost and time.monotonic() <= deadline_s
-        except Exception as error:  # noqa: BLE001 - a stranger's code
-            self._complaints.say("probe", f"backend {self.name}: probe: {error}")
-        finally:
-            self.breakers[operation].probed(alive=alive)
-
     def _ended_late(self, late: Callable[[], None] | None) -> None:
         if late is not None:
             late()
-        self.tell(CallsBehind(backend=self.name, calls=self.behind - 1))
+        for breaker in self.breakers.values():
+            breaker.stirred()
+
+    def _tell_behind(self) -> None:
+        if self._listeners:
+            # The last one to tell must tell the last number.
+            with self._counting:
+                self.tell(CallsBehind(backend=self.name, calls=self.behind))
 
     def _teller(self, operation: Operation) -> Callable[[BreakerState], None]:
         def moved(state: BreakerState) -> None:
             level = log.warning if state is BreakerState.OPEN else log.info
             level("backend %s: breaker for %s is %s", self.name, operation, state)
-            self.tell(
-                BreakerMoved(backend=self.name, operation=operation, state=str(state))
-            )
+            self._tell_breaker(operation, state)
 
         return moved
+
+    def _tell_breaker(self, operation: Operation, state: BreakerState) -> None:
+        self.tell(
+            BreakerMoved(backend=self.name, operation=operation, state=str(state))
+        )
 
     def _release_within(self, handle: object, deadline_s: float) -> None:
         try:

@@ -12,7 +12,7 @@ import attrs
 from kvdock.core_settings import CoreSettings, Integrity
 from kvdock.core_settings import Staging as StagingChoice
 from kvdock.errors import AttachError, KvdockError, nearest
-from kvdock.events import PagesHeld, PoolRouted
+from kvdock.events import PoolRouted
 from kvdock.hookspecs import AttachConfig
 from kvdock.keys import check_suffixes, namespace_digest, namespace_record
 from kvdock.regions import Region
@@ -152,6 +152,8 @@ def _announce(moorings: Moorings, plan: Plan) -> None:
     unverified = [r.pool.name for r in plan.accepted if r.check is Check.NONE]
     if unverified:
         log.warning("integrity is off: nobody verifies %s", ", ".join(unverified))
+    for line in moorings.lines.values():
+        line.tell_breakers()
     # Observers sit on each backend's manager; one of them is enough.
     for line in list(moorings.lines.values())[:1]:
         for route in plan.routes:
@@ -164,9 +166,7 @@ def _announce(moorings: Moorings, plan: Plan) -> None:
                 )
             )
         for berth in moorings.berths.values():
-            line.tell(
-                PagesHeld(pool=berth.pool.name, pages=berth.region.pages, leased=0)
-            )
+            berth.tell_held()
 
 
 def _attach(
@@ -221,7 +221,7 @@ def _attach(
     )
     moorings.berths[pool.name] = berth
     moorings.probes[pool.name] = probe
-    line.probe_with(probe.run)
+    line.errands.probe_with(probe.run)
 
 
 def _batch_pages(region: Region, core: CoreSettings) -> int:

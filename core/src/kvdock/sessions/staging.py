@@ -103,18 +103,40 @@ class Staging:
             Area(self, at * pages, rows[at * pages : (at + 1) * pages])
             for at in range(areas)
         ]
+        self._areas = areas
+        self._late: set[Area] = set()
         self._changed = threading.Condition(threading.Lock())
 
+    @property
+    def held(self) -> bool:
+        """Whether calls that were left behind have all of the areas."""
+        return len(self._late) >= self._areas
+
     def take(self, deadline_s: float) -> Area | None:
-        """Wait for an area that is free; None if there is none in time."""
+        """Wait for an area that is free; None if there is none in time.
+
+        Calls that were left behind may never end; where they have all of the
+        areas, nobody waits.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._free), seconds_until(deadline_s))
+            self._changed.wait_for(
+                lambda: self._free or self.held, seconds_until(deadline_s)
+            )
             return self._free.pop() if self._free else None
+
+    def left_behind(self, area: Area) -> None:
+        """Note that the call that has an area overran."""
+        with self._changed:
+            # It may have ended already.
+            if area not in self._free:
+                self._late.add(area)
+                self._changed.notify_all()
 
     def give_back(self, area: Area) -> None:
         """Let the next batch have an area."""
         with self._changed:
             self._free.append(area)
+            self._late.discard(area)
             self._changed.notify()
 
     def seal(self, area: Area, keys: Sequence[str], pages: int) -> None:

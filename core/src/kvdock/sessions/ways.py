@@ -8,7 +8,7 @@ nobody can touch it any more: after the call, or when a late one ends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -35,6 +35,7 @@ class Cargo:
         pages: int64 (n,), page indices in the engine's memory.
         deadline_s: Until when, on `time.monotonic()`'s clock.
         lease: The pages' lease; ended by the way.
+        let_go: Called after a call that was left behind has ended it.
     """
 
     operation: Operation
@@ -43,6 +44,12 @@ class Cargo:
     pages: Int64s = attrs.field(repr=False)
     deadline_s: float
     lease: Lease
+    let_go: Callable[[], None] = attrs.field(repr=False)
+
+    def ended_late(self) -> None:
+        """Let the pages go at the end of a call that was left behind."""
+        self.lease.end()
+        self.let_go()
 
     def batch(self, addresses: Int64s, sizes: Int64s) -> Batch:
         """Return the batch that moves these pages from or to memory."""
@@ -102,7 +109,7 @@ class Direct:
         except Exception:
             cargo.lease.end()
             raise
-        answer = line.run(handle, batch, late=cargo.lease.end)
+        answer = line.run(handle, batch, late=cargo.ended_late)
         outcomes = answer.result.outcomes
         if answer.late:
             return _unproven(cargo.operation, outcomes)
@@ -168,6 +175,9 @@ class Staged:
 
     def _carry(self, line: Line, handle: object, cargo: Cargo) -> Outcomes:
         area = self.staging.take(cargo.deadline_s)
+        if area is None and self.staging.held:
+            line.report_held(cargo.pool)
+            return cargo.all(Outcome.UNAVAILABLE)
         if area is None:
             return cargo.all(Outcome.TIMEOUT)
         count = len(cargo.pages)
@@ -185,6 +195,7 @@ class Staged:
         answer = line.run(handle, batch, late=area.give_back)
         outcomes = answer.result.outcomes
         if answer.late:
+            self.staging.left_behind(area)
             return _unproven(cargo.operation, outcomes)
         try:
             if cargo.operation is Operation.GET:
