@@ -12,7 +12,7 @@ import pytest
 
 from kvdock.errors import KvdockError
 from kvdock_mooncake import joining
-from kvdock_mooncake.settings import MooncakeSettings
+from kvdock_mooncake.settings import MooncakeSettings, Protocol
 
 
 class FakeStore:
@@ -65,7 +65,7 @@ def test_rdma_without_a_device_is_refused(
 ) -> None:
     """The library would say yes and use TCP."""
     monkeypatch.setattr(joining, "_RDMA_DEVICES", tmp_path)
-    wanted = MooncakeSettings(protocol="rdma", devices="mlx5_0, mlx5_1")
+    wanted = MooncakeSettings(protocol=Protocol.RDMA, devices="mlx5_0, mlx5_1")
     with pytest.raises(KvdockError, match="no RDMA device"):
         joining.check_transport(wanted)
     (tmp_path / "mlx5_0").mkdir()
@@ -73,7 +73,7 @@ def test_rdma_without_a_device_is_refused(
         joining.check_transport(wanted)
     (tmp_path / "mlx5_1").mkdir()
     joining.check_transport(wanted)
-    joining.check_transport(MooncakeSettings(protocol="rdma"))
+    joining.check_transport(MooncakeSettings(protocol=Protocol.RDMA))
 
 
 def test_the_librarys_patience_is_cut_unless_somebody_chose_it() -> None:
