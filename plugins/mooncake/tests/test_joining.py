@@ -85,6 +85,18 @@ def test_the_librarys_patience_is_cut_unless_somebody_chose_it() -> None:
     assert environ["MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"] == "65535"
 
 
+def test_each_store_gets_the_patience_that_its_settings_ask_for() -> None:
+    environ: dict[str, str] = {}
+    for seconds, milliseconds in ((3.0, "3000"), (30.0, "30000"), (0.001, "1")):
+        joining.limit_patience(MooncakeSettings(rpc_timeout_s=seconds), environ)
+        assert environ["MC_RPC_TIMEOUT_MS"] == milliseconds
+        assert environ["MC_RPC_CONNECT_TIMEOUT_MS"] == milliseconds
+    environ["MC_RPC_TIMEOUT_MS"] = "7"
+    joining.limit_patience(MooncakeSettings(rpc_timeout_s=2.0), environ)
+    assert environ["MC_RPC_TIMEOUT_MS"] == "7"
+    assert environ["MC_RPC_CONNECT_TIMEOUT_MS"] == "2000"
+
+
 def test_the_own_address_is_the_one_that_leads_to_the_master() -> None:
     settings = MooncakeSettings(master="127.0.0.1:50051")
     assert joining.own_address(settings) == "127.0.0.1"
