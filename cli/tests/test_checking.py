@@ -10,8 +10,9 @@ from pathlib import Path
 import attrs
 import pytest
 
-from kvdock.errors import PluginError
+from kvdock.errors import PluginError, SettingsError
 from kvdock.testing.checkup import Checkup
+from kvdock.testing.checkup import _about as checkup_of
 from kvdock.testing.running import Ended, Record
 from kvdock_cli.checking import check
 from kvdock_cli.reports import check as report
@@ -102,7 +103,7 @@ def test_a_backend_that_is_not_installed_is_named() -> None:
 Checked = Callable[..., Checkup]
 
 
-def test_settings_reach_the_kit(
+def test_settings_reach_the_kit_from_wherever_they_are_given(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: dict[str, object] = {}
@@ -112,8 +113,34 @@ def test_settings_reach_the_kit(
         return GOOD
 
     monkeypatch.setattr("kvdock.testing.checkup.check", stand_in)
+    monkeypatch.setenv("KVDOCK_BACKENDS__FILE__ROOT", "/of/the/environment")
+    monkeypatch.setenv("KVDOCK_BACKENDS__FILE__THREADS", "1")
     assert check("file", set_=("root=/x",), small=("quota=1 MiB",), faults=True) == 0
-    assert asked["settings"] == {"root": "/x"}
+    assert asked["settings"] == {"root": "/x", "threads": "1"}
     assert asked["small"] == {"quota": "1 MiB"}
     assert asked["faults"] is True
     assert "keeps what it declares" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("set_", "small", "message"),
+    [
+        (("rot=/x",), (), "unknown setting 'rot'.*Did you mean 'root'"),
+        (("threads=many",), (), "threads: 'many' is not a whole number"),
+        ((), ("quotta=1 MiB",), "unknown setting 'quotta'.*Did you mean 'quota'"),
+    ],
+)
+def test_wrong_settings_are_refused_before_a_test_runs(
+    monkeypatch: pytest.MonkeyPatch,
+    set_: tuple[str, ...],
+    small: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.delattr("kvdock.testing.checkup.check")
+    with pytest.raises(SettingsError, match=message):
+        check("file", set_=set_, small=small)
+
+
+def test_the_report_shows_no_secret() -> None:
+    told = checkup_of("alpha", {"token": "sesame", "root": "/x"}, {}, ("sesame",))
+    assert told["settings"] == "token=<hidden> root=/x"

@@ -161,6 +161,42 @@ def test_a_probe_gets_the_settings_that_are_given(shelf: Shelf, ask: Ask) -> Non
     assert (data["sections"][0]["findings"][0]["what"], code) == ("/here=there", 0)
 
 
+@pytest.mark.parametrize("name", [("good",), ()])
+def test_a_probe_gets_what_the_file_and_the_environment_say(
+    shelf: Shelf,
+    ask: Ask,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: tuple[str, ...],
+) -> None:
+    needing_settings(shelf)
+
+    def found() -> tuple[str, str]:
+        data, _ = ask(*name)
+        (section,) = [one for one in data["sections"] if one["name"] == "good"]
+        return section["findings"][0]["state"], section["findings"][0]["what"]
+
+    file = tmp_path / "kvdock.toml"
+    file.write_text('[backends.good]\nroot = "/of/the/file"\n')
+    monkeypatch.setenv("KVDOCK_CONFIG", str(file))
+    assert found() == ("ok", "/of/the/file")
+    monkeypatch.setenv("KVDOCK_BACKENDS__GOOD__ROOT", "/of/the/environment")
+    assert found() == ("ok", "/of/the/environment")
+    data, _ = ask("good", set_=["root=/given"])
+    assert data["sections"][0]["findings"][0]["what"] == "/given"
+
+
+def test_settings_that_are_configured_and_wrong_are_a_problem(
+    shelf: Shelf, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needing_settings(shelf)
+    monkeypatch.setenv("KVDOCK_BACKENDS__GOOD__ROTO", "/x")
+    data, code = ask()
+    (section,) = [one for one in data["sections"] if one["name"] == "good"]
+    assert (section["findings"][0]["state"], code) == ("problem", 1)
+    assert "unknown setting 'roto'" in section["findings"][0]["what"]
+
+
 def test_without_its_settings_a_backend_is_skipped_until_it_is_named(
     shelf: Shelf,
     ask: Ask,

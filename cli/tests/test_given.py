@@ -6,7 +6,7 @@ import pytest
 
 from kvdock.assembly import assemble
 from kvdock.families import mamba, mha
-from kvdock_cli.given import model_of, settings_of
+from kvdock_cli.given import backend_settings, model_of, settings_of
 from kvdock_cli.output import UsageProblem
 
 KV = "family=mha,name=kv,heads=8,head_dim=128"
@@ -14,6 +14,16 @@ KV = "family=mha,name=kv,heads=8,head_dim=128"
 
 def test_settings_are_keys_and_values() -> None:
     assert settings_of(["a=1", "b=", "c=x=y"]) == {"a": "1", "b": "", "c": "x=y"}
+
+
+def test_settings_of_a_backend_go_before_those_of_file_and_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KVDOCK_BACKENDS__STORE__A", "environment")
+    monkeypatch.setenv("KVDOCK_BACKENDS__STORE__B", "environment")
+    monkeypatch.setenv("KVDOCK_BACKENDS__OTHER__C", "environment")
+    assert backend_settings("store", ["a=given"]) == {"a": "given", "b": "environment"}
+    assert backend_settings("none", []) == {}
 
 
 @pytest.mark.parametrize("pairs", [["a"], ["=1"], ["a=1", "a=2"]])

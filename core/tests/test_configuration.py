@@ -17,6 +17,7 @@ from kvdock.core_settings import (
     TransferSettings,
 )
 from kvdock.errors import SettingsError
+from kvdock.schemas import Elsewhere
 from kvdock.settings import option, parse_seconds, secret, size, structure
 
 
@@ -25,6 +26,22 @@ class StoreSettings:
     server: str = option(help="Where it listens.")
     token: str = secret("", help="Who we are.")
     space: int = size(1 << 20, help="How much it may take.")
+
+
+@attrs.frozen
+class ForeignLimits:
+    room: int = size(
+        1 << 10, help="How much.", elsewhere=Elsewhere(variable="THEIR_ROOM")
+    )
+
+
+@attrs.frozen
+class ForeignSettings:
+    server: str = option(
+        "", help="Where.", elsewhere=Elsewhere(variable="THEIR_SERVER")
+    )
+    token: str = secret("", help="Who.", elsewhere=Elsewhere(variable="THEIR_TOKEN"))
+    limits: ForeignLimits = attrs.field(factory=ForeignLimits)
 
 
 SCHEMAS = {"backends.store": StoreSettings}
@@ -88,7 +105,7 @@ def test_lists_are_written_with_commas_in_the_environment() -> None:
         (
             {"core": {"deadlines": {"gte": 1}}},
             {},
-            r"core\.deadlines has no setting 'gte' \(engine\).*'get'",
+            r"core: unknown setting 'deadlines\.gte' \(engine\).*'get'",
         ),
         (
             {},
@@ -96,9 +113,21 @@ def test_lists_are_written_with_commas_in_the_environment() -> None:
             "KVDOCK_CORE__INTEGRTY.*'integrity'",
         ),
         ({}, {"KVDOCK_PLUGIN": "x"}, "KVDOCK_PLUGIN is no setting.*'KVDOCK_PLUGINS'"),
-        ({}, {"KVDOCK_CORE__INTEGRITY": "offf"}, "'offf' is not known.*'off'"),
-        ({"core": {"deadlines": {"get": "soon"}}}, {}, "'soon' is not a duration"),
-        ({"core": {"calls": {"at_once": 0}}}, {}, "at_once must be at least 1, not 0"),
+        (
+            {},
+            {"KVDOCK_CORE__INTEGRITY": "offf"},
+            r"integrity \(environment KVDOCK_CORE__INTEGRITY\): 'offf' is.*'off'",
+        ),
+        (
+            {"core": {"deadlines": {"get": "soon"}}},
+            {},
+            r"deadlines\.get \(engine\): 'soon' is not a duration",
+        ),
+        (
+            {"core": {"calls": {"at_once": 0}}},
+            {},
+            r"calls\.at_once \(engine\) must be at least 1, not 0",
+        ),
         ({"core": {"deadlines": 5}}, {}, "'deadlines' is a group"),
         ({"core": 5}, {}, "not made of settings"),
         ({"backends": {"store": 5}}, {}, "not made of settings"),
@@ -154,6 +183,36 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
             load_configuration(file=tmp_path / name, environ={})
     with pytest.raises(SettingsError, match="cannot be read"):
         load_configuration(file=tmp_path / "none.toml", environ={})
+
+
+def test_variables_of_others_are_the_weakest_source_and_are_named(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "kvdock.toml"
+    file.write_text('[backends.foreign.limits]\nroom = "2 KiB"\n')
+    others = {"THEIR_SERVER": "theirs", "THEIR_TOKEN": "sesame", "THEIR_ROOM": "5 KiB"}
+
+    def found(environ: dict[str, str], engine: dict[str, object]) -> dict[str, str]:
+        configuration = load_configuration(engine, environ=environ)
+        schemas = {"backends.foreign": ForeignSettings}
+        return {
+            row.path.removeprefix("backends.foreign."): f"{row.value}, {row.origin}"
+            for row in explain(configuration, schemas, environ=environ)
+            if row.path.startswith("backends")
+        }
+
+    assert found(others, {}) == {
+        "server": "theirs, environment THEIR_SERVER",
+        "token": "<hidden>, environment THEIR_TOKEN",
+        "limits.room": "5 KiB, environment THEIR_ROOM",
+    }
+    ours = {"KVDOCK_BACKENDS__FOREIGN__SERVER": "ours", "KVDOCK_CONFIG": str(file)}
+    engine: dict[str, object] = {"backends": {"foreign": {"token": ""}}}
+    assert found({**others, **ours}, engine) == {
+        "server": "ours, environment KVDOCK_BACKENDS__FOREIGN__SERVER",
+        "token": ", engine",
+        "limits.room": f"2 KiB, file {file}",
+    }
 
 
 def test_secrets_are_never_shown() -> None:

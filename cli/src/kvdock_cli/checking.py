@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 from kvdock.discovery import require
-from kvdock_cli.given import settings_of
+from kvdock.dock import Backend
+from kvdock.schemas import secrets_in
+from kvdock_cli.given import backend_settings, settings_of
 from kvdock_cli.listing import load
 from kvdock_cli.output import emit
 from kvdock_cli.reports import check as report
@@ -22,7 +27,8 @@ def check(
     """Run the conformance kit on an installed backend.
 
     Prints a report to be pasted into an issue. Each test uses namespaces of
-    its own and clears them, so an existing store may be named.
+    its own and clears them, so an existing store may be named. What `--set` does
+    not say is taken from kvdock's file and environment.
 
     Args:
         name: The backend.
@@ -33,15 +39,28 @@ def check(
         timeout: Seconds that the whole run may take.
         json: Print one line of JSON.
     """
-    settings = settings_of(set_)
     tight = settings_of(small, "--small") if small else None
     found = load()
     plugins = {one.manifest.name: one for one in found.plugins}
     require([name], plugins, found.problems)
+    settings = backend_settings(name, set_)
     # Only this command needs the kit, and the kit needs pytest.
     from kvdock.testing import checkup  # noqa: PLC0415 - see above
 
-    done = checkup.check(name, settings, small=tight, faults=faults, timeout_s=timeout)
+    schema = plugins[name].manifest.settings
+    whole = {**settings, **(tight or {})}
+    for one in (settings, whole):
+        # Each of some hundred tests would fail in the same way.
+        folder = Path(tempfile.gettempdir())
+        Backend(plugins[name]).settings(checkup.settled(schema, one, folder))
+    done = checkup.check(
+        name,
+        settings,
+        small=tight,
+        secrets=tuple(secrets_in(schema, whole)) if schema else (),
+        faults=faults,
+        timeout_s=timeout,
+    )
     plugin = plugins[name].candidate
     who = f"{name} ({plugin.distribution} {plugin.version})"
     return emit(report.as_text(done, who), report.as_data(done, who), as_json=json)

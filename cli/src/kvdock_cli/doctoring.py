@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kvdock import discovery
+from kvdock.configuration import load_configuration
 from kvdock.dock import Backend, examined
 from kvdock.errors import SettingsError, nearest
 from kvdock.hookspecs import AttachConfig, Finding
@@ -41,9 +42,10 @@ def doctor(
 ) -> int:
     """Find out what is wrong: with plugins, with what they need, with commands.
 
-    Backends that need settings to be probed are skipped until they are named
-    and the settings given. One that is named and in order is then tried out:
-    a page of each kind is stored, found, read back, compared and dropped.
+    Backends are probed with the settings that an engine would read from the
+    file and the environment. One that lacks some is skipped until it is named
+    and they are given. One that is named and in order is then tried out: a page
+    of each kind is stored, found, read back, compared and dropped.
 
     Args:
         name: One backend, or a section that another distribution adds.
@@ -84,12 +86,14 @@ def diagnose(
     wanted = [
         plugin for plugin in found.plugins if name in (None, plugin.manifest.name)
     ]
+    given = {} if name is None else {"backends": {name: settings}}
+    known_settings = load_configuration(given).backends
     sections = [
         Section(
             one.candidate,
             _backend(
                 one,
-                settings,
+                known_settings.get(one.manifest.name, {}),
                 timeout_s,
                 named=name is not None,
                 self_test=self_test and name is not None,
@@ -126,7 +130,7 @@ def _asking(ask: Any, settings: Mapping[str, str]) -> Ask:  # noqa: ANN401 - a s
 
 def _backend(
     plugin: discovery.LoadedPlugin,
-    settings: Mapping[str, str],
+    settings: Mapping[str, object],
     timeout_s: float,
     *,
     named: bool,
@@ -142,7 +146,8 @@ def _backend(
         if named:
             raise
         hint = f"Write `kvdock doctor {backend.name} --set KEY=VALUE`."
-        return (Row(State.SKIPPED, error.what, hint),)
+        state = State.PROBLEM if settings else State.SKIPPED
+        return (Row(state, error.what, hint),)
     findings = tuple(_within(timeout_s, lambda: backend.probe(config)))
     if self_test and all(finding.ok for finding in findings):
         findings += tuple(_within(timeout_s, lambda: try_out(backend, settings)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
+from kvdock.configuration import load_configuration
 from kvdock.errors import PoolError
 from kvdock.models import ModelDescription, describe, load_model, shipped_models
 from kvdock.routing import Needs
@@ -31,6 +32,17 @@ def settings_of(pairs: Iterable[str], option: str = "--set") -> dict[str, str]:
             raise UsageProblem(f"{option} {key} is given twice")
         found[key] = value
     return found
+
+
+def backend_settings(name: str, pairs: Iterable[str]) -> Mapping[str, object]:
+    """Return all that is said about a backend, `--set` over the other sources.
+
+    Raises:
+        SettingsError: If the file or the environment cannot be read.
+        UsageProblem: If a pair is none.
+    """
+    given = {"backends": {name: settings_of(pairs)}}
+    return load_configuration(given).backends[name]
 
 
 def needs_of(words: Iterable[str]) -> Needs:

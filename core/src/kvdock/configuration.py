@@ -1,7 +1,8 @@
-"""Where every setting comes from: one schema, four sources, one precedence.
+"""Where every setting comes from: one schema, five sources, one precedence.
 
-From weak to strong: the default in the schema, a file, the environment, and
-what the engine passes. A file and the engine's mapping look alike:
+From weak to strong: the default in the schema, a variable of others that the
+schema names, a file, the environment, and what the engine passes. A file and
+the engine's mapping look alike:
 
     [core.deadlines]
     get = "2 s"
@@ -27,7 +28,8 @@ import attrs
 
 from kvdock.core_settings import CoreSettings
 from kvdock.errors import SettingsError, nearest
-from kvdock.settings import fields_of, structure
+from kvdock.schemas import HIDDEN, check_known, fields_of, group_of, told_by
+from kvdock.settings import filled, structure
 
 FILE_VARIABLE = "KVDOCK_CONFIG"
 """Names the file to read; there is no other place that is looked into."""
@@ -37,7 +39,6 @@ SECTIONS = ("core", "backends", "observers")
 OWN_VARIABLES = (FILE_VARIABLE, "KVDOCK_PLUGINS")
 """Variables that begin like settings and are none."""
 
-HIDDEN = "<hidden>"
 DEFAULT = "default"
 ENGINE = "engine"
 
@@ -117,7 +118,13 @@ def load_configuration(
     for source in sources:
         _check_sections(source)
         _lay_over(values, source.values, source.origin, origins)
-    core = _built(CoreSettings, cast("Tree", values["core"]), origins)
+    core = structure(
+        CoreSettings,
+        cast("Tree", values["core"]),
+        where="core",
+        origins=_below("core", origins),
+        environ=environ,
+    )
     return Configuration(
         core,
         cast("dict[str, Mapping[str, object]]", values["backends"]),
@@ -173,7 +180,10 @@ def environment(environ: Mapping[str, str]) -> list[Source]:
 
 
 def explain(
-    configuration: Configuration, schemas: Mapping[str, type]
+    configuration: Configuration,
+    schemas: Mapping[str, type],
+    *,
+    environ: Mapping[str, str] = os.environ,
 ) -> tuple[Setting, ...]:
     """Return every setting with its value and origin, secrets hidden.
 
@@ -181,23 +191,29 @@ def explain(
         configuration: What was read.
         schemas: Settings class by where it belongs: `backends.NAME`,
             `observers.NAME`. The core's own is always there.
+        environ: Where the variables of others are read that schemas name.
 
     Raises:
         SettingsError: If something is given that no schema knows.
     """
-    rows = list(_rows(CoreSettings, "core", configuration, {}))
+    core = attrs.asdict(configuration.core)
+    rows = list(
+        _rows(CoreSettings, "core", core, _below("core", configuration.origins))
+    )
     for where in sorted(schemas):
         section, _, name = where.partition(".")
         given = getattr(configuration, section).get(name, {})
-        _check_given(schemas[where], where, given, configuration.origins)
-        rows += _rows(schemas[where], where, configuration, given)
+        origins = _below(where, configuration.origins)
+        check_known(schemas[where], given, where=where, origins=origins)
+        full, more = filled(schemas[where], given, environ)
+        rows += _rows(schemas[where], where, full, {**origins, **more})
     for section in ("backends", "observers"):
         for name in getattr(configuration, section):
             if f"{section}.{name}" not in schemas:
                 known = [one.partition(".")[2] for one in schemas if section in one]
                 raise SettingsError(
                     f"settings are given for {name!r}, which is not among the "
-                    f"{section}{_told_by(configuration.origins, f'{section}.{name}')}",
+                    f"{section}{told_by(configuration.origins, f'{section}.{name}')}",
                     fix=nearest(name, known),
                 )
     return tuple(rows)
@@ -241,64 +257,32 @@ def _lay_over(
             origins[name] = origin
 
 
-def _built(
-    cls: type[CoreSettings], given: Tree, origins: Mapping[str, str]
-) -> CoreSettings:
-    _check_given(cls, "core", given, origins)
-    return structure(cls, given, where="core")
-
-
-def _check_given(
-    cls: type, where: str, given: Mapping[str, object], origins: Mapping[str, str]
-) -> None:
-    """Refuse an unknown setting, and say which source has it."""
-    fields = fields_of(cls)
-    for key, value in given.items():
-        if key not in fields:
-            raise SettingsError(
-                f"{where} has no setting {key!r}{_told_by(origins, f'{where}.{key}')}",
-                fix=nearest(key, fields) or f"Known settings: {', '.join(fields)}.",
-            )
-        group = fields[key].type
-        if isinstance(group, type) and attrs.has(group) and isinstance(value, Mapping):
-            _check_given(group, f"{where}.{key}", value, origins)
-
-
-def _told_by(origins: Mapping[str, str], path: str) -> str:
-    told = {
-        origin
+def _below(where: str, origins: Mapping[str, str]) -> dict[str, str]:
+    """Return where the settings of one place come from, by their own names."""
+    return {
+        name.removeprefix(f"{where}."): origin
         for name, origin in origins.items()
-        if name == path or name.startswith(f"{path}.")
+        if name.startswith(f"{where}.")
     }
-    return f" ({', '.join(sorted(told))})" if told else ""
 
 
 def _rows(
-    cls: type, where: str, configuration: Configuration, given: Mapping[str, object]
+    cls: type, where: str, given: Mapping[str, object], origins: Mapping[str, str]
 ) -> Iterator[Setting]:
     for name, field in fields_of(cls).items():
         path = f"{where}.{name}"
-        if isinstance(field.type, type) and attrs.has(field.type):
-            below = given.get(name)
-            mine = below if isinstance(below, Mapping) else {}
-            yield from _rows(field.type, path, configuration, mine)
+        if group := group_of(field):
+            below = cast("Tree", given.get(name, {}))
+            yield from _rows(group, path, below, _below(name, origins))
             continue
-        origin = configuration.origins.get(path, DEFAULT)
-        if path.startswith("core."):
-            value: object = configuration.core
-            for word in path.split(".")[1:]:
-                value = getattr(value, word)
-        elif name in given:
-            value = given[name]
-        else:
-            value = field.default
-            if isinstance(value, attrs.Factory):  # type: ignore[arg-type]  # attrs' stub calls the class a function
-                value = cast("Any", value).factory()
+        value = given.get(name, field.default)
+        if isinstance(value, attrs.Factory):  # type: ignore[arg-type]  # attrs' stub calls the class a function
+            value = cast("Any", value).factory()
         text = field.metadata.get("help", "")
         if value is attrs.NOTHING:
             yield Setting(path, "", "MISSING", text)
         else:
-            yield Setting(path, shown(value, field), origin, text)
+            yield Setting(path, shown(value, field), origins.get(name, DEFAULT), text)
 
 
 def shown(value: object, field: attrs.Attribute[object]) -> str:

@@ -10,27 +10,26 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from pathlib import Path
 from types import MappingProxyType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    TypeGuard,
-    TypeVar,
-    cast,
-    get_args,
-    get_origin,
-)
+from typing import Any, TypeGuard, TypeVar, cast
 
 import attrs
 
-from kvdock.errors import SettingsError, nearest
-
-if TYPE_CHECKING:
-    from cattrs import Converter
+from kvdock.conversion import converter, to_word
+from kvdock.errors import SettingsError
+from kvdock.schemas import (
+    NOTHING_GIVEN,
+    Elsewhere,
+    check_complete,
+    check_known,
+    elsewhere_of,
+    fields_of,
+    group_of,
+    refusal,
+    secrets_in,
+)
 
 T = TypeVar("T")
 
@@ -40,15 +39,6 @@ _SECONDS = MappingProxyType(
     {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 )
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|min|h)?")
-_BOOLS = MappingProxyType(
-    {"1": True, "true": True, "yes": True, "on": True}
-    | {
-        "0": False,
-        "false": False,
-        "no": False,
-        "off": False,
-    }
-)
 
 
 def _amount(value: object) -> TypeGuard[float]:
@@ -88,13 +78,6 @@ def format_bytes(nbytes: float) -> str:
     return f"{nbytes:.1f} TiB"
 
 
-def size(default: int, *, help: str) -> Any:  # noqa: A002, ANN401 - as attrs.field
-    """Declare a setting that is a size in bytes."""
-    return attrs.field(
-        default=default, converter=parse_bytes, metadata={"help": help, "unit": "bytes"}
-    )
-
-
 def parse_seconds(value: str | float) -> float:
     """Read a duration: a number of seconds, or text such as "250 ms".
 
@@ -122,48 +105,88 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
-def duration(default: str, *, help: str, least: str = "0 s") -> Any:  # noqa: A002, ANN401 - as attrs.field
-    """Declare a setting that is a duration in seconds, `least` or more."""
-    least_s = parse_seconds(least)
+def _about(help: str, elsewhere: Elsewhere | None, **more: object) -> dict[str, object]:  # noqa: A002 - as attrs.field
+    return {"help": help, "elsewhere": elsewhere or Elsewhere(), **more}
 
-    def enough(_: object, field: attrs.Attribute[float], value: float) -> None:
-        if value < least_s:
-            raise SettingsError(
-                f"{field.name} must be at least {format_seconds(least_s)}, not "
-                f"{format_seconds(value)}"
-            )
 
+def option(
+    default: object = attrs.NOTHING,
+    *,
+    help: str,  # noqa: A002 - as attrs.field
+    elsewhere: Elsewhere | None = None,
+) -> Any:  # noqa: ANN401 - as attrs.field
+    """Declare a setting of a type that has no function of its own here."""
+    return attrs.field(default=default, metadata=_about(help, elsewhere))
+
+
+def secret(
+    default: object = attrs.NOTHING,
+    *,
+    help: str,  # noqa: A002 - as attrs.field
+    elsewhere: Elsewhere | None = None,
+) -> Any:  # noqa: ANN401 - as attrs.field
+    """Declare a setting that is never shown: a password, a token."""
+    return attrs.field(
+        default=default, repr=False, metadata=_about(help, elsewhere, secret=True)
+    )
+
+
+def size(default: int, *, help: str, elsewhere: Elsewhere | None = None) -> Any:  # noqa: A002, ANN401 - as attrs.field
+    """Declare a setting that is a size in bytes."""
+    return attrs.field(
+        default=default,
+        converter=parse_bytes,
+        metadata=_about(help, elsewhere, unit="bytes"),
+    )
+
+
+def duration(
+    default: str,
+    *,
+    help: str,  # noqa: A002 - as attrs.field
+    least: str = "0 s",
+    most: str = "",
+) -> Any:  # noqa: ANN401 - as attrs.field
+    """Declare a setting that is a duration in seconds, within bounds."""
     return attrs.field(
         default=parse_seconds(default),
         converter=parse_seconds,
-        validator=enough,
-        metadata={"help": help, "unit": "seconds"},
+        validator=_between(
+            parse_seconds(least),
+            parse_seconds(most) if most else math.inf,
+            format_seconds,
+        ),
+        metadata=_about(help, None, unit="seconds"),
     )
 
 
 def count(default: int, *, help: str, least: int = 0) -> Any:  # noqa: A002, ANN401 - as attrs.field
     """Declare a setting that is a number of things, `least` or more."""
-
-    def enough(_: object, field: attrs.Attribute[int], value: int) -> None:
-        if value < least:
-            raise SettingsError(f"{field.name} must be at least {least}, not {value}")
-
-    return attrs.field(default=default, validator=enough, metadata={"help": help})
-
-
-def secret(default: object = attrs.NOTHING, *, help: str) -> Any:  # noqa: A002, ANN401 - as attrs.field
-    """Declare a setting that is never shown: a password, a token."""
     return attrs.field(
-        default=default, repr=False, metadata={"help": help, "secret": True}
+        default=default,
+        validator=_between(least, math.inf, str),
+        metadata=_about(help, None),
     )
 
 
-def option(default: object = attrs.NOTHING, *, help: str) -> Any:  # noqa: A002, ANN401 - as attrs.field
-    """Declare a setting of any other type."""
-    return attrs.field(default=default, metadata={"help": help})
+def _between(
+    least: float, most: float, spell: Callable[[Any], str]
+) -> Callable[[object, attrs.Attribute[Any], float], None]:
+    def check(_: object, field: attrs.Attribute[Any], value: float) -> None:
+        if not least <= value <= most:
+            low = value < least
+            bound = f"at least {spell(least)}" if low else f"at most {spell(most)}"
+            raise SettingsError(f"{field.name} must be {bound}, not {spell(value)}")
+
+    return check
 
 
-def choice(default: StrEnum, *, help: str) -> Any:  # noqa: A002, ANN401 - as attrs.field
+def choice(
+    default: StrEnum,
+    *,
+    help: str,  # noqa: A002 - as attrs.field
+    elsewhere: Elsewhere | None = None,
+) -> Any:  # noqa: ANN401 - as attrs.field
     """Declare a setting that is one of the words of the default's list.
 
     Other words are refused wherever the setting comes from, code included.
@@ -172,140 +195,79 @@ def choice(default: StrEnum, *, help: str) -> Any:  # noqa: A002, ANN401 - as at
 
     def known(value: object, field: attrs.Attribute[StrEnum]) -> StrEnum:
         try:
-            return _to_word(value, kind)
+            return to_word(value, kind)
         except SettingsError as error:
             raise SettingsError(f"{field.name}: {error.what}", fix=error.fix) from None
 
     return attrs.field(
         default=default,
         converter=attrs.Converter(known, takes_field=True),
-        metadata={"help": help},
+        metadata=_about(help, elsewhere),
     )
 
 
-def structure(cls: type[T], given: Mapping[str, object], *, where: str) -> T:
+def structure(
+    cls: type[T],
+    given: Mapping[str, object],
+    *,
+    where: str,
+    origins: Mapping[str, str] = NOTHING_GIVEN,
+    environ: Mapping[str, str] = os.environ,
+) -> T:
     """Build a settings class from a mapping.
+
+    What is not given is taken from the variables of others that the class
+    names, and then from its defaults.
 
     Args:
         cls: An attrs class.
         given: Setting names and values; text is read as what is wanted.
         where: Whose settings these are, for messages.
+        origins: Setting, with dots, to where it comes from, for messages.
+        environ: Where the variables of others are read.
 
     Raises:
-        SettingsError: On an unknown key (with the nearest known one), a
-            missing one, or a value of the wrong kind.
+        SettingsError: On an unknown key (with the right one, or the nearest),
+            a missing one, or a value of the wrong kind.
     """
-    check_keys(cls, given, where=where)
-    from cattrs import transform_error  # noqa: PLC0415 - 40 ms that a listing saves
-
+    check_known(cls, given, where=where, origins=origins)
+    full, more = filled(cls, given, environ)
+    check_complete(cls, full, where=where)
     try:
-        return _converter().structure(dict(given), cls)
-    except SettingsError as error:
-        raise SettingsError(f"{where}: {error.what}", fix=error.fix) from error
-    except Exception as error:
-        reasons = transform_error(error, path=where, format_exception=_reason)
-        raise SettingsError("; ".join(reasons)) from error
+        return converter().structure(full, cls)
+    except Exception as error:  # noqa: BLE001 - whatever a schema raises
+        wrong = refusal(cls, full, where, {**origins, **more}, error)
+        # The cause would show what is secret in a traceback.
+        raise wrong from (None if any(secrets_in(cls, full)) else error)
 
 
-def check_keys(cls: type, given: Mapping[str, object], *, where: str) -> None:
-    """Refuse settings that a class, or a group in it, does not know or lacks.
+def filled(
+    cls: type, given: Mapping[str, object], environ: Mapping[str, str] = os.environ
+) -> tuple[dict[str, object], dict[str, str]]:
+    """Take what is not given from the variables of others.
+
+    Returns:
+        All that is known of the settings, and where each comes from that was
+        not given, by name with dots.
 
     Raises:
-        SettingsError: On an unknown key, with the nearest known one, and on
-            one that is missing.
+        SettingsError: If a variable cannot be read.
     """
-    fields = fields_of(cls)
-    for key, value in given.items():
-        if key not in fields:
-            known = ", ".join(fields) or "none"
-            raise SettingsError(
-                f"{where}: unknown setting {key!r}",
-                fix=nearest(key, fields) or f"Known settings: {known}.",
-            )
-        group = fields[key].type
-        if isinstance(group, type) and attrs.has(group):
-            if not isinstance(value, Mapping):
-                raise SettingsError(f"{where}: {key!r} is a group of settings")
-            check_keys(group, value, where=f"{where}, {key}")
-    for name, field in fields.items():
-        if field.default is attrs.NOTHING and name not in given:
-            raise SettingsError(f"{where}: setting {name!r} is missing")
-
-
-def fields_of(cls: type) -> dict[str, attrs.Attribute[Any]]:
-    """Return the fields of a settings class by name, their types resolved."""
-    attrs.resolve_types(cls)
-    return {field.name: field for field in attrs.fields(cls)}
-
-
-def _reason(error: BaseException, wanted: type | None) -> str:
-    from cattrs.v import format_exception  # noqa: PLC0415 - as above
-
-    if isinstance(error, SettingsError | ValueError):
-        return str(error).rstrip(".")
-    return format_exception(error, wanted)
-
-
-def _converter() -> Converter:
-    from cattrs import Converter  # noqa: PLC0415 - 40 ms that a listing saves
-
-    converter = Converter(prefer_attrib_converters=True)
-    # cattrs calls the type itself: bool("no") is true and int(2.7) is 2.
-    converter.register_structure_hook(bool, _to_bool)
-    converter.register_structure_hook(int, _to_int)
-    converter.register_structure_hook(str, _to_str)
-    converter.register_structure_hook(Path, _to_path)
-    # A StrEnum is a str as well, and would be taken for plain text.
-    converter.register_structure_hook(StrEnum, _to_word)
-    converter.register_structure_hook_func(
-        lambda kind: cast("object", get_origin(kind)) is tuple,
-        lambda value, kind: _to_words(converter, value, kind),
-    )
-    return converter
-
-
-def _to_path(value: object, _: type) -> Path:
-    if not isinstance(value, str | os.PathLike):
-        raise SettingsError(f"{value!r} is no path", fix="Write it as text.")
-    # No shell is in between where a file or an engine gives it.
-    return Path(value).expanduser()
-
-
-def _to_words(converter: Converter, value: object, kind: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a type's own arguments
-    """Read a list, or text with commas, as the environment has it."""
-    if isinstance(value, str):
-        value = [word for word in map(str.strip, value.split(",")) if word]
-    if not isinstance(value, list | tuple):
-        raise SettingsError(f"{value!r} is no list")
-    of, *_ = get_args(kind)
-    return tuple(converter.structure(one, of) for one in value)
-
-
-def _to_word(value: object, kind: type[StrEnum]) -> StrEnum:
-    words = [str(word) for word in kind]
-    if str(value) in words:
-        return kind(str(value))
-    hint = nearest(str(value), words) or f"Known words: {', '.join(words)}."
-    raise SettingsError(f"{value!r} is not known", fix=hint)
-
-
-def _to_bool(value: object, _: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    word = str(value).strip().lower()
-    if isinstance(value, str) and word in _BOOLS:
-        return _BOOLS[word]
-    raise ValueError(f"{value!r} is neither true nor false")
-
-
-def _to_int(value: object, _: object) -> int:
-    if isinstance(value, int | str) and not isinstance(value, bool):
-        with suppress(ValueError):
-            return int(value)
-    raise ValueError(f"{value!r} is not a whole number")
-
-
-def _to_str(value: object, _: object) -> str:
-    if isinstance(value, str):
-        return value
-    raise ValueError(f"{value!r} is not text")
+    full, origins = dict(given), dict[str, str]()
+    for name, field in fields_of(cls).items():
+        below = given.get(name, {})
+        if (group := group_of(field)) and isinstance(below, Mapping):
+            more, told = filled(group, below, environ)
+            if told:
+                full[name] = more
+                origins |= {f"{name}.{one}": of for one, of in told.items()}
+            continue
+        other = elsewhere_of(field)
+        if name not in given and (text := environ.get(other.variable)):
+            origins[name] = f"environment {other.variable}"
+            try:
+                full[name] = other.read(text)
+            except SettingsError as error:
+                what = f"{name} ({origins[name]}): {error.what}"
+                raise SettingsError(what, fix=error.fix) from None
+    return full, origins

@@ -12,7 +12,7 @@ import pytest
 from kvdock.errors import KvdockError
 from kvdock.settings import option
 from kvdock.testing import checkup
-from kvdock.testing.installed import settled
+from kvdock.testing.checkup import settled
 from kvdock.testing.running import run_tests
 
 if TYPE_CHECKING:

@@ -14,7 +14,13 @@ import pytest
 from kvdock import Dock, KvdockError, Scope, discovery
 from kvdock.discovery import Candidate
 from kvdock_transformers import backends
-from kvdock_transformers.backends import choose, path_setting, served, settings_for
+from kvdock_transformers.backends import (
+    choose,
+    configured,
+    path_setting,
+    served,
+    settings_for,
+)
 
 
 @attrs.frozen
@@ -93,6 +99,21 @@ def bring_server(given: dict[str, object]) -> Iterator[tuple[dict[str, object], 
     RUNNING.append(1)
     yield {**given, "at": "here"}, "started one"
     RUNNING.clear()
+
+
+def test_what_is_not_given_is_taken_from_file_and_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All but the directory: pages of a demo belong to no engine's store."""
+    dock = dock_of(a=(Scope.HOST, WithPath))
+    file = tmp_path / "kvdock.toml"
+    file.write_text('[backends.a]\nfolder = "/var/lib/kv"\nlimit = 3\n')
+    monkeypatch.setenv("KVDOCK_CONFIG", str(file))
+    assert configured(dock, "a", {}) == {"limit": 3}
+    monkeypatch.setenv("KVDOCK_BACKENDS__A__LIMIT", "4")
+    assert configured(dock, "a", {}) == {"limit": "4"}
+    given = {"limit": "5", "folder": "/here"}
+    assert configured(dock, "a", given) == given
 
 
 def test_settings_that_are_given_go_before_the_directory(tmp_path: Path) -> None:

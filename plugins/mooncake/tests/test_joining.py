@@ -12,7 +12,7 @@ import pytest
 
 from kvdock.errors import KvdockError
 from kvdock_mooncake import joining
-from kvdock_mooncake.settings import MooncakeSettings
+from kvdock_mooncake.settings import MooncakeSettings, Protocol
 
 
 class FakeStore:
@@ -65,7 +65,7 @@ def test_rdma_without_a_device_is_refused(
 ) -> None:
     """The library would say yes and use TCP."""
     monkeypatch.setattr(joining, "_RDMA_DEVICES", tmp_path)
-    wanted = MooncakeSettings(protocol="rdma", devices="mlx5_0, mlx5_1")
+    wanted = MooncakeSettings(protocol=Protocol.RDMA, devices="mlx5_0, mlx5_1")
     with pytest.raises(KvdockError, match="no RDMA device"):
         joining.check_transport(wanted)
     (tmp_path / "mlx5_0").mkdir()
@@ -73,7 +73,7 @@ def test_rdma_without_a_device_is_refused(
         joining.check_transport(wanted)
     (tmp_path / "mlx5_1").mkdir()
     joining.check_transport(wanted)
-    joining.check_transport(MooncakeSettings(protocol="rdma"))
+    joining.check_transport(MooncakeSettings(protocol=Protocol.RDMA))
 
 
 def test_the_librarys_patience_is_cut_unless_somebody_chose_it() -> None:
@@ -83,6 +83,18 @@ def test_the_librarys_patience_is_cut_unless_somebody_chose_it() -> None:
     assert environ["MC_RPC_CONNECT_TIMEOUT_MS"] == "1500"
     assert environ["MC_STORE_CLIENT_SETUP_RETRIES"] == "1"
     assert environ["MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"] == "65535"
+
+
+def test_each_store_gets_the_patience_that_its_settings_ask_for() -> None:
+    environ: dict[str, str] = {}
+    for seconds, milliseconds in ((3.0, "3000"), (30.0, "30000"), (0.001, "1")):
+        joining.limit_patience(MooncakeSettings(rpc_timeout_s=seconds), environ)
+        assert environ["MC_RPC_TIMEOUT_MS"] == milliseconds
+        assert environ["MC_RPC_CONNECT_TIMEOUT_MS"] == milliseconds
+    environ["MC_RPC_TIMEOUT_MS"] = "7"
+    joining.limit_patience(MooncakeSettings(rpc_timeout_s=2.0), environ)
+    assert environ["MC_RPC_TIMEOUT_MS"] == "7"
+    assert environ["MC_RPC_CONNECT_TIMEOUT_MS"] == "2000"
 
 
 def test_the_own_address_is_the_one_that_leads_to_the_master() -> None:

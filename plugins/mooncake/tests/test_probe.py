@@ -10,7 +10,7 @@ import pytest
 from kvdock import AttachConfig
 from kvdock_mooncake import plugin, probe
 from kvdock_mooncake.library import Wheel
-from kvdock_mooncake.settings import MooncakeSettings
+from kvdock_mooncake.settings import MooncakeSettings, Protocol
 
 
 def findings(settings: MooncakeSettings | None) -> Any:
@@ -57,6 +57,18 @@ def test_a_library_without_a_master_says_what_it_can_and_what_is_missing(
 
 
 @pytest.mark.mooncake
+def test_a_file_that_only_sglang_reads_is_said_not_to_be_read(
+    library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del library
+    variable = "SGLANG_HICACHE_MOONCAKE_CONFIG_PATH"
+    assert not [one for one in findings(None) if variable in one.what]
+    monkeypatch.setenv(variable, "/there.json")
+    (told,) = [one for one in findings(None) if variable in one.what]
+    assert "not read here" in told.what
+
+
+@pytest.mark.mooncake
 def test_a_running_cluster_is_all_well(master: Any, tmp_path: Path) -> None:
     found = findings(
         MooncakeSettings(
@@ -80,7 +92,7 @@ def test_a_master_that_is_away_and_a_missing_device_are_two_findings(
     del library
     monkeypatch.setattr("kvdock_mooncake.joining._RDMA_DEVICES", tmp_path)
     found = findings(
-        MooncakeSettings(master="127.0.0.1:1", protocol="rdma", segment_bytes=0)
+        MooncakeSettings(master="127.0.0.1:1", protocol=Protocol.RDMA, segment_bytes=0)
     )
     wrong = [one for one in found if not one.ok]
     assert len(wrong) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from importlib import metadata
 from pathlib import Path
@@ -17,8 +18,9 @@ from kvdock_mooncake.settings import MooncakeSettings
 
 @pytest.fixture
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in MooncakeSettings.environment.values():
-        monkeypatch.delenv(variable, raising=False)
+    for variable in os.environ:
+        if variable.startswith("MOONCAKE_"):
+            monkeypatch.delenv(variable)
 
 
 def listens(address: str) -> bool:
@@ -41,13 +43,15 @@ def test_a_configured_cluster_is_used_and_lent_nothing(
 ) -> None:
     given = {"master": "far.away:50051"}
     with server.local_server(given) as (settings, notice):
-        assert settings == {"segment_bytes": 0, **given}
+        assert settings == {"segment_bytes": 0, "ssd_offload": False, **given}
         assert not notice
     with server.local_server({**given, "segment_bytes": "1 GiB"}) as (settings, _):
         assert settings["segment_bytes"] == "1 GiB"
     monkeypatch.setenv("MOONCAKE_MASTER", "far.away:50051")
+    monkeypatch.setenv("MOONCAKE_ENABLE_SSD_OFFLOAD", "1")
+    monkeypatch.setenv("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", "/data")
     with server.local_server({}) as (settings, notice):
-        assert settings == {"segment_bytes": 0}
+        assert settings == {"segment_bytes": 0, "ssd_offload": False}
         assert not notice
 
 

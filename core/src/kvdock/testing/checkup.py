@@ -16,10 +16,12 @@ import attrs
 
 from kvdock.errors import KvdockError
 from kvdock.manifest import API_VERSION
+from kvdock.schemas import HIDDEN
 from kvdock.testing.running import Ended, Record, run_tests
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
+    from pathlib import Path
 
 VARIABLE = "KVDOCK_CHECKUP"
 """Tells the child process what to check."""
@@ -66,9 +68,10 @@ class Checkup:
 
 def check(
     name: str,
-    settings: Mapping[str, str],
+    settings: Mapping[str, object],
     *,
-    small: Mapping[str, str] | None = None,
+    small: Mapping[str, object] | None = None,
+    secrets: Collection[str] = (),
     faults: bool = False,
     timeout_s: float = 1800.0,
 ) -> Checkup:
@@ -79,6 +82,7 @@ def check(
         settings: Its settings. A missing folder becomes a temporary one, and
             `{tmp}` in a value stands for a folder that is new for each test.
         small: Further settings that make a store small enough to fill.
+        secrets: Values that the report leaves out.
         faults: Also drive the core over it with injected faults.
         timeout_s: When to give up on the whole run.
 
@@ -98,27 +102,48 @@ def check(
     record = run_tests(
         # An editable installation lies below a checkout's own conftest.
         ["--noconftest", "--pyargs", *targets],
-        environ={VARIABLE: json.dumps(words)},
+        environ={VARIABLE: json.dumps(words, default=str)},
         timeout_s=timeout_s,
     )
     return Checkup(
         name=name,
-        about=_about(name, settings, small),
+        about=_about(name, settings, small or {}, secrets),
         record=record,
         groups=_groups(),
     )
 
 
+def settled(
+    cls: type | None, given: Mapping[str, object], folder: Path
+) -> dict[str, object]:
+    """Fill in folders: those that are missing, and `{tmp}` where it is said."""
+    found = {
+        key: value.replace("{tmp}", str(folder)) if isinstance(value, str) else value
+        for key, value in given.items()
+    }
+    for field in attrs.fields(cls) if cls else ():
+        wants = str(getattr(field.type, "__name__", field.type))
+        if field.default is attrs.NOTHING and wants.endswith("Path"):
+            found.setdefault(field.name, str(folder / field.name))
+    return found
+
+
 def _about(
-    name: str, settings: Mapping[str, str], small: Mapping[str, str] | None
+    name: str,
+    settings: Mapping[str, object],
+    small: Mapping[str, object],
+    secrets: Collection[str],
 ) -> dict[str, str]:
     given = [f"{key}={value}" for key, value in settings.items()]
-    given += [f"small {key}={value}" for key, value in (small or {}).items()]
+    given += [f"small {key}={value}" for key, value in small.items()]
+    words = " ".join(given) or "none"
+    for secret in secrets:
+        words = words.replace(secret, HIDDEN)
     return {
         "backend": name,
         "kvdock": f"{metadata.version('kvdock')}, API {API_VERSION}",
         "python": f"{platform.python_version()} on {platform.platform()}",
-        "settings": " ".join(given) or "none",
+        "settings": words,
     }
 
 

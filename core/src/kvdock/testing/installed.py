@@ -6,12 +6,11 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import pytest
 
 from kvdock import discovery
 from kvdock.errors import KvdockError
-from kvdock.testing.checkup import VARIABLE
+from kvdock.testing.checkup import VARIABLE, settled
 from kvdock.testing.contract import BackendContract, FaultContract
 from kvdock.testing.contract.suite import Suite
 
@@ -39,16 +38,6 @@ def asked() -> Mapping[str, Any]:
     return found
 
 
-def settled(cls: type | None, given: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Fill in folders: those that are missing, and `{tmp}` where it is said."""
-    found = {key: text.replace("{tmp}", str(folder)) for key, text in given.items()}
-    for field in attrs.fields(cls) if cls else ():
-        wants = str(getattr(field.type, "__name__", field.type))
-        if field.default is attrs.NOTHING and wants.endswith("Path"):
-            found.setdefault(field.name, str(folder / field.name))
-    return found
-
-
 class _Given(Suite, sealed=True):
     """The plugin and the settings that were given."""
 
@@ -62,7 +51,7 @@ class _Given(Suite, sealed=True):
         return settled(settings, asked()["settings"], tmp_path)
 
     @pytest.fixture
-    def small(self, config: Mapping[str, str], tmp_path: Path) -> Any:  # noqa: ANN401 - a mapping or None
+    def small(self, config: Mapping[str, object], tmp_path: Path) -> Any:  # noqa: ANN401 - a mapping or None
         """Return the settings of a small store, if some were given."""
         small = asked()["small"]
         if small is None:
@@ -71,7 +60,7 @@ class _Given(Suite, sealed=True):
         return dict(config) | settled(settings, small, tmp_path / "small")
 
     @pytest.fixture
-    def oracle(self, config: Mapping[str, str]) -> Oracle | None:
+    def oracle(self, config: Mapping[str, object]) -> Oracle | None:
         """Return the oracle that the backend's distribution brings, if it does."""
         backend = self.backend()
         for candidate in discovery.installed(ORACLES):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from kvdock import Dock, KvdockError, Plan, Scope, discovery
+from kvdock.configuration import load_configuration
 
 SERVERS = "kvdock.servers"
 """Entry points of servers that backends bring for demos, by backend."""
@@ -45,6 +46,21 @@ def choose(dock: Dock, wanted: str = "") -> str:
             fix=f"The demo ends its processes. Backends that would do: {fit}",
         )
     return wanted
+
+
+def configured(dock: Dock, name: str, given: Settings) -> Settings:
+    """Return what is given, over what kvdock's file and environment say.
+
+    All but the directory, where a backend keeps one: a demo has its own.
+
+    Raises:
+        SettingsError: If the file or the environment cannot be read.
+    """
+    found = dict(load_configuration().backends.get(name, {}))
+    path = path_setting(dock.backends[name].manifest.settings)
+    if path:
+        found.pop(path, None)
+    return {**found, **given}
 
 
 def check_settings(dock: Dock, name: str, given: Settings) -> None:

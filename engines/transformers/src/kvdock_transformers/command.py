@@ -56,25 +56,30 @@ def demo(
     them and must generate the very same; a third recomputes for comparison.
     Then stored pages are damaged, and the last must notice and repair.
 
-    A backend that needs a server may bring one for as long as this runs.
+    A backend that needs a server may bring one for as long as this runs. What
+    `--set` does not say is taken from kvdock's file and environment, except for
+    the directory.
     """
     from kvdock import Dock, KvdockError  # noqa: PLC0415
     from kvdock_transformers.backends import (  # noqa: PLC0415
+        Settings,
         check_settings,
         choose,
+        configured,
         served,
     )
     from kvdock_transformers.families import Family, Scale  # noqa: PLC0415
     from kvdock_transformers.presentation import Display, as_object  # noqa: PLC0415
     from kvdock_transformers.trial import Request, run_trial  # noqa: PLC0415
 
-    given = _settings(set_ or [])
+    given: Settings = _settings(set_ or [])
     try:
         dock = Dock.load(require=(backend,) if backend else ())
         chosen = choose(dock, backend)
     except KvdockError as error:
         raise typer.BadParameter(str(error), param_hint="--backend") from error
     try:
+        given = configured(dock, chosen, given)
         check_settings(dock, chosen, given)
     except KvdockError as error:
         raise typer.BadParameter(str(error), param_hint="--set") from error

@@ -31,6 +31,8 @@ log = logging.getLogger("kvdock")
 _CONNECT_S = 2.0
 _STANDALONE_BUFFER_BYTES = 16 << 20
 _RDMA_DEVICES = Path("/sys/class/infiniband")
+_OURS: dict[str, str] = {}
+"""Variables that were set here and not by the user: the next store's are others."""
 
 
 class ClusterError(KvdockError):
@@ -132,7 +134,8 @@ def limit_patience(
         limits["MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT"] = "16"
         limits["MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS"] = "1"
     for name, value in limits.items():
-        environ.setdefault(name, value)
+        if name not in environ or environ[name] == _OURS.get(name):
+            environ[name] = _OURS[name] = value
 
 
 def join(library: Library, settings: MooncakeSettings, spill: str = "") -> Any:  # noqa: ANN401 - the library's own class

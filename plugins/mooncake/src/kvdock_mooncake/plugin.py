@@ -16,6 +16,7 @@ from kvdock.manifest import (
     Support,
     Verdict,
 )
+from kvdock.settings import structure
 from kvdock.vocabulary import HitPolicy, PoolKind
 from kvdock_mooncake.settings import MooncakeSettings
 
@@ -34,6 +35,11 @@ _ANY_POOL = KindSupport(
     draft=Support.NATIVE,
     multi_buffer=Support.NATIVE,
 )
+
+
+def _unsaid() -> MooncakeSettings:
+    """Return the settings of who gives none: what the environment says."""
+    return structure(MooncakeSettings, {}, where="backend 'mooncake'")
 
 
 @hookimpl
@@ -63,7 +69,7 @@ def kvdock_probe(config: AttachConfig) -> Sequence[Finding]:
     """Look at the library, the master and the host."""
     from kvdock_mooncake.probe import findings  # noqa: PLC0415 - keeps a listing light
 
-    return findings(config.settings or MooncakeSettings())
+    return findings(config.settings or _unsaid())
 
 
 @hookimpl
@@ -92,7 +98,7 @@ def kvdock_register_pool(
     from kvdock_mooncake.pool import PoolHandle  # noqa: PLC0415 - as above
 
     del pool
-    settings = (config.settings or MooncakeSettings()).completed()
+    settings = (config.settings or _unsaid()).completed(config.shard)
     client, member = join_pool(settings, config.shard, config.namespace, region.blocks)
     return PoolHandle(client, member, config.namespace)
 

@@ -15,6 +15,9 @@ from kvdock_mooncake.library import Library, installed, load, the_wheel
 if TYPE_CHECKING:
     from kvdock_mooncake.settings import MooncakeSettings
 
+_UNREAD = "SGLANG_HICACHE_MOONCAKE_CONFIG_PATH"
+"""Names a file in which SGLang's own backend has its settings."""
+
 
 def _no(error: KvdockError) -> Finding:
     return Finding(ok=False, what=error.what, hint=error.fix)
@@ -29,6 +32,9 @@ def findings(settings: MooncakeSettings) -> list[Finding]:
     except KvdockError as error:
         return [*found, _no(error)]
     found += _features(library)
+    if _UNREAD in os.environ:
+        what = f"{_UNREAD} is set, and not read here: give what it says as settings"
+        found.append(Finding(ok=True, what=what))
     try:
         settings = settings.completed()
         check_library(library, settings)

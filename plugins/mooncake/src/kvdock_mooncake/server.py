@@ -17,7 +17,7 @@ from pathlib import Path
 import attrs
 
 from kvdock.errors import KvdockError
-from kvdock.settings import format_bytes
+from kvdock.settings import format_bytes, structure
 from kvdock_mooncake.library import program, search_path
 from kvdock_mooncake.settings import MooncakeSettings
 
@@ -147,12 +147,11 @@ def local_server(
         Settings to use instead, and a sentence that says what was started,
         "" if the user's own cluster is used.
     """
-    configured = given.get("master") or given.get("standalone")
-    variables = MooncakeSettings.environment
-    known = [variables[name] for name in ("master", "standalone")]
-    if configured or any(os.environ.get(name) for name in known):
-        # What a process of the demo lends ends with it, pages and all.
-        yield {"segment_bytes": 0, **given}, ""
+    # What a process of the demo lends ends with it, pages and all.
+    lending_none = {"segment_bytes": 0, "ssd_offload": False, **given}
+    known = structure(MooncakeSettings, lending_none, where="backend 'mooncake'")
+    if known.master or known.standalone:
+        yield lending_none, ""
         return
     with ExitStack() as stack:
         master = start_master(
@@ -163,9 +162,8 @@ def local_server(
         owner = start_owner(master.address, _DEMO_SEGMENT_BYTES)
         stack.callback(owner.stop)
         settings = {
-            "segment_bytes": 0,
             "lease_s": _DEMO_LEASE_S,
-            **given,
+            **lending_none,
             "master": master.address,
         }
         room = format_bytes(_DEMO_SEGMENT_BYTES)

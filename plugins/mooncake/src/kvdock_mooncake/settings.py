@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-import os
+import json
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
 import attrs
 
 from kvdock.errors import SettingsError
-from kvdock.settings import format_bytes, option, size, structure
+from kvdock.schemas import Elsewhere
+from kvdock.settings import (
+    choice,
+    count,
+    duration,
+    format_bytes,
+    option,
+    parse_bytes,
+    size,
+)
+
+if TYPE_CHECKING:
+    from kvdock.shards import Shard
 
 SMALLEST_SEGMENT_BYTES = 16 << 20
+_NO_MASTER_SCHEMES = ("http", "https", "tcp")
+
+
+class Protocol(StrEnum):
+    """How bytes travel between the hosts of a cluster."""
+
+    TCP = "tcp"
+    """Through sockets; needs nothing."""
+    RDMA = "rdma"
+    """From memory to memory; needs a device."""
 
 
 class Pin(StrEnum):
@@ -28,95 +49,186 @@ class Pin(StrEnum):
     """It is never evicted; a full store then refuses new objects."""
 
 
+class EngineBytes(int):
+    """Bytes that all ranks of an engine lend together, not each of them."""
+
+
+def _lent(value: str | float) -> int:
+    return value if isinstance(value, EngineBytes) else parse_bytes(value)
+
+
+def _devices(value: object) -> str:
+    """Read device names: text, a list, or a mapping of ranks, as JSON."""
+    if isinstance(value, Mapping):
+        value = json.dumps(dict(value))
+    if isinstance(value, list | tuple):
+        value = ",".join(map(str, value))
+    if not isinstance(value, str):
+        raise SettingsError(f"{value!r} is not text, a list, or a mapping of ranks")
+    _by_rank(value)
+    return value
+
+
+def _by_rank(devices: str) -> dict[int, str] | None:
+    """Return the devices of each TP rank; None where all have the same."""
+    if not devices.lstrip().startswith("{"):
+        return None
+    wrong = SettingsError(
+        f"{devices!r} does not map ranks to devices",
+        fix="""Write 'mlx5_0,mlx5_1', or '{"0": "mlx5_0", "1": "mlx5_1"}'.""",
+    )
+    try:
+        found = json.loads(devices)
+        ranked = {int(rank): names for rank, names in found.items()}
+    except ValueError:
+        raise wrong from None
+    if not ranked or not all(isinstance(names, str) for names in ranked.values()):
+        raise wrong
+    return ranked
+
+
 @attrs.frozen(kw_only=True)
 class MooncakeSettings:
     """How a process joins a Mooncake cluster, and how it stores."""
 
-    environment: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "master": "MOONCAKE_MASTER",
-            "host": "MOONCAKE_LOCAL_HOSTNAME",
-            "metadata_server": "MOONCAKE_TE_META_DATA_SERVER",
-            "protocol": "MOONCAKE_PROTOCOL",
-            "devices": "MOONCAKE_DEVICE",
-            "segment_bytes": "MOONCAKE_GLOBAL_SEGMENT_SIZE",
-            "ssd_offload": "MOONCAKE_ENABLE_SSD_OFFLOAD",
-            "ssd_path": "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH",
-            "standalone": "MOONCAKE_CLIENT",
-        }
+    master: str = option(
+        "",
+        help='Address of the master: "host:port".',
+        elsewhere=Elsewhere(
+            variable="MOONCAKE_MASTER",
+            names=("master_server_address", "master_server_addr"),
+        ),
     )
-    """Setting to the environment variable that engines use for it."""
-
-    master: str = option("", help='Address of the master: "host:port".')
     host: str = option(
-        "", help="Name or address at which peers reach this host; found if empty."
+        "",
+        help="Name or address at which peers reach this host; found if empty.",
+        elsewhere=Elsewhere(
+            variable="MOONCAKE_LOCAL_HOSTNAME", names=("local_hostname",)
+        ),
     )
     metadata_server: str = option(
-        "P2PHANDSHAKE", help="Metadata server, or P2PHANDSHAKE for none."
+        "P2PHANDSHAKE",
+        help="Metadata server, or P2PHANDSHAKE for none.",
+        elsewhere=Elsewhere(variable="MOONCAKE_TE_META_DATA_SERVER"),
     )
-    protocol: str = option("tcp", help='Transport: "tcp" or "rdma".')
-    devices: str = option("", help="RDMA devices, separated by commas.")
-    segment_bytes: int = size(
-        4 << 30, help="DRAM that this process lends to the cluster; 0 lends none."
+    protocol: Protocol = choice(
+        Protocol.TCP,
+        help='Transport: "tcp" or "rdma".',
+        elsewhere=Elsewhere(variable="MOONCAKE_PROTOCOL"),
     )
-    ssd_offload: bool = option(False, help="Spill this process's segment to a disk.")
-    ssd_path: str = option("", help="Directory of the spilled objects.")
-    tenant: str = option("", help="Tenant, where the master keeps tenants apart.")
+    devices: str = attrs.field(
+        default="",
+        converter=_devices,
+        metadata={
+            "help": "RDMA devices, separated by commas, or a mapping of TP ranks.",
+            "elsewhere": Elsewhere(
+                variable="MOONCAKE_DEVICE",
+                names=("device_name", "rdma_devices", "ib_device"),
+            ),
+        },
+    )
+    segment_bytes: int = attrs.field(
+        default=4 << 30,
+        converter=_lent,
+        metadata={
+            "help": "DRAM that this process lends to the cluster; 0 lends none.",
+            "unit": "bytes",
+            "elsewhere": Elsewhere(
+                variable="MOONCAKE_GLOBAL_SEGMENT_SIZE",
+                # There it is what all ranks of an engine lend together.
+                read=lambda text: EngineBytes(parse_bytes(text)),
+                names=("global_segment_size",),
+            ),
+        },
+    )
+    ssd_offload: bool = option(
+        False,
+        help="Spill this process's segment to a disk.",
+        elsewhere=Elsewhere(
+            variable="MOONCAKE_ENABLE_SSD_OFFLOAD", names=("enable_ssd_offload",)
+        ),
+    )
+    ssd_path: str = option(
+        "",
+        help="Directory of the spilled objects.",
+        elsewhere=Elsewhere(
+            variable="MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", names=("ssd_offload_path",)
+        ),
+    )
+    tenant: str = option(
+        "",
+        help="Tenant, where the master keeps tenants apart.",
+        elsewhere=Elsewhere(
+            variable="MOONCAKE_TENANT_ID",
+            # There it is the word for having none.
+            read=lambda text: "" if text == "default" else text,
+            names=("tenant_id",),
+        ),
+    )
     standalone: str = option(
-        "", help='A client process on this host that owns the memory: "host:port".'
+        "",
+        help='A client process on this host that owns the memory: "host:port".',
+        elsewhere=Elsewhere(
+            variable="MOONCAKE_CLIENT",
+            names=("client_server_address", "standalone_storage"),
+        ),
     )
     standalone_bytes: int = size(
         1 << 30, help="Memory that a standalone client shares with this process."
     )
-    replicas: int = option(1, help="Copies of each object, as far as there is room.")
-    pin: Pin = attrs.field(
-        default=Pin.NONE,
-        converter=Pin,
-        metadata={"help": "How firmly the store keeps objects: none, soft or hard."},
+    replicas: int = count(
+        1, least=1, help="Copies of each object, as far as there is room."
+    )
+    pin: Pin = choice(
+        Pin.NONE, help="How firmly the store keeps objects: none, soft or hard."
     )
     preferred_segment: str = option(
         "", help='Segment to store in ("host:port"), or "self" for the own one.'
     )
-    setup_timeout_s: float = option(20.0, help="How long joining may take.")
-    rpc_timeout_s: float = option(
-        3.0, help="How long the master may take; MC_RPC_TIMEOUT_MS goes before it."
+    setup_timeout_s: float = duration(
+        "20 s", least="1 ms", most="24 h", help="How long joining may take."
     )
-    full_wait_s: float = option(
-        0.2, help="How long to wait for room, and for pages that others still write."
+    rpc_timeout_s: float = duration(
+        "3 s",
+        least="1 ms",
+        most="24 h",
+        help="How long the master may take; MC_RPC_TIMEOUT_MS goes before it.",
     )
-    lease_s: float = option(
-        10.0, help="Lease that the master grants (-default_kv_lease_ttl)."
+    full_wait_s: float = duration(
+        "200 ms",
+        most="24 h",
+        help="How long to wait for room, and for pages that others still write.",
     )
-    client_ttl_s: float = option(
-        10.0, help="How long the master waits for a lost process (-client_ttl)."
+    lease_s: float = duration(
+        "10 s",
+        most="24 h",
+        help="Lease that the master grants (-default_kv_lease_ttl).",
     )
-    max_pieces: int = option(
-        1024, help="Pieces of memory under way at once, over all threads."
+    client_ttl_s: float = duration(
+        "10 s",
+        most="24 h",
+        help="How long the master waits for a lost process (-client_ttl).",
+    )
+    max_pieces: int = count(
+        1024, least=1, help="Pieces of memory under way at once, over all threads."
     )
     # A batch of the core, 32 MiB and its trailers, is one call.
     max_call_bytes: int = size(48 << 20, help="Bytes of one call of the library.")
 
     def __attrs_post_init__(self) -> None:
         """Refuse what the library would refuse late, or not at all."""
+        for name in ("master", "standalone"):
+            address = getattr(self, name)
+            scheme, apart, _ = address.partition("://")
+            if address and (not apart or scheme in _NO_MASTER_SCHEMES):
+                split_address(address, name)
         if 0 < self.segment_bytes < SMALLEST_SEGMENT_BYTES:
             raise SettingsError(
                 f"segment_bytes {format_bytes(self.segment_bytes)} is too small",
                 fix=f"Lend {format_bytes(SMALLEST_SEGMENT_BYTES)} or more, or 0.",
             )
-        if self.protocol not in ("tcp", "rdma"):
-            raise SettingsError(
-                f"protocol {self.protocol!r} is not known", fix='Use "tcp" or "rdma".'
-            )
-        if self.replicas < 1 or self.max_pieces < 1 or self.max_call_bytes < 1:
-            raise SettingsError(
-                "replicas, max_pieces and max_call_bytes must be at least 1"
-            )
-        for name in ("setup_timeout_s", "rpc_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise SettingsError(f"{name} must be above 0")
-        for name in ("full_wait_s", "lease_s", "client_ttl_s"):
-            if getattr(self, name) < 0:
-                raise SettingsError(f"{name} must not be negative")
+        if self.max_call_bytes < 1:
+            raise SettingsError("max_call_bytes must be at least 1")
         if self.ssd_offload and not Path(self.ssd_path).is_absolute():
             raise SettingsError(
                 f"ssd_offload needs an absolute ssd_path, not {self.ssd_path!r}"
@@ -127,44 +239,73 @@ class MooncakeSettings:
                 fix="Give this process a segment, or turn ssd_offload off.",
             )
 
-    def completed(self, environ: Mapping[str, str] = os.environ) -> MooncakeSettings:
-        """Take from the environment what is still as it was declared.
+    def completed(self, shard: Shard | None = None) -> MooncakeSettings:
+        """Work out what one rank of an engine has of them.
+
+        A standalone client lends and travels in a rank's place, so then
+        nothing is the rank's own.
 
         Args:
-            environ: Where MOONCAKE_* is read.
+            shard: The rank; None to look at all of them as one.
 
         Raises:
-            SettingsError: If there is no master's address, or a variable is
-                not valid.
+            SettingsError: If there is no master's address, or nothing is left
+                for this rank.
         """
-        given: dict[str, object] = {}
-        for field in attrs.fields(MooncakeSettings):
-            value = getattr(self, field.name)
-            variable = self.environment.get(field.name, "")
-            if value == field.default and environ.get(variable):
-                given[field.name] = environ[variable]
-            else:
-                given[field.name] = value
-        full = structure(MooncakeSettings, given, where="backend 'mooncake'")
-        if not full.master and not full.standalone:
+        if self.standalone:
+            return self
+        if not self.master:
             raise SettingsError(
                 "backend 'mooncake': no master is configured",
                 fix="Set `master` to host:port, or MOONCAKE_MASTER.",
             )
-        return full
+        lent = int(self.segment_bytes)
+        if shard and isinstance(self.segment_bytes, EngineBytes):
+            ranks = shard.tp_size * shard.pp_size
+            lent //= ranks
+            if self.segment_bytes and lent < SMALLEST_SEGMENT_BYTES:
+                raise SettingsError(
+                    f"MOONCAKE_GLOBAL_SEGMENT_SIZE over {ranks} ranks is "
+                    f"{format_bytes(lent)} each, which is too small",
+                    fix=f"Lend {format_bytes(SMALLEST_SEGMENT_BYTES)} or more each.",
+                )
+        return attrs.evolve(self, segment_bytes=lent, devices=self._devices_of(shard))
+
+    def _devices_of(self, shard: Shard | None) -> str:
+        ranked = _by_rank(self.devices)
+        if ranked is None:
+            return self.devices
+        if shard is None:
+            return ",".join(ranked.values())
+        if shard.tp_rank not in ranked:
+            raise SettingsError(
+                f"devices (MOONCAKE_DEVICE) have none for TP rank {shard.tp_rank}",
+                fix=f"There are some for {', '.join(map(str, ranked))}.",
+            )
+        return ranked[shard.tp_rank]
 
 
-def split_address(address: str) -> tuple[str, int]:
+def split_address(address: str, name: str = "") -> tuple[str, int]:
     """Split "host:port", also with an IPv6 host in brackets.
 
     >>> split_address("[::1]:50051")
     ('::1', 50051)
 
+    Args:
+        address: The address.
+        name: The setting that it is the value of, for the message.
+
     Raises:
         SettingsError: If it is not an address.
     """
     host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise SettingsError(f"{address!r} is not host:port")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    plain = bracketed or not set(host) & set(":/, ")
+    if not host or not plain or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        prefix = f"{name} " if name else ""
+        raise SettingsError(
+            f"{prefix}{address!r} is not host:port",
+            fix='Write it like "10.0.0.1:50051".',
+        )
     return host, int(port)

@@ -1,0 +1,111 @@
+"""Values as files and environments have them, read as what is wanted.
+
+cattrs does the walking; what a word, a number or a list is, is said here: text
+is read, and nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
+
+from kvdock.errors import SettingsError, nearest
+
+if TYPE_CHECKING:
+    from cattrs import Converter
+
+_BOOLS = MappingProxyType(
+    {"1": True, "true": True, "yes": True, "on": True}
+    | {
+        "0": False,
+        "false": False,
+        "no": False,
+        "off": False,
+    }
+)
+
+
+def converter() -> Converter:
+    """Return what reads mappings as classes, in the rules of this module."""
+    from cattrs import Converter  # noqa: PLC0415 - 40 ms that a listing saves
+
+    converter = Converter(prefer_attrib_converters=True)
+    # cattrs calls the type itself: bool("no") is true and int(2.7) is 2.
+    converter.register_structure_hook(bool, _to_bool)
+    converter.register_structure_hook(int, _to_int)
+    converter.register_structure_hook(float, _to_float)
+    converter.register_structure_hook(str, _to_str)
+    converter.register_structure_hook(Path, _to_path)
+    # A StrEnum is a str as well, and would be taken for plain text.
+    converter.register_structure_hook(StrEnum, to_word)
+    converter.register_structure_hook_func(
+        lambda kind: cast("object", get_origin(kind)) is tuple,
+        lambda value, kind: _to_words(converter, value, kind),
+    )
+    return converter
+
+
+def _to_path(value: object, _: type) -> Path:
+    if not isinstance(value, str | os.PathLike):
+        raise SettingsError(f"{value!r} is no path", fix="Write it as text.")
+    # No shell is in between where a file or an engine gives it.
+    return Path(value).expanduser()
+
+
+def _to_words(converter: Converter, value: object, kind: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a type's own arguments
+    """Read a list, or text with commas, as the environment has it."""
+    if isinstance(value, str):
+        value = [word for word in map(str.strip, value.split(",")) if word]
+    if not isinstance(value, list | tuple):
+        raise SettingsError(f"{value!r} is no list")
+    of, *_ = get_args(kind)
+    return tuple(converter.structure(one, of) for one in value)
+
+
+def to_word(value: object, kind: type[StrEnum]) -> StrEnum:
+    """Read a word of a closed list.
+
+    Raises:
+        SettingsError: If it is none of them, with the nearest.
+    """
+    words = [str(word) for word in kind]
+    if str(value) in words:
+        return kind(str(value))
+    hint = nearest(str(value), words) or f"Known words: {', '.join(words)}."
+    raise SettingsError(f"{value!r} is not known", fix=hint)
+
+
+def _to_bool(value: object, _: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if isinstance(value, str) and word in _BOOLS:
+        return _BOOLS[word]
+    raise ValueError(f"{value!r} is neither true nor false")
+
+
+def _to_int(value: object, _: object) -> int:
+    if isinstance(value, int | str) and not isinstance(value, bool):
+        with suppress(ValueError):
+            return int(value)
+    raise ValueError(f"{value!r} is not a whole number")
+
+
+def _to_float(value: object, _: object) -> float:
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        with suppress(ValueError, OverflowError):
+            number = float(value)
+            if math.isfinite(number):
+                return number
+    raise ValueError(f"{value!r} is not a number")
+
+
+def _to_str(value: object, _: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise ValueError(f"{value!r} is not text")
