@@ -45,15 +45,18 @@ def stat(root: str, namespace: str, /, *, json: bool = False) -> int:
     return emit(report.survey_text(found), report.survey_data(found), as_json=json)
 
 
-def verify(root: str, /, *, namespace: str = "", json: bool = False) -> int:
-    """Read every page and compare its checksum; 1 if any is wrong.
+def verify(
+    root: str, /, *, namespace: str = "", heal: bool = False, json: bool = False
+) -> int:
+    """Read every page and compare its checksum; 1 if any is wrong or lost.
 
     Args:
         root: The store's root directory.
         namespace: Only this one; enough of its first digits.
+        heal: Forget what is wrong, so that the next write stores it anew.
         json: Print one line of JSON.
     """
-    from kvdock.segments import survey  # noqa: PLC0415 - numpy
+    from kvdock.segments import checking, survey  # noqa: PLC0415 - numpy
 
     home = Path(root)
     wanted = _wanted(home, namespace)
@@ -61,7 +64,7 @@ def verify(root: str, /, *, namespace: str = "", json: bool = False) -> int:
         pool.stored_bytes for one in wanted for pool in survey.survey(home, one).pools
     )
     with _progress(total) as tell:
-        found = [survey.verify(home, one, tell) for one in wanted]
+        found = [checking.verify(home, one, tell, heal=heal) for one in wanted]
     return emit(report.checked_text(found), report.checked_data(found), as_json=json)
 
 

@@ -23,10 +23,9 @@ from kvdock.segments.maintenance import sweep
 from kvdock.segments.records import Bools, Records, UInt64s, key_digests, key_seed
 from kvdock.segments.segment import (
     Segment,
-    erase_records,
     open_index,
-    read_record,
     read_records,
+    retire_records,
 )
 from kvdock.segments.table import ABSENT
 
@@ -329,9 +328,7 @@ class Catalogue:
             with suppress(OSError):
                 fd = open_index(segment.folder, str(segment.name), write=True)
                 try:
-                    for place, slot in enumerate(slots.tolist()):
-                        same[place] = read_record(fd, slot) == believed[place].tobytes()
-                    erase_records(fd, slots[same])
+                    same = retire_records(fd, slots, believed)
                 finally:
                     os.close(fd)
             now = self.index.records["check"][rows] == believed["check"]

@@ -54,8 +54,6 @@ class Folder:
         self.object_bytes = object_bytes
         self.tenure = tenure
         self.segments: dict[int, Segment] = {}
-        self.invalid_records = 0
-        self.foreign_files = 0
         self._index = index
         self._numbers = numbers
         self._lock = lock
@@ -191,7 +189,6 @@ class Folder:
         finally:
             os.close(fd)
         if contents is None:
-            self.foreign_files += 1
             return False
         with self._lock:
             known = self.segments.get(name.segment)
@@ -201,7 +198,6 @@ class Folder:
                 > (name.generation, contents.commits)
             ):
                 return False  # another thread has been here meanwhile
-            self.invalid_records += contents.invalid
             self.admit(name, contents)
         return True
 

@@ -82,7 +82,27 @@ def segments_of(
 
     Yields:
         Folder name of the pool, name and contents of each index file that is
-        whole.
+        whole and has a file of pages.
+    """
+    for pool, folder in folders_of(root, namespace):
+        for name in index_names(folder):
+            contents = None
+            with suppress(OSError):
+                data = os.stat(name.data, dir_fd=folder, follow_symlinks=False)
+                fd = open_index(folder, str(name))
+                try:
+                    contents = read_contents(fd, name, data.st_size)
+                finally:
+                    os.close(fd)
+            if contents is not None:
+                yield pool, name, contents
+
+
+def folders_of(root: Path, namespace: str) -> Iterator[tuple[str, int]]:
+    """Open the folders of a namespace one after the other.
+
+    Yields:
+        Name and descriptor of each; closed when the next one is asked for.
     """
     root_fd = names.open_root(root, shared=True, create=False)
     try:
@@ -95,28 +115,19 @@ def segments_of(
         for pool in pool_folders(namespace_fd):
             folder = names.open_folder(namespace_fd, pool)
             try:
-                for name, contents in _read_folder(folder):
-                    yield pool, name, contents
+                yield pool, folder
             finally:
                 os.close(folder)
     finally:
         os.close(namespace_fd)
 
 
-def _read_folder(folder: int) -> Iterator[tuple[names.IndexName, Contents]]:
+def index_names(folder: int) -> tuple[names.IndexName, ...]:
+    """Return the index files of a folder, sorted, but for half-made ones."""
     with names.listing(folder) as entries:
         found = sorted(entry.name for entry in entries)
-    for name in filter(None, map(names.IndexName.parse, found)):
-        contents = None
-        with suppress(OSError):
-            data = os.stat(name.data, dir_fd=folder, follow_symlinks=False)
-            fd = open_index(folder, str(name))
-            try:
-                contents = read_contents(fd, name, data.st_size)
-            finally:
-                os.close(fd)
-        if contents is not None and name.state != "new":
-            yield name, contents
+    parsed = filter(None, map(names.IndexName.parse, found))
+    return tuple(name for name in parsed if name.state != "new")
 
 
 def location(

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kvdock.segments.index import Rows
 
 Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_SLOTS = 1 << 24
@@ -50,7 +51,8 @@ class Contents:
         commits: Changes whenever records are added.
         records: (slots,); what is not valid is zero.
         used_ns: int64 (slots,).
-        invalid: Records that are there but wrong.
+        wrong_slots: int64 (n,), slots whose record is there but wrong.
+        wrong_records: (n,), those records as they are.
     """
 
     slots: int
@@ -59,7 +61,8 @@ class Contents:
     commits: int
     records: Records
     used_ns: Int64s
-    invalid: int
+    wrong_slots: Int64s
+    wrong_records: Records
 
 
 def open_index(folder: int, name: str, *, write: bool = False) -> int:
@@ -101,6 +104,8 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> Contents | None:
     if slot_bytes:
         good &= (numbers + 1) * slot_bytes <= data_bytes
         good &= records["nbytes"] <= np.uint64(slot_bytes)
+    wrong_slots = np.flatnonzero(there & ~good)
+    wrong_records = records[wrong_slots]
     records[~good] = np.zeros((), RECORD)
     used_ns = records["stored_ns"].astype(np.int64)
     if len(raw) >= index_bytes(slots):
@@ -112,7 +117,8 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> Contents | None:
         commits=int.from_bytes(raw[COMMITS_AT : COMMITS_AT + 8], "little"),
         records=records,
         used_ns=used_ns,
-        invalid=int((there & ~good).sum()),
+        wrong_slots=wrong_slots,
+        wrong_records=wrong_records,
     )
 
 
@@ -179,6 +185,24 @@ def erase_records(fd: int, slots: Int64s) -> None:
     if len(slots):
         ordered = np.sort(slots)
         write_records(fd, ordered, np.zeros(len(ordered), RECORD))
+
+
+def retire_records(fd: int, slots: Int64s, believed: Records) -> Bools:
+    """Erase records that are still what they are believed to be.
+
+    Args:
+        fd: The index file, open for writing.
+        slots: int64 (n,), all different.
+        believed: (n,).
+
+    Returns:
+        bool (n,): which of them were erased; the others had been replaced.
+    """
+    same = np.zeros(len(slots), np.bool_)
+    for place, slot in enumerate(slots.tolist()):
+        same[place] = read_record(fd, slot) == believed[place].tobytes()
+    erase_records(fd, slots[same])
+    return same
 
 
 @attrs.define(eq=False)
