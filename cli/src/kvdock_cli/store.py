@@ -68,14 +68,26 @@ def verify(
     return emit(report.checked_text(found), report.checked_data(found), as_json=json)
 
 
-def gc(root: str, /, *, namespace: str = "", to: str = "", json: bool = False) -> int:
-    """Give back what crashed writers left, and the coldest pages if told to.
+def gc(
+    root: str,
+    /,
+    *,
+    namespace: str = "",
+    to: str = "",
+    newer: bool = False,
+    json: bool = False,
+) -> int:
+    """Give back what nobody can read, and the coldest pages if told to.
+
+    What crashed writers left, torn index files, and segments of an earlier
+    version of kvdock can be read by nobody.
 
     Args:
         root: The store's root directory.
         namespace: Only this one; enough of its first digits.
         to: Most that the namespace may keep, such as "20 GiB"; segments in
             use by a writer stay.
+        newer: Delete what a later version of kvdock has stored as well.
         json: Print one line of JSON.
     """
     from kvdock.segments.survey import collect  # noqa: PLC0415 - numpy
@@ -88,7 +100,8 @@ def gc(root: str, /, *, namespace: str = "", to: str = "", json: bool = False) -
         )
     most = parse_bytes(to) if to else None
     freed = [
-        (one, collect(home, one, to_bytes=most)) for one in _wanted(home, namespace)
+        (one, collect(home, one, to_bytes=most, newer=newer))
+        for one in _wanted(home, namespace)
     ]
     return emit(report.freed_text(freed), report.freed_data("gc", freed), as_json=json)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from contextlib import suppress
 
 import attrs
@@ -16,7 +17,8 @@ from kvdock.segments.names import (
     open_folder,
     parse_pool_folder,
 )
-from kvdock.segments.segment import open_index
+from kvdock.segments.records import HEADER_BYTES, is_newer
+from kvdock.segments.segment import open_index, read_header
 from kvdock.segments.tenure import Tenure
 
 
@@ -95,8 +97,21 @@ def _delete(folder: int, name: IndexName, kept_by: Tenure) -> bool:
     return True
 
 
-def sweep(folder: int, kept_by: Tenure = Tenure.LOCKS) -> int:
+def sweep(
+    folder: int,
+    kept_by: Tenure = Tenure.LOCKS,
+    *,
+    lost: bool = False,
+    newer: bool = False,
+) -> int:
     """Delete what writers left behind that died while making a segment.
+
+    Args:
+        folder: Descriptor of a folder of segments.
+        kept_by: How it is told that a writer lives.
+        lost: Delete segments as well whose index is torn or of an earlier
+            version, and index files without pages.
+        newer: Delete segments of a later version as well.
 
     Returns:
         Bytes that came back.
@@ -105,26 +120,50 @@ def sweep(folder: int, kept_by: Tenure = Tenure.LOCKS) -> int:
     with listing(folder) as entries:
         names = [entry.name for entry in entries]
     parsed = [name for name in map(IndexName.parse, names) if name]
-    known = {name.segment for name in parsed if name.state != "new"}
+    known = Counter(name.segment for name in parsed if name.state != "new")
     making = {name.segment for name in parsed if name.state == "new"}
     for name in parsed:
-        if name.state == "new" and name.segment not in known:
-            freed += _unlink_abandoned(folder, name, kept_by)
+        if name.state == "new":
+            if not known[name.segment]:
+                freed += _unlink_abandoned(folder, name, kept_by)
+        elif lost and not _of_use(folder, name, newer=newer):
+            # Pages that another index file describes stay.
+            freed += _unlink_abandoned(
+                folder, name, kept_by, with_data=known[name.segment] == 1
+            )
     for file in names:
         segment = data_segment(file)
-        if segment is None or segment in known | making:
+        if segment is None or known[segment] or segment in making:
             continue
         freed += _unlink_orphan(folder, segment)
     return freed
 
 
-def _unlink_abandoned(folder: int, name: IndexName, kept_by: Tenure) -> int:
+def _of_use(folder: int, name: IndexName, *, newer: bool) -> bool:
+    """Return whether some version can read a segment, or it is not there."""
+    with suppress(OSError):
+        fd = open_index(folder, str(name))
+        try:
+            if is_newer(os.pread(fd, HEADER_BYTES, 0)):
+                return not newer
+            os.stat(name.data, dir_fd=folder, follow_symlinks=False)
+            return read_header(fd, name) is not None
+        except FileNotFoundError:
+            return False
+        finally:
+            os.close(fd)
+    return True
+
+
+def _unlink_abandoned(
+    folder: int, name: IndexName, kept_by: Tenure, *, with_data: bool = True
+) -> int:
     freed = 0
     with suppress(OSError):
         fd = open_index(folder, str(name), write=True)
         try:
             if _given_up(fd, kept_by):
-                for file in (name.data, str(name)):
+                for file in (name.data, str(name)) if with_data else (str(name),):
                     with suppress(FileNotFoundError):
                         size = os.stat(file, dir_fd=folder).st_size
                         os.unlink(file, dir_fd=folder)

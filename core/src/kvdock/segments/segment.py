@@ -18,6 +18,7 @@ from kvdock.segments import tenure
 from kvdock.segments.names import IndexName
 from kvdock.segments.records import (
     COMMITS_AT,
+    HEADER_BYTES,
     RECORD,
     RECORD_BYTES,
     RECORDS_AT,
@@ -75,6 +76,20 @@ def open_index(folder: int, name: str, *, write: bool = False) -> int:
     return os.open(name, mode | _FLAGS, dir_fd=folder)
 
 
+def read_header(fd: int, name: IndexName) -> Records | None:
+    """Read what an index file begins with.
+
+    Returns:
+        None if it is torn, another segment's, or of another version.
+    """
+    header = parse_header(os.pread(fd, HEADER_BYTES, 0))
+    if header is None or int(header["segment"][0]) != name.segment:
+        return None
+    if int(header["slots"][0]) > _MOST_SLOTS or int(header["slot_bytes"][0]) >= 2**47:
+        return None  # nobody wrote that
+    return header
+
+
 def read_contents(fd: int, name: IndexName, data_bytes: int) -> Contents | None:
     """Read an index file whole.
 
@@ -86,15 +101,13 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> Contents | None:
     Returns:
         None if the file is torn at its head or of another version.
     """
+    header = read_header(fd, name)
+    if header is None:
+        return None
     raw = b""
     while chunk := os.pread(fd, 1 << 30, len(raw)):
         raw += chunk
-    header = parse_header(raw)
-    if header is None or int(header["segment"][0]) != name.segment:
-        return None
     slots, slot_bytes = int(header["slots"][0]), int(header["slot_bytes"][0])
-    if slots > _MOST_SLOTS or slot_bytes >= 2**47:
-        return None  # nobody wrote that
     whole = min(slots, max(0, len(raw) - RECORDS_AT) // RECORD_BYTES)
     records = np.zeros(slots, RECORD)
     records[:whole] = np.frombuffer(raw, RECORD, whole, RECORDS_AT)

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.segments.names import (
-    IndexName,
-)
+from kvdock.segments.maintenance import sweep
+from kvdock.segments.names import IndexName
 from kvdock.segments.records import header_of, index_bytes
 from kvdock.segments.segment import (
     Segment,
@@ -194,6 +193,7 @@ class Space:
                     return None
                 slots //= 2
                 continue
+            folder.scan()
             if self._room(folder) >= 0:
                 return made
             # Another writer made one at the same time: one of us has to yield.
@@ -256,7 +256,16 @@ class Space:
         return segment
 
     def _make_way(self, folder: Folder) -> Segment | None:
-        """Recycle the coldest segment, or delete colder ones elsewhere."""
+        """Recycle the coldest segment, or delete colder ones elsewhere.
+
+        What nobody can read goes first.
+        """
+        if folder.leftover_bytes and sweep(folder.fd, folder.tenure, lost=True):
+            self.counts["leftovers_swept"] += 1
+            folder.scan()
+            made = self._create(folder)
+            if made:
+                return made
         passed: set[Segment] = set()
         while segment := self._coldest(folder, passed):
             if self.neighbours.delete_one(folder.fd, colder_than_ns=segment.heat_ns):

@@ -152,13 +152,18 @@ def _pool_survey(
     )
 
 
-def collect(root: Path, namespace: str, *, to_bytes: int | None = None) -> int:
+def collect(
+    root: Path, namespace: str, *, to_bytes: int | None = None, newer: bool = False
+) -> int:
     """Give back what crashed writers left, and the coldest pages if told to.
+
+    Segments that nobody can read go as well.
 
     Args:
         root: The store's root directory.
         namespace: Its digest.
         to_bytes: Most bytes that the namespace may keep, or None.
+        newer: Delete what a later version of kvdock has stored.
 
     Returns:
         Bytes that came back.
@@ -168,7 +173,7 @@ def collect(root: Path, namespace: str, *, to_bytes: int | None = None) -> int:
         neighbours = Neighbours(fd)
         for folder in neighbours.bytes_of():
             folder_fd = names.open_folder(fd, folder)
-            freed += sweep(folder_fd)
+            freed += sweep(folder_fd, lost=True, newer=newer)
             os.close(folder_fd)
         if to_bytes is not None:
             freed += _shrink(root, namespace, fd, to_bytes)
