@@ -20,7 +20,7 @@ OTHER = hashlib.sha256(b"another namespace").hexdigest()
 
 
 def files_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in folder.rglob("*.*/*"))
 
 
 def test_a_namespace_stays_within_its_quota(open_depot: OpenDepot) -> None:

@@ -66,7 +66,7 @@ class Process:
 
 
 def files_bytes(root: Path) -> int:
-    return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in root.rglob("*.*/*"))
 
 
 def crash(root: Path, kills: int) -> None:

@@ -63,9 +63,16 @@ def _clear_folder(folder: int) -> int:
 
 
 def delete_unowned(
-    namespace_fd: int, pool: str, name: str, kept_by: Tenure = Tenure.LOCKS
+    namespace_fd: int, pool: str, name: str, kept_by: Tenure | None
 ) -> bool:
-    """Delete one segment, unless it has a writer or is pinned."""
+    """Delete one segment, unless it has a writer or is pinned.
+
+    Args:
+        namespace_fd: Descriptor of the namespace's folder.
+        pool: Name of the segment's folder.
+        name: Name of its index file.
+        kept_by: How it is told that a writer lives; None where nobody knows.
+    """
     index_name = IndexName.parse(name)
     if index_name is None:
         return False
@@ -78,18 +85,16 @@ def delete_unowned(
     return False
 
 
-def _delete(folder: int, name: IndexName, kept_by: Tenure) -> bool:
-    if kept_by is Tenure.SILENCE:
-        if name.state == "open":
-            return False
-        # Who renames it has it; the others find that it is not there.
-        fresh = attrs.evolve(name, generation=name.generation + 1, state="open")
-        os.rename(str(name), str(fresh), src_dir_fd=folder, dst_dir_fd=folder)
-        name = fresh
+def _delete(folder: int, name: IndexName, kept_by: Tenure | None) -> bool:
     fd = open_index(folder, str(name), write=True)
     try:
-        if kept_by is Tenure.LOCKS and not (tenure.claim(fd) and tenure.unpinned(fd)):
+        if not _given_up(fd, name, kept_by):
             return False
+        if kept_by is not Tenure.LOCKS:
+            # Who renames it has it; the others find that it is not there.
+            fresh = attrs.evolve(name, generation=name.generation + 1, state="open")
+            os.rename(str(name), str(fresh), src_dir_fd=folder, dst_dir_fd=folder)
+            name = fresh
         os.unlink(str(name), dir_fd=folder)
         os.unlink(name.data, dir_fd=folder)
     finally:
@@ -99,7 +104,7 @@ def _delete(folder: int, name: IndexName, kept_by: Tenure) -> bool:
 
 def sweep(
     folder: int,
-    kept_by: Tenure = Tenure.LOCKS,
+    kept_by: Tenure | None,
     *,
     lost: bool = False,
     newer: bool = False,
@@ -108,7 +113,7 @@ def sweep(
 
     Args:
         folder: Descriptor of a folder of segments.
-        kept_by: How it is told that a writer lives.
+        kept_by: How it is told that a writer lives; None where nobody knows.
         lost: Delete segments as well whose index is torn or of an earlier
             version, and index files without pages.
         newer: Delete segments of a later version as well.
@@ -156,13 +161,13 @@ def _of_use(folder: int, name: IndexName, *, newer: bool) -> bool:
 
 
 def _unlink_abandoned(
-    folder: int, name: IndexName, kept_by: Tenure, *, with_data: bool = True
+    folder: int, name: IndexName, kept_by: Tenure | None, *, with_data: bool = True
 ) -> int:
     freed = 0
     with suppress(OSError):
         fd = open_index(folder, str(name), write=True)
         try:
-            if _given_up(fd, kept_by):
+            if _given_up(fd, name, kept_by):
                 for file in (name.data, str(name)) if with_data else (str(name),):
                     with suppress(FileNotFoundError):
                         size = os.stat(file, dir_fd=folder).st_size
@@ -173,9 +178,13 @@ def _unlink_abandoned(
     return freed
 
 
-def _given_up(fd: int, kept_by: Tenure) -> bool:
-    if kept_by is Tenure.LOCKS:
-        return tenure.claim(fd)
+def _given_up(fd: int, name: IndexName, kept_by: Tenure | None) -> bool:
+    """Return whether a segment has no writer, and nobody pins it."""
+    if kept_by is not Tenure.SILENCE and not (tenure.claim(fd) and tenure.unpinned(fd)):
+        return False
+    if kept_by is Tenure.LOCKS or name.state == "idx":
+        return True
+    # Its writer may live where no lock can tell.
     return time.time() - os.fstat(fd).st_mtime > tenure.ABANDONED_S
 
 

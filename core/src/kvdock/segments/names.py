@@ -206,7 +206,7 @@ def _keep_record(fd: int, namespace: str, record: bytes) -> None:
             fix="Somebody changed it: clear this namespace, or delete the file.",
         )
     if record and not stored:
-        _write_aside(fd, RECORD_NAME, record)
+        write_aside(fd, RECORD_NAME, record)
 
 
 def fits(record: bytes, namespace: str) -> bool:
@@ -216,16 +216,21 @@ def fits(record: bytes, namespace: str) -> bool:
 
 def read_record(namespace: int) -> bytes:
     """Return what a namespace covers, or nothing where that is not kept."""
+    return read_aside(namespace, RECORD_NAME)
+
+
+def read_aside(folder: int, name: str) -> bytes:
+    """Read a small file that `write_aside` wrote; nothing if there is none."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(RECORD_NAME, flags, dir_fd=namespace)
+        fd = os.open(name, flags, dir_fd=folder)
     except FileNotFoundError:
         return b""
     with os.fdopen(fd, "rb") as file:
         return file.read(1 << 24)
 
 
-def _write_aside(folder: int, name: str, content: bytes) -> None:
+def write_aside(folder: int, name: str, content: bytes) -> None:
     """Write a file that others see whole or not at all."""
     aside = f".{name}.{os.urandom(8).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -88,6 +88,7 @@ class SegmentStore:
                 root_fd, place.namespace, place.record
             )
             try:
+                tenure.remember(self._namespace_fd, place.tenure)
                 self._begin()
             except BaseException:
                 os.close(self._namespace_fd)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.errors import NamespaceError
-from kvdock.segments import names
+from kvdock.segments import names, tenure
 from kvdock.segments.inspect import segments_of
 from kvdock.segments.maintenance import clear_namespace, delete_unowned, sweep
 from kvdock.segments.neighbours import Neighbours
@@ -170,10 +170,11 @@ def collect(
     """
     freed = 0
     with _namespace(root, namespace) as fd:
+        kept_by = tenure.remembered(fd)
         neighbours = Neighbours(fd)
         for folder in neighbours.bytes_of():
             folder_fd = names.open_folder(fd, folder)
-            freed += sweep(folder_fd, lost=True, newer=newer)
+            freed += sweep(folder_fd, kept_by, lost=True, newer=newer)
             os.close(folder_fd)
         if to_bytes is not None:
             freed += _shrink(root, namespace, fd, to_bytes)
@@ -196,7 +197,7 @@ def _shrink(root: Path, namespace: str, fd: int, to_bytes: int) -> int:
     for _, folder, file in sorted(by_use):
         if now <= to_bytes:
             break
-        if delete_unowned(fd, folder, file):
+        if delete_unowned(fd, folder, file, tenure.remembered(fd)):
             now = Neighbours(fd).usage_bytes()
     return begun - now
 
