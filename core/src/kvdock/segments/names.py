@@ -95,6 +95,16 @@ def is_namespace(name: str) -> bool:
     return _NAMESPACE.fullmatch(name) is not None
 
 
+def namespaces_in(root: int) -> tuple[str, ...]:
+    """Return the namespaces that a store holds, sorted.
+
+    Args:
+        root: Descriptor of its root.
+    """
+    with listing(root) as entries:
+        return tuple(sorted(e.name for e in entries if is_namespace(e.name)))
+
+
 def check_namespace(name: str) -> str:
     """Return a namespace digest that is safe as a folder name.
 

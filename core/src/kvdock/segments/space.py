@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from kvdock.segments.full import mebibytes, why_full
+from kvdock.segments.limits import LEAST_SEGMENTS, least_bytes, slot_bytes_of
 from kvdock.segments.maintenance import sweep
 from kvdock.segments.names import IndexName
 from kvdock.segments.records import header_of, index_bytes
@@ -37,35 +39,17 @@ if TYPE_CHECKING:
     from kvdock.segments.engine import Engine
     from kvdock.segments.folder import Folder
     from kvdock.segments.index import Index
+    from kvdock.segments.limits import Limits
     from kvdock.segments.neighbours import Neighbours
+    from kvdock.segments.place import Place
 
 log = logging.getLogger("kvdock.segments")
 
 _MOST_SLOTS = 1 << 16
-_LEAST_SEGMENTS = 12  # of a quota: one segment is what eviction takes at once
 _FIRST_BYTES = 16 << 20  # size of a pool's first segment
 _MOST_EMPTIED = 8  # segments beyond the one that is needed
 _SAMPLE = 1 << 14  # pages that tell how warm the usual one is
 _MARK_SLOTS = 4096  # of a segment whose objects have no bytes
-
-
-@attrs.frozen(kw_only=True)
-class Limits:
-    """How much a namespace may take.
-
-    Args:
-        quota_bytes: Most bytes of all its pools; 0 for no quota.
-        high_watermark: Share of the quota at which old pages begin to go.
-        low_watermark: Share of the quota that pages take once they have gone.
-        free_bytes: Space that the file system keeps free.
-        segment_bytes: Size of a segment; smaller where space is short.
-    """
-
-    quota_bytes: int = 0
-    high_watermark: float = 1.0
-    low_watermark: float = 0.95
-    free_bytes: int = 0
-    segment_bytes: int = 256 << 20
 
 
 @attrs.frozen
@@ -73,6 +57,7 @@ class Space:
     """Segments for one writer in one namespace.
 
     Args:
+        place: Where the store is.
         namespace_fd: Descriptor of the namespace's folder.
         limits: How much it may take.
         neighbours: The namespace's folders, this one among them.
@@ -82,6 +67,7 @@ class Space:
         counts: What happened, by name.
     """
 
+    place: Place
     namespace_fd: int
     limits: Limits
     neighbours: Neighbours
@@ -97,7 +83,25 @@ class Space:
             None where there is no space at all.
         """
         folder.scan()
-        return self._adopt(folder) or self._create(folder) or self._make_way(folder)
+        failed = self.counts["segments_failed"]
+        found = self._adopt(folder) or self._create(folder) or self._make_way(folder)
+        if found is None and self.counts["segments_failed"] == failed:
+            self.counts["segments_refused"] += 1
+            if _is_told(self.counts["segments_refused"]):
+                place = self.place
+                log.warning(why_full(place.root, place.namespace, self._bound(folder)))
+        return found
+
+    def _bound(self, folder: Folder) -> str:
+        """Say what leaves no room for a segment of this folder."""
+        floor, quota = self.limits.free_bytes, self.limits.quota_bytes
+        free = self.free_bytes()
+        if quota and self._room(folder) < free - floor:
+            return f"its quota is {mebibytes(quota)}, all pools together"
+        return (
+            f"its file system has {mebibytes(free)} left, of which "
+            f"{mebibytes(floor)} stay free (free_space)"
+        )
 
     def usage_bytes(self) -> int:
         """Return the bytes that all pools of the namespace take."""
@@ -177,7 +181,7 @@ class Space:
             folder: Where it goes.
             least: Share of the usual size below which it is not worth while.
         """
-        slot_bytes = _slot_bytes(folder.object_bytes, self.engine.alignment)
+        slot_bytes = slot_bytes_of(folder.object_bytes, self.engine.alignment)
         usual = self._slots(folder, slot_bytes)
         fixed, each = index_bytes(0), slot_bytes + index_bytes(1) - index_bytes(0)
         slots = min(usual, (self._room(folder) - fixed) // each)
@@ -187,8 +191,7 @@ class Space:
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     self.counts["segments_failed"] += 1
-                    # Every put comes here: the 1st, 2nd, 4th, 8th ... is told.
-                    if self.counts["segments_failed"].bit_count() == 1:
+                    if _is_told(self.counts["segments_failed"]):
                         log.warning("a segment could not be made: %s", error)
                     return None
                 slots //= 2
@@ -207,7 +210,7 @@ class Space:
             return _MARK_SLOTS
         most = self.limits.segment_bytes
         if self.limits.quota_bytes:
-            most = min(most, self.limits.quota_bytes // _LEAST_SEGMENTS)
+            most = min(most, self.limits.quota_bytes // LEAST_SEGMENTS)
         # Segments grow with the pool, so that a small pool takes little space.
         most = min(most, max(_FIRST_BYTES, folder.nbytes))
         return max(1, min(_MOST_SLOTS, most // slot_bytes))
@@ -217,9 +220,8 @@ class Space:
         limits = self.limits
         room = self.free_bytes() - limits.free_bytes
         if limits.quota_bytes:
-            high = int(limits.quota_bytes * limits.high_watermark)
             others = self.neighbours.usage_bytes(but_fd=folder.fd)
-            room = min(room, high - others - folder.nbytes)
+            room = min(room, limits.high_bytes - others - folder.nbytes)
         return room
 
     def free_bytes(self) -> int:
@@ -289,9 +291,9 @@ class Space:
 
     def _could_make_way(self, folder: Folder) -> bool:
         """Return whether one slot would fit if all other folders were empty."""
-        slot_bytes = _slot_bytes(folder.object_bytes, self.engine.alignment)
+        least = least_bytes(folder.object_bytes, self.engine.alignment)
         others = self.neighbours.usage_bytes(but_fd=folder.fd)
-        return self._room(folder) + others >= slot_bytes + index_bytes(1)
+        return self._room(folder) + others >= least
 
     def _go_down(self, folder: Folder) -> None:
         """Empty cold segments as well, until pages are at the low watermark.
@@ -369,5 +371,9 @@ class Space:
         folder.drop(segment)
 
 
-def _slot_bytes(object_bytes: int, alignment: int) -> int:
-    return -(-object_bytes // alignment) * alignment
+def _is_told(count: int) -> bool:
+    """Return whether the log hears of it: the 1st, 2nd, 4th, 8th ... time.
+
+    Every put of a full or broken disk comes here.
+    """
+    return count.bit_count() == 1

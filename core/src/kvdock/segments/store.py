@@ -16,11 +16,12 @@ from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import KvdockError
 from kvdock.segments import names, tenure
 from kvdock.segments.catalogue import Catalogue
+from kvdock.segments.limits import Limits
 from kvdock.segments.maintenance import clear_namespace
 from kvdock.segments.neighbours import Neighbours
 from kvdock.segments.reader import Reader
 from kvdock.segments.segment import open_index, read_record
-from kvdock.segments.space import Limits, Space
+from kvdock.segments.space import Space
 from kvdock.segments.tenure import Tenure
 from kvdock.segments.writer import Writer
 
@@ -71,7 +72,8 @@ class SegmentStore:
         limits: How much the namespace may take.
 
     Raises:
-        KvdockError: If root or namespace are not what they should be.
+        KvdockError: If root or namespace are not what they should be, or one
+            object is more than the quota.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class SegmentStore:
         self._engine = engine
         self._limits = limits or Limits()
         names.check_namespace(place.namespace)
+        self._limits.check(max(place.object_bytes, default=0), engine.alignment)
         root_fd = names.open_root(place.root, shared=place.shared)
         try:
             self._namespace_fd = names.open_namespace(
@@ -114,6 +117,7 @@ class SegmentStore:
             self.counts,
         )
         self._space = Space(
+            self.place,
             self._namespace_fd,
             self._limits,
             Neighbours(self._namespace_fd, self.place.tenure),

@@ -85,11 +85,9 @@ def namespaces(root: Path) -> tuple[str, ...]:
     """
     fd = names.open_root(root, shared=True, create=False)
     try:
-        with names.listing(fd) as entries:
-            found = [e.name for e in entries if names.is_namespace(e.name)]
+        return names.namespaces_in(fd)
     finally:
         os.close(fd)
-    return tuple(sorted(found))
 
 
 def chosen(root: Path, prefix: str) -> str:
