@@ -159,6 +159,25 @@ class Catalogue:
                 self.folders[object_bytes] = folder
             return self.folders[object_bytes]
 
+    def gone(self) -> bool:
+        """Return whether somebody deleted the namespace, or a folder of it."""
+        fds = [self._namespace_fd, *(one.fd for one in list(self.folders.values()))]
+        return any(map(names.is_gone, fds))
+
+    def reopen(self) -> None:
+        """Make folders anew that somebody deleted.
+
+        Raises:
+            OSError: If one cannot be made.
+        """
+        with self._syncing:
+            for size, folder in self.folders.items():
+                if names.is_gone(folder.fd):
+                    name = names.pool_folder(self._place.pool, size)
+                    fresh = names.open_folder(self._namespace_fd, name, create=True)
+                    names.replace_folder(folder.fd, fresh)
+                    folder.doubt()
+
     def find(self, keys: Sequence[str]) -> Found:
         """Look up keys, again if others have written meanwhile."""
         self.keep_up()

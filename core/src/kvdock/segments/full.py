@@ -29,6 +29,14 @@ def bytes_by_namespace(root: int) -> dict[str, int]:
     return found
 
 
+def is_told(count: int) -> bool:
+    """Return whether the log hears of it: the 1st, 2nd, 4th, 8th ... time.
+
+    Every put of a full or broken disk comes here.
+    """
+    return count.bit_count() == 1
+
+
 def mebibytes(nbytes: int) -> str:
     """Write a size for people."""
     return f"{nbytes / (1 << 20):.1f} MiB"

@@ -167,6 +167,27 @@ def open_folder(parent: int, name: str, *, create: bool = False) -> int:
     return os.open(name, _FOLDER, dir_fd=parent)
 
 
+def is_gone(fd: int) -> bool:
+    """Return whether a folder was deleted since it was opened."""
+    return not os.fstat(fd).st_nlink
+
+
+def replace_folder(fd: int, fresh: int) -> None:
+    """Let a descriptor be that of another folder, for all who hold it.
+
+    Threads that use it meanwhile use the one or the other, and never a number
+    that has been given to some other file.
+
+    Args:
+        fd: The descriptor.
+        fresh: Descriptor of the other folder; closed.
+    """
+    try:
+        os.dup2(fresh, fd, inheritable=False)
+    finally:
+        os.close(fresh)
+
+
 @contextmanager
 def listing(folder: int) -> Iterator[Iterator[os.DirEntry[str]]]:
     """List a folder by its descriptor, independent of other listings.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.segments.full import mebibytes, why_full
+from kvdock.segments.full import is_told, mebibytes, why_full
 from kvdock.segments.limits import LEAST_SEGMENTS, least_bytes, slot_bytes_of
 from kvdock.segments.maintenance import sweep
 from kvdock.segments.names import IndexName
@@ -87,7 +87,7 @@ class Space:
         found = self._adopt(folder) or self._create(folder) or self._make_way(folder)
         if found is None and self.counts["segments_failed"] == failed:
             self.counts["segments_refused"] += 1
-            if _is_told(self.counts["segments_refused"]):
+            if is_told(self.counts["segments_refused"]):
                 place = self.place
                 log.warning(why_full(place.root, place.namespace, self._bound(folder)))
         return found
@@ -191,8 +191,9 @@ class Space:
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     self.counts["segments_failed"] += 1
-                    if _is_told(self.counts["segments_failed"]):
-                        log.warning("a segment could not be made: %s", error)
+                    if is_told(self.counts["segments_failed"]):
+                        root = self.place.root
+                        log.warning("no new segment in store %s: %s", root, error)
                     return None
                 slots //= 2
                 continue
@@ -369,11 +370,3 @@ class Space:
             with suppress(OSError):
                 os.unlink(name, dir_fd=folder.fd)
         folder.drop(segment)
-
-
-def _is_told(count: int) -> bool:
-    """Return whether the log hears of it: the 1st, 2nd, 4th, 8th ... time.
-
-    Every put of a full or broken disk comes here.
-    """
-    return count.bit_count() == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +18,7 @@ from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import KvdockError
 from kvdock.segments import names, tenure
 from kvdock.segments.catalogue import Catalogue
+from kvdock.segments.full import is_told
 from kvdock.segments.limits import Limits
 from kvdock.segments.maintenance import clear_namespace
 from kvdock.segments.neighbours import Neighbours
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
     from kvdock.segments.engine import Engine
     from kvdock.segments.place import Place
+
+log = logging.getLogger("kvdock.segments")
 
 
 @attrs.frozen(kw_only=True)
@@ -85,13 +90,9 @@ class SegmentStore:
         self._limits = limits or Limits()
         names.check_namespace(place.namespace)
         self._limits.check(max(place.object_bytes, default=0), engine.alignment)
-        root_fd = names.open_root(place.root, shared=place.shared)
         try:
-            self._namespace_fd = names.open_namespace(
-                root_fd, place.namespace, place.record
-            )
+            self._namespace_fd = self._open_namespace()
             try:
-                tenure.remember(self._namespace_fd, place.tenure)
                 self._begin()
             except BaseException:
                 os.close(self._namespace_fd)
@@ -103,13 +104,22 @@ class SegmentStore:
                 fix="Let this user write there, free some space, and move away "
                 "what is no folder of the store.",
             ) from error
+
+    def _open_namespace(self) -> int:
+        place = self.place
+        root_fd = names.open_root(place.root, shared=place.shared)
+        try:
+            fd = names.open_namespace(root_fd, place.namespace, place.record)
         finally:
             os.close(root_fd)
+        tenure.remember(fd, place.tenure)
+        return fd
 
     def _begin(self) -> None:
         """Read the store: at the start, and anew in a forked child."""
         self._pid = os.getpid()
         self._pins: dict[str, int] = {}
+        self._reopening = threading.Lock()
         self._catalogue = Catalogue(
             self._namespace_fd,
             self.place,
@@ -145,6 +155,7 @@ class SegmentStore:
                 outcomes[found.there] = Outcome.OK
                 return BatchResult.of(batch, outcomes)
             case Operation.PUT:
+                self._check_gone()
                 return self._writer.put(batch)
             case Operation.GET:
                 return self._reader.get(batch)
@@ -158,6 +169,25 @@ class SegmentStore:
             # Threads, locks and claims are the parent's: start over.
             self._catalogue.abandon()
             self._begin()
+
+    def _check_gone(self) -> None:
+        """Make anew what somebody deleted, or say why that fails."""
+        if not self._catalogue.gone():
+            return
+        root = self.place.root
+        with self._reopening:
+            if not self._catalogue.gone():
+                return  # another thread was first
+            try:
+                if names.is_gone(self._namespace_fd):
+                    names.replace_folder(self._namespace_fd, self._open_namespace())
+                self._catalogue.reopen()
+                self.counts["reopened"] += 1
+                log.warning("store %s was deleted in use: it is made anew", root)
+            except (OSError, KvdockError) as error:
+                self.counts["reopen_failed"] += 1
+                if is_told(self.counts["reopen_failed"]):
+                    log.warning("deleted store %s cannot be made: %s", root, error)
 
     def _delete(self, batch: Batch) -> BatchResult:
         # What has moved to a full segment is looked for under its new name.
