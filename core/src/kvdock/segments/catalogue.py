@@ -39,8 +39,8 @@ _PATIENCE = 4
 """At most one part in five of the time goes into looking what others did."""
 _LONGEST_S = 0.05
 """Longest time for which what others did goes unseen by a caller who asks."""
-_GONE = (errno.ENOENT, errno.ELOOP)
-"""Errors that say that a file is not there, or a link stands in its place."""
+_GONE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)
+"""Errors that say that a file is not there, or something else in its place."""
 _LOOKS = 3
 """How often a look-up is repeated because what it found is gone from disk."""
 

@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from kvdock.segments.inspect import Location, folders_of, index_names, location
+from kvdock.segments.names import open_file
 from kvdock.segments.segment import (
     Contents,
     Int64s,
@@ -94,8 +95,7 @@ class _Checker:
         data = -1
         try:
             with suppress(OSError):
-                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-                data = os.open(name.data, flags, dir_fd=folder)
+                data = open_file(folder, name.data, os.O_RDONLY)
             contents = _settled(fd, name, data) if data >= 0 else None
             if contents is None:
                 self._unreadable(pool, folder, name)

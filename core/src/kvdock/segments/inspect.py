@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import attrs
 import numpy as np
 
+from kvdock.errors import KvdockError, NamespaceError
 from kvdock.segments import names
 from kvdock.segments.maintenance import pool_folders
 from kvdock.segments.records import (
@@ -104,22 +105,46 @@ def folders_of(root: Path, namespace: str) -> Iterator[tuple[str, int]]:
     Yields:
         Name and descriptor of each; closed when the next one is asked for.
     """
-    root_fd = names.open_root(root, shared=True, create=False)
-    try:
-        namespace_fd = names.open_folder(root_fd, names.check_namespace(namespace))
-    except FileNotFoundError:
-        return
-    finally:
-        os.close(root_fd)
-    try:
+    names.check_namespace(namespace)
+    with suppress(NamespaceError), namespace_of(root, namespace) as namespace_fd:
         for pool in pool_folders(namespace_fd):
             folder = names.open_folder(namespace_fd, pool)
             try:
                 yield pool, folder
             finally:
                 os.close(folder)
+
+
+@contextmanager
+def namespace_of(root: Path, namespace: str) -> Iterator[int]:
+    """Open a namespace's folder for a while; the descriptor.
+
+    Raises:
+        NamespaceError: If there is no such namespace, or a folder of it goes
+            meanwhile.
+        KvdockError: If the operating system does not let us look, or work, there.
+    """
+    root_fd = names.open_root(root, shared=True, create=False)
+    try:
+        fd = names.open_folder(root_fd, names.check_namespace(namespace))
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+    except FileNotFoundError as error:
+        raise NamespaceError(
+            f"namespace {namespace[:12]} of store {str(root)!r} is not there, or "
+            f"goes just now ({error.filename})",
+            fix="`kvdock store ls ROOT` lists what is there.",
+        ) from error
+    except OSError as error:
+        raise KvdockError(
+            f"namespace {namespace[:12]} of store {str(root)!r} cannot be worked on: "
+            f"{error.strerror or error} ({error.filename})",
+            fix="Run this as the user who owns the store.",
+        ) from error
     finally:
-        os.close(namespace_fd)
+        os.close(root_fd)
 
 
 def index_names(folder: int) -> tuple[names.IndexName, ...]:

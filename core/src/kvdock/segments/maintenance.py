@@ -13,6 +13,7 @@ from kvdock.segments import tenure
 from kvdock.segments.names import (
     IndexName,
     data_segment,
+    is_folder,
     listing,
     open_folder,
     parse_pool_folder,
@@ -25,7 +26,9 @@ from kvdock.segments.tenure import Tenure
 def pool_folders(namespace_fd: int) -> list[str]:
     """Return the names of a namespace's folders of segments, sorted."""
     with listing(namespace_fd) as entries:
-        return sorted(e.name for e in entries if parse_pool_folder(e.name))
+        return sorted(
+            e.name for e in entries if parse_pool_folder(e.name) and is_folder(e)
+        )
 
 
 def clear_namespace(namespace_fd: int) -> int:

@@ -7,6 +7,7 @@ names.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -102,7 +103,13 @@ def namespaces_in(root: int) -> tuple[str, ...]:
         root: Descriptor of its root.
     """
     with listing(root) as entries:
-        return tuple(sorted(e.name for e in entries if is_namespace(e.name)))
+        found = [e.name for e in entries if is_namespace(e.name) and is_folder(e)]
+    return tuple(sorted(found))
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether this is a folder, and no link to one."""
+    return entry.is_dir(follow_symlinks=False)
 
 
 def check_namespace(name: str) -> str:
@@ -153,6 +160,26 @@ def open_root(root: Path, *, shared: bool = False, create: bool = True) -> int:
             fix="Use a directory of your own with mode 700, or allow sharing.",
         )
     return fd
+
+
+def open_file(folder: int, name: str, flags: int) -> int:
+    """Open a file inside a folder; return a descriptor.
+
+    Args:
+        folder: Descriptor of the folder.
+        name: The file's name.
+        flags: How to open it, as for `os.open`.
+
+    Raises:
+        OSError: If it is missing, a link, or anything but a file: ENXIO then.
+    """
+    # A pipe of that name would let us wait for whoever opens its other end.
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    fd = os.open(name, flags, 0o600, dir_fd=folder)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.ENXIO, "no file, but something of its name", name)
 
 
 def open_folder(parent: int, name: str, *, create: bool = False) -> int:
@@ -252,9 +279,8 @@ def read_record(namespace: int) -> bytes:
 
 def read_aside(folder: int, name: str) -> bytes:
     """Read a small file that `write_aside` wrote; nothing if there is none."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(name, flags, dir_fd=folder)
+        fd = open_file(folder, name, os.O_RDONLY)
     except FileNotFoundError:
         return b""
     with os.fdopen(fd, "rb") as file:

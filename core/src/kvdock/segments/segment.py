@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.segments import tenure
-from kvdock.segments.names import IndexName
+from kvdock.segments.names import IndexName, open_file
 from kvdock.segments.records import (
     COMMITS_AT,
     HEADER_BYTES,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_SLOTS = 1 << 24
 
 
@@ -70,10 +69,9 @@ def open_index(folder: int, name: str, *, write: bool = False) -> int:
     """Open an index file.
 
     Raises:
-        OSError: If it is not there any more, or a link.
+        OSError: If it is not there any more, a link, or no file.
     """
-    mode = os.O_RDWR if write else os.O_RDONLY
-    return os.open(name, mode | _FLAGS, dir_fd=folder)
+    return open_file(folder, name, os.O_RDWR if write else os.O_RDONLY)
 
 
 def read_header(fd: int, name: IndexName) -> Records | None:
@@ -364,8 +362,7 @@ def make_index(
     Raises:
         OSError: If there is no space.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS
-    fd = os.open(str(name), flags, 0o600, dir_fd=folder)
+    fd = open_file(folder, str(name), os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         if kept_by is Tenure.LOCKS:
             tenure.claim(fd)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -18,7 +16,7 @@ import numpy.typing as npt
 
 from kvdock.errors import NamespaceError
 from kvdock.segments import names, tenure
-from kvdock.segments.inspect import segments_of
+from kvdock.segments.inspect import namespace_of, segments_of
 from kvdock.segments.maintenance import clear_namespace, delete_unowned, sweep
 from kvdock.segments.neighbours import Neighbours
 
@@ -107,7 +105,7 @@ def chosen(root: Path, prefix: str) -> str:
 
 def survey(root: Path, namespace: str) -> NamespaceSurvey:
     """Count what a store holds of one namespace."""
-    with _namespace(root, namespace) as fd:
+    with namespace_of(root, namespace) as fd:
         record = names.read_record(fd)
         listed = Neighbours(fd).bytes_of()
     fits = bool(record) and names.fits(record, namespace)
@@ -167,7 +165,7 @@ def collect(
         Bytes that came back.
     """
     freed = 0
-    with _namespace(root, namespace) as fd:
+    with namespace_of(root, namespace) as fd:
         kept_by = tenure.remembered(fd)
         neighbours = Neighbours(fd)
         for folder in neighbours.bytes_of():
@@ -181,7 +179,7 @@ def collect(
 
 def clear(root: Path, namespace: str) -> int:
     """Delete all pages of a namespace; return the bytes that came back."""
-    with _namespace(root, namespace) as fd:
+    with namespace_of(root, namespace) as fd:
         return clear_namespace(fd)
 
 
@@ -198,16 +196,3 @@ def _shrink(root: Path, namespace: str, fd: int, to_bytes: int) -> int:
         if delete_unowned(fd, folder, file, tenure.remembered(fd)):
             now = Neighbours(fd).usage_bytes()
     return begun - now
-
-
-@contextmanager
-def _namespace(root: Path, namespace: str) -> Iterator[int]:
-    root_fd = names.open_root(root, shared=True, create=False)
-    try:
-        fd = names.open_folder(root_fd, names.check_namespace(namespace))
-    finally:
-        os.close(root_fd)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
