@@ -241,3 +241,20 @@ def test_collecting_brings_a_namespace_down_to_a_size(root: Path, ask: Ask) -> N
 def test_a_size_without_a_namespace_is_refused(root: Path) -> None:
     with pytest.raises(UsageProblem, match="every model"):
         store.gc(str(root), to="1 GiB")
+
+
+def test_what_others_may_write_is_changed_only_when_told(root: Path, ask: Ask) -> None:
+    root.chmod(0o777)
+    assert ask(store.ls, root)[1] == ask(store.verify, root)[1] == 0
+    assert ask(store.stat, root, NAMESPACES[0])[1] == 0
+    changing: list[tuple[Callable[..., int], list[str], dict[str, Any]]] = [
+        (store.verify, [], {"heal": True}),
+        (store.gc, [], {}),
+        (store.clear, [NAMESPACES[0]], {"yes": True}),
+    ]
+    for command, words, options in changing:
+        with pytest.raises(KvdockError, match=r"may be written by.*shared_root"):
+            command(str(root), *words, **options)
+    assert ask(store.verify, root)[0]["namespaces"][0]["good"] == 20
+    for command, words, options in changing:
+        assert ask(command, root, *words, shared_root=True, **options)[1] == 0

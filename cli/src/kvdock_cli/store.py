@@ -46,7 +46,13 @@ def stat(root: str, namespace: str, /, *, json: bool = False) -> int:
 
 
 def verify(
-    root: str, /, *, namespace: str = "", heal: bool = False, json: bool = False
+    root: str,
+    /,
+    *,
+    namespace: str = "",
+    heal: bool = False,
+    shared_root: bool = False,
+    json: bool = False,
 ) -> int:
     """Read every page and compare its checksum; 1 if any is wrong or lost.
 
@@ -54,6 +60,7 @@ def verify(
         root: The store's root directory.
         namespace: Only this one; enough of its first digits.
         heal: Forget what is wrong, so that the next write stores it anew.
+        shared_root: Heal under a root that others own or may write.
         json: Print one line of JSON.
     """
     from kvdock.segments import checking, survey  # noqa: PLC0415 - numpy
@@ -64,7 +71,10 @@ def verify(
         pool.stored_bytes for one in wanted for pool in survey.survey(home, one).pools
     )
     with _progress(total) as tell:
-        found = [checking.verify(home, one, tell, heal=heal) for one in wanted]
+        found = [
+            checking.verify(home, one, tell, heal=heal, shared=shared_root)
+            for one in wanted
+        ]
     return emit(report.checked_text(found), report.checked_data(found), as_json=json)
 
 
@@ -75,6 +85,7 @@ def gc(
     namespace: str = "",
     to: str = "",
     newer: bool = False,
+    shared_root: bool = False,
     json: bool = False,
 ) -> int:
     """Give back what nobody can read, and the coldest pages if told to.
@@ -88,6 +99,7 @@ def gc(
         to: Most that the namespace may keep, such as "20 GiB"; segments in
             use by a writer stay.
         newer: Delete what a later version of kvdock has stored as well.
+        shared_root: Accept a root that others own or may write.
         json: Print one line of JSON.
     """
     from kvdock.segments.survey import collect  # noqa: PLC0415 - numpy
@@ -100,14 +112,20 @@ def gc(
         )
     most = parse_bytes(to) if to else None
     freed = [
-        (one, collect(home, one, to_bytes=most, newer=newer))
+        (one, collect(home, one, to_bytes=most, newer=newer, shared=shared_root))
         for one in _wanted(home, namespace)
     ]
     return emit(report.freed_text(freed), report.freed_data("gc", freed), as_json=json)
 
 
 def clear(
-    root: str, namespace: str, /, *, yes: bool = False, json: bool = False
+    root: str,
+    namespace: str,
+    /,
+    *,
+    yes: bool = False,
+    shared_root: bool = False,
+    json: bool = False,
 ) -> int:
     """Delete every page of one namespace, and of no other.
 
@@ -115,6 +133,7 @@ def clear(
         root: The store's root directory.
         namespace: The namespace, or enough of its first digits.
         yes: Do not ask.
+        shared_root: Accept a root that others own or may write.
         json: Print one line of JSON.
     """
     from kvdock.segments import survey  # noqa: PLC0415 - numpy
@@ -123,7 +142,7 @@ def clear(
     one = survey.chosen(home, namespace)
     if not yes:
         _confirm(survey.survey(home, one))
-    freed = [(one, survey.clear(home, one))]
+    freed = [(one, survey.clear(home, one, shared=shared_root))]
     return emit(
         report.freed_text(freed), report.freed_data("clear", freed), as_json=json
     )

@@ -142,6 +142,7 @@ def verify(
     tell: Callable[[int], None] | None = None,
     *,
     heal: bool = False,
+    shared: bool = False,
 ) -> Checked:
     """Read every page of a namespace and compare its checksum.
 
@@ -151,9 +152,13 @@ def verify(
         tell: Called with the bytes that were read since its last call.
         heal: Erase the record of what is wrong, as a read of it does: the
             next write stores it anew, in every process.
+        shared: Heal under a root that others own or may write.
+
+    Raises:
+        KvdockError: If it is to heal where others own the root or may write.
     """
     checker = _Checker(root / namespace, heal, tell)
-    for pool, folder in folders_of(root, namespace):
+    for pool, folder in folders_of(root, namespace, shared=shared or not heal):
         for name in index_names(folder):
             checker.segment(pool, folder, name)
     tally = checker.tally

@@ -99,16 +99,24 @@ def segments_of(
                 yield pool, name, contents
 
 
-def folders_of(root: Path, namespace: str) -> Iterator[tuple[str, int]]:
+def folders_of(
+    root: Path, namespace: str, *, shared: bool = True
+) -> Iterator[tuple[str, int]]:
     """Open the folders of a namespace one after the other.
+
+    Args:
+        root: The store's root directory.
+        namespace: Its digest.
+        shared: Accept a root that others own or may write; to look is harmless.
 
     Yields:
         Name and descriptor of each; closed when the next one is asked for.
     """
     names.check_namespace(namespace)
-    with suppress(NamespaceError), namespace_of(root, namespace) as namespace_fd:
-        for pool in pool_folders(namespace_fd):
-            folder = names.open_folder(namespace_fd, pool)
+    opened = namespace_of(root, namespace, shared=shared)
+    with suppress(NamespaceError), opened as fd:
+        for pool in pool_folders(fd):
+            folder = names.open_folder(fd, pool)
             try:
                 yield pool, folder
             finally:
@@ -116,15 +124,20 @@ def folders_of(root: Path, namespace: str) -> Iterator[tuple[str, int]]:
 
 
 @contextmanager
-def namespace_of(root: Path, namespace: str) -> Iterator[int]:
+def namespace_of(root: Path, namespace: str, *, shared: bool = True) -> Iterator[int]:
     """Open a namespace's folder for a while; the descriptor.
+
+    Args:
+        root: The store's root directory.
+        namespace: Its digest.
+        shared: Accept a root that others own or may write; to look is harmless.
 
     Raises:
         NamespaceError: If there is no such namespace, or a folder of it goes
             meanwhile.
         KvdockError: If the operating system does not let us look, or work, there.
     """
-    root_fd = names.open_root(root, shared=True, create=False)
+    root_fd = names.open_root(root, shared=shared, create=False)
     try:
         fd = names.open_folder(root_fd, names.check_namespace(namespace))
         try:

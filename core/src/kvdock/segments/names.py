@@ -157,7 +157,7 @@ def open_root(root: Path, *, shared: bool = False, create: bool = True) -> int:
         os.close(fd)
         raise KvdockError(
             f"store {str(root)!r} {problem}: others could plant pages in it",
-            fix="Use a directory of your own with mode 700, or allow sharing.",
+            fix="Use a directory of your own with mode 700, or allow it (shared_root).",
         )
     return fd
 

@@ -149,7 +149,12 @@ def _pool_survey(
 
 
 def collect(
-    root: Path, namespace: str, *, to_bytes: int | None = None, newer: bool = False
+    root: Path,
+    namespace: str,
+    *,
+    to_bytes: int | None = None,
+    newer: bool = False,
+    shared: bool = False,
 ) -> int:
     """Give back what crashed writers left, and the coldest pages if told to.
 
@@ -160,12 +165,16 @@ def collect(
         namespace: Its digest.
         to_bytes: Most bytes that the namespace may keep, or None.
         newer: Delete what a later version of kvdock has stored.
+        shared: Accept a root that others own or may write.
 
     Returns:
         Bytes that came back.
+
+    Raises:
+        KvdockError: If others own the root or may write there.
     """
     freed = 0
-    with namespace_of(root, namespace) as fd:
+    with namespace_of(root, namespace, shared=shared) as fd:
         kept_by = tenure.remembered(fd)
         neighbours = Neighbours(fd)
         for folder in neighbours.bytes_of():
@@ -177,9 +186,18 @@ def collect(
     return freed
 
 
-def clear(root: Path, namespace: str) -> int:
-    """Delete all pages of a namespace; return the bytes that came back."""
-    with namespace_of(root, namespace) as fd:
+def clear(root: Path, namespace: str, *, shared: bool = False) -> int:
+    """Delete all pages of a namespace; return the bytes that came back.
+
+    Args:
+        root: The store's root directory.
+        namespace: Its digest.
+        shared: Accept a root that others own or may write.
+
+    Raises:
+        KvdockError: If others own the root or may write there.
+    """
+    with namespace_of(root, namespace, shared=shared) as fd:
         return clear_namespace(fd)
 
 
