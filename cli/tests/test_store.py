@@ -10,14 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
 from kvdock.batches import Batch, Operation
 from kvdock.errors import KvdockError, NamespaceError
 from kvdock.segments import Place, SegmentStore, ThreadEngine
+from kvdock.segments.checking import Checked
 from kvdock.segments.inspect import Location, locate
-from kvdock.segments.survey import Checked, NamespaceSurvey, PoolSurvey
+from kvdock.segments.survey import NamespaceSurvey, PoolSurvey
 from kvdock_cli import store
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.reports import store as report
@@ -60,11 +62,20 @@ SPOT = Location(
     record_path=Path("/store/ns/kv.65536/0001.00000001.idx"),
     record_offset=256,
 )
-CHECKED = Checked(namespace=SURVEY.namespace, good=998, bad=(SPOT,) * 22)
+CHECKED = Checked(
+    namespace=SURVEY.namespace,
+    good=998,
+    bad=(SPOT,) * 22,
+    wrong_records=3,
+    unreadable_segments=(SPOT.record_path,),
+    forgotten=0,
+)
+HEALED = attrs.evolve(CHECKED, unreadable_segments=(), forgotten=25)
 TEXTS = {
     "store-ls": report.listing_text([SURVEY, BARE]),
     "store-stat": report.survey_text(SURVEY),
     "store-verify": report.checked_text([CHECKED]),
+    "store-verify-heal": report.checked_text([HEALED]),
     "store-gc": report.freed_text([(SURVEY.namespace, 5 << 20)]),
 }
 DATA: dict[str, dict[str, Any]] = {
@@ -181,6 +192,21 @@ def test_verifying_finds_the_one_page_that_is_wrong(root: Path, ask: Ask) -> Non
     assert ask(store.verify, root, namespace=NAMESPACES[1][:6])[1] == 0
 
 
+def test_what_verifying_forgets_is_stored_by_the_next_write(
+    root: Path, ask: Ask
+) -> None:
+    (spot,) = locate(root, key_of(NAMESPACES[0], 7))
+    with spot.path.open("r+b") as file:
+        file.seek(spot.offset + 9)
+        file.write(b"\xfe")
+    assert ask(store.verify, root)[0]["namespaces"][0]["forgotten"] == 0
+    found, code = ask(store.verify, root, heal=True)
+    assert code == 1
+    assert sum(one["forgotten"] for one in found["namespaces"]) == 1
+    assert len(locate(root, key_of(NAMESPACES[0], 7))) == 0
+    assert ask(store.verify, root)[1] == 0
+
+
 def test_clearing_takes_one_namespace_and_no_other(root: Path, ask: Ask) -> None:
     found, code = ask(store.clear, root, NAMESPACES[0], yes=True)
     assert code == 0
@@ -215,3 +241,20 @@ def test_collecting_brings_a_namespace_down_to_a_size(root: Path, ask: Ask) -> N
 def test_a_size_without_a_namespace_is_refused(root: Path) -> None:
     with pytest.raises(UsageProblem, match="every model"):
         store.gc(str(root), to="1 GiB")
+
+
+def test_what_others_may_write_is_changed_only_when_told(root: Path, ask: Ask) -> None:
+    root.chmod(0o777)
+    assert ask(store.ls, root)[1] == ask(store.verify, root)[1] == 0
+    assert ask(store.stat, root, NAMESPACES[0])[1] == 0
+    changing: list[tuple[Callable[..., int], list[str], dict[str, Any]]] = [
+        (store.verify, [], {"heal": True}),
+        (store.gc, [], {}),
+        (store.clear, [NAMESPACES[0]], {"yes": True}),
+    ]
+    for command, words, options in changing:
+        with pytest.raises(KvdockError, match=r"may be written by.*shared_root"):
+            command(str(root), *words, **options)
+    assert ask(store.verify, root)[0]["namespaces"][0]["good"] == 20
+    for command, words, options in changing:
+        assert ask(command, root, *words, shared_root=True, **options)[1] == 0

@@ -45,15 +45,25 @@ def stat(root: str, namespace: str, /, *, json: bool = False) -> int:
     return emit(report.survey_text(found), report.survey_data(found), as_json=json)
 
 
-def verify(root: str, /, *, namespace: str = "", json: bool = False) -> int:
-    """Read every page and compare its checksum; 1 if any is wrong.
+def verify(
+    root: str,
+    /,
+    *,
+    namespace: str = "",
+    heal: bool = False,
+    shared_root: bool = False,
+    json: bool = False,
+) -> int:
+    """Read every page and compare its checksum; 1 if any is wrong or lost.
 
     Args:
         root: The store's root directory.
         namespace: Only this one; enough of its first digits.
+        heal: Forget what is wrong, so that the next write stores it anew.
+        shared_root: Heal under a root that others own or may write.
         json: Print one line of JSON.
     """
-    from kvdock.segments import survey  # noqa: PLC0415 - numpy
+    from kvdock.segments import checking, survey  # noqa: PLC0415 - numpy
 
     home = Path(root)
     wanted = _wanted(home, namespace)
@@ -61,18 +71,35 @@ def verify(root: str, /, *, namespace: str = "", json: bool = False) -> int:
         pool.stored_bytes for one in wanted for pool in survey.survey(home, one).pools
     )
     with _progress(total) as tell:
-        found = [survey.verify(home, one, tell) for one in wanted]
+        found = [
+            checking.verify(home, one, tell, heal=heal, shared=shared_root)
+            for one in wanted
+        ]
     return emit(report.checked_text(found), report.checked_data(found), as_json=json)
 
 
-def gc(root: str, /, *, namespace: str = "", to: str = "", json: bool = False) -> int:
-    """Give back what crashed writers left, and the coldest pages if told to.
+def gc(
+    root: str,
+    /,
+    *,
+    namespace: str = "",
+    to: str = "",
+    newer: bool = False,
+    shared_root: bool = False,
+    json: bool = False,
+) -> int:
+    """Give back what nobody can read, and the coldest pages if told to.
+
+    What crashed writers left, torn index files, and segments of an earlier
+    version of kvdock can be read by nobody.
 
     Args:
         root: The store's root directory.
         namespace: Only this one; enough of its first digits.
         to: Most that the namespace may keep, such as "20 GiB"; segments in
             use by a writer stay.
+        newer: Delete what a later version of kvdock has stored as well.
+        shared_root: Accept a root that others own or may write.
         json: Print one line of JSON.
     """
     from kvdock.segments.survey import collect  # noqa: PLC0415 - numpy
@@ -85,13 +112,20 @@ def gc(root: str, /, *, namespace: str = "", to: str = "", json: bool = False) -
         )
     most = parse_bytes(to) if to else None
     freed = [
-        (one, collect(home, one, to_bytes=most)) for one in _wanted(home, namespace)
+        (one, collect(home, one, to_bytes=most, newer=newer, shared=shared_root))
+        for one in _wanted(home, namespace)
     ]
     return emit(report.freed_text(freed), report.freed_data("gc", freed), as_json=json)
 
 
 def clear(
-    root: str, namespace: str, /, *, yes: bool = False, json: bool = False
+    root: str,
+    namespace: str,
+    /,
+    *,
+    yes: bool = False,
+    shared_root: bool = False,
+    json: bool = False,
 ) -> int:
     """Delete every page of one namespace, and of no other.
 
@@ -99,6 +133,7 @@ def clear(
         root: The store's root directory.
         namespace: The namespace, or enough of its first digits.
         yes: Do not ask.
+        shared_root: Accept a root that others own or may write.
         json: Print one line of JSON.
     """
     from kvdock.segments import survey  # noqa: PLC0415 - numpy
@@ -107,7 +142,7 @@ def clear(
     one = survey.chosen(home, namespace)
     if not yes:
         _confirm(survey.survey(home, one))
-    freed = [(one, survey.clear(home, one))]
+    freed = [(one, survey.clear(home, one, shared=shared_root))]
     return emit(
         report.freed_text(freed), report.freed_data("clear", freed), as_json=json
     )

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvdock.batches import Outcome
+from kvdock.errors import SettingsError
 from kvdock.segments import ThreadEngine
 
 OpenDepot = Callable[..., Any]
@@ -20,7 +21,7 @@ OTHER = hashlib.sha256(b"another namespace").hexdigest()
 
 
 def files_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in folder.rglob("*.*/*"))
 
 
 def test_a_namespace_stays_within_its_quota(open_depot: OpenDepot) -> None:
@@ -100,10 +101,45 @@ def test_a_page_that_can_never_fit_drives_nobody_out(open_depot: OpenDepot) -> N
     limits = {"quota_bytes": 1 << 20, "segment_bytes": 1 << 16}
     small = open_depot(**limits)
     small.put(range(60))
-    large = open_depot(pool="large", page_bytes=2 << 20, **limits)
+    large = open_depot(pool="large", page_bytes=2 << 20, free_bytes=1 << 60)
     assert large.put([1]).outcomes.tolist() == [Outcome.REFUSED]
     assert all(small.there(range(60)))
     assert all(open_depot().there(range(60)))
+
+
+def test_a_quota_below_one_page_is_refused(open_depot: OpenDepot) -> None:
+    least = 8192 + 200
+    with pytest.raises(SettingsError, match=f"no room for one.*{least} bytes"):
+        open_depot(quota_bytes=least - 1)
+    assert open_depot(quota_bytes=least).put([1]).ok.all()
+
+
+def test_what_leaves_no_room_is_told_in_fewer_and_fewer_lines(
+    open_depot: OpenDepot, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_depot(namespace=OTHER).put(range(100))
+    depot = open_depot(free_bytes=1 << 60)
+    for number in range(20):
+        assert list(depot.put([number]).outcomes) == [Outcome.REFUSED]
+    refused = depot.store.counts["segments_refused"]
+    assert refused == 20
+    assert len(caplog.records) == refused.bit_length()
+    said = caplog.messages[0]
+    assert str(depot.root) in said
+    assert "stay free (free_space)" in said
+    assert f"kvdock store gc {depot.root} --namespace {OTHER[:12]}" in said
+
+
+def test_a_quota_that_leaves_no_room_is_named(
+    open_depot: OpenDepot, caplog: pytest.LogCaptureFixture
+) -> None:
+    depot = open_depot(quota_bytes=1 << 20)
+    assert depot.put(range(100)).ok.all()
+    stranger = depot.where(0).path.with_name("stray")
+    stranger.write_bytes(bytes(4 << 20))
+    other = open_depot(pool="draft", page_bytes=1 << 19, quota_bytes=1 << 20)
+    assert list(other.put([1]).outcomes) == [Outcome.REFUSED]
+    assert "its quota is 1.0 MiB" in caplog.text
 
 
 def test_two_stores_on_one_root_keep_one_quota(open_depot: OpenDepot) -> None:

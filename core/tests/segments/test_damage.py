@@ -12,6 +12,7 @@ import pytest
 
 from kvdock.batches import Operation, Outcome
 from kvdock.segments import ThreadEngine
+from kvdock.segments.survey import collect
 
 OpenDepot = Callable[..., Any]
 
@@ -206,6 +207,59 @@ def test_an_index_that_is_not_ours_is_left_alone(
     assert again.put(range(6)).ok.all()
     assert again.get(range(6)) == [OK] * 6
     assert index.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("offset", "content", "stays"),
+    [
+        pytest.param(0, b"SOMEBODY", False, id="foreign"),
+        pytest.param(8, b"\0\0\0\0", False, id="earlier-version"),
+        pytest.param(8, b"\x63\0\0\0", True, id="later-version"),
+        pytest.param(24, b"\xff" * 8, False, id="torn"),
+    ],
+)
+def test_an_index_that_is_not_ours_makes_way_before_a_put_is_refused(
+    open_depot: OpenDepot, offset: int, content: bytes, *, stays: bool
+) -> None:
+    quota = 1 << 20
+    depot = open_depot(quota_bytes=quota)
+    depot.put(range(200))
+    depot.store.close()
+    folder = next(depot.root.glob("*/kv.*"))
+    strangers = [path for path in folder.iterdir() if path.suffix != ".dat"]
+    for path in strangers:
+        overwrite(path, offset, content)
+    again = open_depot(quota_bytes=quota)
+    results = [again.put(range(first, first + 10)) for first in range(1000, 1400, 10)]
+    assert any(result.ok.all() for result in results) is not stays
+    assert any(path.exists() for path in strangers) is stays
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= quota
+
+
+def test_what_is_lost_counts_for_the_quota_and_comes_back(
+    open_depot: OpenDepot,
+) -> None:
+    depot = open_depot()
+    depot.put(range(100))
+    depot.store.close()
+    folder = next(depot.root.glob("*/kv.*"))
+    torn, bare, later = sorted(p for p in folder.iterdir() if p.suffix != ".dat")[:3]
+    overwrite(torn, 0, b"SOMEBODY")
+    folder.joinpath(bare.name.partition(".")[0] + ".dat").unlink()
+    overwrite(later, 8, b"\x63")
+    before = sum(path.stat().st_size for path in folder.iterdir())
+    living = open_depot()
+    assert living.store.fill()[0] == before
+    namespace = depot.store.place.namespace
+    freed = collect(depot.root, namespace)
+    assert freed == before - sum(path.stat().st_size for path in folder.iterdir())
+    assert [torn.exists(), bare.exists(), later.exists()] == [False, False, True]
+    left = living.get(range(100)).count(OK)
+    assert 0 < left < 100
+    assert collect(depot.root, namespace, newer=True) > 0
+    assert not later.exists()
+    assert living.get(range(100)).count(OK) == left
+    assert living.put(range(100)).ok.all()
 
 
 @pytest.mark.parametrize("left", [0, 63, 128, 200, 1000])

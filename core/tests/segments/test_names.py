@@ -12,7 +12,8 @@ import pytest
 
 from kvdock.batches import Batch, Operation
 from kvdock.errors import KvdockError, NamespaceError
-from kvdock.segments import Place, SegmentStore, ThreadEngine
+from kvdock.segments import Place, SegmentStore, ThreadEngine, names
+from kvdock.segments.checking import verify
 from kvdock.segments.names import (
     IndexName,
     open_namespace,
@@ -20,6 +21,8 @@ from kvdock.segments.names import (
     pool_folder,
     read_record,
 )
+from kvdock.segments.survey import clear, collect, namespaces, survey
+from kvdock.segments.tenure import FILE_NAME
 
 OpenDepot = Callable[..., Any]
 RECORD = b'{"model":"tiny"}'
@@ -141,8 +144,10 @@ def test_hostile_keys_stay_in_the_store(open_depot: OpenDepot) -> None:
     hostile = Batch(Operation.PUT, keys, batch.addresses, batch.sizes)
     assert depot.store.run(hostile).ok.all()
     assert depot.store.run(Batch(Operation.EXISTS, keys)).ok.all()
-    homes = {path.parent for path in depot.root.rglob("*") if path.is_file()}
-    assert homes == {next(depot.root.glob("*/kv.*"))}
+    (pool,) = depot.root.glob("*/kv.*")
+    notes = pool.parent / FILE_NAME
+    files = {path for path in depot.root.rglob("*") if path.is_file()} - {notes}
+    assert {path.parent for path in files} == {pool}
 
 
 def test_the_record_of_a_namespace_is_kept_and_compared(tmp_path: Path) -> None:
@@ -175,3 +180,61 @@ def test_names_of_index_files_are_read_as_they_are_spelled() -> None:
     assert IndexName.parse(str(name)) == name
     for wrong in ("x", "0" * 16 + ".dat", f"{name}.tmp", "../" + str(name)):
         assert IndexName.parse(wrong) is None
+
+
+@pytest.mark.parametrize("stray", ["file", "link", "pipe"])
+def test_what_is_only_named_like_a_part_of_the_store_is_passed_over(
+    open_depot: OpenDepot, stray: str
+) -> None:
+    depot = open_depot()
+    assert depot.put(range(20)).ok.all()
+    (pool,) = depot.root.glob("*/kv.*")
+    make: Callable[[Path], object] = {
+        "file": Path.touch,
+        "link": lambda path: path.symlink_to("/etc"),
+        "pipe": os.mkfifo,
+    }[stray]
+    for name in ("0123456789abcdef.00000001.idx", "0123456789abcdef.dat"):
+        make(pool / name)
+    make(pool.parent / "kv.100")
+    make(pool.parent / "draft.4096")
+    make(depot.root / ("ab" * 32))
+    namespace = depot.store.place.namespace
+    assert namespaces(depot.root) == (namespace,)
+    assert [(one.pool, one.pages) for one in survey(depot.root, namespace).pools] == [
+        ("kv", 20)
+    ]
+    assert verify(depot.root, namespace).good == 20
+    fresh = open_depot()
+    assert fresh.get(range(20)) == [0] * 20
+    assert fresh.put(range(20, 40)).ok.all()
+    collect(depot.root, namespace, to_bytes=1 << 30)
+    assert fresh.get(range(40)) == [0] * 40
+    assert clear(depot.root, namespace)
+
+
+def test_a_pipe_among_the_pages_is_a_miss(open_depot: OpenDepot) -> None:
+    depot = open_depot()
+    depot.put(range(6))
+    path = depot.where(0).path
+    depot.store.close()
+    path.unlink()
+    os.mkfifo(path)
+    again = open_depot()
+    assert 0 not in again.get(range(6))
+    assert again.put(range(6)).ok.all()
+    assert again.get(range(6)) == [0] * 6
+
+
+def test_a_store_that_cannot_be_looked_at_is_an_error_in_our_words(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot = open_depot()
+    depot.put(range(3))
+
+    def refuse(*_: object, **__: object) -> int:
+        raise PermissionError(13, "Permission denied", "kv.8192")
+
+    monkeypatch.setattr(names, "open_folder", refuse)
+    with pytest.raises(KvdockError, match="cannot be worked on: Permission denied"):
+        survey(depot.root, depot.store.place.namespace)

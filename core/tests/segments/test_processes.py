@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvdock.batches import Outcome
 from kvdock.segments.folder import Folder
 from kvdock.segments.segment import Segment
 
@@ -66,7 +68,7 @@ class Process:
 
 
 def files_bytes(root: Path) -> int:
-    return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in root.rglob("*.*/*"))
 
 
 def crash(root: Path, kills: int) -> None:
@@ -172,6 +174,40 @@ def test_what_was_cleared_under_a_handle_is_stored_again(
     assert one.put(numbers).ok.all()
     assert all_there(open_depot(), numbers)
     assert not any(one.get(numbers))
+
+
+@pytest.mark.parametrize("depth", ["root", "*", "*/kv.*"])
+def test_what_was_deleted_under_a_handle_is_made_anew(
+    open_depot: OpenDepot, caplog: pytest.LogCaptureFixture, depth: str
+) -> None:
+    depot = open_depot()
+    assert depot.put(range(20)).ok.all()
+    for path in [depot.root] if depth == "root" else list(depot.root.glob(depth)):
+        shutil.rmtree(path)
+    for first in (0, 20, 40):
+        assert depot.put(range(first, first + 20)).ok.all()
+    assert depot.store.counts["reopened"] == 1
+    assert str(depot.root) in caplog.text
+    assert depot.get(range(60)) == [0] * 60
+    fresh = open_depot()
+    assert fresh.get(range(60)) == [0] * 60
+    assert depot.store.usage().pages == 60
+
+
+def test_a_store_that_cannot_be_made_anew_refuses_and_comes_back(
+    open_depot: OpenDepot, caplog: pytest.LogCaptureFixture
+) -> None:
+    depot = open_depot()
+    assert depot.put(range(20)).ok.all()
+    shutil.rmtree(depot.root)
+    depot.root.write_bytes(b"in its place")
+    for _ in range(9):
+        assert set(depot.put(range(5)).outcomes.tolist()) == {int(Outcome.REFUSED)}
+    failed = [line for line in caplog.messages if "cannot be made" in line]
+    assert len(failed) == 4
+    depot.root.unlink()
+    assert depot.put(range(20)).ok.all()
+    assert depot.get(range(20)) == [0] * 20
 
 
 def test_what_has_moved_on_to_a_full_segment_is_not_stored_twice(

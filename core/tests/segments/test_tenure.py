@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvdock.segments import Tenure, tenure
+from kvdock.segments.survey import collect
 
 OpenDepot = Callable[..., Any]
 QUOTA = 2 << 20
@@ -89,3 +90,43 @@ def test_without_locks_nothing_can_be_pinned(open_depot: OpenDepot) -> None:
     depot = open_depot(tenure=Tenure.SILENCE)
     depot.put([1])
     assert depot.store.pin(depot.keys([1])) == [False]
+
+
+def test_what_a_living_writer_fills_is_not_collected(
+    open_depot: OpenDepot, kept_by: Tenure
+) -> None:
+    depot = open_depot(tenure=kept_by)
+    depot.put(range(40))
+    filled = [name for name in index_files(depot) if name.endswith(".open")]
+    assert filled
+    collect(depot.root, depot.store.place.namespace, to_bytes=0)
+    assert index_files(depot) == filled
+    assert 0 in depot.get(range(40))
+
+
+def test_without_a_note_what_may_live_is_not_collected(
+    open_depot: OpenDepot, kept_by: Tenure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot = open_depot(tenure=kept_by)
+    depot.put(range(3))
+    (folder,) = depot.root.glob("*/kv.*")
+    (folder.parent / tenure.FILE_NAME).unlink()
+    half = folder / "00000000000000aa.00000001.new"
+    half.write_bytes(b"half made")
+    namespace = depot.store.place.namespace
+    collect(depot.root, namespace, to_bytes=0)
+    assert len(index_files(depot)) == 2
+    monkeypatch.setattr(tenure, "ABANDONED_S", -1.0)
+    collect(depot.root, namespace, to_bytes=0)
+    left = 1 if kept_by is Tenure.LOCKS else 0  # a lock tells that it lives
+    assert len(index_files(depot)) == left
+
+
+def test_one_writer_without_locks_is_enough_for_locks_to_tell_nothing(
+    open_depot: OpenDepot,
+) -> None:
+    namespace = open_depot().store.place.namespace
+    for kept_by in (Tenure.LOCKS, Tenure.SILENCE, Tenure.LOCKS):
+        depot = open_depot(tenure=kept_by)
+    noted = (depot.root / namespace / tenure.FILE_NAME).read_text()
+    assert noted == Tenure.SILENCE

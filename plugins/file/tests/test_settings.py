@@ -89,6 +89,20 @@ def test_the_probe_tells_that_space_is_short(tmp_path: Path) -> None:
     settings = given(root=str(tmp_path / "root"), free_space="1024 TiB")
     findings = backend.probe(AttachConfig(settings=settings))
     assert [finding.ok for finding in findings] == [True, False]
+    assert findings[-1].hint == "Free some space, or lower free_space."
+
+
+def test_the_probe_names_what_frees_space(tmp_path: Path) -> None:
+    backend = Dock.load(require=["file"]).backends["file"]
+    settings = given(root=str(tmp_path / "root"), free_space="1024 TiB")
+    for namespace, nbytes in (("a" * 64, 1 << 20), ("b" * 64, 1 << 21)):
+        folder = tmp_path / "root" / namespace / "kv.64"
+        folder.mkdir(parents=True)
+        (folder / "0123456789abcdef.dat").write_bytes(bytes(nbytes))
+    (tmp_path / "root").chmod(0o700)
+    hint = backend.probe(AttachConfig(settings=settings))[-1].hint
+    assert "2 namespaces take 3.0 MiB" in hint
+    assert f"kvdock store clear {settings.root} bbbbbbbbbbbb" in hint
 
 
 def test_the_probe_tries_direct_io_if_it_is_wanted(tmp_path: Path) -> None:

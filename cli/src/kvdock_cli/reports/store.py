@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kvdock.settings import format_bytes
 from kvdock_cli.reports.plain import columns, plain
 
 if TYPE_CHECKING:
-    from kvdock.segments.survey import Checked, NamespaceSurvey
+    from kvdock.segments.checking import Checked
+    from kvdock.segments.survey import NamespaceSurvey
 
 _SHORT = 12  # digits that tell namespaces apart for people
 _FEW = 20  # bad pages that are shown one by one
@@ -71,29 +72,56 @@ def survey_data(one: NamespaceSurvey) -> dict[str, object]:
 
 
 def checked_text(found: Sequence[Checked]) -> str:
-    """Render what verifying found; bad pages by their place on disk."""
+    """Render what verifying found; what is wrong by its place on disk."""
     lines = []
     for one in found:
         verdict = f"{one.good} pages are right"
         if one.bad:
             verdict += f", {len(one.bad)} are not"
+        if one.wrong_records:
+            verdict += f", {one.wrong_records} are lost (records not whole)"
+        if one.unreadable_segments:
+            verdict += f", unreadable segments: {len(one.unreadable_segments)}"
         lines.append(f"{one.namespace[:_SHORT]}  {verdict}")
-        lines += [
-            f"  {spot.path} at {spot.offset}, {format_bytes(spot.nbytes)}"
-            for spot in one.bad[:_FEW]
-        ]
-        if len(one.bad) > _FEW:
-            lines.append(f"  and {len(one.bad) - _FEW} more")
-    if any(one.bad for one in found):
-        lines.append("Reads of these are misses, and the next write heals them.")
+        lines += _few(
+            f"{spot.path} at {spot.offset}, {format_bytes(spot.nbytes)}"
+            for spot in one.bad
+        )
+        lines += _few(map(str, one.unreadable_segments))
+    lines += _ways_out(found)
     return "\n".join(lines) or "the store is empty"
 
 
+def _few(lines: Iterable[str]) -> list[str]:
+    every = [f"  {line}" for line in lines]
+    more = [f"  and {len(every) - _FEW} more"] if len(every) > _FEW else []
+    return every[:_FEW] + more
+
+
+def _ways_out(found: Sequence[Checked]) -> list[str]:
+    """Say what to do about what is wrong."""
+    lines = []
+    forgotten = sum(one.forgotten for one in found)
+    if forgotten:
+        lines.append(f"{forgotten} records are forgotten: the next write heals them.")
+    elif any(one.bad or one.wrong_records for one in found):
+        lines.append(
+            "Reads of these are misses; verify --heal forgets them, so that the "
+            "next write stores them anew."
+        )
+    if any(one.unreadable_segments for one in found):
+        lines.append(
+            "Pages of segments that cannot be read are lost; kvdock store gc gives "
+            "their space back."
+        )
+    return lines
+
+
 def checked_data(found: Sequence[Checked]) -> dict[str, object]:
-    """Describe what verifying found as data; bad pages are a problem."""
+    """Describe what verifying found as data; what is wrong is a problem."""
     return {
         "schema": "kvdock.store-verify/1",
-        "ok": not any(one.bad for one in found),
+        "ok": all(one.ok for one in found),
         "namespaces": plain(found),
     }
 

@@ -5,8 +5,8 @@ For backends that keep bytes in files. Loaded only by plugins that ask for it
 """
 
 from kvdock.segments.engine import Engine, Moved, Transfer
+from kvdock.segments.limits import Limits
 from kvdock.segments.place import Place
-from kvdock.segments.space import Limits
 from kvdock.segments.store import SegmentStore, Usage
 from kvdock.segments.tenure import Tenure
 from kvdock.segments.threads import ThreadEngine

@@ -23,10 +23,9 @@ from kvdock.segments.maintenance import sweep
 from kvdock.segments.records import Bools, Records, UInt64s, key_digests, key_seed
 from kvdock.segments.segment import (
     Segment,
-    erase_records,
     open_index,
-    read_record,
     read_records,
+    retire_records,
 )
 from kvdock.segments.table import ABSENT
 
@@ -40,8 +39,8 @@ _PATIENCE = 4
 """At most one part in five of the time goes into looking what others did."""
 _LONGEST_S = 0.05
 """Longest time for which what others did goes unseen by a caller who asks."""
-_GONE = (errno.ENOENT, errno.ELOOP)
-"""Errors that say that a file is not there, or a link stands in its place."""
+_GONE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)
+"""Errors that say that a file is not there, or something else in its place."""
 _LOOKS = 3
 """How often a look-up is repeated because what it found is gone from disk."""
 
@@ -159,6 +158,25 @@ class Catalogue:
                     raise
                 self.folders[object_bytes] = folder
             return self.folders[object_bytes]
+
+    def gone(self) -> bool:
+        """Return whether somebody deleted the namespace, or a folder of it."""
+        fds = [self._namespace_fd, *(one.fd for one in list(self.folders.values()))]
+        return any(map(names.is_gone, fds))
+
+    def reopen(self) -> None:
+        """Make folders anew that somebody deleted.
+
+        Raises:
+            OSError: If one cannot be made.
+        """
+        with self._syncing:
+            for size, folder in self.folders.items():
+                if names.is_gone(folder.fd):
+                    name = names.pool_folder(self._place.pool, size)
+                    fresh = names.open_folder(self._namespace_fd, name, create=True)
+                    names.replace_folder(folder.fd, fresh)
+                    folder.doubt()
 
     def find(self, keys: Sequence[str]) -> Found:
         """Look up keys, again if others have written meanwhile."""
@@ -329,9 +347,7 @@ class Catalogue:
             with suppress(OSError):
                 fd = open_index(segment.folder, str(segment.name), write=True)
                 try:
-                    for place, slot in enumerate(slots.tolist()):
-                        same[place] = read_record(fd, slot) == believed[place].tobytes()
-                    erase_records(fd, slots[same])
+                    same = retire_records(fd, slots, believed)
                 finally:
                     os.close(fd)
             now = self.index.records["check"][rows] == believed["check"]

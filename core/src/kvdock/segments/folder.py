@@ -54,8 +54,7 @@ class Folder:
         self.object_bytes = object_bytes
         self.tenure = tenure
         self.segments: dict[int, Segment] = {}
-        self.invalid_records = 0
-        self.foreign_files = 0
+        self.leftover_bytes = 0  # of files that belong to no known segment
         self._index = index
         self._numbers = numbers
         self._lock = lock
@@ -64,8 +63,9 @@ class Folder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all segments."""
-        return sum(segment.nbytes for segment in list(self.segments.values()))
+        """Bytes of all segments, and of what else lies there."""
+        known = sum(segment.nbytes for segment in list(self.segments.values()))
+        return known + self.leftover_bytes
 
     def doubt(self) -> None:
         """Read the folder again, whatever its time of change says."""
@@ -81,7 +81,7 @@ class Folder:
         stamp = os.fstat(self.fd).st_mtime_ns
         # What is too fresh to be told from a later change is read again.
         self._seen_ns = stamp if now_ns - stamp > _SETTLED_NS else -1
-        listed, data = self._listing()
+        listed, data, files = self._listing()
         changed = False
         for segment in list(self.segments.values()):
             if segment.name.segment not in listed or segment.name.segment not in data:
@@ -96,6 +96,7 @@ class Folder:
                 self._index.reserve(sum(map(self._most_slots, fresh)))
         for name in fresh:
             changed |= self._load(name)
+        self.leftover_bytes = self._bytes_beside_segments(files)
         # Whether a segment is being filled is in its name, so only a scan tells.
         self._filling = [
             segment
@@ -191,7 +192,6 @@ class Folder:
         finally:
             os.close(fd)
         if contents is None:
-            self.foreign_files += 1
             return False
         with self._lock:
             known = self.segments.get(name.segment)
@@ -201,26 +201,44 @@ class Folder:
                 > (name.generation, contents.commits)
             ):
                 return False  # another thread has been here meanwhile
-            self.invalid_records += contents.invalid
             self.admit(name, contents)
         return True
 
-    def _listing(self) -> tuple[dict[int, IndexName], set[int]]:
-        """Return the newest index file of each segment, and who has data."""
+    def _bytes_beside_segments(self, files: dict[str, int]) -> int:
+        """Return the size of files that are torn, foreign, or in the making."""
+        found = 0
+        for file, segment in files.items():
+            if segment not in self.segments:
+                with suppress(FileNotFoundError):
+                    status = os.stat(file, dir_fd=self.fd, follow_symlinks=False)
+                    found += status.st_size
+        return found
+
+    def _listing(self) -> tuple[dict[int, IndexName], set[int], dict[str, int]]:
+        """List the folder.
+
+        Returns:
+            The newest index file of each segment, who has data, and which
+            segment each file belongs to.
+        """
         listed: dict[int, IndexName] = {}
         data: set[int] = set()
+        files: dict[str, int] = {}
         with listing(self.fd) as entries:
             for entry in entries:
                 name = IndexName.parse(entry.name)
                 if name is None:
                     segment = data_segment(entry.name)
+                    files[entry.name] = -1 if segment is None else segment
                     if segment is not None:
                         data.add(segment)
-                elif name.state != "new":
+                    continue
+                files[entry.name] = name.segment
+                if name.state != "new":
                     other = listed.get(name.segment)
                     if other is None or other.generation < name.generation:
                         listed[name.segment] = name
-        return listed, data
+        return listed, data, files
 
     def flush_uses(self) -> None:
         """Write times of use that only this process knows."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import attrs
 import numpy as np
 
+from kvdock.errors import KvdockError, NamespaceError
 from kvdock.segments import names
 from kvdock.segments.maintenance import pool_folders
 from kvdock.segments.records import (
@@ -82,41 +83,89 @@ def segments_of(
 
     Yields:
         Folder name of the pool, name and contents of each index file that is
-        whole.
+        whole and has a file of pages.
     """
-    root_fd = names.open_root(root, shared=True, create=False)
-    try:
-        namespace_fd = names.open_folder(root_fd, names.check_namespace(namespace))
-    except FileNotFoundError:
-        return
-    finally:
-        os.close(root_fd)
-    try:
-        for pool in pool_folders(namespace_fd):
-            folder = names.open_folder(namespace_fd, pool)
+    for pool, folder in folders_of(root, namespace):
+        for name in index_names(folder):
+            contents = None
+            with suppress(OSError):
+                data = os.stat(name.data, dir_fd=folder, follow_symlinks=False)
+                fd = open_index(folder, str(name))
+                try:
+                    contents = read_contents(fd, name, data.st_size)
+                finally:
+                    os.close(fd)
+            if contents is not None:
+                yield pool, name, contents
+
+
+def folders_of(
+    root: Path, namespace: str, *, shared: bool = True
+) -> Iterator[tuple[str, int]]:
+    """Open the folders of a namespace one after the other.
+
+    Args:
+        root: The store's root directory.
+        namespace: Its digest.
+        shared: Accept a root that others own or may write; to look is harmless.
+
+    Yields:
+        Name and descriptor of each; closed when the next one is asked for.
+    """
+    names.check_namespace(namespace)
+    opened = namespace_of(root, namespace, shared=shared)
+    with suppress(NamespaceError), opened as fd:
+        for pool in pool_folders(fd):
+            folder = names.open_folder(fd, pool)
             try:
-                for name, contents in _read_folder(folder):
-                    yield pool, name, contents
+                yield pool, folder
             finally:
                 os.close(folder)
+
+
+@contextmanager
+def namespace_of(root: Path, namespace: str, *, shared: bool = True) -> Iterator[int]:
+    """Open a namespace's folder for a while; the descriptor.
+
+    Args:
+        root: The store's root directory.
+        namespace: Its digest.
+        shared: Accept a root that others own or may write; to look is harmless.
+
+    Raises:
+        NamespaceError: If there is no such namespace, or a folder of it goes
+            meanwhile.
+        KvdockError: If the operating system does not let us look, or work, there.
+    """
+    root_fd = names.open_root(root, shared=shared, create=False)
+    try:
+        fd = names.open_folder(root_fd, names.check_namespace(namespace))
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+    except FileNotFoundError as error:
+        raise NamespaceError(
+            f"namespace {namespace[:12]} of store {str(root)!r} is not there, or "
+            f"goes just now ({error.filename})",
+            fix="`kvdock store ls ROOT` lists what is there.",
+        ) from error
+    except OSError as error:
+        raise KvdockError(
+            f"namespace {namespace[:12]} of store {str(root)!r} cannot be worked on: "
+            f"{error.strerror or error} ({error.filename})",
+            fix="Run this as the user who owns the store.",
+        ) from error
     finally:
-        os.close(namespace_fd)
+        os.close(root_fd)
 
 
-def _read_folder(folder: int) -> Iterator[tuple[names.IndexName, Contents]]:
+def index_names(folder: int) -> tuple[names.IndexName, ...]:
+    """Return the index files of a folder, sorted, but for half-made ones."""
     with names.listing(folder) as entries:
         found = sorted(entry.name for entry in entries)
-    for name in filter(None, map(names.IndexName.parse, found)):
-        contents = None
-        with suppress(OSError):
-            data = os.stat(name.data, dir_fd=folder, follow_symlinks=False)
-            fd = open_index(folder, str(name))
-            try:
-                contents = read_contents(fd, name, data.st_size)
-            finally:
-                os.close(fd)
-        if contents is not None and name.state != "new":
-            yield name, contents
+    parsed = filter(None, map(names.IndexName.parse, found))
+    return tuple(name for name in parsed if name.state != "new")
 
 
 def location(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from contextlib import suppress
 
 import attrs
@@ -12,18 +13,22 @@ from kvdock.segments import tenure
 from kvdock.segments.names import (
     IndexName,
     data_segment,
+    is_folder,
     listing,
     open_folder,
     parse_pool_folder,
 )
-from kvdock.segments.segment import open_index
+from kvdock.segments.records import HEADER_BYTES, is_newer
+from kvdock.segments.segment import open_index, read_header
 from kvdock.segments.tenure import Tenure
 
 
 def pool_folders(namespace_fd: int) -> list[str]:
     """Return the names of a namespace's folders of segments, sorted."""
     with listing(namespace_fd) as entries:
-        return sorted(e.name for e in entries if parse_pool_folder(e.name))
+        return sorted(
+            e.name for e in entries if parse_pool_folder(e.name) and is_folder(e)
+        )
 
 
 def clear_namespace(namespace_fd: int) -> int:
@@ -61,9 +66,16 @@ def _clear_folder(folder: int) -> int:
 
 
 def delete_unowned(
-    namespace_fd: int, pool: str, name: str, kept_by: Tenure = Tenure.LOCKS
+    namespace_fd: int, pool: str, name: str, kept_by: Tenure | None
 ) -> bool:
-    """Delete one segment, unless it has a writer or is pinned."""
+    """Delete one segment, unless it has a writer or is pinned.
+
+    Args:
+        namespace_fd: Descriptor of the namespace's folder.
+        pool: Name of the segment's folder.
+        name: Name of its index file.
+        kept_by: How it is told that a writer lives; None where nobody knows.
+    """
     index_name = IndexName.parse(name)
     if index_name is None:
         return False
@@ -76,18 +88,16 @@ def delete_unowned(
     return False
 
 
-def _delete(folder: int, name: IndexName, kept_by: Tenure) -> bool:
-    if kept_by is Tenure.SILENCE:
-        if name.state == "open":
-            return False
-        # Who renames it has it; the others find that it is not there.
-        fresh = attrs.evolve(name, generation=name.generation + 1, state="open")
-        os.rename(str(name), str(fresh), src_dir_fd=folder, dst_dir_fd=folder)
-        name = fresh
+def _delete(folder: int, name: IndexName, kept_by: Tenure | None) -> bool:
     fd = open_index(folder, str(name), write=True)
     try:
-        if kept_by is Tenure.LOCKS and not (tenure.claim(fd) and tenure.unpinned(fd)):
+        if not _given_up(fd, name, kept_by):
             return False
+        if kept_by is not Tenure.LOCKS:
+            # Who renames it has it; the others find that it is not there.
+            fresh = attrs.evolve(name, generation=name.generation + 1, state="open")
+            os.rename(str(name), str(fresh), src_dir_fd=folder, dst_dir_fd=folder)
+            name = fresh
         os.unlink(str(name), dir_fd=folder)
         os.unlink(name.data, dir_fd=folder)
     finally:
@@ -95,8 +105,21 @@ def _delete(folder: int, name: IndexName, kept_by: Tenure) -> bool:
     return True
 
 
-def sweep(folder: int, kept_by: Tenure = Tenure.LOCKS) -> int:
+def sweep(
+    folder: int,
+    kept_by: Tenure | None,
+    *,
+    lost: bool = False,
+    newer: bool = False,
+) -> int:
     """Delete what writers left behind that died while making a segment.
+
+    Args:
+        folder: Descriptor of a folder of segments.
+        kept_by: How it is told that a writer lives; None where nobody knows.
+        lost: Delete segments as well whose index is torn or of an earlier
+            version, and index files without pages.
+        newer: Delete segments of a later version as well.
 
     Returns:
         Bytes that came back.
@@ -105,26 +128,50 @@ def sweep(folder: int, kept_by: Tenure = Tenure.LOCKS) -> int:
     with listing(folder) as entries:
         names = [entry.name for entry in entries]
     parsed = [name for name in map(IndexName.parse, names) if name]
-    known = {name.segment for name in parsed if name.state != "new"}
+    known = Counter(name.segment for name in parsed if name.state != "new")
     making = {name.segment for name in parsed if name.state == "new"}
     for name in parsed:
-        if name.state == "new" and name.segment not in known:
-            freed += _unlink_abandoned(folder, name, kept_by)
+        if name.state == "new":
+            if not known[name.segment]:
+                freed += _unlink_abandoned(folder, name, kept_by)
+        elif lost and not _of_use(folder, name, newer=newer):
+            # Pages that another index file describes stay.
+            freed += _unlink_abandoned(
+                folder, name, kept_by, with_data=known[name.segment] == 1
+            )
     for file in names:
         segment = data_segment(file)
-        if segment is None or segment in known | making:
+        if segment is None or known[segment] or segment in making:
             continue
         freed += _unlink_orphan(folder, segment)
     return freed
 
 
-def _unlink_abandoned(folder: int, name: IndexName, kept_by: Tenure) -> int:
+def _of_use(folder: int, name: IndexName, *, newer: bool) -> bool:
+    """Return whether some version can read a segment, or it is not there."""
+    with suppress(OSError):
+        fd = open_index(folder, str(name))
+        try:
+            if is_newer(os.pread(fd, HEADER_BYTES, 0)):
+                return not newer
+            os.stat(name.data, dir_fd=folder, follow_symlinks=False)
+            return read_header(fd, name) is not None
+        except FileNotFoundError:
+            return False
+        finally:
+            os.close(fd)
+    return True
+
+
+def _unlink_abandoned(
+    folder: int, name: IndexName, kept_by: Tenure | None, *, with_data: bool = True
+) -> int:
     freed = 0
     with suppress(OSError):
         fd = open_index(folder, str(name), write=True)
         try:
-            if _given_up(fd, kept_by):
-                for file in (name.data, str(name)):
+            if _given_up(fd, name, kept_by):
+                for file in (name.data, str(name)) if with_data else (str(name),):
                     with suppress(FileNotFoundError):
                         size = os.stat(file, dir_fd=folder).st_size
                         os.unlink(file, dir_fd=folder)
@@ -134,9 +181,13 @@ def _unlink_abandoned(folder: int, name: IndexName, kept_by: Tenure) -> int:
     return freed
 
 
-def _given_up(fd: int, kept_by: Tenure) -> bool:
-    if kept_by is Tenure.LOCKS:
-        return tenure.claim(fd)
+def _given_up(fd: int, name: IndexName, kept_by: Tenure | None) -> bool:
+    """Return whether a segment has no writer, and nobody pins it."""
+    if kept_by is not Tenure.SILENCE and not (tenure.claim(fd) and tenure.unpinned(fd)):
+        return False
+    if kept_by is Tenure.LOCKS or name.state == "idx":
+        return True
+    # Its writer may live where no lock can tell.
     return time.time() - os.fstat(fd).st_mtime > tenure.ABANDONED_S
 
 

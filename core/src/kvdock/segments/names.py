@@ -7,6 +7,7 @@ names.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -95,6 +96,22 @@ def is_namespace(name: str) -> bool:
     return _NAMESPACE.fullmatch(name) is not None
 
 
+def namespaces_in(root: int) -> tuple[str, ...]:
+    """Return the namespaces that a store holds, sorted.
+
+    Args:
+        root: Descriptor of its root.
+    """
+    with listing(root) as entries:
+        found = [e.name for e in entries if is_namespace(e.name) and is_folder(e)]
+    return tuple(sorted(found))
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether this is a folder, and no link to one."""
+    return entry.is_dir(follow_symlinks=False)
+
+
 def check_namespace(name: str) -> str:
     """Return a namespace digest that is safe as a folder name.
 
@@ -140,9 +157,29 @@ def open_root(root: Path, *, shared: bool = False, create: bool = True) -> int:
         os.close(fd)
         raise KvdockError(
             f"store {str(root)!r} {problem}: others could plant pages in it",
-            fix="Use a directory of your own with mode 700, or allow sharing.",
+            fix="Use a directory of your own with mode 700, or allow it (shared_root).",
         )
     return fd
+
+
+def open_file(folder: int, name: str, flags: int) -> int:
+    """Open a file inside a folder; return a descriptor.
+
+    Args:
+        folder: Descriptor of the folder.
+        name: The file's name.
+        flags: How to open it, as for `os.open`.
+
+    Raises:
+        OSError: If it is missing, a link, or anything but a file: ENXIO then.
+    """
+    # A pipe of that name would let us wait for whoever opens its other end.
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    fd = os.open(name, flags, 0o600, dir_fd=folder)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.ENXIO, "no file, but something of its name", name)
 
 
 def open_folder(parent: int, name: str, *, create: bool = False) -> int:
@@ -155,6 +192,27 @@ def open_folder(parent: int, name: str, *, create: bool = False) -> int:
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent)
     return os.open(name, _FOLDER, dir_fd=parent)
+
+
+def is_gone(fd: int) -> bool:
+    """Return whether a folder was deleted since it was opened."""
+    return not os.fstat(fd).st_nlink
+
+
+def replace_folder(fd: int, fresh: int) -> None:
+    """Let a descriptor be that of another folder, for all who hold it.
+
+    Threads that use it meanwhile use the one or the other, and never a number
+    that has been given to some other file.
+
+    Args:
+        fd: The descriptor.
+        fresh: Descriptor of the other folder; closed.
+    """
+    try:
+        os.dup2(fresh, fd, inheritable=False)
+    finally:
+        os.close(fresh)
 
 
 @contextmanager
@@ -206,7 +264,7 @@ def _keep_record(fd: int, namespace: str, record: bytes) -> None:
             fix="Somebody changed it: clear this namespace, or delete the file.",
         )
     if record and not stored:
-        _write_aside(fd, RECORD_NAME, record)
+        write_aside(fd, RECORD_NAME, record)
 
 
 def fits(record: bytes, namespace: str) -> bool:
@@ -216,16 +274,20 @@ def fits(record: bytes, namespace: str) -> bool:
 
 def read_record(namespace: int) -> bytes:
     """Return what a namespace covers, or nothing where that is not kept."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    return read_aside(namespace, RECORD_NAME)
+
+
+def read_aside(folder: int, name: str) -> bytes:
+    """Read a small file that `write_aside` wrote; nothing if there is none."""
     try:
-        fd = os.open(RECORD_NAME, flags, dir_fd=namespace)
+        fd = open_file(folder, name, os.O_RDONLY)
     except FileNotFoundError:
         return b""
     with os.fdopen(fd, "rb") as file:
         return file.read(1 << 24)
 
 
-def _write_aside(folder: int, name: str, content: bytes) -> None:
+def write_aside(folder: int, name: str, content: bytes) -> None:
     """Write a file that others see whole or not at all."""
     aside = f".{name}.{os.urandom(8).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -22,7 +22,8 @@ import numpy.typing as npt
 import xxhash
 
 FORMAT_VERSION = 1
-"""Version of the layout; files of another one are left alone."""
+"""Version of the layout; files of another one are not read, and those of a later
+one are left alone."""
 
 MAGIC = b"KVDOCKSG"
 HEADER_BYTES = 64
@@ -169,6 +170,14 @@ def parse_header(raw: bytes) -> Records | None:
     row = np.frombuffer(raw[:HEADER_BYTES], HEADER)
     good = row["magic"][0] == MAGIC and row["version"][0] == FORMAT_VERSION
     return row if good and fold(row)[0] == row["check"][0] else None
+
+
+def is_newer(raw: bytes) -> bool:
+    """Return whether a header is that of a later version of the layout."""
+    if len(raw) < HEADER_BYTES:
+        return False
+    row = np.frombuffer(raw[:HEADER_BYTES], HEADER)
+    return bool(row["magic"][0] == MAGIC and row["version"][0] > FORMAT_VERSION)
 
 
 def valid(rows: Records, segment: int, slots: Int64s) -> Bools:

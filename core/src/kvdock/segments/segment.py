@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.segments import tenure
-from kvdock.segments.names import IndexName
+from kvdock.segments.names import IndexName, open_file
 from kvdock.segments.records import (
     COMMITS_AT,
+    HEADER_BYTES,
     RECORD,
     RECORD_BYTES,
     RECORDS_AT,
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from kvdock.segments.index import Rows
 
 Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
-_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_SLOTS = 1 << 24
 
 
@@ -50,7 +51,8 @@ class Contents:
         commits: Changes whenever records are added.
         records: (slots,); what is not valid is zero.
         used_ns: int64 (slots,).
-        invalid: Records that are there but wrong.
+        wrong_slots: int64 (n,), slots whose record is there but wrong.
+        wrong_records: (n,), those records as they are.
     """
 
     slots: int
@@ -59,17 +61,31 @@ class Contents:
     commits: int
     records: Records
     used_ns: Int64s
-    invalid: int
+    wrong_slots: Int64s
+    wrong_records: Records
 
 
 def open_index(folder: int, name: str, *, write: bool = False) -> int:
     """Open an index file.
 
     Raises:
-        OSError: If it is not there any more, or a link.
+        OSError: If it is not there any more, a link, or no file.
     """
-    mode = os.O_RDWR if write else os.O_RDONLY
-    return os.open(name, mode | _FLAGS, dir_fd=folder)
+    return open_file(folder, name, os.O_RDWR if write else os.O_RDONLY)
+
+
+def read_header(fd: int, name: IndexName) -> Records | None:
+    """Read what an index file begins with.
+
+    Returns:
+        None if it is torn, another segment's, or of another version.
+    """
+    header = parse_header(os.pread(fd, HEADER_BYTES, 0))
+    if header is None or int(header["segment"][0]) != name.segment:
+        return None
+    if int(header["slots"][0]) > _MOST_SLOTS or int(header["slot_bytes"][0]) >= 2**47:
+        return None  # nobody wrote that
+    return header
 
 
 def read_contents(fd: int, name: IndexName, data_bytes: int) -> Contents | None:
@@ -83,15 +99,13 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> Contents | None:
     Returns:
         None if the file is torn at its head or of another version.
     """
+    header = read_header(fd, name)
+    if header is None:
+        return None
     raw = b""
     while chunk := os.pread(fd, 1 << 30, len(raw)):
         raw += chunk
-    header = parse_header(raw)
-    if header is None or int(header["segment"][0]) != name.segment:
-        return None
     slots, slot_bytes = int(header["slots"][0]), int(header["slot_bytes"][0])
-    if slots > _MOST_SLOTS or slot_bytes >= 2**47:
-        return None  # nobody wrote that
     whole = min(slots, max(0, len(raw) - RECORDS_AT) // RECORD_BYTES)
     records = np.zeros(slots, RECORD)
     records[:whole] = np.frombuffer(raw, RECORD, whole, RECORDS_AT)
@@ -101,6 +115,8 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> Contents | None:
     if slot_bytes:
         good &= (numbers + 1) * slot_bytes <= data_bytes
         good &= records["nbytes"] <= np.uint64(slot_bytes)
+    wrong_slots = np.flatnonzero(there & ~good)
+    wrong_records = records[wrong_slots]
     records[~good] = np.zeros((), RECORD)
     used_ns = records["stored_ns"].astype(np.int64)
     if len(raw) >= index_bytes(slots):
@@ -112,7 +128,8 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> Contents | None:
         commits=int.from_bytes(raw[COMMITS_AT : COMMITS_AT + 8], "little"),
         records=records,
         used_ns=used_ns,
-        invalid=int((there & ~good).sum()),
+        wrong_slots=wrong_slots,
+        wrong_records=wrong_records,
     )
 
 
@@ -179,6 +196,24 @@ def erase_records(fd: int, slots: Int64s) -> None:
     if len(slots):
         ordered = np.sort(slots)
         write_records(fd, ordered, np.zeros(len(ordered), RECORD))
+
+
+def retire_records(fd: int, slots: Int64s, believed: Records) -> Bools:
+    """Erase records that are still what they are believed to be.
+
+    Args:
+        fd: The index file, open for writing.
+        slots: int64 (n,), all different.
+        believed: (n,).
+
+    Returns:
+        bool (n,): which of them were erased; the others had been replaced.
+    """
+    same = np.zeros(len(slots), np.bool_)
+    for place, slot in enumerate(slots.tolist()):
+        same[place] = read_record(fd, slot) == believed[place].tobytes()
+    erase_records(fd, slots[same])
+    return same
 
 
 @attrs.define(eq=False)
@@ -327,8 +362,7 @@ def make_index(
     Raises:
         OSError: If there is no space.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS
-    fd = os.open(str(name), flags, 0o600, dir_fd=folder)
+    fd = open_file(folder, str(name), os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         if kept_by is Tenure.LOCKS:
             tenure.claim(fd)

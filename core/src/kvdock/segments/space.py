@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.segments.names import (
-    IndexName,
-)
+from kvdock.segments.full import is_told, mebibytes, why_full
+from kvdock.segments.limits import LEAST_SEGMENTS, least_bytes, slot_bytes_of
+from kvdock.segments.maintenance import sweep
+from kvdock.segments.names import IndexName
 from kvdock.segments.records import header_of, index_bytes
 from kvdock.segments.segment import (
     Segment,
@@ -38,35 +39,17 @@ if TYPE_CHECKING:
     from kvdock.segments.engine import Engine
     from kvdock.segments.folder import Folder
     from kvdock.segments.index import Index
+    from kvdock.segments.limits import Limits
     from kvdock.segments.neighbours import Neighbours
+    from kvdock.segments.place import Place
 
 log = logging.getLogger("kvdock.segments")
 
 _MOST_SLOTS = 1 << 16
-_LEAST_SEGMENTS = 12  # of a quota: one segment is what eviction takes at once
 _FIRST_BYTES = 16 << 20  # size of a pool's first segment
 _MOST_EMPTIED = 8  # segments beyond the one that is needed
 _SAMPLE = 1 << 14  # pages that tell how warm the usual one is
 _MARK_SLOTS = 4096  # of a segment whose objects have no bytes
-
-
-@attrs.frozen(kw_only=True)
-class Limits:
-    """How much a namespace may take.
-
-    Args:
-        quota_bytes: Most bytes of all its pools; 0 for no quota.
-        high_watermark: Share of the quota at which old pages begin to go.
-        low_watermark: Share of the quota that pages take once they have gone.
-        free_bytes: Space that the file system keeps free.
-        segment_bytes: Size of a segment; smaller where space is short.
-    """
-
-    quota_bytes: int = 0
-    high_watermark: float = 1.0
-    low_watermark: float = 0.95
-    free_bytes: int = 0
-    segment_bytes: int = 256 << 20
 
 
 @attrs.frozen
@@ -74,6 +57,7 @@ class Space:
     """Segments for one writer in one namespace.
 
     Args:
+        place: Where the store is.
         namespace_fd: Descriptor of the namespace's folder.
         limits: How much it may take.
         neighbours: The namespace's folders, this one among them.
@@ -83,6 +67,7 @@ class Space:
         counts: What happened, by name.
     """
 
+    place: Place
     namespace_fd: int
     limits: Limits
     neighbours: Neighbours
@@ -98,7 +83,25 @@ class Space:
             None where there is no space at all.
         """
         folder.scan()
-        return self._adopt(folder) or self._create(folder) or self._make_way(folder)
+        failed = self.counts["segments_failed"]
+        found = self._adopt(folder) or self._create(folder) or self._make_way(folder)
+        if found is None and self.counts["segments_failed"] == failed:
+            self.counts["segments_refused"] += 1
+            if is_told(self.counts["segments_refused"]):
+                place = self.place
+                log.warning(why_full(place.root, place.namespace, self._bound(folder)))
+        return found
+
+    def _bound(self, folder: Folder) -> str:
+        """Say what leaves no room for a segment of this folder."""
+        floor, quota = self.limits.free_bytes, self.limits.quota_bytes
+        free = self.free_bytes()
+        if quota and self._room(folder) < free - floor:
+            return f"its quota is {mebibytes(quota)}, all pools together"
+        return (
+            f"its file system has {mebibytes(free)} left, of which "
+            f"{mebibytes(floor)} stay free (free_space)"
+        )
 
     def usage_bytes(self) -> int:
         """Return the bytes that all pools of the namespace take."""
@@ -178,7 +181,7 @@ class Space:
             folder: Where it goes.
             least: Share of the usual size below which it is not worth while.
         """
-        slot_bytes = _slot_bytes(folder.object_bytes, self.engine.alignment)
+        slot_bytes = slot_bytes_of(folder.object_bytes, self.engine.alignment)
         usual = self._slots(folder, slot_bytes)
         fixed, each = index_bytes(0), slot_bytes + index_bytes(1) - index_bytes(0)
         slots = min(usual, (self._room(folder) - fixed) // each)
@@ -188,12 +191,13 @@ class Space:
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     self.counts["segments_failed"] += 1
-                    # Every put comes here: the 1st, 2nd, 4th, 8th ... is told.
-                    if self.counts["segments_failed"].bit_count() == 1:
-                        log.warning("a segment could not be made: %s", error)
+                    if is_told(self.counts["segments_failed"]):
+                        root = self.place.root
+                        log.warning("no new segment in store %s: %s", root, error)
                     return None
                 slots //= 2
                 continue
+            folder.scan()
             if self._room(folder) >= 0:
                 return made
             # Another writer made one at the same time: one of us has to yield.
@@ -207,7 +211,7 @@ class Space:
             return _MARK_SLOTS
         most = self.limits.segment_bytes
         if self.limits.quota_bytes:
-            most = min(most, self.limits.quota_bytes // _LEAST_SEGMENTS)
+            most = min(most, self.limits.quota_bytes // LEAST_SEGMENTS)
         # Segments grow with the pool, so that a small pool takes little space.
         most = min(most, max(_FIRST_BYTES, folder.nbytes))
         return max(1, min(_MOST_SLOTS, most // slot_bytes))
@@ -217,9 +221,8 @@ class Space:
         limits = self.limits
         room = self.free_bytes() - limits.free_bytes
         if limits.quota_bytes:
-            high = int(limits.quota_bytes * limits.high_watermark)
             others = self.neighbours.usage_bytes(but_fd=folder.fd)
-            room = min(room, high - others - folder.nbytes)
+            room = min(room, limits.high_bytes - others - folder.nbytes)
         return room
 
     def free_bytes(self) -> int:
@@ -256,7 +259,16 @@ class Space:
         return segment
 
     def _make_way(self, folder: Folder) -> Segment | None:
-        """Recycle the coldest segment, or delete colder ones elsewhere."""
+        """Recycle the coldest segment, or delete colder ones elsewhere.
+
+        What nobody can read goes first.
+        """
+        if folder.leftover_bytes and sweep(folder.fd, folder.tenure, lost=True):
+            self.counts["leftovers_swept"] += 1
+            folder.scan()
+            made = self._create(folder)
+            if made:
+                return made
         passed: set[Segment] = set()
         while segment := self._coldest(folder, passed):
             if self.neighbours.delete_one(folder.fd, colder_than_ns=segment.heat_ns):
@@ -280,9 +292,9 @@ class Space:
 
     def _could_make_way(self, folder: Folder) -> bool:
         """Return whether one slot would fit if all other folders were empty."""
-        slot_bytes = _slot_bytes(folder.object_bytes, self.engine.alignment)
+        least = least_bytes(folder.object_bytes, self.engine.alignment)
         others = self.neighbours.usage_bytes(but_fd=folder.fd)
-        return self._room(folder) + others >= slot_bytes + index_bytes(1)
+        return self._room(folder) + others >= least
 
     def _go_down(self, folder: Folder) -> None:
         """Empty cold segments as well, until pages are at the low watermark.
@@ -358,7 +370,3 @@ class Space:
             with suppress(OSError):
                 os.unlink(name, dir_fd=folder.fd)
         folder.drop(segment)
-
-
-def _slot_bytes(object_bytes: int, alignment: int) -> int:
-    return -(-object_bytes // alignment) * alignment

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,11 +18,13 @@ from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import KvdockError
 from kvdock.segments import names, tenure
 from kvdock.segments.catalogue import Catalogue
+from kvdock.segments.full import is_told
+from kvdock.segments.limits import Limits
 from kvdock.segments.maintenance import clear_namespace
 from kvdock.segments.neighbours import Neighbours
 from kvdock.segments.reader import Reader
 from kvdock.segments.segment import open_index, read_record
-from kvdock.segments.space import Limits, Space
+from kvdock.segments.space import Space
 from kvdock.segments.tenure import Tenure
 from kvdock.segments.writer import Writer
 
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 
     from kvdock.segments.engine import Engine
     from kvdock.segments.place import Place
+
+log = logging.getLogger("kvdock.segments")
 
 
 @attrs.frozen(kw_only=True)
@@ -71,7 +77,8 @@ class SegmentStore:
         limits: How much the namespace may take.
 
     Raises:
-        KvdockError: If root or namespace are not what they should be.
+        KvdockError: If root or namespace are not what they should be, or one
+            object is more than the quota.
     """
 
     def __init__(
@@ -82,11 +89,9 @@ class SegmentStore:
         self._engine = engine
         self._limits = limits or Limits()
         names.check_namespace(place.namespace)
-        root_fd = names.open_root(place.root, shared=place.shared)
+        self._limits.check(max(place.object_bytes, default=0), engine.alignment)
         try:
-            self._namespace_fd = names.open_namespace(
-                root_fd, place.namespace, place.record
-            )
+            self._namespace_fd = self._open_namespace()
             try:
                 self._begin()
             except BaseException:
@@ -99,13 +104,22 @@ class SegmentStore:
                 fix="Let this user write there, free some space, and move away "
                 "what is no folder of the store.",
             ) from error
+
+    def _open_namespace(self) -> int:
+        place = self.place
+        root_fd = names.open_root(place.root, shared=place.shared)
+        try:
+            fd = names.open_namespace(root_fd, place.namespace, place.record)
         finally:
             os.close(root_fd)
+        tenure.remember(fd, place.tenure)
+        return fd
 
     def _begin(self) -> None:
         """Read the store: at the start, and anew in a forked child."""
         self._pid = os.getpid()
         self._pins: dict[str, int] = {}
+        self._reopening = threading.Lock()
         self._catalogue = Catalogue(
             self._namespace_fd,
             self.place,
@@ -113,6 +127,7 @@ class SegmentStore:
             self.counts,
         )
         self._space = Space(
+            self.place,
             self._namespace_fd,
             self._limits,
             Neighbours(self._namespace_fd, self.place.tenure),
@@ -140,6 +155,7 @@ class SegmentStore:
                 outcomes[found.there] = Outcome.OK
                 return BatchResult.of(batch, outcomes)
             case Operation.PUT:
+                self._check_gone()
                 return self._writer.put(batch)
             case Operation.GET:
                 return self._reader.get(batch)
@@ -153,6 +169,25 @@ class SegmentStore:
             # Threads, locks and claims are the parent's: start over.
             self._catalogue.abandon()
             self._begin()
+
+    def _check_gone(self) -> None:
+        """Make anew what somebody deleted, or say why that fails."""
+        if not self._catalogue.gone():
+            return
+        root = self.place.root
+        with self._reopening:
+            if not self._catalogue.gone():
+                return  # another thread was first
+            try:
+                if names.is_gone(self._namespace_fd):
+                    names.replace_folder(self._namespace_fd, self._open_namespace())
+                self._catalogue.reopen()
+                self.counts["reopened"] += 1
+                log.warning("store %s was deleted in use: it is made anew", root)
+            except (OSError, KvdockError) as error:
+                self.counts["reopen_failed"] += 1
+                if is_told(self.counts["reopen_failed"]):
+                    log.warning("deleted store %s cannot be made: %s", root, error)
 
     def _delete(self, batch: Batch) -> BatchResult:
         # What has moved to a full segment is looked for under its new name.

@@ -1,4 +1,4 @@
-"""Looking at whole stores: what is in them, whether it is right.
+"""Looking at whole stores: what is in them, and what can go.
 
 For the command line and other tools. Everything here reads the files alone,
 beside processes that may be using them.
@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import attrs
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from kvdock.errors import NamespaceError
-from kvdock.segments import names
-from kvdock.segments.inspect import Location, location, segments_of
+from kvdock.segments import names, tenure
+from kvdock.segments.inspect import namespace_of, segments_of
 from kvdock.segments.maintenance import clear_namespace, delete_unowned, sweep
 from kvdock.segments.neighbours import Neighbours
-
-_PIECE_BYTES = 4 << 20
 
 
 @attrs.frozen(kw_only=True)
@@ -80,21 +75,6 @@ class NamespaceSurvey:
         return sum(pool.file_bytes for pool in self.pools)
 
 
-@attrs.frozen(kw_only=True)
-class Checked:
-    """What became of verifying the pages of a namespace.
-
-    Args:
-        namespace: Its digest.
-        good: Pages whose bytes are those that were stored.
-        bad: Those that are not: a read of them is a miss.
-    """
-
-    namespace: str
-    good: int
-    bad: tuple[Location, ...]
-
-
 def namespaces(root: Path) -> tuple[str, ...]:
     """Return the namespaces that a store holds, sorted.
 
@@ -103,11 +83,9 @@ def namespaces(root: Path) -> tuple[str, ...]:
     """
     fd = names.open_root(root, shared=True, create=False)
     try:
-        with names.listing(fd) as entries:
-            found = [e.name for e in entries if names.is_namespace(e.name)]
+        return names.namespaces_in(fd)
     finally:
         os.close(fd)
-    return tuple(sorted(found))
 
 
 def chosen(root: Path, prefix: str) -> str:
@@ -127,7 +105,7 @@ def chosen(root: Path, prefix: str) -> str:
 
 def survey(root: Path, namespace: str) -> NamespaceSurvey:
     """Count what a store holds of one namespace."""
-    with _namespace(root, namespace) as fd:
+    with namespace_of(root, namespace) as fd:
         record = names.read_record(fd)
         listed = Neighbours(fd).bytes_of()
     fits = bool(record) and names.fits(record, namespace)
@@ -137,7 +115,7 @@ def survey(root: Path, namespace: str) -> NamespaceSurvey:
     for folder, _, contents in segments_of(root, namespace):
         live = contents.records["check"] != 0
         nbytes = int(contents.records["nbytes"][live].sum())
-        one = [1, int(live.sum()), nbytes, contents.invalid]
+        one = [1, int(live.sum()), nbytes, len(contents.wrong_slots)]
         totals.setdefault(folder, np.zeros(4, np.int64))[:] += one
         if live.any():
             used_ns = max(used_ns, int(contents.used_ns[live].max()))
@@ -170,63 +148,56 @@ def _pool_survey(
     )
 
 
-def verify(
-    root: Path, namespace: str, tell: Callable[[int], None] | None = None
-) -> Checked:
-    """Read every page of a namespace and compare its checksum.
-
-    Args:
-        root: The store's root directory.
-        namespace: Its digest.
-        tell: Called with the bytes that were read since its last call.
-    """
-    good = 0
-    bad: list[Location] = []
-    for folder, name, contents in segments_of(root, namespace):
-        home = root / namespace
-        fd = -1
-        with suppress(OSError):
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open(home / folder / name.data, flags)
-        for slot in np.flatnonzero(contents.records["check"] != 0).tolist():
-            spot = location(home, folder, name, contents, slot)
-            if fd >= 0 and _checksum(fd, spot) == spot.checksum:
-                good += 1
-            elif _still_there(spot, contents.records[slot].tobytes()):
-                bad.append(spot)
-            if tell:
-                tell(spot.nbytes)
-        if fd >= 0:
-            os.close(fd)
-    return Checked(namespace=namespace, good=good, bad=tuple(bad))
-
-
-def collect(root: Path, namespace: str, *, to_bytes: int | None = None) -> int:
+def collect(
+    root: Path,
+    namespace: str,
+    *,
+    to_bytes: int | None = None,
+    newer: bool = False,
+    shared: bool = False,
+) -> int:
     """Give back what crashed writers left, and the coldest pages if told to.
+
+    Segments that nobody can read go as well.
 
     Args:
         root: The store's root directory.
         namespace: Its digest.
         to_bytes: Most bytes that the namespace may keep, or None.
+        newer: Delete what a later version of kvdock has stored.
+        shared: Accept a root that others own or may write.
 
     Returns:
         Bytes that came back.
+
+    Raises:
+        KvdockError: If others own the root or may write there.
     """
     freed = 0
-    with _namespace(root, namespace) as fd:
+    with namespace_of(root, namespace, shared=shared) as fd:
+        kept_by = tenure.remembered(fd)
         neighbours = Neighbours(fd)
         for folder in neighbours.bytes_of():
             folder_fd = names.open_folder(fd, folder)
-            freed += sweep(folder_fd)
+            freed += sweep(folder_fd, kept_by, lost=True, newer=newer)
             os.close(folder_fd)
         if to_bytes is not None:
             freed += _shrink(root, namespace, fd, to_bytes)
     return freed
 
 
-def clear(root: Path, namespace: str) -> int:
-    """Delete all pages of a namespace; return the bytes that came back."""
-    with _namespace(root, namespace) as fd:
+def clear(root: Path, namespace: str, *, shared: bool = False) -> int:
+    """Delete all pages of a namespace; return the bytes that came back.
+
+    Args:
+        root: The store's root directory.
+        namespace: Its digest.
+        shared: Accept a root that others own or may write.
+
+    Raises:
+        KvdockError: If others own the root or may write there.
+    """
+    with namespace_of(root, namespace, shared=shared) as fd:
         return clear_namespace(fd)
 
 
@@ -240,40 +211,6 @@ def _shrink(root: Path, namespace: str, fd: int, to_bytes: int) -> int:
     for _, folder, file in sorted(by_use):
         if now <= to_bytes:
             break
-        if delete_unowned(fd, folder, file):
+        if delete_unowned(fd, folder, file, tenure.remembered(fd)):
             now = Neighbours(fd).usage_bytes()
     return begun - now
-
-
-@contextmanager
-def _namespace(root: Path, namespace: str) -> Iterator[int]:
-    root_fd = names.open_root(root, shared=True, create=False)
-    try:
-        fd = names.open_folder(root_fd, names.check_namespace(namespace))
-    finally:
-        os.close(root_fd)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _checksum(fd: int, spot: Location) -> int | None:
-    """Return the checksum of an object's bytes; None if they are not there."""
-    state = xxhash.xxh3_64()
-    done = 0
-    while done < spot.nbytes:
-        piece = os.pread(fd, min(_PIECE_BYTES, spot.nbytes - done), spot.offset + done)
-        if not piece:
-            return None
-        state.update(piece)
-        done += len(piece)
-    return state.intdigest()
-
-
-def _still_there(spot: Location, record: bytes) -> bool:
-    """Return whether a record is what it was: else it was recycled meanwhile."""
-    with suppress(OSError), spot.record_path.open("rb") as file:
-        file.seek(spot.record_offset)
-        return file.read(len(record)) == record
-    return False

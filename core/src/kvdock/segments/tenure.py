@@ -16,6 +16,12 @@ import struct
 from contextlib import suppress
 from enum import StrEnum
 
+from kvdock.errors import KvdockError
+from kvdock.segments.names import read_aside, write_aside
+
+FILE_NAME = "tenure"
+"""How the writers of a namespace are told to live, for tools that look at it."""
+
 _FLOCK = struct.Struct("@hhqqi4x")  # type, whence, start, length, pid
 _WRITER = 0  # byte that the writer locks
 _PIN = 1  # byte that readers share while pages must stay
@@ -77,3 +83,20 @@ def let_go(fd: int) -> None:
         for byte in (_WRITER, _PIN):
             _set(fd, fcntl.F_UNLCK, byte)
     os.close(fd)
+
+
+def remembered(namespace_fd: int) -> Tenure | None:
+    """Return how a namespace's writers are told to live; None if unknown."""
+    stored = read_aside(namespace_fd, FILE_NAME)
+    return next((one for one in Tenure if stored == one.encode()), None)
+
+
+def remember(namespace_fd: int, kept_by: Tenure) -> None:
+    """Keep how a namespace's writers are told to live, as long as there is room.
+
+    One writer without locks is enough for locks to tell nothing.
+    """
+    stored = remembered(namespace_fd)
+    if stored is None or (stored, kept_by) == (Tenure.LOCKS, Tenure.SILENCE):
+        with suppress(KvdockError):
+            write_aside(namespace_fd, FILE_NAME, kept_by.encode())

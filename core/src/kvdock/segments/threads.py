@@ -23,6 +23,7 @@ import attrs
 import numpy as np
 import xxhash
 
+from kvdock.segments import names
 from kvdock.segments.engine import Int64s, Moved, Transfer
 from kvdock.segments.memory import EMPTY_CHECKSUM, address_space
 
@@ -70,10 +71,10 @@ class ThreadEngine:
 
     def open_file(self, name: str, folder: int, *, create: bool) -> int:
         """Open a file; see `Engine.open_file`."""
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR
         flags |= os.O_CREAT | os.O_EXCL if create else 0
         flags |= os.O_DIRECT if self._direct else 0
-        return os.open(name, flags, 0o600, dir_fd=folder)
+        return names.open_file(folder, name, flags)
 
     def close_file(self, token: int) -> None:
         """Close a file."""

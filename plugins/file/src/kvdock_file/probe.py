@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvdock.errors import KvdockError
 from kvdock.hookspecs import Finding
+from kvdock.segments.full import bytes_by_namespace, way_out
 from kvdock.segments.names import open_root
 from kvdock.settings import format_bytes
 
@@ -37,12 +38,18 @@ def examine(settings: FileSettings) -> tuple[Finding, ...]:
 def _space(root: int, settings: FileSettings) -> Finding:
     status = os.fstatvfs(root)
     room = status.f_bavail * status.f_frsize - settings.free_space
+    freed_by = "" if room >= _LITTLE_BYTES else _way_out(root, settings)
     return Finding(
         ok=room >= _LITTLE_BYTES,
         what=f"{format_bytes(max(0, room))} to use above the floor of "
         f"{format_bytes(settings.free_space)} that stays free",
-        hint="Free some space, or lower free_space.",
+        hint="Free some space, or lower free_space." + freed_by,
     )
+
+
+def _way_out(root: int, settings: FileSettings) -> str:
+    more = way_out(settings.root, bytes_by_namespace(root))
+    return f" In the store, {more}." if more else ""
 
 
 def _direct(root: int, settings: FileSettings) -> Finding:
