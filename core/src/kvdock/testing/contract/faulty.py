@@ -11,6 +11,7 @@ import attrs
 from kvdock.batches import Outcome
 from kvdock.core_settings import CoreSettings, Deadlines, Integrity
 from kvdock.dock import Dock
+from kvdock.hookspecs import AttachConfig
 from kvdock.keys import Namespace
 from kvdock.manifest import Scope
 from kvdock.observers import put_around
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from kvdock.manifest import Manifest
+    from kvdock.pools import PoolSpec
     from kvdock.sessions import Moved
 
 PAGES = page_hashes(8)
@@ -103,13 +105,8 @@ class _Drill:
         return cls(harness, dock, injector)
 
     @contextmanager
-    def engine(self, sample: Sample, *, clear: bool = True) -> Iterator[_Engine]:
-        """Attach the backend to an engine; no fault is injected after it.
-
-        Args:
-            sample: The engine's one pool.
-            clear: Whether to forget at the end what was stored.
-        """
+    def engine(self, sample: Sample) -> Iterator[_Engine]:
+        """Attach the backend to an engine; no fault is injected after it."""
         core = CoreSettings(
             integrity=Integrity.ALWAYS,
             deadlines=Deadlines(
@@ -127,14 +124,21 @@ class _Drill:
             dict.fromkeys(self.dock.backends, self.harness.settings),
             core=core,
         )
+        self._remember(pool, cache)
         try:
             yield _Engine(cache, memory, self.faults)
         finally:
             self.faults.release()
             assert cache.settle(SETTLE_S), "a call is still running"
-            if clear:
-                cache.clear()
             cache.close()
+
+    def _remember(self, pool: PoolSpec, cache: Attachment) -> None:
+        config = AttachConfig(
+            settings=self.harness.backend.settings(self.harness.settings),
+            namespace=cache.namespace,
+            namespace_record=cache.record,
+        )
+        self.harness.remember(pool, config)
 
 
 class FaultTests:
@@ -170,7 +174,7 @@ class FaultTests:
     ) -> None:
         fault, sample = case
         drill = _Drill.of(harness, fault)
-        with drill.engine(sample, clear=False) as trial:
+        with drill.engine(sample) as trial:
             places = trial.fill()
             assert trial.cache.put(PAGES, places).pages == len(PAGES)
             trial.faults.inject(rate=1.0)
