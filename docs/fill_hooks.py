@@ -10,11 +10,46 @@ import re
 import sys
 from pathlib import Path
 
+import attrs
+
 from kvdock import hookspecs
-from kvdock.batches import Operation, Outcome
-from kvdock.manifest import API_VERSION
+from kvdock.batches import Batch, BatchResult, Operation, Outcome
+from kvdock.manifest import (
+    API_VERSION,
+    Capability,
+    KindSupport,
+    Manifest,
+    Scope,
+    Support,
+    Verdict,
+)
+from kvdock.regions import Region
+from kvdock.shards import Shard
 
 PAGE = Path(__file__).parent / "reference" / "hooks.md"
+
+RECORDS: tuple[type[attrs.AttrsInstance], ...] = (
+    Manifest,
+    KindSupport,
+    hookspecs.AttachConfig,
+    Shard,
+    Region,
+    Batch,
+    BatchResult,
+    Verdict,
+    hookspecs.Finding,
+    hookspecs.Capacity,
+)
+"""What hooks take and return."""
+
+WORDS = {
+    "What a batch asks for": Operation,
+    "What became of a key": Outcome,
+    "How well a backend does something": Support,
+    "How far something reaches": Scope,
+    "What a pool may need": Capability,
+}
+"""Enums whose members hooks meet, under their headings."""
 
 HEAD = f"""# Hooks
 
@@ -51,6 +86,15 @@ def signature(name: str) -> str:
     return f"{name}({arguments}) -> {found.return_annotation}"
 
 
+def fields(record: type[attrs.AttrsInstance]) -> str:
+    """Return a record's fields, a line each, with those that may be left out."""
+    lines = [
+        f"    {one.name}: {one.type}{'' if one.default is attrs.NOTHING else ' = ...'},"
+        for one in attrs.fields(record)
+    ]
+    return "\n".join([f"{record.__name__}(", *lines, ")"])
+
+
 def prose(docstring: str) -> str:
     """Turn a Google docstring into Markdown."""
     text = inspect.cleandoc(docstring)
@@ -70,7 +114,10 @@ def words_of(enum: type) -> str:
     """Render the members of an enum with the docstring under each."""
     source = inspect.getsource(enum)
     members = re.findall(
-        r'^    ([A-Z_]+) = .*\n    """(.*?)"""', source, re.MULTILINE | re.DOTALL
+        # Only the docstring may be longer than a line.
+        r'^    ([A-Z_]+) = [^\n]*\n    """(.*?)"""',
+        source,
+        re.MULTILINE | re.DOTALL,
     )
     return "\n".join(f"- `{name}`: {' '.join(text.split())}" for name, text in members)
 
@@ -86,12 +133,11 @@ def page() -> str:
         need = "required" if name in hookspecs.REQUIRED else "may be left out"
         heading = f"### `{name}` ({need})\n\n```python\n{signature(name)}\n```"
         blocks.append(section(heading, prose(getattr(hookspecs, name).__doc__)))
-    blocks += [
-        section(f"## `{record.__name__}`", prose(record.__doc__ or ""))
-        for record in (hookspecs.AttachConfig, hookspecs.Finding)
-    ]
-    blocks.append("## What a batch asks for\n\n" + words_of(Operation) + "\n")
-    blocks.append("## What became of a key\n\n" + words_of(Outcome) + "\n")
+    blocks.append("## What hooks take and return\n")
+    for record in RECORDS:
+        heading = f"### `{record.__name__}`\n\n```python\n{fields(record)}\n```"
+        blocks.append(section(heading, prose(record.__doc__ or "")))
+    blocks += [f"## {title}\n\n{words_of(enum)}\n" for title, enum in WORDS.items()]
     return "\n".join(blocks)
 
 

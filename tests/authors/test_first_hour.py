@@ -9,10 +9,18 @@ import subprocess
 import sys
 import venv
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
+
+from kvdock.batches import Batch, BatchResult, Operation, Outcome
+from kvdock.hookspecs import AttachConfig, Capacity, Finding
+from kvdock.manifest import Capability, KindSupport, Manifest, Scope, Support, Verdict
+from kvdock.regions import Region
+from kvdock.shards import Shard
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial.md"
@@ -119,11 +127,56 @@ def test_the_minimal_plugin_stays_under_40_lines() -> None:
     assert len(source.read_text().splitlines()) < 40
 
 
+HOOKS = ROOT / "docs" / "reference" / "hooks.md"
+
+
+def listed(heading: str) -> dict[str, str]:
+    """Return the entries below a heading of the page of the hooks."""
+    _, _, below = HOOKS.read_text().partition(f"\n{heading}\n")
+    part, _, _ = below.partition("\n#")
+    return dict(re.findall(r"^- `(\w+)`: (.*)$", part, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("heading", "members"),
+    [
+        ("## What a batch asks for", Operation),
+        ("## What became of a key", Outcome),
+        ("## How well a backend does something", Support),
+        ("## How far something reaches", Scope),
+        ("## What a pool may need", Capability),
+    ],
+)
+def test_the_page_of_the_hooks_has_every_word_with_a_meaning_of_its_own(
+    heading: str, members: type[Enum]
+) -> None:
+    found = listed(heading)
+    assert [*found] == [member.name for member in members]
+    assert len({*found.values()}) == len(found)
+
+
+def test_the_page_of_the_hooks_gives_each_word_its_own_meaning() -> None:
+    assert listed("## What a batch asks for")["EXISTS"].startswith("Say which keys")
+    assert listed("## What became of a key")["OK"].startswith("Done")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        *(Manifest, KindSupport, AttachConfig, Shard, Region),
+        *(Batch, BatchResult, Verdict, Finding, Capacity),
+    ],
+)
+def test_the_page_of_the_hooks_has_every_field_of_what_they_take_and_return(
+    record: type[attrs.AttrsInstance],
+) -> None:
+    fields = [field.name for field in attrs.fields(record)]
+    assert [*listed(f"### `{record.__name__}`")] == fields
+
+
 def test_the_page_of_the_hooks_is_what_their_docstrings_say() -> None:
     code = "import fill_hooks, sys; sys.stdout.write(fill_hooks.page())"
     page = subprocess.check_output(
         [sys.executable, "-c", code], cwd=ROOT / "docs", text=True
     )
-    assert (ROOT / "docs" / "reference" / "hooks.md").read_text() == page, (
-        "run: python docs/fill_hooks.py"
-    )
+    assert HOOKS.read_text() == page, "run: python docs/fill_hooks.py"

@@ -122,7 +122,12 @@ class Capability(StrEnum):
 
 @attrs.frozen
 class Verdict:
-    """One answer about one capability; truthy if it can be relied on."""
+    """One answer about one capability; truthy if it can be relied on.
+
+    Args:
+        support: The grade.
+        reason: Why, for the route table.
+    """
 
     support: Support
     reason: str
@@ -134,7 +139,17 @@ class Verdict:
 
 @attrs.frozen(kw_only=True)
 class KindSupport:
-    """What a backend can do with pools of one kind."""
+    """What a backend can do with pools of one kind.
+
+    Args:
+        hit_policies: Which questions about a prefix it answers; those that
+            want every page where nothing is said.
+        layouts: How pages may lie in memory; any way where nothing is said.
+        shardings: How ranks may divide a pool; any way where nothing is said.
+        split_heads: Keeps a rank's heads as several objects.
+        draft: Keeps pages of draft models.
+        multi_buffer: Moves one object from and to several pieces of memory.
+    """
 
     hit_policies: frozenset[HitPolicy] = attrs.field(
         default=frozenset({HitPolicy.ALL_PAGES}), converter=frozenset

@@ -18,8 +18,17 @@ Layers = tuple[int, int]
 class Shard:
     """Which slice of the model this process owns.
 
-    `layers` is the half-open range of global layer numbers of this pipeline
-    stage; None means that one stage holds all of them.
+    Args:
+        tp_rank: Rank among those that divide heads (tensor parallelism).
+        tp_size: How many of them there are.
+        pp_rank: Rank among those that divide layers (pipeline parallelism).
+        pp_size: How many of them there are.
+        cp_rank: Rank among those that divide a prompt (context parallelism).
+        cp_size: How many of them there are.
+        dcp_rank: Rank among those that divide the tokens of decoding.
+        dcp_size: How many of them there are.
+        layers: The half-open range of global layer numbers of this pipeline
+            stage; None means that one stage holds all of them.
     """
 
     tp_rank: int = 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -16,7 +18,7 @@ from kvdock.testing.checkup import settled
 from kvdock.testing.running import run_tests
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 SUITE = """
 import os
@@ -40,6 +42,26 @@ class TestThing:
     def test_raises(self):
         raise OSError("broken pipe")
 """
+
+
+PATIENCE_S = 20.0
+
+
+def ended(pid: int) -> bool:
+    """Return whether a process is no more, or only waits to be collected."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+def soon(holds: Callable[[], bool]) -> bool:
+    """Wait a moment for something to hold."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return holds()
 
 
 def test_a_record_says_how_each_test_ended(tmp_path: Path) -> None:
@@ -83,6 +105,41 @@ def test_a_run_that_does_not_end_is_given_up(tmp_path: Path) -> None:
     record = run_tests([str(suite)], timeout_s=3.0)
     assert "did not end" in record.said
     assert not record.ended
+
+
+GRANDCHILD = """
+import subprocess, sys, time
+from pathlib import Path
+
+def test_waits():
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    child = subprocess.Popen(sleep)
+    Path("{told}").write_text(str(child.pid))
+    time.sleep(60)
+"""
+
+
+def test_a_run_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
+    suite, told = tmp_path / "suite.py", tmp_path / "pid"
+    suite.write_text(GRANDCHILD.format(told=told))
+    run_tests([str(suite)], timeout_s=8.0)
+    assert soon(lambda: ended(int(told.read_text())))
+
+
+def test_a_run_ends_with_whoever_asked_for_it(tmp_path: Path) -> None:
+    suite, told = tmp_path / "suite.py", tmp_path / "pid"
+    suite.write_text(
+        "import os, time\n"
+        "from pathlib import Path\n"
+        "def test_waits():\n"
+        f"    Path({str(told)!r}).write_text(str(os.getpid()))\n"
+        "    time.sleep(60)\n"
+    )
+    code = f"from kvdock.testing.running import run_tests; run_tests([{str(suite)!r}])"
+    with subprocess.Popen([sys.executable, "-c", code]) as asker:
+        assert soon(lambda: told.exists() and bool(told.read_text()))
+        asker.kill()
+    assert soon(lambda: ended(int(told.read_text())))
 
 
 def test_what_cannot_be_collected_says_why(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kvdock.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
 from kvdock.pools import HitPolicy, Layout, PoolKind, Shard, Sharding
-from kvdock.testing import BackendContract, SealedError
+from kvdock.testing import BackendContract
 from kvdock.testing.cases import selection
 from kvdock.testing.contract import groups
 from kvdock.testing.samples import Sample
@@ -150,56 +150,6 @@ def test_no_test_of_the_contract_is_lost_without_a_case() -> None:
 
 def test_every_test_of_the_contract_belongs_to_a_group() -> None:
     assert set(groups(BackendContract)) == set(runs(manifest()))
-
-
-def test_a_test_of_the_contract_cannot_be_overridden() -> None:
-    with pytest.raises(SealedError, match="test_putting_again_is_harmless"):
-
-        class Quiet(BackendContract):
-            def test_putting_again_is_harmless(self) -> None:  # type: ignore[override] # the point
-                pass
-
-
-def test_a_test_of_the_contract_cannot_be_taken_away() -> None:
-    with pytest.raises(SealedError, match="Without overrides"):
-        type("Without", (BackendContract,), {"test_putting_again_is_harmless": None})
-
-
-def test_an_override_without_a_reason_is_refused() -> None:
-    with pytest.raises(SealedError):
-
-        class Mute(BackendContract):
-            @pytest.mark.xfail(reason=" ")
-            def test_putting_again_is_harmless(self) -> None:  # type: ignore[override] # the point
-                pass
-
-
-def test_an_override_that_says_why_is_allowed() -> None:
-    class Honest(BackendContract):
-        plugin = "honest"
-
-        @pytest.mark.xfail(reason="the server forgets, issue 7")
-        def test_putting_again_is_harmless(self) -> None:  # type: ignore[override] # the point
-            raise AssertionError
-
-    assert Honest.plugin == "honest"
-
-
-@pytest.mark.parametrize("name", ["harness", "backend", "pytest_generate_tests"])
-def test_the_machinery_of_the_contract_cannot_be_replaced(name: str) -> None:
-    def anything(*_: object) -> None:
-        pass
-
-    with pytest.raises(SealedError, match="Yours to say are"):
-        type("Tricky", (BackendContract,), {name: anything})
-
-
-def test_a_class_below_the_authors_is_sealed_as_well() -> None:
-    class Mine(BackendContract):
-        plugin = "mine"
-
-    with pytest.raises(SealedError):
-        type("Below", (Mine,), {"test_putting_again_is_harmless": None})
 
 
 ASKED: Mapping[str, tuple[Sample, Needs]] = {

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvdock.testing import BackendContract
 from kvdock.testing.cases import is_contract_test
 from kvdock.testing.mutants import MUTANTS, Mutant, word_of
 from kvdock.testing.mutants.__main__ import caught, hunt, summary, table
+from kvdock.testing.mutants.suite import contract_of
 
 if TYPE_CHECKING:
     from kvdock.testing.running import Record
@@ -36,7 +36,7 @@ def test_a_mutant_is_caught_by_the_test_that_is_named(
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=word_of)
 def test_a_mutant_says_what_it_is_made_after(mutant: Mutant) -> None:
-    assert is_contract_test(getattr(BackendContract, mutant.caught_by))
+    assert is_contract_test(getattr(contract_of(mutant), mutant.caught_by))
     assert len(mutant.image_of) > 20
     assert mutant.__doc__
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvdock.testing import BackendContract, Oracle
+from kvdock.testing import BackendContract, FaultContract, Oracle
 from kvdock.testing.reference import FolderShelf, ShelfOracle
 
 if TYPE_CHECKING:
@@ -40,3 +40,15 @@ class TestFolder(BackendContract):
     @pytest.fixture
     def oracle(self, tmp_path: Path) -> Oracle:
         return ShelfOracle(FolderShelf(tmp_path))
+
+
+class TestMemoryUnderFaults(FaultContract):
+    plugin = "kvdock.testing.reference:memory"
+
+
+class TestFolderUnderFaults(FaultContract):
+    plugin = "kvdock.testing.reference:folder"
+
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> Mapping[str, object]:
+        return {"root": str(tmp_path)}

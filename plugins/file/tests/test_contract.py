@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvdock.testing import BackendContract, Oracle
+from kvdock.testing import BackendContract, FaultContract, Oracle
 from kvdock_file.oracle import SegmentOracle
 
 
@@ -30,3 +30,11 @@ class TestFile(BackendContract):
     @pytest.fixture
     def oracle(self, tmp_path: Path) -> Oracle:
         return SegmentOracle(tmp_path / "store")
+
+
+class TestFileUnderFaults(FaultContract):
+    plugin = "file"
+
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> Mapping[str, object]:
+        return {"root": tmp_path / "store", "free_space": 0}

@@ -6,13 +6,18 @@ backend takes the process with it, the last line says in which test.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvdock.testing.running import OPTION
+
+_PR_SET_PDEATHSIG = 1
+"""Linux: which signal to get when the parent ends."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,9 +26,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin to write, if a file is named."""
+    """Begin to write, if a file is named, for as long as somebody reads."""
     path = config.getoption(OPTION)
     if path:
+        # Being in a session of its own, it would outlive whoever started it.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         config.pluginmanager.register(Recorder(Path(path)))
 
 

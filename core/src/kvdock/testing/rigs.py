@@ -340,6 +340,11 @@ class Harness:
     tidy: bool = False
     """Whether to clear those namespaces at the end."""
     _rigs: list[Rig] = attrs.field(factory=list)
+    _spaces: dict[str, tuple[PoolSpec, AttachConfig]] = attrs.field(factory=dict)
+
+    def over(self, settings: Mapping[str, object]) -> Harness:
+        """Return a harness like this one over another store."""
+        return Harness(self.plugin, settings, self.backend, tidy=self.tidy)
 
     def attach(
         self,
@@ -398,6 +403,7 @@ class Harness:
     ) -> Rig:
         memory = PageMemory.of(pool, config.shard, pages)
         region = memory.region()
+        self.remember(pool, config)
         rig = Rig(
             backend=self.backend,
             pool=pool,
@@ -428,11 +434,18 @@ class Harness:
         """Drop a rig that its test has released."""
         self._rigs = [one for one in self._rigs if one is not rig]
 
+    def remember(self, pool: PoolSpec, config: AttachConfig) -> None:
+        """Count a namespace among those that are cleared at the end."""
+        # Without the client that a plugin keeps there: it is let go with its pools.
+        config = attrs.evolve(config, shared={})
+        self._spaces.setdefault(config.namespace, (pool, config))
+
     def close(self) -> None:
-        """Release whatever is still attached, latest first."""
+        """Release whatever is still attached, latest first; clear if tidy."""
         if self.tidy and self.backend.manifest.clear_reach is Scope.NAMESPACE:
-            for rig in {rig.config.namespace: rig for rig in self._rigs}.values():
-                if rig.attached:
-                    rig.clear()
+            there = {rig.config.namespace: rig for rig in self._rigs if rig.attached}
+            for namespace, (pool, config) in self._spaces.items():
+                rig = there.get(namespace)
+                (rig or self._attach(pool, config, 1, staged=False)).clear()
         while self._rigs:
             self._rigs.pop().release()

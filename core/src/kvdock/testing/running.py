@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -86,21 +87,38 @@ def run_tests(
         ]
         path = os.pathsep.join(filter(None, sys.path))
         environment = os.environ | {"PYTHONPATH": path} | dict(environ or {})
-        try:
-            done = subprocess.run(  # noqa: S603 - this interpreter, our own words
-                command,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=timeout_s,
-                check=False,
-                cwd=folder,
-            )
-            status, said = done.returncode, done.stdout[-4000:] + done.stderr[-4000:]
-        except subprocess.TimeoutExpired:
-            status, said = -9, f"the run did not end within {timeout_s:.0f} s"
+        status, said = _ran(command, environment, folder, timeout_s)
         lines = record.read_text().splitlines() if record.exists() else []
     return _read([json.loads(line) for line in lines], status, said)
+
+
+def _ran(
+    command: Sequence[str], environ: Mapping[str, str], folder: str, timeout_s: float
+) -> tuple[int, str]:
+    """Run a command; return its exit status and the end of what it printed.
+
+    Whatever ends the wait also ends the command and all that it has started.
+    """
+    process = subprocess.Popen(  # noqa: S603 - this interpreter, our own words
+        command,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return -9, f"the run did not end within {timeout_s:.0f} s"
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, out[-4000:] + err[-4000:]
 
 
 def _read(lines: Sequence[Mapping[str, Any]], status: int, said: str) -> Record:

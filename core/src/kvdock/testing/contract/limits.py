@@ -44,7 +44,7 @@ class LimitTests:
         (sample,) = one_sample(harness.backend.manifest)
         if sample.skip:
             pytest.skip(sample.skip)
-        tight = Harness(harness.plugin, small, harness.backend)
+        tight = harness.over(small)
         pool = Sample(kind=sample.value.kind, page_bytes=PAGE_BYTES, name="full").pool()
         try:
             self._fill(tight, pool, case)

@@ -110,7 +110,7 @@ class RaceTests:
         del case
         if small is None:
             pytest.skip("the author gives no `small` settings of a store soon full")
-        tight = Harness(harness.plugin, small, harness.backend)
+        tight = harness.over(small)
         kind = sample_of(harness).kind
         pool = Sample(kind=kind, page_bytes=16384, name="tight").pool()
         reader, writer = tight.rig(pool, pages=32).divided(2)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from kvdock.errors import KvdockError
 from kvdock.testing.cases import chooser_of, is_contract_test
+from kvdock.testing.contract.seal import OPEN, check_collected, check_seal, contract_of
 from kvdock.testing.rigs import Harness, load_backend
 
 if TYPE_CHECKING:
@@ -16,13 +17,6 @@ if TYPE_CHECKING:
 
     from kvdock.dock import Backend
     from kvdock.testing.oracles import Oracle
-
-OPEN = frozenset({"plugin", "config", "small", "oracle", "tidy"})
-"""What an author says; everything else of a suite is sealed."""
-
-
-class SealedError(KvdockError):
-    """A test of the contract was overridden without saying why it fails."""
 
 
 class Suite:
@@ -70,7 +64,9 @@ class Suite:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Turn the manifest's cases into runs of a test."""
-        test = inherited(type(self), metafunc.function.__name__)
+        check_seal(type(self), _SEALED)
+        check_collected(metafunc.definition)
+        test = contract_of(type(self)).get(metafunc.function.__name__)
         choose = chooser_of(test)
         if choose is None or "case" not in metafunc.fixturenames:
             return
@@ -97,27 +93,8 @@ class Suite:
             SealedError: If it changes what is not its own.
         """
         super().__init_subclass__()
-        for name, override in vars(cls).items() if not sealed else ():
-            if inherited(cls, name) is not None:
-                if not _excused(override):
-                    raise SealedError(
-                        f"{cls.__name__} overrides {name}, a test of the contract",
-                        fix="Mark it with @pytest.mark.xfail(reason=...).",
-                    )
-            elif name in _SEALED:
-                raise SealedError(
-                    f"{cls.__name__} overrides {name}, which belongs to the contract",
-                    fix=f"Yours to say are {', '.join(sorted(OPEN))}.",
-                )
-
-
-def inherited(suite: type, name: str) -> object | None:
-    """Return the test of the contract that a suite has under a name."""
-    for base in suite.__mro__:
-        test = vars(base).get(name)
-        if is_contract_test(test):
-            return test
-    return None
+        if not sealed:
+            check_seal(cls, _SEALED)
 
 
 def groups(suite: type) -> dict[str, str]:
@@ -130,16 +107,12 @@ def groups(suite: type) -> dict[str, str]:
     }
 
 
-def _excused(override: object) -> bool:
-    """Return whether an override says why the test fails."""
-    marks = getattr(override, "pytestmark", [])
-    return is_contract_test(override) or any(
-        mark.name == "xfail" and str(mark.kwargs.get("reason", "")).strip()
-        for mark in marks
-    )
-
-
-_SEALED = frozenset(
-    name for name in vars(Suite) if not name.startswith("__") and name not in OPEN
-) - {"_loaded"} | {"__init_subclass__"}
+_SEALED: Mapping[str, object] = MappingProxyType(
+    {
+        name: thing
+        for name, thing in vars(Suite).items()
+        if name == "__init_subclass__"
+        or not (name.startswith("__") or name in OPEN or name == "_loaded")
+    }
+)
 """What of a suite is neither Python's nor the author's."""

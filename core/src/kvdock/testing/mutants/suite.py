@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvdock.testing.contract import BackendContract
+from kvdock.testing.contract import BackendContract, FaultContract
 from kvdock.testing.mutants import MUTANTS, FolderMutant, Mutant, word_of
 from kvdock.testing.reference import FolderShelf, ShelfOracle
 
@@ -22,7 +22,14 @@ def class_of(mutant: Mutant) -> str:
     return f"Test{mutant.__name__}"
 
 
-def _suite(mutant: Mutant) -> type[BackendContract]:
+def contract_of(mutant: Mutant) -> type[BackendContract | FaultContract]:
+    """Return the contract that has the test by which a mutant is caught."""
+    return (
+        BackendContract if hasattr(BackendContract, mutant.caught_by) else FaultContract
+    )
+
+
+def _suite(mutant: Mutant) -> type[BackendContract | FaultContract]:
     folder = issubclass(mutant, FolderMutant)
 
     @pytest.fixture
@@ -46,7 +53,7 @@ def _suite(mutant: Mutant) -> type[BackendContract]:
 
     return type(
         class_of(mutant),
-        (BackendContract,),
+        (contract_of(mutant),),
         {
             "plugin": f"kvdock.testing.mutants:{word_of(mutant)}",
             "config": config,

@@ -1,0 +1,58 @@
+"""A second process that writes for ever does not do so for nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PATIENCE_S = 20.0
+
+CODE = """
+import sys
+from kvdock.pools import PoolKind
+from kvdock.testing.rigs import Harness, load_backend
+from kvdock.testing.samples import Sample, page_hashes
+from kvdock.testing.workers import Worker
+
+plugin = "kvdock.testing.reference:folder"
+harness = Harness(plugin, {"root": sys.argv[1]}, load_backend(plugin))
+worker = Worker.start(harness)
+worker.attach(Sample(kind=PoolKind.MHA))
+worker.ask("write_for_ever", hashes=page_hashes(4))
+print(worker.process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def running(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def test_a_writer_ends_when_the_process_that_started_it_is_killed(
+    tmp_path: Path,
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", CODE, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as owner:
+        assert owner.stdout
+        writer = int(owner.stdout.readline())
+        assert running(writer)
+        owner.kill()
+    deadline = time.monotonic() + PATIENCE_S
+    try:
+        while running(writer) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not running(writer), "it writes on for nobody"
+    finally:
+        if running(writer):
+            os.kill(writer, signal.SIGKILL)
