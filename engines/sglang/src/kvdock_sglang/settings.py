@@ -88,6 +88,27 @@ class Given:
     core: CoreSettings
     backends: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
 
+    def differs(self, other: Given) -> tuple[str, ...]:
+        """Name the settings that are others; values may be secrets."""
+        mine, theirs = self._in_force(), other._in_force()
+        every = dict.fromkeys([*mine, *theirs])
+        return tuple(one for one in every if mine.get(one) != theirs.get(one))
+
+    def _in_force(self) -> dict[str, object]:
+        own = attrs.asdict(self.own, recurse=False)
+        # Files and the environment take part in these: what came of them counts.
+        del own["core"], own["backends"]
+        core = attrs.asdict(self.core, recurse=False)
+        return {
+            **own,
+            **{f"core.{name}": value for name, value in core.items()},
+            **{
+                f"backends.{name}.{key}": value
+                for name, given in self.backends.items()
+                for key, value in given.items()
+            },
+        }
+
 
 def collect(given: Mapping[str, object]) -> Given:
     """Read the engine's mapping, the environment and kvdock's own file.

@@ -188,8 +188,12 @@ def test_storage_is_attached_refused_detached_and_cleared_while_the_server_runs(
         assert status == HTTPStatus.OK, said
         told = json.loads(server.ask("GET", STORAGE)[1])
         assert told["hicache_storage_backend"] == "dynamic"
-        status, why = server.attach(plugin="mooncake", master="127.0.0.1:1")
-        assert (status, "Detach it before" in why) == (400, True), why
+        for other in (
+            {"plugin": "mooncake", "master": "127.0.0.1:1"},
+            {"plugin": "file", "root": root, "revision": "after an update"},
+        ):
+            status, why = server.attach(**other)
+            assert (status, "Detach first" in why) == (400, True), why
 
         # Stored by the first attachment, restored by the second.
         server.forget()
