@@ -14,6 +14,7 @@ from shelf import Engine, Shelf, attention, draft, hashes, hasty, patient, until
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.dock import Dock
 from kvdock.errors import PluginError, SettingsError
+from kvdock.events import PagesRestored
 from kvdock.hookspecs import Capacity, hookimpl
 from kvdock.observers import find_observer, observe
 from kvdock.observers.metrics import Metrics
@@ -80,6 +81,21 @@ def test_what_never_comes_back_through_the_hook_is_counted_as_well() -> None:
         go_on.set()
         assert cache.settle(5)
         assert value(registry, "kvdock_calls_behind", backend="shelf") == 0
+
+
+def test_what_only_an_adapter_knows_is_told_once_however_many_backends_there_are() -> (
+    None
+):
+    two = [Shelf("one"), Shelf("two")]
+    engine, registry = measured(
+        shelves=two, pools=[attention(), draft()], overrides={"draft": "two"}
+    )
+    with engine.attachment as cache:
+        cache.tell(PagesRestored(pages={"kv": 3}, target=3, draft=0))
+        cache.tell(PagesRestored(pages={"draft": 2}, target=0, draft=2))
+    assert value(registry, "kvdock_restored_prefix_pages_total") == 3
+    assert value(registry, "kvdock_restored_pages_total", pool="draft") == 2
+    assert value(registry, "kvdock_draft_restored_ratio") == pytest.approx(2 / 3)
 
 
 def test_pools_are_shown_with_the_reason_and_their_capacity() -> None:

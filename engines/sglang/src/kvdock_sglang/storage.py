@@ -3,7 +3,7 @@
 This is the contract and nothing else: what the engine passes in is turned into
 page hashes and page indices, what comes out of the core into the engine's
 lists of booleans. Up to four engine threads call it at a time. While it stores
-and loads, nothing is raised: what went wrong is a miss with a counted cause.
+and loads, nothing is raised: what went wrong is a miss whose cause is told.
 
 Source: SGLang 0.5.23, `mem_cache/hicache_storage.py`: `HiCacheStorage`.
 """
@@ -26,6 +26,8 @@ from sglang.srt.mem_cache.hicache_storage import (
 from kvdock.batches import Outcome
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError
+from kvdock.observers import observe
+from kvdock.pools import HitPolicy
 from kvdock_sglang.host_pools import EnginePool, HostPool, Place, describe
 from kvdock_sglang.identity import Ranks, namespace, started_with
 from kvdock_sglang.ledger import Ledger
@@ -63,11 +65,9 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         self.config = storage_config
         self.ranks = Ranks.of(storage_config)
         self.ledger = Ledger(metrics=bool(storage_config.enable_storage_metrics))
-        self._tier = Tier(
-            Dock.load(require=[self.given.own.plugin]),
-            self.given,
-            self.ranks.shard,
-        )
+        dock = Dock.load(require=[self.given.own.plugin])
+        observe(dock, self.given.core.observers, self.given.observers)
+        self._tier = Tier(dock, self.given, self.ranks.shard)
         self._waiting: dict[str, object] = {}
         self._attached = False
 
@@ -199,7 +199,9 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         """Load pages of the anchor; one answer per page."""
         del extra_info
         until_s = self._deadline("get")
-        return self._move("get", EnginePool.KV, keys, host_indices, until_s)
+        moved = self._move("get", EnginePool.KV, keys, host_indices, until_s)
+        self._tier.tell_loaded({EnginePool.KV: moved})
+        return moved
 
     def batch_set_v1(
         self,
@@ -219,7 +221,15 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     ) -> dict[str, list[bool]]:
         """Load pages of other pools; one answer per page and pool."""
         del extra_info
-        return self._move_all("get", transfers, self._deadline("get"))
+        done = self._move_all("get", transfers, self._deadline("get"))
+        windows = {
+            _word(one.name)
+            for one in transfers
+            if _word(one.hit_policy) == HitPolicy.TRAILING_PAGES
+        }
+        loaded = {_word(name): good for name, good in done.items()}
+        self._tier.tell_loaded(loaded, windows)
+        return done
 
     def batch_set_v2(
         self,
@@ -267,10 +277,14 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         deadline_s: float,
     ) -> list[bool]:
         pages = page_indices(slots, lane.pool.page_slots, len(keys))
-        with self.ledger.timed(what, lane.spec, self.ranks.shard) as entry:
-            move = lane.read if what == "get" else lane.write
-            entry.outcomes = move(keys, pages, deadline_s)
-        good: list[bool] = (entry.outcomes == Outcome.OK).tolist()
+        began = time.perf_counter()
+        move = lane.read if what == "get" else lane.write
+        outcomes = move(keys, pages, deadline_s)
+        seconds = time.perf_counter() - began
+        good: list[bool] = (outcomes == Outcome.OK).tolist()
+        if lane.pool.name == EnginePool.KV:
+            nbytes = sum(good) * lane.spec.page_bytes(self.ranks.shard)
+            self.ledger.note(what, sum(good), nbytes, seconds)
         return good
 
     # --- Flat pages: only where an engine insists on copies ------------------
