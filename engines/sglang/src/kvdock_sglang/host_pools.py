@@ -142,8 +142,8 @@ def describe(name: str, pool: object, place: Place) -> HostPool:
         layers=_layers(pool, shape.layers),
         page_tokens=place.page_tokens,
         anchor=anchor,
-        draft=name.startswith("draft"),
-        required=not name.startswith("draft"),
+        draft=is_draft(name),
+        required=not is_draft(name),
         hit_policy=HitPolicy.TRAILING_PAGES if trailing else HitPolicy.ALL_PAGES,
         # The engine tells a window's length with each request, not before.
         window_pages=1 if trailing else 0,
@@ -153,6 +153,11 @@ def describe(name: str, pool: object, place: Place) -> HostPool:
     )
     region = Region.of(spec, place.shard, shape.memory, shape.pages)
     return HostPool(spec, region, shape.page_slots)
+
+
+def is_draft(name: str) -> bool:
+    """Say whether the engine registers a draft model's pool by this name."""
+    return name.startswith("draft")
 
 
 def packed_draft_layers(pool: object) -> int:

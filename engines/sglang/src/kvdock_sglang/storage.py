@@ -28,7 +28,13 @@ from kvdock.dock import Dock
 from kvdock.errors import KvdockError
 from kvdock.observers import observe
 from kvdock.pools import HitPolicy
-from kvdock_sglang.host_pools import EnginePool, HostPool, Place, describe
+from kvdock_sglang.host_pools import (
+    EnginePool,
+    HostPool,
+    Place,
+    describe,
+    is_draft,
+)
 from kvdock_sglang.identity import Ranks, namespace, started_with
 from kvdock_sglang.ledger import Ledger
 from kvdock_sglang.sampling import check
@@ -94,21 +100,29 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     def on_host_pools_registered(self) -> None:
         """Plan and attach everything that was registered so far.
 
+        Draft pools come late when the engine starts, and in this burst when
+        storage is attached to a running one. They are the same pages, so they
+        are attached in one way: each by itself, after the burst.
+
         Raises:
             KvdockError: If a pool is of an unknown kind, no plugin takes it
                 (the message is the route table), or a plugin refuses.
         """
+        burst = {n: pool for n, pool in self._waiting.items() if not is_draft(n)}
         space = namespace(
             self.config.model_name,
             self.ranks,
             self.given.own,
             started_with(),
-            self._waiting.values(),
+            burst.values(),
         )
-        pools = [self._describe(name, pool) for name, pool in self._waiting.items()]
+        pools = [self._describe(name, pool) for name, pool in burst.items()]
         self._tier.attach(pools, space)
         self._attached = True
-        self._waiting = {}
+        waiting, self._waiting = self._waiting, {}
+        for name, pool in waiting.items():
+            if name not in burst:
+                self.register_mem_host_pool_v2(pool, name)
 
     def _describe(self, name: str, pool: object) -> HostPool:
         anchor: Any = self.mem_pool_host

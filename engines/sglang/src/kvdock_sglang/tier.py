@@ -20,6 +20,7 @@ from kvdock.core_settings import Staging
 from kvdock.errors import KvdockError, NoRoute
 from kvdock.events import PagesRestored
 from kvdock.manifest import Scope
+from kvdock.pools import HitPolicy
 from kvdock.sessions import Attachment
 from kvdock.verdicts import Needs
 from kvdock_sglang.flat import FlatPages
@@ -155,8 +156,14 @@ class Tier:
             self._namespace,
             page_format=f"{self._namespace.page_format} beside {self.digest}",
         )
-        alone = attrs.evolve(pool.spec, anchor=True, required=True)
-        alone = attrs.evolve(alone, hit_policy="all_pages", window_pages=0)
+        # At once: an anchor with a window is refused.
+        alone = attrs.evolve(
+            pool.spec,
+            anchor=True,
+            required=True,
+            hit_policy=HitPolicy.ALL_PAGES,
+            window_pages=0,
+        )
         try:
             return self._attach([attrs.evolve(pool, spec=alone)], space)
         except NoRoute as error:
