@@ -10,7 +10,6 @@ Source: SGLang 0.5.23, `mem_cache/hicache_storage.py`: `HiCacheStorage`.
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,8 +43,6 @@ from kvdock_sglang.verdict import Asked, fold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-log = logging.getLogger("kvdock.sglang")
 
 T = TypeVar("T")
 
@@ -360,8 +357,14 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     # --- Control: the scheduler thread ---------------------------------------
 
     def clear(self) -> bool:
-        """Forget what this model and format stored, and nothing else."""
-        return self._safely("clear", self._tier.clear, otherwise=False)
+        """Forget what this model and format stored, and nothing else.
+
+        Raises:
+            KvdockError: If a plugin did not. SGLang takes every answer for a
+                success; only an error is one in its log.
+        """
+        self._tier.clear()
+        return True
 
     def get_stats(self) -> Any:  # noqa: ANN401 - the engine's StorageMetrics
         """Return what was moved since the last call, as the engine counts."""

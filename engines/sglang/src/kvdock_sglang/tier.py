@@ -290,18 +290,23 @@ class Tier:
         event = PagesRestored(pages=pages, target=target, draft=draft)
         attachments[0].tell(event)
 
-    def clear(self) -> bool:
+    def clear(self) -> None:
         """Forget what this model and format stored, and nothing else.
 
-        Returns:
-            Whether every plugin did so.
+        Raises:
+            KvdockError: If a plugin did not; all of them have been asked.
         """
-        outcomes = [
-            outcome
+        failed = {
+            f"{backend}: {outcome.name.lower()}"
             for attachment in self._attachments
-            for outcome in attachment.clear().values()
-        ]
-        return all(outcome is Outcome.OK for outcome in outcomes)
+            for backend, outcome in attachment.clear().items()
+            if outcome is not Outcome.OK
+        }
+        if failed:
+            raise KvdockError(
+                f"not everything is cleared ({', '.join(sorted(failed))})",
+                fix="See why the plugin fails, then clear again.",
+            )
 
     def close(self) -> None:
         """Let go of all pools; safe to call twice.
