@@ -193,13 +193,13 @@ class _Known:
     def layout(self) -> Layout:
         """Translate a layout."""
         word = str(self.pool.layout)
-        if word not in _LAYOUTS:
-            known = ", ".join(sorted(_LAYOUTS))
+        if word not in LAYOUTS:
+            known = ", ".join(sorted(LAYOUTS))
             raise PoolError(
                 f"host pool {self.name!r} lies in layout {word!r}",
                 fix=f"Start SGLang with --hicache-mem-layout, one of {known}.",
             )
-        return _LAYOUTS[word]
+        return LAYOUTS[word]
 
     def per_head(self, name: str, width: int) -> Part:
         """Describe keys or values; the table counts the heads of all ranks."""
@@ -402,12 +402,13 @@ _DTYPES = {
     "uint8": DType.U8,
 }
 
-_LAYOUTS = {
+LAYOUTS = {
     "layer_first": Layout.LAYER_FIRST,
     "page_first": Layout.PAGE_FIRST,
     "page_first_direct": Layout.PAGE_FIRST_DIRECT,
     "page_head": Layout.PAGE_HEAD,
 }
+"""Layouts of SGLang that can be described."""
 
 _POOLS = "sglang.srt.mem_cache.pool_host"
 _MORE_POOLS = "sglang.srt.mem_cache.memory_pool_host"
