@@ -14,6 +14,7 @@ from shelf import Engine, Shelf, attention, draft, hashes, hasty, patient, until
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.dock import Dock
 from kvdock.errors import PluginError, SettingsError
+from kvdock.events import PagesRestored
 from kvdock.hookspecs import Capacity, hookimpl
 from kvdock.observers import find_observer, observe
 from kvdock.observers.metrics import Metrics
@@ -99,6 +100,21 @@ def test_a_pool_that_goes_elsewhere_after_attaching_again_is_shown_once() -> Non
             pass
     (gauge,) = [one for one in registry.collect() if one.name == "kvdock_pool_enabled"]
     assert [one.labels["backend"] for one in gauge.samples] == ["two"]
+
+
+def test_what_only_an_adapter_knows_is_told_once_however_many_backends_there_are() -> (
+    None
+):
+    two = [Shelf("one"), Shelf("two")]
+    engine, registry = measured(
+        shelves=two, pools=[attention(), draft()], overrides={"draft": "two"}
+    )
+    with engine.attachment as cache:
+        cache.tell(PagesRestored(pages={"kv": 3}, target=3, draft=0))
+        cache.tell(PagesRestored(pages={"draft": 2}, target=0, draft=2))
+    assert value(registry, "kvdock_restored_prefix_pages_total") == 3
+    assert value(registry, "kvdock_restored_pages_total", pool="draft") == 2
+    assert value(registry, "kvdock_draft_restored_ratio") == pytest.approx(2 / 3)
 
 
 def test_pools_are_shown_with_the_reason_and_their_capacity() -> None:

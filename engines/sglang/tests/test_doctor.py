@@ -86,6 +86,43 @@ def test_settings_of_the_adapter_are_kept_in_the_command(tmp_path: Path) -> None
         ),
         ({"command": "sglang serve"}, "the hierarchical cache is off", "Add --enable"),
         ({"plugin": "file", "root": "/x", "drafts": "maybe"}, "drafts", ""),
+        # What the chosen plugin finds, and those that pools are routed to.
+        ({"plugin": "file", "root": "/proc/nope"}, "/proc/nope' cannot be opened", ""),
+        ({"plugin": "mooncake"}, "mooncake: backend 'mooncake': no master", ""),
+        ({"plugin": "mooncake", "master": "foo"}, "'foo' is not host:port", ""),
+        ({"plugin": "mooncake", "master": "127.0.0.1:1"}, "127.0.0.1:1", ""),
+        (
+            {
+                "plugin": "mooncake",
+                "master": "127.0.0.1:1",
+                "routes.mamba": "file",
+                "backends.file.root": "/proc/nope",
+            },
+            "/proc/nope' cannot be opened",
+            "",
+        ),
+        ({"command": "sglang serve 'x"}, "cannot be read: No closing", "quotes"),
+        ({"command": "sglang serve", "root": "/x"}, "--set root", "into command"),
+        ({"config": "{}", "plugin": "file"}, "--set plugin", "into config"),
+        ({"config": "@/c.ini"}, "/c.ini is of no kind", ".json, .toml, .yaml"),
+        ({"core.deadlines.gte": "2s"}, "does not say which plugin", ""),
+        (
+            {"plugin": "file", "root": "/x", "core.deadlines.gte": "2s"},
+            "core.deadlines has no setting 'gte'",
+            "'get'",
+        ),
+        ({"plugin": "file", "core": "2", "root": "/x"}, "not a JSON object", ""),
+        ({"plugin": "file", "root.a": "/x"}, "unknown setting 'root.a'", "'root'"),
+        (
+            {"plugin": "file", "root": "/x", "prefetch_threshold": "few"},
+            "prefetch_threshold is 'few'",
+            "as int, unquoted",
+        ),
+        (
+            {"command": "sglang serve --hicache-mem-layout page_firts"},
+            "page_firts is not known",
+            "'page_first'",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_a_way_out(
@@ -93,6 +130,64 @@ def test_what_is_wrong_is_named_with_a_way_out(
 ) -> None:
     found = wrong(settings)
     assert any(what in said and hint in fix for said, fix in found.items()), found
+
+
+def test_a_healthy_plugin_is_probed_and_said_to_be(tmp_path: Path) -> None:
+    found = doctor.examine({"plugin": "file", "root": str(tmp_path)})
+    assert any(one.ok and f"file: root {tmp_path}" in one.what for one in found)
+
+
+def test_a_command_that_cannot_be_read_leaves_the_versions_to_be_seen() -> None:
+    found = doctor.examine({"command": "sglang serve 'x"})
+    assert found[0].what == f"SGLang {hooks.TESTED[0]}"
+
+
+def test_groups_and_sglangs_own_settings_are_kept_with_their_types(
+    tmp_path: Path,
+) -> None:
+    given: dict[str, object] = {
+        "plugin": "file",
+        "root": str(tmp_path),
+        "prefetch_threshold": "16",
+        "tp_lcm_size": "8",
+        "core.deadlines.get": "2s",
+        "core": '{"calls": {"at_once": 2}}',
+        "routes": '{"kv": "file"}',
+        "backends.file.threads": "3",
+    }
+    assert not wrong(given)
+    line = doctor.examine(given)[-1].what.partition("\n")[2]
+    assert json.loads(Flags.of(line).given[EXTRA]) == {
+        **DOOR,
+        "plugin": "file",
+        "root": str(tmp_path),
+        "prefetch_threshold": 16,
+        "tp_lcm_size": 8,
+        "core": {"deadlines": {"get": "2s"}, "calls": {"at_once": 2}},
+        "routes": {"kv": "file"},
+        "backends": {"file": {"threads": "3"}},
+    }
+
+
+def test_an_examined_command_keeps_what_the_operator_has_and_gets_what_lacks(
+    tmp_path: Path,
+) -> None:
+    extra = json.dumps({**DOOR, "plugin": "file", "root": str(tmp_path)})
+    mine = (
+        'sglang serve --model-path "$MODEL" --tp-size 8 '
+        f"--hicache-storage-backend file {EXTRA} '{extra}'"
+    )
+    told = doctor.examine({"command": mine})[-1].what.partition("\n")[2]
+    assert told.startswith(mine)
+    assert not wrong({"command": told})
+    words = shlex.split(told.replace("\\\n", " "))
+    assert words[-5:] == [
+        "--enable-hierarchical-cache",
+        "--hicache-storage-backend",
+        "dynamic",
+        "--hicache-storage-prefetch-policy",
+        "wait_complete",
+    ]
 
 
 def test_an_untested_sglang_is_told_what_it_loses(
@@ -123,14 +218,37 @@ def test_a_filter_that_leaves_kvdock_out_is_found(
     assert not wrong({})
 
 
-def test_a_configuration_may_come_from_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "kv.json"
-    path.write_text('{"plugin": "file"}')
-    assert configuration(f"@{path}") == {"plugin": "file"}
-    assert any("cannot be read" in what for what in wrong({"config": "@/no.json"}))
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("kv.json", '{"plugin": "file", "core": {"observers": []}}'),
+        ("kv.toml", 'plugin = "file"\n[core]\nobservers = []'),
+        ("kv.YAML", "plugin: file\ncore: {observers: []}"),
+        ("kv.yml", "plugin: file\ncore: {observers: []}"),
+    ],
+)
+def test_a_configuration_may_come_from_a_file_of_sglangs_kinds(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    if "y" in name.lower():
+        pytest.importorskip("yaml")
+    path = tmp_path / name
+    path.write_text(text)
+    assert configuration(f"@{path}") == {"plugin": "file", "core": {"observers": []}}
+
+
+@pytest.mark.parametrize("name", ["no.json", "no.toml"])
+def test_a_file_that_is_not_there_or_says_something_else_is_named(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    asked: dict[str, object] = {"config": f"@{path}"}
+    assert any("cannot be read" in what for what in wrong(asked))
+    path.write_text("plugin")
+    assert any(str(path) in hint for hint in wrong(asked).values())
 
 
 def test_the_command_line_survives_a_shell() -> None:
-    line = command_line("file", {"root": "/a b/'c'"})
+    line = command_line({"root": "/a b/'c'"})
     words = shlex.split(line.replace("\\\n", " "))
     assert json.loads(words[words.index(EXTRA) + 1])["root"] == "/a b/'c'"

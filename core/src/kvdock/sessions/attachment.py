@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kvdock.dock import Dock
+    from kvdock.events import Event
     from kvdock.hookspecs import Finding
     from kvdock.keys import Namespace
     from kvdock.pools import PoolSpec
@@ -344,6 +345,12 @@ class Attachment:
                 draft=int(with_draft.sum()) if drafts else None,
             )
         )
+
+    def tell(self, event: Event) -> None:
+        """Tell observers what only the engine's adapter knows."""
+        # They sit on each backend's manager; one of them is enough.
+        for line in list(self._moorings.lines.values())[:1]:
+            line.tell(event)
 
     @property
     def berths(self) -> Mapping[str, Berth]:

@@ -4,7 +4,8 @@
     kvdock doctor sglang --set config='{"plugin": "file", ...}'
     kvdock doctor sglang --set command='sglang serve ...'
 
-The first form ends with the command line to use, the others examine one.
+All forms end with the command line to use. Groups of settings are spelled with
+dots: `--set core.deadlines.get=2s`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import attrs
 
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError, SettingsError
-from kvdock.hookspecs import Finding
+from kvdock.hookspecs import AttachConfig, Finding
+from kvdock.observers import observe
 from kvdock_sglang import hooks
 from kvdock_sglang.launch import (
     DOOR,
@@ -27,8 +29,10 @@ from kvdock_sglang.launch import (
     Flags,
     command_line,
     configuration,
+    engine_problems,
+    from_words,
 )
-from kvdock_sglang.settings import AdapterSettings, Given, collect, split
+from kvdock_sglang.settings import collect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -81,26 +85,54 @@ def _configuration(settings: Mapping[str, object]) -> Iterator[Finding]:
         return
     try:
         if "command" in settings:
-            flags = Flags.of(str(settings["command"]))
-            for what, hint in flags.problems():
-                yield Finding(ok=False, what=what, hint=hint)
-            if flags.given.get(PREFETCH) != WAIT:
-                yield Finding(
-                    ok=True,
-                    what="SGLang will not wait for slow pages, and the first prompts "
-                    f"after a start may find none: {PREFETCH} {WAIT} mends that",
-                )
-            if EXTRA not in flags.given:
-                return
-            given = configuration(flags.given[EXTRA])
+            yield from _command(str(_alone(settings, "command")))
         elif "config" in settings:
-            given = configuration(str(settings["config"]))
+            given = configuration(str(_alone(settings, "config")))
+            wrong = tuple(_door(given))
+            yield from wrong
+            yield from _examined(given)
+            if not wrong:
+                yield _start(command_line(given))
         else:
-            given = {**DOOR, **settings}
-        yield from _door(given)
-        yield from _plugin(collect(given), split(given)[1])
+            given = {**DOOR, **from_words(settings)}
+            yield from _examined(given)
+            yield _start(command_line(given))
     except KvdockError as error:
         yield Finding(ok=False, what=error.what, hint=error.fix)
+
+
+def _alone(settings: Mapping[str, object], name: str) -> object:
+    others = [f"--set {other}" for other in settings if other != name]
+    if others:
+        raise SettingsError(
+            f"--set {name} is a whole configuration, so {', '.join(others)} would "
+            "count for nothing",
+            fix=f"Put everything into {name}, or give all of it as single settings.",
+        )
+    return settings[name]
+
+
+def _start(command: str) -> Finding:
+    return Finding(ok=True, what=f"start SGLang like this:\n{command}")
+
+
+def _command(command: str) -> Iterator[Finding]:
+    flags = Flags.of(command)
+    for what, hint in flags.problems():
+        yield Finding(ok=False, what=what, hint=hint)
+    if flags.given.get(PREFETCH) != WAIT:
+        yield Finding(
+            ok=True,
+            what="SGLang will not wait for slow pages, and the first prompts "
+            f"after a start may find none: {PREFETCH} {WAIT} mends that",
+        )
+    if EXTRA in flags.given:
+        given = configuration(flags.given[EXTRA])
+        wrong = tuple(_door(given))
+        yield from wrong
+        yield from _examined(given)
+        if not wrong:
+            yield _start(flags.completed())
 
 
 def _door(given: Mapping[str, object]) -> Iterator[Finding]:
@@ -116,23 +148,17 @@ def _door(given: Mapping[str, object]) -> Iterator[Finding]:
             )
 
 
-def _plugin(given: Given, rest: Mapping[str, object]) -> Iterator[Finding]:
-    own = given.own
-    dock = Dock.load(require=[own.plugin, *own.routes.values()])
-    backend = dock.backends[own.plugin]
-    try:
-        for name in dock.backends:
-            if name in given.backends:
-                dock.backends[name].settings(given.backends[name])
-    except SettingsError as error:
-        yield Finding(ok=False, what=error.what, hint=error.fix)
-        return
-    yield Finding(ok=True, what=f"plugin {own.plugin}: {backend.manifest.summary}")
-    plain = AdapterSettings(plugin=own.plugin)
-    changed = {
-        name: value
-        for name, value in attrs.asdict(own).items()
-        if value != getattr(plain, name)
-    }
-    line = command_line(own.plugin, {**changed, **rest})
-    yield Finding(ok=True, what=f"start SGLang like this:\n{line}")
+def _examined(extra: Mapping[str, object]) -> Iterator[Finding]:
+    """Look at a configuration, and at the backends that it chooses."""
+    for what, hint in engine_problems(extra):
+        yield Finding(ok=False, what=what, hint=hint)
+    given = collect(extra)
+    used = dict.fromkeys([given.own.plugin, *given.own.routes.values()])
+    dock = Dock.load(require=list(used))
+    observe(dock, given.core.observers, given.observers)
+    for name in used:
+        backend = dock.backends[name]
+        config = AttachConfig(settings=backend.settings(given.backends.get(name)))
+        yield Finding(ok=True, what=f"plugin {name}: {backend.manifest.summary}")
+        for one in backend.probe(config):
+            yield attrs.evolve(one, what=f"{name}: {one.what}")

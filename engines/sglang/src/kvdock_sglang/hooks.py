@@ -12,7 +12,6 @@ Source: SGLang 0.5.23, `sglang/srt/plugins/`: entry-point group
 
 from __future__ import annotations
 
-import json
 import logging
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,8 @@ import attrs
 
 from kvdock.manifest import Capability, Support
 from kvdock.pools import PoolKind
+from kvdock_sglang.launch import DOOR
+from kvdock_sglang.settings import collect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,17 +63,29 @@ def kvdock_storage(backend: object) -> KvdockStorage | None:
 
 
 def chosen(extra_config: object) -> dict[str, Any] | None:
-    """Return a launch configuration that names kvdock's class, else None."""
-    given = extra_config
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except ValueError:
-            # A file: SGLang reads it later, and then asks nothing here.
-            return None
-    if not isinstance(given, dict) or given.get("module_path") != "kvdock_sglang":
+    """Return a configuration that names kvdock's class, else None."""
+    try:
+        given = parsed(extra_config)
+    except Exception:  # noqa: BLE001 - SGLang reads it again, and says what is wrong
         return None
-    return given
+    ours = isinstance(given, dict) and given.get("module_path") == "kvdock_sglang"
+    return given if ours else None
+
+
+def parsed(extra_config: object) -> Any:  # noqa: ANN401 - whatever an operator wrote
+    """Read a configuration as SGLang does: JSON, or @file in its formats.
+
+    Raises:
+        Exception: Of many kinds, where SGLang cannot read it.
+    """
+    if not isinstance(extra_config, str):
+        return extra_config
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import (  # noqa: PLC0415 - the engine
+        HybridCacheController,
+    )
+
+    read = HybridCacheController.parse_storage_backend_extra_config
+    return read(extra_config)[0]
 
 
 def should_backup(original: Callable[..., Any], controller: Any, transfer: Any) -> Any:  # noqa: ANN401 - SGLang's objects
@@ -140,21 +153,20 @@ def attach_another(
 ) -> Any:  # noqa: ANN401 - passed on
     """Refuse another plugin while one is attached, and clean up a refused one.
 
-    All dynamic backends have one name, so SGLang takes a second plugin for
-    the first one and answers that all is well. And where a backend refuses the
-    pools, SGLang keeps it half attached, so that every later one is refused.
+    All dynamic backends have one name, so SGLang takes another plugin, another
+    root or another revision for what is attached already, answers that all is
+    well and changes nothing. And where a backend refuses the pools, SGLang
+    keeps it half attached, so that every later one is refused.
     """
     cache = attachment._cache  # noqa: SLF001 - SGLang has no other door
     controller = cache.cache_controller
     current = kvdock_storage(getattr(controller, "storage_backend", None))
-    wanted = chosen(storage_backend_extra_config_json)
-    if storage_backend == DYNAMIC and cache.enable_storage and current and wanted:
-        now, then = current.given.own.plugin, wanted.get("plugin")
-        if now != then:
-            return False, (
-                f"kvdock stores through plugin {now!r} already. "
-                f"Detach it before attaching {then!r}."
-            )
+    asked = storage_backend_extra_config_json
+    # Without a configuration it is about policies, which SGLang changes.
+    if storage_backend == DYNAMIC and cache.enable_storage and current and asked:
+        why = _other_than(current, asked)
+        if why:
+            return False, f"{why} Detach first, then attach."
     ok, why = original(
         attachment,
         storage_backend,
@@ -167,6 +179,22 @@ def attach_another(
         if kvdock_storage(left) is not None:
             controller.detach_storage_backend()
     return ok, why
+
+
+def _other_than(current: KvdockStorage, asked: str) -> str:
+    """Say in what a configuration is not the one that is attached, or ""."""
+    attached = f"kvdock stores through plugin {current.given.own.plugin!r} already"
+    try:
+        wanted = parsed(asked)
+        if any(wanted.get(key) != DOOR[key] for key in ("module_path", "class_name")):
+            return f"{attached}, and the configuration names another class."
+        other = collect(wanted)
+    except Exception as error:  # noqa: BLE001 - SGLang's reader raises what it likes
+        return f"{attached}, and the configuration cannot be used: {error}"
+    found = list(current.given.differs(other))
+    if wanted.get("tp_lcm_size") != current.config.tp_lcm_size:
+        found.append("tp_lcm_size")
+    return f"{attached}, with another {', '.join(found)}." if found else ""
 
 
 def page_layout(original: Callable[..., Any], server_args: Any) -> Any:  # noqa: ANN401 - SGLang's object
@@ -182,8 +210,10 @@ def page_layout(original: Callable[..., Any], server_args: Any) -> Any:  # noqa:
     )
 
     view = resolving_view(server_args)
+    if view.hicache_storage_backend != DYNAMIC:
+        return result
     ours = chosen(view.hicache_storage_backend_extra_config)
-    if view.hicache_storage_backend != DYNAMIC or not ours:
+    if not ours:
         return result
     layouts = {"direct": "page_first_direct", "kernel": "page_first"}
     layout = layouts.get(view.hicache_io_backend)
@@ -236,8 +266,9 @@ CLOSED = (
         ".StorageAttachment.attach",
         "AROUND",
         attach_another,
-        "attaching another plugin at runtime: the engine says yes and keeps "
-        "the first one; and after an attachment that was refused, detach first",
+        "attaching another plugin, root or revision at runtime: the engine says "
+        "yes and keeps the first one; and after an attachment that was refused, "
+        "detach first",
     ),
     Closed(
         "sglang.srt.arg_groups.hicache_hook.resolve_storage_layout_compatibility",

@@ -142,8 +142,8 @@ def describe(name: str, pool: object, place: Place) -> HostPool:
         layers=_layers(pool, shape.layers),
         page_tokens=place.page_tokens,
         anchor=anchor,
-        draft=name.startswith("draft"),
-        required=not name.startswith("draft"),
+        draft=is_draft(name),
+        required=not is_draft(name),
         hit_policy=HitPolicy.TRAILING_PAGES if trailing else HitPolicy.ALL_PAGES,
         # The engine tells a window's length with each request, not before.
         window_pages=1 if trailing else 0,
@@ -153,6 +153,11 @@ def describe(name: str, pool: object, place: Place) -> HostPool:
     )
     region = Region.of(spec, place.shard, shape.memory, shape.pages)
     return HostPool(spec, region, shape.page_slots)
+
+
+def is_draft(name: str) -> bool:
+    """Say whether the engine registers a draft model's pool by this name."""
+    return name.startswith("draft")
 
 
 def packed_draft_layers(pool: object) -> int:
@@ -188,13 +193,13 @@ class _Known:
     def layout(self) -> Layout:
         """Translate a layout."""
         word = str(self.pool.layout)
-        if word not in _LAYOUTS:
-            known = ", ".join(sorted(_LAYOUTS))
+        if word not in LAYOUTS:
+            known = ", ".join(sorted(LAYOUTS))
             raise PoolError(
                 f"host pool {self.name!r} lies in layout {word!r}",
                 fix=f"Start SGLang with --hicache-mem-layout, one of {known}.",
             )
-        return _LAYOUTS[word]
+        return LAYOUTS[word]
 
     def per_head(self, name: str, width: int) -> Part:
         """Describe keys or values; the table counts the heads of all ranks."""
@@ -397,12 +402,13 @@ _DTYPES = {
     "uint8": DType.U8,
 }
 
-_LAYOUTS = {
+LAYOUTS = {
     "layer_first": Layout.LAYER_FIRST,
     "page_first": Layout.PAGE_FIRST,
     "page_first_direct": Layout.PAGE_FIRST_DIRECT,
     "page_head": Layout.PAGE_HEAD,
 }
+"""Layouts of SGLang that can be described."""
 
 _POOLS = "sglang.srt.mem_cache.pool_host"
 _MORE_POOLS = "sglang.srt.mem_cache.memory_pool_host"

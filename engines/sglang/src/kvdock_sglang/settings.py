@@ -6,7 +6,7 @@ adapter, and all others belong to the plugin that is to store the pages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -14,7 +14,7 @@ import attrs
 
 from kvdock.configuration import load_configuration
 from kvdock.core_settings import CoreSettings, Staging
-from kvdock.errors import SettingsError
+from kvdock.errors import SettingsError, nearest
 from kvdock.settings import choice, option, structure
 
 ENGINE_KEYS = frozenset(
@@ -60,7 +60,8 @@ class AdapterSettings:
         attrs.Factory(dict), help="The core's own: deadlines, breaker, calls ..."
     )
     observers: Mapping[str, Any] = option(
-        attrs.Factory(dict), help="Settings of observers, by name."
+        attrs.Factory(dict),
+        help="Settings of observers that core.observers switches on, by name.",
     )
     drafts: Drafts = choice(
         Drafts.STRICT, help="strict or lenient, when nobody takes draft pools."
@@ -82,11 +83,34 @@ class Given:
         own: The adapter's settings.
         core: The core's.
         backends: Backend name to its settings.
+        observers: Observer name to its settings.
     """
 
     own: AdapterSettings
     core: CoreSettings
     backends: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
+    observers: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
+
+    def differs(self, other: Given) -> tuple[str, ...]:
+        """Name the settings that are others; values may be secrets."""
+        mine, theirs = self._in_force(), other._in_force()
+        every = dict.fromkeys([*mine, *theirs])
+        return tuple(one for one in every if mine.get(one) != theirs.get(one))
+
+    def _in_force(self) -> dict[str, object]:
+        own = attrs.asdict(self.own, recurse=False)
+        # Files and the environment take part in these: what came of them counts.
+        merged = {"core": {"": attrs.asdict(self.core, recurse=False)}}
+        for section in ("backends", "observers"):
+            merged[section] = getattr(self, section)
+        for section in merged:
+            del own[section]
+        return own | {
+            ".".join(filter(None, (section, name, key))): value
+            for section, every in merged.items()
+            for name, given in every.items()
+            for key, value in given.items()
+        }
 
 
 def collect(given: Mapping[str, object]) -> Given:
@@ -108,7 +132,18 @@ def collect(given: Mapping[str, object]) -> Given:
         core = attrs.evolve(
             core, calls=attrs.evolve(core.calls, staging=Staging.ALWAYS)
         )
-    return Given(own, core, found.backends)
+    _check_observers(found.observers, core.observers)
+    return Given(own, core, found.backends, found.observers)
+
+
+def _check_observers(given: Iterable[str], wanted: Sequence[str]) -> None:
+    for name in given:
+        if name not in wanted:
+            raise SettingsError(
+                f"settings are given for observer {name!r}, which is not switched on",
+                fix=nearest(name, wanted)
+                or f'Add {name!r} to the list "observers" of "core".',
+            )
 
 
 def split(given: Mapping[str, object]) -> tuple[AdapterSettings, dict[str, object]]:

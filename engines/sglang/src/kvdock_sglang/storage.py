@@ -3,14 +3,13 @@
 This is the contract and nothing else: what the engine passes in is turned into
 page hashes and page indices, what comes out of the core into the engine's
 lists of booleans. Up to four engine threads call it at a time. While it stores
-and loads, nothing is raised: what went wrong is a miss with a counted cause.
+and loads, nothing is raised: what went wrong is a miss whose cause is told.
 
 Source: SGLang 0.5.23, `mem_cache/hicache_storage.py`: `HiCacheStorage`.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +25,15 @@ from sglang.srt.mem_cache.hicache_storage import (
 from kvdock.batches import Outcome
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError
-from kvdock_sglang.host_pools import EnginePool, HostPool, Place, describe
+from kvdock.observers import observe
+from kvdock.pools import HitPolicy
+from kvdock_sglang.host_pools import (
+    EnginePool,
+    HostPool,
+    Place,
+    describe,
+    is_draft,
+)
 from kvdock_sglang.identity import Ranks, namespace, started_with
 from kvdock_sglang.ledger import Ledger
 from kvdock_sglang.sampling import check
@@ -36,8 +43,6 @@ from kvdock_sglang.verdict import Asked, fold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-log = logging.getLogger("kvdock.sglang")
 
 T = TypeVar("T")
 
@@ -63,11 +68,9 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         self.config = storage_config
         self.ranks = Ranks.of(storage_config)
         self.ledger = Ledger(metrics=bool(storage_config.enable_storage_metrics))
-        self._tier = Tier(
-            Dock.load(require=[self.given.own.plugin]),
-            self.given,
-            self.ranks.shard,
-        )
+        dock = Dock.load(require=[self.given.own.plugin])
+        observe(dock, self.given.core.observers, self.given.observers)
+        self._tier = Tier(dock, self.given, self.ranks.shard)
         self._waiting: dict[str, object] = {}
         self._attached = False
 
@@ -94,21 +97,29 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     def on_host_pools_registered(self) -> None:
         """Plan and attach everything that was registered so far.
 
+        Draft pools come late when the engine starts, and in this burst when
+        storage is attached to a running one. They are the same pages, so they
+        are attached in one way: each by itself, after the burst.
+
         Raises:
             KvdockError: If a pool is of an unknown kind, no plugin takes it
                 (the message is the route table), or a plugin refuses.
         """
+        burst = {n: pool for n, pool in self._waiting.items() if not is_draft(n)}
         space = namespace(
             self.config.model_name,
             self.ranks,
             self.given.own,
             started_with(),
-            self._waiting.values(),
+            burst.values(),
         )
-        pools = [self._describe(name, pool) for name, pool in self._waiting.items()]
+        pools = [self._describe(name, pool) for name, pool in burst.items()]
         self._tier.attach(pools, space)
         self._attached = True
-        self._waiting = {}
+        waiting, self._waiting = self._waiting, {}
+        for name, pool in waiting.items():
+            if name not in burst:
+                self.register_mem_host_pool_v2(pool, name)
 
     def _describe(self, name: str, pool: object) -> HostPool:
         anchor: Any = self.mem_pool_host
@@ -199,7 +210,9 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         """Load pages of the anchor; one answer per page."""
         del extra_info
         until_s = self._deadline("get")
-        return self._move("get", EnginePool.KV, keys, host_indices, until_s)
+        moved = self._move("get", EnginePool.KV, keys, host_indices, until_s)
+        self._tier.tell_loaded({EnginePool.KV: moved})
+        return moved
 
     def batch_set_v1(
         self,
@@ -219,7 +232,15 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     ) -> dict[str, list[bool]]:
         """Load pages of other pools; one answer per page and pool."""
         del extra_info
-        return self._move_all("get", transfers, self._deadline("get"))
+        done = self._move_all("get", transfers, self._deadline("get"))
+        windows = {
+            _word(one.name)
+            for one in transfers
+            if _word(one.hit_policy) == HitPolicy.TRAILING_PAGES
+        }
+        loaded = {_word(name): good for name, good in done.items()}
+        self._tier.tell_loaded(loaded, windows)
+        return done
 
     def batch_set_v2(
         self,
@@ -267,10 +288,14 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         deadline_s: float,
     ) -> list[bool]:
         pages = page_indices(slots, lane.pool.page_slots, len(keys))
-        with self.ledger.timed(what, lane.spec, self.ranks.shard) as entry:
-            move = lane.read if what == "get" else lane.write
-            entry.outcomes = move(keys, pages, deadline_s)
-        good: list[bool] = (entry.outcomes == Outcome.OK).tolist()
+        began = time.perf_counter()
+        move = lane.read if what == "get" else lane.write
+        outcomes = move(keys, pages, deadline_s)
+        seconds = time.perf_counter() - began
+        good: list[bool] = (outcomes == Outcome.OK).tolist()
+        if lane.pool.name == EnginePool.KV:
+            nbytes = sum(good) * lane.spec.page_bytes(self.ranks.shard)
+            self.ledger.note(what, sum(good), nbytes, seconds)
         return good
 
     # --- Flat pages: only where an engine insists on copies ------------------
@@ -332,8 +357,14 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     # --- Control: the scheduler thread ---------------------------------------
 
     def clear(self) -> bool:
-        """Forget what this model and format stored, and nothing else."""
-        return self._safely("clear", self._tier.clear, otherwise=False)
+        """Forget what this model and format stored, and nothing else.
+
+        Raises:
+            KvdockError: If a plugin did not. SGLang takes every answer for a
+                success; only an error is one in its log.
+        """
+        self._tier.clear()
+        return True
 
     def get_stats(self) -> Any:  # noqa: ANN401 - the engine's StorageMetrics
         """Return what was moved since the last call, as the engine counts."""

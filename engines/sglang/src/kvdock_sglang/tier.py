@@ -18,14 +18,17 @@ import numpy as np
 from kvdock.batches import Outcome, Outcomes
 from kvdock.core_settings import Staging
 from kvdock.errors import KvdockError, NoRoute
+from kvdock.events import PagesRestored
 from kvdock.manifest import Scope
+from kvdock.pools import HitPolicy
 from kvdock.sessions import Attachment
 from kvdock.verdicts import Needs
 from kvdock_sglang.flat import FlatPages
+from kvdock_sglang.host_pools import EnginePool
 from kvdock_sglang.settings import Drafts, Given
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from kvdock.dock import Dock
     from kvdock.hits import Bools
@@ -153,8 +156,14 @@ class Tier:
             self._namespace,
             page_format=f"{self._namespace.page_format} beside {self.digest}",
         )
-        alone = attrs.evolve(pool.spec, anchor=True, required=True)
-        alone = attrs.evolve(alone, hit_policy="all_pages", window_pages=0)
+        # At once: an anchor with a window is refused.
+        alone = attrs.evolve(
+            pool.spec,
+            anchor=True,
+            required=True,
+            hit_policy=HitPolicy.ALL_PAGES,
+            window_pages=0,
+        )
         try:
             return self._attach([attrs.evolve(pool, spec=alone)], space)
         except NoRoute as error:
@@ -249,18 +258,55 @@ class Tier:
         self._attachments = (*self._attachments, attachment)
         return FlatPages(anchor, scratch, attachment)
 
-    def clear(self) -> bool:
+    def tell_loaded(
+        self, loaded: Mapping[str, Sequence[bool]], windows: Collection[str] = ()
+    ) -> None:
+        """Tell observers what one call of the engine restored of a prefix.
+
+        The engine loads the target first and what goes with it in calls of
+        their own, so each call tells its own part of the prefix.
+
+        Args:
+            loaded: Pool name to which of its pages are loaded, in order.
+            windows: Pools of which only the end of the prefix was asked for.
+        """
+        attachments = self._attachments
+        if not attachments:
+            return
+        lanes = {name: self._lanes.get(name) for name in loaded}
+        pages = {
+            name: int(np.logical_and.accumulate(loaded[name]).sum())
+            for name, lane in lanes.items()
+            if lane is not None and lane.attachment is not None and loaded[name]
+        }
+        drafts = [
+            pages.get(name, 0)
+            for name, lane in lanes.items()
+            if lane is not None and lane.spec.draft and name not in windows
+        ]
+        target = pages.get(EnginePool.KV, 0)
+        awaited = target and any(one.spec.draft for one in self._lanes.values())
+        draft = min(drafts) if drafts else 0 if awaited else None
+        event = PagesRestored(pages=pages, target=target, draft=draft)
+        attachments[0].tell(event)
+
+    def clear(self) -> None:
         """Forget what this model and format stored, and nothing else.
 
-        Returns:
-            Whether every plugin did so.
+        Raises:
+            KvdockError: If a plugin did not; all of them have been asked.
         """
-        outcomes = [
-            outcome
+        failed = {
+            f"{backend}: {outcome.name.lower()}"
             for attachment in self._attachments
-            for outcome in attachment.clear().values()
-        ]
-        return all(outcome is Outcome.OK for outcome in outcomes)
+            for backend, outcome in attachment.clear().items()
+            if outcome is not Outcome.OK
+        }
+        if failed:
+            raise KvdockError(
+                f"not everything is cleared ({', '.join(sorted(failed))})",
+                fix="See why the plugin fails, then clear again.",
+            )
 
     def close(self) -> None:
         """Let go of all pools; safe to call twice.

@@ -79,6 +79,10 @@ class Odd:
 
     def _one(self, batch: Batch, row: int) -> Outcome:
         key = batch.keys[row]
+        if batch.operation is Operation.CLEAR:
+            for held_key in [one for one in self.objects if one.startswith(key)]:
+                del self.objects[held_key]
+            return Outcome.OK
         if batch.operation is Operation.PUT:
             pieces = zip(batch.addresses[row], batch.sizes[row], strict=True)
             self.objects[key] = b"".join(

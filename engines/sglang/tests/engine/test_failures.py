@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import controllers
@@ -19,6 +20,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolName,
     PoolTransfer,
 )
+from sglang.srt.mem_cache.unified_cache.storage_attachment import StorageAttachment
 
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError, NoRoute
@@ -129,7 +131,26 @@ def test_a_raising_plugin_is_a_miss_in_every_method(
         flat = pool.get_dummy_flat_data_page()
         assert storage.set(keys[0], flat) is False
         assert storage.get(keys[0], flat) is None
-        assert storage.clear() is False
+
+
+def test_a_clear_that_failed_is_no_success_for_the_engine(
+    load: Callable[[odd.Odd], odd.Odd],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plugin = load(odd.Odd())
+    group = controllers.become_rank(0, 1, tmp_path / "store")
+    pool, token_ids = zoo.mha_host(), controllers.tokens(2 * zoo.PAGE)
+    extra = {"plugin": "odd", **QUICK}
+    with controllers.controller({"kv": pool}, extra, group=group) as made:
+        controllers.back_up(made, zoo.slots(pool, [0, 1]), token_ids, [])
+        attachment = StorageAttachment(SimpleNamespace(cache_controller=made))
+        plugin.raises = True
+        with caplog.at_level(logging.ERROR):
+            assert attachment.clear() is False
+        assert "not everything is cleared (odd: error)" in caplog.text
+        plugin.raises = False
+        assert attachment.clear() is True
 
 
 def test_a_hanging_plugin_costs_a_deadline_and_then_nothing(

@@ -38,7 +38,7 @@ def hooked() -> Iterator[None]:
     controllers.open_name_branches()
 
 
-def launch(plugin: str, **more: str) -> str:
+def launch(plugin: object, **more: object) -> str:
     return json.dumps(
         {
             "backend_name": "kvdock",
@@ -50,10 +50,11 @@ def launch(plugin: str, **more: str) -> str:
     )
 
 
-def attach_a_second(tmp_path: Path, plugin: str) -> tuple[bool, str]:
-    """Ask a running engine, which stores through `file`, for another plugin."""
+def attach_a_second(tmp_path: Path, asked: str | None) -> tuple[bool, str]:
+    """Ask a running engine, which stores through `file`, for something else."""
     pool = zoo.mha_host()
-    with families.attached(families.config(tmp_path), {"kv": pool}) as storage:
+    cfg = families.config(tmp_path, extra={"revision": "r1"})
+    with families.attached(cfg, {"kv": pool}) as storage:
         controller = SimpleNamespace(
             storage_backend=HiCacheStorageFailureInjector(storage, 0.0, 0.0),
             storage_backend_type="dynamic",
@@ -68,32 +69,74 @@ def attach_a_second(tmp_path: Path, plugin: str) -> tuple[bool, str]:
             prefetch_stop_policy=None,
             write_through_threshold=1,
         )
-        found: tuple[bool, str] = StorageAttachment(cache).attach(
-            "dynamic", launch(plugin)
-        )
+        found: tuple[bool, str] = StorageAttachment(cache).attach("dynamic", asked)
         return found
 
 
+OTHERS: dict[str, dict[str, object]] = {
+    "plugin": {"plugin": "mooncake"},
+    "root": {"root": "/elsewhere"},
+    "revision": {"revision": "r2"},
+    "core.deadlines": {"core": {"deadlines": {"get": 2}}},
+    "tp_lcm_size": {"tp_lcm_size": 8},
+    "backends.file.rot": {"rot": "/"},
+    "another class": {"module_path": "other"},
+}
+"""What the refusal names, and what was asked for otherwise."""
+
+
 @pytest.mark.usefixtures("hooked")
-def test_a_second_plugin_is_refused_while_the_first_is_attached(tmp_path: Path) -> None:
-    ok, why = attach_a_second(tmp_path, "mooncake")
+@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize("kind", ["text", ".json", ".yaml"])
+def test_another_configuration_is_refused_while_one_is_attached(
+    tmp_path: Path, what: str, kind: str
+) -> None:
+    same = {"plugin": "file", "root": str(tmp_path), "revision": "r1"}
+    asked = launch(**{**same, **OTHERS[what]})
+    if kind != "text":
+        # JSON is YAML as well.
+        path = tmp_path / f"other{kind}"
+        path.write_text(asked)
+        asked = f"@{path}"
+    ok, why = attach_a_second(tmp_path, asked)
     assert not ok
-    assert "'file' already" in why
-    assert "Detach" in why
+    assert "through plugin 'file' already" in why
+    assert what in why
+    assert "Detach first" in why
 
 
 @pytest.mark.usefixtures("hooked")
-def test_the_same_plugin_may_be_attached_again_to_change_policies(
+def test_a_file_that_cannot_be_read_is_refused_while_one_is_attached(
     tmp_path: Path,
 ) -> None:
-    ok, why = attach_a_second(tmp_path, "file")
+    ok, why = attach_a_second(tmp_path, f"@{tmp_path}/none.json")
+    assert not ok
+    assert "No such file" in why
+
+
+@pytest.mark.usefixtures("hooked")
+def test_no_secret_is_told_when_it_is_another_one(tmp_path: Path) -> None:
+    same = {"plugin": "file", "root": str(tmp_path), "revision": "r1"}
+    ok, why = attach_a_second(tmp_path, launch(**same, salt="pepper"))
+    assert not ok
+    assert "salt" in why
+    assert "pepper" not in why
+
+
+@pytest.mark.usefixtures("hooked")
+@pytest.mark.parametrize("told", [True, False])
+def test_the_same_configuration_or_none_may_be_given_to_change_policies(
+    tmp_path: Path, *, told: bool
+) -> None:
+    same = launch("file", root=str(tmp_path), revision="r1", prefetch_threshold=16)
+    ok, why = attach_a_second(tmp_path, same if told else None)
     assert ok, why
 
 
 def test_without_the_hook_the_engine_says_yes_and_keeps_the_first(
     tmp_path: Path,
 ) -> None:
-    ok, why = attach_a_second(tmp_path, "mooncake")
+    ok, why = attach_a_second(tmp_path, launch("mooncake"))
     assert ok
     assert "same backend" in why
 
@@ -138,7 +181,7 @@ def test_without_the_hook_a_refused_attachment_stays_in_the_way(tmp_path: Path) 
     assert "already attached" in why
 
 
-def layout_for(monkeypatch: pytest.MonkeyPatch, grade: Support) -> str:
+def layout_for(monkeypatch: pytest.MonkeyPatch, grade: Support, given: str = "") -> str:
     """Resolve the layout for a plugin that declares this about pieces."""
     real = Dock.load()
     backend = real.backends["file"]
@@ -155,7 +198,7 @@ def layout_for(monkeypatch: pytest.MonkeyPatch, grade: Support) -> str:
         model_path="dummy",
         device="cpu",
         hicache_storage_backend="dynamic",
-        hicache_storage_backend_extra_config=launch("file"),
+        hicache_storage_backend_extra_config=given or launch("file"),
         hicache_io_backend="direct",
         hicache_mem_layout="layer_first",
     )
@@ -168,6 +211,15 @@ def test_a_plugin_of_whole_pages_gets_a_layout_with_whole_pages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert layout_for(monkeypatch, Support.NO) == "page_first_direct"
+
+
+@pytest.mark.usefixtures("hooked")
+def test_a_configuration_in_a_file_gets_the_same_layout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "kv.json"
+    path.write_text(launch("file"))
+    assert layout_for(monkeypatch, Support.NO, f"@{path}") == "page_first_direct"
 
 
 @pytest.mark.usefixtures("hooked")

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.slow
 
 KEY = "of the administrator"
 STORAGE = "/hicache/storage-backend"
+RESTORED = "kvdock_restored_prefix_pages_total"
 START = """import sgl_kernel, runpy
 runpy.run_module("sglang.launch_server", run_name="__main__")"""
 
@@ -120,6 +121,7 @@ def served(folder: Path) -> Iterator[Server]:
         "port": free_port(),
         "admin_api_key": KEY,
         "log_level": "warning",
+        "enable_metrics": True,
     }
     command = [sys.executable, "-c", START]
     for name, value in flags.items():
@@ -188,8 +190,12 @@ def test_storage_is_attached_refused_detached_and_cleared_while_the_server_runs(
         assert status == HTTPStatus.OK, said
         told = json.loads(server.ask("GET", STORAGE)[1])
         assert told["hicache_storage_backend"] == "dynamic"
-        status, why = server.attach(plugin="mooncake", master="127.0.0.1:1")
-        assert (status, "Detach it before" in why) == (400, True), why
+        for other in (
+            {"plugin": "mooncake", "master": "127.0.0.1:1"},
+            {"plugin": "file", "root": root, "revision": "after an update"},
+        ):
+            status, why = server.attach(**other)
+            assert (status, "Detach first" in why) == (400, True), why
 
         # Stored by the first attachment, restored by the second.
         server.forget()
@@ -198,9 +204,14 @@ def test_storage_is_attached_refused_detached_and_cleared_while_the_server_runs(
         assert server.ask("DELETE", STORAGE)[0] == HTTPStatus.OK
         server.forget()
         assert server.answer(prompt) == (warm, 0), "the storage is still in use"
-        assert server.attach(plugin="file", root=root)[0] == HTTPStatus.OK
+        observed = {"core": {"observers": ["metrics"]}}
+        status, said = server.attach(plugin="file", root=root, **observed)
+        assert status == HTTPStatus.OK, said
         server.forget()
         assert server.answer(prompt) == (warm, memory)
+        rows = server.ask("GET", "/metrics")[1].splitlines()
+        (told,) = [row for row in rows if row.startswith(RESTORED)]
+        assert float(told.split()[-1]) > 0
 
         kvdock_trace.settle(server.trace)
         assert server.ask("POST", f"{STORAGE}/clear")[0] == HTTPStatus.OK
