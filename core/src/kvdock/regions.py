@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.errors import RegionError
+from kvdock.fields import as_whole, is_whole
 from kvdock.objects import LAYOUT_AXES
 from kvdock.pools import Layout, Part, PoolSpec, Shard, StoredObject
 
@@ -115,6 +116,11 @@ class Region:
         Raises:
             RegionError: If the memory is not as large as the pages.
         """
+        pages = as_whole(pages)
+        if not is_whole(pages):
+            raise RegionError(
+                f"pool {pool.name!r}: pages is a whole number, not {pages!r}"
+            )
         objects = pool.objects(shard)
         if not pool.physical or not objects:
             if memory:
