@@ -122,6 +122,24 @@ def test_blocks_of_scales_must_divide_the_latent() -> None:
         families.mla("kv", latent=512, rope=64, scale_block=100, **BASE)
 
 
+@pytest.mark.parametrize(("head_dim", "scales"), [(64, 1), (96, 1), (128, 1), (256, 2)])
+def test_every_row_of_an_indexer_has_a_scale(head_dim: int, scales: int) -> None:
+    """A key narrower than a block of scales still has one."""
+    pool = families.indexer("indexer", head_dim=head_dim, **BASE)
+    assert pool.page_bytes(Shard()) == L * P * (head_dim + 4 * scales)
+    block = head_dim // scales
+    assert pool == families.indexer(
+        "indexer", head_dim=head_dim, scale_block=block, **BASE
+    )
+
+
+@pytest.mark.parametrize("head_dim", [192, 130])
+def test_blocks_of_scales_must_divide_the_keys_of_an_indexer(head_dim: int) -> None:
+    with pytest.raises(PoolError, match="blocks of 128 do not divide") as raised:
+        families.indexer("indexer", head_dim=head_dim, **BASE)
+    assert "scale_block" in raised.value.fix
+
+
 @pytest.mark.parametrize(
     ("family", "given"),
     [
@@ -129,6 +147,8 @@ def test_blocks_of_scales_must_divide_the_latent() -> None:
         ("compressed", {"row_bytes": 584, "pad_to": 0}),
         ("compressed", {"row_bytes": 0}),
         ("compressed", {"row_bytes": 584.0}),
+        ("indexer", {"head_dim": 128, "scale_block": 0}),
+        ("indexer", {"head_dim": 0}),
         ("mla", {"latent": 512, "rope": 64, "scale_block": -128}),
     ],
 )

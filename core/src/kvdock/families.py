@@ -174,7 +174,14 @@ def indexer(
             has one scale.
         options: Any further field of `PoolSpec`.
     """
-    block = scale_block
+    check_counts(name, head_dim=head_dim, scale_block=scale_block)
+    # A row has a scale, however narrow it is.
+    block = min(scale_block, head_dim)
+    if head_dim % block:
+        raise PoolError(
+            f"pool {name!r}: blocks of {scale_block} do not divide {head_dim}",
+            fix="Give `scale_block`, the elements that share a scale.",
+        )
     row = head_dim * dtype.bits // 8 + 4 * (head_dim // block)
     return PoolSpec(
         name=name,
