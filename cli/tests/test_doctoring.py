@@ -23,6 +23,8 @@ BROKEN = {
     "raising_manifest": ("return Manifest(", "1 / 0\n    return Manifest("),
     "unmarked_hook": (f"@hookimpl\n{REGISTER}", REGISTER),
     "other_name": ('name="NAME"', 'name="another"'),
+    "no_grade": ("KindSupport()", "KindSupport(draft=True)"),
+    "no_scope": ("kinds=", "sharing='galaxy', kinds="),
 }
 STAGES = {
     "import_error": "import",
@@ -31,6 +33,8 @@ STAGES = {
     "no_manifest": "manifest",
     "raising_manifest": "manifest",
     "other_name": "manifest",
+    "no_grade": "manifest",
+    "no_scope": "manifest",
     "misspelt_hook": "validate",
     "invented_argument": "validate",
     "unmarked_hook": "validate",

@@ -69,8 +69,27 @@ def test_pools_are_added_to_a_model_that_is_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "layers"),
+    [("3", (3,)), ("0-1", (0, 1)), ("0+2-4+6-8:2", (0, 2, 3, 4, 6, 8)), ("all", None)],
+)
+def test_layers_are_numbers_and_ranges_with_a_plus_between(
+    words: str, layers: tuple[int, ...] | None
+) -> None:
+    other = f"{KV},layers={words}".replace("name=kv", "name=other")
+    _, pool = assemble(model_of("", [KV, other], 9)).pools
+    assert pool.layers == (layers or tuple(range(9)))
+
+
+def test_a_state_may_have_one_shape() -> None:
+    one = "family=mamba,name=state,conv=8192x3,temporal=16"
+    _, state = assemble(model_of("", [KV, one], 1)).pools
+    assert [part.shape for part in state.parts] == [(16,), (8192, 3)]
+
+
+@pytest.mark.parametrize(
     ("name", "pools", "message"),
     [
+        ("", [f"{KV},heads=16"], "heads is given twice"),
         ("", [], "no pools are given"),
         ("lama-3.1-8b", [], "Did you mean 'llama-3.1-8b'?"),
         ("nowhere.toml", [], "cannot read nowhere.toml"),

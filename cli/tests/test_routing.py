@@ -141,3 +141,33 @@ def test_stages_and_context_ranks_may_be_given(
     assert code == 0
     assert data["shard"]["layers"] == [20, 32]
     assert data["routes"][0]["page_bytes"] == 3 * 64 * 2 * 8 * 128 * 2
+
+
+@pytest.mark.usefixtures("good")
+def test_ranks_divide_as_the_command_line_says() -> None:
+    with pytest.raises(NoRoute, match="says nothing about split heads"):
+        route(pool=(KV,), tp=2, share_tp=(2, 4))
+    with pytest.raises(UsageProblem, match="in runs of 48"):
+        route(pool=(KV,), tp=16, dcp=2, interleave_tokens=48)
+
+
+def test_no_tokens_are_no_page() -> None:
+    with pytest.raises(UsageProblem, match="--page-tokens 0 leaves no page"):
+        route(pool=(KV,), page_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("family=compressed,name=c,row_bytes=584,ratio=0", "ratio must be at least 1"),
+        ("family=compressed,name=c,row_bytes=584,pad_to=0", "pad_to must be at"),
+        ("family=indexer,name=c,head_dim=128,scale_block=0", "scale_block must be"),
+        ("family=mha,name=c,heads=8,head_dim=-1", "negative extent"),
+        ("family=mha,name=c,heads=8,head_dim=8,required=maybe", "not 'maybe'"),
+        ("family=mha,name=c,heads=8,head_dim=8,kind=mamba", "of kind mamba"),
+        ("family=mha,name=c,heads=8,head_dim=8,page_tokens=32", "one number for all"),
+    ],
+)
+def test_a_pool_that_cannot_be_is_a_wrong_question(words: str, message: str) -> None:
+    with pytest.raises(UsageProblem, match=message):
+        route(pool=(KV, words))

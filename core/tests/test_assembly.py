@@ -17,7 +17,15 @@ from kvdock.keys import (
     namespace_record,
 )
 from kvdock.models import ModelDescription, describe, load_model, shipped_models
-from kvdock.pools import ContextSplit, DType, HitPolicy, PoolKind, Shard, Sharding
+from kvdock.pools import (
+    ContextSplit,
+    DType,
+    HitPolicy,
+    PoolKind,
+    PoolSpec,
+    Shard,
+    Sharding,
+)
 
 DRAFTED = [
     (name, draft)
@@ -348,7 +356,20 @@ def changed(**fields: object) -> ModelDescription:
         ({"dtype": "bf17"}, "'bf17' is no DType"),
         ({"indices_from": "nowhere"}, "which is not there"),
         ({"heads": "2"}, "model 'two-windows': pool 'indexer'"),
+        ({"heads": 8.0}, "pool 'indexer': heads is a whole number, not 8.0"),
+        ({"heads": True}, "pool 'indexer': heads is a whole number, not True"),
+        ({"heads": -1}, "negative extent"),
+        ({"required": "no"}, "pool 'indexer': required is true or false, not 'no'"),
+        ({"anchor": "yes"}, "pool 'indexer': anchor is true or false, not 'yes'"),
+        ({"layout": 3}, "pool 'indexer': layout: 3 is no Layout"),
+        ({"indices_from": 3}, "pool 'indexer': indices_from is text, not 3"),
+        ({"name": 5}, "name is text, not 5"),
+        ({"page_tokens": 32}, "page_tokens is one number for all pools"),
+        ({"layers": [0, True]}, "neither text nor a list"),
+        ({"kind": "mamba"}, "unknown field 'kind'"),
         ({"when": 3}, "`when` is a table"),
+        ({"when": {"bf16": 3}}, "`when` is a table"),
+        ({"when": {"bf17": {}}}, "'bf17', which is no element type. Did you mean"),
         ({"name": "Indexer"}, "not a valid name"),
     ],
 )
@@ -359,11 +380,118 @@ def test_the_first_offending_pool_is_named_and_there_are_no_pools(
         assemble(changed(**fields))
 
 
-def test_a_missing_dimension_is_named() -> None:
+@pytest.mark.parametrize("at", range(4))
+def test_a_missing_dimension_is_named(at: int) -> None:
+    pools = list(second_geometry().pools)
+    pools[at] = {key: value for key, value in pools[at].items() if key != "heads"}
+    name = pools[at]["name"]
+    with pytest.raises(PoolError, match=f"pool '{name}': field 'heads' is missing"):
+        assemble(attrs.evolve(second_geometry(), pools=tuple(pools)))
+
+
+def pool_of(**fields: object) -> PoolSpec:
+    """Return a pool that is described beside a logical anchor."""
+    anchor = {"family": "logical", "name": "kv", "anchor": True}
+    model = attrs.evolve(second_geometry(), pools=(anchor, {"name": "p", **fields}))
+    return assemble(model).pools[-1]
+
+
+def test_a_family_takes_the_fields_of_its_constructor_and_no_others() -> None:
+    with pytest.raises(PoolError, match="unknown field 'heads'"):
+        pool_of(family="mla", latent=8, rope=8, heads=2)
+    with pytest.raises(PoolError, match="unknown field 'hit_policy'"):
+        pool_of(family="mamba", conv=[[8, 3]], hit_policy="all_pages")
+
+
+@pytest.mark.parametrize("conv", [[8, 3], [[8, 3]], (8, 3)])
+def test_one_shape_is_a_list_of_one(conv: object) -> None:
+    assert pool_of(family="mamba", conv=conv).parts[0].shape == (8, 3)
+
+
+@pytest.mark.parametrize("conv", ["8x3", [8, [3]], [[8, 3.0]], 8.5, [[True]]])
+def test_what_is_no_shape_is_refused_by_name(conv: object) -> None:
+    with pytest.raises(PoolError, match="pool 'p': conv is a shape of whole numbers"):
+        pool_of(family="mamba", conv=conv)
+
+
+def test_latents_may_have_a_window() -> None:
+    latents = {"family": "mla", "latent": 8, "rope": 8}
+    trailing = {"hit_policy": "trailing_pages", "window_pages": 2}
+    by_tokens, by_pages = pool_of(**latents, window=128), pool_of(**latents, **trailing)
+    assert by_tokens == by_pages
+    assert by_tokens.window_pages == 2
+    assert pool_of(**latents, window=128, kind="swa").kind is PoolKind.SWA
+    with pytest.raises(PoolError, match="hit_policy say the same thing"):
+        pool_of(**latents, window=128, **trailing)
+
+
+def test_a_second_form_of_pages_may_be_described() -> None:
+    pool = pool_of(
+        family="k_only",
+        heads=2,
+        head_dim=8,
+        required=False,
+        hit_policy="block_groups",
+        block_pages=4,
+        group_pages=2,
+    )
+    assert pool.hit_policy is HitPolicy.BLOCK_GROUPS
+
+
+def test_an_element_type_that_no_pool_follows_is_refused() -> None:
+    for dtype in ("bf16", "fp8_e4m3"):
+        with pytest.raises(PoolError, match=f"no pool that could be kept in {dtype}"):
+            pools_of("deepseek-v4-flash", "mtp", dtype=dtype)
+
+
+def test_rows_of_fixed_bytes_may_say_what_an_element_type_changes() -> None:
+    table = {
+        "family": "compressed",
+        "name": "rows",
+        "row_bytes": 584,
+        "when": {"bf16": {"row_bytes": 1152}},
+    }
+    anchor = {"family": "logical", "name": "kv", "anchor": True}
+    model = attrs.evolve(second_geometry(), pools=(anchor, table))
+    rows = assemble(model, Deployment(dtype=DType.BF16)).pools[-1]
+    assert rows.page_bytes(Shard()) == 4 * 64 * 1152
+
+
+def test_what_a_pool_says_of_its_division_stands_against_the_deployment() -> None:
+    layers = {"context": "layers", "name": "other"}
     model = second_geometry()
-    table = {key: value for key, value in model.pools[-1].items() if key != "heads"}
-    with pytest.raises(PoolError, match="pool 'indexer': field 'heads' is missing"):
-        assemble(attrs.evolve(model, pools=(*model.pools[:-1], table)))
+    own = attrs.evolve(model, pools=(*model.pools, {**model.pools[1], **layers}))
+    one, *_, other = assemble(own, Deployment(cp_size=2, context="pages")).pools
+    assert (one.context, other.context) == (ContextSplit.PAGES, ContextSplit.LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tp_size": 0}, "tp_size must be at least 1, not 0"),
+        ({"pp_size": 0}, "pp_size must be at least 1, not 0"),
+        ({"cp_size": -1}, "cp_size must be at least 1, not -1"),
+        ({"dcp_size": 0}, "dcp_size must be at least 1, not 0"),
+        ({"tp_size": 2.0}, "tp_size is a whole number, not 2.0"),
+        ({"interleave_tokens": 0}, "interleave_tokens must be at least 1"),
+        ({"page_tokens": -64}, "page_tokens must be at least 0, not -64"),
+        ({"share_tp": (0,)}, r"share_tp are at least 1 each, not \(0,\)"),
+        ({"share_tp": 2}, "share_tp is a row of whole numbers, not 2"),
+        ({"pp_layers": (1, -1)}, "pp_layers are at least 1 each"),
+        ({"packed": "no"}, "packed is true or false, not 'no'"),
+        ({"tp_size": 10**10}, "a deployment of 10000000000 processes is beyond"),
+    ],
+)
+def test_a_deployment_of_impossible_numbers_is_refused_by_name(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PoolError, match=message):
+        Deployment(**given)
+
+
+def test_more_stages_than_layers_are_refused_before_they_are_counted() -> None:
+    with pytest.raises(PoolError, match="60000 pipeline stages are no partition"):
+        pools_of("llama-3.1-8b", pp_size=60_000)
 
 
 def test_ranks_that_cannot_divide_a_pool_are_refused_before_there_is_any() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from kvdock import families
 from kvdock.errors import PoolError
+from kvdock.options import window_pages
 from kvdock.pools import DType, HitPolicy, Layout, PoolKind, PoolSpec, Shard, Sharding
 
 P, L, H, D = 64, 4, 8, 128
@@ -94,9 +95,9 @@ def test_an_indexer_lists_a_page_as_one_piece() -> None:
 
 
 def test_a_window_keeps_as_many_pages_as_it_can_touch() -> None:
-    assert [families.window_pages(w, 64) for w in (1, 64, 65, 4096)] == [1, 1, 2, 64]
+    assert [window_pages(w, 64) for w in (1, 64, 65, 4096)] == [1, 1, 2, 64]
     with pytest.raises(PoolError, match="window of 0 tokens"):
-        families.window_pages(0, 64)
+        window_pages(0, 64)
 
 
 def test_states_are_trailing_and_of_each_rank() -> None:
@@ -119,6 +120,75 @@ def test_rows_for_several_tokens_must_fill_a_page() -> None:
 def test_blocks_of_scales_must_divide_the_latent() -> None:
     with pytest.raises(PoolError, match="blocks of 100 do not divide 512"):
         families.mla("kv", latent=512, rope=64, scale_block=100, **BASE)
+
+
+@pytest.mark.parametrize(("head_dim", "scales"), [(64, 1), (96, 1), (128, 1), (256, 2)])
+def test_every_row_of_an_indexer_has_a_scale(head_dim: int, scales: int) -> None:
+    """A key narrower than a block of scales still has one."""
+    pool = families.indexer("indexer", head_dim=head_dim, **BASE)
+    assert pool.page_bytes(Shard()) == L * P * (head_dim + 4 * scales)
+    block = head_dim // scales
+    assert pool == families.indexer(
+        "indexer", head_dim=head_dim, scale_block=block, **BASE
+    )
+
+
+@pytest.mark.parametrize("head_dim", [192, 130])
+def test_blocks_of_scales_must_divide_the_keys_of_an_indexer(head_dim: int) -> None:
+    with pytest.raises(PoolError, match="blocks of 128 do not divide") as raised:
+        families.indexer("indexer", head_dim=head_dim, **BASE)
+    assert "scale_block" in raised.value.fix
+
+
+@pytest.mark.parametrize(
+    ("family", "given"),
+    [
+        ("compressed", {"row_bytes": 584, "ratio": 0}),
+        ("compressed", {"row_bytes": 584, "pad_to": 0}),
+        ("compressed", {"row_bytes": 0}),
+        ("compressed", {"row_bytes": 584.0}),
+        ("indexer", {"head_dim": 128, "scale_block": 0}),
+        ("indexer", {"head_dim": 0}),
+        ("mla", {"latent": 512, "rope": 64, "scale_block": -128}),
+    ],
+)
+def test_a_dimension_that_divides_nothing_is_refused_by_name(
+    family: str, given: dict[str, Any]
+) -> None:
+    with pytest.raises(PoolError, match=f"{list(given)[-1]} must be at least 1"):
+        families.FAMILIES[family]("p", **given, **BASE)
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "kind"),
+    [
+        ("mha", {"heads": H, "head_dim": D}, "mamba"),
+        ("mha", {"heads": H, "head_dim": D}, "mla"),
+        ("mla", {"latent": 512, "rope": 64}, "mha"),
+        ("compressed", {"row_bytes": 584}, "logical"),
+    ],
+)
+def test_a_family_makes_pools_of_its_own_kinds_alone(
+    family: str, given: dict[str, Any], kind: str
+) -> None:
+    with pytest.raises(PoolError, match=f"make no pool of kind {kind}"):
+        families.FAMILIES[family]("p", kind=kind, **given, **BASE)
+
+
+@pytest.mark.parametrize(
+    ("family", "given"),
+    [
+        ("mha", {"heads": H, "head_dim": D}),
+        ("mla", {"latent": 512, "rope": 64}),
+        ("compressed", {"row_bytes": 584}),
+    ],
+)
+def test_a_pool_of_a_window_is_given_one(family: str, given: dict[str, Any]) -> None:
+    make = families.FAMILIES[family]
+    with pytest.raises(PoolError, match="of kind swa has no window"):
+        make("p", kind="swa", **given, **BASE)
+    pool = make("p", kind="swa", window=100, **given, **BASE)
+    assert (pool.hit_policy, pool.window_pages) == (HitPolicy.TRAILING_PAGES, 2)
 
 
 def test_what_a_constructor_does_not_know_reaches_the_pool() -> None:

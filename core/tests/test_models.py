@@ -59,6 +59,7 @@ def test_a_description_may_come_from_a_file(tmp_path: Path) -> None:
         ("a.json", "[]", "does not hold a table"),
         ("a.toml", "x =", "cannot be parsed"),
         ("b.toml", None, "No such file"),
+        ("c.json", "[" * 100_000, "nested too deeply"),
     ],
 )
 def test_a_file_that_is_no_description_is_refused(
@@ -71,12 +72,21 @@ def test_a_file_that_is_no_description_is_refused(
         load_model(str(path))
 
 
+def test_a_file_of_other_bytes_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b"model = '\xff\xfe'")
+    with pytest.raises(PoolError, match="byte 9 is not UTF-8"):
+        load_model(str(path))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"layer": 2}, "unknown field 'layer'. Did you mean 'layers'"),
         ({"model": None}, "field 'model' is missing"),
-        ({"layers": 0}, "layers is a whole number, not 0"),
+        ({"layers": 0}, "layers is at least 1 and at most"),
+        ({"layers": 10**10}, "layers is at least 1 and at most"),
+        ({"layers": 8.0}, "layers is a whole number, not 8.0"),
         ({"page_tokens": True}, "page_tokens is a whole number, not True"),
         ({"pools": []}, "pools is a list of tables"),
         ({"pools": ["kv"]}, "pools is a list of tables"),

@@ -91,7 +91,12 @@ def _table(text: str) -> dict[str, object]:
     table: dict[str, object] = {}
     for word in filter(None, (one.strip() for one in text.split(","))):
         key, equals, value = word.partition("=")
+        if key in table:
+            raise UsageProblem(f"--pool {text}: {key} is given twice")
         table[key] = _value(value) if equals else True
+        if key == "layers":
+            # A number of a layer, not of layers; commas part the fields.
+            table[key] = value.replace("+", ",")
     return table
 
 
@@ -99,7 +104,7 @@ def _value(text: str) -> object:
     """Read a whole number, a shape such as 16x64, true, false, or a word."""
     if text in ("true", "false"):
         return text == "true"
-    if text.isdecimal():
+    if text.removeprefix("-").isdecimal():
         return int(text)
     shapes = [shape.split("x") for shape in text.split("+")]
     if "x" in text and all(word.isdecimal() for shape in shapes for word in shape):

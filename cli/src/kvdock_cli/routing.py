@@ -29,6 +29,8 @@ def route(  # noqa: PLR0913 - what routing depends on
     dcp: int = 1,
     pp_layers: tuple[int, ...] = (),
     context: ContextSplit = ContextSplit.REPLICATED,
+    interleave_tokens: int = 1,
+    share_tp: tuple[int, ...] = (),
     rank: int = 0,
     page_tokens: int | None = None,
     dtype: DType | None = None,
@@ -46,8 +48,9 @@ def route(  # noqa: PLR0913 - what routing depends on
         model: A model that kvdock describes, or a TOML or JSON file that
             describes one.
         draft: The draft model that goes with it.
-        pool: A pool in words, family=mha,name=kv,heads=8,head_dim=128; may be
-            given several times. Without a model the first one is the anchor.
+        pool: A pool in words, family=mha,name=kv,heads=8,head_dim=128, with
+            shapes as 16x64 and layers as 0-2+5; may be given several times.
+            Without a model the first one is the anchor.
         layers: Layers of a model that is given in pools alone.
         tp: Tensor-parallel ranks.
         pp: Pipeline stages.
@@ -56,6 +59,10 @@ def route(  # noqa: PLR0913 - what routing depends on
         pp_layers: Layers of a pipeline stage; given once for each stage where
             they are not even.
         context: How context-parallel ranks divide attention.
+        interleave_tokens: Consecutive tokens that one rank takes, where tokens
+            are divided.
+        share_tp: A TP size that is to share objects of heads with this one;
+            given once for each of them.
         rank: The process that is shown, counted over all of them.
         page_tokens: Tokens of a page, if not the model's own.
         dtype: Element type of attention KV, if not the model's own.
@@ -71,6 +78,8 @@ def route(  # noqa: PLR0913 - what routing depends on
     for option, ranks in (("tp", tp), ("pp", pp), ("cp", cp), ("dcp", dcp)):
         if ranks < 1:
             raise UsageProblem(f"--{option} {ranks} leaves no process")
+    if page_tokens is not None and page_tokens < 1:
+        raise UsageProblem(f"--page-tokens {page_tokens} leaves no page")
     about = model_of(model, pool, layers)
     try:
         deployment = Deployment(
@@ -80,6 +89,8 @@ def route(  # noqa: PLR0913 - what routing depends on
             dcp_size=dcp,
             pp_layers=pp_layers,
             context=context,
+            interleave_tokens=interleave_tokens,
+            share_tp=share_tp,
             page_tokens=page_tokens or 0,
             dtype=dtype,
             layout=layout,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from kvdock.arguments import arguments
 from kvdock.errors import KvdockError, PoolError, nearest
-from kvdock.families import FAMILIES, AttentionOptions
+from kvdock.families import FAMILIES
+from kvdock.fields import as_row, as_whole, countable, is_whole, positive, row, switch
 from kvdock.pools import (
     ContextSplit,
     DType,
@@ -33,8 +34,14 @@ _KV_FAMILIES = ("mha", "k_only", "mla", "swa")
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")
 
 
-def _counts(value: Iterable[int]) -> tuple[int, ...]:
-    return tuple(value)
+MAX_PROCESSES = 1 << 16
+"""A deployment of more is a slip of the keyboard, and takes hours to divide."""
+
+
+def _positive_row(_: object, field: attrs.Attribute[Any], value: Any) -> None:  # noqa: ANN401 - what a caller gives
+    row(_, field, value)
+    if any(count < 1 for count in value):
+        raise PoolError(f"{field.name} are at least 1 each, not {value}")
 
 
 @attrs.frozen(kw_only=True)
@@ -58,22 +65,37 @@ class Deployment:
         packed: Draft layers lie behind the target's in the same pools.
     """
 
-    tp_size: int = 1
-    pp_size: int = 1
-    pp_layers: tuple[int, ...] = attrs.field(default=(), converter=_counts)
-    cp_size: int = 1
-    dcp_size: int = 1
+    tp_size: int = attrs.field(default=1, converter=as_whole, validator=positive)
+    pp_size: int = attrs.field(default=1, converter=as_whole, validator=positive)
+    pp_layers: tuple[int, ...] = attrs.field(
+        default=(), converter=as_row, validator=_positive_row
+    )
+    cp_size: int = attrs.field(default=1, converter=as_whole, validator=positive)
+    dcp_size: int = attrs.field(default=1, converter=as_whole, validator=positive)
     context: ContextSplit = attrs.field(
         default=ContextSplit.REPLICATED, converter=ContextSplit
     )
-    interleave_tokens: int = 1
-    page_tokens: int = 0
+    interleave_tokens: int = attrs.field(
+        default=1, converter=as_whole, validator=positive
+    )
+    page_tokens: int = attrs.field(default=0, converter=as_whole, validator=countable)
     dtype: DType | None = attrs.field(
         default=None, converter=attrs.converters.optional(DType)
     )
     layout: Layout = attrs.field(default=Layout.PAGE_OBJECT, converter=Layout)
-    share_tp: tuple[int, ...] = attrs.field(default=(), converter=_counts)
-    packed: bool = False
+    share_tp: tuple[int, ...] = attrs.field(
+        default=(), converter=as_row, validator=_positive_row
+    )
+    packed: bool = attrs.field(default=False, validator=switch)
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse more processes than anybody has."""
+        stages = max(self.pp_size, len(self.pp_layers))
+        processes = self.tp_size * stages * self.cp_size
+        if processes > MAX_PROCESSES:
+            raise PoolError(
+                f"a deployment of {processes} processes is beyond {MAX_PROCESSES}"
+            )
 
 
 @attrs.frozen
@@ -117,6 +139,7 @@ def assemble(
     plan = deployment or Deployment()
     page_tokens = plan.page_tokens or model.page_tokens
     where = f"model {model.name!r}"
+    _check_dtype(where, plan.dtype, model, draft)
     build = _Builder(where, plan, page_tokens)
     pools = [build.pool(table, range(model.layers)) for table in model.pools]
     layers = model.layers
@@ -133,7 +156,7 @@ def assemble(
         for table in with_it.pools:
             own = build.pool(table, numbers, draft=True)
             if plan.packed:
-                _pack(where, own, str(table.get("packs_into", "")), pools)
+                _pack(where, own, table.get("packs_into"), pools)
             else:
                 pools.append(own)
     check_pools(pools)
@@ -150,6 +173,11 @@ def assemble(
 def _stages(
     model: ModelDescription, plan: Deployment, layers: int
 ) -> tuple[Layers | None, ...]:
+    if plan.pp_size > model.layers:
+        raise PoolError(
+            f"{plan.pp_size} pipeline stages are no partition of the "
+            f"{model.layers} layers of model {model.name!r}"
+        )
     counts = list(plan.pp_layers or even_shares(model.layers, plan.pp_size))
     if sum(counts) != model.layers or (
         plan.pp_size > 1 and plan.pp_size != len(counts)
@@ -165,7 +193,29 @@ def _stages(
     return stages_of(counts)
 
 
-def _pack(where: str, own: PoolSpec, into: str, pools: list[PoolSpec]) -> None:
+def _check_dtype(
+    where: str, dtype: DType | None, model: ModelDescription, draft: str
+) -> None:
+    """Refuse an element type that no pool of the model would take notice of."""
+    tables = [*model.pools]
+    if draft in model.drafts:
+        tables += model.drafts[draft].pools
+    if dtype is not None and not any(_follows(table, dtype) for table in tables):
+        raise PoolError(
+            f"{where} has no pool that could be kept in {dtype}: its rows are of "
+            "fixed bytes",
+            fix="Leave the element type out, or describe its pools with `when`.",
+        )
+
+
+def _follows(table: Table, dtype: DType) -> bool:
+    """Return whether a pool is another one in an element type."""
+    when = table.get("when")
+    said = isinstance(when, Mapping) and dtype in when
+    return said or table.get("family") in _KV_FAMILIES
+
+
+def _pack(where: str, own: PoolSpec, into: object, pools: list[PoolSpec]) -> None:
     """Append a draft pool's layers to a target pool."""
     for place, pool in enumerate(pools):
         if pool.name == into:
@@ -206,15 +256,20 @@ class _Builder:
                 fix=nearest(family, FAMILIES) or f"Known are {', '.join(FAMILIES)}.",
             )
         given |= self._for_dtype(where, family, given.pop("when", {}))
-        given["layers"] = _layers(where, given.get("layers", "all"), numbers)
-        given["page_tokens"] = self.page_tokens
+        layers = _layers(where, given.pop("layers", "all"), numbers)
+        if "page_tokens" in given:
+            raise PoolError(
+                f"{where}: page_tokens is one number for all pools of a model",
+                fix="Give it beside `layers` of the model, or in the deployment.",
+            )
         given.setdefault("layout", self.plan.layout)
         if draft:
             given |= {"draft": True, "required": False}
         constructor = FAMILIES[family]
-        _check_arguments(where, constructor, given)
+        words = arguments(where, constructor, given, besides=("layers", "page_tokens"))
         try:
-            return self._divided(constructor(**_words(given)))
+            pool = constructor(layers=layers, page_tokens=self.page_tokens, **words)
+            return self._divided(pool, table)
         except KvdockError as error:
             raise PoolError(f"{where}: {error.what}", fix=error.fix) from error
         except (TypeError, ValueError, AttributeError) as error:
@@ -222,14 +277,26 @@ class _Builder:
 
     def _for_dtype(self, where: str, family: str, when: object) -> Table:
         """Return the changes that another element type of KV makes."""
-        if not isinstance(when, dict):
-            raise PoolError(f"{where}: `when` is a table of element types")
-        if self.plan.dtype is None or family not in _KV_FAMILIES:
+        if not isinstance(when, Mapping) or not all(
+            isinstance(changes, Mapping) for changes in when.values()
+        ):
+            raise PoolError(
+                f"{where}: `when` is a table of element types",
+                fix="Write `when.fp8_e4m3.scale_block = 128`.",
+            )
+        for dtype in when:
+            if dtype not in list(DType):
+                raise PoolError(
+                    f"{where}: `when` names {dtype!r}, which is no element type",
+                    fix=nearest(str(dtype), DType) or f"Known are {', '.join(DType)}.",
+                )
+        if self.plan.dtype is None:
             return {}
-        return {"dtype": self.plan.dtype, **when.get(str(self.plan.dtype), {})}
+        kept = {"dtype": self.plan.dtype} if family in _KV_FAMILIES else {}
+        return kept | dict(when.get(self.plan.dtype, {}))
 
-    def _divided(self, pool: PoolSpec) -> PoolSpec:
-        """Divide a pool as the deployment does."""
+    def _divided(self, pool: PoolSpec, table: Table) -> PoolSpec:
+        """Divide a pool as the deployment does, where its table says nothing."""
         plan = self.plan
         if pool.kind in (PoolKind.LOGICAL, PoolKind.MAMBA):
             return pool
@@ -243,42 +310,9 @@ class _Builder:
             changes["interleave_tokens"] = plan.interleave_tokens
         if plan.share_tp and pool.by_head:
             changes["head_group"] = max(1, pool.heads // math.lcm(*plan.share_tp))
-        return attrs.evolve(pool, **changes)
-
-
-def _words(given: Table) -> dict[str, Any]:
-    """Turn the words of a table into members of their lists."""
-    words: dict[str, Callable[[Any], object]] = {
-        "kind": PoolKind,
-        "layout": Layout,
-        "context": ContextSplit,
-        "dtype": DType,
-        "conv_dtype": DType,
-        "temporal_dtype": DType,
-    }
-    return {
-        name: words[name](value) if name in words else value
-        for name, value in given.items()
-    }
-
-
-def _check_arguments(
-    where: str, constructor: Callable[..., PoolSpec], given: Table
-) -> None:
-    parameters = inspect.signature(constructor).parameters
-    named = {
-        name: one for name, one in parameters.items() if one.kind is not one.VAR_KEYWORD
-    }
-    known = [*named, *AttentionOptions.__annotations__]
-    for argument in given:
-        if argument not in known:
-            raise PoolError(
-                f"{where}: unknown field {argument!r}",
-                fix=nearest(argument, known) or f"Known are {', '.join(known)}.",
-            )
-    for name, one in named.items():
-        if one.default is one.empty and name not in given:
-            raise PoolError(f"{where}: field {name!r} is missing")
+        return attrs.evolve(
+            pool, **{name: one for name, one in changes.items() if name not in table}
+        )
 
 
 def _layers(where: str, text: object, numbers: Sequence[int]) -> tuple[int, ...]:
@@ -298,7 +332,7 @@ def _layers(where: str, text: object, numbers: Sequence[int]) -> tuple[int, ...]
             first, last, step = (int(number or 0) for number in match.groups())
             # One past the end is enough to be refused below.
             found += range(first, min(max(first, last), count) + 1, max(step, 1))
-    elif isinstance(text, list) and all(isinstance(one, int) for one in text):
+    elif isinstance(text, list) and all(map(is_whole, text)):
         found = list(text)
     else:
         raise PoolError(f"{where}: layers {text!r} are neither text nor a list")

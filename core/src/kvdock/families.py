@@ -9,59 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 from kvdock.errors import PoolError
+from kvdock.options import (
+    AttentionOptions,
+    PolicyOptions,
+    PoolOptions,
+    check_counts,
+    check_kind,
+    window_pages,
+    with_window,
+)
 from kvdock.pools import (
-    ContextSplit,
     DType,
     HitPolicy,
-    Layout,
     Part,
     Per,
     PoolKind,
     PoolSpec,
     Sharding,
 )
-
-
-class PoolOptions(TypedDict, total=False):
-    """What every constructor passes on to `PoolSpec` unchanged."""
-
-    anchor: bool
-    draft: bool
-    required: bool
-    indices_from: str | None
-    context: ContextSplit
-    interleave_tokens: int
-    layout: Layout
-    head_group: int
-
-
-class TrailingOptions(PoolOptions, total=False):
-    """The same, for pools that may keep a window of pages only."""
-
-    hit_policy: HitPolicy
-    window_pages: int
-
-
-class AttentionOptions(PoolOptions, total=False):
-    """The dimensions of `mha` as keywords."""
-
-    heads: int
-    head_dim: int
-    v_head_dim: int
-    dtype: DType
-
-
-def window_pages(window_tokens: int, page_tokens: int) -> int:
-    """Return how many trailing pages hold a window of tokens.
-
-    Source: SGLang 0.5.23, `ceil(window / page)`.
-    """
-    if window_tokens < 1:
-        raise PoolError(f"a window of {window_tokens} tokens holds nothing")
-    return -(-window_tokens // page_tokens)
 
 
 def mha(  # noqa: PLR0913 - the dimensions of attention
@@ -73,8 +41,9 @@ def mha(  # noqa: PLR0913 - the dimensions of attention
     head_dim: int,
     v_head_dim: int = 0,
     dtype: DType = DType.BF16,
+    window: int = 0,
     kind: PoolKind = PoolKind.MHA,
-    **options: Unpack[TrailingOptions],
+    **options: Unpack[PolicyOptions],
 ) -> PoolSpec:
     """Describe keys and values per head (MHA, GQA, MQA).
 
@@ -86,9 +55,12 @@ def mha(  # noqa: PLR0913 - the dimensions of attention
         head_dim: Width of a key.
         v_head_dim: Width of a value, if it is another one.
         dtype: Element type of both.
+        window: Tokens that the layers look back, or 0 for all.
         kind: MHA, or SWA for layers with a window.
         options: Any further field of `PoolSpec`.
     """
+    kind = PoolKind(kind)
+    check_kind(name, kind, PoolKind.MHA, PoolKind.SWA)
     return PoolSpec(
         name=name,
         kind=kind,
@@ -98,7 +70,7 @@ def mha(  # noqa: PLR0913 - the dimensions of attention
         ),
         layers=layers,
         page_tokens=page_tokens,
-        **options,
+        **with_window(name, kind, window, page_tokens, options),
     )
 
 
@@ -110,7 +82,7 @@ def k_only(
     heads: int,
     head_dim: int,
     dtype: DType = DType.BF16,
-    **options: Unpack[PoolOptions],
+    **options: Unpack[PolicyOptions],
 ) -> PoolSpec:
     """Describe keys without values, as some sparse indexers keep them."""
     return PoolSpec(
@@ -132,8 +104,9 @@ def mla(  # noqa: PLR0913 - the dimensions of attention
     rope: int,
     dtype: DType = DType.BF16,
     scale_block: int = 0,
+    window: int = 0,
     kind: PoolKind = PoolKind.MLA,
-    **options: Unpack[TrailingOptions],
+    **options: Unpack[PolicyOptions],
 ) -> PoolSpec:
     """Describe one latent row per token, shared by all heads.
 
@@ -146,11 +119,15 @@ def mla(  # noqa: PLR0913 - the dimensions of attention
         dtype: Element type of the latent.
         scale_block: Elements of the latent that share an f32 scale in the row;
             the positional part then stays bf16. 0 for a plain row.
+        window: Tokens that the layers look back, or 0 for all.
         kind: MLA, or SWA for layers with a window.
         options: Any further field of `PoolSpec`.
     """
+    kind = PoolKind(kind)
+    check_kind(name, kind, PoolKind.MLA, PoolKind.SWA)
     part = Part("kv", dtype, (latent + rope,))
     if scale_block:
+        check_counts(name, scale_block=scale_block)
         if latent % scale_block:
             raise PoolError(
                 f"pool {name!r}: blocks of {scale_block} do not divide {latent}"
@@ -168,7 +145,7 @@ def mla(  # noqa: PLR0913 - the dimensions of attention
         parts=(part,),
         layers=layers,
         page_tokens=page_tokens,
-        **options,
+        **with_window(name, kind, window, page_tokens, options),
     )
 
 
@@ -180,15 +157,32 @@ def indexer(
     head_dim: int,
     dtype: DType = DType.FP8_E4M3,
     scale_block: int = 128,
-    **options: Unpack[PoolOptions],
+    **options: Unpack[PolicyOptions],
 ) -> PoolSpec:
     """Describe quantised keys of a sparse indexer with their scales.
 
     A page keeps its keys first and then its scales, so it is one piece that
     cannot be cut between tokens.
+
+    Args:
+        name: The pool's name.
+        layers: Global numbers of its layers.
+        page_tokens: Tokens of a page.
+        head_dim: Width of a key.
+        dtype: Element type of a key.
+        scale_block: Elements of a key that share an f32 scale; a narrower key
+            has one scale.
+        options: Any further field of `PoolSpec`.
     """
-    scales = head_dim // scale_block
-    row = head_dim * dtype.bits // 8 + 4 * scales
+    check_counts(name, head_dim=head_dim, scale_block=scale_block)
+    # A row has a scale, however narrow it is.
+    block = min(scale_block, head_dim)
+    if head_dim % block:
+        raise PoolError(
+            f"pool {name!r}: blocks of {scale_block} do not divide {head_dim}",
+            fix="Give `scale_block`, the elements that share a scale.",
+        )
+    row = head_dim * dtype.bits // 8 + 4 * (head_dim // block)
     return PoolSpec(
         name=name,
         kind=PoolKind.INDEXER,
@@ -198,7 +192,7 @@ def indexer(
                 DType.U8,
                 (page_tokens * row,),
                 Per.PAGE,
-                encoding=f"{dtype} {head_dim}, then f32 scale per {scale_block}",
+                encoding=f"{dtype} {head_dim}, then f32 scale per {block}",
             ),
         ),
         layers=layers,
@@ -276,8 +270,7 @@ def swa(
         layers=layers,
         page_tokens=page_tokens,
         kind=PoolKind.SWA,
-        hit_policy=HitPolicy.TRAILING_PAGES,
-        window_pages=window_pages(window, page_tokens),
+        window=window,
         **dimensions,
     )
 
@@ -293,7 +286,7 @@ def compressed(  # noqa: PLR0913 - the dimensions of compressed KV
     window: int = 0,
     encoding: str = "",
     kind: PoolKind = PoolKind.COMPRESSED,
-    **options: Unpack[PoolOptions],
+    **options: Unpack[PolicyOptions],
 ) -> PoolSpec:
     """Describe pages of opaque rows, one for every `ratio` tokens, padded.
 
@@ -309,6 +302,9 @@ def compressed(  # noqa: PLR0913 - the dimensions of compressed KV
         kind: COMPRESSED, or SWA or INDEXER for what else is kept like this.
         options: Any further field of `PoolSpec`.
     """
+    kind = PoolKind(kind)
+    check_kind(name, kind, PoolKind.COMPRESSED, PoolKind.SWA, PoolKind.INDEXER)
+    check_counts(name, row_bytes=row_bytes, ratio=ratio, pad_to=pad_to)
     if page_tokens % ratio:
         raise PoolError(
             f"pool {name!r}: a page of {page_tokens} tokens is no whole number of "
@@ -331,9 +327,7 @@ def compressed(  # noqa: PLR0913 - the dimensions of compressed KV
         ),
         layers=layers,
         page_tokens=page_tokens,
-        hit_policy=HitPolicy.TRAILING_PAGES if window else HitPolicy.ALL_PAGES,
-        window_pages=window_pages(window, page_tokens) if window else 0,
-        **options,
+        **with_window(name, kind, window, page_tokens, options),
     )
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -32,6 +32,17 @@ MAX_SUFFIX_CHARS = 160
 _SUFFIX = re.compile(rf"[A-Za-z0-9._:@+=-]{{1,{MAX_SUFFIX_CHARS}}}")
 
 
+def _text(value: str | None) -> str:
+    """Take nothing for nothing: an engine's None and "" are one namespace."""
+    return "" if value is None else value
+
+
+def _checked_text(_: object, field: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, str):
+        # The value itself may be the secret.
+        raise NamespaceError(f"{field.name} is text, not {type(value).__name__}")
+
+
 @attrs.frozen(kw_only=True)
 class Namespace:
     """What must be equal, besides the pools, to share stored bytes.
@@ -47,12 +58,14 @@ class Namespace:
             quantisation recipe or an engine's own format tag.
     """
 
-    model: str
-    revision: str = ""
-    draft_model: str = ""
-    lora: str = ""
-    salt: str = attrs.field(default="", repr=False)
-    page_format: str = ""
+    model: str = attrs.field(converter=_text, validator=_checked_text)
+    revision: str = attrs.field(default="", converter=_text, validator=_checked_text)
+    draft_model: str = attrs.field(default="", converter=_text, validator=_checked_text)
+    lora: str = attrs.field(default="", converter=_text, validator=_checked_text)
+    salt: str = attrs.field(
+        default="", repr=False, converter=_text, validator=_checked_text
+    )
+    page_format: str = attrs.field(default="", converter=_text, validator=_checked_text)
 
     def __attrs_post_init__(self) -> None:
         """Refuse a namespace that names no model."""

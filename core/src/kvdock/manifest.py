@@ -8,13 +8,13 @@ by the conformance kit, or by both; one that nobody reads is deleted.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from types import MappingProxyType
+from typing import Any, TypeVar
 
 import attrs
 
-from kvdock.errors import ManifestError
+from kvdock.errors import ManifestError, nearest
 from kvdock.pools import HitPolicy, Layout, PoolKind, Sharding
 
 API_VERSION = 1
@@ -137,6 +137,69 @@ class Verdict:
         return bool(self.support)
 
 
+W = TypeVar("W", bound=StrEnum)
+_Validator = Callable[[object, "attrs.Attribute[Any]", Any], None]
+
+
+# A grade that is plain text is true even where it says "no". So words become
+# members; what is no word stays what it is, and a validator names its field.
+def _member(kind: type[W], value: W) -> W:
+    return kind(value) if value in list(kind) else value
+
+
+def _members(kind: type[W], value: Iterable[W]) -> frozenset[W]:
+    alone = isinstance(value, str) or not isinstance(value, Iterable)
+    words: Iterable[Any] = (value,) if alone else value
+    return frozenset(_member(kind, word) for word in words)
+
+
+def _support(value: Support) -> Support:
+    return _member(Support, value)
+
+
+def _scope(value: Scope) -> Scope:
+    return _member(Scope, value)
+
+
+def _hit_policies(value: Iterable[HitPolicy]) -> frozenset[HitPolicy]:
+    return _members(HitPolicy, value)
+
+
+def _layouts(value: Iterable[Layout]) -> frozenset[Layout]:
+    return _members(Layout, value)
+
+
+def _shardings(value: Iterable[Sharding]) -> frozenset[Sharding]:
+    return _members(Sharding, value)
+
+
+def _are(kind: type[StrEnum]) -> _Validator:
+    """Refuse a field that is no member, or no set of members, of a list."""
+
+    def check(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        for one in value if isinstance(value, frozenset) else (value,):
+            if not isinstance(one, kind):
+                words = [member.value for member in kind]
+                close = nearest(one, words) if isinstance(one, str) else ""
+                raise ManifestError(
+                    f"{attribute.name}: {one!r} is no {kind.__name__}",
+                    fix=close or f"Known are {', '.join(words)}.",
+                )
+
+    return check
+
+
+def _is(kind: type) -> _Validator:
+    """Refuse a field that is not of a plain type."""
+
+    def check(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        # A bool is an int to Python, but no limit to anybody.
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ManifestError(f"{attribute.name} is no {kind.__name__}: {value!r}")
+
+    return check
+
+
 @attrs.frozen(kw_only=True)
 class KindSupport:
     """What a backend can do with pools of one kind.
@@ -152,39 +215,35 @@ class KindSupport:
     """
 
     hit_policies: frozenset[HitPolicy] = attrs.field(
-        default=frozenset({HitPolicy.ALL_PAGES}), converter=frozenset
+        default=frozenset({HitPolicy.ALL_PAGES}),
+        converter=_hit_policies,
+        validator=_are(HitPolicy),
     )
     layouts: frozenset[Layout] = attrs.field(
-        default=frozenset(Layout), converter=frozenset
+        default=frozenset(Layout), converter=_layouts, validator=_are(Layout)
     )
     shardings: frozenset[Sharding] = attrs.field(
-        default=frozenset(Sharding), converter=frozenset
+        default=frozenset(Sharding), converter=_shardings, validator=_are(Sharding)
     )
-    split_heads: Support = Support.UNDECLARED
-    draft: Support = Support.UNDECLARED
-    multi_buffer: Support = Support.UNDECLARED
-
-    def __attrs_post_init__(self) -> None:
-        """Refuse words that the core does not know."""
-        for field, known in _WORDS.items():
-            for word in getattr(self, field):
-                if word not in list(known):  # 3.11 refuses text in an enum
-                    raise ManifestError(f"{word!r} is not one of the {field}")
-
-
-_WORDS: Mapping[str, type[StrEnum]] = MappingProxyType(
-    {
-        "hit_policies": HitPolicy,
-        "layouts": Layout,
-        "shardings": Sharding,
-    }
-)
+    split_heads: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
+    draft: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
+    multi_buffer: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
 
 
 def _kinds(
     value: Mapping[PoolKind, KindSupport] | Iterable[tuple[PoolKind, KindSupport]],
 ) -> Mapping[PoolKind, KindSupport]:
-    return dict(value)
+    try:
+        found = dict(value)
+    except (TypeError, ValueError) as error:
+        raise ManifestError(f"kinds is no mapping: {value!r}") from error
+    return {_member(PoolKind, kind): support for kind, support in found.items()}
 
 
 @attrs.frozen(kw_only=True)
@@ -213,23 +272,43 @@ class Manifest:
         settings: The attrs class of its settings, or None.
     """
 
-    name: str
+    name: str = attrs.field(validator=_is(str))
     api: int
-    summary: str
+    summary: str = attrs.field(validator=_is(str))
     kinds: Mapping[PoolKind, KindSupport] = attrs.field(converter=_kinds)
-    zero_copy: Support = Support.UNDECLARED
-    memory_registration: Support = Support.UNDECLARED
-    host_allocator: Support = Support.UNDECLARED
-    direct_transfer: Support = Support.UNDECLARED
-    integrity: Support = Support.UNDECLARED
-    eviction: Support = Support.UNDECLARED
-    durability: Scope = Scope.NONE
-    sharing: Scope = Scope.NONE
-    clear_reach: Scope = Scope.NONE
-    max_object_bytes: int = 0
-    max_batch_keys: int = 0
-    max_key_bytes: int = 0
-    fork_safe: Support = Support.UNDECLARED
+    zero_copy: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
+    memory_registration: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
+    host_allocator: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
+    direct_transfer: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
+    integrity: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
+    eviction: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
+    durability: Scope = attrs.field(
+        default=Scope.NONE, converter=_scope, validator=_are(Scope)
+    )
+    sharing: Scope = attrs.field(
+        default=Scope.NONE, converter=_scope, validator=_are(Scope)
+    )
+    clear_reach: Scope = attrs.field(
+        default=Scope.NONE, converter=_scope, validator=_are(Scope)
+    )
+    max_object_bytes: int = attrs.field(default=0, validator=_is(int))
+    max_batch_keys: int = attrs.field(default=0, validator=_is(int))
+    max_key_bytes: int = attrs.field(default=0, validator=_is(int))
+    fork_safe: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
     settings: type | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -244,7 +323,7 @@ class Manifest:
         for kind, support in self.kinds.items():
             if kind not in list(PoolKind) or not isinstance(support, KindSupport):
                 raise ManifestError(
-                    f"backend {self.name!r} declares {kind!r}: {support!r}",
+                    f"backend {self.name!r} declares {str(kind)!r}: {support!r}",
                     fix="Map members of PoolKind to KindSupport records.",
                 )
         for limit in ("max_object_bytes", "max_batch_keys", "max_key_bytes"):

@@ -16,8 +16,15 @@ from pathlib import Path
 import attrs
 
 from kvdock.errors import PoolError, nearest
+from kvdock.fields import is_whole
 
 Table = Mapping[str, object]
+
+MAX_LAYERS = 1 << 16
+"""A model of more is a slip of the keyboard."""
+
+MAX_PAGE_TOKENS = 1 << 24
+"""As much as the longest contexts there are."""
 
 _FOLDER = "descriptions"
 _TARGET_FIELDS = ("model", "summary", "source", "layers", "page_tokens", "pools")
@@ -85,6 +92,10 @@ def load_model(name: str) -> ModelDescription:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise PoolError(f"cannot read {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise PoolError(
+                f"cannot read {path}: byte {error.start} is not UTF-8"
+            ) from error
         return describe(path.stem, _parsed(path.name, text))
     known = shipped_models()
     if name not in known:
@@ -102,6 +113,8 @@ def _parsed(name: str, text: str) -> Table:
         found = json.loads(text) if name.endswith(".json") else tomllib.loads(text)
     except ValueError as error:
         raise PoolError(f"{name} cannot be parsed: {error}") from error
+    except RecursionError as error:
+        raise PoolError(f"{name} cannot be parsed: it is nested too deeply") from error
     if not isinstance(found, dict):
         raise PoolError(f"{name} does not hold a table")
     return found
@@ -124,7 +137,7 @@ def describe(name: str, data: Table) -> ModelDescription:
         summary=str(data["summary"]),
         source=str(data.get("source", "")),
         layers=_count(where, data, "layers"),
-        page_tokens=_count(where, data, "page_tokens"),
+        page_tokens=_count(where, data, "page_tokens", MAX_PAGE_TOKENS),
         pools=_tables(where, data),
         drafts={
             draft: _draft(f"{where}: draft {draft!r}", table)
@@ -160,10 +173,12 @@ def _check_fields(
             raise PoolError(f"{where}: field {field!r} is missing")
 
 
-def _count(where: str, data: Table, field: str) -> int:
+def _count(where: str, data: Table, field: str, most: int = MAX_LAYERS) -> int:
     value = data[field]
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not is_whole(value):
         raise PoolError(f"{where}: {field} is a whole number, not {value!r}")
+    if not 1 <= value <= most:
+        raise PoolError(f"{where}: {field} is at least 1 and at most {most}")
     return value
 
 

@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable
 
 import attrs
 
 from kvdock.errors import PoolError
+from kvdock.fields import as_row, as_whole, checked_name, row, whole
 from kvdock.vocabulary import DType, Per
-
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
-
-
-def checked_name(_: object, attribute: attrs.Attribute[str], value: str) -> None:
-    """Refuse names that could not stand in a key."""
-    if not _NAME.fullmatch(value):
-        raise PoolError(
-            f"{attribute.name} {value!r} is not a valid name",
-            fix="Use a-z, 0-9 and _, beginning with a letter, 48 characters at most.",
-        )
-
-
-def positive(_: object, attribute: attrs.Attribute[int], value: int) -> None:
-    """Refuse counts below one."""
-    if value < 1:
-        raise PoolError(f"{attribute.name} must be at least 1, not {value}")
-
-
-def _extents(shape: Iterable[int]) -> tuple[int, ...]:
-    return tuple(shape)
 
 
 @attrs.frozen
@@ -50,9 +28,13 @@ class Part:
 
     name: str = attrs.field(validator=checked_name)
     dtype: DType = attrs.field(converter=DType)
-    shape: tuple[int, ...] = attrs.field(converter=_extents)
+    shape: tuple[int, ...] = attrs.field(converter=as_row, validator=row)
     per: Per = attrs.field(default=Per.TOKEN, converter=Per)
-    shard_axis: int | None = None
+    shard_axis: int | None = attrs.field(
+        default=None,
+        converter=attrs.converters.optional(as_whole),
+        validator=attrs.validators.optional(whole),
+    )
     encoding: str = ""
 
     def __attrs_post_init__(self) -> None:

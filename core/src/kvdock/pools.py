@@ -10,12 +10,23 @@ Nothing here does I/O, imports numpy, or knows a model or a backend by name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
 
 from kvdock.errors import PoolError, nearest
+from kvdock.fields import (
+    as_row,
+    as_whole,
+    checked_name,
+    countable,
+    positive,
+    row,
+    switch,
+    whole,
+)
 from kvdock.objects import Coordinate, StoredObject, objects_of
-from kvdock.parts import Part, checked_name, positive
+from kvdock.parts import Part
 from kvdock.shards import Shard, even_shares
 from kvdock.vocabulary import (
     ContextSplit,
@@ -48,11 +59,10 @@ __all__ = (
 )
 
 
-def _whole(layers: Iterable[int]) -> tuple[int, ...]:
-    found = tuple(layers)
-    if list(found) != sorted(set(found)) or any(layer < 0 for layer in found):
-        raise PoolError(f"layers {found} are not ascending global layer numbers")
-    return found
+def _ascending(_: object, field: attrs.Attribute[Any], value: tuple[int, ...]) -> None:
+    row(_, field, value)
+    if list(value) != sorted(set(value)) or any(layer < 0 for layer in value):
+        raise PoolError(f"layers {value} are not ascending global layer numbers")
 
 
 def _parts(parts: Iterable[Part]) -> tuple[Part, ...]:
@@ -91,25 +101,27 @@ class PoolSpec:
     name: str = attrs.field(validator=checked_name)
     kind: PoolKind = attrs.field(converter=PoolKind)
     parts: tuple[Part, ...] = attrs.field(converter=_parts)
-    layers: tuple[int, ...] = attrs.field(converter=_whole)
-    page_tokens: int = attrs.field(validator=positive)
-    anchor: bool = False
-    draft: bool = False
-    required: bool = True
+    layers: tuple[int, ...] = attrs.field(converter=as_row, validator=_ascending)
+    page_tokens: int = attrs.field(converter=as_whole, validator=positive)
+    anchor: bool = attrs.field(default=False, validator=switch)
+    draft: bool = attrs.field(default=False, validator=switch)
+    required: bool = attrs.field(default=True, validator=switch)
     indices_from: str | None = None
     hit_policy: HitPolicy = attrs.field(
         default=HitPolicy.ALL_PAGES, converter=HitPolicy
     )
-    window_pages: int = 0
-    block_pages: int = 0
-    group_pages: int = 0
+    window_pages: int = attrs.field(default=0, converter=as_whole, validator=countable)
+    block_pages: int = attrs.field(default=0, converter=as_whole, validator=countable)
+    group_pages: int = attrs.field(default=0, converter=as_whole, validator=countable)
     sharding: Sharding = attrs.field(converter=Sharding)
     context: ContextSplit = attrs.field(
         default=ContextSplit.REPLICATED, converter=ContextSplit
     )
-    interleave_tokens: int = attrs.field(default=1, validator=positive)
+    interleave_tokens: int = attrs.field(
+        default=1, converter=as_whole, validator=positive
+    )
     layout: Layout = attrs.field(default=Layout.PAGE_OBJECT, converter=Layout)
-    head_group: int = 0
+    head_group: int = attrs.field(default=0, converter=as_whole, validator=whole)
     object_unit: ObjectUnit = attrs.field(default=ObjectUnit.PAGE, converter=ObjectUnit)
 
     @sharding.default

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.errors import RegionError
+from kvdock.fields import as_whole, is_whole
 from kvdock.objects import LAYOUT_AXES
 from kvdock.pools import Layout, Part, PoolSpec, Shard, StoredObject
 
@@ -77,6 +78,7 @@ class Region:
         bases: int64 (objects, segments), host byte addresses of page 0.
         strides: int64 (objects, segments), bytes from a page to the next.
         sizes: int64 (objects, segments), bytes; 0 pads a shorter row.
+        layout: How the pages lie; says in which order an object has its bytes.
         blocks: The memory itself, for backends that register it.
         owners: Whatever must stay alive while the region is in use.
     """
@@ -87,6 +89,7 @@ class Region:
     bases: Int64s = attrs.field(repr=False)
     strides: Int64s = attrs.field(repr=False)
     sizes: Int64s = attrs.field(repr=False)
+    layout: Layout
     blocks: tuple[Block, ...]
     owners: tuple[object, ...] = attrs.field(default=(), repr=False)
 
@@ -113,6 +116,11 @@ class Region:
         Raises:
             RegionError: If the memory is not as large as the pages.
         """
+        pages = as_whole(pages)
+        if not is_whole(pages):
+            raise RegionError(
+                f"pool {pool.name!r}: pages is a whole number, not {pages!r}"
+            )
         objects = pool.objects(shard)
         if not pool.physical or not objects:
             if memory:
@@ -121,7 +129,7 @@ class Region:
                     f"{len(memory)} pieces of memory"
                 )
             none = np.zeros((len(objects), 0), np.int64)
-            return cls(pool.name, pages, objects, none, none, none, ())
+            return cls(pool.name, pages, objects, none, none, none, pool.layout, ())
         if pages < 1:
             raise RegionError(f"pool {pool.name!r}: {pages} pages are no memory")
         blocks = tuple(block_of(piece) for piece in memory)
@@ -142,7 +150,15 @@ class Region:
                 table[:, index, : len(row)] = np.array(row, np.int64).T
         bases, strides, sizes = table
         return cls(
-            pool.name, pages, objects, bases, strides, sizes, blocks, tuple(memory)
+            pool=pool.name,
+            pages=pages,
+            objects=objects,
+            bases=bases,
+            strides=strides,
+            sizes=sizes,
+            layout=pool.layout,
+            blocks=blocks,
+            owners=tuple(memory),
         )
 
     @property

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise, product
+from typing import Any, cast
 
 import attrs
 
 from kvdock.errors import PoolError
-from kvdock.parts import positive
+from kvdock.fields import as_row, as_whole, positive, row, whole
 
 Layers = tuple[int, int]
 """Half-open range of global layer numbers: first, past the last."""
+
+
+def _range(layers: Layers) -> Layers:
+    return cast("Layers", as_row(layers))
+
+
+def _ordered(_: object, field: attrs.Attribute[Any], value: tuple[int, ...]) -> None:
+    row(_, field, value)
+    if len(value) != 2 or not 0 <= value[0] < value[1]:  # noqa: PLR2004 - first, past the last
+        raise PoolError(
+            f"layers {value} are no range of layer numbers",
+            fix="Pass layers=(first, past_the_last) of this pipeline stage.",
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -31,15 +45,19 @@ class Shard:
             stage; None means that one stage holds all of them.
     """
 
-    tp_rank: int = 0
-    tp_size: int = attrs.field(default=1, validator=positive)
-    pp_rank: int = 0
-    pp_size: int = attrs.field(default=1, validator=positive)
-    cp_rank: int = 0
-    cp_size: int = attrs.field(default=1, validator=positive)
-    dcp_rank: int = 0
-    dcp_size: int = attrs.field(default=1, validator=positive)
-    layers: Layers | None = None
+    tp_rank: int = attrs.field(default=0, converter=as_whole, validator=whole)
+    tp_size: int = attrs.field(default=1, converter=as_whole, validator=positive)
+    pp_rank: int = attrs.field(default=0, converter=as_whole, validator=whole)
+    pp_size: int = attrs.field(default=1, converter=as_whole, validator=positive)
+    cp_rank: int = attrs.field(default=0, converter=as_whole, validator=whole)
+    cp_size: int = attrs.field(default=1, converter=as_whole, validator=positive)
+    dcp_rank: int = attrs.field(default=0, converter=as_whole, validator=whole)
+    dcp_size: int = attrs.field(default=1, converter=as_whole, validator=positive)
+    layers: Layers | None = attrs.field(
+        default=None,
+        converter=attrs.converters.optional(_range),
+        validator=attrs.validators.optional(_ordered),
+    )
 
     def __attrs_post_init__(self) -> None:
         """Refuse ranks outside their group and stages without layers."""
@@ -50,11 +68,6 @@ class Shard:
         if self.pp_size > 1 and self.layers is None:
             raise PoolError(
                 f"pp_size is {self.pp_size} but the stage's layers are not given",
-                fix="Pass layers=(first, past_the_last) of this pipeline stage.",
-            )
-        if self.layers is not None and not 0 <= self.layers[0] < self.layers[1]:
-            raise PoolError(
-                f"layers {self.layers} are no range of layer numbers",
                 fix="Pass layers=(first, past_the_last) of this pipeline stage.",
             )
         if self.tp_size % self.dcp_size:

@@ -478,3 +478,32 @@ def test_a_plan_made_for_another_choice_of_integrity_is_refused(
     with pytest.raises(AttachError, match=f"core.integrity is {asked}") as raised:
         Attachment.open(dock, plan, Namespace(model="m"), regions, core=core)
     assert "Needs" in raised.value.fix
+
+
+@pytest.mark.parametrize(
+    ("planned", "described"),
+    [pair for pair in product(Layout, Layout) if pair[0] is not pair[1]],
+)
+def test_memory_described_in_another_layout_than_planned_is_refused(
+    planned: Layout, described: Layout
+) -> None:
+    """Its objects have as many bytes, in another order: a permuted page."""
+    dock = Dock({"shelf": Shelf().backend()})
+    plan = dock.plan([attention(layout=planned)], Shard())
+    pool = attention(layout=described)
+    memory = np.zeros((2, pool.page_bytes(Shard())), np.uint8)
+    regions = {"kv": Region.of(pool, Shard(), [memory], 2)}
+    with pytest.raises(AttachError) as raised:
+        Attachment.open(dock, plan, Namespace(model="m"), regions)
+    assert raised.value.what == (
+        f"pool 'kv' was planned in layout {planned}, but its memory was described "
+        f"in {described}"
+    )
+
+
+@pytest.mark.parametrize("staging", list(Staging))
+def test_a_backend_is_told_the_layout_of_the_pool(staging: Staging) -> None:
+    core = patient(calls={"staging": staging})
+    engine = Engine([Shelf()], [attention(layout=Layout.PAGE_HEAD)], core)
+    with engine.attachment:
+        assert engine.shelf.regions["kv"].layout is Layout.PAGE_HEAD

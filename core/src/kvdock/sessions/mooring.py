@@ -28,6 +28,7 @@ from kvdock.sessions.ways import Direct, Marks, Staged, Way
 if TYPE_CHECKING:
     from kvdock.dock import Dock
     from kvdock.keys import Namespace
+    from kvdock.pools import PoolSpec
 
 
 log = logging.getLogger("kvdock")
@@ -128,6 +129,17 @@ def _check(
     for route in plan.accepted:
         if route.pool.name not in regions:
             raise AttachError(f"pool {route.pool.name!r} was given no memory")
+        _check_layout(route.pool, regions[route.pool.name])
+
+
+def _check_layout(pool: PoolSpec, region: Region) -> None:
+    """Refuse memory whose objects have their bytes in another order."""
+    if pool.physical and region.layout is not pool.layout:
+        raise AttachError(
+            f"pool {pool.name!r} was planned in layout {pool.layout}, but its memory "
+            f"was described in {region.layout}",
+            fix="Describe pool and region in the layout in which the pages lie.",
+        )
 
 
 def _check_integrity(plan: Plan, asked: Integrity) -> None:

@@ -209,6 +209,7 @@ def _region(
         bases=tables[0],
         strides=tables[1],
         sizes=tables[2],
+        layout=source.layout,
         blocks=(Block(memory.ctypes.data, memory.nbytes),),
         owners=(memory,),
     )
