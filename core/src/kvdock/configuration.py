@@ -42,6 +42,12 @@ OWN_VARIABLES = (FILE_VARIABLE, "KVDOCK_PLUGINS")
 DEFAULT = "default"
 ENGINE = "engine"
 
+_SERVICE = re.compile(
+    r"KVDOCK_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?"
+    r"|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_LINK = re.compile(r"KVDOCK_(\w+_)?PORT")
+
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 Tree = Mapping[str, object]
@@ -164,6 +170,8 @@ def environment(environ: Mapping[str, str]) -> list[Source]:
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name in OWN_VARIABLES:
             continue
+        if _names_a_service(name, environ[name]):
+            continue
         path = name.removeprefix(PREFIX).lower().split("__")
         if path[0] not in SECTIONS or len(path) == 1 or not all(path):
             known = [*OWN_VARIABLES, *(f"{PREFIX}{one.upper()}__" for one in SECTIONS)]
@@ -177,6 +185,17 @@ def environment(environ: Mapping[str, str]) -> list[Source]:
             tree = {word: tree}
         found.append(Source(f"environment {name}", cast("Tree", tree)))
     return found
+
+
+def _names_a_service(name: str, value: str) -> bool:
+    """Return whether Kubernetes has set a variable, for a service called kvdock.
+
+    Its pods get such variables unless `enableServiceLinks` is off.
+    """
+    if "__" in name:
+        return False
+    link = _LINK.fullmatch(name) and "://" in value
+    return bool(link or _SERVICE.fullmatch(name))
 
 
 def explain(
