@@ -20,7 +20,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -93,6 +93,21 @@ class Configuration:
     backends: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
     observers: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
     origins: Mapping[str, str] = attrs.field(repr=False)
+
+    def without(self, names: Iterable[str]) -> Configuration:
+        """Leave out backends and observers, each named as in `backends.NAME`."""
+        out = set(names)
+        kept = {
+            section: {
+                name: given
+                for name, given in getattr(self, section).items()
+                if f"{section}.{name}" not in out
+            }
+            for section in ("backends", "observers")
+        }
+        return attrs.evolve(
+            self, backends=kept["backends"], observers=kept["observers"]
+        )
 
 
 def load_configuration(
