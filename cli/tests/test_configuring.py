@@ -18,12 +18,12 @@ SETTINGS = (
 
 
 def test_a_table_names_every_setting_its_value_and_its_origin() -> None:
-    assert report.as_text(SETTINGS, origin=True) == (
+    assert report.as_text(SETTINGS, (), origin=True) == (
         "SETTING             VALUE  ORIGIN                WHAT\n"
         "core.deadlines.get  2 s    environment KVDOCK_X  Loading.\n"
         "backends.good.root  -      MISSING               Where."
     )
-    assert report.as_text(SETTINGS, origin=False) == (
+    assert report.as_text(SETTINGS, (), origin=False) == (
         "SETTING             VALUE  WHAT\n"
         "core.deadlines.get  2 s    Loading.\n"
         "backends.good.root  -      Where."
@@ -55,3 +55,19 @@ def test_a_misspelled_variable_is_a_usage_error(
     done = shelf.kvdock("config", "show")
     assert (done.returncode, done.stdout) == (2, "")
     assert "Did you mean 'integrity'?" in done.stderr
+
+
+def test_a_broken_observer_is_named_beside_the_settings_of_all_others(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf.add("mine", "import nowhere", group="kvdock.observers", attribute="observer")
+    monkeypatch.setenv("KVDOCK_OBSERVERS__MINE__RATE", "1")
+    done = shelf.kvdock("config", "show", "--json")
+    assert (done.stderr, done.returncode) == ("", 1)
+    data = json.loads(done.stdout)
+    assert [problem["name"] for problem in data["problems"]] == ["mine"]
+    paths = {one["path"] for one in data["settings"]}
+    assert {"core.integrity", "observers.faults.rate"} <= paths
+    text = shelf.kvdock("config", "show").stdout
+    assert "core.integrity" in text
+    assert "Not usable, see `kvdock doctor`:\n  mine" in text

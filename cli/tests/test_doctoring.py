@@ -125,6 +125,29 @@ def test_a_broken_command_is_a_problem_as_well(shelf: Shelf, ask: Ask) -> None:
     assert (code, data["problems"][0]["group"]) == (1, "kvdock.commands")
 
 
+def test_a_broken_observer_is_a_problem_as_well(shelf: Shelf, ask: Ask) -> None:
+    shelf.add("mine", "import nowhere", group="kvdock.observers", attribute="it")
+    shelf.add("other", "it = 3", group="kvdock.observers", attribute="it")
+    data, code = ask()
+    mine, other = (one for one in data["problems"] if one["name"] in ("mine", "other"))
+    assert (code, mine["stage"], other["stage"]) == (1, "import", "manifest")
+    assert mine["group"] == "kvdock.observers"
+    data, code = ask("mine")
+    assert (code, len(data["problems"])) == (1, 1)
+
+
+def test_the_settings_of_an_observer_are_looked_at(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, code = ask("faults", set_=["rate=0.5"])
+    assert (data["sections"][0]["findings"][0]["state"], code) == ("ok", 0)
+    monkeypatch.setenv("KVDOCK_OBSERVERS__FAULTS__RATE", "often")
+    data, code = ask()
+    (found,) = [one for one in data["sections"] if one["name"] == "faults"]
+    assert (found["findings"][0]["state"], code) == ("problem", 1)
+    assert "rate: 'often' is not a number" in found["findings"][0]["what"]
+
+
 @pytest.mark.parametrize(
     ("body", "state", "what", "hint"),
     [

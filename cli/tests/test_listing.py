@@ -74,3 +74,19 @@ def test_the_table_for_the_readme_is_markdown(shelf: Shelf) -> None:
     assert done.stdout.startswith(
         "|  | `good` |\n| --- | --- |\n| what | a backend |\n"
     )
+
+
+def test_observers_are_listed_without_being_imported(shelf: Shelf) -> None:
+    shelf.add("mine", "import nowhere", group="kvdock.observers", attribute="observer")
+    done = shelf.kvdock("list", "--json")
+    assert (done.stderr, done.returncode) == ("", 0)
+    mine = next(
+        one for one in json.loads(done.stdout)["observers"] if one["name"] == "mine"
+    )
+    assert mine == {
+        "name": "mine",
+        "version": "1.2.3",
+        "distribution": "kvdock-mine",
+        "entry_point": "kvdock_mine:observer",
+    }
+    assert "mine      1.2.3    kvdock-mine" in shelf.kvdock("list").stdout

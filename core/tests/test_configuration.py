@@ -93,6 +93,44 @@ def test_a_json_file_does_as_well(tmp_path: Path) -> None:
     assert core.transfers.stop is StopPolicy.WAIT_COMPLETE
 
 
+def test_what_kubernetes_sets_for_services_of_our_name_is_no_setting() -> None:
+    address = "10.0.0.11"
+    service = {
+        "SERVICE_HOST": address,
+        "SERVICE_PORT": "8080",
+        "SERVICE_PORT_HTTP_METRICS": "8080",
+        "PORT": f"tcp://{address}:8080",
+        "PORT_8080_TCP": f"tcp://{address}:8080",
+        "PORT_8080_TCP_PROTO": "tcp",
+        "PORT_8080_TCP_PORT": "8080",
+        "PORT_8080_TCP_ADDR": address,
+        "PORT_53_UDP": f"udp://{address}:53",
+    }
+    environ = {
+        f"{name}_{rest}": value
+        for name in ("KVDOCK", "KVDOCK_MASTER", "KVDOCK_FILE_STORE")
+        for rest, value in service.items()
+    }
+    assert load_configuration(environ=environ) == load_configuration(environ={})
+
+
+@pytest.mark.parametrize(
+    "name", ["KVDOCK_PORT", "KVDOCK_BACKENDS_STORE_PORT", "KVDOCK_SERVICE"]
+)
+def test_what_only_looks_like_a_service_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name} is no setting"):
+        load_configuration(environ={name: "50051"})
+
+
+def test_a_setting_may_be_called_like_what_kubernetes_sets() -> None:
+    environ = {
+        "KVDOCK_BACKENDS__STORE__PORT": "tcp://h:1",
+        "KVDOCK_BACKENDS__STORE__SERVICE_HOST": "h",
+    }
+    found = load_configuration(environ=environ).backends["store"]
+    assert found == {"port": "tcp://h:1", "service_host": "h"}
+
+
 def test_lists_are_written_with_commas_in_the_environment() -> None:
     environ = {"KVDOCK_CORE__OBSERVERS": "metrics, tracing"}
     assert load_configuration(environ=environ).core.observers == ("metrics", "tracing")

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from kvdock import discovery
 from kvdock.configuration import explain, load_configuration
-from kvdock.observers import GROUP, find_observer
+from kvdock.observers import GROUP, load_observers
 from kvdock_cli.listing import load
 from kvdock_cli.output import emit
 from kvdock_cli.reports import configuration as report
@@ -20,30 +20,33 @@ def show(
     """Show every setting that holds here: the core's, backends', observers'.
 
     Reads what an engine would read, except for what the engine itself passes.
-    From weak to strong: defaults, the file, the environment, the engine.
+    From weak to strong: defaults, variables of others, the file, the environment,
+    the engine.
 
     Args:
         config: A TOML or JSON file; without it, the one that KVDOCK_CONFIG names.
         origin: Also say where each value comes from.
         json: Print one line of JSON.
     """
-    found = explain(load_configuration(file=config), _schemas())
-    return emit(
-        report.as_text(found, origin=origin), report.as_data(found), as_json=json
-    )
-
-
-def _schemas() -> dict[str, type]:
-    backends = {
+    backends = load()
+    observers, problems = load_observers(discovery.installed(GROUP))
+    schemas = {
         f"backends.{plugin.manifest.name}": plugin.manifest.settings
-        for plugin in load().plugins
+        for plugin in backends.plugins
         if plugin.manifest.settings is not None
     }
-    observers = {
-        f"observers.{one.name}": find_observer(one.name).settings
-        for one in discovery.installed(GROUP)
-    }
-    return backends | observers
+    schemas |= {f"observers.{name}": one.settings for name, one in observers.items()}
+    problems = (*backends.problems, *problems)
+    # What is broken has no schema to hold its settings against.
+    configuration = load_configuration(file=config).without(
+        f"{one.group.removeprefix('kvdock.')}.{one.name}" for one in problems
+    )
+    found = explain(configuration, schemas)
+    return emit(
+        report.as_text(found, problems, origin=origin),
+        report.as_data(found, problems),
+        as_json=json,
+    )
 
 
 COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType({"show": show})

@@ -11,6 +11,8 @@ from kvdock.configuration import load_configuration
 from kvdock.dock import Backend, examined
 from kvdock.errors import SettingsError, nearest
 from kvdock.hookspecs import AttachConfig, Finding
+from kvdock.observers import Observer, load_observers
+from kvdock.settings import structure
 from kvdock_cli import commands
 from kvdock_cli.given import settings_of
 from kvdock_cli.listing import load
@@ -74,8 +76,13 @@ def diagnose(
     """Examine one name, or everything."""
     found = load()
     doctors, problems = _doctors()
-    problems = (*found.problems, *commands.problems(), *problems)
-    candidates = [*(one.candidate for one in found.plugins), *doctors]
+    observers, unfit = _observers(found.observers)
+    problems = (*found.problems, *commands.problems(), *problems, *unfit)
+    candidates = [
+        *(one.candidate for one in found.plugins),
+        *observers,
+        *doctors,
+    ]
     if name is not None:
         known = {one.name for one in (*candidates, *problems)}
         if name not in known:
@@ -86,20 +93,25 @@ def diagnose(
     wanted = [
         plugin for plugin in found.plugins if name in (None, plugin.manifest.name)
     ]
-    given = {} if name is None else {"backends": {name: settings}}
-    known_settings = load_configuration(given).backends
+    sections_of = ("backends", "observers") if settings else ()
+    configured = load_configuration({one: {name: settings} for one in sections_of})
     sections = [
         Section(
             one.candidate,
             _backend(
                 one,
-                known_settings.get(one.manifest.name, {}),
+                configured.backends.get(one.manifest.name, {}),
                 timeout_s,
                 named=name is not None,
                 self_test=self_test and name is not None,
             ),
         )
         for one in wanted
+    ]
+    sections += [
+        Section(one, _settings_of(observer, configured.observers.get(one.name, {})))
+        for one, observer in observers.items()
+        if one.name == name or (name is None and one.name in configured.observers)
     ]
     sections += [
         Section(one, rows_of(_within(timeout_s, _asking(ask, settings))))
@@ -111,6 +123,24 @@ def diagnose(
         problems=[one for one in problems if name in (None, one.name)],
         hidden=found.hidden if name is None else (),
     )
+
+
+def _observers(
+    installed: Iterable[discovery.Candidate],
+) -> tuple[dict[discovery.Candidate, Observer], tuple[discovery.PluginProblem, ...]]:
+    candidates = tuple(installed)
+    found, problems = load_observers(candidates)
+    return {one: found[one.name] for one in candidates if one.name in found}, problems
+
+
+def _settings_of(observer: Observer, given: Mapping[str, object]) -> tuple[Row, ...]:
+    """Look at an observer's settings; it is built only around a backend."""
+    where = f"observer {observer.name!r}"
+    try:
+        structure(observer.settings, given, where=where)
+    except SettingsError as error:
+        return (Row(State.PROBLEM, error.what, error.fix),)
+    return (Row(State.OK, "its settings are in order"),)
 
 
 def _doctors() -> tuple[dict[discovery.Candidate, Any], tuple[Any, ...]]:

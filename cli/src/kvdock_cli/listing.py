@@ -8,9 +8,11 @@ from kvdock import discovery
 from kvdock_cli.output import emit
 from kvdock_cli.reports import listing
 
+OBSERVERS = "kvdock.observers"
+
 
 def list_backends(*, json: bool = False, markdown: bool = False) -> int:
-    """List the installed backends and what they declare.
+    """List the installed backends and what they declare, and the observers.
 
     Reads what they declare and nothing else: no client library is imported
     and no connection opened.
@@ -32,6 +34,7 @@ def load() -> listing.Listing:
     plugins, problems = discovery.load_all(kept)
     return listing.Listing(
         plugins=tuple(plugins.values()),
+        observers=discovery.installed(OBSERVERS),
         problems=(*problems, *discovery.absent(candidates, names)),
         hidden=sorted({one.name for one in candidates} - {one.name for one in kept}),
     )

@@ -20,7 +20,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,6 +41,12 @@ OWN_VARIABLES = (FILE_VARIABLE, "KVDOCK_PLUGINS")
 
 DEFAULT = "default"
 ENGINE = "engine"
+
+_SERVICE = re.compile(
+    r"KVDOCK_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?"
+    r"|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_LINK = re.compile(r"KVDOCK_(\w+_)?PORT")
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
@@ -87,6 +93,21 @@ class Configuration:
     backends: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
     observers: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
     origins: Mapping[str, str] = attrs.field(repr=False)
+
+    def without(self, names: Iterable[str]) -> Configuration:
+        """Leave out backends and observers, each named as in `backends.NAME`."""
+        out = set(names)
+        kept = {
+            section: {
+                name: given
+                for name, given in getattr(self, section).items()
+                if f"{section}.{name}" not in out
+            }
+            for section in ("backends", "observers")
+        }
+        return attrs.evolve(
+            self, backends=kept["backends"], observers=kept["observers"]
+        )
 
 
 def load_configuration(
@@ -164,6 +185,8 @@ def environment(environ: Mapping[str, str]) -> list[Source]:
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name in OWN_VARIABLES:
             continue
+        if _names_a_service(name, environ[name]):
+            continue
         path = name.removeprefix(PREFIX).lower().split("__")
         if path[0] not in SECTIONS or len(path) == 1 or not all(path):
             known = [*OWN_VARIABLES, *(f"{PREFIX}{one.upper()}__" for one in SECTIONS)]
@@ -177,6 +200,17 @@ def environment(environ: Mapping[str, str]) -> list[Source]:
             tree = {word: tree}
         found.append(Source(f"environment {name}", cast("Tree", tree)))
     return found
+
+
+def _names_a_service(name: str, value: str) -> bool:
+    """Return whether Kubernetes has set a variable, for a service called kvdock.
+
+    Its pods get such variables unless `enableServiceLinks` is off.
+    """
+    if "__" in name:
+        return False
+    link = _LINK.fullmatch(name) and "://" in value
+    return bool(link or _SERVICE.fullmatch(name))
 
 
 def explain(

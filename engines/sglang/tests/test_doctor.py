@@ -108,7 +108,7 @@ def test_settings_of_the_adapter_are_kept_in_the_command(tmp_path: Path) -> None
         ({"core.deadlines.gte": "2s"}, "does not say which plugin", ""),
         (
             {"plugin": "file", "root": "/x", "core.deadlines.gte": "2s"},
-            "core.deadlines has no setting 'gte'",
+            "core: unknown setting 'deadlines.gte'",
             "'get'",
         ),
         ({"plugin": "file", "core": "2", "root": "/x"}, "not a JSON object", ""),

@@ -5,23 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kvdock_cli.reports.listing import unusable
 from kvdock_cli.reports.plain import columns, plain
 
 if TYPE_CHECKING:
     from kvdock.configuration import Setting
+    from kvdock.discovery import PluginProblem
 
 SCHEMA = "kvdock.config/1"
 
 
-def as_text(settings: Sequence[Setting], *, origin: bool) -> str:
-    """Render the settings as a table."""
+def as_text(
+    settings: Sequence[Setting], problems: Sequence[PluginProblem], *, origin: bool
+) -> str:
+    """Render the settings as a table, and name the plugins that have none."""
     rows = [("SETTING", "VALUE", "ORIGIN", "WHAT")]
     rows += [(one.path, one.value or "-", one.origin, one.help) for one in settings]
     if not origin:
         rows = [(path, value, what, "") for path, value, _, what in rows]
-    return "\n".join(columns(rows))
+    return "\n".join([*columns(rows), *unusable(problems)])
 
 
-def as_data(settings: Sequence[Setting]) -> dict[str, object]:
+def as_data(
+    settings: Sequence[Setting], problems: Sequence[PluginProblem]
+) -> dict[str, object]:
     """Describe the settings as data; what is missing is no failure here."""
-    return {"schema": SCHEMA, "ok": True, "settings": plain(settings)}
+    return {
+        "schema": SCHEMA,
+        "ok": not problems,
+        "settings": plain(settings),
+        "problems": plain(problems),
+    }

@@ -11,7 +11,7 @@ from kvdock.pools import PoolKind
 from kvdock_cli.reports.plain import columns, plain, words
 
 if TYPE_CHECKING:
-    from kvdock.discovery import LoadedPlugin, PluginProblem
+    from kvdock.discovery import Candidate, LoadedPlugin, PluginProblem
     from kvdock.manifest import KindSupport, Manifest
 
 SCHEMA = "kvdock.list/1"
@@ -19,9 +19,13 @@ SCHEMA = "kvdock.list/1"
 
 @attrs.frozen(kw_only=True)
 class Listing:
-    """Installed backends: the good, the broken, and those not allowed."""
+    """Installed backends: the good, the broken, and those not allowed.
+
+    Observers are what is installed, not loaded: `kvdock doctor` does that.
+    """
 
     plugins: Sequence[LoadedPlugin]
+    observers: Sequence[Candidate] = ()
     problems: Sequence[PluginProblem] = ()
     hidden: Sequence[str] = ()
 
@@ -31,18 +35,28 @@ def as_text(listing: Listing) -> str:
     lines = columns(_overall(listing)) if listing.plugins else [_nothing(listing)]
     if listing.plugins:
         lines += ["", *columns(_kinds(listing))]
-    if listing.problems:
-        lines += ["", "Not usable, see `kvdock doctor`:"]
-        lines += columns(
-            [
-                (one.name, f"{one.distribution} {one.version}", one.stage, one.cause)
-                for one in listing.problems
-            ],
-            indent=2,
-        )
+    if listing.observers:
+        lines += ["", *columns(_observers(listing))]
+    lines += unusable(listing.problems)
     if listing.hidden:
         lines += ["", f"Not in KVDOCK_PLUGINS: {', '.join(listing.hidden)}"]
     return "\n".join(lines)
+
+
+def unusable(problems: Sequence[PluginProblem]) -> list[str]:
+    """Return a block that names the plugins that cannot be used, if any."""
+    rows = [
+        (one.name, f"{one.distribution} {one.version}", one.stage, one.cause)
+        for one in problems
+    ]
+    if not rows:
+        return []
+    return ["", "Not usable, see `kvdock doctor`:", *columns(rows, indent=2)]
+
+
+def _observers(listing: Listing) -> list[tuple[str, ...]]:
+    rows = [(one.name, one.version, one.distribution) for one in listing.observers]
+    return [("OBSERVER", "VERSION", "DISTRIBUTION"), *rows]
 
 
 def _nothing(listing: Listing) -> str:
@@ -134,6 +148,15 @@ def as_data(listing: Listing) -> dict[str, object]:
         "schema": SCHEMA,
         "ok": not listing.problems,
         "backends": [plugin_data(plugin) for plugin in listing.plugins],
+        "observers": [
+            {
+                "name": one.name,
+                "version": one.version,
+                "distribution": one.distribution,
+                "entry_point": one.value,
+            }
+            for one in listing.observers
+        ],
         "problems": plain(listing.problems),
         "hidden": list(listing.hidden),
     }

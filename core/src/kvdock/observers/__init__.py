@@ -7,13 +7,20 @@ where its hook wrappers see each batch and `kvdock_observe` each event.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock.discovery import Candidate, installed
+from kvdock.contract import Stage
+from kvdock.discovery import (
+    BrokenPlugin,
+    Candidate,
+    PluginProblem,
+    imported,
+    installed,
+    unrivalled,
+)
 from kvdock.errors import PluginError, nearest
 from kvdock.settings import structure
 
@@ -48,20 +55,37 @@ def find_observer(name: str) -> Observer:
     Raises:
         PluginError: If none of that name is installed, or it cannot be used.
     """
-    candidates = {one.name: one for one in installed(GROUP)}
-    if name not in candidates:
+    candidates = [one for one in installed(GROUP) if one.name == name]
+    if not candidates:
+        known = {one.name for one in installed(GROUP)}
         raise PluginError(
             f"no observer {name!r} is installed",
-            fix=nearest(name, candidates)
-            or f"Installed: {', '.join(sorted(candidates)) or 'none'}.",
+            fix=nearest(name, known)
+            or f"Installed: {', '.join(sorted(known)) or 'none'}.",
         )
-    found = _imported(candidates[name])
-    if not isinstance(found, Observer) or found.name != name:
-        raise PluginError(
-            f"observer {name!r} ({candidates[name].value}) is {found!r}",
-            fix="Point its entry point at a kvdock.observers.Observer of that name.",
-        )
-    return found
+    found, problems = load_observers(candidates)
+    if problems:
+        raise BrokenPlugin(problems[0])
+    return found[name]
+
+
+def load_observers(
+    candidates: Sequence[Candidate],
+) -> tuple[dict[str, Observer], tuple[PluginProblem, ...]]:
+    """Load observers one by one; a broken one never stops the others.
+
+    Returns:
+        The observers that can be used, by name, and a problem for each of the
+        others.
+    """
+    found: dict[str, Observer] = {}
+    alone, problems = unrivalled(candidates)
+    for candidate in alone:
+        try:
+            found[candidate.name] = _loaded(candidate)
+        except BrokenPlugin as broken:
+            problems += (broken.problem,)
+    return found, problems
 
 
 def observe(
@@ -107,14 +131,14 @@ def put_around(dock: Dock, name: str, built: object) -> None:
         backend.plugin.manager.register(built, name=f"observer:{name}")
 
 
-def _imported(candidate: Candidate) -> object:
-    module, _, attribute = candidate.value.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except Exception as error:
-        raise PluginError(
-            f"observer {candidate.name!r} ({candidate.distribution} "
-            f"{candidate.version}, {candidate.value}) cannot be imported: "
-            f"{type(error).__name__}: {error}",
-            fix=f"Reinstall {candidate.distribution}.",
-        ) from error
+def _loaded(candidate: Candidate) -> Observer:
+    found = imported(candidate)
+    if not isinstance(found, Observer) or found.name != candidate.name:
+        raise BrokenPlugin(
+            candidate.problem(
+                Stage.MANIFEST,
+                f"it is {found!r}, and no Observer of that name",
+                "Point its entry point at a kvdock.observers.Observer of that name.",
+            )
+        )
+    return found

@@ -242,7 +242,7 @@ def test_sglangs_own_injector_changes_no_byte(tmp_path: Path) -> None:
 
 def test_settings_that_belong_to_nobody_are_refused_by_name(tmp_path: Path) -> None:
     wrong = {
-        "core has no setting 'deadline'": {"core": {"deadline": {}}},
+        "core: unknown setting 'deadline'": {"core": {"deadline": {}}},
         "'fil'": {"backends": {"fil": {}}, "routes": {"kv": "fil"}},
     }
     for message, extra in wrong.items():
