@@ -55,15 +55,40 @@ def started_with() -> dict[str, str]:
     }
 
 
+def spans_hosts(tp_size: int) -> bool:
+    """Say whether ranks that divide a page run on more than one host.
+
+    Source: SGLang 0.5.23, `entrypoints/engine.py`: how ranks get their nodes.
+    """
+    from sglang.srt.runtime_context import get_parallel  # noqa: PLC0415 - the engine
+
+    try:
+        found = get_parallel()
+        hosts = max(1, int(found.nnodes) // int(found.pp_size))
+        return hosts > 1 and tp_size > int(found.tp_size) // hosts
+    except Exception:  # noqa: BLE001 - parts of the engine run without any
+        return False
+
+
 @attrs.frozen(kw_only=True)
 class Ranks:
-    """Where this process stands among the ranks of its deployment."""
+    """Where this process stands among the ranks of its deployment.
+
+    Args:
+        shard: The slice of the model that this process owns.
+        pp_rank: Its pipeline stage.
+        pp_size: Stages.
+        cp_rank: Its place among the context-parallel ranks.
+        cp_size: Context-parallel ranks.
+        spans_hosts: Whether its tensor-parallel group is on several hosts.
+    """
 
     shard: Shard
     pp_rank: int = 0
     pp_size: int = 1
     cp_rank: int = 0
     cp_size: int = 1
+    spans_hosts: bool = False
 
     @classmethod
     def of(cls, config: Any) -> Ranks:  # noqa: ANN401 - the engine's dataclass
@@ -85,6 +110,7 @@ class Ranks:
             pp_size=int(config.pp_size),
             cp_rank=int(config.attn_cp_rank),
             cp_size=int(config.attn_cp_size),
+            spans_hosts=spans_hosts(shard.tp_size),
         )
 
 

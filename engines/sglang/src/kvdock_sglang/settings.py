@@ -73,6 +73,11 @@ class AdapterSettings:
         "", help="Which weights these are; change it whenever the weights change."
     )
     salt: str = option("", help="Secret that keeps this deployment's pages apart.")
+    shared_storage: bool = option(
+        False,
+        help="All hosts of this engine reach the same store, as with a root on a "
+        "network file system, whatever the plugin says of its reach.",
+    )
 
 
 @attrs.frozen

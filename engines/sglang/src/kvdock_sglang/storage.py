@@ -70,7 +70,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         self.ledger = Ledger(metrics=bool(storage_config.enable_storage_metrics))
         dock = Dock.load(require=[self.given.own.plugin])
         observe(dock, self.given.core.observers, self.given.observers)
-        self._tier = Tier(dock, self.given, self.ranks.shard)
+        self._tier = Tier(dock, self.given, self.ranks)
         self._waiting: dict[str, object] = {}
         self._attached = False
 

@@ -37,8 +37,15 @@ if TYPE_CHECKING:
     from kvdock.regions import Int64s
     from kvdock.routing import Plan
     from kvdock_sglang.host_pools import HostPool
+    from kvdock_sglang.identity import Ranks
 
 log = logging.getLogger("kvdock.sglang")
+
+_SEVERAL_HOSTS = (
+    "The ranks of this engine run on several hosts and hold the same pages, so what "
+    "one stores all must find. Where every host reaches the same store (a root on a "
+    'network file system), say "shared_storage": true.'
+)
 
 
 @attrs.frozen(eq=False)
@@ -93,18 +100,23 @@ class Tier:
     Args:
         dock: The loaded plugins.
         given: What the operator says.
-        shard: The slice of the model that this process owns.
+        ranks: Where this process stands.
     """
 
     dock: Dock
     given: Given
-    shard: Shard
+    ranks: Ranks
     _namespace: Namespace | None = attrs.field(default=None, init=False)
     _attachments: tuple[Attachment, ...] = attrs.field(default=(), init=False)
     _lanes: Mapping[str, Lane] = attrs.field(factory=dict, init=False)
     _plan: Plan | None = attrs.field(default=None, init=False)
     _flat: FlatPages | None = attrs.field(default=None, init=False)
     _changing: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+
+    @property
+    def shard(self) -> Shard:
+        """The slice of the model that this process owns."""
+        return self.ranks.shard
 
     def lane(self, name: str) -> Lane | None:
         """Return a pool's lane; None for a pool that was never registered."""
@@ -203,20 +215,36 @@ class Tier:
     def _routes(self, specs: Sequence[PoolSpec]) -> Plan:
         own = self.given.own
         names = {spec.name for spec in specs}
-        return self.dock.plan(
-            specs,
-            self.shard,
-            [own.plugin],
-            overrides={name: to for name, to in own.routes.items() if name in names},
-            strict=own.drafts is Drafts.STRICT,
-            needs=Needs(
-                checks=self.given.core.integrity,
-                # One rank stores what several hold, and all of them look.
-                sharing=Scope.HOST if self.shard.tp_size > 1 else Scope.NONE,
-                # So that the route table says what happens to the pages.
-                staged=self.given.core.calls.staging is Staging.ALWAYS,
-            ),
+        sharing = self._sharing(specs)
+        try:
+            return self.dock.plan(
+                specs,
+                self.shard,
+                [own.plugin],
+                overrides={n: to for n, to in own.routes.items() if n in names},
+                strict=own.drafts is Drafts.STRICT,
+                needs=Needs(
+                    checks=self.given.core.integrity,
+                    sharing=sharing,
+                    # So that the route table says what happens to the pages.
+                    staged=self.given.core.calls.staging is Staging.ALWAYS,
+                ),
+            )
+        except NoRoute as error:
+            if sharing is not Scope.CLUSTER:
+                raise
+            raise NoRoute(error.what, fix=f"{error.fix} {_SEVERAL_HOSTS}") from error
+
+    def _sharing(self, specs: Sequence[PoolSpec]) -> Scope:
+        """Return who must find what one rank stores."""
+        if self.shard.tp_size == 1:
+            return Scope.NONE
+        # One rank stores what several hold, and all of them look.
+        shared = any(
+            spec.physical and _held_by_several(spec, self.shard) for spec in specs
         )
+        far = self.ranks.spans_hosts and not self.given.own.shared_storage
+        return Scope.CLUSTER if shared and far else Scope.HOST
 
     def _settings_for(self, plan: Plan) -> dict[str, Mapping[str, object]]:
         used = {route.backend for route in plan.accepted}
@@ -322,3 +350,12 @@ class Tier:
                 attachment.close(max(0.0, deadline_s - time.monotonic()))
             except KvdockError:
                 log.exception("an attachment did not close")
+
+
+def _held_by_several(spec: PoolSpec, shard: Shard) -> bool:
+    """Say whether some rank leaves it to another one to store its pages."""
+    ranks = (
+        attrs.evolve(shard, tp_rank=rank, dcp_rank=rank % shard.dcp_size)
+        for rank in range(shard.tp_size)
+    )
+    return not all(map(spec.writes, ranks))
