@@ -357,6 +357,10 @@ class Catalogue:
                 folder.doubt()
         return ~same
 
+    def close_idle(self) -> int:
+        """Close files of pages that no batch uses; return how many."""
+        return self._files.close_idle()
+
     @property
     def open_files(self) -> int:
         """Number of files of pages that are open."""

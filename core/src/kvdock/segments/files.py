@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -12,6 +14,18 @@ import attrs
 if TYPE_CHECKING:
     from kvdock.segments.engine import Engine
     from kvdock.segments.segment import Segment
+
+
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
+"""Errors that say that too many files are open."""
+
+_MOST = 256
+_SHARE = 16  # of the descriptors that the process may have; it has many pools
+
+
+def _most_open() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST if soft < 0 else min(_MOST, soft // _SHARE)
 
 
 @attrs.define
@@ -26,12 +40,13 @@ class OpenFiles:
 
     Args:
         engine: Opens and closes the files.
-        most: How many stay open beyond those in use.
+        most: How many stay open beyond those in use; as the process' limit
+            has it if that is not said.
     """
 
-    def __init__(self, engine: Engine, most: int = 256) -> None:
+    def __init__(self, engine: Engine, most: int | None = None) -> None:
         self._engine = engine
-        self._most = most
+        self._most = _most_open() if most is None else most
         self._open: OrderedDict[Segment, _Open] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -44,13 +59,20 @@ class OpenFiles:
         with self._lock:
             entry = self._open.get(segment)
             if entry is None:
-                token = self._engine.open_file(
-                    segment.name.data, segment.folder, create=False
-                )
+                token = self._open_file(segment)
                 entry = self._open[segment] = _Open(token)
             self._open.move_to_end(segment)
             entry.uses += 1
             return entry.token
+
+    def _open_file(self, segment: Segment) -> int:
+        name, folder = segment.name.data, segment.folder
+        try:
+            return self._engine.open_file(name, folder, create=False)
+        except OSError as error:
+            if error.errno not in OUT_OF_FILES or not self._close_idle(0):
+                raise
+        return self._engine.open_file(name, folder, create=False)
 
     def release(self, segments: Iterable[Segment]) -> None:
         """End the use of tokens that `hold` returned."""
@@ -60,13 +82,23 @@ class OpenFiles:
                 entry.uses -= 1
                 if entry.stale and not entry.uses:
                     self._close(segment)
-            if len(self._open) <= self._most:
-                return
+            self._close_idle(self._most)
+
+    def close_idle(self) -> int:
+        """Close all files that nobody uses; return how many."""
+        with self._lock:
+            return self._close_idle(0)
+
+    def _close_idle(self, most: int) -> int:
+        closed = 0
+        if len(self._open) > most:
             for segment, entry in list(self._open.items()):
                 if not entry.uses:
                     self._close(segment)
-                    if len(self._open) <= self._most:
-                        return
+                    closed += 1
+                    if len(self._open) <= most:
+                        break
+        return closed
 
     def _close(self, segment: Segment) -> None:
         self._engine.close_file(self._open.pop(segment).token)

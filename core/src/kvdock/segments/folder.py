@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvdock.segments.files import OUT_OF_FILES
 from kvdock.segments.names import IndexName, data_segment, listing
 from kvdock.segments.records import index_bytes
 from kvdock.segments.segment import (
@@ -76,7 +77,18 @@ class Folder:
         return os.fstat(self.fd).st_mtime_ns != self._seen_ns
 
     def scan(self) -> bool:
-        """Bring the index in line with the files; return whether it changed."""
+        """Bring the index in line with the files; return whether it changed.
+
+        Raises:
+            OSError: If the folder cannot be read; the next scan reads it again.
+        """
+        try:
+            return self._scan()
+        except OSError:
+            self.doubt()
+            raise
+
+    def _scan(self) -> bool:
         now_ns = time.time_ns()
         stamp = os.fstat(self.fd).st_mtime_ns
         # What is too fresh to be told from a later change is read again.
@@ -183,7 +195,9 @@ class Folder:
     def _load(self, name: IndexName) -> bool:
         try:
             fd = open_index(self.fd, str(name))
-        except OSError:
+        except OSError as error:
+            if error.errno in OUT_OF_FILES:
+                raise  # it is there: the next scan has to look again
             return False
         try:
             contents = read_contents(fd, name, self.data_bytes(name))

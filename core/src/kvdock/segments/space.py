@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from kvdock.segments.files import OUT_OF_FILES
 from kvdock.segments.full import is_told, mebibytes, why_full
 from kvdock.segments.limits import LEAST_SEGMENTS, least_bytes, slot_bytes_of
 from kvdock.segments.maintenance import sweep
@@ -189,6 +190,8 @@ class Space:
             try:
                 made = self._create_files(folder, slots, slot_bytes)
             except OSError as error:
+                if error.errno in OUT_OF_FILES:
+                    raise  # there may be files to close
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     self.counts["segments_failed"] += 1
                     if is_told(self.counts["segments_failed"]):

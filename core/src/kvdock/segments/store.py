@@ -18,12 +18,13 @@ from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import KvdockError
 from kvdock.segments import names, tenure
 from kvdock.segments.catalogue import Catalogue
+from kvdock.segments.files import OUT_OF_FILES
 from kvdock.segments.full import is_told
 from kvdock.segments.limits import Limits
 from kvdock.segments.maintenance import clear_namespace
 from kvdock.segments.neighbours import Neighbours
+from kvdock.segments.pins import Pins
 from kvdock.segments.reader import Reader
-from kvdock.segments.segment import open_index, read_record
 from kvdock.segments.space import Space
 from kvdock.segments.tenure import Tenure
 from kvdock.segments.writer import Writer
@@ -118,7 +119,6 @@ class SegmentStore:
     def _begin(self) -> None:
         """Read the store: at the start, and anew in a forked child."""
         self._pid = os.getpid()
-        self._pins: dict[str, int] = {}
         self._reopening = threading.Lock()
         self._catalogue = Catalogue(
             self._namespace_fd,
@@ -136,6 +136,7 @@ class SegmentStore:
             self._catalogue.lock,
             self.counts,
         )
+        self._pins = Pins(self._catalogue)
         self._reader = Reader(self._catalogue, self._engine)
         self._writer = Writer(self._catalogue, self._space, self._engine)
 
@@ -145,9 +146,23 @@ class SegmentStore:
         Called from any thread, several at a time.
 
         Returns:
-            One outcome per key, in the order of the keys.
+            One outcome per key, in the order of the keys: ERROR for all of
+            them where the system does not let us look at the store.
         """
         self._check_fork()
+        try:
+            return self._run(batch)
+        except OSError as error:
+            failure = error
+        if failure.errno in OUT_OF_FILES and self._catalogue.close_idle():
+            with suppress(OSError):
+                return self._run(batch)
+        self.counts["batches_failed"] += 1
+        if is_told(self.counts["batches_failed"]):
+            log.warning("store %s cannot be used: %s", self.place.root, failure)
+        return BatchResult.all(batch, Outcome.ERROR)
+
+    def _run(self, batch: Batch) -> BatchResult:
         match batch.operation:
             case Operation.EXISTS:
                 found = self._catalogue.find(batch.keys)
@@ -219,31 +234,12 @@ class SegmentStore:
         self._check_fork()
         for key in keys:
             if key not in self._pins and self.place.tenure is Tenure.LOCKS:
-                self._pin(key)
+                self._pins.add(key)
         return [key in self._pins for key in keys]
-
-    def _pin(self, key: str) -> None:
-        catalogue = self._catalogue
-        with catalogue.lock, suppress(OSError):
-            found = catalogue.find([key])
-            if not len(found.there):
-                return
-            segment = catalogue.segments.get(int(found.numbers[0]))
-            if segment is not None:
-                fd = open_index(segment.folder, str(segment.name))
-                slot = int(found.records["slot"][0])
-                # Locked first, then looked: it may have gone in between.
-                if tenure.pin(fd) and read_record(fd, slot) == found.records.tobytes():
-                    self._pins[key] = fd
-                else:
-                    os.close(fd)
 
     def unpin(self, keys: Sequence[str]) -> None:
         """Let pages be evicted again."""
-        for key in keys:
-            fd = self._pins.pop(key, -1)
-            if fd >= 0:
-                tenure.let_go(fd)
+        self._pins.remove(keys)
 
     def usage(self) -> Usage:
         """Count what the store takes and holds."""
@@ -281,7 +277,7 @@ class SegmentStore:
         if self._namespace_fd < 0:
             return
         self._check_fork()
-        self.unpin(list(self._pins))
+        self._pins.close()
         self._catalogue.close()
         self._engine.close()
         os.close(self._namespace_fd)
