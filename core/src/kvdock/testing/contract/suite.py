@@ -10,7 +10,8 @@ import pytest
 
 from kvdock.testing.cases import chooser_of, is_contract_test
 from kvdock.testing.contract.seal import OPEN, check_collected, check_seal, contract_of
-from kvdock.testing.rigs import Harness, load_backend
+from kvdock.testing.loading import load_backend
+from kvdock.testing.rigs import Harness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
