@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 from string import Template
 
@@ -11,7 +11,8 @@ from kvdock.discovery import installed
 from kvdock.manifest import API_VERSION
 from kvdock_cli.output import UsageProblem, emit
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+# As the core's, but what a distribution is called may not end in "_".
+_NAME = re.compile(r"[a-z](?:[a-z0-9_]{0,30}[a-z0-9])?")
 
 
 def new(name: str, /, *, into: str = "", json: bool = False) -> int:
@@ -19,10 +20,10 @@ def new(name: str, /, *, into: str = "", json: bool = False) -> int:
 
     Args:
         name: The backend's one name: a-z, 0-9 and _.
-        into: The folder to write; kvdock-NAME where none is given.
+        into: The folder to write; NAME where none is given.
         json: Print one line of JSON.
     """
-    folder = Path(into or f"kvdock-{name}")
+    folder = Path(into or name)
     files = project(name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageProblem(
@@ -58,14 +59,14 @@ def project(name: str) -> dict[str, str]:
     if not _NAME.fullmatch(name):
         raise UsageProblem(
             f"{name!r} is not a valid backend name",
-            fix="Use a-z, 0-9 and _, beginning with a letter.",
+            fix="Use a-z, 0-9 and _, a letter first and no _ at the end.",
         )
-    for candidate in installed():
-        if candidate.name == name:
-            raise UsageProblem(
-                f"the name {name!r} is taken by {candidate.distribution}",
-                fix="Choose another: two backends of one name disable each other.",
-            )
+    taken = _taken(name)
+    if taken:
+        raise UsageProblem(
+            f"the name {name!r} is taken by {taken}",
+            fix="Choose another: two of one name disable or replace each other.",
+        )
     words = {
         "name": name,
         "title": name.title().replace("_", ""),
@@ -87,3 +88,18 @@ def project(name: str) -> dict[str, str]:
     files[f"{package}/__init__.py"] = f'"""kvdock backend: {name}."""\n'
     files[f"{package}/py.typed"] = ""
     return files
+
+
+def _taken(name: str) -> str:
+    """Return which distribution has a name already, or ""."""
+    for candidate in installed():
+        if candidate.name == name:
+            return candidate.distribution
+    wanted = f"kvdock-{name}"
+    ours = (resources.files("kvdock_cli") / "house.txt").read_text().split()
+    if name in ours:
+        return wanted
+    try:
+        return str(metadata.distribution(wanted).metadata["Name"])
+    except metadata.PackageNotFoundError:
+        return ""

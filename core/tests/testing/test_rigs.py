@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvdock.pools import PoolKind
+from kvdock.testing.loading import load_backend
 from kvdock.testing.reference import FolderShelf
-from kvdock.testing.rigs import Harness, load_backend
+from kvdock.testing.rigs import Harness
 from kvdock.testing.running import run_tests
 from kvdock.testing.samples import Sample, page_hashes
 

@@ -195,3 +195,14 @@ def test_a_module_cannot_expect_the_contract_to_fail(tmp_path: Path) -> None:
 def test_a_module_may_skip_where_a_server_is_missing(tmp_path: Path) -> None:
     record = ran(tmp_path, module="pytestmark = pytest.mark.skip(reason='no server')")
     assert [(one.how, one.why) for one in record.ended] == [("skipped", "no server")]
+
+
+def test_a_suite_that_names_no_backend_is_told_what_to_write(tmp_path: Path) -> None:
+    suite = tmp_path / "suite.py"
+    suite.write_text(
+        "from kvdock.testing import BackendContract\n"
+        "class TestNothing(BackendContract): pass\n"
+    )
+    broken = run_tests([str(suite)]).broken
+    assert "TestNothing does not say which backend it is about" in broken
+    assert 'plugin = "mine"' in broken

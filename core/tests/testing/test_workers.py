@@ -14,7 +14,8 @@ PATIENCE_S = 20.0
 CODE = """
 import sys
 from kvdock.pools import PoolKind
-from kvdock.testing.rigs import Harness, load_backend
+from kvdock.testing.loading import load_backend
+from kvdock.testing.rigs import Harness
 from kvdock.testing.samples import Sample, page_hashes
 from kvdock.testing.workers import Worker
 

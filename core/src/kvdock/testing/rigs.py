@@ -15,8 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.batches import Batch, BatchResult, Operation, Outcome, Outcomes
-from kvdock.discovery import Candidate, imported, installed, load_all, require
-from kvdock.dock import Backend
 from kvdock.hookspecs import AttachConfig
 from kvdock.keys import (
     Namespace,
@@ -34,6 +32,7 @@ from kvdock.testing.samples import PAGE_TOKENS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from kvdock.dock import Backend
     from kvdock.regions import Region
     from kvdock.verdicts import Needs
 
@@ -55,35 +54,6 @@ ANCHOR = PoolSpec(
     anchor=True,
 )
 """The anchor of the engine that the sample pools belong to."""
-
-
-def load_backend(plugin: str) -> Backend:
-    """Load the plugin under test.
-
-    Args:
-        plugin: The name of an installed backend, or `package.module` or
-            `package.module:attribute` of one that need not be installed.
-
-    Raises:
-        PluginError: If it cannot be loaded.
-    """
-    found = [one for one in installed() if one.name == plugin]
-    if "." in plugin or ":" in plugin:
-        found = [_uninstalled(plugin)]
-    plugins, problems = load_all(found)
-    name = found[0].name if found else plugin
-    require([name], plugins, problems)
-    return Backend(plugins[name])
-
-
-def _uninstalled(value: str) -> Candidate:
-    """Describe what no entry point announces, under its manifest's name."""
-    unnamed = Candidate(name=value, value=value, distribution="?", version="?")
-    plugin: Any = imported(unnamed)
-    try:
-        return attrs.evolve(unnamed, name=plugin.kvdock_manifest().name)
-    except Exception:  # noqa: BLE001 - loading it names what is wrong
-        return unnamed
 
 
 def route_pools(

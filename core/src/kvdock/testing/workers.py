@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 
 from kvdock.pools import Shard
-from kvdock.testing.rigs import Harness, Rig, load_backend, spelled
+from kvdock.testing.loading import load_backend
+from kvdock.testing.rigs import Harness, Rig, spelled
 from kvdock.testing.samples import Sample
 
 if TYPE_CHECKING:

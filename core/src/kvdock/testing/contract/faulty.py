@@ -19,8 +19,9 @@ from kvdock.observers.faults import Fault, FaultInjector, FaultSettings
 from kvdock.pools import HitPolicy, Shard
 from kvdock.sessions import Attachment
 from kvdock.testing.cases import Case, contract_test, one_sample
+from kvdock.testing.loading import load_backend
 from kvdock.testing.memory import PageMemory
-from kvdock.testing.rigs import SOON_S, Harness, load_backend
+from kvdock.testing.rigs import SOON_S, Harness
 from kvdock.testing.samples import Sample, page_hashes
 from kvdock.verdicts import Needs
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
+from kvdock.errors import KvdockError
 from kvdock.testing.cases import chooser_of, is_contract_test
 from kvdock.testing.contract.seal import OPEN, check_collected, check_seal, contract_of
-from kvdock.testing.rigs import Harness, load_backend
+from kvdock.testing.loading import load_backend
+from kvdock.testing.rigs import Harness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -56,7 +58,16 @@ class Suite:
 
     @classmethod
     def backend(cls) -> Backend:
-        """Load the plugin under test, once for each class."""
+        """Load the plugin under test, once for each class.
+
+        Raises:
+            KvdockError: If the class names none.
+        """
+        if not getattr(cls, "plugin", ""):
+            raise KvdockError(
+                f"{cls.__name__} does not say which backend it is about",
+                fix='Give the class a line like: plugin = "mine".',
+            )
         if "_loaded" not in cls.__dict__:
             cls._loaded = load_backend(cls.plugin)
         found: Backend = cls._loaded

@@ -1,0 +1,39 @@
+"""Load the backend under test, installed or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from kvdock.discovery import Candidate, imported, installed, load_all, require
+from kvdock.dock import Backend
+
+
+def load_backend(plugin: str) -> Backend:
+    """Load the plugin under test.
+
+    Args:
+        plugin: The name of an installed backend, or `package.module` or
+            `package.module:attribute` of one that need not be installed.
+
+    Raises:
+        PluginError: If it cannot be loaded.
+    """
+    found = [one for one in installed() if one.name == plugin]
+    if "." in plugin or ":" in plugin:
+        found = [_uninstalled(plugin)]
+    plugins, problems = load_all(found)
+    name = found[0].name if found else plugin
+    require([name], plugins, problems)
+    return Backend(plugins[name])
+
+
+def _uninstalled(value: str) -> Candidate:
+    """Describe what no entry point announces, under its manifest's name."""
+    unnamed = Candidate(name=value, value=value, distribution="?", version="?")
+    plugin: Any = imported(unnamed)
+    try:
+        return attrs.evolve(unnamed, name=plugin.kvdock_manifest().name)
+    except Exception:  # noqa: BLE001 - loading it names what is wrong
+        return unnamed
