@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvdock import ContextSplit
+from kvdock.budget import HostBudget
 from kvdock.errors import NoRoute, PluginError, SettingsError
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.routing import route
@@ -171,3 +172,37 @@ def test_no_tokens_are_no_page() -> None:
 def test_a_pool_that_cannot_be_is_a_wrong_question(words: str, message: str) -> None:
     with pytest.raises(UsageProblem, match=message):
         route(pool=(KV, words))
+
+
+@pytest.mark.usefixtures("good")
+def test_what_so_many_pages_take_is_told_with_the_limit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = HostBudget(12 << 30, "control group /a", 10 << 30)
+    monkeypatch.setattr(HostBudget, "measure", lambda: budget)
+    assert route(pool=(KV,), pages=100, host_ranks=2) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "host memory: 100 pages on each of 2 ranks take 50.0 MiB of 2.0 GiB; "
+        "control group /a has 12.0 GiB left, of which 10.0 GiB are kept in reserve"
+    )
+    assert route(pool=(KV,), pages=100, json=True) == 0
+    assert json.loads(capsys.readouterr().out)["memory"] == {
+        "pages": 100,
+        "ranks": 1,
+        "bytes": 100 * 262144,
+        "usable_bytes": 2 << 30,
+        "free_bytes": 12 << 30,
+        "reserve_bytes": 10 << 30,
+        "limited_by": "control group /a",
+    }
+
+
+def test_pages_that_do_not_fit_are_a_problem_and_no_wrong_question(
+    good: Shelf,
+) -> None:
+    done = good.kvdock("route", "--pool", KV, "--pages", str(10**10), "--json")
+    assert done.returncode == 1
+    error = json.loads(done.stdout)["error"]
+    assert error["type"] == "PoolError"
+    assert "pool 'kv' does not fit: kv " in error["what"]
+    assert "left, of which 10.0 GiB are kept in reserve" in error["what"]

@@ -106,5 +106,49 @@ def test_a_pool_of_unknown_size_is_refused() -> None:
         HostBudget(GIB, "it", 0).require(POOLS, Shard(), {"kv": 1})
 
 
+@pytest.mark.parametrize(
+    ("pages", "message"),
+    [
+        ({"kv": -5, "swa": 1}, "pool 'kv' cannot have -5 pages"),
+        ({"kv": 1.5, "swa": 1}, "pool 'kv' cannot have 1.5 pages"),
+        ({"kv": 1, "swa": 1, "draftt": 1}, "'draftt', which is no pool .*'draft'"),
+    ],
+)
+def test_pages_that_cannot_be_are_refused_by_name(
+    pages: dict[str, int], message: str
+) -> None:
+    with pytest.raises(PoolError, match=message):
+        HostBudget(GIB, "it", 0).require(POOLS, Shard(), pages)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "message"),
+    [
+        ({"swa": -1.0}, "pool 'swa' has -1.0 pages for each"),
+        ({"swa": float("nan")}, "pool 'swa' has nan pages"),
+        ({"kx": 2.0}, "'kx', which is no pool .*Known are kv, swa"),
+        ({"draft": 2.0}, "'draft', which is no pool with pages here"),
+    ],
+)
+def test_ratios_that_cannot_be_are_refused_by_name(
+    ratios: dict[str, float], message: str
+) -> None:
+    with pytest.raises(PoolError, match=message):
+        HostBudget(GIB, "it", 0).pages_that_fit(POOLS, Shard(), ratios=ratios)
+
+
+def test_a_host_is_shared_by_one_rank_at_least() -> None:
+    budget = HostBudget(GIB, "it", 0)
+    with pytest.raises(PoolError, match="0 ranks cannot share"):
+        budget.pages_that_fit(POOLS, Shard(), ranks=0)
+    with pytest.raises(PoolError, match="-1 ranks cannot share"):
+        budget.require(POOLS, Shard(), {"kv": 1, "swa": 1}, ranks=-1)
+
+
+def test_a_reserve_is_not_negative() -> None:
+    with pytest.raises(PoolError, match="reserve_bytes must be at least 0"):
+        HostBudget(GIB, "it", -1)
+
+
 def test_no_bytes_a_page_is_no_number_of_pages() -> None:
     assert HostBudget(GIB, "it", 0).pages_that_fit([], Shard()) == 0

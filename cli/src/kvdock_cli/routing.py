@@ -6,12 +6,14 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from kvdock.assembly import Assembly, Deployment, assemble
+from kvdock.budget import HostBudget
 from kvdock.dock import Dock
 from kvdock.errors import PoolError
 from kvdock.pools import ContextSplit, DType, Layout
 from kvdock_cli.given import model_of, needs_of, settings_of
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import plan as report
+from kvdock_cli.reports.memory import Memory
 
 if TYPE_CHECKING:
     from kvdock.shards import Shard
@@ -36,6 +38,8 @@ def route(  # noqa: PLR0913 - what routing depends on
     dtype: DType | None = None,
     layout: Layout = Layout.PAGE_OBJECT,
     packed: bool = False,
+    pages: int | None = None,
+    host_ranks: int = 1,
     backend: tuple[str, ...] = (),
     to: tuple[str, ...] = (),
     need: tuple[str, ...] = (),
@@ -68,6 +72,9 @@ def route(  # noqa: PLR0913 - what routing depends on
         dtype: Element type of attention KV, if not the model's own.
         layout: How pages lie in host memory.
         packed: Draft layers lie behind the target's in the same pools.
+        pages: Also tell whether host memory has room for so many pages of every
+            pool; fails if it has not.
+        host_ranks: Processes like this one that share the host.
         backend: Consider only this backend; several in order of preference.
         to: Give a pool to one backend only, as POOL=BACKEND.
         need: What the deployment asks of every backend, as FIELD=VALUE
@@ -108,7 +115,13 @@ def route(  # noqa: PLR0913 - what routing depends on
         )
     except PoolError as error:
         raise UsageProblem(error.what, fix=error.fix) from error
-    return emit(plan.explain(), report.as_data(plan), as_json=json)
+    text, data = plan.explain(), report.as_data(plan)
+    if pages is not None:
+        budget = HostBudget.measure()
+        nbytes = assembly.fit_into(budget, pages, shard=shard, ranks=host_ranks)
+        memory = Memory(pages, host_ranks, nbytes, budget)
+        text, data = f"{text}\n{memory}", {**data, "memory": memory.as_data()}
+    return emit(text, data, as_json=json)
 
 
 def _shard(assembly: Assembly, rank: int) -> Shard:

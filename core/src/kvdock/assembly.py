@@ -26,6 +26,7 @@ from kvdock.pools import (
 from kvdock.shards import Layers, Shard, even_shares, every_shard, stages_of
 
 if TYPE_CHECKING:
+    from kvdock.budget import HostBudget
     from kvdock.models import ModelDescription, Table
 
 # Families whose rows are attention KV and follow its element type.
@@ -121,6 +122,60 @@ class Assembly:
             stages=self.stages,
         )
 
+    def largest(self) -> Shard:
+        """Return the shard of the process whose pages take the most bytes."""
+        return max(
+            self._firsts(),
+            key=lambda shard: sum(pool.page_bytes(shard) for pool in self.pools),
+        )
+
+    def fit_into(
+        self,
+        budget: HostBudget,
+        pages: int | Mapping[str, int],
+        *,
+        shard: Shard | None = None,
+        ranks: int = 1,
+    ) -> int:
+        """Check that all pools fit into host memory; call it to allocate.
+
+        Args:
+            budget: What there is, from `HostBudget.measure()`.
+            pages: Pages of every pool with own indices; or pool name to its
+                number of pages.
+            shard: The process that allocates; the largest if not given.
+            ranks: Processes like it that share the host.
+
+        Returns:
+            The bytes that the pools of these processes take together.
+
+        Raises:
+            PoolError: If they do not fit, with all numbers.
+        """
+        counts = pages
+        if not isinstance(counts, Mapping):
+            own = [pool.name for pool in self.pools if pool.indices_from is None]
+            counts = dict.fromkeys(own, counts)
+        mine = shard or self.largest()
+        return budget.require(self.pools, mine, counts, ranks=ranks)
+
+    def check(self) -> None:
+        """Refuse pools that some process cannot hold its part of.
+
+        Raises:
+            PoolError: For the first pool that cannot be divided.
+        """
+        for shard in self._firsts():
+            for pool in self.pools:
+                pool.objects(shard)
+                pool.writes(shard)
+
+    def _firsts(self) -> Iterator[Shard]:
+        # What divides for one rank of a stage divides for all of it.
+        for shard in self.shards():
+            if not shard.tp_rank and not shard.cp_rank:
+                yield shard
+
 
 def assemble(
     model: ModelDescription, deployment: Deployment | None = None, *, draft: str = ""
@@ -161,12 +216,7 @@ def assemble(
                 pools.append(own)
     check_pools(pools)
     assembly = Assembly(tuple(pools), _stages(model, plan, layers), plan)
-    for shard in assembly.shards():
-        # What divides for one rank of a stage divides for all of it.
-        if not shard.tp_rank and not shard.cp_rank:
-            for pool in pools:
-                pool.objects(shard)
-                pool.writes(shard)
+    assembly.check()
     return assembly
 
 

@@ -7,13 +7,15 @@ counts. Measured once when memory is to be allocated, on the calling thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.errors import PoolError
+from kvdock.errors import PoolError, nearest
+from kvdock.fields import as_whole, countable, is_whole
 from kvdock.settings import format_bytes
 
 if TYPE_CHECKING:
@@ -36,9 +38,11 @@ class HostBudget:
         reserve_bytes: What stays untouched of it.
     """
 
-    free_bytes: int
+    free_bytes: int = attrs.field(converter=as_whole, validator=countable)
     limited_by: str
-    reserve_bytes: int = RESERVE_BYTES
+    reserve_bytes: int = attrs.field(
+        default=RESERVE_BYTES, converter=as_whole, validator=countable
+    )
 
     @classmethod
     def measure(
@@ -78,8 +82,16 @@ class HostBudget:
             ranks: Ranks that share this host.
             ratios: Pool name to its pages for each page of the anchor, 1 where
                 nothing is said; a pool with a window can do with fewer.
+
+        Raises:
+            PoolError: If a ratio is negative or of no pool with own indices.
         """
         shares = ratios or {}
+        _check_names(shares, [pool.name for pool in pools if not pool.indices_from])
+        _check_ranks(ranks)
+        for name, share in shares.items():
+            if not 0 <= share < math.inf:
+                raise PoolError(f"pool {name!r} has {share} pages for each other one")
         each = sum(
             pool.page_bytes(shard) * shares.get(pool.indices_from or pool.name, 1.0)
             for pool in pools
@@ -105,8 +117,14 @@ class HostBudget:
 
         Raises:
             PoolError: Naming the first pool that no longer fits, with all
-                numbers; or a pool whose pages nobody gave.
+                numbers; or a pool whose pages nobody gave, or that is not
+                there; or a count that is none.
         """
+        _check_names(pages, [pool.name for pool in pools])
+        _check_ranks(ranks)
+        for name, given in pages.items():
+            if not is_whole(as_whole(given)) or given < 0:
+                raise PoolError(f"pool {name!r} cannot have {given!r} pages")
         rows: list[str] = []
         total = 0
         short = ""
@@ -129,6 +147,20 @@ class HostBudget:
                 fix=f"Take fewer pages: {format_bytes(self.usable_bytes)} are usable.",
             )
         return total
+
+
+def _check_names(given: Iterable[str], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise PoolError(
+                f"pages are given for {name!r}, which is no pool with pages here",
+                fix=nearest(name, known) or f"Known are {', '.join(known)}.",
+            )
+
+
+def _check_ranks(ranks: int) -> None:
+    if not is_whole(as_whole(ranks)) or ranks < 1:
+        raise PoolError(f"{ranks!r} ranks cannot share a host")
 
 
 def _control_groups(root: Path) -> dict[str, int]:
