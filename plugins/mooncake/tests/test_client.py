@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,27 @@ def test_a_cluster_without_memory_is_joined_and_stores_nothing(
     rig.release()
 
 
+def test_a_trial_lends_nothing_and_says_where_memory_is_missing(
+    attached: Any, serve: Any, tmp_path: Path
+) -> None:
+    from kvdock_mooncake.settings import MooncakeSettings
+
+    address = serve("-enable_offload=true").address
+    own = MooncakeSettings(
+        master=address, segment_bytes=16 << 20, ssd_offload=True, ssd_path=str(tmp_path)
+    )
+    with pytest.raises(KvdockError, match=f"{address} has no memory") as told:
+        attached(own, trial=True)
+    assert "mooncake_client" in told.value.fix
+    assert not any(tmp_path.iterdir())
+    lender = attached(MooncakeSettings(master=address, segment_bytes=16 << 20))
+    rig = attached(own, trial=True)
+    assert rig.handle.client.settings.segment_bytes == 0
+    assert rig.put(["tried"]) == rig.get(["tried"]) == [OK]
+    rig.release()
+    lender.release()
+
+
 def test_a_forked_child_gets_an_answer_and_the_parent_goes_on(master: Any) -> None:
     run_script(
         """
@@ -180,6 +202,48 @@ def test_a_forked_child_gets_an_answer_and_the_parent_goes_on(master: Any) -> No
         assert os.waitpid(child, 0)[1] == 0
         assert rig.get(["parent"]) == [Outcome.OK]
         rig.release()
+        """,
+        master.address,
+    )
+
+
+def test_attaching_in_a_forked_child_is_refused_before_it_hangs(master: Any) -> None:
+    run_script(
+        """
+        from kvdock.errors import KvdockError
+        rig = rigs.attach(settings)
+        child = os.fork()
+        if not child:
+            began = time.monotonic()
+            try:
+                rigs.attach(settings)
+            except KvdockError as error:
+                ok = "forked after" in error.what and "spawn" in error.fix
+            else:
+                ok = False
+            os._exit(0 if ok and time.monotonic() - began < 1 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert rig.put(["parent"]) == [Outcome.OK]
+        rig.release()
+        """,
+        master.address,
+    )
+
+
+def test_a_child_of_a_process_that_only_imported_the_library_attaches(
+    master: Any,
+) -> None:
+    run_script(
+        """
+        from kvdock_mooncake.library import load
+        load()
+        child = os.fork()
+        if not child:
+            rig = rigs.attach(settings)
+            ok = rig.put(["child"]) == rig.get(["child"]) == [Outcome.OK]
+            rig.release()
+            os._exit(0 if ok else 1)
+        assert os.waitpid(child, 0)[1] == 0
         """,
         master.address,
     )
@@ -278,15 +342,40 @@ def test_what_blocks_keeps_its_memory_and_the_store_until_it_has_ended(
     }
 
 
+class Wedged:
+    """A store whose transfers fail while its master goes on answering."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.register_buffer = store.register_buffer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def batch_get_into(self, keys: list[str], *where: Any) -> list[int]:
+        del where
+        return [-800] * len(keys)
+
+
 def test_a_store_that_nothing_leaves_any_more_is_replaced(
-    attached: Any, alone: Any
+    attached: Any, alone: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = attached(alone)
-    before = rig.store
-    rig.handle.client.health.stuck = True
-    rig.exists(["any"])
-    assert rig.store is not before
     wanted = rig.fill(32)
+    assert rig.put(["wedged"]) == [OK]
+    now = [time.monotonic()]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("kvdock_mooncake.health.time", clock)
+    before = rig.handle.client._store = Wedged(rig.store)
+    for _ in range(4):
+        # What an engine does: look, read, compute it anew, store it again.
+        assert rig.store is before
+        assert rig.exists(["wedged"]) == [OK]
+        assert rig.get(["wedged"]) == [Outcome.UNAVAILABLE]
+        assert rig.put(["wedged"]) == [OK]
+        now[0] += 11
+    assert rig.store is not before
+    rig.memory[:] = wanted
     assert rig.put(["renewed"]) == [OK]
     rig.memory[:] = 0
     assert rig.get(["renewed"]) == [OK]

@@ -13,10 +13,10 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
@@ -24,17 +24,16 @@ import numpy as np
 from kvdock.errors import KvdockError, RegionError
 from kvdock.regions import Block
 from kvdock_mooncake.allowance import Allowance
+from kvdock_mooncake.clears import Shut, Space
 from kvdock_mooncake.codes import NO_ROOM, TRANSFER_FAILED, sentence_of
 from kvdock_mooncake.health import Health
-from kvdock_mooncake.joining import ClusterError, join, limit_patience, master_answers
+from kvdock_mooncake.joining import join, limit_patience
 from kvdock_mooncake.leases import Sightings
 from kvdock_mooncake.library import Library, load
+from kvdock_mooncake.master import ClusterError, Master
 from kvdock_mooncake.memory import KnownMemory, RawMemory
 from kvdock_mooncake.settings import MooncakeSettings, Pin
 from kvdock_mooncake.spill import SpillFolder
-
-if TYPE_CHECKING:
-    from kvdock.shards import Shard
 
 log = logging.getLogger("kvdock")
 
@@ -57,19 +56,17 @@ class State(StrEnum):
     """It is shut."""
 
 
-class Shut(Exception):  # noqa: N818 - leaves `using`, never this plugin
-    """No call may be made: shut, or in a forked child."""
-
-
 @attrs.define(eq=False)
 class Member:
     """One pool's share of a client.
 
     Args:
         blocks: Registered ranges that it counts on.
+        errand: Whether it is none of a pool, and ends with the last of them.
     """
 
     blocks: list[Block] = attrs.field(factory=list)
+    errand: bool = attrs.field(default=False, kw_only=True)
     calls: int = attrs.field(default=0, init=False)
     left: bool = attrs.field(default=False, init=False)
 
@@ -101,17 +98,24 @@ class Client:
     _scratch: Any = attrs.field(init=False)
     _pid: int = attrs.field(factory=os.getpid, init=False)
     unfit: set[str] = attrs.field(factory=set, init=False)
-    leased_until: float = attrs.field(default=0.0, init=False)
+    stores: bool = attrs.field(default=True, init=False)
+    _spaces: dict[str, Space] = attrs.field(factory=dict, init=False)
     _ends: bool = attrs.field(init=False)
     _members: set[Member] = attrs.field(factory=set, init=False)
     _calls: int = attrs.field(default=0, init=False)
     _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
     _registering: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     health: Health = attrs.field(init=False)
+    master: Master = attrs.field(init=False)
 
     @classmethod
-    def open(cls, settings: MooncakeSettings, shard: Shard, namespace: str) -> Client:
+    def open(cls, settings: MooncakeSettings, owner: str, namespace: str) -> Client:
         """Join the cluster and prove that bytes can be stored and read back.
+
+        Args:
+            settings: Complete settings.
+            owner: This process's name, for the directory that it spills into.
+            namespace: Where the warm-up's key lies.
 
         Raises:
             KvdockError: If the library is missing, the cluster cannot be
@@ -119,7 +123,7 @@ class Client:
         """
         limit_patience(settings)
         library = load()
-        spill = SpillFolder.claim(settings, shard) if settings.ssd_offload else None
+        spill = SpillFolder.claim(settings, owner) if settings.ssd_offload else None
         try:
             if spill:
                 spill.settle(settings.client_ttl_s)
@@ -151,6 +155,10 @@ class Client:
     def _hopeful(self) -> Health:
         # Two stores cannot spill into one directory.
         return Health(replaceable=self.spill is None)
+
+    @master.default
+    def _address(self) -> Master:
+        return Master(self.settings.standalone or self.settings.master)
 
     @_ends.default
     def _lends(self) -> bool:
@@ -204,14 +212,18 @@ class Client:
         self.state = State.RENEWING
         return True
 
-    def admit(self, blocks: tuple[Block, ...]) -> Member:
+    def admit(self, blocks: tuple[Block, ...], *, errand: bool = False) -> Member:
         """Register a pool's memory.
+
+        Args:
+            blocks: The memory.
+            errand: Whether the member is to end with the last pool.
 
         Raises:
             KvdockError: If the library refuses it.
             Shut: If the client is shut.
         """
-        member = Member()
+        member = Member(errand=errand)
         with self._changed:
             if self.state is not State.READY:
                 raise Shut(f"the client is {self.state}")
@@ -246,6 +258,7 @@ class Client:
             if member.left:
                 return
             member.left = True
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not member.calls, _DRAIN_S)
             if member.calls:
                 log.warning("a Mooncake call is still running; it is waited for")
@@ -257,14 +270,39 @@ class Client:
             if member not in self._members:
                 return
             self._members.remove(member)
+            errands = [one for one in self._members if one.errand]
+            if len(errands) < len(self._members):
+                errands = []
             last = not self._members and self._ends
             if last:
                 self.state = State.CLOSING
         with self._registering:
             for block in member.blocks:
                 self.memory.remove(block, self._unregister)
+        for errand in errands:
+            self.release(errand)
         if last:
             self._shut()
+
+    def left(self, member: Member, within_s: float) -> bool:
+        """Wait a little; return whether a member has to go."""
+        with self._changed:
+            return self._changed.wait_for(lambda: member.left, within_s)
+
+    def space(self, namespace: str) -> Space:
+        """Return what the pools of a namespace share."""
+        with self._changed:
+            return self._spaces.setdefault(
+                namespace, Space(namespace, self.settings.lease_s)
+            )
+
+    def removes(self, member: Member, remove: Callable[[Any], int]) -> bool:
+        """Make a call for an errand; return whether it went well."""
+        try:
+            with self.using(member) as store:
+                return not remove(store)
+        except Shut:
+            return False
 
     def retire(self) -> None:
         """Shut when the last pool leaves, even if no memory is lent."""
@@ -279,7 +317,7 @@ class Client:
     def _shut(self) -> None:
         for block in self.memory.blocks:
             self.memory.remove(block, self._unregister)
-        if self._master_is_there():
+        if self.master.answers():
             self._close()
         else:
             # Without a master the library holds the interpreter for up to 11 s.
@@ -288,15 +326,8 @@ class Client:
                 target=self._close_later, name="kvdock-leave", daemon=True
             ).start()
 
-    def _master_is_there(self) -> bool:
-        try:
-            master_answers(self.settings.standalone or self.settings.master)
-        except KvdockError:
-            return False
-        return True
-
     def _close_later(self) -> None:
-        while not self._master_is_there():
+        while not self.master.answers():
             time.sleep(_LEAVE_EVERY_S)
         self._close()
 
@@ -369,6 +400,7 @@ class Client:
                     break
                 time.sleep(0.02)
             store.remove(key, True)
+        self.stores = status == _WARM_UP_BYTES
         if status == _WARM_UP_BYTES:
             size = _WARM_UP_BYTES
             if (self._scratch[:size] != self._scratch[size:]).any():
@@ -389,10 +421,6 @@ class Client:
         if status:
             return status
         return int(store.batch_get_into([key], [here + size], [size])[0])
-
-    def lease(self) -> None:
-        """Note that the master has just given leases to this process."""
-        self.leased_until = time.monotonic() + self.settings.lease_s
 
     def _renew(self) -> None:
         """Replace a store that no transfer leaves; its own segment is lost.

@@ -9,19 +9,19 @@ threads behind.
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING
 
-from kvdock.shards import Shard
-from kvdock_mooncake.client import Client, Member, Shut
-from kvdock_mooncake.joining import ClusterError
+from kvdock_mooncake.clears import Shut
+from kvdock_mooncake.client import Client, Member
+from kvdock_mooncake.joining import refuse_fork
+from kvdock_mooncake.master import ClusterError
 from kvdock_mooncake.settings import MooncakeSettings
 
 if TYPE_CHECKING:
     from kvdock.regions import Block
 
-_Way = tuple[int, MooncakeSettings, Shard | None]
+_Way = tuple[MooncakeSettings, str]
 
 _CLIENTS: dict[_Way, Client] = {}
 _OPENING = threading.Lock()
@@ -29,7 +29,7 @@ _OPENING = threading.Lock()
 
 def join_pool(
     settings: MooncakeSettings,
-    shard: Shard,
+    owner: str,
     namespace: str,
     blocks: tuple[Block, ...],
 ) -> tuple[Client, Member]:
@@ -37,15 +37,16 @@ def join_pool(
 
     Args:
         settings: Complete settings.
-        shard: The rank; ranks that spill have a client each.
+        owner: This process's name; those that spill have a client each.
         namespace: Where the warm-up's key lies.
         blocks: The pool's memory.
 
     Raises:
         KvdockError: If the cluster cannot be joined, or refuses the memory.
     """
-    # A forked child never uses its parent's client.
-    way = (os.getpid(), settings, shard if settings.ssd_offload else None)
+    # Before the lock, which a parent may have held when it forked.
+    refuse_fork()
+    way = (settings, owner if settings.ssd_offload else "")
     with _OPENING:
         client = _CLIENTS.get(way)
         if client is not None:
@@ -56,5 +57,5 @@ def join_pool(
                 pass
             except ClusterError:
                 client.retire()
-        client = _CLIENTS[way] = Client.open(settings, shard, namespace)
+        client = _CLIENTS[way] = Client.open(settings, owner, namespace)
         return client, client.admit(blocks)
