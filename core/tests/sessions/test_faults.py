@@ -170,11 +170,11 @@ def drive_once(trial: Trial) -> None:
 
 
 def drive(trial: Trial) -> None:
-    """Try it, up to three times where it is only late.
+    """Try it, up to six times where it is only late.
 
-    A busy machine spoils one attempt. A deadline that is not kept spoils all.
+    A busy machine spoils some attempts. A deadline that is not kept spoils all.
     """
-    for _ in range(2):
+    for _ in range(5):
         try:
             drive_once(trial)
         except LateError:
