@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvdock import discovery
@@ -78,21 +78,8 @@ def diagnose(
     doctors, problems = _doctors()
     observers, unfit = _observers(found.observers)
     problems = (*found.problems, *commands.problems(), *problems, *unfit)
-    candidates = [
-        *(one.candidate for one in found.plugins),
-        *observers,
-        *doctors,
-    ]
-    if name is not None:
-        known = {one.name for one in (*candidates, *problems)}
-        if name not in known:
-            raise UsageProblem(
-                f"there is nothing called {name!r} to examine",
-                fix=nearest(name, known) or f"Known: {', '.join(sorted(known))}.",
-            )
-    wanted = [
-        plugin for plugin in found.plugins if name in (None, plugin.manifest.name)
-    ]
+    candidates = [*(one.candidate for one in found.plugins), *observers, *doctors]
+    _check_known(name, [one.name for one in (*candidates, *problems)])
     sections_of = ("backends", "observers") if settings else ()
     configured = load_configuration({one: {name: settings} for one in sections_of})
     sections = [
@@ -106,7 +93,8 @@ def diagnose(
                 self_test=self_test and name is not None,
             ),
         )
-        for one in wanted
+        for one in found.plugins
+        if name in (None, one.manifest.name)
     ]
     sections += [
         Section(one, _settings_of(observer, configured.observers.get(one.name, {})))
@@ -123,6 +111,14 @@ def diagnose(
         problems=[one for one in problems if name in (None, one.name)],
         hidden=found.hidden if name is None else (),
     )
+
+
+def _check_known(name: str | None, known: Sequence[str]) -> None:
+    if name is not None and name not in known:
+        raise UsageProblem(
+            f"there is nothing called {name!r} to examine",
+            fix=nearest(name, known) or f"Known: {', '.join(sorted(set(known)))}.",
+        )
 
 
 def _observers(
