@@ -73,7 +73,8 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         self.config = storage_config
         self.ranks = Ranks.of(storage_config)
         self.ledger = Ledger(metrics=bool(storage_config.enable_storage_metrics))
-        dock = Dock.load(require=[self.given.own.plugin])
+        own = self.given.own
+        dock = Dock.load(require=[own.plugin, *own.routes.values()])
         observe(dock, self.given.core.observers, self.given.observers)
         self._tier = Tier(dock, self.given, self.ranks)
         self._waiting: dict[str, object] = {}
