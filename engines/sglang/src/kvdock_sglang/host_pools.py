@@ -58,11 +58,13 @@ class Place:
         shard: The slice of the model that this process owns.
         page_tokens: Tokens of one page, over all ranks.
         head_group: Heads per stored object, 0 for all heads of a rank.
+        kv_heads: Heads of the target over all ranks, 0 where nobody knows.
     """
 
     shard: Shard
     page_tokens: int
     head_group: int = 0
+    kv_heads: int = 0
 
 
 @attrs.frozen(eq=False)
@@ -202,8 +204,14 @@ class _Known:
         return LAYOUTS[word]
 
     def per_head(self, name: str, width: int) -> Part:
-        """Describe keys or values; the table counts the heads of all ranks."""
-        heads = int(self.pool.head_num) * self.place.shard.tp_size
+        """Describe keys or values; a part counts the heads of all ranks."""
+        ranks, heads = self.place.shard.tp_size, int(self.pool.head_num)
+        heads *= ranks
+        whole = self.place.kv_heads
+        # Draft layers in the same pool may have other heads than the target.
+        own = self.name == EnginePool.KV and not packed_draft_layers(self.pool)
+        if own and heads == ranks and 0 < whole < ranks and ranks % whole == 0:
+            heads = whole
         return Part(name, self.dtype(self.pool.dtype), (heads, width), shard_axis=0)
 
     def buffer(self, attribute: str) -> object:

@@ -55,8 +55,8 @@ def started_with() -> dict[str, str]:
     }
 
 
-def spans_hosts(tp_size: int) -> bool:
-    """Say whether ranks that divide a page run on more than one host.
+def ranks_on_host(tp_size: int) -> int:
+    """Return how many of the ranks that divide a page are on one host.
 
     Source: SGLang 0.5.23, `entrypoints/engine.py`: how ranks get their nodes.
     """
@@ -65,9 +65,29 @@ def spans_hosts(tp_size: int) -> bool:
     try:
         found = get_parallel()
         hosts = max(1, int(found.nnodes) // int(found.pp_size))
-        return hosts > 1 and tp_size > int(found.tp_size) // hosts
+        return min(tp_size, int(found.tp_size) // hosts) if hosts > 1 else tp_size
     except Exception:  # noqa: BLE001 - parts of the engine run without any
-        return False
+        return tp_size
+
+
+def target_kv_heads() -> int:
+    """Return how many KV heads the target model has over all ranks; 0 if unknown.
+
+    A host pool counts the heads of its rank, and a rank has one even where the
+    model has fewer heads than there are ranks.
+
+    Source: SGLang 0.5.23, `ModelConfig.get_num_kv_heads`, and
+    `QKVParallelLinear`: neighbouring ranks have the same head.
+    """
+    from sglang.srt.arg_groups.model_override_base import (  # noqa: PLC0415 - same
+        model_config_of,
+    )
+    from sglang.srt.runtime_context import get_server_args  # noqa: PLC0415 - same
+
+    try:
+        return int(model_config_of(get_server_args()).get_total_num_kv_heads())
+    except Exception:  # noqa: BLE001 - no model, or one whose heads differ by layer
+        return 0
 
 
 @attrs.frozen(kw_only=True)
@@ -80,7 +100,7 @@ class Ranks:
         pp_size: Stages.
         cp_rank: Its place among the context-parallel ranks.
         cp_size: Context-parallel ranks.
-        spans_hosts: Whether its tensor-parallel group is on several hosts.
+        on_host: Tensor-parallel ranks of its group that are on one host.
     """
 
     shard: Shard
@@ -88,7 +108,7 @@ class Ranks:
     pp_size: int = 1
     cp_rank: int = 0
     cp_size: int = 1
-    spans_hosts: bool = False
+    on_host: int = 1
 
     @classmethod
     def of(cls, config: Any) -> Ranks:  # noqa: ANN401 - the engine's dataclass
@@ -110,7 +130,7 @@ class Ranks:
             pp_size=int(config.pp_size),
             cp_rank=int(config.attn_cp_rank),
             cp_size=int(config.attn_cp_size),
-            spans_hosts=spans_hosts(shard.tp_size),
+            on_host=ranks_on_host(shard.tp_size),
         )
 
 

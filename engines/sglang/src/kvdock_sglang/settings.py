@@ -6,7 +6,7 @@ adapter, and all others belong to the plugin that is to store the pages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -15,7 +15,8 @@ import attrs
 from kvdock.configuration import load_configuration
 from kvdock.core_settings import CoreSettings, Staging
 from kvdock.errors import SettingsError, nearest
-from kvdock.settings import choice, option, structure
+from kvdock.settings import choice, format_seconds, option, structure
+from kvdock_sglang.pool_names import POOL_NAMES
 
 ENGINE_KEYS = frozenset(
     {
@@ -33,6 +34,12 @@ ENGINE_KEYS = frozenset(
     }
 )
 """Keys that SGLang reads for itself; it leaves some of them in the mapping."""
+
+GIVES_UP_S = 10.0
+"""How long SGLang waits for its storage threads when it detaches or resets.
+
+Source: SGLang 0.5.23, `HiCacheController._stop_storage_threads`.
+"""
 
 
 class Drafts(StrEnum):
@@ -137,17 +144,46 @@ def collect(given: Mapping[str, object]) -> Given:
         core = attrs.evolve(
             core, calls=attrs.evolve(core.calls, staging=Staging.ALWAYS)
         )
-    _check_observers(found.observers, core.observers)
+    _check_names(own, core, found.observers)
+    _check_deadlines(core)
     return Given(own, core, found.backends, found.observers)
 
 
-def _check_observers(given: Iterable[str], wanted: Sequence[str]) -> None:
-    for name in given:
-        if name not in wanted:
+def _check_names(
+    own: AdapterSettings, core: CoreSettings, observers: Iterable[str]
+) -> None:
+    """Refuse what names nothing, as it would count for nothing."""
+    for pool in own.routes:
+        if pool not in POOL_NAMES:
+            raise SettingsError(
+                f"routes: SGLang has no pool {pool!r}",
+                fix=nearest(pool, POOL_NAMES)
+                or f"It has {', '.join(sorted(POOL_NAMES))}.",
+            )
+    used = [own.plugin, *own.routes.values()]
+    for name in own.backends:
+        if name not in used:
+            raise SettingsError(
+                f"settings are given for backend {name!r}, which stores no pool",
+                fix=nearest(name, used) or f"Pools go to {', '.join(used)}.",
+            )
+    for name in observers:
+        if name not in core.observers:
             raise SettingsError(
                 f"settings are given for observer {name!r}, which is not switched on",
-                fix=nearest(name, wanted)
+                fix=nearest(name, core.observers)
                 or f'Add {name!r} to the list "observers" of "core".',
+            )
+
+
+def _check_deadlines(core: CoreSettings) -> None:
+    for name in ("exists", "get", "put", "close"):
+        seconds = getattr(core.deadlines, name)
+        if seconds >= GIVES_UP_S:
+            raise SettingsError(
+                f"core.deadlines.{name} is {format_seconds(seconds)}, and SGLang gives "
+                f"up on its storage threads after {format_seconds(GIVES_UP_S)}",
+                fix="Choose less.",
             )
 
 

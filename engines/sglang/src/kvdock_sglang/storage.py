@@ -34,7 +34,12 @@ from kvdock_sglang.host_pools import (
     describe,
     is_draft,
 )
-from kvdock_sglang.identity import Ranks, namespace, started_with
+from kvdock_sglang.identity import (
+    Ranks,
+    namespace,
+    started_with,
+    target_kv_heads,
+)
 from kvdock_sglang.ledger import Ledger
 from kvdock_sglang.sampling import check
 from kvdock_sglang.settings import collect
@@ -68,7 +73,8 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         self.config = storage_config
         self.ranks = Ranks.of(storage_config)
         self.ledger = Ledger(metrics=bool(storage_config.enable_storage_metrics))
-        dock = Dock.load(require=[self.given.own.plugin])
+        own = self.given.own
+        dock = Dock.load(require=[own.plugin, *own.routes.values()])
         observe(dock, self.given.core.observers, self.given.observers)
         self._tier = Tier(dock, self.given, self.ranks)
         self._waiting: dict[str, object] = {}
@@ -123,14 +129,17 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
 
     def _describe(self, name: str, pool: object) -> HostPool:
         anchor: Any = self.mem_pool_host
-        heads = 0
+        group, held = 0, int(getattr(pool, "head_num", 0))
         if self.config.should_split_heads and self.config.tp_lcm_size:
             ranks = int(self.config.tp_lcm_size) // self.ranks.shard.tp_size
-            heads = int(getattr(pool, "head_num", 0)) // ranks
+            group = max(1, held // ranks)
+        # Only a rank with a single head may have it in common with others.
+        shared = held == 1 and self.ranks.shard.tp_size > 1
         place = Place(
             shard=self.ranks.shard,
             page_tokens=int(anchor.page_size) * self.ranks.shard.dcp_size,
-            head_group=heads,
+            head_group=group,
+            kv_heads=target_kv_heads() if shared else 0,
         )
         described = describe(name, pool, place)
         check(described, pool)

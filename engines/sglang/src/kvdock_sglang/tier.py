@@ -240,11 +240,9 @@ class Tier:
         if self.shard.tp_size == 1:
             return Scope.NONE
         # One rank stores what several hold, and all of them look.
-        shared = any(
-            spec.physical and _held_by_several(spec, self.shard) for spec in specs
-        )
-        far = self.ranks.spans_hosts and not self.given.own.shared_storage
-        return Scope.CLUSTER if shared and far else Scope.HOST
+        widest = max(_holders(spec, self.shard) for spec in specs)
+        far = widest > self.ranks.on_host and not self.given.own.shared_storage
+        return Scope.CLUSTER if far else Scope.HOST
 
     def _settings_for(self, plan: Plan) -> dict[str, Mapping[str, object]]:
         used = {route.backend for route in plan.accepted}
@@ -352,10 +350,14 @@ class Tier:
                 log.exception("an attachment did not close")
 
 
-def _held_by_several(spec: PoolSpec, shard: Shard) -> bool:
-    """Say whether some rank leaves it to another one to store its pages."""
-    ranks = (
+def _holders(spec: PoolSpec, shard: Shard) -> int:
+    """Return over how many neighbouring ranks the holders of one page reach."""
+    ranks = [
         attrs.evolve(shard, tp_rank=rank, dcp_rank=rank % shard.dcp_size)
         for rank in range(shard.tp_size)
-    )
-    return not all(map(spec.writes, ranks))
+    ]
+    writers = sum(map(spec.writes, ranks))
+    if not spec.physical or writers == len(ranks):
+        return 1
+    # Ranks that hold the same heads are neighbours, others are not.
+    return len(ranks) // writers if spec.by_head else len(ranks)

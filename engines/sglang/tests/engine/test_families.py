@@ -20,6 +20,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang.srt.mem_cache.storage import StorageBackendFactory
 
 from kvdock.errors import KvdockError
+from kvdock_sglang import storage as storage_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -401,6 +402,49 @@ def test_split_heads_let_two_and_four_ranks_share_their_objects(tmp_path: Path) 
         with attached(cfg, {"kv": pool}) as storage:
             assert storage.batch_get_v1(keys, zoo.slots(pool, [7])) == [True]
         assert torch.equal(zoo.page(pool, 7), zoo.page(pool, 0))
+
+
+def one_head(value: int, ranks: int) -> Any:
+    """A pool of one head, which holds the same bytes wherever this is called."""
+    pool = zoo.mha_host("page_head" if ranks > 1 else "page_first", heads=1)
+    zoo.fill(pool, value)
+    return pool
+
+
+def test_ranks_with_the_same_head_store_it_once_and_share_it_with_fewer_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of two KV heads on four ranks, and then on two."""
+    monkeypatch.setattr(storage_module, "target_kv_heads", lambda: 2)
+    keys = hashes(1)
+    for rank in range(4):
+        pool = one_head(value=rank // 2, ranks=4)
+        cfg = config(tmp_path, tp=(rank, 4), tp_lcm_size=4)
+        with attached(cfg, {"kv": pool}) as storage:
+            # The second one of two neighbours finds what the first one stored.
+            assert storage.batch_exists(keys) == rank % 2
+            assert storage.batch_set_v1(keys, zoo.slots(pool, [0])) == [True]
+    for rank in range(2):
+        pool, again = one_head(rank, 2), one_head(9, 2)
+        cfg = config(tmp_path, tp=(rank, 2), tp_lcm_size=4, should_split_heads=True)
+        with attached(cfg, {"kv": again}) as storage:
+            assert storage.batch_get_v1(keys, zoo.slots(again, [0])) == [True]
+        assert torch.equal(zoo.page(again, 0), zoo.page(pool, 0))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_where_the_heads_are_not_known_each_rank_keeps_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, packed: bool
+) -> None:
+    """Packed draft layers may have other heads than the target."""
+    known = 1 if packed else 0
+    monkeypatch.setattr(storage_module, "target_kv_heads", lambda: known)
+    keys = hashes(1)
+    for rank in range(2):
+        pool = zoo.mha_host(heads=1, packed_drafts=int(packed))
+        with attached(config(tmp_path, tp=(rank, 2)), {"kv": pool}) as storage:
+            assert storage.batch_exists(keys) == 0
+            assert storage.batch_set_v1(keys, zoo.slots(pool, [0])) == [True]
 
 
 def test_what_the_store_keeps_says_what_it_belongs_to(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ import pytest
 import test_families as families
 import zoo
 from sglang.srt.mem_cache import pool_host
+from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
 
 from kvdock.errors import KvdockError, PoolError
 from kvdock.pools import Shard
 from kvdock_sglang import host_pools
+from kvdock_sglang.pool_names import POOL_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +36,10 @@ def test_every_host_pool_of_sglang_is_known_or_refused_for_a_reason() -> None:
     # These stand beside that base class.
     beside = {name.rpartition(".")[2] for name in known - found}
     assert beside == {"LogicalHostPool", "PageInterleaveHostPool"}
+
+
+def test_every_pool_that_sglang_names_may_be_routed() -> None:
+    assert {name.value for name in PoolName} == POOL_NAMES
 
 
 @pytest.mark.parametrize("name", host_pools.REFUSED)

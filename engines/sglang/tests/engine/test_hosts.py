@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import test_families as families
+import tiny_models
 import zoo
 from sglang.srt import runtime_context
+from sglang.srt.server_args import ServerArgs
 
 from kvdock.errors import NoRoute
-from kvdock_sglang.identity import spans_hosts
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from kvdock_sglang import storage
+from kvdock_sglang.identity import ranks_on_host, target_kv_heads
 
 
 def run_on(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
@@ -30,28 +33,27 @@ def two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nnodes", "tp_size", "pp_size", "group", "spans"),
+    ("nnodes", "tp_size", "pp_size", "group", "there"),
     [
-        (1, 8, 1, 8, False),
-        (2, 16, 1, 16, True),
+        (1, 8, 1, 8, 8),
+        (2, 16, 1, 16, 8),
         # Each stage has a host of its own, and so has each attention group.
-        (2, 8, 2, 8, False),
-        (2, 16, 1, 8, False),
-        (2, 16, 1, 1, False),
-        (4, 16, 2, 16, True),
+        (2, 8, 2, 8, 8),
+        (2, 16, 1, 8, 8),
+        (2, 16, 1, 1, 1),
+        (4, 16, 2, 16, 8),
     ],
 )
-def test_a_group_spans_hosts_where_it_has_more_ranks_than_one_has(
+def test_ranks_of_a_group_are_divided_among_hosts_as_the_engine_does(
     monkeypatch: pytest.MonkeyPatch,
     nnodes: int,
     tp_size: int,
     pp_size: int,
     group: int,
-    *,
-    spans: bool,
+    there: int,
 ) -> None:
     run_on(monkeypatch, nnodes=nnodes, tp_size=tp_size, pp_size=pp_size)
-    assert spans_hosts(group) is spans
+    assert ranks_on_host(group) == there
 
 
 @pytest.mark.usefixtures("two_hosts")
@@ -80,9 +82,9 @@ def test_a_root_that_all_hosts_reach_is_taken_at_the_operators_word(
         cfg = families.config(
             tmp_path, tp=(rank, 2), replicated=True, extra={"shared_storage": True}
         )
-        with families.attached(cfg, {"kv": pool}) as storage:
-            assert storage.batch_set_v1(keys, zoo.slots(pool, [0])) == [True]
-            assert storage.batch_exists(keys) == 1
+        with families.attached(cfg, {"kv": pool}) as made:
+            assert made.batch_set_v1(keys, zoo.slots(pool, [0])) == [True]
+            assert made.batch_exists(keys) == 1
 
 
 @pytest.mark.usefixtures("two_hosts")
@@ -93,6 +95,32 @@ def test_heads_that_each_rank_has_for_itself_may_stay_on_its_host(
     pool = zoo.mha_host()
     for rank in (0, 1):
         cfg = families.config(tmp_path / str(rank), tp=(rank, 2))
-        with families.attached(cfg, {"kv": pool}) as storage:
-            assert storage.batch_set_v1(keys, zoo.slots(pool, [0])) == [True]
-            assert storage.batch_exists(keys) == 1
+        with families.attached(cfg, {"kv": pool}) as made:
+            assert made.batch_set_v1(keys, zoo.slots(pool, [0])) == [True]
+            assert made.batch_exists(keys) == 1
+
+
+@pytest.mark.parametrize(("heads", "refused"), [(2, False), (1, True)])
+def test_heads_that_ranks_of_one_host_share_need_no_more_than_the_host(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, heads: int, *, refused: bool
+) -> None:
+    """Four ranks on two hosts: two heads are held by neighbours, one by all."""
+    run_on(monkeypatch, nnodes=2, tp_size=4, pp_size=1)
+    monkeypatch.setattr(storage, "target_kv_heads", lambda: heads)
+    cfg = families.config(tmp_path, tp=(1, 4))
+    expected = pytest.raises(NoRoute) if refused else nullcontext()
+    with expected, families.attached(cfg, {"kv": zoo.mha_host(heads=1)}):
+        pass
+
+
+def test_the_heads_of_the_target_are_those_of_its_configuration(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    arguments = ServerArgs(
+        model_path=str(tiny_models.make("llama", tmp_path)), device="cpu"
+    )
+    monkeypatch.setattr(runtime_context, "get_server_args", lambda: arguments)
+    told = json.loads((Path(arguments.model_path) / "config.json").read_text())
+    assert target_kv_heads() == told["num_key_value_heads"]
+    monkeypatch.setattr(runtime_context, "get_server_args", lambda: None)
+    assert target_kv_heads() == 0

@@ -1,0 +1,63 @@
+"""What an operator says, checked before anything is attached."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kvdock.errors import SettingsError
+from kvdock_sglang.settings import collect
+
+FILE: dict[str, object] = {"plugin": "file", "root": "/x"}
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"routes": {"manba": "file"}}, "no pool 'manba'. Did you mean 'mamba'?"),
+        ({"routes": {"kvcache": "file"}}, "no pool 'kvcache'"),
+        (
+            {"backends": {"fil": {"x": 1}}},
+            "backend 'fil', which stores no pool. Did you mean 'file'?",
+        ),
+        (
+            {"backends": {"mooncake": {}}},
+            "'mooncake', which stores no pool. Pools go to file",
+        ),
+        (
+            {"observers": {"metrics": {}}},
+            "observer 'metrics', which is not switched on. Add 'metrics'",
+        ),
+    ],
+)
+def test_a_name_that_names_nothing_is_refused(
+    more: dict[str, object], what: str
+) -> None:
+    with pytest.raises(SettingsError, match=re.escape(what)):
+        collect({**FILE, **more})
+
+
+def test_settings_of_a_backend_that_a_route_names_are_taken() -> None:
+    given = collect(
+        {
+            **FILE,
+            "routes": {"deepseek_v4_c4_state": "mooncake"},
+            "backends": {"mooncake": {"master": "h:1"}, "file": {"threads": 3}},
+        }
+    )
+    assert given.backends == {
+        "mooncake": {"master": "h:1"},
+        "file": {"root": "/x", "threads": 3},
+    }
+
+
+@pytest.mark.parametrize("name", ["exists", "get", "put", "close"])
+@pytest.mark.parametrize("far", [10, "1 min"])
+def test_a_call_must_end_before_sglang_gives_up_on_its_threads(
+    name: str, far: object
+) -> None:
+    with pytest.raises(SettingsError, match=f"core.deadlines.{name} is .* gives up"):
+        collect({**FILE, "core": {"deadlines": {name: far}}})
+    given = collect({**FILE, "core": {"deadlines": {name: 9.9}}})
+    assert getattr(given.core.deadlines, name) == pytest.approx(9.9)
