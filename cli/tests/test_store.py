@@ -235,7 +235,8 @@ def test_collecting_brings_a_namespace_down_to_a_size(root: Path, ask: Ask) -> N
     assert found["freed_bytes"][NAMESPACES[0]] == len(b"left by a crash")
     found, _ = ask(store.gc, root, namespace=NAMESPACES[0], to="0")
     assert found["freed_bytes"][NAMESPACES[0]] > 20 * PAGE_BYTES
-    assert not list(folder.iterdir())
+    left, _ = ask(store.ls, root)
+    assert [one["namespace"] for one in left["namespaces"]] == [NAMESPACES[1]]
 
 
 def test_a_size_without_a_namespace_is_refused(root: Path) -> None:

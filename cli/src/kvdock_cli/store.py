@@ -91,7 +91,8 @@ def gc(
     """Give back what nobody can read, and the coldest pages if told to.
 
     What crashed writers left, torn index files, and segments of an earlier
-    version of kvdock can be read by nobody.
+    version of kvdock can be read by nobody. A namespace without pages that no
+    engine has open goes as a whole.
 
     Args:
         root: The store's root directory.

@@ -54,6 +54,24 @@ def test_pages_in_use_outlive_pages_that_are_not(open_depot: OpenDepot) -> None:
     assert depot.store.counts["pages_evicted"] > 500
 
 
+def test_a_write_of_pages_that_are_there_is_use_and_a_question_is_none(
+    open_depot: OpenDepot,
+) -> None:
+    # No page of the one lies in a segment of the other.
+    hot, asked = range(40), range(100, 140)
+    depot = open_depot(quota_bytes=QUOTA)
+    depot.put(range(200))
+    lost = 0
+    for start in range(1000, 2000, 25):
+        depot.there(asked)
+        lost += depot.there(hot).count(False)
+        depot.put(hot)
+        depot.put(range(start, start + 25))
+    # One segment at the worst: it is as warm as its pages are on average.
+    assert lost < len(hot)
+    assert not any(depot.there(asked))
+
+
 def test_pages_go_down_to_the_low_watermark(open_depot: OpenDepot) -> None:
     depot = open_depot(quota_bytes=QUOTA, low_watermark=0.4)
     most = 0

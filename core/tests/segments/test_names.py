@@ -15,6 +15,7 @@ from kvdock.errors import KvdockError, NamespaceError
 from kvdock.segments import Place, SegmentStore, ThreadEngine, names
 from kvdock.segments.checking import verify
 from kvdock.segments.names import (
+    RECORD_NAME,
     IndexName,
     open_namespace,
     open_root,
@@ -22,7 +23,7 @@ from kvdock.segments.names import (
     read_record,
 )
 from kvdock.segments.survey import clear, collect, namespaces, survey
-from kvdock.segments.tenure import FILE_NAME
+from kvdock.segments.tenure import FILE_NAME, Tenure
 
 OpenDepot = Callable[..., Any]
 RECORD = b'{"model":"tiny"}'
@@ -238,3 +239,59 @@ def test_a_store_that_cannot_be_looked_at_is_an_error_in_our_words(
     monkeypatch.setattr(names, "open_folder", refuse)
     with pytest.raises(KvdockError, match="cannot be worked on: Permission denied"):
         survey(depot.root, depot.store.place.namespace)
+
+
+def test_a_namespace_without_pages_goes_once_nobody_has_it_open(
+    open_depot: OpenDepot,
+) -> None:
+    depot = open_depot()
+    depot.put(range(20))
+    depot.clear()
+    namespace = depot.store.place.namespace
+    (depot.root / namespace / RECORD_NAME).write_bytes(b"{}")
+    collect(depot.root, namespace)
+    assert namespaces(depot.root) == (namespace,)
+    assert depot.put(range(20)).ok.all()
+    assert depot.get(range(20)) == [0] * 20
+    depot.store.close()
+    collect(depot.root, namespace)
+    assert namespaces(depot.root) == (namespace,)
+    clear(depot.root, namespace)
+    stray = depot.root / namespace / "stray"
+    stray.touch()
+    collect(depot.root, namespace)
+    assert namespaces(depot.root) == (namespace,)
+    stray.unlink()
+    collect(depot.root, namespace)
+    assert namespaces(depot.root) == ()
+    assert open_depot().put(range(20)).ok.all()
+
+
+def test_without_locks_a_namespace_without_pages_stays(open_depot: OpenDepot) -> None:
+    depot = open_depot(tenure=Tenure.SILENCE)
+    namespace = depot.store.place.namespace
+    depot.store.close()
+    collect(depot.root, namespace)
+    assert namespaces(depot.root) == (namespace,)
+
+
+def test_a_namespace_that_goes_while_it_is_opened_is_made_anew(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot = open_depot()
+    depot.store.close()
+    namespace = depot.store.place.namespace
+    opened = names.open_folder
+
+    def open_late(parent: int, name: str, *, create: bool = False) -> int:
+        fd = opened(parent, name, create=create)
+        if name == namespace and create:
+            monkeypatch.setattr(names, "open_folder", opened)
+            collect(depot.root, namespace)
+            assert namespaces(depot.root) == ()
+        return fd
+
+    monkeypatch.setattr(names, "open_folder", open_late)
+    again = open_depot()
+    assert again.put(range(20)).ok.all()
+    assert open_depot().get(range(20)) == [0] * 20

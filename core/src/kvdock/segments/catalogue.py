@@ -244,6 +244,15 @@ class Catalogue:
                 version=self.index.version,
             )
 
+    def note_use(self, found: Found, which: Bools) -> None:
+        """Note that pages were asked for, unless they are gone by now."""
+        with self.lock:
+            rows, believed = found.rows[which], found.records["check"][which]
+            still = self.index.records["check"][rows] == believed
+            self.index.touch(rows[still], time.time_ns())
+            for number in np.unique(found.numbers[which][still]).tolist():
+                self.segments[number].touched = True
+
     def lose(self, segment: Segment) -> None:
         """Stop being the writer of a segment that somebody else took."""
         for folder in list(self.folders.values()):

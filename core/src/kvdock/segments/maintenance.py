@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections import Counter
@@ -11,6 +12,7 @@ import attrs
 
 from kvdock.segments import tenure
 from kvdock.segments.names import (
+    RECORD_NAME,
     IndexName,
     data_segment,
     is_folder,
@@ -63,6 +65,52 @@ def _clear_folder(folder: int) -> int:
             os.unlink(name, dir_fd=folder)
             freed += size
     return freed
+
+
+def remove_empty(root: int, namespace: str) -> bool:
+    """Remove a namespace that holds nothing and that no store has open.
+
+    Args:
+        root: Descriptor of the store's root.
+        namespace: Its digest.
+
+    Returns:
+        Whether it is gone.
+    """
+    with suppress(OSError):  # of `rmdir` too: something came in between
+        fd = open_folder(root, namespace)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if tenure.remembered(fd) is not Tenure.LOCKS or not _is_empty(fd):
+                return False  # other hosts may have it open, and no lock tells
+            for pool in pool_folders(fd):
+                os.rmdir(pool, dir_fd=fd)
+            for note in (RECORD_NAME, tenure.FILE_NAME):
+                with suppress(FileNotFoundError):
+                    os.unlink(note, dir_fd=fd)
+            os.rmdir(namespace, dir_fd=root)
+        finally:
+            os.close(fd)
+        return True
+    return False
+
+
+def _is_empty(namespace_fd: int) -> bool:
+    """Return whether there are only folders without files, and our notes."""
+    pools = pool_folders(namespace_fd)
+    with listing(namespace_fd) as entries:
+        others = {entry.name for entry in entries} - {*pools}
+    if others - {RECORD_NAME, tenure.FILE_NAME}:
+        return False
+    for pool in pools:
+        folder = open_folder(namespace_fd, pool)
+        try:
+            with listing(folder) as entries:
+                if any(entries):
+                    return False
+        finally:
+            os.close(folder)
+    return True
 
 
 def delete_unowned(

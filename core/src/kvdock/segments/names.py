@@ -8,6 +8,7 @@ names.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -247,13 +248,29 @@ def open_namespace(root: int, namespace: str, record: bytes = b"") -> int:
     check_namespace(namespace)
     if record and not fits(record, namespace):
         raise NamespaceError(f"the record of namespace {namespace[:12]} is another's")
-    fd = open_folder(root, namespace, create=True)
+    fd = _open_in_use(root, namespace)
     try:
         _keep_record(fd, namespace, record)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def _open_in_use(root: int, namespace: str) -> int:
+    """Open a namespace's folder, so that nobody removes it while it is open."""
+    while True:
+        fd = open_folder(root, namespace, create=True)
+        try:
+            # Who removes an empty one has the lock for a moment, and for itself.
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(fd, fcntl.LOCK_SH)
+            if not is_gone(fd):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
 
 
 def _keep_record(fd: int, namespace: str, record: bytes) -> None:

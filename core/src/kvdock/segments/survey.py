@@ -17,7 +17,12 @@ import numpy.typing as npt
 from kvdock.errors import NamespaceError
 from kvdock.segments import names, tenure
 from kvdock.segments.inspect import namespace_of, segments_of
-from kvdock.segments.maintenance import clear_namespace, delete_unowned, sweep
+from kvdock.segments.maintenance import (
+    clear_namespace,
+    delete_unowned,
+    remove_empty,
+    sweep,
+)
 from kvdock.segments.neighbours import Neighbours
 
 
@@ -158,7 +163,8 @@ def collect(
 ) -> int:
     """Give back what crashed writers left, and the coldest pages if told to.
 
-    Segments that nobody can read go as well.
+    Segments that nobody can read go as well, and in the end the namespace
+    itself, if nothing is left in it and no store has it open.
 
     Args:
         root: The store's root directory.
@@ -183,6 +189,11 @@ def collect(
             os.close(folder_fd)
         if to_bytes is not None:
             freed += _shrink(root, namespace, fd, to_bytes)
+    root_fd = names.open_root(root, shared=shared, create=False)
+    try:
+        remove_empty(root_fd, namespace)
+    finally:
+        os.close(root_fd)
     return freed
 
 

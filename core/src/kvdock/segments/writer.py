@@ -91,6 +91,7 @@ class Writer:
         right = found.records["nbytes"] == wanted[found.there].astype(np.uint64)
         there = np.zeros(len(batch), np.bool_)
         there[found.there[right]] = True
+        self._catalogue.note_use(found, right)
         absent_at = found.version if right.all() else -1
         outcomes = np.where(there, Outcome.OK, Outcome.REFUSED).astype(np.uint8)
         missing = np.flatnonzero(~there)
