@@ -69,6 +69,7 @@ def test_a_mapping_is_a_command_with_subcommands(shelf: Shelf) -> None:
     assert shelf.kvdock("greet", "greet", "--code", "1").returncode == 1
     assert "greet Words for people." in squeezed(shelf.kvdock("--help").stdout)
     assert "fail Stop." in squeezed(shelf.kvdock("greet", "--help").stdout)
+    assert shelf.kvdock("greet", "-h").stdout == shelf.kvdock("greet", "--help").stdout
 
 
 def test_a_typer_application_is_a_command_with_subcommands(shelf: Shelf) -> None:
@@ -150,8 +151,8 @@ def test_of_two_commands_with_one_name_neither_runs(shelf: Shelf) -> None:
 
 def test_only_the_command_that_is_asked_for_is_imported(shelf: Shelf) -> None:
     add(shelf, "greet", "print('imported')\n" + GREET)
-    assert "imported" not in shelf.kvdock("list").stdout
-    assert "imported" in shelf.kvdock("greet").stdout
+    assert "imported" not in shelf.kvdock("list").stderr
+    assert "imported" in shelf.kvdock("greet").stderr
 
 
 def test_a_defect_of_a_command_shows_its_traceback(shelf: Shelf) -> None:

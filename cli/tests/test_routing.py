@@ -59,6 +59,9 @@ def test_no_route_is_a_problem_with_the_whole_table(good: Shelf) -> None:
     data = json.loads(done.stdout)
     assert data["error"]["type"] == "NoRoute"
     assert "good does not take mla pools" in done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "Install a backend that does, or see `kvdock list`."
+    )
 
 
 def test_strict_takes_optional_pools_for_required_ones(good: Shelf) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvdock.compat import CompatKeys, Spelling
-from kvdock.errors import NamespaceError
+from kvdock.errors import KvdockError, NamespaceError
 from kvdock.pools import DType, Part, Per, PoolKind, PoolSpec, Shard, Sharding
 
 MODEL = "org/Model"
@@ -150,3 +150,12 @@ def test_what_the_engine_never_stored_there_is_refused() -> None:
         names("components", MHA, TP, mha("auxiliary_swa"))
     with pytest.raises(NamespaceError, match="keep a rank's heads together"):
         names("whole_pages", MHA, TP, mha(anchor=True, head_group=2))
+
+
+@pytest.mark.parametrize("page_hash", ["../../etc/passwd", "", "a b", "é"])
+def test_a_hash_is_no_way_out_of_a_name(page_hash: str) -> None:
+    for spelling in Spelling:
+        with pytest.raises(KvdockError, match="not made of letters and digits"):
+            CompatKeys(spelling=spelling, model=MODEL, target=MHA, shard=TP).of(
+                page_hash, MHA
+            )

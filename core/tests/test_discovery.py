@@ -126,6 +126,12 @@ BROKEN = {
         "the hook 'kvdock_release' is not marked",
         "Mark it with @hookimpl.",
     ),
+    "asynchronous_hook": (
+        [("def kvdock_batch_io", "async def kvdock_batch_io")],
+        Stage.VALIDATE,
+        "hook 'kvdock_batch_io' is asynchronous, but nobody awaits it",
+        "Define it with `def`",
+    ),
     "wrapper": (
         [(f"@hookimpl\n{REGISTER}", f"@hookimpl(wrapper=True)\n{REGISTER}")],
         Stage.VALIDATE,
@@ -242,6 +248,20 @@ def test_a_distribution_without_metadata_is_still_named_by_its_plugin(
     plugins, (problem,) = load_all(every())
     assert list(plugins) == ["good"]
     assert (problem.name, problem.distribution, problem.version) == ("bad", "?", "?")
+
+
+def test_what_a_plugin_prints_is_kept_from_standard_output(
+    shelf: Shelf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shelf.add_backend(
+        "good",
+        ("from kvdock import", "print('imported')\nfrom kvdock import"),
+        ("    return Manifest(", "    print('asked')\n    return Manifest("),
+    )
+    plugins, problems = load_all(every())
+    assert (list(plugins), problems) == (["good"], ())
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "imported\nasked\n")
 
 
 def test_discovery_imports_no_plugin(shelf: Shelf) -> None:

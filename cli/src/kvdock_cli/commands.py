@@ -94,7 +94,12 @@ def _made(name: str, found: object, about: str) -> Any:  # noqa: ANN401 - a clas
         return get_command(outer).commands[name]  # type: ignore[attr-defined]
     inner = typer.Typer(add_completion=False, rich_markup_mode=None)
     if isinstance(found, Mapping):
-        inner = typer.Typer(help=about, no_args_is_help=True)
+        inner = typer.Typer(
+            help=about,
+            no_args_is_help=True,
+            # As every command has it.
+            context_settings={"help_option_names": ["--help", "-h"]},
+        )
         for word, function in found.items():
             inner.command(word)(_function(function))
         return _made(name, inner, about)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import attrs
 
 from kvdock.errors import NamespaceError
+from kvdock.keys import check_hashes
 from kvdock.pools import PoolKind, PoolName, PoolSpec, Shard, Sharding
 from kvdock.vocabulary import Word
 
@@ -49,9 +50,11 @@ class CompatKeys:
         """Return the keys of one page of a pool, in the engine's order.
 
         Raises:
+            KvdockError: If the hash could reach out of its place in a name.
             NamespaceError: If the engine gave one name to different bytes,
                 or refuses the pool.
         """
+        check_hashes([page_hash])
         if self.spelling is Spelling.WHOLE_PAGES:
             return (self._whole_page(page_hash, pool),)
         head = "_".join(filter(None, [self.tag, self._model(), self._topology()]))

@@ -181,13 +181,17 @@ def _check_hooks(
             )
     for name, attribute in own.items():
         offered = tuple(inspect.signature(getattr(hookspecs, name)).parameters)
-        _check_arguments(name, getattr(plugin, attribute), offered)
+        _check_hook(name, getattr(plugin, attribute), offered)
 
 
-def _check_arguments(
-    name: str, hook: Callable[..., Any], offered: Collection[str]
-) -> None:
-    """Check that every argument of a hook is one that it will be given."""
+def _check_hook(name: str, hook: Callable[..., Any], offered: Collection[str]) -> None:
+    """Check that a hook answers when called, and is given what it takes."""
+    if inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook):
+        raise Breach(
+            Stage.VALIDATE,
+            f"hook {name!r} is asynchronous, but nobody awaits it",
+            "Define it with `def`; every call runs on a thread of the core.",
+        )
     for parameter in inspect.signature(hook).parameters.values():
         if parameter.default is not parameter.empty:
             # pluggy takes an argument with a default for one to leave out.

@@ -6,9 +6,11 @@ that fails, without naming it, and drops a second one of the same name.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -199,9 +201,11 @@ def imported(candidate: Candidate) -> object:
     """
     module_name, _, attributes = candidate.value.partition(":")
     try:
-        found: Any = importlib.import_module(module_name.strip())
-        for attribute in filter(None, attributes.strip().split(".")):
-            found = getattr(found, attribute)
+        # Standard output is the command's, which may owe one object of JSON.
+        with contextlib.redirect_stdout(sys.stderr):
+            found: Any = importlib.import_module(module_name.strip())
+            for attribute in filter(None, attributes.strip().split(".")):
+                found = getattr(found, attribute)
     except (Exception, SystemExit) as error:
         raise BrokenPlugin(
             candidate.problem(
@@ -234,7 +238,8 @@ def load_all(
 def _loaded(candidate: Candidate) -> LoadedPlugin:
     plugin = imported(candidate)
     try:
-        accepted = accept(plugin, candidate.name, candidate.distribution)
+        with contextlib.redirect_stdout(sys.stderr):
+            accepted = accept(plugin, candidate.name, candidate.distribution)
     except Breach as breach:
         raise BrokenPlugin(
             candidate.problem(breach.stage, breach.cause, breach.fix)

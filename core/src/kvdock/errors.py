@@ -61,7 +61,14 @@ class PluginError(KvdockError):
 
 
 class NoRoute(KvdockError):  # noqa: N818 - the field's word, not "NoRouteError"
-    """No installed backend takes a pool that the engine cannot do without."""
+    """No installed backend takes a pool that the engine cannot do without.
+
+    What is wrong is a table, so the way out has a line of its own.
+    """
+
+    def __str__(self) -> str:
+        """Render the table and the way out."""
+        return f"{self.what.rstrip()}\n{self.fix}".rstrip()
 
 
 class AttachError(KvdockError):

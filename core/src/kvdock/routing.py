@@ -181,7 +181,7 @@ def plan_routes(  # noqa: PLR0913 - the whole question in one call
     lost = [r.pool.name for r in plan.refused if strict or r.pool.required]
     if lost:
         raise NoRoute(
-            f"no backend takes {', '.join(lost)}\n{plan.explain()}\n",
+            f"no backend takes {', '.join(lost)}\n{plan.explain()}",
             fix="Install a backend that does, or see `kvdock list`.",
         )
     return plan

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,14 @@ import typer
 from typer.testing import CliRunner
 
 from kvdock import KvdockError
-from kvdock_transformers.command import Model, Size, demo
+from kvdock.errors import PluginError, SettingsError
+from kvdock_transformers.command import (
+    Model,
+    Size,
+    cleaning_up_when_terminated,
+    demo,
+)
+from kvdock_transformers.errors import TrialFailed
 from kvdock_transformers.families import Family, Scale
 from kvdock_transformers.presentation import as_object
 from kvdock_transformers.records import Job, Phase, Served, to_json
@@ -58,6 +68,7 @@ def test_the_command_ends_in_one_json_object(tmp_path: Path) -> None:
     assert ran.exit_code == 0, ran.output
     summary = json.loads(ran.stdout.splitlines()[-1])
     assert summary["ok"]
+    assert summary["schema"] == "kvdock.demo/1"
     (model,) = summary["models"]
     assert model["tokens_identical"]
     assert model["damage_survived"]
@@ -91,20 +102,50 @@ def test_a_backend_without_files_brings_its_server_and_is_harmed_by_hooks() -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "kind", "words"),
     [
-        (["--backend", "no_such"], "no_such"),
-        (["--model", "no_such"], "no_such"),
-        (["--dir", __file__], "--dir"),
-        (["--set", "no_such=1"], "no_such"),
-        (["--set", "quota"], "KEY=VALUE"),
-        (["--set", "quota=1", "--set", "quota=2"], "twice"),
+        (["--backend", "no_such"], PluginError, "no_such"),
+        (["--dir", __file__], SettingsError, "--dir"),
+        (["--set", "no_such=1"], SettingsError, "no_such"),
+        (["--set", "quota"], SettingsError, "KEY=VALUE"),
+        (["--set", "quota=1", "--set", "quota=2"], SettingsError, "twice"),
     ],
 )
-def test_bad_input_is_refused_by_name(arguments: list[str], words: str) -> None:
+def test_bad_input_is_refused_by_name(
+    arguments: list[str], kind: type[KvdockError], words: str
+) -> None:
+    """The command line makes a line, an object and an exit code of errors."""
     ran = CliRunner().invoke(app, ["demo", *arguments])
-    assert ran.exit_code == 2
-    assert words in ran.output
+    assert isinstance(ran.exception, kind)
+    assert words in str(ran.exception)
+
+
+def test_a_trial_that_fails_raises_to_the_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise TrialFailed("a process ended")
+
+    monkeypatch.setattr("kvdock_transformers.trial.run_trial", fail)
+    ran = CliRunner().invoke(app, ["demo", "--json"])
+    assert isinstance(ran.exception, TrialFailed)
+    assert ran.stdout == ""
+
+
+def test_sigterm_cleans_up_and_is_as_it_was_afterwards(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def interrupted() -> None:
+        with (
+            cleaning_up_when_terminated(),
+            tempfile.TemporaryDirectory(dir=tmp_path),
+        ):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit, match="143"):
+        interrupted()
+    assert not list(tmp_path.iterdir())
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_the_commands_words_are_those_of_the_models() -> None:

@@ -7,6 +7,7 @@ from typing import Any, get_type_hints
 
 from kvdock import Dock, KvdockError, Plan, Scope, discovery
 from kvdock.configuration import load_configuration
+from kvdock.errors import PluginError
 
 SERVERS = "kvdock.servers"
 """Entry points of servers that backends bring for demos, by backend."""
@@ -24,7 +25,8 @@ def choose(dock: Dock, wanted: str = "") -> str:
             needs nothing but a directory.
 
     Raises:
-        KvdockError: If there is none, or the one asked for cannot do it.
+        KvdockError: If there is none; a PluginError where the one asked for
+            cannot do it.
     """
     fit = [
         name
@@ -40,7 +42,7 @@ def choose(dock: Dock, wanted: str = "") -> str:
             fix="Install one, for example with: pip install kvdock-file",
         )
     if wanted not in fit:
-        raise KvdockError(
+        raise PluginError(
             f"backend {wanted!r} keeps pages no longer than the process that stored "
             "them",
             fix=f"The demo ends its processes. Backends that would do: {fit}",

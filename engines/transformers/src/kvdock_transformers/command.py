@@ -5,7 +5,10 @@ every command. Torch is imported in the worker processes alone, and what this
 process needs only once the command runs.
 """
 
+import contextlib
+import signal
 import tempfile
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -60,7 +63,7 @@ def demo(
     `--set` does not say is taken from kvdock's file and environment, except for
     the directory.
     """
-    from kvdock import Dock, KvdockError  # noqa: PLC0415
+    from kvdock import Dock  # noqa: PLC0415
     from kvdock_transformers.backends import (  # noqa: PLC0415
         Settings,
         check_settings,
@@ -73,42 +76,29 @@ def demo(
     from kvdock_transformers.trial import Request, run_trial  # noqa: PLC0415
 
     given: Settings = _settings(set_ or [])
-    try:
-        dock = Dock.load(require=(backend,) if backend else ())
-        chosen = choose(dock, backend)
-    except KvdockError as error:
-        raise typer.BadParameter(str(error), param_hint="--backend") from error
-    try:
-        given = configured(dock, chosen, given)
-        check_settings(dock, chosen, given)
-    except KvdockError as error:
-        raise typer.BadParameter(str(error), param_hint="--set") from error
+    dock = Dock.load(require=(backend,) if backend else ())
+    chosen = choose(dock, backend)
+    given = configured(dock, chosen, given)
+    check_settings(dock, chosen, given)
     if directory is not None:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=directory).close()
-        except OSError as error:
-            raise typer.BadParameter(str(error), param_hint="--dir") from error
+        _check_writable(directory)
     families = tuple(Family) if model is Model.ALL else (Family(model),)
     display = Display(to_stderr=as_json)
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="kvdock-demo-") as temporary,
-            served(chosen, given) as (settings, notice),
-            display,
-        ):
-            request = Request(
-                families=families,
-                directory=directory or Path(temporary),
-                backend=chosen,
-                scale=Scale(size),
-                settings=settings,
-            )
-            display.begin(request, notice)
-            results = run_trial(request, display.show)
-    except KvdockError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from error
+    with (
+        cleaning_up_when_terminated(),
+        tempfile.TemporaryDirectory(prefix="kvdock-demo-") as temporary,
+        served(chosen, given) as (settings, notice),
+        display,
+    ):
+        request = Request(
+            families=families,
+            directory=directory or Path(temporary),
+            backend=chosen,
+            scale=Scale(size),
+            settings=settings,
+        )
+        display.begin(request, notice)
+        results = run_trial(request, display.show)
     display.end(results)
     if as_json:
         typer.echo(as_object(results))
@@ -116,13 +106,43 @@ def demo(
         raise typer.Exit(1)
 
 
+@contextlib.contextmanager
+def cleaning_up_when_terminated() -> Iterator[None]:
+    """Leave no process and no file behind where SIGTERM ends this one."""
+
+    def leave(number: int, _: object) -> None:
+        # Whoever is impatient shall not interrupt the cleaning up.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _check_writable(directory: Path) -> None:
+    from kvdock.errors import SettingsError  # noqa: PLC0415
+
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        raise SettingsError(
+            f"--dir {directory} cannot be written to: {error.strerror}"
+        ) from error
+
+
 def _settings(pairs: list[str]) -> dict[str, str]:
     """Read what is given as KEY=VALUE."""
+    from kvdock.errors import SettingsError  # noqa: PLC0415
+
     found: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key or key in found:
             why = "is given twice" if key in found else "is not KEY=VALUE"
-            raise typer.BadParameter(f"{pair!r} {why}", param_hint="--set")
+            raise SettingsError(f"--set {pair!r} {why}")
         found[key] = value
     return found

@@ -23,6 +23,8 @@ from kvdock_transformers.records import Phase, Served
 from kvdock_transformers.trial import Request
 from kvdock_transformers.verdicts import LOGITS_TOLERANCE, ModelResult
 
+SCHEMA = "kvdock.demo/1"
+
 _TITLES = {
     Phase.OFFLOAD: "Process 1 prefills the prompt, stores its pages, generates",
     Phase.RESTORE: "Process 2 starts clean, restores the pages, generates",
@@ -238,7 +240,11 @@ def as_object(results: Sequence[ModelResult]) -> str:
     `max_abs_diff` is that of restored logits from the warm run's.
     """
     return json.dumps(
-        {"ok": all(r.ok for r in results), "models": [_model(r) for r in results]}
+        {
+            "schema": SCHEMA,
+            "ok": all(r.ok for r in results),
+            "models": [_model(r) for r in results],
+        }
     )
 
 

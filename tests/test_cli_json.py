@@ -1,0 +1,36 @@
+"""The reference of `--json` against the commands that print it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvdock.discovery import installed
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/reference/cli-json.md").read_text()
+SCHEMA = re.compile(r"\"(kvdock\.[a-z-]+/\d+)\"")
+SCHEMAS = sorted(
+    {
+        schema
+        for folder in ("cli", "engines")
+        for path in (ROOT / folder).rglob("src/**/*.py")
+        for schema in SCHEMA.findall(path.read_text())
+    }
+)
+
+
+def test_there_are_schemas_to_look_for() -> None:
+    assert {"kvdock.list/1", "kvdock.demo/1", "kvdock.config/1"} <= set(SCHEMAS)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_every_schema_is_described(schema: str) -> None:
+    assert f"`{schema}`" in PAGE
+
+
+@pytest.mark.parametrize("command", [one.name for one in installed("kvdock.commands")])
+def test_every_command_has_a_section(command: str) -> None:
+    assert re.search(rf"^## `kvdock {command}\b", PAGE, re.MULTILINE)

@@ -1,0 +1,65 @@
+"""The demo as the command line runs it: how it fails and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tiny import Shelf
+
+DEADLINE_S = 60
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "code"),
+    [
+        (["--backend", "bogus"], "PluginError", 2),
+        (["--backend", "bad"], "BrokenPlugin", 1),
+        (["--backend", "good"], "PluginError", 2),
+        (["--set", "no_such=1"], "SettingsError", 2),
+    ],
+)
+def test_what_cannot_be_tried_is_one_object_and_a_line(
+    shelf: Shelf, arguments: list[str], kind: str, code: int
+) -> None:
+    shelf.add_backend("good")
+    shelf.add_backend("bad", ("from kvdock", "import nowhere\nfrom kvdock"))
+    done = shelf.kvdock("demo", "--json", *arguments)
+    found = json.loads(done.stdout)
+    assert (found["schema"], found["error"]["type"]) == ("kvdock.error/1", kind)
+    assert done.returncode == code
+    assert done.stderr.splitlines()[-1].startswith("kvdock: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_without_any_backend_nobody_is_blamed_for_an_option(shelf: Shelf) -> None:
+    done = shelf.kvdock("demo", KVDOCK_PLUGINS="")
+    assert done.returncode == 1
+    assert "--backend" not in done.stderr
+    assert "no backend is installed that keeps pages in a directory" in done.stderr
+
+
+def test_a_terminated_demo_leaves_nothing_behind(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [Path(sys.executable).with_name("kvdock"), "demo", "--size", "tiny"],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as running:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not list(tmp_path.glob("kvdock-demo-*/trial-*/*.log")):
+            assert running.poll() is None, running.stderr and running.stderr.read()
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(DEADLINE_S) == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())
