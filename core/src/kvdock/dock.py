@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kvdock import discovery
-from kvdock.errors import KvdockError
+from kvdock.errors import KvdockError, PluginError
 from kvdock.hookspecs import AttachConfig, Capacity, Finding
 from kvdock.manifest import Capability, Manifest, Support, Verdict
 from kvdock.routing import Needs, Plan, plan_routes
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from kvdock.regions import Region
 
 log = logging.getLogger("kvdock")
+
+_OBSERVER = "observer:"
+"""How a plugin manager's names of observers begin."""
 
 
 @attrs.frozen(eq=False)
@@ -39,6 +42,28 @@ class Backend:
     def manifest(self) -> Manifest:
         """What it declares."""
         return self.plugin.manifest
+
+    @property
+    def observers(self) -> tuple[str, ...]:
+        """The names of the observers around it."""
+        return tuple(
+            name.removeprefix(_OBSERVER)
+            for name, _ in self.plugin.manager.list_name_plugin()
+            if name.startswith(_OBSERVER)
+        )
+
+    def put_around(self, name: str, built: object) -> None:
+        """Put an observer around it, for as long as it is loaded.
+
+        Raises:
+            PluginError: If one of that name is there already.
+        """
+        if name in self.observers:
+            raise PluginError(
+                f"observer {name!r} is around backend {self.name!r} already",
+                fix="Put observers around a dock once, after it is loaded.",
+            )
+        self.plugin.manager.register(built, name=f"{_OBSERVER}{name}")
 
     def settings(self, given: Mapping[str, object] | None) -> Any:  # noqa: ANN401 - the plugin's own class
         """Build its settings from a mapping.

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -12,8 +14,8 @@ from prometheus_client import CollectorRegistry
 from shelf import Engine, Shelf, attention, draft, hashes, hasty, patient, until
 
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
-from kvdock.dock import Dock
-from kvdock.errors import PluginError, SettingsError
+from kvdock.dock import Backend, Dock
+from kvdock.errors import AttachError, PluginError, SettingsError
 from kvdock.events import PagesRestored
 from kvdock.hookspecs import Capacity, hookimpl
 from kvdock.observers import find_observer, observe
@@ -282,6 +284,59 @@ def test_observers_are_found_by_name_and_built_with_their_settings() -> None:
     built = observe(Dock({"shelf": backend}), ["faults"], {"faults": {"rate": "0.5"}})
     assert list(built) == ["faults"]
     assert backend.plugin.manager.get_plugin("observer:faults") is built["faults"]
+
+
+def test_settings_of_an_observer_that_is_not_switched_on_are_refused() -> None:
+    dock = Dock({"shelf": Shelf().backend()})
+    with pytest.raises(SettingsError, match=r"'fault',.*Did you mean 'faults'"):
+        observe(dock, ["faults"], {"fault": {"rate": 1}})
+    with pytest.raises(SettingsError, match=r"'metrics',.*Add 'metrics' to core"):
+        observe(dock, ["faults"], {"metrics": {}})
+    assert dock.backends["shelf"].observers == ()
+
+
+def test_observers_are_put_around_all_or_none_and_once() -> None:
+    dock = Dock({"shelf": Shelf().backend()})
+    with pytest.raises(PluginError, match="no observer 'nonsense'"):
+        observe(dock, ["faults", "nonsense"])
+    assert not dock.backends["shelf"].observers
+    observe(dock, ["faults", "faults"])
+    assert dock.backends["shelf"].observers == ("faults",)
+    with pytest.raises(PluginError, match="'faults' is around backend 'shelf' already"):
+        observe(dock, ["faults"])
+
+
+class Observed(Shelf):
+    """A shelf that an adapter has put observers around."""
+
+    def backend(self) -> Backend:
+        backend = super().backend()
+        observe(Dock({backend.name: backend}), ["faults"])
+        return backend
+
+
+def test_memory_is_not_attached_where_nobody_put_the_observers_around() -> None:
+    core = patient(observers=["faults"])
+    with pytest.raises(AttachError, match=r"'faults'.*'shelf'.*observers\.observe"):
+        Engine(core=core)
+    with Engine([Observed()], core=core).attachment as cache:
+        assert cache.exists(hashes(1)).best == 0
+
+
+def test_an_engine_that_loads_pool_by_pool_tells_what_it_restored() -> None:
+    engine, registry = measured(pools=[attention(), draft()])
+    with engine.attachment as cache:
+        names = hashes(3)
+        engine.fill(names, range(3))
+        cache.put(names, engine.where(range(3)))
+        codes = cache.read("kv", names, [4, 5, 6], time.monotonic() + 10)
+        whole = codes == Outcome.OK
+        cache.tell_restored({"kv": whole, "draft": np.array([True, False, True])}, 3)
+        assert value(registry, "kvdock_restored_prefix_pages_total") == 3
+        assert value(registry, "kvdock_restored_draft_pages_total") == 2
+        cache.tell_restored({"kv": whole}, 3)
+        assert value(registry, "kvdock_restored_prefix_pages_total") == 6
+        assert value(registry, "kvdock_restored_draft_pages_total") == 2
 
 
 def test_an_observer_that_is_not_there_is_refused_by_name() -> None:

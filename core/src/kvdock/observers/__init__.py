@@ -21,7 +21,7 @@ from kvdock.discovery import (
     installed,
     unrivalled,
 )
-from kvdock.errors import PluginError, nearest
+from kvdock.errors import PluginError, SettingsError, nearest
 from kvdock.settings import structure
 
 if TYPE_CHECKING:
@@ -95,6 +95,10 @@ def observe(
 ) -> dict[str, object]:
     """Put observers around every backend of a dock.
 
+    Whoever attaches memory calls it between `Dock.load` and `Attachment.open`,
+    with `core.observers` and what is configured for them. Nothing is put
+    around anything unless all of them can be used.
+
     Args:
         dock: The loaded backends.
         names: Which observers.
@@ -105,10 +109,17 @@ def observe(
 
     Raises:
         PluginError: If one cannot be used.
-        SettingsError: If its settings are wrong.
+        SettingsError: If its settings are wrong, or are given for one that is
+            not among the names.
     """
+    for name in settings or {}:
+        if name not in names:
+            raise SettingsError(
+                f"settings are given for observer {name!r}, which is not switched on",
+                fix=nearest(name, names) or f"Add {name!r} to core.observers.",
+            )
     built: dict[str, object] = {}
-    for name in names:
+    for name in dict.fromkeys(names):
         observer = find_observer(name)
         given = (settings or {}).get(name, {})
         options: object = structure(
@@ -121,14 +132,19 @@ def observe(
                 f"observer {name!r} cannot be used: {error}",
                 fix=f"pip install '{observer.needs}'" if observer.needs else "",
             ) from error
-        put_around(dock, name, built[name])
+    for name, one in built.items():
+        put_around(dock, name, one)
     return built
 
 
 def put_around(dock: Dock, name: str, built: object) -> None:
-    """Register a built observer on every backend's plugin manager."""
+    """Put a built observer around every backend.
+
+    Raises:
+        PluginError: If one of that name is there already.
+    """
     for backend in dock.backends.values():
-        backend.plugin.manager.register(built, name=f"observer:{name}")
+        backend.put_around(name, built)
 
 
 def _loaded(candidate: Candidate) -> Observer:

@@ -73,7 +73,9 @@ class Attachment:
             namespace: What the stored bytes belong to.
             regions: Pool name to its memory, for every accepted pool.
             settings: Backend name to its settings.
-            core: Deadlines, breakers and bounds; None for the defaults.
+            core: Deadlines, breakers and bounds; None for the defaults. The
+                observers that it names must be around the backends already,
+                see `kvdock.observers.observe`.
             process: Tells this process from others of its deployment that
                 have the same settings, for what a backend keeps locally.
             trial: Whether to try the backends out, with nothing brought along
@@ -339,14 +341,23 @@ class Attachment:
         return placed(self.berths, known, hashes, pages)
 
     def tell_restored(self, loaded: Mapping[str, Bools], prefix: int) -> None:
-        """Tell observers how much of a prefix each pool has."""
+        """Tell observers how much of a prefix each pool has.
+
+        `get` and prefetches do it by themselves. An engine that loads pool by
+        pool, with `read`, does it once it knows what became of a prefix.
+
+        Args:
+            loaded: Pool name to whether each page is whole in memory, bool
+                (n,), n >= `prefix`. A pool that was not loaded is left out.
+            prefix: Pages of the target's restored prefix.
+        """
         line = next(iter(self._moorings.lines.values()), None)
         if line is None or not line.observed:
             return
         drafts = [pool.name for pool in self.pools if pool.draft]
-        with_draft = np.ones(prefix, np.bool_)
+        with_draft = np.full(prefix, all(name in loaded for name in drafts))
         for name in drafts:
-            with_draft &= loaded[name][:prefix]
+            with_draft &= loaded.get(name, with_draft)[:prefix]
         line.tell(
             PagesRestored(
                 pages={name: int(ok[:prefix].sum()) for name, ok in loaded.items()},

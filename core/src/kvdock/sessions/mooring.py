@@ -85,6 +85,7 @@ def moor(  # noqa: PLR0913 - all that `Attachment.open` was told
     """
     used = {route.backend for route in plan.accepted if route.backend}
     _check(plan, regions, settings, used)
+    _check_observers(dock, used, core)
     _check_integrity(plan, core.integrity)
     record = namespace_record(namespace, [route.pool for route in plan.routes])
     digest = namespace_digest(record)
@@ -144,6 +145,20 @@ def _check_layout(pool: PoolSpec, region: Region) -> None:
             f"was described in {region.layout}",
             fix="Describe pool and region in the layout in which the pages lie.",
         )
+
+
+def _check_observers(dock: Dock, used: set[str], core: CoreSettings) -> None:
+    """Refuse to be observed by nobody where somebody was asked for."""
+    for backend in sorted(used):
+        around = dock.backends[backend].observers
+        for name in core.observers:
+            if name not in around:
+                raise AttachError(
+                    f"core.observers names {name!r}, which is not around backend "
+                    f"{backend!r}",
+                    fix="Call kvdock.observers.observe(dock, core.observers, settings) "
+                    "before Attachment.open.",
+                )
 
 
 def _check_integrity(plan: Plan, asked: Integrity) -> None:
