@@ -173,18 +173,9 @@ def test_a_delete_without_time_to_wait_leaves_the_page_to_its_readers(
     rig.put(["read-on"])
     assert rig.get(["read-on"]) == [OK]
     done = rig.run(Operation.DELETE, ["read-on"], within_s=0.05)
-    assert set(done.outcomes) <= {Outcome.REFUSED, Outcome.TIMEOUT}
+    # Not a matter of time: it goes with its lease.
+    assert list(done.outcomes) == [Outcome.REFUSED]
     assert rig.get(["read-on"]) == [OK]
-
-
-def test_a_clear_that_readers_outlast_says_so(rig: Any) -> None:
-    rig.put(["kept-open"])
-    assert rig.get(["kept-open"]) == [OK]
-    soon = time.monotonic() + 0.05
-    batch = Batch(Operation.CLEAR, [f"{rig.namespace}/"], deadline_s=soon)
-    done = plugin.kvdock_batch_io(rig.handle, batch)
-    assert done.outcomes.tolist() == [Outcome.TIMEOUT]
-    assert rig.get(["kept-open"]) == [OK]
 
 
 def test_a_clear_takes_its_own_namespace_and_leaves_every_other(

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ import numpy as np
 from kvdock.errors import KvdockError, RegionError
 from kvdock.regions import Block
 from kvdock_mooncake.allowance import Allowance
+from kvdock_mooncake.clears import Shut, Space
 from kvdock_mooncake.codes import NO_ROOM, TRANSFER_FAILED, sentence_of
 from kvdock_mooncake.health import Health
 from kvdock_mooncake.joining import ClusterError, join, limit_patience, master_answers
@@ -57,19 +58,17 @@ class State(StrEnum):
     """It is shut."""
 
 
-class Shut(Exception):  # noqa: N818 - leaves `using`, never this plugin
-    """No call may be made: shut, or in a forked child."""
-
-
 @attrs.define(eq=False)
 class Member:
     """One pool's share of a client.
 
     Args:
         blocks: Registered ranges that it counts on.
+        errand: Whether it is none of a pool, and ends with the last of them.
     """
 
     blocks: list[Block] = attrs.field(factory=list)
+    errand: bool = attrs.field(default=False, kw_only=True)
     calls: int = attrs.field(default=0, init=False)
     left: bool = attrs.field(default=False, init=False)
 
@@ -101,7 +100,7 @@ class Client:
     _scratch: Any = attrs.field(init=False)
     _pid: int = attrs.field(factory=os.getpid, init=False)
     unfit: set[str] = attrs.field(factory=set, init=False)
-    leased_until: float = attrs.field(default=0.0, init=False)
+    _spaces: dict[str, Space] = attrs.field(factory=dict, init=False)
     _ends: bool = attrs.field(init=False)
     _members: set[Member] = attrs.field(factory=set, init=False)
     _calls: int = attrs.field(default=0, init=False)
@@ -204,14 +203,18 @@ class Client:
         self.state = State.RENEWING
         return True
 
-    def admit(self, blocks: tuple[Block, ...]) -> Member:
+    def admit(self, blocks: tuple[Block, ...], *, errand: bool = False) -> Member:
         """Register a pool's memory.
+
+        Args:
+            blocks: The memory.
+            errand: Whether the member is to end with the last pool.
 
         Raises:
             KvdockError: If the library refuses it.
             Shut: If the client is shut.
         """
-        member = Member()
+        member = Member(errand=errand)
         with self._changed:
             if self.state is not State.READY:
                 raise Shut(f"the client is {self.state}")
@@ -246,6 +249,7 @@ class Client:
             if member.left:
                 return
             member.left = True
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not member.calls, _DRAIN_S)
             if member.calls:
                 log.warning("a Mooncake call is still running; it is waited for")
@@ -257,14 +261,39 @@ class Client:
             if member not in self._members:
                 return
             self._members.remove(member)
+            errands = [one for one in self._members if one.errand]
+            if len(errands) < len(self._members):
+                errands = []
             last = not self._members and self._ends
             if last:
                 self.state = State.CLOSING
         with self._registering:
             for block in member.blocks:
                 self.memory.remove(block, self._unregister)
+        for errand in errands:
+            self.release(errand)
         if last:
             self._shut()
+
+    def left(self, member: Member, within_s: float) -> bool:
+        """Wait a little; return whether a member has to go."""
+        with self._changed:
+            return self._changed.wait_for(lambda: member.left, within_s)
+
+    def space(self, namespace: str) -> Space:
+        """Return what the pools of a namespace share."""
+        with self._changed:
+            return self._spaces.setdefault(
+                namespace, Space(namespace, self.settings.lease_s)
+            )
+
+    def removes(self, member: Member, remove: Callable[[Any], int]) -> bool:
+        """Make a call for an errand; return whether it went well."""
+        try:
+            with self.using(member) as store:
+                return not remove(store)
+        except Shut:
+            return False
 
     def retire(self) -> None:
         """Shut when the last pool leaves, even if no memory is lent."""
@@ -389,10 +418,6 @@ class Client:
         if status:
             return status
         return int(store.batch_get_into([key], [here + size], [size])[0])
-
-    def lease(self) -> None:
-        """Note that the master has just given leases to this process."""
-        self.leased_until = time.monotonic() + self.settings.lease_s
 
     def _renew(self) -> None:
         """Replace a store that no transfer leaves; its own segment is lost.

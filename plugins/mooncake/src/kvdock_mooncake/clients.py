@@ -14,7 +14,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from kvdock.shards import Shard
-from kvdock_mooncake.client import Client, Member, Shut
+from kvdock_mooncake.clears import Shut
+from kvdock_mooncake.client import Client, Member
 from kvdock_mooncake.joining import ClusterError
 from kvdock_mooncake.settings import MooncakeSettings
 

@@ -100,7 +100,10 @@ def kvdock_register_pool(
     del pool
     settings = (config.settings or _unsaid()).completed(config.shard)
     client, member = join_pool(settings, config.shard, config.namespace, region.blocks)
-    return PoolHandle(client, member, config.namespace)
+    space = client.space(config.namespace)
+    # One that was cleared just before the last pool left.
+    space.resume(client)
+    return PoolHandle(client, member, space)
 
 
 @hookimpl

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 from kvdock.batches import Batch, BatchResult, Int64s, Operation, Outcome, Outcomes
-from kvdock_mooncake.client import Client, Member, Shut
+from kvdock_mooncake.clears import Shut, Space
 from kvdock_mooncake.codes import (
     BAD_ARGUMENTS,
     LEASED,
@@ -35,10 +35,23 @@ from kvdock_mooncake.pieces import (
     sizes_of,
 )
 
+if TYPE_CHECKING:
+    from kvdock_mooncake.client import Client, Member
+
 log = logging.getLogger("kvdock")
 
 _LOOKUP_KEYS = 4096
 """Keys of one lookup or removal: some milliseconds, so that deadlines hold."""
+
+_WHEN_CLOSED = MappingProxyType(
+    {
+        Operation.EXISTS: Outcome.ABSENT,
+        Operation.GET: Outcome.ABSENT,
+        # What is stored under these keys would keep its old bytes.
+        Operation.PUT: Outcome.REFUSED,
+    }
+)
+"""What becomes of keys whose namespace was cleared while leases last."""
 
 _AGAIN_EVERY_S = 0.01
 _LEASES_EVERY_S = 0.25
@@ -54,12 +67,12 @@ class PoolHandle:
     Args:
         client: The client that it shares with the other pools.
         member: Its share of it.
-        namespace: What a clear of its own must ask for.
+        space: The namespace, as all pools of it share it.
     """
 
     client: Client
     member: Member
-    namespace: str
+    space: Space
 
     def run(self, batch: Batch) -> BatchResult:
         """Do one batch.
@@ -79,7 +92,14 @@ class PoolHandle:
             if not client.memory.covers(batch.addresses, batch.sizes):
                 log.error("a batch names memory that was not attached")
                 return BatchResult.all(batch, Outcome.REFUSED)
-            return self._run(store, batch)
+            if batch.operation not in _WHEN_CLOSED:
+                return self._run(store, batch)
+            if not self.space.enter():
+                return BatchResult.all(batch, _WHEN_CLOSED[batch.operation])
+            try:
+                return self._run(store, batch)
+            finally:
+                self.space.leave()
         finally:
             client.leave(self.member)
 
@@ -109,7 +129,7 @@ class PoolHandle:
             numbers[:] = self._each(store, batch, self._ask)
         self.client.health.note(Operation.EXISTS, numbers)
         if not self.client.library.probes and (numbers > 0).any():
-            self.client.lease()
+            self.space.lease()
         if self.client.sightings.lease_s:
             there = numbers > 0 if asked is None else (numbers > 0) & ~known
             keys = batch.keys
@@ -188,7 +208,7 @@ class PoolHandle:
         if not wanted.all():
             return self._get_with_marks(store, batch, wanted == 0)
         numbers = self._waiting(store, batch, self._read, NOT_READY)
-        self.client.lease()
+        self.space.lease()
         if (numbers == wanted).all():
             self.client.health.fine()
             return BatchResult(np.zeros(len(batch), np.uint8), numbers)
@@ -284,17 +304,16 @@ class PoolHandle:
         """Remove keys; wait for leases to end as far as there is time."""
         self.client.sightings.forget(batch.keys)
         numbers = self._each(store, batch, self._remove)
-        until = min(batch.deadline_s, time.monotonic() + self._lease_s)
-        while (numbers == LEASED).any() and time.monotonic() < until:
-            time.sleep(min(self._lease_s / 20, _LEASES_EVERY_S))
+        # How long a lease may still last, with some room for clocks.
+        lease_s = 1.2 * self.client.settings.lease_s
+        until = min(batch.deadline_s, time.monotonic() + lease_s)
+        while (numbers == LEASED).any() and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, lease_s / 20, _LEASES_EVERY_S))
             leased = np.flatnonzero(numbers == LEASED)
-            numbers[leased] = self._each(store, rows_of(batch, leased), self._remove)
+            again = self._each(store, rows_of(batch, leased), self._remove)
+            # What there was no time to ask for again is leased, as far as known.
+            numbers[leased] = np.where(again == NO_TIME, LEASED, again)
         return numbers
-
-    @property
-    def _lease_s(self) -> float:
-        """How long a lease may still last, with some room for clocks."""
-        return 1.2 * self.client.settings.lease_s
 
     def _remove(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
         if "batch_remove" in self.client.library.methods:
@@ -306,29 +325,12 @@ class PoolHandle:
         """Forget the own namespace, and nothing that begins otherwise."""
         outcomes = np.full(len(batch), Outcome.REFUSED, np.uint8)
         for row, prefix in enumerate(batch.keys):
-            if prefix == f"{self.namespace}/":
-                self.client.sightings.forget_all()
-                pattern = f"^{re.escape(prefix)}.*"
-                number = self._clear_until_unleased(store, pattern, batch)
+            if prefix == f"{self.space.namespace}/":
+                number = self.space.clear(self.client, store, batch.deadline_s)
                 numbers = np.array([number], np.int64)
                 self.client.health.note(Operation.CLEAR, numbers)
                 outcomes[row] = outcomes_of(numbers)[0]
         return outcomes
-
-    def _clear_until_unleased(self, store: Any, pattern: str, batch: Batch) -> int:  # noqa: ANN401 - the library's own class
-        """Remove what matches until this process's last lease has ended.
-
-        The library does not say what it left out because of a lease.
-        """
-        while True:
-            leased = time.monotonic() < self.client.leased_until
-            if removed := min(0, int(store.remove_by_regex(pattern))):
-                return removed
-            if not leased:
-                return 0
-            if not batch.remaining_s():
-                return NO_TIME
-            time.sleep(min(self._lease_s / 20, _LEASES_EVERY_S))
 
     # --- In calls of bounded size ---------------------------------------------
 

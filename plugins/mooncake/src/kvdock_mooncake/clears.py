@@ -1,0 +1,133 @@
+"""Clear a namespace although leases hold some of it.
+
+Nothing is removed by force, and the library tells neither which objects a
+lease has kept nor how many. So a clear removes what it can, and where leases
+last it closes the namespace for this client: nothing of it is found, read or
+stored until the last lease of this process has ended and the rest is removed,
+by a thread that ends with the last pool.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+if TYPE_CHECKING:
+    from kvdock_mooncake.client import Client, Member
+
+log = logging.getLogger("kvdock")
+
+_WAITED_FOR_S = 1.0
+"""Leases that end so soon are waited for: afterwards puts go on at once."""
+
+_EVERY_S = 0.25
+_CALL_S = 0.01
+
+
+class Shut(Exception):  # noqa: N818 - leaves a client's `using`, never this plugin
+    """No call may be made: shut, or in a forked child."""
+
+
+@attrs.define(eq=False)
+class Space:
+    """One namespace, as the pools of a client share it.
+
+    Args:
+        namespace: Its digest.
+        lease_s: The lease that the master grants.
+    """
+
+    namespace: str
+    lease_s: float
+    closed: bool = attrs.field(default=False, init=False)
+    _leased_until: float = attrs.field(default=0.0, init=False)
+    _inside: int = attrs.field(default=0, init=False)
+    _errand: bool = attrs.field(default=False, init=False)
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+
+    def lease(self) -> None:
+        """Note that the master has just given leases to this process."""
+        self._leased_until = time.monotonic() + self.lease_s
+
+    def enter(self) -> bool:
+        """Begin to find, read or store; return False where it is closed."""
+        with self._lock:
+            self._inside += not self.closed
+            return not self.closed
+
+    def leave(self) -> None:
+        """End what `enter` has begun."""
+        with self._lock:
+            self._inside -= 1
+
+    def clear(self, client: Client, store: Any, deadline_s: float) -> int:  # noqa: ANN401 - the library's own class
+        """Forget the namespace; return 0, or the library's number."""
+        with self._lock:
+            self.closed = True
+        client.sightings.forget_all()
+        until = min(deadline_s, time.monotonic() + _WAITED_FOR_S)
+        while True:
+            held_s = self._held_s()
+            removed = self._remove(store)
+            if removed or not held_s:
+                self._open()
+                return removed
+            now = time.monotonic()
+            if now + held_s > until:
+                break
+            time.sleep(held_s)
+        log.info("mooncake: a cleared namespace is closed for %.1f s or more", held_s)
+        with self._lock:
+            self.closed = True
+        self.resume(client)
+        return 0
+
+    def resume(self, client: Client) -> None:
+        """Let a thread remove what is left, unless one does or nothing is."""
+        with self._lock:
+            if self._errand or not self.closed:
+                return
+            self._errand = True
+        try:
+            member = client.admit((), errand=True)
+        except Shut:
+            self._errand = False
+            return
+        threading.Thread(
+            target=self._finish, args=(client, member), name="kvdock-clear", daemon=True
+        ).start()
+
+    def _held_s(self) -> float:
+        """How long objects of it are surely held by this process, or more."""
+        leased_s = max(0.0, self._leased_until - time.monotonic())
+        return max(leased_s, _CALL_S) if self._inside else leased_s
+
+    def _open(self) -> None:
+        """Let calls in again, if nothing is left to be removed."""
+        with self._lock:
+            self.closed = self._errand
+
+    def _finish(self, client: Client, member: Member) -> None:
+        done = False
+        while not done and not client.left(member, _EVERY_S):
+            held_s = self._held_s()
+            done = client.removes(member, self._remove) and not held_s
+        with self._lock:
+            self._errand = False
+            self.closed = not done
+        if not done:
+            log.warning(
+                "mooncake: closed before the leases of a cleared namespace had "
+                "ended: what was read in the last %g s stays stored",
+                self.lease_s,
+            )
+        client.release(member)
+
+    def _remove(self, store: Any) -> int:  # noqa: ANN401 - the library's own class
+        """Remove all that no lease holds; return 0, or the library's number."""
+        return min(0, int(store.remove_by_regex(f"^{re.escape(self.namespace)}/.*")))

@@ -1,0 +1,122 @@
+"""Clearing a namespace that leases outlast."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import attrs
+import pytest
+
+from kvdock import Batch, Operation, Outcome
+from kvdock_mooncake import plugin
+from kvdock_mooncake.clears import Space
+from kvdock_mooncake.client import State
+
+pytestmark = pytest.mark.mooncake
+
+OK = Outcome.OK
+THREAD = "kvdock-clear"
+
+
+@pytest.fixture
+def patient(serve: Any, alone: Any) -> Any:
+    """Settings for a master whose leases outlast what a clear waits for."""
+    lease = "-default_kv_lease_ttl=2500"
+    return attrs.evolve(alone, master=serve(lease).address, lease_s=2.5)
+
+
+def errands() -> int:
+    return sum(one.name == THREAD for one in threading.enumerate())
+
+
+def clear(rig: Any, within_s: float = 8.0) -> list[int]:
+    until = time.monotonic() + within_s
+    batch = Batch(Operation.CLEAR, [f"{rig.namespace}/"], deadline_s=until)
+    return list(plugin.kvdock_batch_io(rig.handle, batch).outcomes)
+
+
+def test_what_a_lease_keeps_is_gone_for_whoever_cleared_and_soon_for_all(
+    attached: Any, patient: Any, eventually: Any
+) -> None:
+    rig = attached(patient)
+    beside = attached(patient, namespace="c" + rig.namespace[1:])
+    wanted = rig.fill(51)
+    assert rig.put(["read", "unread"]) == [OK, OK]
+    assert rig.get(["read"]) == [OK]
+    began = time.monotonic()
+    assert clear(rig) == [OK]
+    assert time.monotonic() - began < 2
+    keys = [rig.key("read"), rig.key("unread")]
+    assert rig.store.batch_is_exist(keys) == [1, 0], "the lease keeps one"
+    assert rig.exists(["read"]) == rig.get(["read"]) == [Outcome.ABSENT]
+    # Its key would keep the bytes of before.
+    assert rig.put(["read"]) == [Outcome.REFUSED]
+    assert beside.put(["read"]) == [OK]
+    eventually(lambda: not rig.handle.space.closed)
+    assert rig.exists(["read"]) == [Outcome.ABSENT]
+    rig.memory[:] = wanted
+    assert rig.put(["read"]) == rig.get(["read"]) == [OK]
+    assert beside.exists(["read"]) == [OK]
+    assert not errands()
+    beside.release()
+    rig.release()
+
+
+def test_a_clear_without_leases_lasts_no_longer_than_its_calls(
+    attached: Any, patient: Any
+) -> None:
+    rig = attached(patient)
+    assert rig.put(["unread"]) == [OK]
+    assert clear(rig, 0.5) == [OK]
+    assert not rig.handle.space.closed
+    assert rig.store.is_exist(rig.key("unread")) == 0
+    rig.release()
+
+
+def test_the_last_pool_ends_a_clear_and_the_next_one_goes_on_with_it(
+    attached: Any, patient: Any, eventually: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Lends nothing: such a client is kept for the next pool.
+    lender = attached(patient)
+    own = attrs.evolve(patient, segment_bytes=0)
+    rig = attached(own)
+    assert rig.put(["left"]) == rig.get(["left"]) == [OK]
+    assert clear(rig, 0.05) == [OK]
+    assert errands() == 1
+    rig.release()
+    eventually(lambda: not errands())
+    assert "before the leases of a cleared namespace" in caplog.text
+    again = attached(own)
+    assert again.handle.client is rig.handle.client
+    assert again.exists(["left"]) == [Outcome.ABSENT]
+    eventually(lambda: not again.handle.space.closed)
+    assert again.store.is_exist(rig.key("left")) == 0
+    again.release()
+    lender.release()
+
+
+def test_a_client_that_lends_is_shut_although_a_clear_is_not_through(
+    attached: Any, patient: Any, eventually: Any
+) -> None:
+    rig = attached(patient)
+    assert rig.put(["lent"]) == rig.get(["lent"]) == [OK]
+    assert clear(rig, 0.05) == clear(rig, 0.05) == [OK]
+    assert errands() == 1
+    rig.release()
+    eventually(lambda: rig.handle.client.state is State.CLOSED)
+    eventually(lambda: not errands())
+
+
+def test_a_clear_does_not_overtake_the_calls_that_had_begun() -> None:
+    """A read that is under way may still be given leases."""
+    space = Space("ab" * 32, 10.0)
+    assert space.enter()
+    assert space._held_s() > 0
+    space.closed = True
+    assert not space.enter()
+    space.leave()
+    assert space._held_s() == 0
+    space.lease()
+    assert 9 < space._held_s() <= 10
