@@ -185,6 +185,48 @@ def test_a_forked_child_gets_an_answer_and_the_parent_goes_on(master: Any) -> No
     )
 
 
+def test_attaching_in_a_forked_child_is_refused_before_it_hangs(master: Any) -> None:
+    run_script(
+        """
+        from kvdock.errors import KvdockError
+        rig = rigs.attach(settings)
+        child = os.fork()
+        if not child:
+            began = time.monotonic()
+            try:
+                rigs.attach(settings)
+            except KvdockError as error:
+                ok = "forked after" in error.what and "spawn" in error.fix
+            else:
+                ok = False
+            os._exit(0 if ok and time.monotonic() - began < 1 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert rig.put(["parent"]) == [Outcome.OK]
+        rig.release()
+        """,
+        master.address,
+    )
+
+
+def test_a_child_of_a_process_that_only_imported_the_library_attaches(
+    master: Any,
+) -> None:
+    run_script(
+        """
+        from kvdock_mooncake.library import load
+        load()
+        child = os.fork()
+        if not child:
+            rig = rigs.attach(settings)
+            ok = rig.put(["child"]) == rig.get(["child"]) == [Outcome.OK]
+            rig.release()
+            os._exit(0 if ok else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        """,
+        master.address,
+    )
+
+
 def test_releasing_under_load_crashes_nothing(master: Any) -> None:
     run_script(
         """

@@ -9,20 +9,19 @@ threads behind.
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING
 
 from kvdock.shards import Shard
 from kvdock_mooncake.clears import Shut
 from kvdock_mooncake.client import Client, Member
-from kvdock_mooncake.joining import ClusterError
+from kvdock_mooncake.joining import ClusterError, refuse_fork
 from kvdock_mooncake.settings import MooncakeSettings
 
 if TYPE_CHECKING:
     from kvdock.regions import Block
 
-_Way = tuple[int, MooncakeSettings, Shard | None]
+_Way = tuple[MooncakeSettings, Shard | None]
 
 _CLIENTS: dict[_Way, Client] = {}
 _OPENING = threading.Lock()
@@ -45,8 +44,9 @@ def join_pool(
     Raises:
         KvdockError: If the cluster cannot be joined, or refuses the memory.
     """
-    # A forked child never uses its parent's client.
-    way = (os.getpid(), settings, shard if settings.ssd_offload else None)
+    # Before the lock, which a parent may have held when it forked.
+    refuse_fork()
+    way = (settings, shard if settings.ssd_offload else None)
     with _OPENING:
         client = _CLIENTS.get(way)
         if client is not None:

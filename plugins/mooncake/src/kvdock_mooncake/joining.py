@@ -34,9 +34,28 @@ _RDMA_DEVICES = Path("/sys/class/infiniband")
 _OURS: dict[str, str] = {}
 """Variables that were set here and not by the user: the next store's are others."""
 
+_SET_UP_BY: list[int] = []
+"""The process that set a store up first, as a forked child finds it too."""
+
 
 class ClusterError(KvdockError):
     """The Mooncake cluster cannot be joined."""
+
+
+def refuse_fork() -> None:
+    """Refuse to set a store up in a child of a process that has set one up.
+
+    The library would wait for threads that the child does not have, with the
+    interpreter's lock held: no deadline would end it.
+
+    Raises:
+        KvdockError: In such a child.
+    """
+    if _SET_UP_BY and os.getpid() not in _SET_UP_BY:
+        raise KvdockError(
+            "this process was forked after the Mooncake library was set up",
+            fix='Start it with "spawn" (multiprocessing), or attach only in children.',
+        )
 
 
 def master_answers(address: str) -> None:
@@ -147,11 +166,14 @@ def join(library: Library, settings: MooncakeSettings, spill: str = "") -> Any: 
         spill: Directory for the objects that its segment does not hold.
 
     Raises:
-        KvdockError: If the master is away, or the library refuses.
+        KvdockError: If the master is away, the library refuses, or this is a
+            forked child.
     """
+    refuse_fork()
     check_library(library, settings)
     check_transport(settings)
     master_answers(settings.standalone or settings.master)
+    _SET_UP_BY[:] = [os.getpid()]
     setup = _setup(settings, spill)
     return _within(settings.setup_timeout_s, library.store_class, setup)
 
