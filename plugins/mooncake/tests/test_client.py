@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -320,15 +321,40 @@ def test_what_blocks_keeps_its_memory_and_the_store_until_it_has_ended(
     }
 
 
+class Wedged:
+    """A store whose transfers fail while its master goes on answering."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.register_buffer = store.register_buffer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def batch_get_into(self, keys: list[str], *where: Any) -> list[int]:
+        del where
+        return [-800] * len(keys)
+
+
 def test_a_store_that_nothing_leaves_any_more_is_replaced(
-    attached: Any, alone: Any
+    attached: Any, alone: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = attached(alone)
-    before = rig.store
-    rig.handle.client.health.stuck = True
-    rig.exists(["any"])
-    assert rig.store is not before
     wanted = rig.fill(32)
+    assert rig.put(["wedged"]) == [OK]
+    now = [time.monotonic()]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("kvdock_mooncake.health.time", clock)
+    before = rig.handle.client._store = Wedged(rig.store)
+    for _ in range(4):
+        # What an engine does: look, read, compute it anew, store it again.
+        assert rig.store is before
+        assert rig.exists(["wedged"]) == [OK]
+        assert rig.get(["wedged"]) == [Outcome.UNAVAILABLE]
+        assert rig.put(["wedged"]) == [OK]
+        now[0] += 11
+    assert rig.store is not before
+    rig.memory[:] = wanted
     assert rig.put(["renewed"]) == [OK]
     rig.memory[:] = 0
     assert rig.get(["renewed"]) == [OK]

@@ -36,6 +36,50 @@ def test_only_transfers_that_all_fail_for_long_count_as_a_stuck_store(
     assert health.stuck
 
 
+def test_what_moves_no_bytes_says_nothing_about_transfers(clock: list[float]) -> None:
+    """The master answers for a wedged store, and takes what it has already."""
+    health = Health(replaceable=True)
+    for _ in range(32):
+        health.note(Operation.EXISTS, np.ones(2, np.int64))
+        health.note(Operation.GET, FAILED)
+        health.note(Operation.PUT, np.zeros(2, np.int64))
+        health.note(Operation.DELETE, np.zeros(2, np.int64))
+        clock[0] += 1
+    assert health.stuck
+    health.reset()
+    for _ in range(32):
+        health.note(Operation.EXISTS, FAILED)
+        clock[0] += 1
+    assert not health.stuck
+
+
+def test_puts_that_fail_now_and_then_are_no_stuck_store(clock: list[float]) -> None:
+    health = Health(replaceable=True)
+    for _ in range(3):
+        health.note(Operation.PUT, FAILED)
+        clock[0] += 31
+        health.note(Operation.PUT, np.zeros(2, np.int64))
+    assert not health.stuck
+
+
+def test_a_store_that_was_replaced_in_vain_is_given_longer(clock: list[float]) -> None:
+    health = Health(replaceable=True)
+    waited = []
+    for _ in range(3):
+        began = clock[0]
+        while not health.stuck:
+            health.note(Operation.GET, FAILED)
+            clock[0] += 1
+        waited.append(clock[0] - began)
+        health.reset()
+    assert waited == [32, 62, 122]
+    health.note(Operation.GET, MIXED)
+    health.note(Operation.GET, FAILED)
+    clock[0] += 31
+    health.note(Operation.GET, FAILED)
+    assert health.stuck
+
+
 def test_a_store_that_may_not_be_replaced_is_never_stuck(clock: list[float]) -> None:
     health = Health(replaceable=False)
     health.note(Operation.GET, FAILED)

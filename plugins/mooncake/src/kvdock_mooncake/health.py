@@ -27,6 +27,9 @@ A dead peer's objects are gone after 10 s (the master's client_ttl), so what
 still fails after 30 s is this store itself.
 """
 
+_TRANSFERS = (Operation.GET, Operation.PUT)
+"""What moves bytes: the master answers all else, also for a wedged store."""
+
 _EXPECTED = frozenset({NOT_FOUND, NOT_READY, NO_ROOM})
 
 
@@ -40,7 +43,8 @@ class Health:
 
     replaceable: bool
     stuck: bool = attrs.field(default=False, init=False)
-    _failing_since: float | None = attrs.field(default=None, init=False)
+    _failing_since: dict[Operation, float] = attrs.field(factory=dict, init=False)
+    _patience_s: float = attrs.field(default=_STUCK_S, init=False)
     _complaints: dict[int, float] = attrs.field(factory=dict, init=False)
 
     def note(self, operation: Operation, numbers: Int64s) -> None:
@@ -52,14 +56,11 @@ class Health:
         """
         failed = numbers < 0
         if not failed.any():
-            self.fine()
+            self.fine(operation)
             return
         now = time.monotonic()
-        if (numbers == TRANSFER_FAILED).all():
-            self._failing_since = self._failing_since or now
-            self.stuck = self.replaceable and now - self._failing_since > _STUCK_S
-        elif (numbers > 0).any() or (operation is Operation.PUT and not failed.all()):
-            self._failing_since = None
+        if operation in _TRANSFERS:
+            self._judge(operation, numbers, now)
         for number in np.unique(numbers[failed]).tolist():
             if number in _EXPECTED or now < self._complaints.get(number, 0.0):
                 continue
@@ -72,10 +73,26 @@ class Health:
                 sentence_of(number),
             )
 
-    def fine(self) -> None:
-        """Note that a call went well for every key."""
-        self._failing_since = None
+    def _judge(self, operation: Operation, numbers: Int64s, now: float) -> None:
+        moved = numbers > 0 if operation is Operation.GET else numbers == 0
+        if moved.any():
+            self.fine(operation)
+        elif (numbers == TRANSFER_FAILED).any():
+            since = self._failing_since.setdefault(operation, now)
+            self.stuck = self.replaceable and now - since > self._patience_s
+
+    def fine(self, operation: Operation) -> None:
+        """Note that a call went well, for every key or for some."""
+        if operation is Operation.GET:
+            self._failing_since.clear()
+            self._patience_s = _STUCK_S
+        elif operation is Operation.PUT:
+            # A put of what is there already moves nothing and goes well.
+            self._failing_since.pop(operation, None)
 
     def reset(self) -> None:
         """Begin anew, with another store."""
-        self.stuck, self._failing_since = False, None
+        self.stuck = False
+        self._failing_since.clear()
+        # Where a new store did not help, the next one has to wait longer.
+        self._patience_s *= 2

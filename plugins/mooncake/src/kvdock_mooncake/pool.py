@@ -169,7 +169,7 @@ class PoolHandle:
             numbers[rest] = self._waiting(store, others, self._write, NO_ROOM)
             numbers[rows] = self._replace(store, rows_of(batch, rows))
         if not np.count_nonzero(numbers):
-            self.client.health.fine()
+            self.client.health.fine(Operation.PUT)
             return BatchResult(np.zeros(len(asked), np.uint8), asked.object_bytes)
         self.client.health.note(Operation.PUT, numbers)
         return BatchResult.of(asked, outcomes_of(numbers))
@@ -210,7 +210,7 @@ class PoolHandle:
         numbers = self._waiting(store, batch, self._read, NOT_READY)
         self.space.lease()
         if (numbers == wanted).all():
-            self.client.health.fine()
+            self.client.health.fine(Operation.GET)
             return BatchResult(np.zeros(len(batch), np.uint8), numbers)
         outcomes = outcomes_of(numbers)
         nbytes = np.maximum(numbers, 0)
