@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -62,6 +63,12 @@ def test_a_killed_master_means_misses_and_a_restarted_one_is_found_again(
     began = time.monotonic()
     assert set(rig.get(names)) <= MISSES
     assert time.monotonic() - began < 10
+    # One call has waited for it: the others do not.
+    began = time.monotonic()
+    for call in (rig.get, rig.put, rig.exists, rig.delete):
+        assert call(names) == [Outcome.UNAVAILABLE] * 8
+    assert rig.clear(f"{rig.namespace}/") == [Outcome.UNAVAILABLE]
+    assert time.monotonic() - began < 1
     again = serve(port=first.port)
     assert again.address == first.address
     eventually(lambda: rig.put(names) == [OK] * 8)
@@ -79,7 +86,9 @@ def test_a_frozen_master_means_misses_until_it_goes_on(
     rig = attached(MooncakeSettings(master=server.address, segment_bytes=64 << 20))
     assert rig.put(["frozen"]) == [OK]
     os.kill(server.process.pid, signal.SIGSTOP)
+    state = Path(f"/proc/{server.process.pid}/stat")
     try:
+        eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "T")
         began = time.monotonic()
         assert rig.get(["frozen"]) == [Outcome.UNAVAILABLE]
         assert time.monotonic() - began < 10

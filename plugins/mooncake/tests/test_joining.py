@@ -103,10 +103,6 @@ def test_the_own_address_is_the_one_that_leads_to_the_master() -> None:
     assert joining.own_address(MooncakeSettings(host="me", master="m:1")) == "me"
 
 
-def test_an_address_with_a_scheme_is_left_to_the_library() -> None:
-    joining.master_answers("etcd://127.0.0.1:1")
-
-
 def test_options_are_passed_only_where_they_are_wanted() -> None:
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 

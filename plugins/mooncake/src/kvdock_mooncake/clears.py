@@ -116,6 +116,8 @@ class Space:
         done = False
         while not done and not client.left(member, _EVERY_S):
             held_s = self._held_s()
+            if client.master.away():
+                continue
             done = client.removes(member, self._remove) and not held_s
         with self._lock:
             self._errand = False

@@ -27,9 +27,10 @@ from kvdock_mooncake.allowance import Allowance
 from kvdock_mooncake.clears import Shut, Space
 from kvdock_mooncake.codes import NO_ROOM, TRANSFER_FAILED, sentence_of
 from kvdock_mooncake.health import Health
-from kvdock_mooncake.joining import ClusterError, join, limit_patience, master_answers
+from kvdock_mooncake.joining import join, limit_patience
 from kvdock_mooncake.leases import Sightings
 from kvdock_mooncake.library import Library, load
+from kvdock_mooncake.master import ClusterError, Master
 from kvdock_mooncake.memory import KnownMemory, RawMemory
 from kvdock_mooncake.settings import MooncakeSettings, Pin
 from kvdock_mooncake.spill import SpillFolder
@@ -107,6 +108,7 @@ class Client:
     _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
     _registering: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     health: Health = attrs.field(init=False)
+    master: Master = attrs.field(init=False)
 
     @classmethod
     def open(cls, settings: MooncakeSettings, shard: Shard, namespace: str) -> Client:
@@ -150,6 +152,10 @@ class Client:
     def _hopeful(self) -> Health:
         # Two stores cannot spill into one directory.
         return Health(replaceable=self.spill is None)
+
+    @master.default
+    def _address(self) -> Master:
+        return Master(self.settings.standalone or self.settings.master)
 
     @_ends.default
     def _lends(self) -> bool:
@@ -308,7 +314,7 @@ class Client:
     def _shut(self) -> None:
         for block in self.memory.blocks:
             self.memory.remove(block, self._unregister)
-        if self._master_is_there():
+        if self.master.answers():
             self._close()
         else:
             # Without a master the library holds the interpreter for up to 11 s.
@@ -317,15 +323,8 @@ class Client:
                 target=self._close_later, name="kvdock-leave", daemon=True
             ).start()
 
-    def _master_is_there(self) -> bool:
-        try:
-            master_answers(self.settings.standalone or self.settings.master)
-        except KvdockError:
-            return False
-        return True
-
     def _close_later(self) -> None:
-        while not self._master_is_there():
+        while not self.master.answers():
             time.sleep(_LEAVE_EVERY_S)
         self._close()
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from kvdock.shards import Shard
 from kvdock_mooncake.clears import Shut
 from kvdock_mooncake.client import Client, Member
-from kvdock_mooncake.joining import ClusterError, refuse_fork
+from kvdock_mooncake.joining import refuse_fork
+from kvdock_mooncake.master import ClusterError
 from kvdock_mooncake.settings import MooncakeSettings
 
 if TYPE_CHECKING:

@@ -28,6 +28,9 @@ LEASED = -706
 LEASE_EXPIRED = -707
 TRANSFER_FAILED = -800
 """The owner of the bytes does not answer, or lengths differ."""
+MASTER_SILENT = -901
+MASTER_LOST = (-900, MASTER_SILENT)
+"""The master is away, or does not answer in time."""
 NO_TIME = -1998
 """Ours, not the library's: the deadline passed before the call."""
 NO_ANSWER = -1999
@@ -72,7 +75,7 @@ _CODES = MappingProxyType(
         TRANSFER_FAILED: Code(Outcome.UNAVAILABLE, "the transfer failed"),
         -801: Code(Outcome.CORRUPT, "the library's own checksum differs"),
         -900: Code(Outcome.UNAVAILABLE, "a call to the master failed"),
-        -901: Code(Outcome.UNAVAILABLE, "the master did not answer in time"),
+        MASTER_SILENT: Code(Outcome.UNAVAILABLE, "the master did not answer in time"),
         -1010: Code(Outcome.UNAVAILABLE, "the master cannot do this now"),
         -1011: Code(Outcome.ERROR, "the master runs in another mode"),
         -1012: Code(Outcome.ERROR, "the master does not support this"),

@@ -1,9 +1,9 @@
 """Join a cluster: everything between settings and a store that works.
 
 The library waits up to 90 s for a master that is away and, before 0.3.14,
-holds the interpreter's lock meanwhile. So the master is looked for first with
-a socket, the library's own patience is cut down before it is asked, and its
-answer is waited for with a deadline.
+holds the interpreter's lock meanwhile. So the master is looked for first, the
+library's own patience is cut down before it is asked, and its answer is waited
+for with a deadline.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import attrs
 
 from kvdock.errors import KvdockError, PluginError
 from kvdock_mooncake.codes import sentence_of
+from kvdock_mooncake.master import ClusterError, Master
 from kvdock_mooncake.settings import MooncakeSettings, split_address
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvdock")
 
-_CONNECT_S = 2.0
 _STANDALONE_BUFFER_BYTES = 16 << 20
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 _OURS: dict[str, str] = {}
@@ -36,10 +36,6 @@ _OURS: dict[str, str] = {}
 
 _SET_UP_BY: list[int] = []
 """The process that set a store up first, as a forked child finds it too."""
-
-
-class ClusterError(KvdockError):
-    """The Mooncake cluster cannot be joined."""
 
 
 def refuse_fork() -> None:
@@ -56,25 +52,6 @@ def refuse_fork() -> None:
             "this process was forked after the Mooncake library was set up",
             fix='Start it with "spawn" (multiprocessing), or attach only in children.',
         )
-
-
-def master_answers(address: str) -> None:
-    """Connect to a master once; addresses with a scheme are not looked at.
-
-    Raises:
-        ClusterError: If nothing listens there.
-        SettingsError: If it is not an address.
-    """
-    if "://" in address:
-        return
-    host, port = split_address(address)
-    try:
-        socket.create_connection((host, port), _CONNECT_S).close()
-    except OSError as error:
-        raise ClusterError(
-            f"no Mooncake master answers at {address}: {error}",
-            fix="Start mooncake_master there, or correct `master` (MOONCAKE_MASTER).",
-        ) from error
 
 
 def own_address(settings: MooncakeSettings) -> str:
@@ -172,7 +149,7 @@ def join(library: Library, settings: MooncakeSettings, spill: str = "") -> Any: 
     refuse_fork()
     check_library(library, settings)
     check_transport(settings)
-    master_answers(settings.standalone or settings.master)
+    Master(settings.standalone or settings.master).look()
     _SET_UP_BY[:] = [os.getpid()]
     setup = _setup(settings, spill)
     return _within(settings.setup_timeout_s, library.store_class, setup)

@@ -17,6 +17,8 @@ from kvdock_mooncake.clears import Shut, Space
 from kvdock_mooncake.codes import (
     BAD_ARGUMENTS,
     LEASED,
+    MASTER_LOST,
+    MASTER_SILENT,
     NO_ANSWER,
     NO_ROOM,
     NO_TIME,
@@ -92,6 +94,8 @@ class PoolHandle:
             if not client.memory.covers(batch.addresses, batch.sizes):
                 log.error("a batch names memory that was not attached")
                 return BatchResult.all(batch, Outcome.REFUSED)
+            if client.master.away():
+                return BatchResult.all(batch, Outcome.UNAVAILABLE)
             if batch.operation not in _WHEN_CLOSED:
                 return self._run(store, batch)
             if not self.space.enter():
@@ -328,6 +332,7 @@ class PoolHandle:
             if prefix == f"{self.space.namespace}/":
                 number = self.space.clear(self.client, store, batch.deadline_s)
                 numbers = np.array([number], np.int64)
+                self._master_answered(numbers)
                 self.client.health.note(Operation.CLEAR, numbers)
                 outcomes[row] = outcomes_of(numbers)[0]
         return outcomes
@@ -372,17 +377,23 @@ class PoolHandle:
         rows: int = _LOOKUP_KEYS,
     ) -> Int64s:
         """Call for so many keys at a time, until the deadline."""
-        if 0 < len(batch) <= rows and batch.remaining_s():
-            answer = call(store, batch)
-            if len(answer) == len(batch):
-                return np.array(answer, np.int64)
-            return np.full(len(batch), NO_ANSWER, np.int64)
         numbers = np.full(len(batch), NO_TIME, np.int64)
-        for start, part in parts(batch, rows):
-            if not batch.remaining_s():
+        for start, part in [(0, batch)] if len(batch) <= rows else parts(batch, rows):
+            if not len(part) or not batch.remaining_s():
                 break
             answer = call(store, part)
             stop = start + len(part)
             # On a store in a bad state some calls return an empty list.
             numbers[start:stop] = answer if len(answer) == len(part) else NO_ANSWER
+            if not self._master_answered(numbers[start:stop]):
+                numbers[stop:] = MASTER_SILENT
+                break
         return numbers
+
+    def _master_answered(self, numbers: Int64s) -> bool:
+        if numbers[0] in MASTER_LOST and np.isin(numbers, MASTER_LOST).all():
+            self.client.master.lost()
+            return False
+        if numbers[0] not in (NO_TIME, NO_ANSWER):
+            self.client.master.found()
+        return True

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from kvdock.errors import KvdockError
 from kvdock.hookspecs import Finding
 from kvdock.settings import format_bytes
-from kvdock_mooncake.joining import check_library, check_transport, master_answers
+from kvdock_mooncake.joining import check_library, check_transport
 from kvdock_mooncake.library import Library, installed, load, the_wheel
+from kvdock_mooncake.master import Master
 
 if TYPE_CHECKING:
     from kvdock_mooncake.settings import MooncakeSettings
@@ -40,10 +41,11 @@ def findings(settings: MooncakeSettings) -> list[Finding]:
         check_library(library, settings)
     except KvdockError as error:
         return [*found, _no(error)]
-    address = settings.standalone or settings.master
+    master = Master(settings.standalone or settings.master)
     try:
-        master_answers(address)
-        found.append(Finding(ok=True, what=f"something listens at {address}"))
+        master.look()
+        said = "something listens at" if master.places else "not looked at:"
+        found.append(Finding(ok=True, what=f"{said} {master.address}"))
         found.append(_flags(settings))
     except KvdockError as error:
         found.append(_no(error))
