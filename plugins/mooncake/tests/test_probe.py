@@ -97,3 +97,19 @@ def test_a_master_that_is_away_and_a_missing_device_are_two_findings(
     wrong = [one for one in found if not one.ok]
     assert len(wrong) == 2
     assert all(one.hint for one in wrong)
+
+
+@pytest.mark.mooncake
+@pytest.mark.parametrize(
+    ("master", "ok", "said"),
+    [
+        ("etcd://127.0.0.1:1;127.0.0.1:2", False, "no etcd answers at etcd://"),
+        ("k8s://somewhere", True, "not looked at: k8s://somewhere"),
+    ],
+)
+def test_a_master_behind_a_scheme_is_looked_at_as_far_as_it_can_be(
+    library: Any, master: str, said: str, *, ok: bool
+) -> None:
+    del library
+    found = findings(MooncakeSettings(master=master, segment_bytes=0))
+    assert [one.ok for one in found if said in one.what] == [ok]
