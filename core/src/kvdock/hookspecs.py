@@ -9,12 +9,14 @@ A plugin is a module or an object whose hooks are marked with `hookimpl`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import pluggy
 
+from kvdock.errors import AttachError
 from kvdock.pools import Shard
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 PROJECT = "kvdock"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+
+_LABEL = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]{0,63})?")
 
 REQUIRED = (
     "kvdock_manifest",
@@ -78,6 +82,12 @@ class AttachConfig:
         shard: The slice of the model that this process owns.
         shared: One mutable mapping for all pools of this backend in this
             attachment: the place for a client that they share.
+        process: Tells this process from the others of its deployment, where
+            they have their settings in common; the same after a restart. For
+            names of local directories, never for what is stored.
+        trial: Whether only pages of the core's own are moved, to try the
+            backend out. It then brings nothing along that others could come
+            to use, and what would only be a warning to an engine is an error.
     """
 
     settings: Any = None
@@ -85,6 +95,17 @@ class AttachConfig:
     namespace_record: Mapping[str, object] = attrs.field(factory=dict)
     shard: Shard = attrs.field(factory=Shard)
     shared: dict[str, Any] = attrs.field(factory=dict)
+    process: str = ""
+    trial: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what could leave the directory that it names."""
+        if not _LABEL.fullmatch(self.process):
+            raise AttachError(
+                f"the process is called {self.process!r}",
+                fix="Use up to 64 letters, digits, dots, dashes and underscores, "
+                "and no dot first.",
+            )
 
 
 # --- Load: once per process -------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from kvdock import Shard
 from kvdock.errors import SettingsError
 from kvdock_mooncake.settings import MooncakeSettings
-from kvdock_mooncake.spill import SpillFolder
+from kvdock_mooncake.spill import SpillFolder, owner_of
 
 
 @pytest.fixture
@@ -17,13 +17,15 @@ def settings(tmp_path: Path) -> MooncakeSettings:
     return MooncakeSettings(ssd_offload=True, ssd_path=str(tmp_path / "new"))
 
 
-def test_each_rank_spills_into_a_directory_of_its_own(
+def test_each_process_spills_into_a_directory_of_its_own(
     settings: MooncakeSettings,
 ) -> None:
-    claimed = [
-        SpillFolder.claim(settings, Shard(tp_rank=rank, tp_size=2)) for rank in range(2)
-    ]
-    assert len({one.path for one in claimed}) == 2
+    """Ranks of data, pipeline and context parallelism may have equal shards."""
+    ranks = [owner_of("", Shard(tp_rank=rank, tp_size=2)) for rank in range(2)]
+    told = [owner_of(process, Shard()) for process in ("dp0.pp1", "dp0.pp2")]
+    claimed = [SpillFolder.claim(settings, owner) for owner in (*ranks, *told)]
+    assert len({one.path for one in claimed}) == 4
+    assert [Path(one.path).name for one in claimed[2:]] == ["dp0.pp1", "dp0.pp2"]
     assert all(Path(one.path).is_dir() for one in claimed)
     assert not any(Path(claimed[0].path).iterdir())
     for one in claimed:
@@ -33,11 +35,11 @@ def test_each_rank_spills_into_a_directory_of_its_own(
 def test_two_processes_never_spill_into_one_directory(
     settings: MooncakeSettings,
 ) -> None:
-    first = SpillFolder.claim(settings, Shard())
+    first = SpillFolder.claim(settings, "me")
     with pytest.raises(SettingsError, match="another process"):
-        SpillFolder.claim(settings, Shard())
+        SpillFolder.claim(settings, "me")
     first.leave()
-    SpillFolder.claim(settings, Shard()).leave()
+    SpillFolder.claim(settings, "me").leave()
 
 
 def test_only_after_a_lost_owner_is_the_master_waited_for(
@@ -45,15 +47,15 @@ def test_only_after_a_lost_owner_is_the_master_waited_for(
 ) -> None:
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)
-    first = SpillFolder.claim(settings, Shard())
+    first = SpillFolder.claim(settings, "me")
     first.settle(7.0)
     first._lock.close()  # as a killed process would
-    second = SpillFolder.claim(settings, Shard())
+    second = SpillFolder.claim(settings, "me")
     assert second.lost
     second.settle(7.0)
     assert waits == [7.0]
     second.leave()
-    third = SpillFolder.claim(settings, Shard())
+    third = SpillFolder.claim(settings, "me")
     assert not third.lost
     third.settle(7.0)
     third.leave()
@@ -64,4 +66,4 @@ def test_a_path_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
     wrong = MooncakeSettings(ssd_offload=True, ssd_path=str(tmp_path / "plain"))
     with pytest.raises(SettingsError, match="cannot be made"):
-        SpillFolder.claim(wrong, Shard())
+        SpillFolder.claim(wrong, "me")

@@ -23,6 +23,7 @@ from kvdock.core_settings import CoreSettings
 from kvdock.errors import AttachError, KvdockError, nearest
 from kvdock.events import PagesRestored
 from kvdock.hits import Bools, Hits, evaluate
+from kvdock.hookspecs import AttachConfig
 from kvdock.keys import check_hashes
 from kvdock.sessions.mooring import Moorings, moor
 from kvdock.sessions.places import indices, move, placed
@@ -52,7 +53,7 @@ class Attachment:
     _moorings: Moorings = attrs.field(repr=False)
 
     @classmethod
-    def open(
+    def open(  # noqa: PLR0913 - what an engine has to say, half of it optional
         cls,
         dock: Dock,
         plan: Plan,
@@ -61,6 +62,8 @@ class Attachment:
         settings: Mapping[str, Mapping[str, object]] | None = None,
         *,
         core: CoreSettings | None = None,
+        process: str = "",
+        trial: bool = False,
     ) -> Attachment:
         """Give a plan's backends the memory of its pools.
 
@@ -71,13 +74,19 @@ class Attachment:
             regions: Pool name to its memory, for every accepted pool.
             settings: Backend name to its settings.
             core: Deadlines, breakers and bounds; None for the defaults.
+            process: Tells this process from others of its deployment that
+                have the same settings, for what a backend keeps locally.
+            trial: Whether to try the backends out, with nothing brought along
+                that others could come to use.
 
         Raises:
             KvdockError: If anything is missing or refused; what was attached
                 before is let go again.
         """
         core = core or CoreSettings()
-        moorings = moor(dock, plan, namespace, regions, settings or {}, core)
+        told = AttachConfig(process=process, trial=trial)
+        given = settings or {}
+        moorings = moor(dock, plan, namespace, regions, given, core, told=told)
         attachment = cls(plan, core, moorings)
         if core.self_test:
             wrong = [one for one in attachment.self_test() if not one.ok]

@@ -13,7 +13,6 @@ from kvdock.core_settings import CoreSettings, Integrity
 from kvdock.core_settings import Staging as StagingChoice
 from kvdock.errors import AttachError, KvdockError, nearest
 from kvdock.events import PoolRouted
-from kvdock.hookspecs import AttachConfig
 from kvdock.keys import check_suffixes, namespace_digest, namespace_record
 from kvdock.regions import Region
 from kvdock.routing import Check, Path, Plan, Route
@@ -27,6 +26,7 @@ from kvdock.sessions.ways import Direct, Marks, Staged, Way
 
 if TYPE_CHECKING:
     from kvdock.dock import Dock
+    from kvdock.hookspecs import AttachConfig
     from kvdock.keys import Namespace
     from kvdock.pools import PoolSpec
 
@@ -67,15 +67,17 @@ class Moorings:
         return ended
 
 
-def moor(
+def moor(  # noqa: PLR0913 - all that `Attachment.open` was told
     dock: Dock,
     plan: Plan,
     namespace: Namespace,
     regions: Mapping[str, Region],
     settings: Mapping[str, Mapping[str, object]],
     core: CoreSettings,
+    *,
+    told: AttachConfig,
 ) -> Moorings:
-    """Attach every accepted pool of a plan.
+    """Attach every accepted pool of a plan; `told` holds for each backend.
 
     Raises:
         KvdockError: If anything is missing or refused; what was attached
@@ -88,11 +90,13 @@ def moor(
     digest = namespace_digest(record)
     moorings = Moorings(digest, record)
     configs = {
-        name: AttachConfig(
+        name: attrs.evolve(
+            told,
             settings=dock.backends[name].settings(settings.get(name)),
             namespace=digest,
             namespace_record=record,
             shard=plan.shard,
+            shared={},
         )
         for name in sorted(used)
     }

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
@@ -34,9 +34,6 @@ from kvdock_mooncake.master import ClusterError, Master
 from kvdock_mooncake.memory import KnownMemory, RawMemory
 from kvdock_mooncake.settings import MooncakeSettings, Pin
 from kvdock_mooncake.spill import SpillFolder
-
-if TYPE_CHECKING:
-    from kvdock.shards import Shard
 
 log = logging.getLogger("kvdock")
 
@@ -111,8 +108,13 @@ class Client:
     master: Master = attrs.field(init=False)
 
     @classmethod
-    def open(cls, settings: MooncakeSettings, shard: Shard, namespace: str) -> Client:
+    def open(cls, settings: MooncakeSettings, owner: str, namespace: str) -> Client:
         """Join the cluster and prove that bytes can be stored and read back.
+
+        Args:
+            settings: Complete settings.
+            owner: This process's name, for the directory that it spills into.
+            namespace: Where the warm-up's key lies.
 
         Raises:
             KvdockError: If the library is missing, the cluster cannot be
@@ -120,7 +122,7 @@ class Client:
         """
         limit_patience(settings)
         library = load()
-        spill = SpillFolder.claim(settings, shard) if settings.ssd_offload else None
+        spill = SpillFolder.claim(settings, owner) if settings.ssd_offload else None
         try:
             if spill:
                 spill.settle(settings.client_ttl_s)

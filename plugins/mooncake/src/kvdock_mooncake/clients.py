@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from kvdock.shards import Shard
 from kvdock_mooncake.clears import Shut
 from kvdock_mooncake.client import Client, Member
 from kvdock_mooncake.joining import refuse_fork
@@ -22,7 +21,7 @@ from kvdock_mooncake.settings import MooncakeSettings
 if TYPE_CHECKING:
     from kvdock.regions import Block
 
-_Way = tuple[MooncakeSettings, Shard | None]
+_Way = tuple[MooncakeSettings, str]
 
 _CLIENTS: dict[_Way, Client] = {}
 _OPENING = threading.Lock()
@@ -30,7 +29,7 @@ _OPENING = threading.Lock()
 
 def join_pool(
     settings: MooncakeSettings,
-    shard: Shard,
+    owner: str,
     namespace: str,
     blocks: tuple[Block, ...],
 ) -> tuple[Client, Member]:
@@ -38,7 +37,7 @@ def join_pool(
 
     Args:
         settings: Complete settings.
-        shard: The rank; ranks that spill have a client each.
+        owner: This process's name; those that spill have a client each.
         namespace: Where the warm-up's key lies.
         blocks: The pool's memory.
 
@@ -47,7 +46,7 @@ def join_pool(
     """
     # Before the lock, which a parent may have held when it forked.
     refuse_fork()
-    way = (settings, shard if settings.ssd_offload else None)
+    way = (settings, owner if settings.ssd_offload else "")
     with _OPENING:
         client = _CLIENTS.get(way)
         if client is not None:
@@ -58,5 +57,5 @@ def join_pool(
                 pass
             except ClusterError:
                 client.retire()
-        client = _CLIENTS[way] = Client.open(settings, shard, namespace)
+        client = _CLIENTS[way] = Client.open(settings, owner, namespace)
         return client, client.admit(blocks)

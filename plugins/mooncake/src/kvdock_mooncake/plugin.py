@@ -96,10 +96,12 @@ def kvdock_register_pool(
     """Join the cluster, or share the client that has, and register memory."""
     from kvdock_mooncake.clients import join_pool  # noqa: PLC0415 - as above
     from kvdock_mooncake.pool import PoolHandle  # noqa: PLC0415 - as above
+    from kvdock_mooncake.spill import owner_of  # noqa: PLC0415 - as above
 
     del pool
     settings = (config.settings or _unsaid()).completed(config.shard)
-    client, member = join_pool(settings, config.shard, config.namespace, region.blocks)
+    owner = owner_of(config.process, config.shard)
+    client, member = join_pool(settings, owner, config.namespace, region.blocks)
     space = client.space(config.namespace)
     # One that was cleared just before the last pool left.
     space.resume(client)

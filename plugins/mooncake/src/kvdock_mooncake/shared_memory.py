@@ -20,6 +20,7 @@ from kvdock.settings import format_bytes
 from kvdock.shards import Shard
 from kvdock_mooncake.clients import join_pool
 from kvdock_mooncake.memory import RawMemory
+from kvdock_mooncake.spill import owner_of
 
 if TYPE_CHECKING:
     from kvdock_mooncake.client import Client, Member
@@ -61,7 +62,7 @@ def allocate(settings: MooncakeSettings, nbytes: int) -> SharedMemory:
             "memory is only shared by a standalone client",
             fix="Set `standalone` to its address, or use memory of your own.",
         )
-    client, member = join_pool(full, Shard(), "", ())
+    client, member = join_pool(full, owner_of("", Shard()), "", ())
     address = client.take(nbytes)
     if not address:
         client.release(member)

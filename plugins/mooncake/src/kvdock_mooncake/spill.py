@@ -27,6 +27,11 @@ log = logging.getLogger("kvdock")
 _IN_USE = "in use"
 
 
+def owner_of(process: str, shard: Shard) -> str:
+    """Name a process as it was told to be named, or by its shard."""
+    return process or f"pp{shard.pp_rank}-tp{shard.tp_rank}-cp{shard.cp_rank}"
+
+
 @attrs.define(eq=False)
 class SpillFolder:
     """A directory that this process alone spills into.
@@ -41,20 +46,23 @@ class SpillFolder:
     _lock: IO[str]
 
     @classmethod
-    def claim(cls, settings: MooncakeSettings, shard: Shard) -> SpillFolder:
-        """Make the directory of a rank and lock it.
+    def claim(cls, settings: MooncakeSettings, owner: str) -> SpillFolder:
+        """Make the directory of a process and lock it.
 
-        Ranks that share one would each count the others' bytes as their own.
+        Two that share one would each count the other's bytes as their own.
+
+        Args:
+            settings: With the directory above.
+            owner: The process's name among all that have the same settings.
 
         Raises:
             SettingsError: If it cannot be made, or another process has it.
         """
-        ranks = f"pp{shard.pp_rank}-tp{shard.tp_rank}-cp{shard.cp_rank}"
-        folder = Path(settings.ssd_path) / ranks
+        folder = Path(settings.ssd_path) / owner
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Beside the directory: the library reads whatever lies in it.
-            lock = folder.with_suffix(".lock").open("a+", encoding="ascii")
+            lock = folder.with_name(f"{owner}.lock").open("a+", encoding="ascii")
         except OSError as error:
             raise SettingsError(f"ssd_path {folder} cannot be made: {error}") from error
         try:
