@@ -64,7 +64,9 @@ def try_out(backend: Backend, settings: Mapping[str, object]) -> tuple[Finding, 
         }
         namespace = Namespace(model="kvdock self test")
         given = {backend.name: settings} if backend.manifest.settings else None
-        with Attachment.open(dock, plan, namespace, regions, given) as attachment:
+        with Attachment.open(
+            dock, plan, namespace, regions, given, trial=True
+        ) as attachment:
             findings = attachment.self_test()
             attachment.clear()
     except KvdockError as error:

@@ -198,8 +198,9 @@ def attach(
     rows: int = 8,
     row_bytes: int = 64 << 10,
     namespace: str = NAMESPACE,
+    **told: Any,
 ) -> Rig:
-    """Attach rows of memory as a pool."""
+    """Attach rows of memory as a pool; `told` are fields of its config."""
     memory = np.zeros((rows, row_bytes), np.uint8)
     pool = PoolSpec(
         name="kv",
@@ -210,7 +211,7 @@ def attach(
         anchor=True,
     )
     region = Region.of(pool, Shard(), (memory,), rows)
-    config = AttachConfig(settings=settings, namespace=namespace)
+    config = AttachConfig(settings=settings, namespace=namespace, **told)
     handle = plugin.kvdock_register_pool(pool=pool, region=region, config=config)
     return Rig(handle, memory, pool, namespace)
 

@@ -167,6 +167,27 @@ def test_a_cluster_without_memory_is_joined_and_stores_nothing(
     rig.release()
 
 
+def test_a_trial_lends_nothing_and_says_where_memory_is_missing(
+    attached: Any, serve: Any, tmp_path: Path
+) -> None:
+    from kvdock_mooncake.settings import MooncakeSettings
+
+    address = serve("-enable_offload=true").address
+    own = MooncakeSettings(
+        master=address, segment_bytes=16 << 20, ssd_offload=True, ssd_path=str(tmp_path)
+    )
+    with pytest.raises(KvdockError, match=f"{address} has no memory") as told:
+        attached(own, trial=True)
+    assert "mooncake_client" in told.value.fix
+    assert not any(tmp_path.iterdir())
+    lender = attached(MooncakeSettings(master=address, segment_bytes=16 << 20))
+    rig = attached(own, trial=True)
+    assert rig.handle.client.settings.segment_bytes == 0
+    assert rig.put(["tried"]) == rig.get(["tried"]) == [OK]
+    rig.release()
+    lender.release()
+
+
 def test_a_forked_child_gets_an_answer_and_the_parent_goes_on(master: Any) -> None:
     run_script(
         """

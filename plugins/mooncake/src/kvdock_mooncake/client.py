@@ -98,6 +98,7 @@ class Client:
     _scratch: Any = attrs.field(init=False)
     _pid: int = attrs.field(factory=os.getpid, init=False)
     unfit: set[str] = attrs.field(factory=set, init=False)
+    stores: bool = attrs.field(default=True, init=False)
     _spaces: dict[str, Space] = attrs.field(factory=dict, init=False)
     _ends: bool = attrs.field(init=False)
     _members: set[Member] = attrs.field(factory=set, init=False)
@@ -399,6 +400,7 @@ class Client:
                     break
                 time.sleep(0.02)
             store.remove(key, True)
+        self.stores = status == _WARM_UP_BYTES
         if status == _WARM_UP_BYTES:
             size = _WARM_UP_BYTES
             if (self._scratch[:size] != self._scratch[size:]).any():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
+
 from kvdock.errors import PluginError
 from kvdock.hookspecs import AttachConfig, Finding, hookimpl
 from kvdock.keys import key_suffixes
@@ -95,13 +97,24 @@ def kvdock_register_pool(
 ) -> PoolHandle:
     """Join the cluster, or share the client that has, and register memory."""
     from kvdock_mooncake.clients import join_pool  # noqa: PLC0415 - as above
+    from kvdock_mooncake.master import ClusterError  # noqa: PLC0415 - as above
     from kvdock_mooncake.pool import PoolHandle  # noqa: PLC0415 - as above
     from kvdock_mooncake.spill import owner_of  # noqa: PLC0415 - as above
 
     del pool
     settings = (config.settings or _unsaid()).completed(config.shard)
+    if config.trial:
+        settings = attrs.evolve(settings, segment_bytes=0, ssd_offload=False)
     owner = owner_of(config.process, config.shard)
     client, member = join_pool(settings, owner, config.namespace, region.blocks)
+    if config.trial and not client.stores:
+        client.release(member)
+        raise ClusterError(
+            f"the Mooncake cluster at {client.master.address} has no memory to store "
+            "a page in",
+            fix="Start mooncake_client on a host that has some, or an engine: each "
+            "lends segment_bytes.",
+        )
     space = client.space(config.namespace)
     # One that was cleared just before the last pool left.
     space.resume(client)
