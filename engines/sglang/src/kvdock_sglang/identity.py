@@ -80,6 +80,7 @@ class Ranks:
         pp_size: Stages.
         cp_rank: Its place among the context-parallel ranks.
         cp_size: Context-parallel ranks.
+        dp_rank: Its replica, under DP attention.
         spans_hosts: Whether its tensor-parallel group is on several hosts.
     """
 
@@ -88,7 +89,19 @@ class Ranks:
     pp_size: int = 1
     cp_rank: int = 0
     cp_size: int = 1
+    dp_rank: int = 0
     spans_hosts: bool = False
+
+    @property
+    def process(self) -> str:
+        """Name this process among those of the engine, for local directories."""
+        ranks = {
+            "dp": self.dp_rank,
+            "pp": self.pp_rank,
+            "cp": self.cp_rank,
+            "tp": self.shard.tp_rank,
+        }
+        return "-".join(f"{name}{rank}" for name, rank in ranks.items())
 
     @classmethod
     def of(cls, config: Any) -> Ranks:  # noqa: ANN401 - the engine's dataclass
@@ -110,6 +123,7 @@ class Ranks:
             pp_size=int(config.pp_size),
             cp_rank=int(config.attn_cp_rank),
             cp_size=int(config.attn_cp_size),
+            dp_rank=int(getattr(config, "dp_rank", None) or 0),
             spans_hosts=spans_hosts(shard.tp_size),
         )
 
