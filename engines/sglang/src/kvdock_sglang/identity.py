@@ -101,6 +101,7 @@ class Ranks:
         cp_rank: Its place among the context-parallel ranks.
         cp_size: Context-parallel ranks.
         on_host: Tensor-parallel ranks of its group that are on one host.
+        dp_rank: Its replica, under DP attention.
     """
 
     shard: Shard
@@ -109,6 +110,18 @@ class Ranks:
     cp_rank: int = 0
     cp_size: int = 1
     on_host: int = 1
+    dp_rank: int = 0
+
+    @property
+    def process(self) -> str:
+        """Name this process among those of the engine, for local directories."""
+        ranks = {
+            "dp": self.dp_rank,
+            "pp": self.pp_rank,
+            "cp": self.cp_rank,
+            "tp": self.shard.tp_rank,
+        }
+        return "-".join(f"{name}{rank}" for name, rank in ranks.items())
 
     @classmethod
     def of(cls, config: Any) -> Ranks:  # noqa: ANN401 - the engine's dataclass
@@ -131,6 +144,7 @@ class Ranks:
             cp_rank=int(config.attn_cp_rank),
             cp_size=int(config.attn_cp_size),
             on_host=ranks_on_host(shard.tp_size),
+            dp_rank=int(getattr(config, "dp_rank", None) or 0),
         )
 
 

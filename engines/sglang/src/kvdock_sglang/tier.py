@@ -197,6 +197,7 @@ class Tier:
                 {pool.name: pool.region for pool in pools},
                 self._settings_for(plan),
                 core=self.given.core,
+                process=self.ranks.process,
             )
         taken = {route.pool.name for route in plan.accepted}
         with self._changing:
@@ -280,6 +281,7 @@ class Tier:
             {**regions, anchor.name: region},
             self._settings_for(self._plan),
             core=self.given.core,
+            process=self.ranks.process,
         )
         self._attachments = (*self._attachments, attachment)
         return FlatPages(anchor, scratch, attachment)

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -27,13 +27,15 @@ from kvdock_mooncake.allowance import Allowance
 from kvdock_mooncake.clears import Shut, Space
 from kvdock_mooncake.codes import NO_ROOM, TRANSFER_FAILED, sentence_of
 from kvdock_mooncake.health import Health
-from kvdock_mooncake.joining import join, limit_patience
+from kvdock_mooncake.joining import join, limit_patience, put_config
 from kvdock_mooncake.leases import Sightings
 from kvdock_mooncake.library import Library, load
 from kvdock_mooncake.master import ClusterError, Master
 from kvdock_mooncake.memory import KnownMemory, RawMemory
-from kvdock_mooncake.settings import MooncakeSettings, Pin
 from kvdock_mooncake.spill import SpillFolder
+
+if TYPE_CHECKING:
+    from kvdock_mooncake.settings import MooncakeSettings
 
 log = logging.getLogger("kvdock")
 
@@ -137,7 +139,7 @@ class Client:
             settings=settings,
             store=store,
             spill=spill,
-            put_config=_put_config(library, settings, store),
+            put_config=put_config(library, settings, store),
             sightings=Sightings(0.0 if library.probes else settings.lease_s),
             allowance=Allowance(settings.max_pieces),
         )
@@ -444,25 +446,3 @@ class Client:
         with self._changed:
             if self.state is State.RENEWING:
                 self.state = State.READY
-
-
-def _put_config(library: Library, settings: MooncakeSettings, store: Any) -> Any:  # noqa: ANN401 - the library's own classes
-    """Say how objects are stored.
-
-    `prefer_alloc_in_same_node` is never set: reads that use it do not check
-    their lease and return wrong bytes (Mooncake#4239).
-    """
-    config = library.put_config_class()
-    config.replica_num = settings.replicas
-    if settings.pin is Pin.HARD:
-        config.with_hard_pin = True
-    elif settings.pin is Pin.SOFT and library.soft_pin is not None:
-        config.soft_pin_action = library.soft_pin
-    elif settings.pin is Pin.SOFT:
-        config.with_soft_pin = True
-    if settings.preferred_segment:
-        own = settings.preferred_segment == "self"
-        config.preferred_segment = (
-            store.get_hostname() if own else settings.preferred_segment
-        )
-    return config

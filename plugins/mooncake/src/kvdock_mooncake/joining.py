@@ -22,7 +22,7 @@ import attrs
 from kvdock.errors import KvdockError, PluginError
 from kvdock_mooncake.codes import sentence_of
 from kvdock_mooncake.master import ClusterError, Master
-from kvdock_mooncake.settings import MooncakeSettings, split_address
+from kvdock_mooncake.settings import MooncakeSettings, Pin, split_address
 
 if TYPE_CHECKING:
     from kvdock_mooncake.library import Library
@@ -182,6 +182,28 @@ def _setup(settings: MooncakeSettings, spill: str) -> Callable[[Any], int]:
             **options,
         )
     )
+
+
+def put_config(library: Library, settings: MooncakeSettings, store: Any) -> Any:  # noqa: ANN401 - the library's own classes
+    """Say how objects are stored.
+
+    `prefer_alloc_in_same_node` is never set: reads that use it do not check
+    their lease and return wrong bytes (Mooncake#4239).
+    """
+    config = library.put_config_class()
+    config.replica_num = settings.replicas
+    if settings.pin is Pin.HARD:
+        config.with_hard_pin = True
+    elif settings.pin is Pin.SOFT and library.soft_pin is not None:
+        config.soft_pin_action = library.soft_pin
+    elif settings.pin is Pin.SOFT:
+        config.with_soft_pin = True
+    if settings.preferred_segment:
+        own = settings.preferred_segment == "self"
+        config.preferred_segment = (
+            store.get_hostname() if own else settings.preferred_segment
+        )
+    return config
 
 
 @attrs.define
