@@ -9,7 +9,6 @@ Source: SGLang 0.5.23, `mem_cache/pool_host/` and `mem_cache/memory_pool_host.py
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -27,27 +26,10 @@ from kvdock.pools import (
     Sharding,
 )
 from kvdock.regions import Region
+from kvdock_sglang.pool_names import WINDOWS, EnginePool, is_draft
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-
-class EnginePool(StrEnum):
-    """Names under which SGLang registers pools that this table treats apart."""
-
-    KV = "kv"
-    """The anchor."""
-    MAMBA = "mamba"
-    """Recurrent states; a page needs the last one."""
-    SWA = "swa"
-    """Sliding-window KV."""
-    AUXILIARY_SWA = "auxiliary_swa"
-    """Sliding-window KV of a second geometry."""
-    DRAFT_SWA = "draft_swa"
-    """Sliding-window KV of a draft model."""
-
-
-_WINDOWS = frozenset({EnginePool.SWA, EnginePool.AUXILIARY_SWA, EnginePool.DRAFT_SWA})
 
 
 @attrs.frozen(kw_only=True)
@@ -135,11 +117,11 @@ def describe(name: str, pool: object, place: Place) -> HostPool:
         )
     shape = row(_Known(name, pool, place))
     heads = shape.sharding is Sharding.HEADS
-    trailing = name == EnginePool.MAMBA or name in _WINDOWS or name.endswith("_state")
+    trailing = name == EnginePool.MAMBA or name in WINDOWS or name.endswith("_state")
     anchor = name == EnginePool.KV
     spec = PoolSpec(
         name=name,
-        kind=PoolKind.SWA if name in _WINDOWS else shape.kind,
+        kind=PoolKind.SWA if name in WINDOWS else shape.kind,
         parts=shape.parts,
         layers=_layers(pool, shape.layers),
         page_tokens=place.page_tokens,
@@ -155,11 +137,6 @@ def describe(name: str, pool: object, place: Place) -> HostPool:
     )
     region = Region.of(spec, place.shard, shape.memory, shape.pages)
     return HostPool(spec, region, shape.page_slots)
-
-
-def is_draft(name: str) -> bool:
-    """Say whether the engine registers a draft model's pool by this name."""
-    return name.startswith("draft")
 
 
 def packed_draft_layers(pool: object) -> int:

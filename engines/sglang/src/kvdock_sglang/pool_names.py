@@ -5,6 +5,27 @@ Source: SGLang 0.5.23, `mem_cache/hicache_storage.py`: `PoolName`.
 
 from __future__ import annotations
 
+from enum import StrEnum
+
+
+class EnginePool(StrEnum):
+    """Names under which SGLang registers pools that are treated apart."""
+
+    KV = "kv"
+    """The anchor."""
+    MAMBA = "mamba"
+    """Recurrent states; a page needs the last one."""
+    SWA = "swa"
+    """Sliding-window KV."""
+    AUXILIARY_SWA = "auxiliary_swa"
+    """Sliding-window KV of a second geometry."""
+    DRAFT_SWA = "draft_swa"
+    """Sliding-window KV of a draft model."""
+
+
+WINDOWS = frozenset({EnginePool.SWA, EnginePool.AUXILIARY_SWA, EnginePool.DRAFT_SWA})
+"""Pools of which the end of a prefix needs the last pages."""
+
 _DEEPSEEK_V4 = (
     "c1",
     "c1_indexer",
@@ -37,3 +58,8 @@ POOL_NAMES = frozenset(
     }
 )
 """Every name that a route may have."""
+
+
+def is_draft(name: str) -> bool:
+    """Say whether the engine registers a draft model's pool by this name."""
+    return name.startswith("draft")

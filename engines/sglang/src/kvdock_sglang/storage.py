@@ -27,13 +27,7 @@ from kvdock.dock import Dock
 from kvdock.errors import KvdockError
 from kvdock.observers import observe
 from kvdock.pools import HitPolicy
-from kvdock_sglang.host_pools import (
-    EnginePool,
-    HostPool,
-    Place,
-    describe,
-    is_draft,
-)
+from kvdock_sglang.host_pools import HostPool, Place, describe
 from kvdock_sglang.identity import (
     Ranks,
     namespace,
@@ -41,6 +35,7 @@ from kvdock_sglang.identity import (
     target_kv_heads,
 )
 from kvdock_sglang.ledger import Ledger
+from kvdock_sglang.pool_names import EnginePool, is_draft
 from kvdock_sglang.sampling import check
 from kvdock_sglang.settings import collect
 from kvdock_sglang.tier import Lane, Tier

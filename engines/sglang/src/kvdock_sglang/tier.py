@@ -24,7 +24,7 @@ from kvdock.pools import HitPolicy
 from kvdock.sessions import Attachment
 from kvdock.verdicts import Needs
 from kvdock_sglang.flat import FlatPages
-from kvdock_sglang.host_pools import EnginePool
+from kvdock_sglang.pool_names import EnginePool
 from kvdock_sglang.settings import Drafts, Given
 
 if TYPE_CHECKING:
