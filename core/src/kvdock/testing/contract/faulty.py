@@ -21,7 +21,7 @@ from kvdock.sessions import Attachment
 from kvdock.testing.cases import Case, contract_test, one_sample
 from kvdock.testing.loading import load_backend
 from kvdock.testing.memory import PageMemory
-from kvdock.testing.rigs import SOON_S, Harness
+from kvdock.testing.rigs import PATIENCE_S, SOON_S, Harness
 from kvdock.testing.samples import Sample, page_hashes
 from kvdock.verdicts import Needs
 
@@ -62,7 +62,7 @@ class _Engine:
 
     cache: Attachment
     memory: PageMemory
-    faults: FaultInjector
+    deadline_s: float
 
     def fill(self) -> dict[str, list[int]]:
         """Compute the pages of a prefix; return where they lie."""
@@ -106,12 +106,14 @@ class _Drill:
         return cls(harness, dock, injector)
 
     @contextmanager
-    def engine(self, sample: Sample) -> Iterator[_Engine]:
-        """Attach the backend to an engine; no fault is injected after it."""
+    def engine(
+        self, sample: Sample, deadline_s: float = PATIENCE_S
+    ) -> Iterator[_Engine]:
+        """Attach the backend to an engine of one pool."""
         core = CoreSettings(
             integrity=Integrity.ALWAYS,
             deadlines=Deadlines(
-                exists=DEADLINE_S, get=DEADLINE_S, put=DEADLINE_S, clear=DEADLINE_S
+                exists=deadline_s, get=deadline_s, put=deadline_s, clear=deadline_s
             ),
         )
         pool = attrs.evolve(sample.pool(), anchor=True)
@@ -127,11 +129,25 @@ class _Drill:
         )
         self._remember(pool, cache)
         try:
-            yield _Engine(cache, memory, self.faults)
+            yield _Engine(cache, memory, deadline_s)
         finally:
-            self.faults.release()
             assert cache.settle(SETTLE_S), "a call is still running"
             cache.close()
+
+    @contextmanager
+    def failing(self, sample: Sample, fault: Fault) -> Iterator[_Engine]:
+        """Attach an engine whose every call is hit by the fault, this once.
+
+        A busy machine may be slow, which is no failure: only calls of which
+        nothing is expected have little time.
+        """
+        deadline_s = DEADLINE_S if fault in UNANSWERED else PATIENCE_S
+        with self.engine(sample, deadline_s) as trial:
+            self.faults.inject(rate=1.0)
+            try:
+                yield trial
+            finally:
+                self.faults.release()
 
     def _remember(self, pool: PoolSpec, cache: Attachment) -> None:
         config = AttachConfig(
@@ -150,14 +166,14 @@ class FaultTests:
         self, harness: Harness, case: tuple[Fault, Sample]
     ) -> None:
         fault, sample = case
-        with _Drill.of(harness, fault).engine(sample) as trial:
-            places = trial.fill()
-            stored, found, loaded = _in_time(trial, places)
+        drill = _Drill.of(harness, fault)
+        with drill.engine(sample) as trial:
+            stored, found, loaded = _in_time(trial)
             assert stored == len(PAGES), "not stored, although nothing failed"
             assert found == len(PAGES), "stored and not found, although nothing failed"
             assert loaded == len(PAGES), "not loaded, although nothing failed"
-            trial.faults.inject(rate=1.0)
-            stored, found, loaded = _in_time(trial, places)
+        with drill.failing(sample, fault) as trial:
+            stored, found, loaded = _in_time(trial)
             whole = 0 if fault in UNANSWERED else len(PAGES)
             assert (stored, found) == (whole, whole), "what is no answer was believed"
             # Swapping may draw the same page twice, and does nothing then.
@@ -165,7 +181,7 @@ class FaultTests:
             assert loaded <= min(whole, most), "altered pages were called loaded"
             assert fault is not Fault.DELAY or loaded == len(PAGES), "late is not lost"
             # Late bytes land before the memory is looked at again.
-            trial.faults.release()
+            drill.faults.release()
             assert trial.cache.settle(SETTLE_S)
             trial.load(len(PAGES))
 
@@ -176,9 +192,10 @@ class FaultTests:
         fault, sample = case
         drill = _Drill.of(harness, fault)
         with drill.engine(sample) as trial:
+            stored = trial.cache.put(PAGES, trial.fill())
+            assert stored.pages == len(PAGES), "not stored, although nothing failed"
+        with drill.failing(sample, fault) as trial:
             places = trial.fill()
-            assert trial.cache.put(PAGES, places).pages == len(PAGES)
-            trial.faults.inject(rate=1.0)
             trial.cache.exists(PAGES)
             if fault not in SPOILING:
                 trial.cache.put(PAGES, places)
@@ -197,8 +214,9 @@ def _keeps(manifest: Manifest) -> bool:
     return max(manifest.durability, manifest.sharing) >= Scope.PROCESS
 
 
-def _in_time(trial: _Engine, places: dict[str, list[int]]) -> tuple[int, int, int]:
+def _in_time(trial: _Engine) -> tuple[int, int, int]:
     """Return the pages stored, found and loaded; assert that each call ends."""
+    places = trial.fill()
     calls: tuple[Callable[[], int], ...] = (
         lambda: trial.cache.put(PAGES, places).pages,
         lambda: trial.cache.exists(PAGES).best,
@@ -209,7 +227,7 @@ def _in_time(trial: _Engine, places: dict[str, list[int]]) -> tuple[int, int, in
         began = time.monotonic()
         pages.append(call())
         took = time.monotonic() - began
-        assert took < DEADLINE_S + LATE_S, f"a call took {took:.1f} s"
+        assert took < trial.deadline_s + LATE_S, f"a call took {took:.1f} s"
     stored, found, loaded = pages
     return stored, found, loaded
 
