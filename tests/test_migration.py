@@ -30,7 +30,9 @@ def test_the_example_takes_over_what_is_of_this_model_and_whole(
     for words, here in (
         ("/tmp/hicache", str(old)),  # noqa: S108 - the words of the page
         ("/var/lib/kvdock", str(new)),
-        ("range(32), page_tokens=64, heads=8", "range(2), page_tokens=4, heads=2"),
+        ("range(32)", "range(2)"),
+        ("page_tokens=64", "page_tokens=4"),
+        ("heads=8", "heads=2"),
         ("head_dim=128", "head_dim=8"),
     ):
         assert words in code
