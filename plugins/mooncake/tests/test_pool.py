@@ -176,6 +176,22 @@ def test_a_delete_without_time_to_wait_leaves_the_page_to_its_readers(
     # Not a matter of time: it goes with its lease.
     assert list(done.outcomes) == [Outcome.REFUSED]
     assert rig.get(["read-on"]) == [OK]
+    # Whoever asked finds nothing, and the next put writes over it.
+    assert rig.exists(["read-on"]) == [Outcome.ABSENT]
+    wanted = rig.fill(22)
+    assert rig.put(["read-on"]) == [OK]
+    assert rig.exists(["read-on"]) == rig.get(["read-on"]) == [OK]
+    assert np.array_equal(rig.memory[0], wanted[0])
+
+
+def test_a_lease_that_outlasts_the_deadline_is_not_waited_for(rig: Any) -> None:
+    """An engine would stand still, and most likely for nothing."""
+    rig.put(["in-vain"])
+    assert rig.get(["in-vain"]) == [OK]
+    began = time.monotonic()
+    done = rig.run(Operation.DELETE, ["in-vain"], within_s=0.9 * LEASE_S)
+    assert list(done.outcomes) == [Outcome.REFUSED]
+    assert time.monotonic() - began < 0.5 * LEASE_S
 
 
 def test_a_clear_takes_its_own_namespace_and_leaves_every_other(

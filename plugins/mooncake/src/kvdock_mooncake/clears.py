@@ -40,10 +40,12 @@ class Space:
     Args:
         namespace: Its digest.
         lease_s: The lease that the master grants.
+        trial: Whether only pages of the core's own lie there.
     """
 
     namespace: str
     lease_s: float
+    trial: bool = False
     closed: bool = attrs.field(default=False, init=False)
     _leased_until: float = attrs.field(default=0.0, init=False)
     _inside: int = attrs.field(default=0, init=False)
@@ -123,7 +125,8 @@ class Space:
             self._errand = False
             self.closed = not done
         if not done:
-            log.warning(
+            log.log(
+                logging.INFO if self.trial else logging.WARNING,
                 "mooncake: closed before the leases of a cleared namespace had "
                 "ended: what was read in the last %g s stays stored",
                 self.lease_s,

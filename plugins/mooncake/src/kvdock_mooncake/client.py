@@ -291,11 +291,11 @@ class Client:
         with self._changed:
             return self._changed.wait_for(lambda: member.left, within_s)
 
-    def space(self, namespace: str) -> Space:
+    def space(self, namespace: str, *, trial: bool = False) -> Space:
         """Return what the pools of a namespace share."""
         with self._changed:
             return self._spaces.setdefault(
-                namespace, Space(namespace, self.settings.lease_s)
+                namespace, Space(namespace, self.settings.lease_s, trial)
             )
 
     def removes(self, member: Member, remove: Callable[[Any], int]) -> bool:

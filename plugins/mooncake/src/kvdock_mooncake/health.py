@@ -10,6 +10,7 @@ import numpy as np
 
 from kvdock.batches import Int64s, Operation
 from kvdock_mooncake.codes import (
+    LEASED,
     NO_ROOM,
     NOT_FOUND,
     NOT_READY,
@@ -30,7 +31,7 @@ still fails after 30 s is this store itself.
 _TRANSFERS = (Operation.GET, Operation.PUT)
 """What moves bytes: the master answers all else, also for a wedged store."""
 
-_EXPECTED = frozenset({NOT_FOUND, NOT_READY, NO_ROOM})
+_EXPECTED = frozenset({NOT_FOUND, NOT_READY, NO_ROOM, LEASED})
 
 
 @attrs.define(eq=False)

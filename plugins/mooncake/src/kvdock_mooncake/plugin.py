@@ -115,7 +115,7 @@ def kvdock_register_pool(
             fix="Start mooncake_client on a host that has some, or an engine: each "
             "lends segment_bytes.",
         )
-    space = client.space(config.namespace)
+    space = client.space(config.namespace, trial=config.trial)
     # One that was cleared just before the last pool left.
     space.resume(client)
     return PoolHandle(client, member, space)

@@ -299,17 +299,22 @@ class PoolHandle:
     def _delete(self, store: Any, batch: Batch) -> Outcomes:  # noqa: ANN401 - the library's own class
         """Remove keys; one that is not there is as good as removed."""
         numbers = self._remove_unleased(store, batch)
+        # Not announced any more, and written over by the next put.
+        leased = np.flatnonzero(numbers == LEASED).tolist()
+        self.client.unfit.update(batch.keys[row] for row in leased)
         self.client.health.note(Operation.DELETE, numbers)
         outcomes = outcomes_of(numbers)
         outcomes[outcomes == Outcome.ABSENT] = Outcome.OK
         return outcomes
 
     def _remove_unleased(self, store: Any, batch: Batch) -> Int64s:  # noqa: ANN401 - the library's own class
-        """Remove keys; wait for leases to end as far as there is time."""
+        """Remove keys; wait for leases if they surely end in time."""
         self.client.sightings.forget(batch.keys)
         numbers = self._each(store, batch, self._remove)
-        # How long a lease may still last, with some room for clocks.
-        lease_s = 1.2 * self.client.settings.lease_s
+        lease_s = self.client.settings.lease_s
+        if batch.remaining_s() < lease_s:
+            return numbers
+        lease_s *= 1.2  # some room for clocks
         until = min(batch.deadline_s, time.monotonic() + lease_s)
         while (numbers == LEASED).any() and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, lease_s / 20, _LEASES_EVERY_S))
