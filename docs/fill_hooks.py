@@ -32,6 +32,7 @@ RECORDS: tuple[type[attrs.AttrsInstance], ...] = (
     Manifest,
     KindSupport,
     hookspecs.AttachConfig,
+    hookspecs.HostMemory,
     Shard,
     Region,
     Batch,

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tiny import Shelf
 
 REGISTER = "def kvdock_register_pool(pool, region, config)"
+NUMBER = "from kvdock.manifest import API_VERSION"
+SUMMARY = 'summary="a backend",'
 MANIFEST = 'return Manifest(\n        name="NAME", api=API_VERSION, summary="a backend"'
 
 BROKEN = {
@@ -71,6 +73,27 @@ BROKEN = {
         Stage.VALIDATE,
         "hook 'kvdock_register_pool' takes '*arguments', which is never passed",
         "Use plain arguments",
+    ),
+    "memory_of_nobody": (
+        [
+            (NUMBER, f"{NUMBER}, Support"),
+            (SUMMARY, f"{SUMMARY} host_allocator=Support.NATIVE,"),
+        ],
+        Stage.VALIDATE,
+        "its manifest declares host_allocator, and it has no kvdock_allocate",
+        "Add the hook, or declare host_allocator=Support.NO.",
+    ),
+    "no_way_to_a_peer": (
+        [
+            (NUMBER, f"{NUMBER}, Support"),
+            (SUMMARY, f"{SUMMARY} direct_transfer=Support.NATIVE,"),
+        ],
+        Stage.VALIDATE,
+        (
+            "its manifest declares direct_transfer, and no hook of API 1 moves pages "
+            "to a peer's memory"
+        ),
+        "Declare direct_transfer=Support.NO.",
     ),
     "no_manifest": (
         [("@hookimpl\ndef kvdock_manifest()", "def something()")],

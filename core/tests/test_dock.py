@@ -13,12 +13,14 @@ from kvdock import (
     DType,
     Finding,
     KvdockError,
+    Needs,
     NoRoute,
     Part,
     PoolSpec,
     Shard,
     Support,
 )
+from kvdock.core_settings import Integrity
 from kvdock.discovery import Candidate
 from kvdock.dock import examined
 from kvdock.errors import PluginError, SettingsError
@@ -196,3 +198,81 @@ def test_one_suffix_may_be_given_as_text(shelf: Shelf) -> None:
     shelf.add_backend("good", ("return key_suffixes(pool, shard)", "return '.x'"))
     backend = Dock.of([candidate("good")]).backends["good"]
     assert backend.key_suffix(KV, Shard()) == (".x",)
+
+
+SETTINGS = (
+    "import attrs\n"
+    "from kvdock import Capability, HostMemory, Support, Verdict\n"
+    "@attrs.frozen\n"
+    "class Settings:\n"
+    "    shared: bool = False\n"
+)
+JUDGES = (
+    "def kvdock_check_capability(capability, settings):\n"
+    "    if capability is Capability.HOST_ALLOCATOR and not (\n"
+    "        settings and settings.shared\n"
+    "    ):\n"
+    "        return Verdict(Support.NATIVE, 'any')\n"
+    "    return None\n"
+    "@hookimpl\n"
+    "def kvdock_allocate(nbytes, config):\n"
+    "    if not config.settings.shared:\n"
+    "        return None\n"
+    "    return HostMemory(bytearray(nbytes), lambda: None)"
+)
+DECLARES = (
+    'summary="a backend",',
+    'summary="a backend", settings=Settings, host_allocator=Support.NATIVE,',
+)
+MOVES = ("kinds={", "zero_copy=Support.NATIVE, kinds={")
+
+
+@pytest.fixture
+def sharer(shelf: Shelf) -> Dock:
+    """A backend that brings memory only with some settings."""
+    shelf.add_backend(
+        "sharer",
+        ("@hookimpl\ndef kvdock_manifest", f"{SETTINGS}@hookimpl\ndef kvdock_manifest"),
+        DECLARES,
+        MOVES,
+        (HOOK, f"@hookimpl\n{JUDGES}\n\n{HOOK}"),
+    )
+    return Dock.of([candidate("sharer")], require=["sharer"])
+
+
+def test_a_plan_may_hang_on_the_settings_of_a_backend(sharer: Dock) -> None:
+    usual = sharer.plan([KV], Shard()).anchor
+    assert "allocator" not in usual.reason
+    given: dict[str, dict[str, object]] = {
+        "sharer": {"shared": True},
+        "absent": {"any": 1},
+    }
+    shared = sharer.plan([KV], Shard(), settings=given).anchor
+    assert shared.reason.startswith("staged (not in memory of sharer's allocator)")
+    for settings, allocate in ((given, True), (None, False)):
+        needs = Needs(allocator=None, checks=Integrity.OFF)
+        found = sharer.plan([KV], Shard(), needs=needs, settings=settings).anchor
+        assert found.allocate == allocate
+    with pytest.raises(SettingsError, match="unknown setting 'sharde'"):
+        sharer.plan([KV], Shard(), settings={"sharer": {"sharde": True}})
+
+
+def test_memory_comes_from_the_backend_where_it_brings_some(sharer: Dock) -> None:
+    own = sharer.allocate("sharer", 5000, {"shared": True})
+    assert type(own.buffer) is bytearray
+    plain = sharer.allocate("sharer", 5000)
+    assert type(plain.buffer) is not bytearray
+    for memory in (own, plain):
+        view = memoryview(memory.buffer)
+        assert (view.nbytes, view.readonly) == (5000, False)
+        view.release()
+        memory.give_back()
+
+
+def test_memory_is_refused_where_nobody_has_it(sharer: Dock) -> None:
+    with pytest.raises(PluginError, match="Did you mean 'sharer'"):
+        sharer.allocate("sharre", 4096)
+    with pytest.raises(KvdockError, match="0 bytes are no memory"):
+        sharer.allocate("sharer", 0)
+    with pytest.raises(SettingsError, match="unknown setting"):
+        sharer.allocate("sharer", 4096, {"root": "/"})

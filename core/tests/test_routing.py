@@ -250,6 +250,35 @@ def test_memory_still_to_be_allocated_comes_from_the_backend() -> None:
     assert not plain.allocate
 
 
+@pytest.mark.parametrize("own", [Support.NATIVE, Support.NO])
+@pytest.mark.parametrize("allocator", ["", "bringer", None])
+def test_whether_any_memory_will_do_may_be_the_backends_own_word(
+    own: Support, allocator: str | None
+) -> None:
+    """It hangs on settings, which a manifest does not know."""
+    bringer = backend("bringer", host_allocator=Support.NATIVE)
+
+    def judge(
+        name: str, capability: Capability, pool: PoolSpec, shard: Shard
+    ) -> Verdict | None:
+        del name, pool, shard
+        if capability is Capability.HOST_ALLOCATOR:
+            return Verdict(own, "its own word")
+        return None
+
+    found = plan_routes(
+        [KV],
+        Shard(),
+        {"bringer": bringer},
+        needs=Needs(allocator=allocator),
+        judge=judge,
+    ).anchor
+    copied = not own and allocator == ""
+    assert (found.path is Path.STAGED) == copied
+    assert ("its own word" in found.reason) == copied
+    assert found.allocate == (not own and allocator is None)
+
+
 ONE_PIECE = {"multi_buffer": Support.NO}
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvdock.hookspecs import AttachConfig as AttachConfig
     from kvdock.hookspecs import Capacity as Capacity
     from kvdock.hookspecs import Finding as Finding
+    from kvdock.hookspecs import HostMemory as HostMemory
     from kvdock.hookspecs import hookimpl as hookimpl
     from kvdock.keys import Namespace as Namespace
     from kvdock.keys import key_suffixes as key_suffixes
@@ -67,7 +68,7 @@ _HOMES = MappingProxyType(
         "dock": ("Backend", "Dock"),
         "errors": ("KvdockError", "NoRoute"),
         "hits": ("Hits",),
-        "hookspecs": ("AttachConfig", "Capacity", "Finding", "hookimpl"),
+        "hookspecs": ("AttachConfig", "Capacity", "Finding", "HostMemory", "hookimpl"),
         "keys": ("Namespace", "key_suffixes"),
         "manifest": (
             "API_VERSION",

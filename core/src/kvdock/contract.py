@@ -70,6 +70,7 @@ def accept(plugin: object, name: str, distribution: str) -> Accepted:
     try:
         own = _marked(manager, plugin)
         manifest = _manifest(plugin, name, distribution, own)
+        _check_promises(manifest, own)
         _check_hooks(manager, plugin, own)
         manager.register(plugin, name=name)
         manager.check_pending()
@@ -153,6 +154,23 @@ def _check_manifest(found: object, name: str, distribution: str) -> None:
             Stage.MANIFEST,
             f"its manifest says {found.name!r}, its entry point {name!r}",
             "Give both the same name.",
+        )
+
+
+def _check_promises(manifest: Manifest, own: Mapping[str, str]) -> None:
+    """Refuse what could never be kept, as there is no hook that would do it."""
+    if manifest.host_allocator and "kvdock_allocate" not in own:
+        raise Breach(
+            Stage.VALIDATE,
+            "its manifest declares host_allocator, and it has no kvdock_allocate",
+            "Add the hook, or declare host_allocator=Support.NO.",
+        )
+    if manifest.direct_transfer:
+        raise Breach(
+            Stage.VALIDATE,
+            "its manifest declares direct_transfer, and no hook of API "
+            f"{API_VERSION} moves pages to a peer's memory",
+            "Declare direct_transfer=Support.NO.",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kvdock import discovery
-from kvdock.errors import KvdockError, PluginError
-from kvdock.hookspecs import AttachConfig, Capacity, Finding
+from kvdock.errors import KvdockError, PluginError, RegionError
+from kvdock.hookspecs import AttachConfig, Capacity, Finding, HostMemory
 from kvdock.manifest import Capability, Manifest, Support, Verdict
-from kvdock.routing import Needs, Plan, plan_routes
+from kvdock.pools import Shard
+from kvdock.routing import Judge, Needs, Plan, plan_routes
 from kvdock.settings import structure
 
 if TYPE_CHECKING:
     from kvdock.batches import Batch, BatchResult
-    from kvdock.pools import PoolSpec, Shard
+    from kvdock.pools import PoolSpec
     from kvdock.regions import Region
 
 log = logging.getLogger("kvdock")
@@ -83,7 +85,11 @@ class Backend:
         return examined(lambda: self.plugin.hooks.kvdock_probe(config=config))
 
     def check_capability(
-        self, capability: Capability, pool: PoolSpec, shard: Shard
+        self,
+        capability: Capability,
+        pool: PoolSpec,
+        shard: Shard,
+        settings: object = None,
     ) -> Verdict | None:
         """Ask for its own verdict; None where the manifest answers.
 
@@ -92,7 +98,7 @@ class Backend:
         """
         try:
             found = self.plugin.hooks.kvdock_check_capability(
-                capability=capability, pool=pool, shard=shard
+                capability=capability, pool=pool, shard=shard, settings=settings
             )
         except Exception as error:  # noqa: BLE001 - a stranger's code
             why = f"{self.name} failed to judge {capability}: "
@@ -100,6 +106,33 @@ class Backend:
         if found is not None and not isinstance(found, Verdict):
             why = f"{self.name} judged {capability} with {found!r}, which is no Verdict"
             return Verdict(Support.NO, why)
+        return found
+
+    def allocate(self, nbytes: int, config: AttachConfig) -> HostMemory | None:
+        """Ask for memory that it reaches; None where any memory will do.
+
+        Raises:
+            KvdockError: If it has none, or the answer is no such memory.
+        """
+        if "kvdock_allocate" not in self.plugin.implemented:
+            return None
+        found = self.plugin.hooks.kvdock_allocate(nbytes=nbytes, config=config)
+        if found is None:
+            return None
+        if not isinstance(found, HostMemory):
+            raise PluginError(
+                f"kvdock_allocate of {self.name} returned {found!r}",
+                fix="It returns a HostMemory, or None where any memory will do.",
+            )
+        from kvdock.regions import block_of  # noqa: PLC0415 - numpy, 65 ms
+
+        given = block_of(found.buffer).nbytes
+        if given != nbytes:
+            found.give_back()
+            raise PluginError(
+                f"kvdock_allocate of {self.name} was asked for {nbytes} bytes and "
+                f"brought {given}"
+            )
         return found
 
     def register_pool(
@@ -213,7 +246,7 @@ class Dock:
             log.warning("%s", problem)
         return cls({name: Backend(one) for name, one in plugins.items()}, every)
 
-    def plan(
+    def plan(  # noqa: PLR0913 - the whole question in one call
         self,
         pools: Sequence[PoolSpec],
         shard: Shard,
@@ -222,8 +255,20 @@ class Dock:
         overrides: Mapping[str, str] | None = None,
         strict: bool = False,
         needs: Needs | None = None,
+        settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> Plan:
-        """Choose a backend for every pool; see `plan_routes`."""
+        """Choose a backend for every pool; see `plan_routes`.
+
+        Args:
+            pools: As there, and so are the others.
+            shard: As there.
+            prefer: `preference`.
+            overrides: As there.
+            strict: As there.
+            needs: As there.
+            settings: Backend name to the settings with which it will be
+                attached: some backends can do more or less with some.
+        """
         discovery.require(
             [*prefer, *(overrides or {}).values()],
             {name: one.plugin for name, one in self.backends.items()},
@@ -237,10 +282,59 @@ class Dock:
             overrides=overrides,
             strict=strict,
             needs=needs,
-            judge=self._judge,
+            judge=self._judge(settings or {}),
         )
 
-    def _judge(
-        self, backend: str, capability: Capability, pool: PoolSpec, shard: Shard
-    ) -> Verdict | None:
-        return self.backends[backend].check_capability(capability, pool, shard)
+    def allocate(
+        self,
+        backend: str,
+        nbytes: int,
+        settings: Mapping[str, object] | None = None,
+        shard: Shard | None = None,
+    ) -> HostMemory:
+        """Take host memory for pools that a backend is to keep.
+
+        It is memory of the backend's where that reaches no other, and plain
+        memory otherwise. Pools in it are planned with
+        `Needs(allocator=backend)`, and give it back when they are detached.
+
+        Args:
+            backend: Its name.
+            nbytes: How much.
+            settings: Those with which it will be attached.
+            shard: The slice of the model that this process owns.
+
+        Raises:
+            KvdockError: If there is none.
+        """
+        loaded = {name: one.plugin for name, one in self.backends.items()}
+        discovery.require([backend], loaded, self.problems)
+        if nbytes < 1:
+            raise RegionError(f"{nbytes} bytes are no memory")
+        chosen = self.backends[backend]
+        config = AttachConfig(
+            settings=chosen.settings(settings), shard=shard or Shard()
+        )
+        return chosen.allocate(nbytes, config) or _plain(nbytes)
+
+    def _judge(self, given: Mapping[str, Mapping[str, object]]) -> Judge:
+        settings = {
+            name: self.backends[name].settings(own)
+            for name, own in given.items()
+            if name in self.backends
+        }
+
+        def judge(
+            backend: str, capability: Capability, pool: PoolSpec, shard: Shard
+        ) -> Verdict | None:
+            return self.backends[backend].check_capability(
+                capability, pool, shard, settings.get(backend)
+            )
+
+        return judge
+
+
+def _plain(nbytes: int) -> HostMemory:
+    """Return memory that belongs to no backend."""
+    # It goes with its last reference: unmapping it would need that anyway.
+    return HostMemory(mmap.mmap(-1, nbytes), lambda: None)

@@ -1,4 +1,4 @@
-"""The hooks: eight for backend plugins, and one for observers.
+"""The hooks: nine for backend plugins, and one for observers.
 
 Hooks run per load, per pool and per batch, never per page or per key. All of
 them are first-result hooks on a plugin manager of their own backend, so one
@@ -10,7 +10,7 @@ A plugin is a module or an object whose hooks are marked with `hookimpl`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -68,6 +68,21 @@ class Capacity:
 
     used_bytes: int
     limit_bytes: int = 0
+
+
+@attrs.frozen(eq=False)
+class HostMemory:
+    """Host memory that a backend brings.
+
+    Args:
+        buffer: The bytes: writable and contiguous, with the buffer protocol.
+            What they hold at first is not said.
+        give_back: To be called once when nobody touches them any more. A pool
+            that lies in them keeps them until it is released.
+    """
+
+    buffer: Any = attrs.field(repr=False)
+    give_back: Callable[[], None] = attrs.field(repr=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -143,12 +158,23 @@ def kvdock_probe(config: AttachConfig) -> Sequence[Finding]:
 
 @hookspec(firstresult=True)
 def kvdock_check_capability(
-    capability: Capability, pool: PoolSpec, shard: Shard
+    capability: Capability,
+    pool: PoolSpec,
+    shard: Shard,
+    settings: Any,  # noqa: ANN401 - the plugin's own class
 ) -> Verdict | None:
     """Judge one capability for one pool, where the manifest is too coarse.
 
     Called while routing, for each capability that the pool needs. Without
     this hook, or where it returns None, the manifest answers.
+
+    Args:
+        capability: What is asked about. For `HOST_ALLOCATOR` a verdict that
+            is true says that any memory will do.
+        pool: Who needs it.
+        shard: The slice of the model that this process owns.
+        settings: An instance of the manifest's settings class; None where
+            the plan is made without them, or there are none.
 
     Returns:
         A verdict with its reason, or None.
@@ -157,6 +183,27 @@ def kvdock_check_capability(
 
 
 # --- Attach: once per pool --------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def kvdock_allocate(nbytes: int, config: AttachConfig) -> HostMemory | None:
+    """Bring host memory that the backend reaches.
+
+    Called on the thread that attaches, before the pool is registered: by the
+    core for memory of its own, and for an engine's pools without a namespace.
+    A manifest that declares `host_allocator` has this hook.
+
+    Args:
+        nbytes: How much, to the byte.
+        config: As for `kvdock_register_pool`.
+
+    Returns:
+        The memory, or None where with these settings any memory will do.
+
+    Raises:
+        KvdockError: If there is none, with the reason.
+    """
+    raise NotImplementedError
 
 
 @hookspec(firstresult=True)

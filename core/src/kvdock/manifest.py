@@ -97,7 +97,7 @@ class Capability(StrEnum):
     MEMORY_REGISTRATION = "memory_registration"
     """Reach the engine's memory, which may not be registrable."""
     HOST_ALLOCATOR = "host_allocator"
-    """Reach the engine's memory, which another allocator may have brought."""
+    """Reach any memory, and not only what the backend itself brings."""
     OBJECT_SIZE = "object_size"
     """Keep objects as large as this pool's."""
     BATCH_SIZE = "batch_size"
@@ -259,7 +259,10 @@ class Manifest:
         memory_registration: Wants to know memory before it moves bytes; what
             may not be registered is staged.
         host_allocator: Brings memory of its own; pools elsewhere are staged.
-        direct_transfer: Moves pages to a peer's memory.
+            Where only some settings ask for that, `kvdock_check_capability`
+            tells them apart.
+        direct_transfer: Moves pages to a peer's memory; no hook of API 1
+            does, so only `NO` can be declared.
         integrity: Verifies length and content of what it returns.
         eviction: Makes room by itself when it is full.
         durability: What stored bytes survive the end of.

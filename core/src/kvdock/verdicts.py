@@ -223,14 +223,23 @@ def _path(case: _Case) -> tuple[Path, ObjectUnit, str, bool]:
         return Path.STAGED, ObjectUnit.PAGE, "", False
     if case.needs.staged:
         return Path.STAGED, ObjectUnit.PAGE, "asked for", False
-    for reach in (Capability.MEMORY_REGISTRATION, Capability.HOST_ALLOCATOR):
-        verdict = case.verdict(reach)
-        if not verdict:
-            return Path.STAGED, ObjectUnit.PAGE, verdict.reason, False
-    allocate = bool(case.manifest.host_allocator) and case.needs.allocator is None
+    any_memory = case.verdict(Capability.HOST_ALLOCATOR)
+    away = _out_of_reach(case, any_memory)
+    if away:
+        return Path.STAGED, ObjectUnit.PAGE, away, False
+    allocate = not any_memory and case.needs.allocator is None
     if case.verdict(Capability.MULTI_BUFFER):
         return Path.ZERO_COPY, ObjectUnit.PAGE, "", allocate
     return _one_piece(case, allocate=allocate)
+
+
+def _out_of_reach(case: _Case, any_memory: Verdict) -> str:
+    """Return why a backend cannot reach the engine's memory, or ""."""
+    registration = case.verdict(Capability.MEMORY_REGISTRATION)
+    if not registration:
+        return registration.reason
+    brought = case.needs.allocator in (None, case.manifest.name)
+    return "" if any_memory or brought else any_memory.reason
 
 
 def _one_piece(case: _Case, *, allocate: bool) -> tuple[Path, ObjectUnit, str, bool]:
@@ -295,7 +304,7 @@ def declared(  # noqa: C901, PLR0911, PLR0912 - one answer for each capability
         case Capability.MEMORY_REGISTRATION:
             return _registration(manifest, needs)
         case Capability.HOST_ALLOCATOR:
-            return _allocator(manifest, needs)
+            return _allocator(manifest)
         case _:
             return _graded(capability, pool, manifest)
 
@@ -326,12 +335,10 @@ def _registration(manifest: Manifest, needs: Needs) -> Verdict:
     return Verdict(Support.NO, f"{manifest.name} cannot register this memory")
 
 
-def _allocator(manifest: Manifest, needs: Needs) -> Verdict:
+def _allocator(manifest: Manifest) -> Verdict:
     who = manifest.name
     if not manifest.host_allocator:
         return Verdict(Support.NATIVE, f"{who} takes any memory")
-    if needs.allocator in (None, who):
-        return Verdict(Support.NATIVE, f"{who} brings the memory")
     return Verdict(Support.NO, f"not in memory of {who}'s allocator")
 
 

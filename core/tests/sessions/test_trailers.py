@@ -10,7 +10,8 @@ from shelf import attention, hashes, indexer, states
 from kvdock.batches import Outcome
 from kvdock.pools import Layout, PoolSpec, Shard
 from kvdock.regions import Region
-from kvdock.sessions.staging import ALIGN_BYTES, Staging
+from kvdock.sessions.loans import ALIGN_BYTES
+from kvdock.sessions.staging import Staging
 from kvdock.sessions.trailers import (
     TRAILER,
     Hasher,

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -94,7 +94,7 @@ class Line:
             if one.argnames
         )
         self._counting = threading.Lock()
-        self._handles: list[object] = []
+        self._steps: list[Callable[[], None]] = []
         self._closing = False
         self.breakers: Mapping[Operation, Breaker] = {
             operation: Breaker(core.breaker, self._teller(operation))
@@ -143,13 +143,30 @@ class Line:
         Raises:
             AttachError: If the backend refuses, fails, or takes too long.
         """
+        handle = self.attaching(
+            pool,
+            lambda: self.backend.register_pool(pool, region, config),
+            self._release_late,
+        )
+        self.at_end(lambda: self._release(handle))
+        return handle
+
+    def attaching(
+        self, pool: PoolSpec, call: Callable[[], T], late: Callable[[T], None]
+    ) -> T:
+        """Make a call of attaching within its deadline.
+
+        Raises:
+            AttachError: If it is refused, fails, or takes too long.
+        """
         timeout_s = self.core.deadlines.attach
         who = f"backend {self.name!r}"
         try:
-            handle = self._crew.call(
-                lambda: named(lambda: self.backend.register_pool(pool, region, config)),
-                time.monotonic() + timeout_s,
-                late=self._release_late,
+            return cast(
+                "T",
+                self._crew.call(
+                    lambda: named(call), time.monotonic() + timeout_s, late=late
+                ),
             )
         except Overrun as error:
             raise AttachError(
@@ -162,8 +179,10 @@ class Line:
             raise AttachError(
                 f"{who} refuses pool {pool.name!r}: {error.what}", fix=error.fix
             ) from error
-        self._handles.append(handle)
-        return handle
+
+    def at_end(self, step: Callable[[], None]) -> None:
+        """Add something to do when no call is under way; the last one first."""
+        self._steps.append(step)
 
     def run(
         self, handle: object, batch: Batch, late: Callable[[], None] | None = None
@@ -243,7 +262,8 @@ class Line:
         """
         self._closing = True
         self.errands.close()
-        handles, self._handles = self._handles, []
+        # The other way round: what pools lie in goes after them.
+        steps, self._steps = self._steps[::-1], []
         # Half of the time for calls under way, the rest to let go.
         now = time.monotonic()
         if not self._crew.drain(now + max(0.0, deadline_s - now) / 2):
@@ -253,11 +273,11 @@ class Line:
                 self.name,
                 self._crew.behind,
             )
-            return self._crew.finish(now, lambda: self._release_all(handles))
-        for at, handle in enumerate(reversed(handles)):
+            return self._crew.finish(now, lambda: _one_by_one(steps))
+        for at, step in enumerate(steps):
             end = min(deadline_s, time.monotonic() + self.core.deadlines.release)
-            share = (deadline_s - time.monotonic()) / (len(handles) - at)
-            self._release_within(handle, min(end, time.monotonic() + share))
+            share = (deadline_s - time.monotonic()) / (len(steps) - at)
+            self._step_within(step, min(end, time.monotonic() + share))
         return self._crew.finish(deadline_s, lambda: None)
 
     def settle(self, timeout_s: float) -> bool:
@@ -369,9 +389,9 @@ class Line:
             BreakerMoved(backend=self.name, operation=operation, state=str(state))
         )
 
-    def _release_within(self, handle: object, deadline_s: float) -> None:
+    def _step_within(self, step: Callable[[], None], deadline_s: float) -> None:
         try:
-            self._crew.call(lambda: self._release(handle), deadline_s)
+            self._crew.call(step, deadline_s)
         except (Overrun, NoHands):
             log.warning("backend %s: releasing a pool takes too long", self.name)
 
@@ -387,6 +407,7 @@ class Line:
         if handle is not None:
             self._release(handle)
 
-    def _release_all(self, handles: list[object]) -> None:
-        for handle in reversed(handles):
-            self._release(handle)
+
+def _one_by_one(steps: list[Callable[[], None]]) -> None:
+    for step in steps:
+        step()

@@ -19,6 +19,7 @@ from kvdock.routing import Check, Path, Plan, Route
 from kvdock.sessions.berth import Berth
 from kvdock.sessions.leases import Leases
 from kvdock.sessions.line import Line, named
+from kvdock.sessions.loans import lender
 from kvdock.sessions.probes import Probe
 from kvdock.sessions.staging import Staging
 from kvdock.sessions.trailers import Trailers
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from kvdock.hookspecs import AttachConfig
     from kvdock.keys import Namespace
     from kvdock.pools import PoolSpec
+    from kvdock.sessions.loans import Lender
 
 
 log = logging.getLogger("kvdock")
@@ -213,7 +215,8 @@ def _attach(
         # The route cut pages into other objects than the engine did.
         region = Region.of(pool, config.shard, region.owners, region.pages)
     batch_pages = _batch_pages(region, core)
-    way = _way(route, region, batch_pages, core)
+    lend = lender(line, pool, config)
+    way = _way(route, region, batch_pages, core, lend)
     probe_memory = None
     told = way.region
     if pool.physical:
@@ -221,6 +224,7 @@ def _attach(
             region, 2, 1,
             trailers=route.check is Check.TRAILER,
             pieces=isinstance(way, Direct),
+            lend=lend,
         )  # fmt: skip
         told = attrs.evolve(
             told,
@@ -260,7 +264,9 @@ def _batch_pages(region: Region, core: CoreSettings) -> int:
     return max(1, min(core.calls.batch_pages, core.calls.batch_bytes // page_bytes))
 
 
-def _way(route: Route, region: Region, batch_pages: int, core: CoreSettings) -> Way:
+def _way(
+    route: Route, region: Region, batch_pages: int, core: CoreSettings, lend: Lender
+) -> Way:
     if not route.pool.physical:
         return Marks(region)
     trailers = route.check is Check.TRAILER
@@ -268,8 +274,9 @@ def _way(route: Route, region: Region, batch_pages: int, core: CoreSettings) -> 
     if route.path is Path.STAGED or always:
         pages = min(batch_pages, region.pages)
         areas = core.calls.staging_areas
-        return Staged.through(Staging(region, areas, pages, trailers=trailers), region)
+        staging = Staging(region, areas, pages, trailers=trailers, lend=lend)
+        return Staged.through(staging, region)
     if trailers:
-        behind = Trailers.behind(region)
+        behind = Trailers.behind(region, lend)
         return Direct(behind.region, behind)
     return Direct(region)

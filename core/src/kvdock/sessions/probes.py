@@ -20,6 +20,7 @@ import attrs
 import numpy as np
 
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
+from kvdock.errors import KvdockError
 from kvdock.hookspecs import Finding
 from kvdock.keys import build_keys
 
@@ -72,7 +73,7 @@ class Probe:
         # No two processes share a test page, so none sees another's deleted.
         mine = hashlib.sha256(os.urandom(16)).hexdigest()
         names = build_keys(namespace, [mine], suffixes)
-        areas = [staging.take(0.0) if staging else None for _ in range(2)]
+        areas = [staging.keep() if staging else None for _ in range(2)]
         probe = cls(pool, line, handle, tuple(names), *areas)
         if probe.stored is not None:
             probe._fill(probe.stored)
@@ -96,7 +97,21 @@ class Probe:
 
         Some backends remove nothing that was read a moment ago. That is no
         fault: the page goes by itself once they let it.
+
+        Raises:
+            KvdockError: If the attachment is closed.
         """
+        memory = self.loaded.staging if self.loaded is not None else None
+        if memory is None:
+            return self._self_test(timeout_s)
+        if not memory.enter():
+            raise KvdockError("the attachment is closed")
+        try:
+            return self._self_test(timeout_s)
+        finally:
+            memory.leave()
+
+    def _self_test(self, timeout_s: float) -> tuple[Finding, ...]:
         steps = (
             ("stored", Operation.PUT),
             ("found", Operation.EXISTS),

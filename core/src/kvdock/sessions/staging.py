@@ -18,28 +18,17 @@ import xxhash
 
 from kvdock.batches import Outcome, Outcomes
 from kvdock.regions import Block, Int64s, Region
+from kvdock.sessions.loans import ALIGN_BYTES, Bytes, Lender, own_memory
 from kvdock.sessions.trailers import TRAILER, compared, sealed, with_trailer
 from kvdock.sessions.waits import seconds_until
 from kvdock.verdicts import TRAILER_BYTES
 
-ALIGN_BYTES = 4096
-"""Where an area and each row begins, for direct I/O."""
-
 OBJECT_ALIGN_BYTES = 64
 """Where each object of a row begins."""
-
-Bytes = npt.NDArray[np.uint8]
 
 
 def _up(number: int, step: int) -> int:
     return -(-number // step) * step
-
-
-def aligned_memory(nbytes: int) -> Bytes:
-    """Return zeroed memory that begins on a page of the system's."""
-    # Zeroed memory that nobody touches costs address space only.
-    raw = np.zeros(nbytes + ALIGN_BYTES, np.uint8)
-    return raw[-raw.ctypes.data % ALIGN_BYTES :][:nbytes]
 
 
 @attrs.frozen(eq=False)
@@ -74,6 +63,7 @@ class Staging:
         trailers: Whether each object is followed by a trailer.
         pieces: Whether a row is described in the same pieces as a page, so
             that a probe goes the way that pages go.
+        lend: Where the memory comes from.
     """
 
     def __init__(
@@ -84,6 +74,7 @@ class Staging:
         *,
         trailers: bool,
         pieces: bool = False,
+        lend: Lender = own_memory,
     ) -> None:
         self.payload = cast("list[int]", source.object_bytes.tolist())
         self.trailers = trailers
@@ -91,7 +82,8 @@ class Staging:
         ends = [_up(size + tail, OBJECT_ALIGN_BYTES) for size in self.payload]
         self.starts = [sum(ends[:at]) for at in range(len(ends))]
         self.row_bytes = _up(sum(ends), ALIGN_BYTES)
-        memory = aligned_memory(areas * pages * self.row_bytes)
+        self._loan = lend(areas * pages * self.row_bytes)
+        memory = self._loan.memory
         rows = memory.reshape(areas * pages, self.row_bytes)
         self.area_pages = pages
         sizes = [
@@ -118,11 +110,28 @@ class Staging:
         Calls that were left behind may never end; where they have all of the
         areas, nobody waits.
         """
+        if not self.enter():
+            return None
         with self._changed:
             self._changed.wait_for(
                 lambda: self._free or self.held, seconds_until(deadline_s)
             )
-            return self._free.pop() if self._free else None
+            area = self._free.pop() if self._free else None
+        if area is None:
+            self.leave()
+        return area
+
+    def keep(self) -> Area:
+        """Take an area for good; who touches it enters before and leaves after."""
+        return self._free.pop()
+
+    def enter(self) -> bool:
+        """Begin to touch the memory; false once it is to be given back."""
+        return self._loan.enter()
+
+    def leave(self) -> None:
+        """End one use of the memory."""
+        self._loan.leave()
 
     def left_behind(self, area: Area) -> None:
         """Note that the call that has an area overran."""
@@ -138,6 +147,7 @@ class Staging:
             self._free.append(area)
             self._late.discard(area)
             self._changed.notify()
+        self.leave()
 
     def seal(self, area: Area, keys: Sequence[str], pages: int) -> None:
         """Write the trailers of the first pages of an area."""

@@ -9,6 +9,7 @@ page is hashed where it lies and never copied.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +20,7 @@ import xxhash
 
 from kvdock.batches import Outcome, Outcomes
 from kvdock.regions import Block, Int64s, Region
+from kvdock.sessions.loans import Lender, Loan, own_memory
 from kvdock.verdicts import TRAILER_BYTES
 
 if TYPE_CHECKING:
@@ -180,17 +182,23 @@ class Trailers:
     region: Region
     hasher: Hasher = attrs.field(repr=False)
     slots: npt.NDArray[np.void] = attrs.field(repr=False)
+    loan: Loan = attrs.field(repr=False)
 
     @classmethod
-    def behind(cls, region: Region) -> Trailers:
+    def behind(cls, region: Region, lend: Lender = own_memory) -> Trailers:
         """Put trailers behind the objects of a region.
+
+        Args:
+            region: An engine's memory.
+            lend: Where memory for the trailers comes from.
 
         Returns:
             Trailers whose `region` has one more piece for each object: what
             the backend is told and moves.
         """
         shape = (region.pages, len(region.objects))
-        wide = np.zeros((*shape, SLOT_BYTES), np.uint8)
+        loan = lend(math.prod(shape) * SLOT_BYTES)
+        wide = loan.memory.reshape(*shape, SLOT_BYTES)
         slots = wide[..., :TRAILER_BYTES].view(TRAILER)[..., 0]
         base = wide.ctypes.data + SLOT_BYTES * np.arange(shape[1])
         tables = _with_piece(region, base, SLOT_BYTES * shape[1])
@@ -203,7 +211,7 @@ class Trailers:
             blocks=(*region.blocks, Block(wide.ctypes.data, wide.nbytes)),
             owners=(*region.owners, wide),
         )
-        return cls(longer, Hasher.of(region), slots)
+        return cls(longer, Hasher.of(region), slots, loan)
 
     def seal(self, keys: Sequence[str], pages: Int64s) -> None:
         """Write the trailers of pages that are about to be stored."""

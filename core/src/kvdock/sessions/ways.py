@@ -99,6 +99,9 @@ class Direct:
 
     def carry(self, line: Line, handle: object, cargo: Cargo) -> Outcomes:
         """Move pages with their trailers, if they have any."""
+        if self.trailers is not None and not self.trailers.loan.enter():
+            cargo.lease.end()
+            return cargo.all(Outcome.UNAVAILABLE)
         try:
             if self.trailers is not None:
                 if cargo.operation is Operation.PUT:
@@ -107,9 +110,9 @@ class Direct:
                     self.trailers.blank(cargo.pages)
             batch = cargo.batch(*self.region.addresses(cargo.pages))
         except Exception:
-            cargo.lease.end()
+            self._end(cargo)
             raise
-        answer = line.run(handle, batch, late=cargo.ended_late)
+        answer = line.run(handle, batch, late=lambda: self._ended_late(cargo))
         outcomes = answer.result.outcomes
         if answer.late:
             return _unproven(cargo.operation, outcomes)
@@ -117,8 +120,20 @@ class Direct:
             if self.trailers is not None and cargo.operation is Operation.GET:
                 outcomes = self.trailers.check(cargo.keys, cargo.pages, outcomes)
         finally:
-            cargo.lease.end()
+            self._end(cargo)
         return outcomes
+
+    def _end(self, cargo: Cargo) -> None:
+        cargo.lease.end()
+        self._leave()
+
+    def _ended_late(self, cargo: Cargo) -> None:
+        cargo.ended_late()
+        self._leave()
+
+    def _leave(self) -> None:
+        if self.trailers is not None:
+            self.trailers.loan.leave()
 
 
 def _unproven(operation: Operation, outcomes: Outcomes) -> Outcomes:
