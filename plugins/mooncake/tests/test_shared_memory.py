@@ -2,31 +2,165 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path as File
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvdock import AttachConfig, Outcome, Region, Shard
-from kvdock.errors import KvdockError, RegionError
+from kvdock import (
+    AttachConfig,
+    Attachment,
+    Dock,
+    DType,
+    HostMemory,
+    KvdockError,
+    Namespace,
+    Needs,
+    Outcome,
+    Part,
+    Per,
+    PoolSpec,
+    Region,
+    Shard,
+)
+from kvdock.core_settings import CoreSettings
+from kvdock.routing import Path
+from kvdock.settings import structure
 from kvdock_mooncake import plugin
 from kvdock_mooncake.client import Client, State
-from kvdock_mooncake.server import start_owner
+from kvdock_mooncake.server import Server, start_owner
 from kvdock_mooncake.settings import MooncakeSettings
-from kvdock_mooncake.shared_memory import allocate
 
 pytestmark = pytest.mark.mooncake
 
 OK = Outcome.OK
+PAGES, PAGE_BYTES = 8, 64 << 10
+HASHES = [f"{page:064x}" for page in range(PAGES)]
+KV = PoolSpec(
+    name="kv",
+    kind="mla",
+    parts=(Part("kv", DType.U8, (PAGE_BYTES,), per=Per.PAGE),),
+    layers=(0,),
+    page_tokens=1,
+    anchor=True,
+)
+Given = Mapping[str, object]
 
 
-@pytest.fixture
-def standalone(serve: Any) -> Iterator[MooncakeSettings]:
-    """Settings for a standalone client that owns 64 MiB."""
+@pytest.fixture(scope="module")
+def owner(serve: Any) -> Iterator[Server]:
+    """A standalone client that owns 64 MiB."""
     owner = start_owner(serve().address, 64 << 20)
-    yield MooncakeSettings(standalone=owner.address, standalone_bytes=32 << 20)
+    yield owner
     owner.stop()
+
+
+@pytest.fixture(scope="module")
+def given(owner: Server) -> Given:
+    """Settings of a process that goes through it."""
+    return {"standalone": owner.address, "standalone_bytes": 32 << 20, "lease_s": 0.5}
+
+
+@pytest.fixture(scope="module")
+def standalone(given: Given) -> MooncakeSettings:
+    """The same for those who talk to the hooks."""
+    return structure(MooncakeSettings, given, where="tests")
+
+
+def allocate(settings: MooncakeSettings, nbytes: int) -> HostMemory:
+    found = plugin.kvdock_allocate(nbytes, AttachConfig(settings=settings))
+    assert found is not None
+    return found
+
+
+def pieces() -> int:
+    """Return how much memory this process shares with others."""
+    maps = File("/proc/self/maps").read_text()
+    return sum("mooncake_shm" in line for line in maps.splitlines())
+
+
+def opened(
+    given: Given, memory: Any, core: CoreSettings, owner: str
+) -> tuple[Attachment, Path]:
+    dock = Dock.load(require=("mooncake",))
+    settings = {"mooncake": given}
+    plan = dock.plan(
+        [KV],
+        Shard(),
+        ("mooncake",),
+        needs=Needs(checks=core.integrity, allocator=owner),
+        settings=settings,
+    )
+    region = Region.of(KV, Shard(), (memory,), PAGES)
+    space = Namespace(model=f"shared {core.integrity} {core.calls.staging} {owner}")
+    attachment = Attachment.open(dock, plan, space, {"kv": region}, settings, core=core)
+    return attachment, plan.anchor.path
+
+
+WAYS = list(product(("auto", "off"), ("routed", "always"), ("mooncake", "")))
+
+
+@pytest.mark.parametrize(("integrity", "staging", "allocator"), WAYS)
+def test_an_attachment_goes_through_a_client_that_owns_the_memory(
+    given: Given, integrity: str, staging: str, allocator: str
+) -> None:
+    """With pools in its memory, and with pools in memory of nobody's."""
+    core = structure(
+        CoreSettings,
+        {"integrity": integrity, "calls": {"staging": staging}, "self_test": True},
+        where="tests",
+    )
+    dock = Dock.load(require=("mooncake",))
+    nbytes = PAGES * PAGE_BYTES
+    memory = dock.allocate("mooncake", nbytes, given) if allocator else None
+    view = np.frombuffer(memory.buffer if memory else bytearray(nbytes), np.uint8)
+    attachment, path = opened(given, view, core, allocator)
+    assert path is (Path.ZERO_COPY if allocator else Path.STAGED)
+    with attachment:
+        view[:] = np.random.default_rng(7).integers(0, 256, nbytes, np.uint8)
+        wanted, places = view.copy(), {"kv": np.arange(PAGES)}
+        assert attachment.put(HASHES, places).pages == PAGES
+        assert attachment.exists(HASHES).best == PAGES
+        view[:] = 0
+        assert attachment.get(HASHES, places).pages == PAGES
+        assert np.array_equal(view, wanted)
+    assert np.array_equal(view, wanted), "an engine's memory outlives the attachment"
+    if memory:
+        memory.give_back()
+
+
+def test_memory_that_came_back_is_handed_out_again(given: Given) -> None:
+    """The library never frees any: each piece is a file for good."""
+    core = CoreSettings()
+    view = np.zeros(PAGES * PAGE_BYTES, np.uint8)
+    for round_ in range(4):
+        attachment, _ = opened(given, view, core, "")
+        attachment.close()
+        if not round_:
+            before = pieces()
+    assert pieces() <= before
+
+
+def test_a_plan_without_the_settings_is_refused_with_what_to_do(given: Given) -> None:
+    dock = Dock.load(require=("mooncake",))
+    plan = dock.plan([KV], Shard(), ("mooncake",))
+    assert plan.anchor.path is Path.ZERO_COPY
+    view = np.zeros(PAGES * PAGE_BYTES, np.uint8)
+    regions = {"kv": Region.of(KV, Shard(), (view,), PAGES)}
+    with pytest.raises(KvdockError, match="does not register") as told:
+        Attachment.open(dock, plan, Namespace(model="m"), regions, {"mooncake": given})
+    assert "Dock.plan(settings=...)" in str(told.value)
+
+
+def test_the_environment_names_a_client_as_well(
+    owner: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dock = Dock.load(require=("mooncake",))
+    monkeypatch.setenv("MOONCAKE_CLIENT", owner.address)
+    assert dock.plan([KV], Shard(), ("mooncake",)).anchor.path is Path.STAGED
 
 
 def test_pages_in_shared_memory_are_stored_and_outlive_the_attachment(
@@ -35,11 +169,11 @@ def test_pages_in_shared_memory_are_stored_and_outlive_the_attachment(
     del attached
     memory = allocate(standalone, 1 << 20)
     pool = rig.pool
-    region = Region.of(pool, Shard(), (memory.array[: rig.memory.nbytes],), 8)
+    region = Region.of(pool, Shard(), (memory.buffer[: rig.memory.nbytes],), 8)
     config = AttachConfig(settings=standalone, namespace=rig.namespace)
     handle = plugin.kvdock_register_pool(pool=pool, region=region, config=config)
     mine = type(rig)(
-        handle, memory.array[: rig.memory.nbytes].reshape(rig.memory.shape), pool
+        handle, memory.buffer[: rig.memory.nbytes].reshape(rig.memory.shape), pool
     )
     wanted = mine.fill(61)
     names = [f"shared-{i}" for i in range(8)]
@@ -52,17 +186,19 @@ def test_pages_in_shared_memory_are_stored_and_outlive_the_attachment(
     mine.memory[:] = 0
     assert mine.get(names, cuts=2) == [OK] * 8
     assert np.array_equal(mine.memory, wanted)
+    memory.give_back()
+    assert handle.client.state == State.READY, "a pool lies in it"
+    assert mine.get(names) == [OK] * 8
     plugin.kvdock_release(handle)
-    memory.release()
-    assert handle.client.state == State.CLOSED
+    assert handle.client.state is State.CLOSED  # type: ignore[comparison-overlap] # a call changes it
 
 
 def test_other_memory_is_refused_with_the_way_to_get_the_right_one(
     standalone: MooncakeSettings, attached: Any
 ) -> None:
-    with pytest.raises(RegionError, match="does not register") as told:
+    with pytest.raises(KvdockError, match="does not register") as told:
         attached(standalone)
-    assert "shared_memory.allocate" in told.value.fix
+    assert "Dock.allocate" in told.value.fix
 
 
 def test_a_client_without_room_is_an_error_and_leaves_nothing_open(
@@ -76,11 +212,11 @@ def test_a_client_without_room_is_an_error_and_leaves_nothing_open(
         return take(client, nbytes) if nbytes < 4096 else 0
 
     monkeypatch.setattr(Client, "take", full)
-    with pytest.raises(RegionError, match=r"no 1\.0 MiB left"):
-        allocate(standalone, 1 << 20)
+    with pytest.raises(KvdockError, match=r"no 1\.0 MiB more"):
+        allocate(standalone, (1 << 20) + 1)
     assert opened[0].state == State.CLOSED
 
 
-def test_without_a_standalone_client_there_is_none() -> None:
-    with pytest.raises(KvdockError, match="standalone"):
-        allocate(MooncakeSettings(master="127.0.0.1:1"), 4096)
+def test_without_a_standalone_client_any_memory_will_do() -> None:
+    settings = MooncakeSettings(master="127.0.0.1:1")
+    assert plugin.kvdock_allocate(4096, AttachConfig(settings=settings)) is None

@@ -24,6 +24,7 @@ import numpy as np
 from kvdock.errors import KvdockError, RegionError
 from kvdock.regions import Block
 from kvdock_mooncake.allowance import Allowance
+from kvdock_mooncake.arena import ARENA
 from kvdock_mooncake.clears import Shut, Space
 from kvdock_mooncake.codes import NO_ROOM, TRANSFER_FAILED, sentence_of
 from kvdock_mooncake.health import Health
@@ -245,7 +246,7 @@ class Client:
             KvdockError: If the library refuses it.
         """
         with self._registering:
-            member.blocks.append(self.memory.add(block, self._register))
+            member.blocks.append(self.memory.add(ARENA.whole(block), self._register))
 
     def release(self, member: Member) -> None:
         """Let a pool go; the last one shuts the store.
@@ -346,13 +347,11 @@ class Client:
     def _register(self, block: Block) -> None:
         status = self._store.register_buffer(block.address, block.nbytes)
         if not status:
+            ARENA.enter(block, self)
             return
         fix = "Look at the library's lines on standard error."
         if self.settings.standalone:
-            fix = (
-                "A standalone client only takes memory of its own: get it from "
-                "kvdock_mooncake.shared_memory.allocate."
-            )
+            fix = "Use Dock.plan(settings=...), or memory of Dock.allocate."
         raise RegionError(
             f"the Mooncake library does not register {block.nbytes} bytes at "
             f"{block.address:#x}: {sentence_of(status)}",
@@ -363,17 +362,18 @@ class Client:
         status = self._store.unregister_buffer(block.address)
         if status:
             log.warning("memory stays registered: %s", sentence_of(status))
+        ARENA.leave(block, self)
 
     def take(self, nbytes: int) -> int:
-        """Get memory of a standalone client: its address, or 0."""
+        """Get new memory that a standalone client shares: its address, or 0."""
         return int(self._store.alloc_from_mem_pool(nbytes))
 
     def _take_scratch(self) -> None:
         """Get a few bytes for marks and for the warm-up."""
         size = 2 * _WARM_UP_BYTES
         if self.settings.standalone:
-            address = self.take(size)
-            self._scratch = np.asarray(RawMemory(address, size))
+            piece = ARENA.take(size, self, self.take)
+            self._scratch = np.asarray(RawMemory(piece.address, size))
         else:
             self._scratch = np.zeros(size, np.uint8)
         block = Block(int(self._scratch.ctypes.data), size)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.errors import PluginError
-from kvdock.hookspecs import AttachConfig, Finding, hookimpl
+from kvdock.errors import KvdockError, PluginError
+from kvdock.hookspecs import AttachConfig, Finding, HostMemory, hookimpl
 from kvdock.keys import key_suffixes
 from kvdock.manifest import (
     API_VERSION,
@@ -54,7 +54,7 @@ def kvdock_manifest() -> Manifest:
         kinds=dict.fromkeys(PoolKind, _ANY_POOL),
         zero_copy=Support.NATIVE,
         memory_registration=Support.NATIVE,
-        host_allocator=Support.NO,
+        host_allocator=Support.NATIVE,
         direct_transfer=Support.NO,
         integrity=Support.NO,
         eviction=Support.NATIVE,
@@ -76,10 +76,15 @@ def kvdock_probe(config: AttachConfig) -> Sequence[Finding]:
 
 @hookimpl
 def kvdock_check_capability(
-    capability: Capability, pool: PoolSpec, shard: Shard
+    capability: Capability,
+    pool: PoolSpec,
+    shard: Shard,
+    settings: MooncakeSettings | None,
 ) -> Verdict | None:
-    """Store nothing where the client library is not installed, or twice."""
+    """Store nothing without the library, or with two; take any memory or not."""
     del pool, shard
+    if capability is Capability.HOST_ALLOCATOR and not _standalone(settings):
+        return Verdict(Support.NATIVE, "without a standalone client any memory will do")
     if capability is not Capability.STORE:
         return None
     from kvdock_mooncake.library import installed, the_wheel  # noqa: PLC0415 - as above
@@ -89,6 +94,26 @@ def kvdock_check_capability(
     except PluginError as error:
         return Verdict(Support.NO, f"{error.what}: {error.fix}")
     return None
+
+
+def _standalone(settings: MooncakeSettings | None) -> bool:
+    """Return whether a client process owns the memory."""
+    try:
+        return bool((settings or MooncakeSettings()).completed().standalone)
+    except KvdockError:
+        # What is wrong with them is told when somebody attaches with them.
+        return False
+
+
+@hookimpl
+def kvdock_allocate(nbytes: int, config: AttachConfig) -> HostMemory | None:
+    """Bring memory that a standalone client shares, if there is one."""
+    settings = (config.settings or MooncakeSettings()).completed()
+    if not settings.standalone:
+        return None
+    from kvdock_mooncake.shared_memory import allocate  # noqa: PLC0415 - as above
+
+    return allocate(settings, nbytes, config)
 
 
 @hookimpl
