@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
+import watched
 
 from kvdock.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
 from kvdock.pools import HitPolicy, Layout, PoolKind, Shard, Sharding
 from kvdock.testing import BackendContract
 from kvdock.testing.cases import selection
 from kvdock.testing.contract import groups
+from kvdock.testing.running import run_tests
 from kvdock.testing.samples import Sample
 from kvdock.verdicts import Needs, consider
 
@@ -40,8 +43,8 @@ def manifest(**changes: Any) -> Manifest:
             kinds={one: kind() for one in PoolKind},
             zero_copy=Support.NATIVE,
             memory_registration=Support.NATIVE,
-            host_allocator=Support.NO,
-            direct_transfer=Support.NATIVE,
+            host_allocator=Support.NATIVE,
+            direct_transfer=Support.NO,
             integrity=Support.NATIVE,
             eviction=Support.NATIVE,
             durability=Scope.CLUSTER,
@@ -75,8 +78,7 @@ OTHER: Mapping[str, Mapping[str, Any]] = {
     "multi_buffer": {"kinds": all_kinds(multi_buffer=Support.UNDECLARED)},
     "zero_copy": {"zero_copy": Support.UNDECLARED},
     "memory_registration": {"memory_registration": Support.UNDECLARED},
-    "host_allocator": {"host_allocator": Support.NATIVE},
-    "direct_transfer": {"direct_transfer": Support.UNDECLARED},
+    "host_allocator": {"host_allocator": Support.UNDECLARED},
     "integrity": {"integrity": Support.UNDECLARED},
     "eviction": {"eviction": Support.UNDECLARED},
     "durability": {"durability": Scope.NONE},
@@ -90,17 +92,52 @@ OTHER: Mapping[str, Mapping[str, Any]] = {
 """A manifest that differs from the full one in one field only."""
 
 
-def runs(declared: Manifest) -> dict[str, tuple[tuple[str, bool], ...]]:
+def runs(declared: Manifest) -> dict[str, frozenset[str]]:
+    """Return what each test of the contract is run with."""
     return {
-        test: tuple((case.id, bool(case.skip)) for case in cases)
+        test: frozenset(_tried(case.value) for case in cases if not case.skip)
         for test, cases in selection(BackendContract, declared).items()
     }
 
 
+def _tried(value: object) -> str:
+    """Write what a test is run with, without the grade that let it run."""
+    if isinstance(value, tuple):
+        return " ".join(map(_tried, value))
+    return "declared" if isinstance(value, Support | Scope | int) else repr(value)
+
+
+@pytest.fixture(scope="module")
+def touching(tmp_path_factory: pytest.TempPathFactory) -> frozenset[str]:
+    """The tests of the contract that move pages through a backend."""
+    record = tmp_path_factory.mktemp("watch") / "tests"
+    environ = {watched.RECORD: str(record)}
+    ran = run_tests([watched.__file__], environ=environ, timeout_s=120.0)
+    assert {end.how for end in ran.ended} <= {"passed", "skipped"}, ran.said
+    lines = record.read_text().splitlines()
+    return frozenset(re.findall(r"::(test_\w+)", " ".join(lines)))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("field", OTHER)
-def test_every_declared_capability_switches_tests_on(field: str) -> None:
+def test_every_declared_capability_switches_tests_on(
+    field: str, touching: frozenset[str]
+) -> None:
+    """Tests that move pages: a row in a plan proves nothing about a backend."""
     full, less = runs(manifest()), runs(manifest(**OTHER[field]))
-    assert full != less, f"no test of the contract reads {field}"
+    changed = [test for test in touching if full[test] != less[test]]
+    assert changed, f"{field} is declared, and no test tries it with a backend"
+
+
+@pytest.mark.slow
+def test_a_promise_that_only_the_router_reads_is_not_tried(
+    touching: frozenset[str],
+) -> None:
+    promised = runs(manifest(direct_transfer=Support.NATIVE))
+    silent = runs(manifest(direct_transfer=Support.UNDECLARED))
+    changed = {test for test in promised if promised[test] != silent[test]}
+    assert changed, "what the router makes of it is tested"
+    assert not changed & touching
 
 
 def test_every_field_of_a_manifest_is_read_by_the_contract() -> None:
@@ -109,7 +146,9 @@ def test_every_field_of_a_manifest_is_read_by_the_contract() -> None:
     # Identity: the loader compares name and number before anything else runs,
     # and these three have a test that every backend runs.
     always = {"name", "api", "summary", "settings"}
-    assert declared - always == set(OTHER)
+    # Refused by the loader where it is declared: no hook moves pages to a peer.
+    refused = {"direct_transfer"}
+    assert declared - always - refused == set(OTHER)
 
 
 GRADES = [
@@ -180,6 +219,7 @@ ASKED: Mapping[str, tuple[Sample, Needs]] = {
 """A pool, and a deployment, to which the field makes a difference."""
 
 OTHER_ROUTED = dict(OTHER) | {
+    "direct_transfer": {"direct_transfer": Support.NATIVE},
     "max_object_bytes": {"max_object_bytes": 100},
     "max_batch_keys": {"max_batch_keys": 2},
     "max_key_bytes": {"max_key_bytes": 80},
@@ -187,9 +227,11 @@ OTHER_ROUTED = dict(OTHER) | {
 }
 
 
-@pytest.mark.parametrize("field", OTHER)
+@pytest.mark.parametrize("field", OTHER_ROUTED)
 def test_every_declared_capability_changes_a_route(field: str) -> None:
     sample, needs = ASKED[field]
+    if field != "host_allocator":
+        needs = attrs.evolve(needs, allocator="probe")
     full = consider(sample.pool(), Shard(), manifest(), needs)
     less = consider(sample.pool(), Shard(), manifest(**OTHER_ROUTED[field]), needs)
     assert (full.accepted, full.path, full.unit) != (

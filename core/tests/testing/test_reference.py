@@ -26,6 +26,18 @@ class TestMemory(BackendContract):
         return {"quota_bytes": 1 << 20}
 
 
+class TestOwnMemory(BackendContract):
+    plugin = "kvdock.testing.own_memory:plugin"
+
+    @pytest.fixture
+    def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
+        return {"store": request.node.name}
+
+    @pytest.fixture
+    def small(self) -> Mapping[str, object]:
+        return {"quota_bytes": 1 << 20}
+
+
 class TestFolder(BackendContract):
     plugin = "kvdock.testing.reference:folder"
 

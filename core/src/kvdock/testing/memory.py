@@ -7,6 +7,7 @@ that a batch does not name show writes that went astray.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
@@ -21,6 +22,9 @@ from kvdock.testing.samples import local_content
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from kvdock.dock import Backend
+    from kvdock.hookspecs import AttachConfig, HostMemory
+
 Bytes = npt.NDArray[np.uint8]
 
 GUARD_BYTES = 192
@@ -31,6 +35,28 @@ GUARD = 0xC3
 
 BLANK = 0xA5
 """What a page holds before it is read."""
+
+Bring = Callable[[int], Bytes]
+"""From a number of bytes to memory of that size."""
+
+
+def plain(nbytes: int) -> Bytes:
+    """Return memory of nobody's."""
+    return np.zeros(nbytes, np.uint8)
+
+
+def bringer(backend: Backend, config: AttachConfig, lent: list[HostMemory]) -> Bring:
+    """Return who brings memory that a backend reaches, noting what is its own."""
+
+    def bring(nbytes: int) -> Bytes:
+        found = backend.allocate(nbytes, config)
+        if found is None:
+            return plain(nbytes)
+        lent.append(found)
+        return np.frombuffer(found.buffer, np.uint8)
+
+    return bring
+
 
 # From the order in memory, without the page, to (layer, token, head, row).
 _TO_CANONICAL = MappingProxyType(
@@ -54,13 +80,24 @@ class PageMemory:
     blocks: tuple[Bytes, ...]
 
     @classmethod
-    def of(cls, pool: PoolSpec, shard: Shard, pages: int) -> PageMemory:
-        """Make memory: a block for each part, or one where pages are objects."""
+    def of(
+        cls, pool: PoolSpec, shard: Shard, pages: int, bring: Bring = plain
+    ) -> PageMemory:
+        """Make memory: a block for each part, or one where pages are objects.
+
+        Args:
+            pool: The pool as it was routed.
+            shard: Which rank to be.
+            pages: How many pages to hold.
+            bring: Where the blocks come from.
+        """
         layers = len(pool.local_layers(shard))
         each = [layers * pool.part_bytes(part, shard) * pages for part in pool.parts]
         if pool.layout is Layout.PAGE_OBJECT and each:
             each = [sum(each)]
-        blocks = tuple(np.full(n + 2 * GUARD_BYTES, GUARD, np.uint8) for n in each)
+        blocks = tuple(bring(n + 2 * GUARD_BYTES) for n in each)
+        for block in blocks:
+            block[:] = GUARD
         memory = cls(pool, shard, pages, blocks)
         memory.blank(0, pages)
         return memory

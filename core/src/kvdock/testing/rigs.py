@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.batches import Batch, BatchResult, Operation, Outcome, Outcomes
-from kvdock.hookspecs import AttachConfig
+from kvdock.hookspecs import AttachConfig, HostMemory
 from kvdock.keys import (
     Namespace,
     build_keys,
@@ -26,15 +26,15 @@ from kvdock.keys import (
 from kvdock.manifest import Capability, KindSupport, Manifest, Scope, Support, Verdict
 from kvdock.pools import PoolKind, PoolSpec, Shard
 from kvdock.routing import Path, Route, plan_routes
-from kvdock.testing.memory import PageMemory
+from kvdock.testing.memory import Bring, PageMemory, bringer
 from kvdock.testing.samples import PAGE_TOKENS
+from kvdock.verdicts import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kvdock.dock import Backend
     from kvdock.regions import Region
-    from kvdock.verdicts import Needs
 
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
@@ -61,6 +61,7 @@ def route_pools(
     pools: Sequence[PoolSpec],
     shard: Shard,
     needs: Needs | None = None,
+    settings: object = None,
 ) -> tuple[Route, ...]:
     """Ask the router for pools of an engine whose anchor lives elsewhere.
 
@@ -85,7 +86,7 @@ def route_pools(
     ) -> Verdict | None:
         if name != backend.name:
             return None
-        return backend.check_capability(capability, pool, shard)
+        return backend.check_capability(capability, pool, shard, settings)
 
     wanted = {pool.name: backend.name for pool in pools}
     plan = plan_routes(
@@ -113,6 +114,8 @@ class Rig:
     suffixes: tuple[str, ...]
     handle: Any
     own: tuple[int, int]
+    bring: Bring = attrs.field(repr=False)
+    lent: list[HostMemory] = attrs.field(repr=False)
     attached: bool = True
 
     @property
@@ -151,7 +154,8 @@ class Rig:
             addresses, sizes = self.region.addresses(places)
             return Batch(operation, keys, addresses, sizes, deadline), None
         each = self.region.object_bytes
-        rows = np.zeros((len(places), int(each.sum())), np.uint8)
+        width = int(each.sum())
+        rows = self.bring(len(places) * width).reshape(len(places), width)
         if operation is Operation.PUT:
             self.region.gather(places, rows)
         starts = np.concatenate([[0], np.cumsum(each)[:-1]])
@@ -287,6 +291,12 @@ class Rig:
             self.attached = False
             self.backend.release(self.handle)
             self.handle = None
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Give back what the plugin brought, once."""
+        while self.lent:
+            self.lent.pop().give_back()
 
 
 def spelled(outcomes: Outcomes) -> str:
@@ -316,6 +326,21 @@ class Harness:
         """Return a harness like this one over another store."""
         return Harness(self.plugin, settings, self.backend, tidy=self.tidy)
 
+    def routes(
+        self,
+        pools: Sequence[PoolSpec],
+        shard: Shard | None = None,
+        **needs: Any,  # noqa: ANN401 - as `Needs` takes them
+    ) -> tuple[Route, ...]:
+        """Ask the router for pools that lie where the plugin wants them."""
+        return route_pools(
+            self.backend,
+            pools,
+            shard or Shard(),
+            Needs(**{"allocator": self.backend.name} | needs),
+            self.backend.settings(self.settings),
+        )
+
     def attach(
         self,
         pools: Sequence[PoolSpec],
@@ -338,7 +363,7 @@ class Harness:
             AssertionError: If a pool finds no route.
         """
         shard = shard or Shard()
-        routes = route_pools(self.backend, pools, shard)
+        routes = self.routes(pools, shard)
         for route in routes:
             assert route.backend, (
                 f"pool {route.pool.name!r} finds no route: {route.reason}"
@@ -371,7 +396,9 @@ class Harness:
     def _attach(
         self, pool: PoolSpec, config: AttachConfig, pages: int, *, staged: bool
     ) -> Rig:
-        memory = PageMemory.of(pool, config.shard, pages)
+        lent: list[HostMemory] = []
+        bring = bringer(self.backend, config, lent)
+        memory = PageMemory.of(pool, config.shard, pages, bring)
         region = memory.region()
         self.remember(pool, config)
         rig = Rig(
@@ -384,6 +411,8 @@ class Harness:
             suffixes=self.backend.key_suffix(pool, config.shard),
             handle=self.backend.register_pool(pool, region, config),
             own=(0, pages),
+            bring=bring,
+            lent=lent,
         )
         self._rigs.append(rig)
         return rig

@@ -19,6 +19,7 @@ pytest.register_assert_rewrite(
                 "lifecycle",
                 "limits",
                 "machine",
+                "memory",
                 "pages",
                 "races",
                 "ranks",
@@ -38,6 +39,7 @@ from kvdock.testing.contract.keys import KeyTests  # noqa: E402 - after the rewr
 from kvdock.testing.contract.lifecycle import LifecycleTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.limits import LimitTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.machine import MachineTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.memory import MemoryTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.pages import PageTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.races import RaceTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.ranks import RankTests  # noqa: E402 - after the rewriting
@@ -58,6 +60,7 @@ class BackendContract(
     DamageTests,
     LimitTests,
     LifecycleTests,
+    MemoryTests,
     MachineTests,
     Suite,
     sealed=True,

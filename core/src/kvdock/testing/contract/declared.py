@@ -24,17 +24,17 @@ from kvdock.testing.cases import (
     refusals,
     samples,
 )
-from kvdock.testing.rigs import Harness, route_pools
 from kvdock.testing.samples import Sample, page_hashes
-from kvdock.verdicts import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from kvdock.testing.rigs import Harness
+
 
 def only_route(harness: Harness, sample: Sample, shard: Shard | None = None) -> Route:
     """Return the route of one pool, or of its refusal."""
-    (route,) = route_pools(harness.backend, [sample.pool()], shard or Shard())
+    (route,) = harness.routes([sample.pool()], shard)
     return route
 
 
@@ -54,10 +54,8 @@ _NEEDS: Mapping[Capability, Mapping[str, Any]] = MappingProxyType(
         Capability.FORK_SAFE: {"fork_safe": True},
         Capability.DIRECT_TRANSFER: {"direct_transfer": True},
         Capability.MEMORY_REGISTRATION: {"registrable": False},
-        Capability.HOST_ALLOCATOR: {"allocator": ""},
     }
 )
-_REACHES = (Capability.MEMORY_REGISTRATION, Capability.HOST_ALLOCATOR)
 
 
 def needed(manifest: Manifest) -> Iterable[Case]:
@@ -130,10 +128,8 @@ class DeclaredTests:
         (sample,) = one_sample(harness.backend.manifest)
         if sample.skip:
             pytest.skip(sample.skip)
-        needs = Needs(**_NEEDS[capability])
-        pools = [sample.value.pool()]
-        (route,) = route_pools(harness.backend, pools, Shard(), needs)
-        if capability in _REACHES:
+        (route,) = harness.routes([sample.value.pool()], **_NEEDS[capability])
+        if capability is Capability.MEMORY_REGISTRATION:
             # The memory in question is out of reach, so a copy is made.
             assert route.backend, route.reason
             assert route.path is Path.STAGED or not grade, route.reason

@@ -117,14 +117,16 @@ class _Drill:
             ),
         )
         pool = attrs.evolve(sample.pool(), anchor=True)
-        plan = self.dock.plan([pool], Shard(), needs=Needs(checks=core.integrity))
+        settings = dict.fromkeys(self.dock.backends, self.harness.settings)
+        needs = Needs(checks=core.integrity)
+        plan = self.dock.plan([pool], Shard(), needs=needs, settings=settings)
         memory = PageMemory.of(plan.anchor.pool, Shard(), 2 * len(PAGES))
         cache = Attachment.open(
             self.dock,
             plan,
             Namespace(model="faulty", salt=self.harness.salt),
             {pool.name: memory.region()},
-            dict.fromkeys(self.dock.backends, self.harness.settings),
+            settings,
             core=core,
         )
         self._remember(pool, cache)

@@ -6,7 +6,14 @@ They test the kit: a contract that lets one of them pass is worth nothing.
 
 from __future__ import annotations
 
-from kvdock.testing.mutants import answers, faults, keys, promises, stored
+from kvdock.testing.mutants import (
+    allocators,
+    answers,
+    faults,
+    keys,
+    promises,
+    stored,
+)
 from kvdock.testing.mutants.mutant import (
     FolderMutant,
     MemoryMutant,
@@ -30,7 +37,7 @@ def _of(*rooms: object) -> tuple[Mutant, ...]:
     return tuple(dict.fromkeys(found))
 
 
-MUTANTS = _of(keys, answers, stored, promises, faults)
+MUTANTS = _of(keys, answers, stored, promises, allocators, faults)
 """All mutants, in the order of the table in the docs."""
 
 

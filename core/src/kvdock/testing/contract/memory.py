@@ -1,0 +1,101 @@
+"""Host memory that a backend brings, where it reaches no other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from kvdock.hookspecs import AttachConfig
+from kvdock.manifest import Capability, Support
+from kvdock.pools import Shard
+from kvdock.testing.cases import contract_test, graded, one_sample
+from kvdock.testing.samples import Sample, page_hashes
+from kvdock.verdicts import Needs, declared
+
+if TYPE_CHECKING:
+    from kvdock.hookspecs import HostMemory
+    from kvdock.testing.rigs import Harness
+
+PAGES = page_hashes(6)
+NBYTES = 12345
+JUNK = 0x5A
+
+
+def some_sample(harness: Harness) -> Sample:
+    """Return a pool with bytes, or skip."""
+    (case,) = one_sample(harness.backend.manifest)
+    if case.skip:
+        pytest.skip(case.skip)
+    sample: Sample = case.value
+    return sample
+
+
+def takes_any(harness: Harness, sample: Sample) -> bool:
+    """Return whether the router is told that any memory will do."""
+    backend = harness.backend
+    asked = (Capability.HOST_ALLOCATOR, sample.pool(), Shard())
+    said = backend.check_capability(*asked, backend.settings(harness.settings))
+    if said is None:
+        said = declared(*asked, backend.manifest, Needs())
+    return bool(said)
+
+
+def allocated(harness: Harness, nbytes: int = NBYTES) -> HostMemory | None:
+    """Ask the plugin for memory as an engine does."""
+    backend = harness.backend
+    config = AttachConfig(settings=backend.settings(harness.settings))
+    return backend.allocate(nbytes, config)
+
+
+class MemoryTests:
+    """What is said of memory holds for memory."""
+
+    @contract_test(graded("host_allocator"))
+    def test_memory_is_brought_where_no_other_will_do(
+        self, harness: Harness, case: Support
+    ) -> None:
+        sample = some_sample(harness)
+        any_memory = takes_any(harness, sample)
+        assert case or any_memory, "its verdict says what its manifest denies"
+        memory = allocated(harness)
+        if any_memory:
+            assert memory is None, "it brings memory, although any will do"
+        else:
+            assert memory is not None, "only its own memory will do, and it brings none"
+            view = np.frombuffer(memory.buffer, np.uint8)
+            view[:] = JUNK
+            assert (view == JUNK).all()
+            memory.give_back()
+        # The rig takes what is brought, and otherwise memory of nobody's.
+        rig = harness.rig(sample.pool())
+        rig.stored(PAGES)
+        rig.loaded(PAGES)
+
+    @contract_test(graded("host_allocator"))
+    def test_memory_that_was_given_back_stays_until_its_pool_is_released(
+        self, harness: Harness, case: Support
+    ) -> None:
+        sample = some_sample(harness)
+        if not case or takes_any(harness, sample):
+            pytest.skip("with these settings any memory will do")
+        rig = harness.rig(sample.pool())
+        rig.stored(PAGES)
+        rig.give_back()
+        rig.memory.blank(*rig.own)
+        others = [allocated(harness, len(block)) for block in rig.memory.blocks * 2]
+        for other in others:
+            assert other is not None
+            np.frombuffer(other.buffer, np.uint8)[:] = JUNK
+        rig.memory.check_untouched((), *rig.own)
+        rig.loaded(PAGES)
+        rig.stored(page_hashes(2, "more"))
+        rig.release()
+        for other in others:
+            if other is not None:
+                assert (np.frombuffer(other.buffer, np.uint8) == JUNK).all()
+                other.give_back()
+        again = harness.rig(sample.pool())
+        again.stored(page_hashes(2, "again"))
+        again.loaded(page_hashes(2, "again"))

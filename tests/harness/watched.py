@@ -1,0 +1,66 @@
+"""The contract over a backend that notes in which test it is given a batch.
+
+Run by test_contract.py in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import pytest
+
+from kvdock.hookspecs import hookimpl
+from kvdock.pools import PoolKind
+from kvdock.testing import BackendContract, Oracle
+from kvdock.testing.reference import FolderReference, FolderShelf, Handle, ShelfOracle
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvdock.batches import Batch, BatchResult
+    from kvdock.manifest import Manifest
+
+RECORD = "KVDOCK_WATCHED"
+"""Names the file that it writes to."""
+
+
+class Watched(FolderReference):
+    """A backend that does everything right, and tells by whom it is used."""
+
+    def manifest(self) -> Manifest:
+        """Declare a kind with heads, one without, and marks: each test is met."""
+        full = super().manifest()
+        few = (PoolKind.MHA, PoolKind.MLA, PoolKind.LOGICAL)
+        return attrs.evolve(full, kinds={kind: full.kinds[kind] for kind in few})
+
+    @hookimpl
+    def kvdock_batch_io(self, handle: Handle, batch: Batch) -> BatchResult:
+        """Note the test, then do the batch."""
+        with Path(os.environ[RECORD]).open("a") as file:
+            file.write(os.environ["PYTEST_CURRENT_TEST"] + "\n")
+        return super().kvdock_batch_io(handle, batch)
+
+
+def __getattr__(name: str) -> Watched:
+    if name == "plugin":
+        return Watched()
+    raise AttributeError(name)
+
+
+class TestWatched(BackendContract):
+    plugin = f"{__name__}:plugin"
+
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> Mapping[str, object]:
+        return {"root": str(tmp_path)}
+
+    @pytest.fixture
+    def small(self, tmp_path: Path) -> Mapping[str, object]:
+        return {"root": str(tmp_path / "small"), "quota_bytes": 1 << 20}
+
+    @pytest.fixture
+    def oracle(self, tmp_path: Path) -> Oracle:
+        return ShelfOracle(FolderShelf(tmp_path))
