@@ -55,7 +55,9 @@ def try_out(backend: Backend, settings: Mapping[str, object]) -> tuple[Finding, 
     shard = Shard()
     try:
         dock = Dock({backend.name: backend})
-        plan = dock.plan(pools_of(backend.manifest.kinds), shard, [backend.name])
+        given = {backend.name: settings} if backend.manifest.settings else None
+        pools = pools_of(backend.manifest.kinds)
+        plan = dock.plan(pools, shard, [backend.name], settings=given)
         regions = {
             route.pool.name: Region.of(
                 route.pool, shard, [np.zeros(_PAGE_BYTES, np.uint8)], pages=1
@@ -63,7 +65,6 @@ def try_out(backend: Backend, settings: Mapping[str, object]) -> tuple[Finding, 
             for route in plan.accepted
         }
         namespace = Namespace(model="kvdock self test")
-        given = {backend.name: settings} if backend.manifest.settings else None
         with Attachment.open(
             dock, plan, namespace, regions, given, trial=True
         ) as attachment:

@@ -230,6 +230,7 @@ class Tier:
                     # So that the route table says what happens to the pages.
                     staged=self.given.core.calls.staging is Staging.ALWAYS,
                 ),
+                settings=self.given.backends,
             )
         except NoRoute as error:
             if sharing is not Scope.CLUSTER:

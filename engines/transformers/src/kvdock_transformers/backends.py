@@ -1,6 +1,6 @@
 """Which backend a trial uses, judged by manifests; loads no torch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -104,18 +104,26 @@ def served(name: str, given: Settings) -> Iterator[tuple[Settings, str]]:
 def settings_for(
     dock: Dock, plan: Plan, directory: Path, given: Mapping[str, Settings]
 ) -> dict[str, Settings]:
-    """Return the settings of every backend of a plan.
+    """Return the settings of every backend of a plan; see `completed`."""
+    used = {route.backend for route in plan.accepted if route.backend}
+    return completed(dock, used, directory, given)
+
+
+def completed(
+    dock: Dock, names: Iterable[str], directory: Path, given: Mapping[str, Settings]
+) -> dict[str, Settings]:
+    """Return the settings of some backends.
 
     One that keeps files gets a directory of its own, if it is given none.
 
     Args:
         dock: The loaded backends.
-        plan: Which of them are used.
+        names: Which of them.
         directory: Where directories are made.
         given: Backend to the settings that the user gave.
     """
     settings: dict[str, Settings] = {}
-    for name in {route.backend for route in plan.accepted if route.backend}:
+    for name in names:
         path = path_setting(dock.backends[name].manifest.settings)
         own: Settings = {path: str(directory / name)} if path else {}
         settings[name] = {**own, **given.get(name, {})}

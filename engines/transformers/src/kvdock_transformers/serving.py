@@ -7,6 +7,7 @@ is missing, generate, store what is new. Only what they find differs.
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import attrs
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 from kvdock import Dock, Namespace, Plan
 from kvdock_transformers import models
-from kvdock_transformers.backends import settings_for
+from kvdock_transformers.backends import completed, settings_for
 from kvdock_transformers.families import WORKLOADS, Family, Workload
 from kvdock_transformers.paged import PagedModel
 from kvdock_transformers.prefix import page_hashes
@@ -99,9 +100,15 @@ def serve(job: Job, family: Family, emit: Emit) -> Served:
     if job.phase is Phase.RECOMPUTE:
         return _recompute(job, engine, emit)
     dock = Dock.load(require=(job.backend,) if job.backend else ())
-    plan = plan_for(dock, engine.models, job.backend)
+    known = [name for name in job.given if name in dock.backends]
+    settings = completed(dock, known, _store(job, engine), job.given)
+    plan = plan_for(dock, engine.models, job.backend, settings)
     emit({"event": "plan", "text": plan.explain()})
     return _serve_from_store(job, engine, dock, plan, emit)
+
+
+def _store(job: Job, engine: _Engine) -> Path:
+    return job.directory / "store" / engine.family
 
 
 def _recompute(job: Job, engine: _Engine, emit: Emit) -> Served:
@@ -122,7 +129,7 @@ def _serve_from_store(
         dock,
         plan,
         namespace,
-        settings_for(dock, plan, job.directory / "store" / engine.family, job.given),
+        settings_for(dock, plan, _store(job, engine), job.given),
         hashes,
         engine.models,
     )

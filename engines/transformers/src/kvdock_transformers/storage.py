@@ -18,14 +18,26 @@ _PAGES_PER_CALL = 32
 """Pages stored per call, so that progress can be shown in between."""
 
 
-def plan_for(dock: Dock, models: Sequence[PagedModel], backend: str) -> Plan:
+def plan_for(
+    dock: Dock,
+    models: Sequence[PagedModel],
+    backend: str,
+    settings: Mapping[str, Mapping[str, object]] | None = None,
+) -> Plan:
     """Route all pools of the models.
+
+    Args:
+        dock: The loaded backends.
+        models: Target and draft.
+        backend: Who is to keep them; "" for anybody who can.
+        settings: Backend to the settings that it will be attached with.
 
     Raises:
         NoRoute: If no backend takes a pool that is required.
     """
     pools = [pool for model in models for pool in model.pools.all]
-    return dock.plan(pools, Shard(), (backend,) if backend else ())
+    prefer = (backend,) if backend else ()
+    return dock.plan(pools, Shard(), prefer, settings=settings)
 
 
 @attrs.frozen

@@ -99,7 +99,7 @@ def kvdock_check_capability(
 def _standalone(settings: MooncakeSettings | None) -> bool:
     """Return whether a client process owns the memory."""
     try:
-        return bool((settings or MooncakeSettings()).completed().standalone)
+        return bool((settings or _unsaid()).standalone)
     except KvdockError:
         # What is wrong with them is told when somebody attaches with them.
         return False
@@ -108,7 +108,7 @@ def _standalone(settings: MooncakeSettings | None) -> bool:
 @hookimpl
 def kvdock_allocate(nbytes: int, config: AttachConfig) -> HostMemory | None:
     """Bring memory that a standalone client shares, if there is one."""
-    settings = (config.settings or MooncakeSettings()).completed()
+    settings = (config.settings or _unsaid()).completed(config.shard)
     if not settings.standalone:
         return None
     from kvdock_mooncake.shared_memory import allocate  # noqa: PLC0415 - as above
