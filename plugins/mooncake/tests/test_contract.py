@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvdock import AttachConfig
+from kvdock.settings import structure
 from kvdock.testing import BackendContract, Oracle
+from kvdock_mooncake import plugin
 from kvdock_mooncake.joining import join
 from kvdock_mooncake.server import start_master, start_owner
 from kvdock_mooncake.settings import MooncakeSettings
@@ -85,3 +88,33 @@ class TestMooncake(BackendContract):
     @pytest.fixture
     def oracle(self, raw: RawStore) -> Oracle:
         return raw
+
+
+@pytest.fixture(scope="module")
+def through(library: Any, discard: str) -> Iterator[Mapping[str, object]]:
+    """Settings of a process that goes through a client, with a connection kept.
+
+    Each connection that is closed holds the interpreter for a second.
+    """
+    del library
+    master = start_master(f"-default_kv_lease_ttl={int(LEASE_S * 1000)}", discard)
+    owner = start_owner(master.address, 512 << 20)
+    given = {"standalone": owner.address, "lease_s": LEASE_S}
+    settings = structure(MooncakeSettings, given, where="tests")
+    memory = plugin.kvdock_allocate(4096, AttachConfig(settings=settings))
+    assert memory is not None
+    yield given
+    memory.give_back()
+    owner.stop()
+    master.stop()
+
+
+@pytest.mark.slow
+class TestStandalone(BackendContract):
+    """The same through a client process, which reaches only what it shares."""
+
+    plugin = "mooncake"
+
+    @pytest.fixture
+    def config(self, through: Mapping[str, object]) -> Mapping[str, object]:
+        return through

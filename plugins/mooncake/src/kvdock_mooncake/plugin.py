@@ -105,10 +105,19 @@ def _standalone(settings: MooncakeSettings | None) -> bool:
         return False
 
 
+def _joins_with(config: AttachConfig) -> MooncakeSettings:
+    """Return the settings with which a process joins; a trial lends nothing."""
+    settings: MooncakeSettings = config.settings or _unsaid()
+    settings = settings.completed(config.shard)
+    if config.trial:
+        settings = attrs.evolve(settings, segment_bytes=0, ssd_offload=False)
+    return settings
+
+
 @hookimpl
 def kvdock_allocate(nbytes: int, config: AttachConfig) -> HostMemory | None:
     """Bring memory that a standalone client shares, if there is one."""
-    settings = (config.settings or _unsaid()).completed(config.shard)
+    settings = _joins_with(config)
     if not settings.standalone:
         return None
     from kvdock_mooncake.shared_memory import allocate  # noqa: PLC0415 - as above
@@ -127,9 +136,7 @@ def kvdock_register_pool(
     from kvdock_mooncake.spill import owner_of  # noqa: PLC0415 - as above
 
     del pool
-    settings = (config.settings or _unsaid()).completed(config.shard)
-    if config.trial:
-        settings = attrs.evolve(settings, segment_bytes=0, ssd_offload=False)
+    settings = _joins_with(config)
     owner = owner_of(config.process, config.shard)
     client, member = join_pool(settings, owner, config.namespace, region.blocks)
     if config.trial and not client.stores:
