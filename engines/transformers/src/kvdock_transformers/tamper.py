@@ -125,8 +125,10 @@ def tamper(
 @contextmanager
 def _attached(name: str, settings: Mapping[str, object], nbytes: int) -> Iterator[Hand]:
     """Attach one page of memory to a backend."""
-    backend = Dock.load(require=(name,)).backends[name]
-    memory = np.zeros(nbytes, np.uint8)
+    dock = Dock.load(require=(name,))
+    backend = dock.backends[name]
+    lent = dock.allocate(name, nbytes, settings)
+    memory = np.frombuffer(lent.buffer, np.uint8)
     pool = PoolSpec(
         name="tamper",
         kind=PoolKind.MLA,
@@ -137,8 +139,11 @@ def _attached(name: str, settings: Mapping[str, object], nbytes: int) -> Iterato
     )
     region = Region.of(pool, Shard(), (memory,), 1)
     config = AttachConfig(settings=backend.settings(settings), namespace="0" * 64)
-    handle = backend.register_pool(pool, region, config)
     try:
-        yield Hand(backend, handle, memory)
+        handle = backend.register_pool(pool, region, config)
+        try:
+            yield Hand(backend, handle, memory)
+        finally:
+            backend.release(handle)
     finally:
-        backend.release(handle)
+        lent.give_back()
