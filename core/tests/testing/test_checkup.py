@@ -64,6 +64,7 @@ def soon(holds: Callable[[], bool]) -> bool:
     return holds()
 
 
+@pytest.mark.slow
 def test_a_record_says_how_each_test_ended(tmp_path: Path) -> None:
     suite = tmp_path / "suite.py"
     suite.write_text(SUITE)
@@ -99,6 +100,7 @@ def test_a_test_that_ends_the_process_is_named(tmp_path: Path) -> None:
     assert [one.name for one in record.ended] == ["test_first"]
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_end_is_given_up(tmp_path: Path) -> None:
     suite = tmp_path / "suite.py"
     suite.write_text("import time\ndef test_waits(): time.sleep(60)\n")
@@ -119,6 +121,7 @@ def test_waits():
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
     suite, told = tmp_path / "suite.py", tmp_path / "pid"
     suite.write_text(GRANDCHILD.format(told=told))

@@ -54,10 +54,12 @@ class TestFolder(BackendContract):
         return ShelfOracle(FolderShelf(tmp_path))
 
 
+@pytest.mark.slow
 class TestMemoryUnderFaults(FaultContract):
     plugin = "kvdock.testing.reference:memory"
 
 
+@pytest.mark.slow
 class TestFolderUnderFaults(FaultContract):
     plugin = "kvdock.testing.reference:folder"
 

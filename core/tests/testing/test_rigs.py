@@ -86,6 +86,7 @@ class TestFaults(FaultContract):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "test",
     [
