@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import socket
 import struct
 import subprocess
@@ -356,3 +357,24 @@ def eventually() -> Callable[..., Any]:
             time.sleep(0.02)
 
     return poll
+
+
+@pytest.fixture(scope="session")
+def freeze(eventually: Callable[..., Any]) -> Callable[[int], None]:
+    """Stop a process as if it hung; it goes on with SIGCONT.
+
+    A signal is no more than a request: threads that run go on for a moment.
+    """
+
+    def halted(task: Path) -> bool:
+        try:
+            return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+        except OSError:  # it has ended meanwhile
+            return True
+
+    def stop(pid: int) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        tasks = Path(f"/proc/{pid}/task")
+        eventually(lambda: all(map(halted, tasks.iterdir())))
+
+    return stop

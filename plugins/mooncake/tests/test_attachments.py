@@ -65,7 +65,7 @@ def test_a_restarted_engine_restores_target_and_late_draft(serve: Any) -> None:
 
 
 def test_a_frozen_owner_holds_pages_back_until_late_bytes_cannot_land(
-    serve: Any, eventually: Callable[..., Any]
+    serve: Any, freeze: Any, eventually: Callable[..., Any]
 ) -> None:
     master = serve("-client_ttl=60")
     own = start_owner(master.address, 64 << 20)
@@ -90,7 +90,7 @@ def test_a_frozen_owner_holds_pages_back_until_late_bytes_cannot_land(
     )
     places = {"kv": np.arange(PAGES)}
     assert attachment.put(HASHES, places).pages == PAGES
-    os.kill(own.process.pid, signal.SIGSTOP)
+    freeze(own.process.pid)
     try:
         began = time.monotonic()
         moved = attachment.get(HASHES, places)

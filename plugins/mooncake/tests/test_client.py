@@ -305,6 +305,7 @@ def test_what_blocks_keeps_its_memory_and_the_store_until_it_has_ended(
     attached: Any,
     serve: Any,
     start_peer: Any,
+    freeze: Any,
     eventually: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -318,7 +319,7 @@ def test_what_blocks_keeps_its_memory_and_the_store_until_it_has_ended(
     wanted = rig.fill(31)
     assert rig.put(["held"]) == [OK]
     rig.memory[:] = 0
-    os.kill(owner.process.pid, signal.SIGSTOP)
+    freeze(owner.process.pid)
     outcomes: list[list[int]] = []
     reader = threading.Thread(target=lambda: outcomes.append(rig.get(["held"])))
     try:
