@@ -61,3 +61,13 @@ def test_a_call_must_end_before_sglang_gives_up_on_its_threads(
         collect({**FILE, "core": {"deadlines": {name: far}}})
     given = collect({**FILE, "core": {"deadlines": {name: 9.9}}})
     assert getattr(given.core.deadlines, name) == pytest.approx(9.9)
+
+
+def test_the_salt_is_never_shown() -> None:
+    given = collect({**FILE, "salt": "hush-hush"})
+    assert given.own.salt == "hush-hush"
+    assert "hush" not in repr(given)
+    with pytest.raises(SettingsError) as refused:
+        collect({**FILE, "salt": ["hush-hush"]})
+    assert "salt" in str(refused.value)
+    assert "hush" not in str(refused.value)

@@ -15,7 +15,7 @@ import attrs
 from kvdock.configuration import load_configuration
 from kvdock.core_settings import CoreSettings, Staging
 from kvdock.errors import SettingsError, nearest
-from kvdock.settings import choice, format_seconds, option, structure
+from kvdock.settings import choice, format_seconds, option, secret, structure
 from kvdock_sglang.pool_names import POOL_NAMES
 
 ENGINE_KEYS = frozenset(
@@ -79,7 +79,7 @@ class AdapterSettings:
     revision: str = option(
         "", help="Which weights these are; change it whenever the weights change."
     )
-    salt: str = option("", help="Secret that keeps this deployment's pages apart.")
+    salt: str = secret("", help="Keeps this deployment's pages apart.")
     shared_storage: bool = option(
         False,
         help="All hosts of this engine reach the same store, as with a root on a "
