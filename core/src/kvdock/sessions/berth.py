@@ -77,7 +77,8 @@ class Berth:
         asked = np.arange(len(keys)) if known is None else np.flatnonzero(~known)
         for start in range(0, len(asked), _EXISTS_KEYS):
             part = asked[start : start + _EXISTS_KEYS]
-            names = keys if len(part) == len(keys) else [keys[at] for at in part]
+            whole = len(part) == len(keys)
+            names = keys if whole else [keys[at] for at in part.tolist()]
             began = time.monotonic()
             batch = Batch(
                 Operation.EXISTS, names, deadline_s=deadline_s, pool=self.pool.name
@@ -156,7 +157,7 @@ class Berth:
             if not len(chosen):
                 break
             whole = len(chosen) == len(hashes)
-            names = hashes if whole else [hashes[at] for at in chosen]
+            names = hashes if whole else [hashes[at] for at in chosen.tolist()]
             cargo = Cargo(
                 operation, self.pool.name, self.keys(names), pages[chosen],
                 deadline_s, lease, self.tell_held,

@@ -102,6 +102,8 @@ def move(
         # Another rank stores these very bytes.
         outcomes[chosen] = Outcome.OK
         return outcomes
-    names = [hashes[at] for at in chosen]
+    if len(chosen) == len(hashes):
+        return berth.move(operation, hashes, own, deadline_s)
+    names = [hashes[at] for at in chosen.tolist()]
     outcomes[chosen] = berth.move(operation, names, own[chosen], deadline_s)
     return outcomes
