@@ -55,8 +55,19 @@ _LIBRARY_LINES = 5
 _CLONE_NEWNET = 0x40000000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
+_WAITS_FOR_LEASES = "test_a_page_that_is_forgotten_while_it_is_read_is_right_or_missing"
+"""Of the kit; nearly each of its deletions waits for a lease to end."""
 
 Reporting = Generator[None, pytest.TestReport, pytest.TestReport]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to the slow tests what only waits."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.parent == here and item.name.startswith(_WAITS_FOR_LEASES):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -34,7 +34,7 @@ from kvdock_mooncake.client import Client, State
 from kvdock_mooncake.server import Server, start_owner
 from kvdock_mooncake.settings import MooncakeSettings
 
-pytestmark = pytest.mark.mooncake
+pytestmark = [pytest.mark.mooncake, pytest.mark.slow]
 
 OK = Outcome.OK
 PAGES, PAGE_BYTES = 8, 64 << 10
