@@ -164,7 +164,7 @@ def attach_another(
     asked = storage_backend_extra_config_json
     # Without a configuration it is about policies, which SGLang changes.
     if storage_backend == DYNAMIC and cache.enable_storage and current and asked:
-        why = _other_than(current, asked)
+        why = _other_than(current, attachment, asked)
         if why:
             return False, f"{why} Detach first, then attach."
     ok, why = original(
@@ -181,7 +181,7 @@ def attach_another(
     return ok, why
 
 
-def _other_than(current: KvdockStorage, asked: str) -> str:
+def _other_than(current: KvdockStorage, attachment: Any, asked: str) -> str:  # noqa: ANN401 - SGLang's object
     """Say in what a configuration is not the one that is attached, or ""."""
     attached = f"kvdock stores through plugin {current.given.own.plugin!r} already"
     try:
@@ -189,12 +189,39 @@ def _other_than(current: KvdockStorage, asked: str) -> str:
         if any(wanted.get(key) != DOOR[key] for key in ("module_path", "class_name")):
             return f"{attached}, and the configuration names another class."
         other = collect(wanted)
+        found = [*current.given.differs(other), *_other_prefetch(attachment, asked)]
     except Exception as error:  # noqa: BLE001 - SGLang's reader raises what it likes
         return f"{attached}, and the configuration cannot be used: {error}"
-    found = list(current.given.differs(other))
     if wanted.get("tp_lcm_size") != current.config.tp_lcm_size:
         found.append("tp_lcm_size")
     return f"{attached}, with another {', '.join(found)}." if found else ""
+
+
+def _other_prefetch(attachment: Any, asked: str) -> tuple[str, ...]:  # noqa: ANN401 - SGLang's object
+    """Name the settings that SGLang takes for itself and would not change."""
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import (  # noqa: PLC0415 - the engine
+        HybridCacheController,
+    )
+
+    read = HybridCacheController.parse_storage_backend_extra_config
+    _, threshold, base, growth, prefix_keys = read(asked)
+    cache = attachment._cache  # noqa: SLF001 - SGLang has no other door
+    in_force = {
+        "prefetch_threshold": (
+            cache.prefetch_threshold,
+            attachment.resolve_prefetch_threshold(threshold),
+        ),
+        "prefetch_timeout_base": (cache.prefetch_timeout_base, base),
+        "prefetch_timeout_per_ki_token": (
+            cache.prefetch_timeout_per_page,
+            cache.page_size / 1024 * growth,
+        ),
+        "hicache_storage_pass_prefix_keys": (
+            cache.hicache_storage_pass_prefix_keys,
+            prefix_keys,
+        ),
+    }
+    return tuple(name for name, (now, then) in in_force.items() if now != then)
 
 
 def page_layout(original: Callable[..., Any], server_args: Any) -> Any:  # noqa: ANN401 - SGLang's object

@@ -68,6 +68,11 @@ def attach_a_second(tmp_path: Path, asked: str | None) -> tuple[bool, str]:
             host_memory_mode="cache",
             prefetch_stop_policy=None,
             write_through_threshold=1,
+            page_size=zoo.PAGE,
+            prefetch_threshold=16,
+            prefetch_timeout_base=1.0,
+            prefetch_timeout_per_page=zoo.PAGE / 1024 * 0.25,
+            hicache_storage_pass_prefix_keys=False,
         )
         found: tuple[bool, str] = StorageAttachment(cache).attach("dynamic", asked)
         return found
@@ -81,6 +86,10 @@ OTHERS: dict[str, dict[str, object]] = {
     "tp_lcm_size": {"tp_lcm_size": 8},
     "backends.file.rot": {"rot": "/"},
     "another class": {"module_path": "other"},
+    "prefetch_threshold": {"prefetch_threshold": 32},
+    "prefetch_timeout_base": {"prefetch_timeout_base": 2},
+    "prefetch_timeout_per_ki_token": {"prefetch_timeout_per_ki_token": 1},
+    "hicache_storage_pass_prefix_keys": {"hicache_storage_pass_prefix_keys": True},
 }
 """What the refusal names, and what was asked for otherwise."""
 
@@ -91,7 +100,12 @@ OTHERS: dict[str, dict[str, object]] = {
 def test_another_configuration_is_refused_while_one_is_attached(
     tmp_path: Path, what: str, kind: str
 ) -> None:
-    same = {"plugin": "file", "root": str(tmp_path), "revision": "r1"}
+    same = {
+        "plugin": "file",
+        "root": str(tmp_path),
+        "revision": "r1",
+        "prefetch_threshold": 16,
+    }
     asked = launch(**{**same, **OTHERS[what]})
     if kind != "text":
         # JSON is YAML as well.
