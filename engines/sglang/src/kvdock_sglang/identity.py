@@ -25,13 +25,20 @@ STARTED_WITH = (
     "model_path",
     "revision",
     "dtype",
+    # "dummy" is random weights under the name and path of real ones.
+    "load_format",
     "quantization",
     "quantization_param_path",
+    "modelopt_quant",
+    "rl_quant_profile",
+    "kt_weight_path",
     "kv_cache_dtype",
     "json_model_override_args",
     "speculative_algorithm",
     "speculative_draft_model_path",
     "speculative_draft_model_revision",
+    "speculative_draft_load_format",
+    "speculative_draft_model_quantization",
     "speculative_draft_kv_cache_dtype",
 )
 """Launch arguments that change what the bytes of a page mean."""
