@@ -306,14 +306,18 @@ class Attachment:
         berth.region.check(own[chosen])
         return move(operation, berth, hashes, (own, chosen), deadline_s)
 
-    def clear(self) -> Mapping[str, Outcome]:
+    def clear(self, timeout_s: float | None = None) -> Mapping[str, Outcome]:
         """Forget everything of this namespace, and nothing else.
+
+        Ends within `timeout_s` or `core.deadlines.clear`.
 
         Returns:
             Backend name to what became of it.
         """
+        if timeout_s is None:
+            timeout_s = self.core.deadlines.clear
         cleared: dict[str, Outcome] = {}
-        deadline_s = time.monotonic() + self.core.deadlines.clear
+        deadline_s = time.monotonic() + timeout_s
         for berth in self.berths.values():
             line = berth.line
             if line.name not in cleared:

@@ -322,13 +322,19 @@ class Tier:
     def clear(self) -> None:
         """Forget what this model and format stored, and nothing else.
 
+        Attachments share the time that the core allows for one of them: the
+        engine's scheduler waits.
+
         Raises:
-            KvdockError: If a plugin did not; all of them have been asked.
+            KvdockError: If a plugin did not; one that failed holds up no other.
         """
+        deadline_s = time.monotonic() + self.given.core.deadlines.clear
         failed = {
             f"{backend}: {outcome.name.lower()}"
             for attachment in self._attachments
-            for backend, outcome in attachment.clear().items()
+            for backend, outcome in attachment.clear(
+                max(0.0, deadline_s - time.monotonic())
+            ).items()
             if outcome is not Outcome.OK
         }
         if failed:

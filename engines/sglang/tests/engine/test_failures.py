@@ -201,6 +201,24 @@ def test_one_call_over_several_pools_has_one_deadline(
         plugin.go_on.set()
 
 
+def test_a_clear_of_target_and_drafts_has_one_deadline(
+    load: Callable[[odd.Odd], odd.Odd], tmp_path: Path
+) -> None:
+    plugin = load(odd.Odd())
+    late = {"draft": zoo.mha_host(layers=1), "draft_swa": zoo.mha_host(layers=1)}
+    extra = {"core": {**QUICK["core"], "deadlines": {"clear": 0.4}}}
+    pools = {"kv": zoo.mha_host()}
+    with families.attached(config(tmp_path, **extra), pools, late) as storage:
+        plugin.hangs = True
+        began = time.monotonic()
+        with pytest.raises(KvdockError, match="odd: timeout"):
+            storage.clear()
+        # The scheduler waits for it, and with it every request.
+        assert time.monotonic() - began < 0.4 + 0.3
+        plugin.hangs = False
+        plugin.go_on.set()
+
+
 def test_the_controller_detaches_in_time_from_a_hanging_plugin(
     load: Callable[[odd.Odd], odd.Odd], tmp_path: Path
 ) -> None:
