@@ -321,7 +321,8 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     ) -> list[Any]:
         """Load pages of the anchor into flat tensors; None where missing."""
         del target_sizes
-        targets = list(target_locations or [])
+        # All pages may come as one tensor, which has no truth value.
+        targets = [] if target_locations is None else list(target_locations)
         if len(targets) != len(keys):
             return [None] * len(keys)
         return self._safely(
@@ -349,7 +350,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     ) -> bool:
         """Store pages of the anchor from flat tensors; whether all are."""
         del target_locations, target_sizes
-        sources = list(values or [])
+        sources = [] if values is None else list(values)
         if len(sources) != len(keys):
             return False
         return self._safely(
@@ -410,7 +411,8 @@ def page_indices(slots: Any, page_slots: int, pages: int) -> Any:  # noqa: ANN40
         )
     rows = rows.reshape(pages, page_slots)
     first = rows[:, 0]
-    whole = (first % page_slots == 0) & (rows[:, -1] == first + page_slots - 1)
+    in_order = rows == first[:, np.newaxis] + np.arange(page_slots)
+    whole = (first % page_slots == 0) & in_order.all(axis=1)
     if not whole.all():
         raise KvdockError(
             f"host slots {rows[np.argmin(whole)].tolist()[:4]}... are not a page"

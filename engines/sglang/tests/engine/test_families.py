@@ -168,6 +168,9 @@ def test_flat_pages_and_pages_by_address_are_the_same_objects(tmp_path: Path) ->
                 flat = got[index].view(torch.uint8)
                 assert torch.equal(flat, zoo.page(pool, index))
             assert got[2] is None
+            both = torch.stack(targets[:2])
+            assert storage.batch_set(keys[:2], both) is True
+            assert len(storage.batch_get(keys[:2], both)) == 2
             flat = pool.get_data_page(5 * zoo.PAGE)
             assert storage.set(keys[2], flat)
             assert storage.batch_get_v1(keys[2:], zoo.slots(pool, [7])) == [True]
@@ -308,6 +311,9 @@ def test_slots_that_are_no_page_are_a_miss_whose_cause_is_told(
     with attached(config(tmp_path), {"kv": pool}) as storage:
         crooked = zoo.slots(pool, [0, 1]) + 1
         assert storage.batch_set_v1(hashes(2), crooked) == [False, False]
+        mixed = zoo.slots(pool, [0])
+        mixed[[1, 2]] = mixed[[2, 1]]
+        assert storage.batch_set_v1(hashes(1), mixed) == [False]
         assert storage.batch_get_v1(hashes(2), zoo.slots(pool, [0])) == [False, False]
         assert storage.batch_get_v2([PoolTransfer(PoolName.SWA, keys=["aa"])]) == {
             "swa": [False]
