@@ -7,7 +7,7 @@ import re
 import pytest
 
 from kvdock.errors import SettingsError
-from kvdock_sglang.settings import collect
+from kvdock_sglang.settings import GIVES_UP_S, collect
 
 FILE: dict[str, object] = {"plugin": "file", "root": "/x"}
 
@@ -52,15 +52,26 @@ def test_settings_of_a_backend_that_a_route_names_are_taken() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["exists", "get", "put", "close"])
+@pytest.mark.parametrize(
+    ("name", "most"), [("exists", 9.9), ("get", 4.9), ("put", 4.9), ("close", 9.9)]
+)
 @pytest.mark.parametrize("far", [10, "1 min"])
-def test_a_call_must_end_before_sglang_gives_up_on_its_threads(
-    name: str, far: object
+def test_calls_must_end_before_sglang_gives_up_on_its_threads(
+    name: str, most: float, far: object
 ) -> None:
     with pytest.raises(SettingsError, match=f"core.deadlines.{name} is .* gives up"):
         collect({**FILE, "core": {"deadlines": {name: far}}})
-    given = collect({**FILE, "core": {"deadlines": {name: 9.9}}})
-    assert getattr(given.core.deadlines, name) == pytest.approx(9.9)
+    given = collect({**FILE, "core": {"deadlines": {name: most}}})
+    assert getattr(given.core.deadlines, name) == pytest.approx(most)
+
+
+@pytest.mark.parametrize("name", ["get", "put"])
+def test_two_calls_of_one_transfer_end_before_sglang_gives_up(name: str) -> None:
+    """A target and its draft are moved by calls of their own, one after the other."""
+    with pytest.raises(SettingsError, match="makes 2 such calls in a row"):
+        collect({**FILE, "core": {"deadlines": {name: 5}}})
+    unsaid = collect(FILE).core.deadlines
+    assert 2 * (getattr(unsaid, name) + unsaid.grace) < GIVES_UP_S
 
 
 def test_the_salt_is_never_shown() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -38,8 +39,19 @@ ENGINE_KEYS = frozenset(
 GIVES_UP_S = 10.0
 """How long SGLang waits for its storage threads when it detaches or resets.
 
-Source: SGLang 0.5.23, `HiCacheController._stop_storage_threads`.
+Source: SGLang 0.5.23, `HiCacheController._stop_storage_threads`. Where it resets
+its cache the error that follows ends the engine.
 """
+
+CALLS_IN_A_ROW = MappingProxyType({"exists": 1, "get": 2, "put": 2, "close": 1})
+"""Calls that one of its threads makes without a look whether it is to stop.
+
+The target's pages, and in a call of their own those that go with them; after
+one that failed there are no more.
+"""
+
+MOVING_S = 4.0
+"""Deadline of a load or a store, where none is given: two end in time."""
 
 
 class Drafts(StrEnum):
@@ -137,7 +149,7 @@ def collect(given: Mapping[str, object]) -> Given:
     found = load_configuration(
         {"core": own.core, "backends": backends, "observers": own.observers}
     )
-    core = found.core
+    core = _hasty(found.core, found.origins)
     if "core.calls.staging" not in found.origins:
         # SGLang gives a page another use as soon as a call returns, whatever
         # became of it; late bytes must not find it: decision record 24.
@@ -147,6 +159,13 @@ def collect(given: Mapping[str, object]) -> Given:
     _check_names(own, core, found.observers)
     _check_deadlines(core)
     return Given(own, core, found.backends, found.observers)
+
+
+def _hasty(core: CoreSettings, origins: Mapping[str, str]) -> CoreSettings:
+    """Shorten the deadlines that nobody has chosen."""
+    unsaid = [one for one in ("get", "put") if f"core.deadlines.{one}" not in origins]
+    deadlines = attrs.evolve(core.deadlines, **dict.fromkeys(unsaid, MOVING_S))
+    return attrs.evolve(core, deadlines=deadlines)
 
 
 def _check_names(
@@ -177,13 +196,15 @@ def _check_names(
 
 
 def _check_deadlines(core: CoreSettings) -> None:
-    for name in ("exists", "get", "put", "close"):
+    for name, calls in CALLS_IN_A_ROW.items():
         seconds = getattr(core.deadlines, name)
-        if seconds >= GIVES_UP_S:
+        late_s = core.deadlines.grace if calls > 1 else 0.0
+        if calls * (seconds + late_s) >= GIVES_UP_S:
+            row = f" makes {calls} such calls in a row and" if calls > 1 else ""
             raise SettingsError(
-                f"core.deadlines.{name} is {format_seconds(seconds)}, and SGLang gives "
-                f"up on its storage threads after {format_seconds(GIVES_UP_S)}",
-                fix="Choose less.",
+                f"core.deadlines.{name} is {format_seconds(seconds)}, and SGLang{row} "
+                f"gives up on its storage threads after {format_seconds(GIVES_UP_S)}",
+                fix=f"Choose less than {format_seconds(GIVES_UP_S / calls - late_s)}.",
             )
 
 
