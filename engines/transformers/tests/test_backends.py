@@ -13,6 +13,7 @@ import pytest
 
 from kvdock import Dock, KvdockError, Scope, discovery
 from kvdock.discovery import Candidate
+from kvdock.errors import SettingsError
 from kvdock_transformers import backends
 from kvdock_transformers.backends import (
     choose,
@@ -112,8 +113,9 @@ def test_what_is_not_given_is_taken_from_file_and_environment(
     assert configured(dock, "a", {}) == {"limit": 3}
     monkeypatch.setenv("KVDOCK_BACKENDS__A__LIMIT", "4")
     assert configured(dock, "a", {}) == {"limit": "4"}
-    given = {"limit": "5", "folder": "/here"}
-    assert configured(dock, "a", given) == given
+    assert configured(dock, "a", {"limit": "5"}) == {"limit": "5"}
+    with pytest.raises(SettingsError, match=r"--set folder .* Say .* with --dir"):
+        configured(dock, "a", {"folder": "/var/lib/kv"})
 
 
 def test_settings_that_are_given_go_before_the_directory(tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ def test_a_backend_without_files_brings_its_server_and_is_harmed_by_hooks() -> N
         (["--backend", "no_such"], PluginError, "no_such"),
         (["--dir", __file__], SettingsError, "--dir"),
         (["--set", "no_such=1"], SettingsError, "no_such"),
+        (["--set", "root=/x"], SettingsError, "--dir"),
         (["--set", "quota"], SettingsError, "KEY=VALUE"),
         (["--set", "quota=1", "--set", "quota=2"], SettingsError, "twice"),
     ],

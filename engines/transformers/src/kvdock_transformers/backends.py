@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 from kvdock import Dock, KvdockError, Plan, Scope, discovery
 from kvdock.configuration import load_configuration
-from kvdock.errors import PluginError
+from kvdock.errors import PluginError, SettingsError
 
 SERVERS = "kvdock.servers"
 """Entry points of servers that backends bring for demos, by backend."""
@@ -53,13 +53,20 @@ def choose(dock: Dock, wanted: str = "") -> str:
 def configured(dock: Dock, name: str, given: Settings) -> Settings:
     """Return what is given, over what kvdock's file and environment say.
 
-    All but the directory, where a backend keeps one: a demo has its own.
+    All but the directory, where a backend keeps one: a demo has its own, in
+    which it harms pages.
 
     Raises:
-        SettingsError: If the file or the environment cannot be read.
+        SettingsError: If the file or the environment cannot be read, or the
+            directory is given.
     """
     found = dict(load_configuration().backends.get(name, {}))
     path = path_setting(dock.backends[name].manifest.settings)
+    if path and path in given:
+        raise SettingsError(
+            f"--set {path} is not for the demo, which damages a store of its own",
+            fix="Say where that shall lie with --dir, or leave it out.",
+        )
     if path:
         found.pop(path, None)
     return {**found, **given}
