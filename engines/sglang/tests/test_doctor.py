@@ -102,6 +102,8 @@ def test_settings_of_the_adapter_are_kept_in_the_command(tmp_path: Path) -> None
             "",
         ),
         ({"command": "sglang serve 'x"}, "cannot be read: No closing", "quotes"),
+        ({"command": "sglang serve > log &"}, "goes on after '&'", "Leave out"),
+        ({"command": "sglang serve | tee log"}, "goes on after '|'", "Leave out"),
         ({"command": "sglang serve", "root": "/x"}, "--set root", "into command"),
         ({"config": "{}", "plugin": "file"}, "--set plugin", "into config"),
         ({"config": "@/c.ini"}, "/c.ini is of no kind", ".json, .toml, .yaml"),

@@ -33,6 +33,9 @@ DOOR = {
 GROUPS = ("core", "routes", "backends", "observers")
 """Keys of the configuration that are groups of settings."""
 
+_NEXT_COMMAND = ("|", "|&", "||", "&", "&&", ";")
+"""Words at which a shell ends one command."""
+
 ENGINE_TYPES: Mapping[str, tuple[type, ...]] = MappingProxyType(
     {
         "prefetch_threshold": (int,),
@@ -62,7 +65,8 @@ class Flags:
         """Read a command line; only its flags matter.
 
         Raises:
-            SettingsError: If a shell could not read it.
+            SettingsError: If a shell could not read it, or would go on to
+                another command, which would get the flags that are added.
         """
         given: dict[str, str] = {}
         flag = ""
@@ -73,6 +77,11 @@ class Flags:
                 f"the command line cannot be read: {error}",
                 fix="Close its quotes; in a shell, put all of it in double quotes.",
             ) from error
+        if ends := [word for word in words if word in _NEXT_COMMAND]:
+            raise SettingsError(
+                f"the command line goes on after {ends[0]!r}",
+                fix="Leave out what does not belong to SGLang's own command.",
+            )
         for word in words:
             if word.startswith("--"):
                 flag, _, value = word.partition("=")
