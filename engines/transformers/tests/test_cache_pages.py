@@ -110,6 +110,32 @@ def test_only_the_pages_that_a_prefix_needs_are_read() -> None:
     assert torch.equal(logits_of(model), warm)
 
 
+@pytest.mark.parametrize("kind", [Family.MAMBA, QWEN3_NEXT])
+@pytest.mark.parametrize("stop", [WORK.page_tokens, WORK.page_tokens // 2])
+def test_a_state_is_kept_where_a_chunk_ends_and_nowhere_else(
+    kind: str, stop: int
+) -> None:
+    """A prompt ends where it likes; a state is that of one place only."""
+    whole = prefilled(kind)
+    prompt = whole.prompt[: 2 * WORK.chunk_tokens + stop]
+    model = PagedModel(model_of(kind), prompt, WORK.page_tokens, WORK.chunk_tokens)
+    model.prefill(len(prompt), WORK.page_tokens, keep=True)
+    state = model.pools.state
+    assert state is not None
+    chunk_pages = WORK.chunk_tokens // WORK.page_tokens
+    assert model.kept[state.name] == [chunk_pages - 1, 2 * chunk_pages - 1]
+    model.rebuild(2 * chunk_pages)
+    row = generate(model.running, whole.prompt, 1).logits
+    whole.rebuild(2 * chunk_pages)
+    wanted = generate(whole.running, whole.prompt, 1).logits
+    assert torch.allclose(row, wanted, atol=2e-4)
+
+
+def test_chunks_that_end_within_a_page_are_refused() -> None:
+    with pytest.raises(UnsupportedCache, match="Choose a multiple"):
+        PagedModel(model_of(Family.MAMBA), range(64), page_tokens=8, chunk_tokens=12)
+
+
 def test_rebuilding_nothing_is_an_empty_cache() -> None:
     model = prefilled(Family.MAMBA)
     model.rebuild(0)

@@ -6,6 +6,7 @@ from typing import Any
 from transformers import DynamicCache, PreTrainedModel
 
 from kvdock import PoolSpec
+from kvdock_transformers.errors import UnsupportedCache
 from kvdock_transformers.pages import (
     HostPages,
     put_state,
@@ -32,6 +33,10 @@ class PagedModel:
         chunk_tokens: Tokens per prefill chunk while pages are kept; a multiple
             of `page_tokens`, and no more than a sliding layer keeps.
         draft: Whether this is a draft model.
+
+    Raises:
+        UnsupportedCache: If chunks do not end where pages do, or nothing is
+            known about a layer's cache.
     """
 
     def __init__(
@@ -43,6 +48,12 @@ class PagedModel:
         *,
         draft: bool = False,
     ) -> None:
+        if chunk_tokens % page_tokens:
+            raise UnsupportedCache(
+                f"chunks of {chunk_tokens} tokens do not end where pages of "
+                f"{page_tokens} do",
+                fix="Choose a multiple.",
+            )
         self.model = model
         self.prompt = prompt
         self.page_tokens = page_tokens
@@ -73,7 +84,8 @@ class PagedModel:
 
     def _slots(self, pool: PoolSpec) -> int:
         if self._is_state(pool):
-            return self.prefix_pages * self.page_tokens // self.chunk_tokens
+            # Another process may have kept one behind the last whole chunk.
+            return -(-self.prefix_pages * self.page_tokens // self.chunk_tokens)
         return self.prefix_pages
 
     def _is_state(self, pool: PoolSpec) -> bool:
@@ -102,22 +114,27 @@ class PagedModel:
         Args:
             stop: Number of prompt tokens that the cache shall hold.
             chunk_tokens: Tokens per forward pass; passes end at its multiples.
-            keep: Whether to copy each new page to host memory.
+            keep: Whether to copy each new page to host memory; a state, where a
+                pass ends at a multiple of the model's own `chunk_tokens`.
         """
         position = self.running.tokens
         while position < stop:
             end = min(stop, (position // chunk_tokens + 1) * chunk_tokens)
             feed(self.running, self.prompt[position:end])
             if keep:
-                self._keep(range(position // self.page_tokens, end // self.page_tokens))
+                pages = range(position // self.page_tokens, end // self.page_tokens)
+                self._keep(pages, state=end % self.chunk_tokens == 0)
             position = end
 
-    def _keep(self, pages: range) -> None:
+    def _keep(self, pages: range, *, state: bool) -> None:
+        """Copy pages, and the states where they are those of a page's end."""
         for pool in self.pools.all:
             host = self.hosts[pool.name]
-            new = (
-                pages if not self._is_state(pool) else range(pages.stop - 1, pages.stop)
-            )
+            new = pages
+            if self._is_state(pool):
+                if not state:
+                    continue
+                new = range(pages.stop - 1, pages.stop)
             slots = self.slots_of(pool, new)
             if self._is_state(pool):
                 take_state(self.cache, host, slots[0])
