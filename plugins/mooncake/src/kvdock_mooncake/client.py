@@ -306,6 +306,9 @@ class Client:
                 return not remove(store)
         except Shut:
             return False
+        except Exception as error:  # noqa: BLE001 - the library's, of any kind
+            log.debug("mooncake: an errand failed: %s", error)
+            return False
 
     def retire(self) -> None:
         """Shut when the last pool leaves, even if no memory is lent."""

@@ -102,6 +102,10 @@ class PoolHandle:
                 return BatchResult.all(batch, _WHEN_CLOSED[batch.operation])
             try:
                 return self._run(store, batch)
+            except Exception:
+                # What it has leased until then is not known.
+                self.space.lease()
+                raise
             finally:
                 self.space.leave()
         finally:
@@ -258,6 +262,7 @@ class PoolHandle:
         suspects = np.flatnonzero(odd)
         if len(suspects) and batch.remaining_s():
             sizes = sizes_of(store, [batch.keys[i] for i in suspects.tolist()])
+            self.space.lease()
             nbytes[suspects] = np.where(sizes > 0, sizes, nbytes[suspects])
         wanted = batch.object_bytes
         wrong = (nbytes > 0) & (nbytes != wanted)
