@@ -157,11 +157,12 @@ class Client:
     @health.default
     def _hopeful(self) -> Health:
         # Two stores cannot spill into one directory.
-        return Health(replaceable=self.spill is None)
+        ttl_s = self.settings.client_ttl_s
+        return Health(replaceable=self.spill is None, client_ttl_s=ttl_s)
 
     @master.default
     def _address(self) -> Master:
-        return Master(self.settings.standalone or self.settings.master)
+        return Master.of(self.settings)
 
     @_ends.default
     def _lends(self) -> bool:

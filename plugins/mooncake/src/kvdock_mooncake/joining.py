@@ -149,7 +149,7 @@ def join(library: Library, settings: MooncakeSettings, spill: str = "") -> Any: 
     refuse_fork()
     check_library(library, settings)
     check_transport(settings)
-    Master(settings.standalone or settings.master).look()
+    Master.of(settings).look()
     _SET_UP_BY[:] = [os.getpid()]
     setup = _setup(settings, spill)
     return _within(settings.setup_timeout_s, library.store_class, setup)

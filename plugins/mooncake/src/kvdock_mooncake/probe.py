@@ -41,7 +41,7 @@ def findings(settings: MooncakeSettings) -> list[Finding]:
         check_library(library, settings)
     except KvdockError as error:
         return [*found, _no(error)]
-    master = Master(settings.standalone or settings.master)
+    master = Master.of(settings)
     try:
         master.look()
         said = "something listens at" if master.places else "not looked at:"
