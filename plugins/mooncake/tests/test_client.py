@@ -509,6 +509,48 @@ def test_leaving_a_frozen_master_does_not_stop_the_interpreter(
     eventually(lambda: rig.handle.client.state is State.CLOSED)
 
 
+@pytest.mark.parametrize(
+    "mode", [pytest.param("frozen", marks=pytest.mark.slow), "cleared"]
+)
+def test_a_process_ends_with_status_0_although_calls_are_made_in_the_background(
+    serve: Any, mode: str
+) -> None:
+    server = serve("-default_kv_lease_ttl=2500")
+    run_script(
+        """
+        import attrs, signal
+        from kvdock import Batch, Operation
+        from kvdock_mooncake import plugin
+        rig = rigs.attach(attrs.evolve(settings, lease_s=2.5))
+        assert rig.put(["read"]) == rig.get(["read"]) == [Outcome.OK]
+        if sys.argv[3] == "frozen":
+            os.kill(int(sys.argv[2]), signal.SIGSTOP)
+            rig.release()
+            time.sleep(0.2)
+        else:
+            until = time.monotonic() + 0.05
+            clear = Batch(Operation.CLEAR, [f"{rig.namespace}/"], deadline_s=until)
+            plugin.kvdock_batch_io(rig.handle, clear)
+            # A call under way whenever the process ends.
+            client = rig.handle.client
+            inside = threading.Event()
+            def removes(store):
+                inside.set()
+                for _ in range(2000):
+                    store.is_exist(rig.key("none"))
+                return -1
+            threading.Thread(
+                target=lambda: client.removes(rig.handle.member, removes), daemon=True
+            ).start()
+            assert inside.wait(5)
+        """,
+        server.address,
+        str(server.process.pid),
+        mode,
+    )
+    server.process.kill()
+
+
 def test_a_trial_says_that_an_owner_is_not_reached(
     attached: Any, serve: Any, start_peer: Any
 ) -> None:

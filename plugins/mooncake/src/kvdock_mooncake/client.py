@@ -23,6 +23,7 @@ from kvdock.errors import RegionError
 from kvdock.regions import Block
 from kvdock_mooncake.allowance import Allowance
 from kvdock_mooncake.arena import ARENA
+from kvdock_mooncake.background import BACKGROUND
 from kvdock_mooncake.clears import Shut, Space
 from kvdock_mooncake.codes import MASTER_LOST, sentence_of
 from kvdock_mooncake.health import Health
@@ -301,8 +302,8 @@ class Client:
     def removes(self, member: Member, remove: Callable[[Any], int]) -> bool:
         """Make a call for an errand; return whether it went well."""
         try:
-            with self.using(member) as store:
-                return not remove(store)
+            with BACKGROUND.call() as may, self.using(member) as store:
+                return may and not remove(store)
         except Shut:
             return False
         except Exception as error:  # noqa: BLE001 - the library's, of any kind
@@ -339,9 +340,12 @@ class Client:
         return int(self._store.is_exist(_NO_KEY)) not in MASTER_LOST
 
     def _close_later(self) -> None:
-        while not self._reachable():
+        while True:
+            with BACKGROUND.call() as may:
+                if may and self._reachable():
+                    self._close()
+                    return
             time.sleep(_LEAVE_EVERY_S)
-        self._close()
 
     def _close(self) -> None:
         status = self._store.close()
