@@ -377,8 +377,11 @@ class Client:
     def _unregister(self, block: Block) -> None:
         status = self._store.unregister_buffer(block.address)
         if status:
+            # A piece of shared memory that stays so can never be used again: the
+            # library says yes when it is registered anew, and no to each transfer.
             log.warning("memory stays registered: %s", sentence_of(status))
-        ARENA.leave(block, self)
+        else:
+            ARENA.leave(block, self)
 
     def take(self, nbytes: int) -> int:
         """Get new memory that a standalone client shares: its address, or 0."""
