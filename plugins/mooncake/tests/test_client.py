@@ -398,6 +398,28 @@ def test_a_refused_attachment_leaves_no_thread_that_waits(
     assert {thread.name for thread in threading.enumerate()} <= names | {"MainThread"}
 
 
+class OwnerLost(Wedged):
+    """A store whose reads are of pages on the disk of an owner that has died."""
+
+    def batch_get_into(self, keys: list[str], *where: Any) -> list[int]:
+        del where
+        return [-900] * len(keys)
+
+
+def test_an_owner_that_has_died_with_its_disk_is_not_taken_for_the_master(
+    attached: Any, alone: Any
+) -> None:
+    rig = attached(alone)
+    assert rig.put(["there"]) == [OK]
+    store = rig.store
+    rig.handle.client._store = OwnerLost(store)
+    assert rig.get(["spilled"]) == [Outcome.UNAVAILABLE]
+    assert rig.exists(["there"]) == [OK]
+    rig.handle.client._store = store
+    assert rig.get(["there"]) == [OK]
+    rig.release()
+
+
 class Spare:
     """A store that was joined anew: takes memory or not, and can be shut."""
 

@@ -323,7 +323,7 @@ class Client:
     def _shut(self) -> None:
         for block in self.memory.blocks:
             self.memory.remove(block, self._unregister)
-        if self._reachable():
+        if self.reachable():
             self._close()
         else:
             # Without a master the library holds the interpreter for up to 11 s,
@@ -333,7 +333,7 @@ class Client:
                 target=self._close_later, name="kvdock-leave", daemon=True
             ).start()
 
-    def _reachable(self) -> bool:
+    def reachable(self) -> bool:
         """Return whether a call is answered: what is frozen listens as well."""
         if not self.master.answers():
             return False
@@ -342,7 +342,7 @@ class Client:
     def _close_later(self) -> None:
         while True:
             with BACKGROUND.call() as may:
-                if may and self._reachable():
+                if may and self.reachable():
                     self._close()
                     return
             time.sleep(_LEAVE_EVERY_S)

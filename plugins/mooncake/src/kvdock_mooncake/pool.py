@@ -402,8 +402,21 @@ class PoolHandle:
 
     def _master_answered(self, numbers: Int64s) -> bool:
         if numbers[0] in MASTER_LOST and np.isin(numbers, MASTER_LOST).all():
-            self.client.master.lost()
-            return False
+            if not self._only_owners_lost(numbers):
+                self.client.master.lost()
+                return False
+            self.client.master.found()
+            return True
         if numbers[0] not in (NO_TIME, NO_ANSWER):
             self.client.master.found()
         return True
+
+    def _only_owners_lost(self, numbers: Int64s) -> bool:
+        """Return whether the master answers although every key says no.
+
+        A read from the disk of an owner that has died ends in the same number:
+        all other pages would be misses until the master gives the owner up.
+        """
+        client = self.client
+        silent = (numbers == MASTER_SILENT).any() or client.settings.standalone
+        return not silent and client.reachable()
