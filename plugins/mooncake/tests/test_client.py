@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -32,6 +33,7 @@ from kvdock import (
 from kvdock.errors import KvdockError, RegionError
 from kvdock_mooncake import client, plugin
 from kvdock_mooncake.client import State
+from kvdock_mooncake.joining import join
 
 pytestmark = pytest.mark.mooncake
 
@@ -394,3 +396,191 @@ def test_a_refused_attachment_leaves_no_thread_that_waits(
     with pytest.raises(KvdockError, match="no Mooncake master answers"):
         attached(bad)
     assert {thread.name for thread in threading.enumerate()} <= names | {"MainThread"}
+
+
+class OwnerLost(Wedged):
+    """A store whose reads are of pages on the disk of an owner that has died."""
+
+    def batch_get_into(self, keys: list[str], *where: Any) -> list[int]:
+        del where
+        return [-900] * len(keys)
+
+
+def test_an_owner_that_has_died_with_its_disk_is_not_taken_for_the_master(
+    attached: Any, alone: Any
+) -> None:
+    rig = attached(alone)
+    assert rig.put(["there"]) == [OK]
+    store = rig.store
+    rig.handle.client._store = OwnerLost(store)
+    assert rig.get(["spilled"]) == [Outcome.UNAVAILABLE]
+    assert rig.exists(["there"]) == [OK]
+    rig.handle.client._store = store
+    assert rig.get(["there"]) == [OK]
+    rig.release()
+
+
+class Spare:
+    """A store that was joined anew: takes memory or not, and can be shut."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status, self.closed = status, 0
+
+    def register_buffer(self, address: int, nbytes: int) -> int:
+        del address, nbytes
+        return self.status
+
+    def close(self) -> int:
+        self.closed += 1
+        return 0
+
+
+def stick(rig: Any, monkeypatch: pytest.MonkeyPatch, joined: Any) -> None:
+    """Let the end of the next call replace the store by what `joined` returns."""
+    monkeypatch.setattr(client, "join", joined)
+    health = rig.handle.client.health
+    health._failing_since[Operation.GET] = 0.0
+    health.stuck = True
+
+
+def test_a_renewal_that_fails_in_any_way_leaves_the_old_store_in_use(
+    attached: Any, alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = attached(alone)
+    before, unfit = rig.store, Spare(-600)
+
+    def nameless(*_: Any) -> Any:
+        raise socket.gaierror("the name is not known")
+
+    for joined in (nameless, lambda *_: unfit):
+        stick(rig, monkeypatch, joined)
+        assert rig.exists(["none"]) == [Outcome.ABSENT]
+        assert rig.handle.client.state is State.READY
+        assert rig.store is before
+    assert unfit.closed == 1
+    assert rig.put(["on"]) == rig.get(["on"]) == [OK]
+    rig.release()
+
+
+def test_a_store_that_is_joined_after_the_last_pool_has_left_is_shut(
+    attached: Any, alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = attached(alone)
+    joining, go, spare = threading.Event(), threading.Event(), Spare()
+
+    def joined(*_: Any) -> Spare:
+        joining.set()
+        assert go.wait(20)
+        return spare
+
+    stick(rig, monkeypatch, joined)
+    caller = threading.Thread(target=lambda: rig.exists(["none"]))
+    caller.start()
+    assert joining.wait(20)
+    rig.release()
+    assert rig.handle.client.state is State.CLOSED
+    go.set()
+    caller.join(20)
+    assert spare.closed == 1
+    assert rig.handle.client.state is State.CLOSED
+
+
+def test_a_new_store_is_told_its_own_segment(
+    attached: Any, alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import attrs
+
+    rig = attached(attrs.evolve(alone, preferred_segment="self"))
+    before = rig.store
+    stick(rig, monkeypatch, join)
+    assert rig.exists(["none"]) == [Outcome.ABSENT]
+    assert rig.store is not before
+    own = rig.store.get_hostname()
+    assert rig.handle.client.put_config.preferred_segment == own
+    rig.release()
+
+
+@pytest.mark.slow
+def test_leaving_a_frozen_master_does_not_stop_the_interpreter(
+    attached: Any, serve: Any, freeze: Any, eventually: Any
+) -> None:
+    from kvdock_mooncake.settings import MooncakeSettings
+
+    server = serve()
+    rig = attached(MooncakeSettings(master=server.address, segment_bytes=16 << 20))
+    longest, done = [0.0], threading.Event()
+
+    def watch() -> None:
+        last = time.monotonic()
+        while not done.wait(0.02):
+            now = time.monotonic()
+            longest[0], last = max(longest[0], now - last), now
+
+    watcher = threading.Thread(target=watch)
+    freeze(server.process.pid)
+    watcher.start()
+    try:
+        began = time.monotonic()
+        rig.release()
+        assert time.monotonic() - began < 8
+    finally:
+        done.set()
+        watcher.join()
+        os.kill(server.process.pid, signal.SIGCONT)
+    assert longest[0] < 2
+    eventually(lambda: rig.handle.client.state is State.CLOSED)
+
+
+@pytest.mark.parametrize(
+    "mode", [pytest.param("frozen", marks=pytest.mark.slow), "cleared"]
+)
+def test_a_process_ends_with_status_0_although_calls_are_made_in_the_background(
+    serve: Any, mode: str
+) -> None:
+    server = serve("-default_kv_lease_ttl=2500")
+    run_script(
+        """
+        import attrs, signal
+        from kvdock import Batch, Operation
+        from kvdock_mooncake import plugin
+        rig = rigs.attach(attrs.evolve(settings, lease_s=2.5))
+        assert rig.put(["read"]) == rig.get(["read"]) == [Outcome.OK]
+        if sys.argv[3] == "frozen":
+            os.kill(int(sys.argv[2]), signal.SIGSTOP)
+            rig.release()
+            time.sleep(0.2)
+        else:
+            until = time.monotonic() + 0.05
+            clear = Batch(Operation.CLEAR, [f"{rig.namespace}/"], deadline_s=until)
+            plugin.kvdock_batch_io(rig.handle, clear)
+            # A call under way whenever the process ends.
+            client = rig.handle.client
+            inside = threading.Event()
+            def removes(store):
+                inside.set()
+                for _ in range(2000):
+                    store.is_exist(rig.key("none"))
+                return -1
+            threading.Thread(
+                target=lambda: client.removes(rig.handle.member, removes), daemon=True
+            ).start()
+            assert inside.wait(5)
+        """,
+        server.address,
+        str(server.process.pid),
+        mode,
+    )
+    server.process.kill()
+
+
+def test_a_trial_says_that_an_owner_is_not_reached(
+    attached: Any, serve: Any, start_peer: Any
+) -> None:
+    from kvdock_mooncake.settings import MooncakeSettings
+
+    address = serve("-client_ttl=60").address
+    start_peer(master=address, segment_bytes="16 MiB").kill()
+    own = MooncakeSettings(master=address)
+    with pytest.raises(KvdockError, match=f"{address} stores no page") as told:
+        attached(own, trial=True)
+    assert "-client_ttl" in told.value.fix

@@ -42,9 +42,18 @@ def test_a_master_that_accepts_and_never_answers_is_an_error_within_its_timeout(
     with socket.create_server(("127.0.0.1", 0)) as hole:
         address = f"127.0.0.1:{hole.getsockname()[1]}"
         began = time.monotonic()
-        with pytest.raises(KvdockError, match="could not join"):
+        with pytest.raises(KvdockError, match="could not join") as told:
             attached(MooncakeSettings(master=address, segment_bytes=0))
+        assert "RPC port of a mooncake_master" in told.value.fix
         assert time.monotonic() - began < 10
+
+
+def test_a_standalone_client_that_is_none_is_an_error_that_says_so(
+    attached: Any, serve: Any
+) -> None:
+    with pytest.raises(KvdockError, match="could not join") as told:
+        attached(MooncakeSettings(standalone=serve().address))
+    assert "`standalone` names the port of a mooncake_client" in told.value.fix
 
 
 def test_a_killed_master_means_misses_and_a_restarted_one_is_found_again(

@@ -100,3 +100,32 @@ def test_each_reason_is_logged_once_in_a_while(
     clock[0] += 31
     health.note(Operation.GET, np.array([-801], np.int64))
     assert len(caplog.records) == 2
+
+
+def test_a_store_that_moves_bytes_again_is_not_replaced_after_all(
+    clock: list[float],
+) -> None:
+    """A call that hung has kept it from being replaced until then."""
+    health = Health(replaceable=True)
+    for _ in range(2):
+        health.note(Operation.GET, FAILED)
+        health.note(Operation.PUT, FAILED)
+        clock[0] += 31
+    assert health.stuck
+    health.note(Operation.PUT, np.zeros(2, np.int64))
+    assert health.stuck, "a put of what is there already moves nothing"
+    health.note(Operation.GET, MIXED)
+    assert not health.stuck
+
+
+def test_a_master_that_waits_long_for_the_lost_makes_a_store_stuck_later(
+    clock: list[float],
+) -> None:
+    health = Health(replaceable=True, client_ttl_s=60.0)
+    health.note(Operation.GET, FAILED)
+    clock[0] += 100
+    health.note(Operation.GET, FAILED)
+    assert not health.stuck
+    clock[0] += 100
+    health.note(Operation.GET, FAILED)
+    assert health.stuck

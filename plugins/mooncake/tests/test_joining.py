@@ -39,7 +39,7 @@ def test_a_setup_over_its_time_is_given_up_and_shut_when_it_ends_after_all() -> 
     store = FakeStore(0, gate)
     began = time.monotonic()
     with pytest.raises(KvdockError, match=r"longer than 0\.05 s"):
-        joining._within(0.05, lambda: store, store.setup)
+        joining._within(0.05, lambda: store, store.setup, "")
     assert time.monotonic() - began < 5
     assert not store.closed.is_set()
     gate.set()
@@ -50,14 +50,14 @@ def test_a_setup_over_its_time_is_given_up_and_shut_when_it_ends_after_all() -> 
 def test_what_the_library_raises_becomes_an_error_of_ours(answer: Exception) -> None:
     store = FakeStore(answer)
     with pytest.raises(KvdockError, match="refused its settings"):
-        joining._within(5, lambda: store, store.setup)
+        joining._within(5, lambda: store, store.setup, "")
     assert not store.closed.is_set()
 
 
 def test_a_number_of_the_library_is_said_in_words() -> None:
     store = FakeStore(-1300)
     with pytest.raises(KvdockError, match="off in the master"):
-        joining._within(5, lambda: store, store.setup)
+        joining._within(5, lambda: store, store.setup, "")
 
 
 def test_rdma_without_a_device_is_refused(

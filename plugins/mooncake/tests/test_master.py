@@ -13,6 +13,7 @@ from kvdock.errors import SettingsError
 from kvdock_mooncake import master as room
 from kvdock_mooncake.master import ClusterError, Master
 from kvdock_mooncake.server import free_port
+from kvdock_mooncake.settings import MooncakeSettings
 
 
 @pytest.fixture
@@ -38,6 +39,15 @@ def test_nobody_at_the_address_is_an_error_with_a_way_out() -> None:
         Master(nobody).look()
     with pytest.raises(SettingsError, match="is not host:port"):
         Master("nonsense").look()
+
+
+def test_a_standalone_client_that_is_away_is_not_called_a_master() -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    settings = MooncakeSettings(master="127.0.0.1:1", standalone=nobody)
+    with pytest.raises(ClusterError, match=f"client answers at {nobody}") as told:
+        Master.of(settings).look()
+    assert "mooncake_client" in told.value.fix
+    assert "`standalone` (MOONCAKE_CLIENT)" in told.value.fix
 
 
 @pytest.mark.parametrize("separator", [";", ","])

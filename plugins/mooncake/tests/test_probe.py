@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +115,41 @@ def test_a_master_behind_a_scheme_is_looked_at_as_far_as_it_can_be(
     del library
     found = findings(MooncakeSettings(master=master, segment_bytes=0))
     assert [one.ok for one in found if said in one.what] == [ok]
+
+
+def test_memory_that_caches_files_counts_as_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told = tmp_path / "meminfo"
+    told.write_text("MemFree:  1024 kB\nMemAvailable:  8388608 kB\nCached:  1 kB\n")
+    monkeypatch.setattr(probe, "_MEMORY", told)
+    assert probe._room(4 << 30).ok
+    assert not probe._room(9 << 30).ok
+    monkeypatch.setattr(probe, "_MEMORY", tmp_path / "none")
+    assert probe._available_bytes() > 0
+
+
+def test_a_folder_that_is_closed_to_this_user_is_a_finding(tmp_path: Path) -> None:
+    """Below it nothing can even be looked at."""
+    script = """
+import os, sys
+import subprocess
+import sys
+from pathlib import Path
+from kvdock_mooncake.probe import _disk
+if not os.getuid():
+    os.setuid(65534)
+print(_disk(Path(sys.argv[1])))
+"""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(closed / "spill")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    closed.chmod(0o700)
+    assert "ok=False" in done.stdout, done.stderr
+    assert "cannot be written" in done.stdout

@@ -31,6 +31,7 @@ from kvdock.routing import Path
 from kvdock.settings import structure
 from kvdock_mooncake import plugin
 from kvdock_mooncake.client import Client, State
+from kvdock_mooncake.clients import _CLIENTS
 from kvdock_mooncake.server import Server, start_owner
 from kvdock_mooncake.settings import MooncakeSettings
 
@@ -220,3 +221,33 @@ def test_a_client_without_room_is_an_error_and_leaves_nothing_open(
 def test_without_a_standalone_client_any_memory_will_do() -> None:
     settings = MooncakeSettings(master="127.0.0.1:1")
     assert plugin.kvdock_allocate(4096, AttachConfig(settings=settings)) is None
+
+
+class Deaf:
+    """A store whose standalone client was frozen when memory was given back."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def unregister_buffer(self, address: int) -> int:
+        del address
+        return -900
+
+
+def test_memory_that_stays_registered_is_not_handed_out_again(
+    standalone: MooncakeSettings,
+) -> None:
+    """It would be registered again without an error, and move nothing."""
+    nbytes = (1 << 20) + 8192
+    memory = allocate(standalone, nbytes)
+    address = memory.buffer.ctypes.data
+    (client,) = (one for one in _CLIENTS.values() if one.settings == standalone)
+    client._store = Deaf(client._store)
+    memory.give_back()
+    assert client.state is State.CLOSED
+    memory = allocate(standalone, nbytes)
+    assert memory.buffer.ctypes.data != address
+    memory.give_back()

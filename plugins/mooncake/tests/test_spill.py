@@ -62,6 +62,26 @@ def test_only_after_a_lost_owner_is_the_master_waited_for(
     assert waits == [7.0]
 
 
+def test_an_owner_that_did_not_wait_to_the_end_leaves_the_waiting_to_the_next(
+    settings: MooncakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = SpillFolder.claim(settings, "me")
+    first.settle(7.0)
+    first._lock.close()  # as a killed process would
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", interrupted)
+    second = SpillFolder.claim(settings, "me")
+    with pytest.raises(KeyboardInterrupt):
+        second.settle(7.0)
+    second.leave()
+    third = SpillFolder.claim(settings, "me")
+    assert third.lost
+    third.leave()
+
+
 def test_a_path_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
     wrong = MooncakeSettings(ssd_offload=True, ssd_path=str(tmp_path / "plain"))

@@ -27,6 +27,10 @@ _WAITED_FOR_S = 1.0
 
 _EVERY_S = 0.25
 _CALL_S = 0.01
+_APART = 1.1
+"""How long a lease counts, in leases: the ranks of an engine read the same pages,
+and clear them, not quite at once. Whoever opened first would find what another
+rank's lease has kept, and hold it with a lease of its own."""
 
 
 class Shut(Exception):  # noqa: N818 - leaves a client's `using`, never this plugin
@@ -54,7 +58,7 @@ class Space:
 
     def lease(self) -> None:
         """Note that the master has just given leases to this process."""
-        self._leased_until = time.monotonic() + self.lease_s
+        self._leased_until = time.monotonic() + _APART * self.lease_s
 
     def enter(self) -> bool:
         """Begin to find, read or store; return False where it is closed."""
@@ -70,7 +74,17 @@ class Space:
     def clear(self, client: Client, store: Any, deadline_s: float) -> int:  # noqa: ANN401 - the library's own class
         """Forget the namespace; return 0, or the library's number."""
         with self._lock:
+            if not self.closed and self._held_s():
+                # Other ranks may have read what this one has until now.
+                self.lease()
             self.closed = True
+        try:
+            return self._clear(client, store, deadline_s)
+        except BaseException:
+            self._open()
+            raise
+
+    def _clear(self, client: Client, store: Any, deadline_s: float) -> int:  # noqa: ANN401 - the library's own class
         client.sightings.forget_all()
         until = min(deadline_s, time.monotonic() + _WAITED_FOR_S)
         while True:

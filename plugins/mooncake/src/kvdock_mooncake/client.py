@@ -12,28 +12,28 @@ import logging
 import os
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import numpy as np
 
-from kvdock.errors import KvdockError, RegionError
+from kvdock.errors import RegionError
 from kvdock.regions import Block
 from kvdock_mooncake.allowance import Allowance
 from kvdock_mooncake.arena import ARENA
+from kvdock_mooncake.background import BACKGROUND
 from kvdock_mooncake.clears import Shut, Space
-from kvdock_mooncake.codes import NO_ROOM, TRANSFER_FAILED, sentence_of
+from kvdock_mooncake.codes import MASTER_LOST, sentence_of
 from kvdock_mooncake.health import Health
 from kvdock_mooncake.joining import join, limit_patience, put_config
 from kvdock_mooncake.leases import Sightings
 from kvdock_mooncake.library import Library, load
-from kvdock_mooncake.master import ClusterError, Master
-from kvdock_mooncake.memory import KnownMemory, RawMemory
+from kvdock_mooncake.master import Master
+from kvdock_mooncake.memory import KnownMemory
 from kvdock_mooncake.spill import SpillFolder
+from kvdock_mooncake.warmup import Scratch
 
 if TYPE_CHECKING:
     from kvdock_mooncake.settings import MooncakeSettings
@@ -42,8 +42,7 @@ log = logging.getLogger("kvdock")
 
 _DRAIN_S = 2.0
 _LEAVE_EVERY_S = 1.0
-_WARM_UP_S = 2.0
-_WARM_UP_BYTES = 64
+_NO_KEY = "kvdock/nothing"
 
 
 class State(StrEnum):
@@ -98,10 +97,10 @@ class Client:
     memory: KnownMemory = attrs.field(factory=KnownMemory, init=False)
     state: State = attrs.field(default=State.READY, init=False)
     mark: Block = attrs.field(init=False)
-    _scratch: Any = attrs.field(init=False)
+    _scratch: Scratch = attrs.field(init=False)
     _pid: int = attrs.field(factory=os.getpid, init=False)
     unfit: set[str] = attrs.field(factory=set, init=False)
-    stores: bool = attrs.field(default=True, init=False)
+    warmth: int = attrs.field(default=0, init=False)
     _spaces: dict[str, Space] = attrs.field(factory=dict, init=False)
     _ends: bool = attrs.field(init=False)
     _members: set[Member] = attrs.field(factory=set, init=False)
@@ -157,11 +156,12 @@ class Client:
     @health.default
     def _hopeful(self) -> Health:
         # Two stores cannot spill into one directory.
-        return Health(replaceable=self.spill is None)
+        ttl_s = self.settings.client_ttl_s
+        return Health(replaceable=self.spill is None, client_ttl_s=ttl_s)
 
     @master.default
     def _address(self) -> Master:
-        return Master(self.settings.standalone or self.settings.master)
+        return Master.of(self.settings)
 
     @_ends.default
     def _lends(self) -> bool:
@@ -302,9 +302,12 @@ class Client:
     def removes(self, member: Member, remove: Callable[[Any], int]) -> bool:
         """Make a call for an errand; return whether it went well."""
         try:
-            with self.using(member) as store:
-                return not remove(store)
+            with BACKGROUND.call() as may, self.using(member) as store:
+                return may and not remove(store)
         except Shut:
+            return False
+        except Exception as error:  # noqa: BLE001 - the library's, of any kind
+            log.debug("mooncake: an errand failed: %s", error)
             return False
 
     def retire(self) -> None:
@@ -320,19 +323,29 @@ class Client:
     def _shut(self) -> None:
         for block in self.memory.blocks:
             self.memory.remove(block, self._unregister)
-        if self.master.answers():
+        if self.reachable():
             self._close()
         else:
-            # Without a master the library holds the interpreter for up to 11 s.
-            log.warning("the Mooncake master is away: leaving when it is back")
+            # Without a master the library holds the interpreter for up to 11 s,
+            # under a frozen standalone client for as long as that lasts.
+            log.warning("the %s is away: leaving when it is back", self.master.what)
             threading.Thread(
                 target=self._close_later, name="kvdock-leave", daemon=True
             ).start()
 
+    def reachable(self) -> bool:
+        """Return whether a call is answered: what is frozen listens as well."""
+        if not self.master.answers():
+            return False
+        return int(self._store.is_exist(_NO_KEY)) not in MASTER_LOST
+
     def _close_later(self) -> None:
-        while not self.master.answers():
+        while True:
+            with BACKGROUND.call() as may:
+                if may and self.reachable():
+                    self._close()
+                    return
             time.sleep(_LEAVE_EVERY_S)
-        self._close()
 
     def _close(self) -> None:
         status = self._store.close()
@@ -345,7 +358,10 @@ class Client:
     # --- Memory --------------------------------------------------------------
 
     def _register(self, block: Block) -> None:
-        status = self._store.register_buffer(block.address, block.nbytes)
+        self._register_with(self._store, block)
+
+    def _register_with(self, store: Any, block: Block) -> None:  # noqa: ANN401 - the library's own class
+        status = store.register_buffer(block.address, block.nbytes)
         if not status:
             ARENA.enter(block, self)
             return
@@ -361,8 +377,11 @@ class Client:
     def _unregister(self, block: Block) -> None:
         status = self._store.unregister_buffer(block.address)
         if status:
+            # A piece of shared memory that stays so can never be used again: the
+            # library says yes when it is registered anew, and no to each transfer.
             log.warning("memory stays registered: %s", sentence_of(status))
-        ARENA.leave(block, self)
+        else:
+            ARENA.leave(block, self)
 
     def take(self, nbytes: int) -> int:
         """Get new memory that a standalone client shares: its address, or 0."""
@@ -370,15 +389,12 @@ class Client:
 
     def _take_scratch(self) -> None:
         """Get a few bytes for marks and for the warm-up."""
-        size = 2 * _WARM_UP_BYTES
-        if self.settings.standalone:
-            piece = ARENA.take(size, self, self.take)
-            self._scratch = np.asarray(RawMemory(piece.address, size))
-        else:
-            self._scratch = np.zeros(size, np.uint8)
-        block = Block(int(self._scratch.ctypes.data), size)
+        shared = self.settings.standalone
+        self._scratch = Scratch.of(
+            (lambda size: ARENA.take(size, self, self.take)) if shared else None
+        )
+        block = self._scratch.block
         self.memory.add(block, self._register)
-        self._scratch[:_WARM_UP_BYTES] = np.arange(_WARM_UP_BYTES)
         self.mark = Block(block.address, 1)
 
     # --- Health --------------------------------------------------------------
@@ -386,43 +402,12 @@ class Client:
     def warm_up(self, namespace: str) -> None:
         """Store, read back and remove a few bytes under a key of our own.
 
-        Peers may not be reachable in the first moments, so it is tried again.
-        A cluster without room is no reason to refuse: it may get some later.
-
         Raises:
             ClusterError: If the cluster does not work.
             Shut: If the client is shut.
         """
-        key = f"{namespace}/{uuid.uuid4().hex}.warmup"
-        until = time.monotonic() + _WARM_UP_S
         with self.using(Member()) as store:
-            while True:
-                status = self._there_and_back(store, key)
-                if status in (_WARM_UP_BYTES, NO_ROOM) or time.monotonic() > until:
-                    break
-                time.sleep(0.02)
-            store.remove(key, True)
-        self.stores = status == _WARM_UP_BYTES
-        if status == _WARM_UP_BYTES:
-            size = _WARM_UP_BYTES
-            if (self._scratch[:size] != self._scratch[size:]).any():
-                raise ClusterError("the Mooncake cluster gave wrong bytes back")
-        elif status in (NO_ROOM, TRANSFER_FAILED):
-            log.warning("the Mooncake cluster stores nothing: %s", sentence_of(status))
-        else:
-            raise ClusterError(
-                f"the Mooncake cluster does not work: {sentence_of(status)}",
-                fix="Look at the master's log.",
-            )
-
-    def _there_and_back(self, store: Any, key: str) -> int:  # noqa: ANN401 - the library's own class
-        """Store some scratch under a key and read it into other scratch."""
-        here, size = self.mark.address, _WARM_UP_BYTES
-        self._scratch[size:] = 0
-        status = int(store.batch_put_from([key], [here], [size], self.put_config)[0])
-        if status:
-            return status
-        return int(store.batch_get_into([key], [here + size], [size])[0])
+            self.warmth = self._scratch.prove(store, namespace, self.put_config)
 
     def _renew(self) -> None:
         """Replace a store that no transfer leaves; its own segment is lost.
@@ -433,16 +418,28 @@ class Client:
         log.warning("every Mooncake transfer fails: joining the cluster again")
         self.health.reset()
         try:
-            store = join(self.library, self.settings)
-        except KvdockError as error:
+            self._swap(join(self.library, self.settings))
+        except Exception as error:  # noqa: BLE001 - nobody may be left waiting
             log.warning("the Mooncake cluster cannot be joined again: %s", error)
-        else:
-            old, self._store = self._store, store
-            with self._registering:
-                for block in self.memory.blocks:
-                    self._register(block)
-            old.close()
         self.sightings.forget_all()
         with self._changed:
             if self.state is State.RENEWING:
                 self.state = State.READY
+
+    def _swap(self, store: Any) -> None:  # noqa: ANN401 - the library's own class
+        """Take a new store and shut the old one, or the new one if it is unfit.
+
+        The last pool may have left meanwhile, and shut the old one.
+        """
+        spare = store
+        try:
+            with self._registering:
+                for block in self.memory.blocks:
+                    self._register_with(store, block)
+                config = put_config(self.library, self.settings, store)
+                with self._changed:
+                    if self.state is State.RENEWING:
+                        spare, self._store = self._store, store
+                        self.put_config = config
+        finally:
+            spare.close()

@@ -53,9 +53,7 @@ def join_pool(
             try:
                 client.warm_up(namespace)
                 return client, client.admit(blocks)
-            except Shut:
-                pass
-            except ClusterError:
+            except (Shut, ClusterError):
                 client.retire()
         client = _CLIENTS[way] = Client.open(settings, owner, namespace)
         return client, client.admit(blocks)

@@ -21,12 +21,13 @@ from kvdock_mooncake.codes import (
 log = logging.getLogger("kvdock")
 
 _COMPLAIN_EVERY_S = 30.0
-_STUCK_S = 30.0
+_STUCK_TTLS = 3.0
 """How long every transfer must have failed before a store counts as stuck.
 
-A dead peer's objects are gone after 10 s (the master's client_ttl), so what
-still fails after 30 s is this store itself.
+A dead peer's objects are gone after one client_ttl of the master, so what
+still fails after three of them is this store itself.
 """
+_STUCK_LEAST_S = 30.0
 
 _TRANSFERS = (Operation.GET, Operation.PUT)
 """What moves bytes: the master answers all else, also for a wedged store."""
@@ -40,13 +41,19 @@ class Health:
 
     Args:
         replaceable: Whether a stuck store may be replaced by a new one.
+        client_ttl_s: How long the master waits for a lost process.
     """
 
     replaceable: bool
+    client_ttl_s: float = 10.0
     stuck: bool = attrs.field(default=False, init=False)
     _failing_since: dict[Operation, float] = attrs.field(factory=dict, init=False)
-    _patience_s: float = attrs.field(default=_STUCK_S, init=False)
+    _patience_s: float = attrs.field(init=False)
     _complaints: dict[int, float] = attrs.field(factory=dict, init=False)
+
+    @_patience_s.default
+    def _stuck_s(self) -> float:
+        return max(_STUCK_LEAST_S, _STUCK_TTLS * self.client_ttl_s)
 
     def note(self, operation: Operation, numbers: Int64s) -> None:
         """Log what failed, each reason at most twice a minute.
@@ -86,10 +93,12 @@ class Health:
         """Note that a call went well, for every key or for some."""
         if operation is Operation.GET:
             self._failing_since.clear()
-            self._patience_s = _STUCK_S
+            self._patience_s = self._stuck_s()
         elif operation is Operation.PUT:
             # A put of what is there already moves nothing and goes well.
             self._failing_since.pop(operation, None)
+        # One that hangs for long may have kept it from being replaced until now.
+        self.stuck = self.stuck and bool(self._failing_since)
 
     def reset(self) -> None:
         """Begin anew, with another store."""

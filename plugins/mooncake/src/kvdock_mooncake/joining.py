@@ -149,10 +149,16 @@ def join(library: Library, settings: MooncakeSettings, spill: str = "") -> Any: 
     refuse_fork()
     check_library(library, settings)
     check_transport(settings)
-    Master(settings.standalone or settings.master).look()
+    Master.of(settings).look()
     _SET_UP_BY[:] = [os.getpid()]
     setup = _setup(settings, spill)
-    return _within(settings.setup_timeout_s, library.store_class, setup)
+    fix = (
+        "Look whether `master` names the RPC port of a mooncake_master of this "
+        "version, and at its log; with ssd_offload it needs -enable_offload."
+    )
+    if settings.standalone:
+        fix = "Look whether `standalone` names the port of a mooncake_client."
+    return _within(settings.setup_timeout_s, library.store_class, setup, fix)
 
 
 def _setup(settings: MooncakeSettings, spill: str) -> Callable[[Any], int]:
@@ -237,7 +243,7 @@ class _Attempt:
 
 
 def _within(
-    timeout_s: float, make: Callable[[], Any], setup: Callable[[Any], int]
+    timeout_s: float, make: Callable[[], Any], setup: Callable[[Any], int], fix: str
 ) -> Any:  # noqa: ANN401 - the library's own class
     """Run a setup in a thread of its own and wait for it."""
     attempt = _Attempt()
@@ -262,6 +268,5 @@ def _within(
         ) from answer
     raise ClusterError(
         f"the Mooncake library could not join: {sentence_of(answer)}",
-        fix="Check the master's version and log, and -enable_offload there "
-        "if ssd_offload is on.",
+        fix=fix,
     )

@@ -10,11 +10,15 @@ import re
 import socket
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import attrs
 
 from kvdock.errors import KvdockError
 from kvdock_mooncake.settings import split_address
+
+if TYPE_CHECKING:
+    from kvdock_mooncake.settings import MooncakeSettings
 
 _CONNECT_S = 2.0
 _LOOK_S = 0.25
@@ -35,13 +39,27 @@ class Master:
     Args:
         address: "host:port", or "etcd://host:port;host:port" for whoever
             leads; other addresses with a scheme are not looked at.
+        standalone: Whether a standalone client is to be found there.
     """
 
     address: str
+    standalone: bool = False
     _lost: bool = attrs.field(default=False, init=False)
     _pause_s: float = attrs.field(default=0.0, init=False)
     _look_at: float = attrs.field(default=0.0, init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+
+    @classmethod
+    def of(cls, settings: MooncakeSettings) -> Master:
+        """Return what a process with these settings joins."""
+        return cls(settings.standalone or settings.master, bool(settings.standalone))
+
+    @property
+    def what(self) -> str:
+        """What is to be found there."""
+        if self.standalone:
+            return "Mooncake standalone client"
+        return "etcd" if self.address.startswith(_ETCD) else "Mooncake master"
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -70,11 +88,14 @@ class Master:
             else:
                 return
         if failed:
-            what = "etcd" if self.address.startswith(_ETCD) else "Mooncake master"
+            program, setting = "mooncake_master", "`master` (MOONCAKE_MASTER)"
+            if self.standalone:
+                program, setting = "mooncake_client", "`standalone` (MOONCAKE_CLIENT)"
+            elif self.what == "etcd":
+                program = "etcd"
             raise ClusterError(
-                f"no {what} answers at {self.address}: {failed}",
-                fix=f"Start {what.replace('Mooncake ', 'mooncake_')} there, or correct "
-                "`master` (MOONCAKE_MASTER).",
+                f"no {self.what} answers at {self.address}: {failed}",
+                fix=f"Start {program} there, or correct {setting}.",
             ) from failed
 
     def answers(self, within_s: float = _CONNECT_S) -> bool:

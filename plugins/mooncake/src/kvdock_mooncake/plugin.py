@@ -131,22 +131,17 @@ def kvdock_register_pool(
 ) -> PoolHandle:
     """Join the cluster, or share the client that has, and register memory."""
     from kvdock_mooncake.clients import join_pool  # noqa: PLC0415 - as above
-    from kvdock_mooncake.master import ClusterError  # noqa: PLC0415 - as above
     from kvdock_mooncake.pool import PoolHandle  # noqa: PLC0415 - as above
     from kvdock_mooncake.spill import owner_of  # noqa: PLC0415 - as above
+    from kvdock_mooncake.warmup import nothing_stored  # noqa: PLC0415 - as above
 
     del pool
     settings = _joins_with(config)
     owner = owner_of(config.process, config.shard)
     client, member = join_pool(settings, owner, config.namespace, region.blocks)
-    if config.trial and not client.stores:
+    if config.trial and client.warmth:
         client.release(member)
-        raise ClusterError(
-            f"the Mooncake cluster at {client.master.address} has no memory to store "
-            "a page in",
-            fix="Start mooncake_client on a host that has some, or an engine: each "
-            "lends segment_bytes.",
-        )
+        raise nothing_stored(client.master.address, client.warmth)
     space = client.space(config.namespace, trial=config.trial)
     # One that was cleared just before the last pool left.
     space.resume(client)

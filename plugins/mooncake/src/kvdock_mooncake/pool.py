@@ -102,6 +102,10 @@ class PoolHandle:
                 return BatchResult.all(batch, _WHEN_CLOSED[batch.operation])
             try:
                 return self._run(store, batch)
+            except Exception:
+                # What it has leased until then is not known.
+                self.space.lease()
+                raise
             finally:
                 self.space.leave()
         finally:
@@ -258,6 +262,7 @@ class PoolHandle:
         suspects = np.flatnonzero(odd)
         if len(suspects) and batch.remaining_s():
             sizes = sizes_of(store, [batch.keys[i] for i in suspects.tolist()])
+            self.space.lease()
             nbytes[suspects] = np.where(sizes > 0, sizes, nbytes[suspects])
         wanted = batch.object_bytes
         wrong = (nbytes > 0) & (nbytes != wanted)
@@ -397,8 +402,21 @@ class PoolHandle:
 
     def _master_answered(self, numbers: Int64s) -> bool:
         if numbers[0] in MASTER_LOST and np.isin(numbers, MASTER_LOST).all():
-            self.client.master.lost()
-            return False
+            if not self._only_owners_lost(numbers):
+                self.client.master.lost()
+                return False
+            self.client.master.found()
+            return True
         if numbers[0] not in (NO_TIME, NO_ANSWER):
             self.client.master.found()
         return True
+
+    def _only_owners_lost(self, numbers: Int64s) -> bool:
+        """Return whether the master answers although every key says no.
+
+        A read from the disk of an owner that has died ends in the same number:
+        all other pages would be misses until the master gives the owner up.
+        """
+        client = self.client
+        silent = (numbers == MASTER_SILENT).any() or client.settings.standalone
+        return not silent and client.reachable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 _UNREAD = "SGLANG_HICACHE_MOONCAKE_CONFIG_PATH"
 """Names a file in which SGLang's own backend has its settings."""
+
+
+_MEMORY = Path("/proc/meminfo")
 
 
 def _no(error: KvdockError) -> Finding:
@@ -41,7 +45,7 @@ def findings(settings: MooncakeSettings) -> list[Finding]:
         check_library(library, settings)
     except KvdockError as error:
         return [*found, _no(error)]
-    master = Master(settings.standalone or settings.master)
+    master = Master.of(settings)
     try:
         master.look()
         said = "something listens at" if master.places else "not looked at:"
@@ -87,16 +91,31 @@ def _flags(settings: MooncakeSettings) -> Finding:
 
 def _room(segment_bytes: int) -> Finding:
     """Compare the segment with the memory of the host."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    memory = _available_bytes()
     what = f"lends {format_bytes(segment_bytes)} of {format_bytes(memory)} free memory"
     return Finding(ok=segment_bytes < memory, what=what, hint="Lower segment_bytes.")
 
 
+def _available_bytes() -> int:
+    """Return what a process could have: a full page cache gives way."""
+    try:
+        found = re.search(
+            r"^MemAvailable: +(\d+) kB$", _MEMORY.read_text(), re.MULTILINE
+        )
+    except OSError:
+        found = None
+    if found:
+        return int(found[1]) << 10
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
 def _disk(folder: Path) -> Finding:
     """Look whether spilled objects can be written."""
-    above = next(path for path in (folder, *folder.parents) if path.exists())
+    # Not `exists`, which raises below a folder that is closed to this user.
+    above = next(one for one in (folder, *folder.parents) if os.access(one, os.F_OK))
+    ok = os.access(above, os.W_OK | os.X_OK)
     return Finding(
-        ok=os.access(above, os.W_OK | os.X_OK),
-        what=f"ssd_path {folder} can be written",
+        ok=ok,
+        what=f"ssd_path {folder} {'can' if ok else 'cannot'} be written",
         hint=f"Make {above} writable for this user.",
     )

@@ -44,6 +44,7 @@ class SpillFolder:
     path: str
     lost: bool
     _lock: IO[str]
+    _settled: bool = attrs.field(default=False, init=False)
 
     @classmethod
     def claim(cls, settings: MooncakeSettings, owner: str) -> SpillFolder:
@@ -87,10 +88,12 @@ class SpillFolder:
             )
             time.sleep(client_ttl_s)
         self._write(_IN_USE)
+        self._settled = True
 
     def leave(self) -> None:
         """Note that its owner has left the cluster properly."""
-        self._write("")
+        if self._settled:
+            self._write("")
         self._lock.close()
 
     def _write(self, word: str) -> None:

@@ -1,0 +1,109 @@
+"""A few bytes that are stored and read back to see whether a cluster works."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from kvdock.regions import Block
+from kvdock_mooncake.codes import NO_ROOM, TRANSFER_FAILED, sentence_of
+from kvdock_mooncake.master import ClusterError
+from kvdock_mooncake.memory import RawMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger("kvdock")
+
+_BYTES = 64
+_FOR_S = 2.0
+_AGAIN_EVERY_S = 0.02
+
+
+@attrs.frozen(eq=False)
+class Scratch:
+    """Bytes to store, and room beside them for what comes back.
+
+    Args:
+        memory: uint8 (2, 64).
+    """
+
+    memory: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, take: Callable[[int], Block] | None) -> Scratch:
+        """Fill memory that `take` brings; any memory if it is None."""
+        size = 2 * _BYTES
+        if take:
+            memory = np.asarray(RawMemory(take(size).address, size))
+        else:
+            memory = np.zeros(size, np.uint8)
+        memory[:_BYTES] = np.arange(_BYTES)
+        return cls(memory.reshape(2, _BYTES))
+
+    @property
+    def block(self) -> Block:
+        """All of it, to be registered."""
+        return Block(int(self.memory.ctypes.data), 2 * _BYTES)
+
+    def prove(self, store: Any, namespace: str, put_config: Any) -> int:  # noqa: ANN401 - the library's own classes
+        """Store it, read it back and remove it, under a key of our own.
+
+        Peers may not be reachable in the first moments, so it is tried again.
+        A cluster without room is no reason to refuse: it may get some later.
+
+        Returns:
+            0, or the library's number where nothing can be stored.
+
+        Raises:
+            ClusterError: If the cluster does not work.
+        """
+        key = f"{namespace}/{uuid.uuid4().hex}.warmup"
+        until = time.monotonic() + _FOR_S
+        while True:
+            status = self._there_and_back(store, key, put_config)
+            if status in (_BYTES, NO_ROOM) or time.monotonic() > until:
+                break
+            time.sleep(_AGAIN_EVERY_S)
+        store.remove(key, True)
+        if status == _BYTES:
+            if (self.memory[0] != self.memory[1]).any():
+                raise ClusterError("the Mooncake cluster gave wrong bytes back")
+            return 0
+        if status in (NO_ROOM, TRANSFER_FAILED):
+            log.warning("the Mooncake cluster stores nothing: %s", sentence_of(status))
+            return status
+        raise ClusterError(
+            f"the Mooncake cluster does not work: {sentence_of(status)}",
+            fix="Look at the master's log.",
+        )
+
+    def _there_and_back(self, store: Any, key: str, put_config: Any) -> int:  # noqa: ANN401 - the library's own classes
+        """Store it and read it back; return the bytes or the library's number."""
+        here, size = self.block.address, _BYTES
+        self.memory[1] = 0
+        status = int(store.batch_put_from([key], [here], [size], put_config)[0])
+        if status:
+            return status
+        return int(store.batch_get_into([key], [here + size], [size])[0])
+
+
+def nothing_stored(address: str, status: int) -> ClusterError:
+    """Say why a page cannot be tried in the cluster at an address."""
+    if status == NO_ROOM:
+        return ClusterError(
+            f"the Mooncake cluster at {address} has no memory to store a page in",
+            fix="Start mooncake_client on a host that has some, or an engine: each "
+            "lends segment_bytes.",
+        )
+    return ClusterError(
+        f"the Mooncake cluster at {address} stores no page: {sentence_of(status)}",
+        fix="Look whether this host reaches those that lend memory. One that has "
+        "died is given up after the master's -client_ttl.",
+    )
