@@ -190,3 +190,33 @@ def test_a_small_read_does_not_wait_for_a_long_write(tmp_path: Path) -> None:
     engine.close()
     # Behind the writes it would wait for half of one, on the whole.
     assert sorted(waited_s)[len(waited_s) // 2] < min(spent_s) / 4
+
+
+def test_a_helper_that_comes_late_touches_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_threads(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    engine = ThreadEngine(2)
+    nbytes = 4 << 20
+    token = opened(engine, tmp_path, nbytes)
+    memory = np.ones(nbytes, np.uint8)
+    at = [[memory.ctypes.data]]
+    parts = transfer(
+        token,
+        [n << 20 for n in range(4)],
+        [[at[0][0] + (n << 20)] for n in range(4)],
+        [[1 << 20]] * 4,
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", out_of_threads)
+        assert moved_all(engine.read(parts), [1 << 20] * 4)
+    assert not memory.any()
+    memory[:] = 7  # it is the caller's again
+    other = np.ones(nbytes, np.uint8)
+    again = [[other.ctypes.data + (n << 20)] for n in range(4)]
+    engine.read(transfer(token, [n << 20 for n in range(4)], again, [[1 << 20]] * 4))
+    engine.close()  # whatever was left over has run by now
+    os.close(token)
+    assert (memory == 7).all()

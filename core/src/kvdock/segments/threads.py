@@ -16,7 +16,8 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from itertools import accumulate, pairwise
 
 import attrs
@@ -105,11 +106,20 @@ class ThreadEngine:
             return moved
         todo = deque(tasks)
         helpers = self._pool()
-        count = min(self._threads, len(tasks)) - 1
-        futures = [helpers.submit(self._drain, job, todo) for _ in range(count)]
-        self._drain(job, todo)
+        futures: list[Future[None]] = []
+        try:
+            with suppress(RuntimeError):  # no thread to be had: this one does it all
+                for _ in range(min(self._threads, len(tasks)) - 1):
+                    # Not in one go: those that began before it failed count.
+                    futures.append(helpers.submit(self._drain, job, todo))  # noqa: PERF401
+            self._drain(job, todo)
+        finally:
+            # A call whose thread did not start stays with the pool, and runs once
+            # one does: it must find nothing that touches this caller's memory.
+            todo.clear()
+            wait([future for future in futures if not future.cancel()])
         for future in futures:
-            if not future.cancel():
+            if not future.cancelled():
                 future.result()
         return moved
 
