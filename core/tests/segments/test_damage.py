@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -291,3 +292,27 @@ def test_an_object_of_another_length_is_a_miss_and_heals(
     assert int(both.store.run(longer).outcomes[0]) == Outcome.SHORT
     assert both.put([1]).ok.all()
     assert both.get([1]) == [OK]
+
+
+@pytest.mark.parametrize("whose", ["ours", "foreign"])
+def test_an_index_file_of_any_size_costs_no_memory(
+    open_depot: OpenDepot, whose: str
+) -> None:
+    depot = open_depot()
+    depot.put(range(64))
+    depot.store.close()
+    file = depot.where(7).record_path
+    if whose == "foreign":
+        file = file.with_name(f"{7:016x}.00000001.idx")
+        file.write_bytes(b"x")
+        file.with_name(f"{7:016x}.dat").write_bytes(b"x")
+    os.truncate(file, 1 << 42)
+    # The address space holds what a store needs, and none of that file.
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + (4 << 30), before[1]))
+    try:
+        fresh = open_depot()
+        assert fresh.get(range(64)) == [OK] * 64
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvdock.segments.files import OUT_OF_FILES
+from kvdock.segments.limits import MOST_SLOTS
 from kvdock.segments.names import IndexName, data_segment, listing
 from kvdock.segments.records import index_bytes
 from kvdock.segments.segment import (
@@ -123,7 +124,9 @@ class Folder:
             return 0
         with suppress(FileNotFoundError):
             size = os.stat(str(name), dir_fd=self.fd, follow_symlinks=False).st_size
-            return max(0, size - index_bytes(0)) // (index_bytes(1) - index_bytes(0))
+            slots = max(0, size - index_bytes(0)) // (index_bytes(1) - index_bytes(0))
+            # A foreign file may be of any size.
+            return min(slots, MOST_SLOTS)
         return 0
 
     def poll(self) -> bool:

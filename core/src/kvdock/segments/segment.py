@@ -102,10 +102,11 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> Contents | None:
     header = read_header(fd, name)
     if header is None:
         return None
-    raw = b""
-    while chunk := os.pread(fd, 1 << 30, len(raw)):
-        raw += chunk
     slots, slot_bytes = int(header["slots"][0]), int(header["slot_bytes"][0])
+    raw = b""
+    # What lies behind it is none of ours, however much that is.
+    while chunk := os.pread(fd, index_bytes(slots) - len(raw), len(raw)):
+        raw += chunk
     whole = min(slots, max(0, len(raw) - RECORDS_AT) // RECORD_BYTES)
     records = np.zeros(slots, RECORD)
     records[:whole] = np.frombuffer(raw, RECORD, whole, RECORDS_AT)

@@ -22,7 +22,12 @@ import numpy as np
 
 from kvdock.segments.files import OUT_OF_FILES
 from kvdock.segments.full import is_told, mebibytes, why_full
-from kvdock.segments.limits import LEAST_SEGMENTS, least_bytes, slot_bytes_of
+from kvdock.segments.limits import (
+    LEAST_SEGMENTS,
+    MOST_SLOTS,
+    least_bytes,
+    slot_bytes_of,
+)
 from kvdock.segments.maintenance import sweep
 from kvdock.segments.names import IndexName
 from kvdock.segments.records import header_of, index_bytes
@@ -46,7 +51,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvdock.segments")
 
-_MOST_SLOTS = 1 << 16
 _FIRST_BYTES = 16 << 20  # size of a pool's first segment
 _MOST_EMPTIED = 8  # segments beyond the one that is needed
 _SAMPLE = 1 << 14  # pages that tell how warm the usual one is
@@ -217,7 +221,7 @@ class Space:
             most = min(most, self.limits.quota_bytes // LEAST_SEGMENTS)
         # Segments grow with the pool, so that a small pool takes little space.
         most = min(most, max(_FIRST_BYTES, folder.nbytes))
-        return max(1, min(_MOST_SLOTS, most // slot_bytes))
+        return max(1, min(MOST_SLOTS, most // slot_bytes))
 
     def _room(self, folder: Folder) -> int:
         """Return how many bytes the namespace may still grow by."""
