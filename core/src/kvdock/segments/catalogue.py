@@ -361,7 +361,7 @@ class Catalogue:
                     os.close(fd)
             now = self.index.records["check"][rows] == believed["check"]
             self.index.forget(rows[now])
-        for folder in self.folders.values():
+        for folder in list(self.folders.values()):
             if folder.fd == segment.folder:
                 folder.doubt()
         return ~same
@@ -390,4 +390,6 @@ class Catalogue:
             for segment in folder.segments.values():
                 if segment.owned:
                     os.close(segment.index_fd)
-        self._files.close()
+            os.close(folder.fd)
+        self.folders.clear()
+        self._files.abandon()

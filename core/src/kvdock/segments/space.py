@@ -115,7 +115,7 @@ class Space:
     def _adopt(self, folder: Folder) -> Segment | None:
         """Take over a segment with room that nobody writes."""
         choice = []
-        for segment in folder.segments.values():
+        for segment in list(folder.segments.values()):
             slots = segment.rows.slots
             free = slots - self._live(segment)
             wanted = 1 if segment.name.state == "open" else -(-slots // 4)
@@ -362,7 +362,8 @@ class Space:
             gone = np.sort(live[order[:cold]])
             self.index.forget(gone + rows.first)
             segment.heat_ns = 0.0
-        erase_records(segment.index_fd, gone)
+            # Its descriptor is closed under the lock where it was deleted meanwhile.
+            erase_records(segment.index_fd, gone)
         self.counts["pages_evicted"] += len(gone)
 
     def _usual_ns(self) -> float:
