@@ -11,6 +11,8 @@ from kvdock.errors import KvdockError, NoRoute, PluginError, SettingsError
 from kvdock_cli.output import UsageProblem, exit_code
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tiny import Shelf
 
 BROKEN = Candidate(name="a", value="a", distribution="d", version="1").problem(
@@ -75,3 +77,13 @@ def test_the_version_names_every_part_without_importing_it(shelf: Shelf) -> None
     assert parts["backend gone"]["path"] == "?"
     assert {"python", "kvdock", "kvdock-cli"} <= set(parts)
     assert "kvdock_good.py" in shelf.kvdock("--version").stdout
+
+
+def test_a_path_of_any_bytes_can_be_told(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii:strict")
+    root = f"{tmp_path}/\udcff \u00e4"
+    done = shelf.kvdock("doctor", "file", "--set", f"root={root}")
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert r"\udcff \xe4" in done.stdout

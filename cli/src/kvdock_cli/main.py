@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated
 
@@ -51,6 +52,10 @@ def kvdock(
 
 def main() -> None:
     """Run the command line; called by the `kvdock` script."""
+    for stream in (sys.stdout, sys.stderr):
+        # A path may hold any bytes, and a terminal know but few letters.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except KvdockError as error:
