@@ -12,7 +12,7 @@ import numpy as np
 
 from kvdock.segments.files import OUT_OF_FILES
 from kvdock.segments.limits import MOST_SLOTS
-from kvdock.segments.names import IndexName, data_segment, listing
+from kvdock.segments.names import SETTLED_NS, IndexName, data_segment, listing
 from kvdock.segments.records import index_bytes
 from kvdock.segments.segment import (
     Contents,
@@ -25,10 +25,6 @@ from kvdock.segments.segment import (
 if TYPE_CHECKING:
     from kvdock.segments.index import Index
 from kvdock.segments.tenure import Tenure
-
-_SETTLED_NS = 12_000_000
-"""A folder's time of change is exact to a clock tick: one that is younger may
-hide a second change, so the folder is read again."""
 
 
 class Folder:
@@ -93,7 +89,7 @@ class Folder:
         now_ns = time.time_ns()
         stamp = os.fstat(self.fd).st_mtime_ns
         # What is too fresh to be told from a later change is read again.
-        self._seen_ns = stamp if now_ns - stamp > _SETTLED_NS else -1
+        self._seen_ns = stamp if now_ns - stamp > SETTLED_NS else -1
         listed, data, files = self._listing()
         changed = False
         for segment in list(self.segments.values()):

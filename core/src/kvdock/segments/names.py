@@ -30,6 +30,10 @@ _INDEX = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{8})\.(idx|open|new)")
 _DATA = re.compile(r"([0-9a-f]{16})\.dat")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
+SETTLED_NS = 12_000_000
+"""A folder's time of change is exact to a clock tick: one that is younger may
+hide a second change, so the folder is read again."""
+
 
 @attrs.frozen
 class IndexName:
