@@ -316,3 +316,17 @@ def test_an_index_file_of_any_size_costs_no_memory(
         assert fresh.get(range(64)) == [OK] * 64
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_a_disk_that_has_become_read_only_is_still_read(
+    open_depot: OpenDepot, read_only: Callable[[], None]
+) -> None:
+    depot = open_depot()
+    depot.put(range(20))
+    spot = depot.where(7)
+    overwrite(spot.path, spot.offset + 100, b"\xff")
+    depot.store.close()
+    read_only()
+    fresh = open_depot()
+    assert fresh.get(range(20)) == [CORRUPT if n == 7 else OK for n in range(20)]
+    assert set(fresh.put(range(20, 30)).outcomes.tolist()) == {int(Outcome.REFUSED)}

@@ -353,12 +353,16 @@ class Catalogue:
         slots = rows - segment.rows.first
         same = np.zeros(len(slots), np.bool_)
         with self.lock:
-            with suppress(OSError):
+            try:
                 fd = open_index(segment.folder, str(segment.name), write=True)
                 try:
                     same = retire_records(fd, slots, believed)
                 finally:
                     os.close(fd)
+            except FileNotFoundError:
+                pass  # renamed, or gone
+            except OSError:
+                same[:] = True  # a disk that is read-only: no race was lost
             now = self.index.records["check"][rows] == believed["check"]
             self.index.forget(rows[now])
         for folder in list(self.folders.values()):

@@ -75,7 +75,13 @@ class ThreadEngine:
         flags = os.O_RDWR
         flags |= os.O_CREAT | os.O_EXCL if create else 0
         flags |= os.O_DIRECT if self._direct else 0
-        return names.open_file(folder, name, flags)
+        try:
+            return names.open_file(folder, name, flags)
+        except OSError as error:
+            if error.errno != errno.EROFS or create:
+                raise
+        # A disk with errors is often made read-only: what it has is still good.
+        return names.open_file(folder, name, flags & ~os.O_RDWR)
 
     def close_file(self, token: int) -> None:
         """Close a file."""
