@@ -5,6 +5,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -330,3 +331,45 @@ def test_a_disk_that_has_become_read_only_is_still_read(
     fresh = open_depot()
     assert fresh.get(range(20)) == [CORRUPT if n == 7 else OK for n in range(20)]
     assert set(fresh.put(range(20, 30)).outcomes.tolist()) == {int(Outcome.REFUSED)}
+
+
+def test_pages_whose_file_has_just_gone_are_refused_and_not_late(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot = open_depot()
+    depot.put(range(4))
+    depot.store._catalogue.close_idle()
+    depot.where(0).path.unlink()
+    # What is gone has not been noticed yet.
+    monkeypatch.setattr(depot.store._catalogue, "keep_up", lambda **_: False)
+    refused = {int(Outcome.REFUSED)}
+    assert set(depot.put(range(4, 8)).outcomes.tolist()) == refused
+
+
+def test_a_segment_that_was_dropped_can_still_be_let_go(open_depot: OpenDepot) -> None:
+    depot = open_depot()
+    depot.put(range(4))
+    (folder,) = depot.store._catalogue.folders.values()
+    (segment,) = folder.segments.values()
+    folder.drop(segment)  # by a thread that saw it cleared
+    segment.let_go(full=True)
+
+
+def test_a_segment_renamed_while_its_folder_is_cleared_goes_whole(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot = open_depot()
+    depot.put(range(32))  # a full segment
+    (folder,) = depot.root.glob("*/kv.*")
+    look = os.stat
+
+    def recycled_first(path: Any, **words: Any) -> os.stat_result:
+        if str(path).endswith(".00000001.idx"):
+            with suppress(FileNotFoundError):
+                (folder / path).rename(folder / str(path).replace("1.idx", "2.open"))
+        return look(path, **words)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", recycled_first)
+        depot.clear()
+    assert not list(folder.iterdir())

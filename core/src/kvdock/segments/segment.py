@@ -335,13 +335,15 @@ class Segment:
                 os.close(fd)
 
     def let_go(self, *, full: bool) -> None:
-        """Stop being its writer.
+        """Stop being its writer; called under the lock.
 
         Args:
             full: Whether it is to be left alone until it is recycled;
                 otherwise another writer fills it up.
         """
         fd, self.index_fd = self.index_fd, -1
+        if fd < 0:
+            return  # it was deleted, and dropped by another thread
         if full:
             with suppress(OSError):
                 self._rename(attrs.evolve(self.name, state="idx"))
