@@ -242,6 +242,7 @@ def _unlink_abandoned(
         fd = open_index(folder, str(name), write=True)
         try:
             if _given_up(fd, name, kept_by):
+                os.stat(str(name), dir_fd=folder)  # else it is somebody's by now
                 for file in (name.data, str(name)) if with_data else (str(name),):
                     with suppress(FileNotFoundError):
                         size = os.stat(file, dir_fd=folder).st_size

@@ -363,19 +363,26 @@ def make_index(
         kept_by: How it is told that its writer lives.
 
     Raises:
-        OSError: If there is no space.
+        OSError: If there is no space; EAGAIN if somebody swept it away before it
+            was claimed.
     """
     fd = open_file(folder, str(name), os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
-        if kept_by is Tenure.LOCKS:
-            tenure.claim(fd)
+        _begin(fd, kept_by)
         preallocate(fd, index_bytes(slots))
         os.pwrite(fd, header, 0)
     except OSError:
         os.close(fd)
-        os.unlink(str(name), dir_fd=folder)
+        with suppress(FileNotFoundError):
+            os.unlink(str(name), dir_fd=folder)
         raise
     return fd
+
+
+def _begin(fd: int, kept_by: Tenure) -> None:
+    swept = kept_by is Tenure.LOCKS and not tenure.claim(fd)
+    if swept or not os.fstat(fd).st_nlink:
+        raise OSError(errno.EAGAIN, "taken for what a dead writer left")
 
 
 def preallocate(fd: int, nbytes: int) -> None:

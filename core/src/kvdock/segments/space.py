@@ -54,6 +54,8 @@ log = logging.getLogger("kvdock.segments")
 _FIRST_BYTES = 16 << 20  # size of a pool's first segment
 _MOST_EMPTIED = 8  # segments beyond the one that is needed
 _SAMPLE = 1 << 14  # pages that tell how warm the usual one is
+_SMALLER = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EAGAIN)
+"""Errors after which a smaller segment may do, under another name."""
 _MARK_SLOTS = 4096  # of a segment whose objects have no bytes
 
 
@@ -196,7 +198,7 @@ class Space:
             except OSError as error:
                 if error.errno in OUT_OF_FILES:
                     raise  # there may be files to close
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                if error.errno not in _SMALLER:
                     self.counts["segments_failed"] += 1
                     if is_told(self.counts["segments_failed"]):
                         root = self.place.root
