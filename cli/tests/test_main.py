@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,8 +15,6 @@ from kvdock.errors import KvdockError, NoRoute, PluginError, SettingsError
 from kvdock_cli.output import UsageProblem, exit_code
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tiny import Shelf
 
 BROKEN = Candidate(name="a", value="a", distribution="d", version="1").problem(
@@ -87,3 +89,30 @@ def test_a_path_of_any_bytes_can_be_told(
     done = shelf.kvdock("doctor", "file", "--set", f"root={root}")
     assert (done.stderr, done.returncode) == ("", 0)
     assert r"\udcff \xe4" in done.stdout
+
+
+HANGS = """def kvdock_batch_io(handle, batch):
+    import time
+    from concurrent.futures import ThreadPoolExecutor
+    ThreadPoolExecutor(1).submit(time.sleep, 90).result()
+"""
+
+
+def test_a_backend_whose_threads_hang_does_not_hold_the_command(shelf: Shelf) -> None:
+    shelf.add_backend("stuck", ("def kvdock_batch_io(handle, batch):\n", HANGS))
+    done = shelf.kvdock("doctor", "stuck", "--json", "--timeout", "1")
+    assert done.returncode == 1
+    assert "no answer within 1 s" in done.stdout
+
+
+def test_a_reader_that_has_gone_is_no_noise() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [Path(sys.executable).with_name("kvdock"), "list"],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(write_end)
+    assert (done.stderr, done.returncode) == (b"", 1)
