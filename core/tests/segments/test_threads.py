@@ -4,6 +4,8 @@ import ctypes
 import errno
 import mmap
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -220,3 +222,28 @@ def test_a_helper_that_comes_late_touches_no_memory(
     engine.close()  # whatever was left over has run by now
     os.close(token)
     assert (memory == 7).all()
+
+
+HUNG = """
+import os, sys, threading, time
+import numpy as np
+from kvdock.segments import ThreadEngine, Transfer
+
+engine = ThreadEngine(2)
+here = os.open(sys.argv[1], os.O_RDONLY)
+token = engine.open_file("data", here, create=True)
+os.ftruncate(token, 4 << 20)
+os.preadv = lambda *_: time.sleep(90)
+memory = np.zeros(4 << 20, np.uint8)
+each = np.arange(4) << 20
+sizes = np.full((4, 1), 1 << 20)
+at = (memory.ctypes.data + each).reshape(-1, 1)
+call = Transfer((token,), np.zeros(4, np.int64), each, at, sizes)
+threading.Thread(target=engine.read, args=(call,), daemon=True).start()
+time.sleep(0.5)
+"""
+
+
+def test_a_read_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HUNG, str(tmp_path)]
+    assert subprocess.run(command, check=False, timeout=30).returncode == 0

@@ -16,8 +16,9 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate, pairwise
 
 import attrs
@@ -25,6 +26,7 @@ import numpy as np
 import xxhash
 
 from kvdock.segments import names
+from kvdock.segments.daemons import Daemons
 from kvdock.segments.engine import Int64s, Moved, Transfer
 from kvdock.segments.memory import EMPTY_CHECKSUM, address_space
 
@@ -67,7 +69,7 @@ class ThreadEngine:
         self._direct = direct
         self._threads = max(1, threads)
         self._space = address_space()
-        self._helpers: ThreadPoolExecutor | None = None
+        self._helpers: Daemons | None = None
         self._pid = os.getpid()
 
     def open_file(self, name: str, folder: int, *, create: bool) -> int:
@@ -91,7 +93,7 @@ class ThreadEngine:
         """End the helpers."""
         helpers, self._helpers = self._helpers, None
         if helpers and self._pid == os.getpid():
-            helpers.shutdown()
+            helpers.close()
 
     def write(self, transfer: Transfer) -> Moved:
         """Sum and write objects."""
@@ -117,11 +119,11 @@ class ThreadEngine:
             with suppress(RuntimeError):  # no thread to be had: this one does it all
                 for _ in range(min(self._threads, len(tasks)) - 1):
                     # Not in one go: those that began before it failed count.
-                    futures.append(helpers.submit(self._drain, job, todo))  # noqa: PERF401
+                    help_out = partial(self._drain, job, todo)
+                    futures.append(helpers.submit(help_out))
             self._drain(job, todo)
         finally:
-            # A call whose thread did not start stays with the pool, and runs once
-            # one does: it must find nothing that touches this caller's memory.
+            # Who comes late must find nothing that touches this caller's memory.
             todo.clear()
             wait([future for future in futures if not future.cancel()])
         for future in futures:
@@ -129,11 +131,11 @@ class ThreadEngine:
                 future.result()
         return moved
 
-    def _pool(self) -> ThreadPoolExecutor:
+    def _pool(self) -> Daemons:
         if self._helpers is None or self._pid != os.getpid():
             # Threads do not survive a fork, the pool's object does.
             self._pid = os.getpid()
-            self._helpers = ThreadPoolExecutor(self._threads - 1, "kvdock-io")
+            self._helpers = Daemons(self._threads - 1)
         return self._helpers
 
     def _drain(self, job: _Job, todo: deque[tuple[int, int]]) -> None:
