@@ -1,9 +1,11 @@
 """Several processes on one store: crashes, races, forks."""
 
+import errno
 import importlib.util
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -204,6 +206,25 @@ def test_who_only_reads_finds_what_is_stored_after_all_was_deleted(
     assert open_depot().put(range(20)).ok.all()
     assert soon(partial(all_there, reader, range(20)))
     assert reader.get(range(20)) == [0] * 20
+
+
+def test_what_another_host_deleted_is_made_anew(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot = open_depot()
+    assert depot.put(range(20)).ok.all()
+    look = os.fstat
+
+    def as_over_nfs(fd: int) -> os.stat_result:
+        found = look(fd)
+        if stat.S_ISDIR(found.st_mode) and not found.st_nlink:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return found
+
+    monkeypatch.setattr(os, "fstat", as_over_nfs)
+    shutil.rmtree(depot.root)
+    assert depot.put(range(20)).ok.all()
+    assert open_depot().get(range(20)) == [0] * 20
 
 
 def test_a_store_that_cannot_be_made_anew_refuses_and_comes_back(

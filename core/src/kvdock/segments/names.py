@@ -201,7 +201,12 @@ def open_folder(parent: int, name: str, *, create: bool = False) -> int:
 
 def is_gone(fd: int) -> bool:
     """Return whether a folder was deleted since it was opened."""
-    return not os.fstat(fd).st_nlink
+    try:
+        return not os.fstat(fd).st_nlink
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        return True  # by another host of a shared file system
 
 
 def replace_folder(fd: int, fresh: int) -> None:
