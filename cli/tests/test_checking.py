@@ -15,6 +15,8 @@ from kvdock.testing.checkup import Checkup
 from kvdock.testing.checkup import _about as checkup_of
 from kvdock.testing.running import Ended, Record
 from kvdock_cli.checking import check
+from kvdock_cli.doctoring import doctor
+from kvdock_cli.output import UsageProblem
 from kvdock_cli.reports import check as report
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -144,3 +146,47 @@ def test_wrong_settings_are_refused_before_a_test_runs(
 def test_the_report_shows_no_secret() -> None:
     told = checkup_of("alpha", {"token": "sesame", "root": "/x"}, {}, ("sesame",))
     assert told["settings"] == "token=<hidden> root=/x"
+
+
+def test_a_process_that_ends_between_two_tests_is_no_success() -> None:
+    gone = checkup(ended("test_declared", "mha", "passed"), planned=9, status=0)
+    assert not gone.ok
+    text, data = report.as_text(gone, "alpha"), report.as_data(gone, "alpha")
+    assert data["ok"] is False
+    assert data["died"] == "the process ended with status 0 after test_declared"
+    assert "8 tests were not run" in text
+
+
+def test_a_run_that_ended_before_its_first_test_says_so() -> None:
+    gone = checkup(status=-9, said="the run did not end within 1 s")
+    data = report.as_data(gone, "alpha")
+    assert data["died"] == "the process was ended by SIGKILL before the first test"
+
+
+def test_a_test_whose_teardown_failed_is_not_counted_for_another_one() -> None:
+    twice = ended("test_declared", "mha", "passed"), ended("test_declared", "mha", "x")
+    assert checkup(*twice, planned=2).record.left == 1
+
+
+def test_a_folder_is_where_the_command_was_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: dict[str, object] = {}
+
+    def stand_in(_: str, settings: object, **words: object) -> Checkup:
+        asked.update(settings=settings, **words)
+        return GOOD
+
+    monkeypatch.setattr("kvdock.testing.checkup.check", stand_in)
+    monkeypatch.chdir(tmp_path)
+    check("file", set_=("root=here",), small=("root={tmp}/small",))
+    assert asked["settings"] == {"root": str(tmp_path / "here")}
+    assert asked["small"] == {"root": "{tmp}/small"}
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("inf"), float("nan"), 1e12])
+def test_a_timeout_that_is_no_time_is_a_wrong_question(timeout: float) -> None:
+    with pytest.raises(UsageProblem, match="is no time to wait"):
+        check("file", timeout=timeout)
+    with pytest.raises(UsageProblem, match="is no time to wait"):
+        doctor("file", timeout=timeout)

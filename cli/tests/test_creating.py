@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from kvdock.batches import Batch, Operation, Outcome
+from kvdock.errors import KvdockError
 from kvdock.manifest import API_VERSION
 from kvdock_cli.creating import new, project
 from kvdock_cli.output import UsageProblem
@@ -153,3 +154,9 @@ def test_json_says_what_was_written(
     assert said["ok"]
     assert all((folder / path).exists() for path in said["files"])
     assert said["next"][1] == "kvdock check x"
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KvdockError, match="cannot be written: Not a directory"):
+        new("my_store", into=str(tmp_path / "file" / "below"))

@@ -346,3 +346,24 @@ def test_a_backend_that_loses_its_page_is_a_problem(shelf: Shelf, ask: Ask) -> N
         "problem",
         "pool mha: a page was not stored by good",
     )
+
+
+def test_a_backend_without_a_layout_is_examined_all_the_same(shelf: Shelf) -> None:
+    shelf.add_backend("flat", ("KindSupport()", "KindSupport(layouts=())"))
+    done = shelf.kvdock("doctor", "flat", "--json")
+    (section,) = json.loads(done.stdout)["sections"]
+    assert "no answer" not in str(section)
+    assert "Traceback" not in done.stderr
+
+
+def test_what_fails_in_a_trial_is_a_finding(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr("kvdock_cli.doctoring.try_out", fails)
+    data, code = ask("file", set_=(f"root={tmp_path / 'x'}",), no_self_test=False)
+    assert code == 1
+    what = data["sections"][0]["findings"][-1]["what"]
+    assert what == "RuntimeError: out of luck"

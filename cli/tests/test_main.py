@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -75,3 +79,40 @@ def test_the_version_names_every_part_without_importing_it(shelf: Shelf) -> None
     assert parts["backend gone"]["path"] == "?"
     assert {"python", "kvdock", "kvdock-cli"} <= set(parts)
     assert "kvdock_good.py" in shelf.kvdock("--version").stdout
+
+
+def test_a_path_of_any_bytes_can_be_told(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii:strict")
+    root = f"{tmp_path}/\udcff \u00e4"
+    done = shelf.kvdock("doctor", "file", "--set", f"root={root}")
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert r"\udcff \xe4" in done.stdout
+
+
+HANGS = """def kvdock_batch_io(handle, batch):
+    import time
+    from concurrent.futures import ThreadPoolExecutor
+    ThreadPoolExecutor(1).submit(time.sleep, 90).result()
+"""
+
+
+def test_a_backend_whose_threads_hang_does_not_hold_the_command(shelf: Shelf) -> None:
+    shelf.add_backend("stuck", ("def kvdock_batch_io(handle, batch):\n", HANGS))
+    done = shelf.kvdock("doctor", "stuck", "--json", "--timeout", "1")
+    assert done.returncode == 1
+    assert "no answer within 1 s" in done.stdout
+
+
+def test_a_reader_that_has_gone_is_no_noise() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [Path(sys.executable).with_name("kvdock"), "list"],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(write_end)
+    assert (done.stderr, done.returncode) == (b"", 1)

@@ -209,3 +209,14 @@ def test_pages_that_do_not_fit_are_a_problem_and_no_wrong_question(
     assert error["type"] == "PoolError"
     assert "pool 'kv' does not fit: kv " in error["what"]
     assert "left, of which 10.0 GiB are kept in reserve" in error["what"]
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [({"pages": -1}, "--pages -1"), ({"pages": 1, "host_ranks": 0}, "--host-ranks 0")],
+)
+def test_a_number_that_cannot_be_meant_is_a_wrong_question(
+    options: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(UsageProblem, match=what):
+        route(pool=("family=mha,name=kv,heads=8,head_dim=128",), **options)

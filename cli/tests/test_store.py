@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from kvdock.errors import KvdockError, NamespaceError
 from kvdock.segments import Place, SegmentStore, ThreadEngine
 from kvdock.segments.checking import Checked
 from kvdock.segments.inspect import Location, locate
-from kvdock.segments.survey import NamespaceSurvey, PoolSurvey
+from kvdock.segments.survey import NamespaceSurvey, PoolSurvey, namespaces
 from kvdock_cli import store
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.reports import store as report
@@ -259,3 +260,24 @@ def test_what_others_may_write_is_changed_only_when_told(root: Path, ask: Ask) -
     assert ask(store.verify, root)[0]["namespaces"][0]["good"] == 20
     for command, words, options in changing:
         assert ask(command, root, *words, shared_root=True, **options)[1] == 0
+
+
+@pytest.mark.parametrize("command", [store.ls, store.verify, store.gc])
+def test_a_namespace_that_goes_meanwhile_spoils_no_other(
+    command: Callable[..., int],
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gone, stays = sorted(NAMESPACES)
+
+    def listed_first(home: Path) -> tuple[str, ...]:
+        found = namespaces(home)
+        shutil.rmtree(home / gone, ignore_errors=True)
+        return found
+
+    monkeypatch.setattr("kvdock.segments.survey.namespaces", listed_first)
+    assert command(str(root), json=True) == 0
+    printed = capsys.readouterr().out
+    assert stays in printed
+    assert gone not in printed

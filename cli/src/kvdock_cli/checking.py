@@ -8,7 +8,7 @@ from pathlib import Path
 from kvdock.discovery import require
 from kvdock.dock import Backend
 from kvdock.schemas import secrets_in
-from kvdock_cli.given import backend_settings, settings_of
+from kvdock_cli.given import backend_settings, patience, settings_of
 from kvdock_cli.listing import load
 from kvdock_cli.output import emit
 from kvdock_cli.reports import check as report
@@ -55,11 +55,11 @@ def check(
         Backend(plugins[name]).settings(checkup.settled(schema, one, folder))
     done = checkup.check(
         name,
-        settings,
-        small=tight,
+        checkup.placed(schema, settings),
+        small=None if tight is None else checkup.placed(schema, tight),
         secrets=tuple(secrets_in(schema, whole)) if schema else (),
         faults=faults,
-        timeout_s=timeout,
+        timeout_s=patience(timeout),
     )
     plugin = plugins[name].candidate
     who = f"{name} ({plugin.distribution} {plugin.version})"

@@ -8,6 +8,7 @@ from pathlib import Path
 from string import Template
 
 from kvdock.discovery import installed
+from kvdock.errors import KvdockError
 from kvdock.manifest import API_VERSION
 from kvdock_cli.output import UsageProblem, emit
 
@@ -29,9 +30,15 @@ def new(name: str, /, *, into: str = "", json: bool = False) -> int:
         raise UsageProblem(
             f"{folder} is there already and not empty", fix="Choose --into another."
         )
-    for path, text in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
+    try:
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+    except OSError as error:
+        raise KvdockError(
+            f"{folder} cannot be written: {error.strerror or error} ({error.filename})",
+            fix="Choose --into another.",
+        ) from error
     steps = [f"pip install -e '{folder}[test]'", f"kvdock check {name}"]
     lines = [
         f"wrote {folder}:",

@@ -14,7 +14,7 @@ from kvdock.hookspecs import AttachConfig, Finding
 from kvdock.observers import Observer, load_observers
 from kvdock.settings import structure
 from kvdock_cli import commands
-from kvdock_cli.given import settings_of
+from kvdock_cli.given import patience, settings_of
 from kvdock_cli.listing import load
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports.doctor import (
@@ -62,7 +62,9 @@ def doctor(
             "settings are given, but nobody to give them to",
             fix="Write `kvdock doctor NAME --set KEY=VALUE`.",
         )
-    diagnosis = diagnose(name, settings, timeout_s=timeout, self_test=not no_self_test)
+    diagnosis = diagnose(
+        name, settings, timeout_s=patience(timeout), self_test=not no_self_test
+    )
     return emit(as_text(diagnosis), as_data(diagnosis), as_json=json)
 
 
@@ -151,7 +153,7 @@ def _doctors() -> tuple[dict[discovery.Candidate, Any], tuple[Any, ...]]:
 
 
 def _asking(ask: Any, settings: Mapping[str, str]) -> Ask:  # noqa: ANN401 - a stranger's function
-    return lambda: examined(lambda: ask(settings))
+    return lambda: ask(settings)
 
 
 def _backend(
@@ -183,7 +185,7 @@ def _backend(
 def _within(timeout_s: float, ask: Ask) -> Iterable[Finding]:
     """Ask on a thread of its own, so that one that hangs is a finding."""
     answers: list[Iterable[Finding]] = []
-    thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
+    thread = threading.Thread(target=lambda: answers.append(examined(ask)), daemon=True)
     thread.start()
     thread.join(timeout_s)
     if answers:

@@ -13,6 +13,8 @@ from kvdock.routing import Needs
 from kvdock.settings import structure
 from kvdock_cli.output import UsageProblem
 
+_LONGEST_S = 1_000_000
+
 
 def settings_of(pairs: Iterable[str], option: str = "--set") -> dict[str, str]:
     """Read what is given as KEY=VALUE.
@@ -32,6 +34,20 @@ def settings_of(pairs: Iterable[str], option: str = "--set") -> dict[str, str]:
             raise UsageProblem(f"{option} {key} is given twice")
         found[key] = value
     return found
+
+
+def patience(timeout_s: float) -> float:
+    """Return how long to wait, if that is a time.
+
+    Raises:
+        UsageProblem: If nobody can wait so long.
+    """
+    if 0 < timeout_s <= _LONGEST_S:
+        return timeout_s
+    raise UsageProblem(
+        f"--timeout {timeout_s:g} is no time to wait",
+        fix=f"Give seconds, more than 0 and at most {_LONGEST_S}.",
+    )
 
 
 def backend_settings(name: str, pairs: Iterable[str]) -> Mapping[str, object]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
+import threading
 from typing import Annotated
 
 import typer
@@ -11,6 +14,9 @@ from kvdock.errors import KvdockError
 from kvdock_cli import output
 from kvdock_cli.commands import CommandGroup
 from kvdock_cli.signatures import Help  # noqa: TC001 - typer reads it
+
+_LONGEST_END_S = 5.0
+"""Time for threads and clients to end; one that hangs is told about before."""
 
 
 def _finish(code: int | None, **_: object) -> None:
@@ -51,7 +57,30 @@ def kvdock(
 
 def main() -> None:
     """Run the command line; called by the `kvdock` script."""
+    for stream in (sys.stdout, sys.stderr):
+        # A path may hold any bytes, and a terminal know but few letters.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    code: object = 0
     try:
         app()
     except KvdockError as error:
-        sys.exit(output.fail(error, as_json="--json" in sys.argv))
+        code = output.fail(error, as_json="--json" in sys.argv)
+    except SystemExit as done:
+        code = done.code or 0
+    _leave(code if isinstance(code, int) else output.PROBLEM)
+
+
+def _leave(code: int) -> None:
+    """End the process, whatever a thread of some backend still waits for."""
+    try:
+        if sys.stdout:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Nobody reads on; Python would complain of it once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = output.PROBLEM
+    last = threading.Timer(_LONGEST_END_S, os._exit, (code,))
+    last.daemon = True
+    last.start()
+    sys.exit(code)

@@ -87,6 +87,10 @@ def route(  # noqa: PLR0913 - what routing depends on
             raise UsageProblem(f"--{option} {ranks} leaves no process")
     if page_tokens is not None and page_tokens < 1:
         raise UsageProblem(f"--page-tokens {page_tokens} leaves no page")
+    if pages is not None and pages < 0:
+        raise UsageProblem(f"--pages {pages} is no number of pages")
+    if host_ranks < 1:
+        raise UsageProblem(f"--host-ranks {host_ranks} leaves no process")
     about = model_of(model, pool, layers)
     try:
         deployment = Deployment(

@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from kvdock.errors import NamespaceError
 from kvdock.settings import format_bytes, parse_bytes
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import store as report
 
 if TYPE_CHECKING:
     from kvdock.segments.survey import NamespaceSurvey
+
+T = TypeVar("T")
 
 
 def ls(root: str, /, *, json: bool = False) -> int:
@@ -24,10 +27,10 @@ def ls(root: str, /, *, json: bool = False) -> int:
         root: The store's root directory.
         json: Print one line of JSON.
     """
-    from kvdock.segments.survey import namespaces, survey  # noqa: PLC0415 - numpy
+    from kvdock.segments.survey import survey  # noqa: PLC0415 - numpy
 
     home = Path(root)
-    found = [survey(home, one) for one in namespaces(home)]
+    found = [done for _, done in _each(home, "", lambda one: survey(home, one))]
     return emit(report.listing_text(found), report.listing_data(found), as_json=json)
 
 
@@ -66,15 +69,15 @@ def verify(
     from kvdock.segments import checking, survey  # noqa: PLC0415 - numpy
 
     home = Path(root)
-    wanted = _wanted(home, namespace)
-    total = sum(
-        pool.stored_bytes for one in wanted for pool in survey.survey(home, one).pools
-    )
+    seen = _each(home, namespace, lambda one: survey.survey(home, one))
+    total = sum(pool.stored_bytes for _, one in seen for pool in one.pools)
     with _progress(total) as tell:
-        found = [
-            checking.verify(home, one, tell, heal=heal, shared=shared_root)
-            for one in wanted
-        ]
+        checked = _each(
+            home,
+            namespace,
+            lambda one: checking.verify(home, one, tell, heal=heal, shared=shared_root),
+        )
+    found = [done for _, done in checked]
     return emit(report.checked_text(found), report.checked_data(found), as_json=json)
 
 
@@ -112,10 +115,11 @@ def gc(
             fix="Give --namespace as well.",
         )
     most = parse_bytes(to) if to else None
-    freed = [
-        (one, collect(home, one, to_bytes=most, newer=newer, shared=shared_root))
-        for one in _wanted(home, namespace)
-    ]
+    freed = _each(
+        home,
+        namespace,
+        lambda one: collect(home, one, to_bytes=most, newer=newer, shared=shared_root),
+    )
     return emit(report.freed_text(freed), report.freed_data("gc", freed), as_json=json)
 
 
@@ -163,10 +167,22 @@ def _confirm(found: NamespaceSurvey) -> None:
         raise UsageProblem("nothing was deleted", fix="Answer yes, or give --yes.")
 
 
-def _wanted(root: Path, prefix: str) -> tuple[str, ...]:
+def _each(root: Path, prefix: str, do: Callable[[str], T]) -> list[tuple[str, T]]:
+    """Do the same for the namespace that is named, or for all that stay."""
     from kvdock.segments.survey import chosen, namespaces  # noqa: PLC0415 - numpy
 
-    return (chosen(root, prefix),) if prefix else namespaces(root)
+    if prefix:
+        one = chosen(root, prefix)
+        return [(one, do(one))]
+    done = []
+    for one in namespaces(root):
+        try:
+            done.append((one, do(one)))
+        except NamespaceError:
+            # One that goes while others are looked at was not asked for.
+            if one in namespaces(root):
+                raise
+    return done
 
 
 @contextmanager

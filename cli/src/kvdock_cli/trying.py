@@ -22,6 +22,8 @@ def pools_of(kinds: Mapping[PoolKind, KindSupport]) -> tuple[PoolSpec, ...]:
     for kind, support in sorted(kinds.items()):
         if kind is PoolKind.LOGICAL or HitPolicy.ALL_PAGES not in support.hit_policies:
             continue
+        if not support.layouts:
+            continue
         whole = Sharding.REPLICATED in support.shardings
         axis = None if whole else 0
         part = Part("page", "u8", (1, _PAGE_BYTES), per=Per.PAGE, shard_axis=axis)

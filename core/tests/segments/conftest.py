@@ -1,6 +1,8 @@
 """A store with pages whose right bytes follow from their number."""
 
+import errno
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,19 @@ class Depot:
 
 
 OpenDepot = Callable[..., Depot]
+
+
+@pytest.fixture
+def read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return what makes every file system one that cannot be written."""
+    to_open = os.open
+
+    def refuse(path: Any, flags: int, *more: Any, **words: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return to_open(path, flags, *more, **words)
+
+    return lambda: monkeypatch.setattr(os, "open", refuse)
 
 
 @pytest.fixture

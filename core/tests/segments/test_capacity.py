@@ -303,3 +303,31 @@ def test_a_disk_that_fails_each_put_does_not_fill_the_log(
     failed = depot.store.counts["segments_failed"]
     assert failed >= 20
     assert 1 <= len(caplog.records) <= failed.bit_length()
+
+
+def test_a_pool_that_is_read_is_not_deleted_for_a_colder_one(
+    open_depot: OpenDepot,
+) -> None:
+    busy = open_depot(pool="busy", quota_bytes=6 << 20)
+    read = open_depot(pool="read", quota_bytes=6 << 20)
+    read.put(range(200))
+    busy.put(range(200, 700))
+    for first in range(1000, 2200, 60):
+        assert not any(read.get(range(200)))
+        read.store._catalogue.flush_uses()  # as it does every ten seconds
+        busy.put(range(first, first + 60))
+    assert all(read.there(range(200)))
+    assert busy.store.counts["segments_recycled"] > 0
+
+
+def test_a_second_change_within_a_clock_tick_is_seen(
+    open_depot: OpenDepot,
+) -> None:
+    depot = open_depot()
+    depot.put([1])
+    (folder,) = depot.root.glob("*/kv.*")
+    before = depot.store.usage().namespace_bytes
+    tick_ns = folder.stat().st_mtime_ns
+    (folder / "beside").write_bytes(bytes(1000))
+    os.utime(folder, ns=(tick_ns, tick_ns))  # no finer than that on most kernels
+    assert depot.store.usage().namespace_bytes == before + 1000

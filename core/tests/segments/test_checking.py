@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvdock.errors import KvdockError
 from kvdock.segments.checking import Checked, verify
 from kvdock.segments.records import RECORDS_AT
 
@@ -93,3 +94,15 @@ def test_a_segment_that_cannot_be_read_is_named(
     assert seen.unreadable_segments == (index,)
     assert not seen.ok
     assert 0 < seen.good < 100
+
+
+def test_nothing_is_called_lost_that_may_not_be_opened(
+    open_depot: OpenDepot, read_only: Callable[[], None]
+) -> None:
+    depot = open_depot()
+    depot.put(range(6))
+    depot.store.close()
+    read_only()
+    with pytest.raises(KvdockError, match="cannot be healed: Read-only file system"):
+        checked(depot, heal=True)
+    assert checked(depot).good == 6

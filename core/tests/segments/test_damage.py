@@ -2,8 +2,10 @@
 
 import errno
 import os
+import resource
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -291,3 +293,83 @@ def test_an_object_of_another_length_is_a_miss_and_heals(
     assert int(both.store.run(longer).outcomes[0]) == Outcome.SHORT
     assert both.put([1]).ok.all()
     assert both.get([1]) == [OK]
+
+
+@pytest.mark.parametrize("whose", ["ours", "foreign"])
+def test_an_index_file_of_any_size_costs_no_memory(
+    open_depot: OpenDepot, whose: str
+) -> None:
+    depot = open_depot()
+    depot.put(range(64))
+    depot.store.close()
+    file = depot.where(7).record_path
+    if whose == "foreign":
+        file = file.with_name(f"{7:016x}.00000001.idx")
+        file.write_bytes(b"x")
+        file.with_name(f"{7:016x}.dat").write_bytes(b"x")
+    os.truncate(file, 1 << 42)
+    # The address space holds what a store needs, and none of that file.
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + (4 << 30), before[1]))
+    try:
+        fresh = open_depot()
+        assert fresh.get(range(64)) == [OK] * 64
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_a_disk_that_has_become_read_only_is_still_read(
+    open_depot: OpenDepot, read_only: Callable[[], None]
+) -> None:
+    depot = open_depot()
+    depot.put(range(20))
+    spot = depot.where(7)
+    overwrite(spot.path, spot.offset + 100, b"\xff")
+    depot.store.close()
+    read_only()
+    fresh = open_depot()
+    assert fresh.get(range(20)) == [CORRUPT if n == 7 else OK for n in range(20)]
+    assert set(fresh.put(range(20, 30)).outcomes.tolist()) == {int(Outcome.REFUSED)}
+
+
+def test_pages_whose_file_has_just_gone_are_refused_and_not_late(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot = open_depot()
+    depot.put(range(4))
+    depot.store._catalogue.close_idle()
+    depot.where(0).path.unlink()
+    # What is gone has not been noticed yet.
+    monkeypatch.setattr(depot.store._catalogue, "keep_up", lambda **_: False)
+    refused = {int(Outcome.REFUSED)}
+    assert set(depot.put(range(4, 8)).outcomes.tolist()) == refused
+
+
+def test_a_segment_that_was_dropped_can_still_be_let_go(open_depot: OpenDepot) -> None:
+    depot = open_depot()
+    depot.put(range(4))
+    (folder,) = depot.store._catalogue.folders.values()
+    (segment,) = folder.segments.values()
+    folder.drop(segment)  # by a thread that saw it cleared
+    segment.let_go(full=True)
+
+
+def test_a_segment_renamed_while_its_folder_is_cleared_goes_whole(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot = open_depot()
+    depot.put(range(32))  # a full segment
+    (folder,) = depot.root.glob("*/kv.*")
+    look = os.stat
+
+    def recycled_first(path: Any, **words: Any) -> os.stat_result:
+        if str(path).endswith(".00000001.idx"):
+            with suppress(FileNotFoundError):
+                (folder / path).rename(folder / str(path).replace("1.idx", "2.open"))
+        return look(path, **words)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", recycled_first)
+        depot.clear()
+    assert not list(folder.iterdir())

@@ -295,3 +295,18 @@ def test_a_namespace_that_goes_while_it_is_opened_is_made_anew(
     again = open_depot()
     assert again.put(range(20)).ok.all()
     assert open_depot().get(range(20)) == [0] * 20
+
+
+@pytest.mark.parametrize("record", [b"[]", b"\xff", b"{", None])
+def test_a_record_that_is_no_object_describes_nothing(
+    tmp_path: Path, record: bytes | None
+) -> None:
+    tmp_path.chmod(0o700)
+    folder = tmp_path / hashlib.sha256(record or b"").hexdigest()
+    folder.mkdir()
+    if record is None:
+        (folder / "namespace.json").symlink_to("/etc/passwd")
+    else:
+        (folder / "namespace.json").write_bytes(record)
+    (seen,) = [survey(tmp_path, one) for one in namespaces(tmp_path)]
+    assert (seen.model, seen.recorded) == ("", record is not None)

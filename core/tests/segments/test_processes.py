@@ -1,14 +1,18 @@
 """Several processes on one store: crashes, races, forks."""
 
+import errno
 import importlib.util
 import os
 import shutil
+import signal
+import stat
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -159,7 +163,7 @@ def test_two_threads_that_see_a_segment_go_forget_it_once(
         scans = [pool.submit(folder.scan) for _ in range(2)]
         assert [scan.result(10) for scan in scans]
     # Rows that were given back twice would be given to two segments.
-    assert [len(rows) for rows in depot.store._catalogue.index._free.values()] == [1]
+    assert depot.store._catalogue.index._gaps == [(0, 32)]
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -192,6 +196,35 @@ def test_what_was_deleted_under_a_handle_is_made_anew(
     fresh = open_depot()
     assert fresh.get(range(60)) == [0] * 60
     assert depot.store.usage().pages == 60
+
+
+def test_who_only_reads_finds_what_is_stored_after_all_was_deleted(
+    open_depot: OpenDepot,
+) -> None:
+    reader = open_depot()
+    shutil.rmtree(reader.root)
+    assert open_depot().put(range(20)).ok.all()
+    assert soon(partial(all_there, reader, range(20)))
+    assert reader.get(range(20)) == [0] * 20
+
+
+def test_what_another_host_deleted_is_made_anew(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot = open_depot()
+    assert depot.put(range(20)).ok.all()
+    look = os.fstat
+
+    def as_over_nfs(fd: int) -> os.stat_result:
+        found = look(fd)
+        if stat.S_ISDIR(found.st_mode) and not found.st_nlink:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return found
+
+    monkeypatch.setattr(os, "fstat", as_over_nfs)
+    shutil.rmtree(depot.root)
+    assert depot.put(range(20)).ok.all()
+    assert open_depot().get(range(20)) == [0] * 20
 
 
 def test_a_store_that_cannot_be_made_anew_refuses_and_comes_back(
@@ -295,6 +328,75 @@ def test_a_forked_child_reads_and_writes_on_its_own(open_depot: OpenDepot) -> No
     assert answer == b"1"
     depot.put(range(20, 40))
     assert depot.get([*range(40), *range(100, 120)]) == [0] * 60
+
+
+def in_a_child(job: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Return whether a forked child ends in time, and says that all is well."""
+    child = os.fork()
+    if not child:
+        good = False
+        with suppress(BaseException):
+            good = job()
+        os._exit(0 if good else 1)
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+def test_a_child_does_not_wait_for_a_thread_that_it_does_not_have(
+    open_depot: OpenDepot,
+) -> None:
+    depot = open_depot()
+    depot.put(range(20))
+    files = depot.store._catalogue._files
+    with files._lock:  # as of a thread that opens a file when another one forks
+        assert in_a_child(lambda: depot.get(range(20)) == [0] * 20, seconds=5)
+
+
+def test_threads_of_a_child_start_over_once(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot = open_depot()
+    depot.put(range(20))
+
+    def job() -> bool:
+        begin = depot.store._begin
+        begun = []
+
+        def slowly() -> None:
+            begun.append(1)
+            time.sleep(0.05)
+            begin()
+
+        monkeypatch.setattr(depot.store, "_begin", slowly)
+        with ThreadPoolExecutor(4) as pool:
+            loads = [pool.submit(depot.get, range(20)) for _ in range(4)]
+            good = [load.result() == [0] * 20 for load in loads]
+        return all(good) and len(begun) == 1
+
+    assert in_a_child(job)
+
+
+def test_a_child_leaves_no_descriptor_of_its_parent_open(
+    open_depot: OpenDepot,
+) -> None:
+    depot = open_depot()
+    depot.put(range(20))
+    assert depot.store.pin(depot.keys([0])) == [True]
+    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    def job() -> bool:
+        depot.get(range(20))
+        # The pin and the claim are the parent's.
+        return len(list(Path("/proc/self/fd").iterdir())) == before - 2
+
+    assert in_a_child(job)
 
 
 def test_what_a_parent_lets_go_is_free_though_its_child_lives(

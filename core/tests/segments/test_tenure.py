@@ -1,5 +1,6 @@
 """Who may write a segment, with locks of the kernel and without."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import pytest
 
 from kvdock.segments import Tenure, tenure
+from kvdock.segments.maintenance import sweep
+from kvdock.segments.names import open_file
 from kvdock.segments.survey import collect
 
 OpenDepot = Callable[..., Any]
@@ -130,3 +133,42 @@ def test_one_writer_without_locks_is_enough_for_locks_to_tell_nothing(
         depot = open_depot(tenure=kept_by)
     noted = (depot.root / namespace / tenure.FILE_NAME).read_text()
     assert noted == Tenure.SILENCE
+
+
+def test_a_segment_that_is_swept_before_it_is_claimed_is_made_anew(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot = open_depot()
+    swept: list[str] = []
+
+    def make(folder: int, name: str, flags: int) -> int:
+        made = open_file(folder, name, flags)
+        if name.endswith(".new") and not swept:
+            swept.append(name)
+            sweep(folder, Tenure.LOCKS)
+        return made
+
+    monkeypatch.setattr("kvdock.segments.segment.open_file", make)
+    assert depot.put(range(20)).ok.all()
+    assert len(swept) == 1
+    assert depot.store.counts["segments_failed"] == 0
+
+
+def test_what_was_finished_while_it_was_swept_keeps_its_pages(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot = open_depot()
+    depot.put(range(32))
+    depot.store.close()
+    (index,) = depot.root.glob("*/kv.*/*.idx")
+    half_made = index.rename(index.with_suffix(".new"))
+    folder = os.open(index.parent, os.O_RDONLY)
+
+    def finish(*_: object) -> bool:
+        half_made.rename(index)  # its writer, between our look and our lock
+        return True
+
+    monkeypatch.setattr("kvdock.segments.maintenance._given_up", finish)
+    assert sweep(folder, Tenure.LOCKS) == 0
+    os.close(folder)
+    assert open_depot().get(range(32)) == [0] * 32

@@ -4,6 +4,8 @@ import ctypes
 import errno
 import mmap
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -190,3 +192,58 @@ def test_a_small_read_does_not_wait_for_a_long_write(tmp_path: Path) -> None:
     engine.close()
     # Behind the writes it would wait for half of one, on the whole.
     assert sorted(waited_s)[len(waited_s) // 2] < min(spent_s) / 4
+
+
+def test_a_helper_that_comes_late_touches_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_threads(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    engine = ThreadEngine(2)
+    nbytes = 4 << 20
+    token = opened(engine, tmp_path, nbytes)
+    memory = np.ones(nbytes, np.uint8)
+    at = [[memory.ctypes.data]]
+    parts = transfer(
+        token,
+        [n << 20 for n in range(4)],
+        [[at[0][0] + (n << 20)] for n in range(4)],
+        [[1 << 20]] * 4,
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", out_of_threads)
+        assert moved_all(engine.read(parts), [1 << 20] * 4)
+    assert not memory.any()
+    memory[:] = 7  # it is the caller's again
+    other = np.ones(nbytes, np.uint8)
+    again = [[other.ctypes.data + (n << 20)] for n in range(4)]
+    engine.read(transfer(token, [n << 20 for n in range(4)], again, [[1 << 20]] * 4))
+    engine.close()  # whatever was left over has run by now
+    os.close(token)
+    assert (memory == 7).all()
+
+
+HUNG = """
+import os, sys, threading, time
+import numpy as np
+from kvdock.segments import ThreadEngine, Transfer
+
+engine = ThreadEngine(2)
+here = os.open(sys.argv[1], os.O_RDONLY)
+token = engine.open_file("data", here, create=True)
+os.ftruncate(token, 4 << 20)
+os.preadv = lambda *_: time.sleep(90)
+memory = np.zeros(4 << 20, np.uint8)
+each = np.arange(4) << 20
+sizes = np.full((4, 1), 1 << 20)
+at = (memory.ctypes.data + each).reshape(-1, 1)
+call = Transfer((token,), np.zeros(4, np.int64), each, at, sizes)
+threading.Thread(target=engine.read, args=(call,), daemon=True).start()
+time.sleep(0.5)
+"""
+
+
+def test_a_read_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HUNG, str(tmp_path)]
+    assert subprocess.run(command, check=False, timeout=30).returncode == 0

@@ -100,24 +100,28 @@ def _reasons(skipped: tuple[Ended, ...]) -> list[str]:
 
 def _death(checkup: Checkup) -> str:
     record = checkup.record
-    if not record.unfinished:
+    if record.broken or (record.planned and not record.left):
         return ""
     how = f"ended with status {record.status}"
     if record.status < 0:
         how = f"was ended by {signal.Signals(-record.status).name}"
-    return f"the process {how} in {record.unfinished.rpartition('::')[2]}"
+    if record.unfinished:
+        return f"the process {how} in {record.unfinished.rpartition('::')[2]}"
+    if record.ended:
+        return f"the process {how} after {record.ended[-1].name}"
+    return f"the process {how} before the first test"
 
 
 def _verdict(checkup: Checkup) -> list[str]:
     record = checkup.record
     if record.broken:
         return [f"the tests could not be collected: {record.broken}"]
-    if not record.ended and not record.unfinished:
+    if not record.ended and not record.left:
         return ["no test ran", record.said.strip()]
     lines = []
-    if record.unfinished:
-        left = record.planned - len(record.ended)
-        lines = [f"{_death(checkup)}; {left} tests were not run", record.said.strip()]
+    if record.left:
+        died = f"{_death(checkup)}; {record.left} tests were not run"
+        lines = [died, record.said.strip()]
     counts = _counts(checkup)
     said = ", ".join(
         f"{count} {how.replace('skipped', 'not tried')}"

@@ -353,15 +353,19 @@ class Catalogue:
         slots = rows - segment.rows.first
         same = np.zeros(len(slots), np.bool_)
         with self.lock:
-            with suppress(OSError):
+            try:
                 fd = open_index(segment.folder, str(segment.name), write=True)
                 try:
                     same = retire_records(fd, slots, believed)
                 finally:
                     os.close(fd)
+            except FileNotFoundError:
+                pass  # renamed, or gone
+            except OSError:
+                same[:] = True  # a disk that is read-only: no race was lost
             now = self.index.records["check"][rows] == believed["check"]
             self.index.forget(rows[now])
-        for folder in self.folders.values():
+        for folder in list(self.folders.values()):
             if folder.fd == segment.folder:
                 folder.doubt()
         return ~same
@@ -390,4 +394,6 @@ class Catalogue:
             for segment in folder.segments.values():
                 if segment.owned:
                     os.close(segment.index_fd)
-        self._files.close()
+            os.close(folder.fd)
+        self.folders.clear()
+        self._files.abandon()

@@ -5,6 +5,7 @@ Works on the files alone, beside processes that may be using them.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +16,7 @@ import attrs
 import numpy as np
 import xxhash
 
+from kvdock.errors import KvdockError
 from kvdock.segments.inspect import Location, folders_of, index_names, location
 from kvdock.segments.names import open_file
 from kvdock.segments.segment import (
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from kvdock.segments.names import IndexName
 
 _PIECE_BYTES = 4 << 20
+_NOT_FOR_US = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @attrs.frozen(kw_only=True)
@@ -89,13 +92,16 @@ class _Checker:
         """Verify one segment, unless it goes meanwhile."""
         try:
             fd = open_index(folder, str(name), write=self.heal)
-        except OSError:
+        except OSError as error:
+            self._check_ours(error)
             self._unreadable(pool, folder, name)
             return
         data = -1
         try:
-            with suppress(OSError):
+            try:
                 data = open_file(folder, name.data, os.O_RDONLY)
+            except OSError as error:
+                self._check_ours(error)
             contents = _settled(fd, name, data) if data >= 0 else None
             if contents is None:
                 self._unreadable(pool, folder, name)
@@ -105,6 +111,20 @@ class _Checker:
             os.close(fd)
             if data >= 0:
                 os.close(data)
+
+    def _check_ours(self, error: OSError) -> None:
+        """Tell a file that is no good from one that we may not open.
+
+        Raises:
+            KvdockError: If it says nothing about the file.
+        """
+        if error.errno in _NOT_FOR_US:
+            raise KvdockError(
+                f"{self.home} cannot be {'healed' if self.heal else 'read'}: "
+                f"{error.strerror} ({error.filename})",
+                fix="Run this as the user who owns the store, and with --heal where "
+                "its file system can be written.",
+            ) from error
 
     def _unreadable(self, pool: str, folder: int, name: IndexName) -> None:
         # It may have been recycled, or deleted, since it was listed.

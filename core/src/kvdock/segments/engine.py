@@ -86,7 +86,7 @@ class Engine(Protocol):
     """Slots begin and end at multiples of this, bytes; a power of two."""
 
     def open_file(self, name: str, folder: int, *, create: bool) -> int:
-        """Open a segment's data for reading and writing.
+        """Open a segment's data for reading and, where that can be, writing.
 
         Args:
             name: File name within the folder; never a link.

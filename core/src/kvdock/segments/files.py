@@ -122,3 +122,9 @@ class OpenFiles:
             for entry in self._open.values():
                 self._engine.close_file(entry.token)
             self._open.clear()
+
+    def abandon(self) -> None:
+        """Close what a forked child inherited."""
+        # A thread that the child does not have may have held the lock.
+        self._lock = threading.Lock()
+        self.close()

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvdock.segments.files import OUT_OF_FILES
-from kvdock.segments.names import IndexName, data_segment, listing
+from kvdock.segments.limits import MOST_SLOTS
+from kvdock.segments.names import SETTLED_NS, IndexName, data_segment, listing
 from kvdock.segments.records import index_bytes
 from kvdock.segments.segment import (
     Contents,
@@ -24,10 +25,6 @@ from kvdock.segments.segment import (
 if TYPE_CHECKING:
     from kvdock.segments.index import Index
 from kvdock.segments.tenure import Tenure
-
-_SETTLED_NS = 12_000_000
-"""A folder's time of change is exact to a clock tick: one that is younger may
-hide a second change, so the folder is read again."""
 
 
 class Folder:
@@ -92,7 +89,7 @@ class Folder:
         now_ns = time.time_ns()
         stamp = os.fstat(self.fd).st_mtime_ns
         # What is too fresh to be told from a later change is read again.
-        self._seen_ns = stamp if now_ns - stamp > _SETTLED_NS else -1
+        self._seen_ns = stamp if now_ns - stamp > SETTLED_NS else -1
         listed, data, files = self._listing()
         changed = False
         for segment in list(self.segments.values()):
@@ -123,7 +120,9 @@ class Folder:
             return 0
         with suppress(FileNotFoundError):
             size = os.stat(str(name), dir_fd=self.fd, follow_symlinks=False).st_size
-            return max(0, size - index_bytes(0)) // (index_bytes(1) - index_bytes(0))
+            slots = max(0, size - index_bytes(0)) // (index_bytes(1) - index_bytes(0))
+            # A foreign file may be of any size.
+            return min(slots, MOST_SLOTS)
         return 0
 
     def poll(self) -> bool:

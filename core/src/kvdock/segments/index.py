@@ -7,6 +7,7 @@ object among them. Not thread-safe: the store holds a lock around each call.
 
 from __future__ import annotations
 
+import bisect
 from typing import TypeVar, cast
 
 import attrs
@@ -50,7 +51,7 @@ class Index:
         self.version = 0  # of the set of keys
         self._table = Table()
         self._end = 0  # rows handed out, free ones among them
-        self._free: dict[int, list[int]] = {}  # slots: first rows
+        self._gaps: list[tuple[int, int]] = []  # first row and number, ascending
         self._numbers = 0
         self._free_numbers: list[int] = []
 
@@ -62,12 +63,7 @@ class Index:
 
     def open_rows(self, slots: int) -> Rows:
         """Make rows for a segment, all of them empty."""
-        spare = self._free.get(slots)
-        if spare:
-            first = spare.pop()
-        else:
-            first, self._end = self._end, self._end + slots
-            self._grow(self._end)
+        first = self._take(slots)
         number = self._free_numbers.pop() if self._free_numbers else self._numbers
         self._numbers = max(self._numbers, number + 1)
         if number >= len(self.live_in):
@@ -85,8 +81,31 @@ class Index:
         """Forget a segment with everything in it."""
         self.forget(np.arange(rows.first, rows.first + rows.slots))
         self.segment_of[rows.span] = ABSENT
-        self._free.setdefault(rows.slots, []).append(rows.first)
+        self._give_back(rows.first, rows.slots)
         self._free_numbers.append(rows.number)
+
+    def _take(self, slots: int) -> int:
+        """Return the first of so many rows, in the tightest gap that has them."""
+        gaps = [(size, first) for first, size in self._gaps if size >= slots]
+        if not gaps:
+            first, self._end = self._end, self._end + slots
+            self._grow(self._end)
+            return first
+        size, first = min(gaps)
+        self._gaps.remove((first, size))
+        if size > slots:
+            bisect.insort(self._gaps, (first + slots, size - slots))
+        return first
+
+    def _give_back(self, first: int, slots: int) -> None:
+        """Make a gap one with those beside it: segments are of any size."""
+        at = bisect.bisect(self._gaps, (first, slots))
+        if at < len(self._gaps) and self._gaps[at][0] == first + slots:
+            slots += self._gaps.pop(at)[1]
+        if at and sum(self._gaps[at - 1]) == first:
+            first, before = self._gaps.pop(at - 1)
+            slots += before
+        bisect.insort(self._gaps, (first, slots))
 
     def find(self, digests: UInt64s) -> Int64s:
         """Return the row of each key, int64 (n,), or `ABSENT`."""

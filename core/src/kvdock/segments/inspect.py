@@ -154,7 +154,8 @@ def namespace_of(root: Path, namespace: str, *, shared: bool = True) -> Iterator
         raise KvdockError(
             f"namespace {namespace[:12]} of store {str(root)!r} cannot be worked on: "
             f"{error.strerror or error} ({error.filename})",
-            fix="Run this as the user who owns the store.",
+            fix="Run this as the user who owns the store, where its file system can "
+            "be written.",
         ) from error
     finally:
         os.close(root_fd)

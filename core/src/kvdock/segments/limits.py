@@ -10,6 +10,9 @@ from kvdock.segments.records import index_bytes
 LEAST_SEGMENTS = 12
 """Segments of a quota: one of them is what eviction takes at once."""
 
+MOST_SLOTS = 1 << 16
+"""Slots of the largest segment."""
+
 
 @attrs.frozen(kw_only=True)
 class Limits:

@@ -24,6 +24,8 @@ from kvdock.segments.records import HEADER_BYTES, is_newer
 from kvdock.segments.segment import open_index, read_header
 from kvdock.segments.tenure import Tenure
 
+_PASSES = 16  # over a folder that is cleared while others write
+
 
 def pool_folders(namespace_fd: int) -> list[str]:
     """Return the names of a namespace's folders of segments, sorted."""
@@ -55,16 +57,37 @@ def clear_namespace(namespace_fd: int) -> int:
 
 def _clear_folder(folder: int) -> int:
     freed = 0
-    with listing(folder) as entries:
-        names = [entry.name for entry in entries]
-    ours = [name for name in names if IndexName.parse(name)]
-    ours += [name for name in names if data_segment(name) is not None]
-    for name in ours:
-        with suppress(FileNotFoundError):
-            size = os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
-            os.unlink(name, dir_fd=folder)
-            freed += size
+    for _ in range(_PASSES):
+        indexes = [name for name in _names(folder) if IndexName.parse(name)]
+        sizes = [_unlink(folder, name) for name in indexes]
+        freed += sum(size or 0 for size in sizes)
+        if None not in sizes:
+            break  # else it was renamed, and is looked for again
+    # One that is being made has its index first and keeps its pages; a listing
+    # may miss a file that is renamed meanwhile.
+    names = _names(folder)
+    parsed = map(IndexName.parse, (*names, *_names(folder)))
+    known = {name.segment for name in parsed if name}
+    for name in names:
+        segment = data_segment(name)
+        if segment is not None and segment not in known:
+            freed += _unlink(folder, name) or 0
     return freed
+
+
+def _names(folder: int) -> list[str]:
+    with listing(folder) as entries:
+        return [entry.name for entry in entries]
+
+
+def _unlink(folder: int, name: str) -> int | None:
+    """Delete a file; return its size, or None if it is not there."""
+    try:
+        size = os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    return size
 
 
 def remove_empty(root: int, namespace: str) -> bool:
@@ -219,6 +242,7 @@ def _unlink_abandoned(
         fd = open_index(folder, str(name), write=True)
         try:
             if _given_up(fd, name, kept_by):
+                os.stat(str(name), dir_fd=folder)  # else it is somebody's by now
                 for file in (name.data, str(name)) if with_data else (str(name),):
                     with suppress(FileNotFoundError):
                         size = os.stat(file, dir_fd=folder).st_size

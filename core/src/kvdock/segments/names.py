@@ -30,6 +30,10 @@ _INDEX = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{8})\.(idx|open|new)")
 _DATA = re.compile(r"([0-9a-f]{16})\.dat")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
+SETTLED_NS = 12_000_000
+"""A folder's time of change is exact to a clock tick: one that is younger may
+hide a second change, so the folder is read again."""
+
 
 @attrs.frozen
 class IndexName:
@@ -197,7 +201,12 @@ def open_folder(parent: int, name: str, *, create: bool = False) -> int:
 
 def is_gone(fd: int) -> bool:
     """Return whether a folder was deleted since it was opened."""
-    return not os.fstat(fd).st_nlink
+    try:
+        return not os.fstat(fd).st_nlink
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        return True  # by another host of a shared file system
 
 
 def replace_folder(fd: int, fresh: int) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 import os
+import time
 from contextlib import suppress
 
 import attrs
 
 from kvdock.segments.maintenance import delete_unowned, pool_folders
-from kvdock.segments.names import IndexName, listing, open_folder
+from kvdock.segments.names import SETTLED_NS, IndexName, listing, open_folder
 from kvdock.segments.tenure import Tenure
 
 
@@ -17,11 +19,12 @@ class _Listed:
     """A folder of segments as it was listed.
 
     Args:
-        changed_ns: The folder's time of change then.
+        changed_ns: The folder's time of change then; -1 if it was too fresh to
+            be told from a later one.
         inode: Which folder it is.
         nbytes: Bytes of its files.
         full: (time of last note, name) of index files that nobody fills,
-            sorted.
+            in any order.
     """
 
     changed_ns: int
@@ -68,18 +71,32 @@ class Neighbours:
             Whether one was deleted.
         """
         spared = os.fstat(but_fd).st_ino
-        choice = sorted(
+        choice = [
             (stamp, pool, name)
             for pool, listed in self._look(spared).items()
             if listed.inode != spared
             for stamp, name in listed.full
-        )
-        for stamp, pool, name in choice:
+        ]
+        heapq.heapify(choice)
+        while choice:
+            stamp, pool, name = heapq.heappop(choice)
             if stamp >= colder_than_ns:
                 return False
-            if delete_unowned(self._namespace_fd, pool, name, self._kept_by):
+            # A folder does not change where a file of it is noted as used.
+            noted = self._noted_ns(pool, name)
+            if noted > stamp:
+                heapq.heappush(choice, (noted, pool, name))
+            elif delete_unowned(self._namespace_fd, pool, name, self._kept_by):
                 return True
         return False
+
+    def _noted_ns(self, pool: str, name: str) -> int:
+        """Return when the use of a segment was last noted; 0 if it is gone."""
+        with suppress(OSError):
+            path = f"{pool}/{name}"
+            at = os.stat(path, dir_fd=self._namespace_fd, follow_symlinks=False)
+            return at.st_mtime_ns
+        return 0
 
     def _look(self, spared: int = -1) -> dict[str, _Listed]:
         found: dict[str, _Listed] = {}
@@ -95,6 +112,7 @@ class Neighbours:
         return found
 
     def _list(self, fd: int, before: _Listed | None) -> _Listed:
+        now_ns = time.time_ns()
         status = os.fstat(fd)
         if before and before.changed_ns == status.st_mtime_ns:
             return before
@@ -108,4 +126,6 @@ class Neighbours:
                     name = IndexName.parse(entry.name)
                     if name and name.state == "idx":
                         full.append((file.st_mtime_ns, entry.name))
-        return _Listed(status.st_mtime_ns, status.st_ino, nbytes, tuple(sorted(full)))
+        settled = now_ns - status.st_mtime_ns > SETTLED_NS
+        changed_ns = status.st_mtime_ns if settled else -1
+        return _Listed(changed_ns, status.st_ino, nbytes, tuple(full))

@@ -75,3 +75,9 @@ class Pins:
     def close(self) -> None:
         """Let go of everything."""
         self.remove(list(self._segment_of))
+
+    def abandon(self) -> None:
+        """Close what a forked child inherited; its parent keeps its pins."""
+        for fd in self._locked.values():
+            os.close(fd)
+        self._locked.clear()

@@ -102,10 +102,11 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> Contents | None:
     header = read_header(fd, name)
     if header is None:
         return None
-    raw = b""
-    while chunk := os.pread(fd, 1 << 30, len(raw)):
-        raw += chunk
     slots, slot_bytes = int(header["slots"][0]), int(header["slot_bytes"][0])
+    raw = b""
+    # What lies behind it is none of ours, however much that is.
+    while chunk := os.pread(fd, index_bytes(slots) - len(raw), len(raw)):
+        raw += chunk
     whole = min(slots, max(0, len(raw) - RECORDS_AT) // RECORD_BYTES)
     records = np.zeros(slots, RECORD)
     records[:whole] = np.frombuffer(raw, RECORD, whole, RECORDS_AT)
@@ -334,13 +335,15 @@ class Segment:
                 os.close(fd)
 
     def let_go(self, *, full: bool) -> None:
-        """Stop being its writer.
+        """Stop being its writer; called under the lock.
 
         Args:
             full: Whether it is to be left alone until it is recycled;
                 otherwise another writer fills it up.
         """
         fd, self.index_fd = self.index_fd, -1
+        if fd < 0:
+            return  # it was deleted, and dropped by another thread
         if full:
             with suppress(OSError):
                 self._rename(attrs.evolve(self.name, state="idx"))
@@ -360,19 +363,26 @@ def make_index(
         kept_by: How it is told that its writer lives.
 
     Raises:
-        OSError: If there is no space.
+        OSError: If there is no space; EAGAIN if somebody swept it away before it
+            was claimed.
     """
     fd = open_file(folder, str(name), os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
-        if kept_by is Tenure.LOCKS:
-            tenure.claim(fd)
+        _begin(fd, kept_by)
         preallocate(fd, index_bytes(slots))
         os.pwrite(fd, header, 0)
     except OSError:
         os.close(fd)
-        os.unlink(str(name), dir_fd=folder)
+        with suppress(FileNotFoundError):
+            os.unlink(str(name), dir_fd=folder)
         raise
     return fd
+
+
+def _begin(fd: int, kept_by: Tenure) -> None:
+    swept = kept_by is Tenure.LOCKS and not tenure.claim(fd)
+    if swept or not os.fstat(fd).st_nlink:
+        raise OSError(errno.EAGAIN, "taken for what a dead writer left")
 
 
 def preallocate(fd: int, nbytes: int) -> None:

@@ -22,7 +22,12 @@ import numpy as np
 
 from kvdock.segments.files import OUT_OF_FILES
 from kvdock.segments.full import is_told, mebibytes, why_full
-from kvdock.segments.limits import LEAST_SEGMENTS, least_bytes, slot_bytes_of
+from kvdock.segments.limits import (
+    LEAST_SEGMENTS,
+    MOST_SLOTS,
+    least_bytes,
+    slot_bytes_of,
+)
 from kvdock.segments.maintenance import sweep
 from kvdock.segments.names import IndexName
 from kvdock.segments.records import header_of, index_bytes
@@ -46,10 +51,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvdock.segments")
 
-_MOST_SLOTS = 1 << 16
 _FIRST_BYTES = 16 << 20  # size of a pool's first segment
 _MOST_EMPTIED = 8  # segments beyond the one that is needed
 _SAMPLE = 1 << 14  # pages that tell how warm the usual one is
+_SMALLER = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EAGAIN)
+"""Errors after which a smaller segment may do, under another name."""
 _MARK_SLOTS = 4096  # of a segment whose objects have no bytes
 
 
@@ -111,7 +117,7 @@ class Space:
     def _adopt(self, folder: Folder) -> Segment | None:
         """Take over a segment with room that nobody writes."""
         choice = []
-        for segment in folder.segments.values():
+        for segment in list(folder.segments.values()):
             slots = segment.rows.slots
             free = slots - self._live(segment)
             wanted = 1 if segment.name.state == "open" else -(-slots // 4)
@@ -192,7 +198,7 @@ class Space:
             except OSError as error:
                 if error.errno in OUT_OF_FILES:
                     raise  # there may be files to close
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                if error.errno not in _SMALLER:
                     self.counts["segments_failed"] += 1
                     if is_told(self.counts["segments_failed"]):
                         root = self.place.root
@@ -217,7 +223,7 @@ class Space:
             most = min(most, self.limits.quota_bytes // LEAST_SEGMENTS)
         # Segments grow with the pool, so that a small pool takes little space.
         most = min(most, max(_FIRST_BYTES, folder.nbytes))
-        return max(1, min(_MOST_SLOTS, most // slot_bytes))
+        return max(1, min(MOST_SLOTS, most // slot_bytes))
 
     def _room(self, folder: Folder) -> int:
         """Return how many bytes the namespace may still grow by."""
@@ -358,7 +364,8 @@ class Space:
             gone = np.sort(live[order[:cold]])
             self.index.forget(gone + rows.first)
             segment.heat_ns = 0.0
-        erase_records(segment.index_fd, gone)
+            # Its descriptor is closed under the lock where it was deleted meanwhile.
+            erase_records(segment.index_fd, gone)
         self.counts["pages_evicted"] += len(gone)
 
     def _usual_ns(self) -> float:

@@ -89,6 +89,7 @@ class SegmentStore:
         self.counts: Counter[str] = Counter()
         self._engine = engine
         self._limits = limits or Limits()
+        self._forking = threading.Lock()
         names.check_namespace(place.namespace)
         self._limits.check(max(place.object_bytes, default=0), engine.alignment)
         try:
@@ -118,7 +119,6 @@ class SegmentStore:
 
     def _begin(self) -> None:
         """Read the store: at the start, and anew in a forked child."""
-        self._pid = os.getpid()
         self._reopening = threading.Lock()
         self._catalogue = Catalogue(
             self._namespace_fd,
@@ -139,6 +139,7 @@ class SegmentStore:
         self._pins = Pins(self._catalogue)
         self._reader = Reader(self._catalogue, self._engine)
         self._writer = Writer(self._catalogue, self._space, self._engine)
+        self._pid = os.getpid()
 
     def run(self, batch: Batch) -> BatchResult:
         """Do one batch.
@@ -149,8 +150,8 @@ class SegmentStore:
             One outcome per key, in the order of the keys: ERROR for all of
             them where the system does not let us look at the store.
         """
-        self._check_fork()
         try:
+            self._check_fork()
             return self._run(batch)
         except OSError as error:
             failure = error
@@ -163,6 +164,7 @@ class SegmentStore:
         return BatchResult.all(batch, Outcome.ERROR)
 
     def _run(self, batch: Batch) -> BatchResult:
+        self._check_gone()
         match batch.operation:
             case Operation.EXISTS:
                 found = self._catalogue.find(batch.keys)
@@ -170,7 +172,6 @@ class SegmentStore:
                 outcomes[found.there] = Outcome.OK
                 return BatchResult.of(batch, outcomes)
             case Operation.PUT:
-                self._check_gone()
                 return self._writer.put(batch)
             case Operation.GET:
                 return self._reader.get(batch)
@@ -180,10 +181,14 @@ class SegmentStore:
                 return self._clear(batch)
 
     def _check_fork(self) -> None:
-        if self._pid != os.getpid():
-            # Threads, locks and claims are the parent's: start over.
-            self._catalogue.abandon()
-            self._begin()
+        if self._pid == os.getpid():
+            return
+        with self._forking:
+            if self._pid != os.getpid():
+                # Threads, locks and claims are the parent's: start over.
+                self._pins.abandon()
+                self._catalogue.abandon()
+                self._begin()
 
     def _check_gone(self) -> None:
         """Make anew what somebody deleted, or say why that fails."""
@@ -215,7 +220,7 @@ class SegmentStore:
         own = f"{self.place.namespace}/"
         if own in batch.keys:
             clear_namespace(self._namespace_fd)
-            for folder in self._catalogue.folders.values():
+            for folder in list(self._catalogue.folders.values()):
                 folder.doubt()
             self._catalogue.keep_up(always=True)
             self.counts["cleared"] += 1

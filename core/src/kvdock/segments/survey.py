@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -111,10 +112,12 @@ def chosen(root: Path, prefix: str) -> str:
 def survey(root: Path, namespace: str) -> NamespaceSurvey:
     """Count what a store holds of one namespace."""
     with namespace_of(root, namespace) as fd:
-        record = names.read_record(fd)
+        record = b""
+        with suppress(OSError):  # something else of its name
+            record = names.read_record(fd)
         listed = Neighbours(fd).bytes_of()
     fits = bool(record) and names.fits(record, namespace)
-    about = json.loads(record) if fits else {}
+    about = _about(record) if fits else {}
     totals = {folder: np.zeros(4, np.int64) for folder in listed}
     used_ns = 0
     for folder, _, contents in segments_of(root, namespace):
@@ -135,6 +138,15 @@ def survey(root: Path, namespace: str) -> NamespaceSurvey:
             for folder, total in sorted(totals.items())
         ),
     )
+
+
+def _about(record: bytes) -> dict[str, object]:
+    """Read a record; nothing where another program's is no object of JSON."""
+    with suppress(ValueError):
+        found = json.loads(record)
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def _pool_survey(

@@ -16,7 +16,9 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from functools import partial
 from itertools import accumulate, pairwise
 
 import attrs
@@ -24,6 +26,7 @@ import numpy as np
 import xxhash
 
 from kvdock.segments import names
+from kvdock.segments.daemons import Daemons
 from kvdock.segments.engine import Int64s, Moved, Transfer
 from kvdock.segments.memory import EMPTY_CHECKSUM, address_space
 
@@ -66,7 +69,7 @@ class ThreadEngine:
         self._direct = direct
         self._threads = max(1, threads)
         self._space = address_space()
-        self._helpers: ThreadPoolExecutor | None = None
+        self._helpers: Daemons | None = None
         self._pid = os.getpid()
 
     def open_file(self, name: str, folder: int, *, create: bool) -> int:
@@ -74,7 +77,13 @@ class ThreadEngine:
         flags = os.O_RDWR
         flags |= os.O_CREAT | os.O_EXCL if create else 0
         flags |= os.O_DIRECT if self._direct else 0
-        return names.open_file(folder, name, flags)
+        try:
+            return names.open_file(folder, name, flags)
+        except OSError as error:
+            if error.errno != errno.EROFS or create:
+                raise
+        # A disk with errors is often made read-only: what it has is still good.
+        return names.open_file(folder, name, flags & ~os.O_RDWR)
 
     def close_file(self, token: int) -> None:
         """Close a file."""
@@ -84,7 +93,7 @@ class ThreadEngine:
         """End the helpers."""
         helpers, self._helpers = self._helpers, None
         if helpers and self._pid == os.getpid():
-            helpers.shutdown()
+            helpers.close()
 
     def write(self, transfer: Transfer) -> Moved:
         """Sum and write objects."""
@@ -105,19 +114,28 @@ class ThreadEngine:
             return moved
         todo = deque(tasks)
         helpers = self._pool()
-        count = min(self._threads, len(tasks)) - 1
-        futures = [helpers.submit(self._drain, job, todo) for _ in range(count)]
-        self._drain(job, todo)
+        futures: list[Future[None]] = []
+        try:
+            with suppress(RuntimeError):  # no thread to be had: this one does it all
+                for _ in range(min(self._threads, len(tasks)) - 1):
+                    # Not in one go: those that began before it failed count.
+                    help_out = partial(self._drain, job, todo)
+                    futures.append(helpers.submit(help_out))
+            self._drain(job, todo)
+        finally:
+            # Who comes late must find nothing that touches this caller's memory.
+            todo.clear()
+            wait([future for future in futures if not future.cancel()])
         for future in futures:
-            if not future.cancel():
+            if not future.cancelled():
                 future.result()
         return moved
 
-    def _pool(self) -> ThreadPoolExecutor:
+    def _pool(self) -> Daemons:
         if self._helpers is None or self._pid != os.getpid():
             # Threads do not survive a fork, the pool's object does.
             self._pid = os.getpid()
-            self._helpers = ThreadPoolExecutor(self._threads - 1, "kvdock-io")
+            self._helpers = Daemons(self._threads - 1)
         return self._helpers
 
     def _drain(self, job: _Job, todo: deque[tuple[int, int]]) -> None:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from kvdock.segments.segment import Segment
     from kvdock.segments.space import Space
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ESTALE)
+"""Errors that say that there is no place, and not that something is broken."""
 
 
 @attrs.define(eq=False)
@@ -189,7 +190,7 @@ class Writer:
         held = self._catalogue.hold(np.array([segment.rows.number]))
         try:
             if not held.tokens:
-                return Moved.of(len(rows))
+                return _not_moved(len(rows), shut=bool(len(held.shut)))
             return self._engine.write(
                 Transfer(
                     files=held.tokens,
@@ -255,13 +256,20 @@ class Writer:
             active.segment.let_go(full=True)
 
 
+def _not_moved(count: int, *, shut: bool) -> Moved:
+    """Answer for objects whose file is gone, or cannot be opened."""
+    moved = Moved.of(count)
+    moved.errors[:] = errno.EMFILE if shut else errno.ESTALE
+    return moved
+
+
 def _judged(moved: Moved, size: int) -> Outcomes:
     """Return the outcome of each object that an engine wrote."""
     outcomes = np.full(len(moved.errors), Outcome.OK, np.uint8)
     outcomes[moved.nbytes != size] = Outcome.REFUSED
     if moved.errors.any():
         outcomes[moved.errors != 0] = Outcome.ERROR
-        outcomes[np.isin(moved.errors, _FULL)] = Outcome.REFUSED
+        outcomes[np.isin(moved.errors, _REFUSED)] = Outcome.REFUSED
         outcomes[moved.errors == DEADLINE] = Outcome.TIMEOUT
     return outcomes
 

@@ -10,6 +10,7 @@ import json
 import platform
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -21,7 +22,6 @@ from kvdock.testing.running import Ended, Record, run_tests
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-    from pathlib import Path
 
 VARIABLE = "KVDOCK_CHECKUP"
 """Tells the child process what to check."""
@@ -62,7 +62,7 @@ class Checkup:
     def ok(self) -> bool:
         """Whether the backend keeps what it declares."""
         record = self.record
-        whole = not record.unfinished and not record.broken and bool(self.passed)
+        whole = not record.left and not record.broken and bool(self.passed)
         return whole and not self.failed
 
 
@@ -122,10 +122,23 @@ def settled(
         for key, value in given.items()
     }
     for field in attrs.fields(cls) if cls else ():
-        wants = str(getattr(field.type, "__name__", field.type))
-        if field.default is attrs.NOTHING and wants.endswith("Path"):
+        if field.default is attrs.NOTHING and _is_path(field):
             found.setdefault(field.name, str(folder / field.name))
     return found
+
+
+def placed(cls: type | None, given: Mapping[str, object]) -> dict[str, object]:
+    """Spell paths whole: the tests run in a folder of their own."""
+    found = dict(given)
+    for field in attrs.fields(cls) if cls else ():
+        value = found.get(field.name)
+        if isinstance(value, str) and "{tmp}" not in value and _is_path(field):
+            found[field.name] = str(Path(value).expanduser().absolute())
+    return found
+
+
+def _is_path(field: attrs.Attribute[object]) -> bool:
+    return str(getattr(field.type, "__name__", field.type)).endswith("Path")
 
 
 def _about(

@@ -58,6 +58,12 @@ class Record:
     broken: str
     said: str
 
+    @property
+    def left(self) -> int:
+        """How many tests were to be run and did not end."""
+        ended = {(one.suite, one.name, one.case) for one in self.ended}
+        return self.planned - len(ended)
+
 
 def run_tests(
     targets: Sequence[str],

@@ -1,0 +1,66 @@
+"""A few threads that lend a hand, and never keep the process from ending.
+
+Those of `concurrent.futures` are waited for when the interpreter ends, and one
+may be in a read that a lost disk never answers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+
+_Calls = SimpleQueue[tuple[Future[None], Callable[[], None]] | None]
+
+
+class Daemons:
+    """Daemon threads that do calls, each started when it is first wanted.
+
+    Args:
+        most: Most threads.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._calls: _Calls = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def submit(self, call: Callable[[], None]) -> Future[None]:
+        """Let one of them do a call, after those that were asked for before.
+
+        Raises:
+            RuntimeError: If no thread can be started.
+        """
+        with self._lock:
+            if len(self._threads) < self._most:
+                thread = threading.Thread(
+                    target=_serve, args=(self._calls,), name="kvdock-io", daemon=True
+                )
+                thread.start()
+                self._threads.append(thread)
+        future: Future[None] = Future()
+        self._calls.put((future, call))
+        return future
+
+    def close(self) -> None:
+        """End the threads, and wait for them."""
+        for _ in self._threads:
+            self._calls.put(None)
+        for thread in self._threads:
+            thread.join()
+
+
+def _serve(calls: _Calls) -> None:
+    while asked := calls.get():
+        future, call = asked
+        if future.set_running_or_notify_cancel():
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001 - it is the caller's
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+        # A call holds on to a batch and its memory.
+        del asked, future, call
