@@ -82,7 +82,12 @@ class Errands:
     def probe(self, operation: Operation) -> None:
         """Start a probe for an operation that is cut off, if one is due."""
         probe, room = self._probe, self._probing[operation]
-        if self._closed or probe is None or not self._breakers[operation].wants_probe():
+        if (
+            self._closed
+            or self._crew.forked
+            or probe is None
+            or not self._breakers[operation].wants_probe()
+        ):
             return
         if self._crew.spent:
             # A probe that succeeds could let nobody through.
