@@ -338,8 +338,9 @@ def test_a_page_that_is_stored_under_two_names_gets_both() -> None:
         assert np.array_equal(*engine.rows("kv", [6, 7]))
 
 
-def test_one_page_cannot_be_filled_twice_at_once() -> None:
-    engine = Engine(core=patient())
+@pytest.mark.parametrize("batch_pages", [1, 8])
+def test_one_page_cannot_be_filled_twice_at_once(batch_pages: int) -> None:
+    engine = Engine(core=patient(calls={"batch_pages": batch_pages}))
     with engine.attachment as cache:
         names = hashes(2)
         engine.fill(names, [0, 1])

@@ -391,6 +391,19 @@ def test_a_page_that_has_no_place_ends_the_prefix() -> None:
         assert ticket.result.pages == 1
 
 
+@pytest.mark.parametrize("batch_pages", [1, 4])
+def test_a_prefetch_fills_no_page_twice(batch_pages: int) -> None:
+    engine = engine_with(batch_pages=batch_pages)
+    with Session(engine.attachment) as session:
+        names = stored(engine, 3)
+        engine.blank()
+        ticket = session.prefetch(names, {"kv": [7, 8, 7]})
+        assert ticket.wait(5)
+        assert ticket.result is not None
+        assert ticket.result.pages == 2
+        assert engine.holds("kv", names[0], 7)
+
+
 def test_a_prefetch_reads_nothing_behind_a_hole() -> None:
     engine = engine_with(attention(), indexer())
     with Session(engine.attachment) as session:
