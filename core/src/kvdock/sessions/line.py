@@ -131,7 +131,7 @@ class Line:
         for listen in self._listeners:
             try:
                 listen(event)
-            except Exception as error:  # noqa: BLE001 - a stranger's code
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code
                 self._complaints.say("observer", f"an observer failed: {error}", error)
 
     def tell_breakers(self) -> None:
