@@ -402,6 +402,21 @@ def test_never_is_a_deadline_like_any_other(staging: Staging) -> None:
         assert cache.close(never)
 
 
+def test_the_pools_can_be_named_while_another_thread_closes() -> None:
+    engine = Engine(core=patient(), pools=(attention(), draft()))
+    moorings = engine.attachment._moorings
+
+    class Closing(dict[str, Any]):
+        def values(self) -> Any:
+            for berth in super().values():
+                yield berth
+                moorings.close(0.0)
+
+    object.__setattr__(moorings, "berths", Closing(moorings.berths))
+    assert [pool.name for pool in engine.attachment.pools] == ["kv", "draft"]
+    assert engine.attachment.close()
+
+
 def test_bad_input_is_refused_by_name() -> None:
     engine = Engine(core=patient())
     with engine.attachment as cache:

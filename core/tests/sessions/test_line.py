@@ -16,6 +16,7 @@ from stalls import timed
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import AttachError
 from kvdock.hookspecs import hookimpl
+from kvdock.sessions.probes import Probe
 
 if TYPE_CHECKING:
     from kvdock.hookspecs import AttachConfig
@@ -301,6 +302,19 @@ def test_the_self_test_goes_the_whole_way_and_leaves_nothing() -> None:
         operations = [one.operation for one in engine.shelf.calls]
         assert operations == ["put", "exists", "get", "delete"]
         assert all(finding.ok for finding in cache.self_test())
+
+
+def test_a_self_test_that_is_interrupted_leaves_nothing_attached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Probe, "self_test", interrupted)
+    shelf = Shelf()
+    with pytest.raises(KeyboardInterrupt):
+        Engine([shelf], core=patient(self_test=True))
+    assert shelf.released == ["kv"]
 
 
 @pytest.mark.parametrize(

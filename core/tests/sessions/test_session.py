@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 import threading
 from typing import Any
@@ -23,7 +24,7 @@ from stalls import timed
 
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.dock import Dock
-from kvdock.errors import RegionError
+from kvdock.errors import KvdockError, RegionError
 from kvdock.keys import Namespace
 from kvdock.pools import Shard
 from kvdock.regions import Region
@@ -402,6 +403,31 @@ def test_a_prefetch_fills_no_page_twice(batch_pages: int) -> None:
         assert ticket.result is not None
         assert ticket.result.pages == 2
         assert engine.holds("kv", names[0], 7)
+
+
+def test_an_attachment_that_is_closed_meanwhile_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_with()
+    places = Attachment.places
+
+    def closes(self: Attachment, *given: Any) -> Any:
+        found = places(self, *given)
+        self.close()
+        return found
+
+    monkeypatch.setattr(Attachment, "places", closes)
+    session = Session(engine.attachment)
+    with pytest.raises(KvdockError, match="the attachment is closed"):
+        session.prefetch(hashes(1), {"kv": [0]})
+    session.close()
+
+
+def test_a_ticket_may_be_waited_for_without_end() -> None:
+    engine = engine_with()
+    with Session(engine.attachment) as session:
+        names = stored(engine, 1)
+        assert session.prefetch(names, {"kv": [0]}).wait(math.inf)
 
 
 def test_a_prefetch_reads_nothing_behind_a_hole() -> None:

@@ -90,13 +90,19 @@ class Attachment:
         given = settings or {}
         moorings = moor(dock, plan, namespace, regions, given, core, told=told)
         attachment = cls(plan, core, moorings)
-        if core.self_test:
-            wrong = [one for one in attachment.self_test() if not one.ok]
-            if wrong:
-                attachment.close()
-                what = "; ".join(f"{one.what} ({one.hint})" for one in wrong)
-                raise AttachError(f"the self test failed: {what}")
+        try:
+            if core.self_test:
+                attachment._demand_self_test()
+        except BaseException:
+            attachment.close()
+            raise
         return attachment
+
+    def _demand_self_test(self) -> None:
+        wrong = [one for one in self.self_test() if not one.ok]
+        if wrong:
+            what = "; ".join(f"{one.what} ({one.hint})" for one in wrong)
+            raise AttachError(f"the self test failed: {what}")
 
     def __enter__(self) -> Self:
         """Return itself; leaving the block closes it."""
@@ -144,7 +150,8 @@ class Attachment:
     @property
     def pools(self) -> tuple[PoolSpec, ...]:
         """The attached pools, anchor first."""
-        return tuple(berth.pool for berth in self._moorings.berths.values())
+        # A copy: closing in another thread must not change it under the loop.
+        return self._pools(self._moorings.berths.copy())
 
     def leases(self, pool: str) -> Leases:
         """Return the book of who touches a pool's pages.
