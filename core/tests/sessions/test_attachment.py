@@ -417,6 +417,18 @@ def test_the_pools_can_be_named_while_another_thread_closes() -> None:
     assert engine.attachment.close()
 
 
+@pytest.mark.parametrize("deadline", [None, "soon", float("nan")])
+def test_what_is_no_deadline_is_refused_and_holds_no_page(deadline: Any) -> None:
+    engine = Engine(core=patient())
+    with engine.attachment as cache:
+        for move in (cache.read, cache.write):
+            with pytest.raises(KvdockError, match="a deadline is a number"):
+                move("kv", hashes(2), [0, 1], deadline)
+        with pytest.raises(KvdockError, match="a deadline is a number"):
+            cache.lookup("kv", hashes(2), deadline)
+        assert not cache.leases("kv").busy([0, 1]).any()
+
+
 def test_bad_input_is_refused_by_name() -> None:
     engine = Engine(core=patient())
     with engine.attachment as cache:
@@ -426,8 +438,12 @@ def test_bad_input_is_refused_by_name() -> None:
             cache.get(hashes(1), {"kv": [24]})
         with pytest.raises(RegionError, match="for 2 hashes"):
             cache.get(hashes(2), {"kv": [NO_PAGE]})
+        with pytest.raises(RegionError, match="page indices are one row"):
+            cache.get(hashes(2), {"kv": [[0], [1, 2]]})
         with pytest.raises(KvdockError, match="letters and digits"):
             cache.exists(["../x"])
+        with pytest.raises(KvdockError, match="'kw' is not attached"):
+            cache.leases("kw")
 
 
 @pytest.mark.parametrize("pages", [[0.5, 1.5], [True, False], ["0", "1"], [None, None]])

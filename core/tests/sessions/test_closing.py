@@ -94,7 +94,7 @@ def test_a_pool_whose_release_would_end_the_thread_keeps_no_other_from_it(
     engine = Engine([shelf], [attention(), draft()], core=patient())
     assert engine.attachment.close()
     assert sorted(map(str, shelf.released)) == ["draft", "kv"]
-    assert "closing failed with SystemExit(1)" in caplog.text
+    assert "closing failed with SystemExit: 1" in caplog.text
 
 
 class Taken:

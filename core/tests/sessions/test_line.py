@@ -38,8 +38,18 @@ def raising(_: Batch) -> BatchResult:
     raise RuntimeError("boom")
 
 
+class Unspeakable(Exception):  # noqa: N818 - it cannot even be printed
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def speechless(_: Batch) -> BatchResult:
+    raise Unspeakable
+
+
 STRANGE: dict[str, tuple[Answer, str]] = {
     "raises": (raising, "raised RuntimeError: boom"),
+    "speechless": (speechless, "raised Unspeakable"),
     "bool": (lambda _: True, "broke the contract"),
     "list": (lambda batch: [0] * len(batch), "broke the contract"),
     "fewer": (lambda _: BatchResult([0], [0]), "broke the contract"),
@@ -60,6 +70,7 @@ def test_an_answer_that_is_none_is_named_in_the_log_and_is_a_miss(
         assert loaded.outcomes["kv"].tolist() == [Outcome.ERROR] * 2
         assert said in caplog.text
         assert "get of 2 keys of pool kv" in caplog.text
+        assert not cache.leases("kv").busy(range(2)).any()
 
 
 def test_the_log_says_each_kind_once_and_then_how_often(

@@ -28,6 +28,7 @@ from kvdock.keys import check_hashes
 from kvdock.sessions.mooring import Moorings, moor
 from kvdock.sessions.places import indices, move, placed
 from kvdock.sessions.results import NO_PAGE, Moved
+from kvdock.sessions.waits import check_deadline
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -159,7 +160,7 @@ class Attachment:
         An engine asks it before it gives a page another use, and counts its
         own device copies in it.
         """
-        return self.berths[pool].leases
+        return self._berth(pool).leases
 
     def breakers(self) -> Mapping[str, Mapping[Operation, str]]:
         """Return the state of every breaker, by backend and operation."""
@@ -269,6 +270,7 @@ class Attachment:
             deadline_s: Until when, on `time.monotonic()`'s clock.
         """
         check_hashes(hashes)
+        check_deadline(deadline_s)
         return self._berth(pool).exists(hashes, deadline_s)
 
     def write(
@@ -308,6 +310,7 @@ class Attachment:
         pages, deadline_s = how
         berth = self._berth(pool)
         check_hashes(hashes)
+        check_deadline(deadline_s)
         own = indices(pool, pages, len(hashes))
         chosen = np.flatnonzero(own != NO_PAGE)
         berth.region.check(own[chosen])

@@ -20,7 +20,7 @@ from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import AttachError, BatchError, KvdockError
 from kvdock.events import BreakerMoved, CallsBehind, Event
 from kvdock.sessions.breaker import Breaker, BreakerState
-from kvdock.sessions.complaints import Complaints
+from kvdock.sessions.complaints import Complaints, told
 from kvdock.sessions.crew import Crashed, Crew, NoHands, Overrun
 from kvdock.sessions.errands import LOST, Errands
 from kvdock.sessions.misses import Misses
@@ -63,9 +63,7 @@ def named(call: Callable[[], T]) -> T:
     except KvdockError:
         raise
     except Exception as error:
-        raise AttachError(
-            f"{type(error).__name__}: {error}", fix="See `kvdock doctor`."
-        ) from error
+        raise AttachError(told(error), fix="See `kvdock doctor`.") from error
 
 
 class Line:
@@ -132,7 +130,8 @@ class Line:
             try:
                 listen(event)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code
-                self._complaints.say("observer", f"an observer failed: {error}", error)
+                what = f"an observer failed: {told(error)}"
+                self._complaints.say("observer", what, error)
 
     def tell_breakers(self) -> None:
         """Tell observers where every breaker stands, before it ever moves."""
@@ -351,8 +350,7 @@ class Line:
         if isinstance(error, BatchError):
             self._complain("contract", batch, f"broke the contract: {error}")
         else:
-            what = f"raised {type(error).__name__}: {error}"
-            self._complain("raised", batch, what, error)
+            self._complain("raised", batch, f"raised {told(error)}", error)
         return Outcome.ERROR
 
     def _judge(self, breaker: Breaker, batch: Batch, result: BatchResult) -> None:
@@ -419,7 +417,7 @@ class Line:
             try:
                 step()
             except BaseException as error:  # noqa: BLE001 - the others come all the same
-                what = f"backend {self.name}: closing failed with {error!r}"
+                what = f"backend {self.name}: closing failed with {told(error)}"
                 self._complaints.say("closing", what, error)
 
     def _release(self, handle: object) -> None:

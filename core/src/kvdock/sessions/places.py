@@ -66,7 +66,10 @@ def indices(pool: str, given: npt.ArrayLike, count: int) -> Int64s:
     Raises:
         RegionError: If they are not one whole number for each hash.
     """
-    found = np.asarray(given)
+    try:
+        found = np.asarray(given)
+    except ValueError as error:  # rows of rows
+        raise RegionError(f"pool {pool!r}: page indices are one row") from error
     if found.shape != (count,):
         raise RegionError(
             f"pool {pool!r}: {found.shape} page indices for {count} hashes"
