@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 from shelf import Engine, Shelf, attention, draft, hashes, indexer, patient, until
+from stalls import Taken
 
 from kvdock.batches import Batch, Operation, Outcome
 from kvdock.hookspecs import hookimpl
@@ -95,16 +96,6 @@ def test_a_pool_whose_release_would_end_the_thread_keeps_no_other_from_it(
     assert engine.attachment.close()
     assert sorted(map(str, shelf.released)) == ["draft", "kv"]
     assert "closing failed with SystemExit: 1" in caplog.text
-
-
-class Taken:
-    """A lock whose owner did not come along."""
-
-    def __enter__(self) -> None:
-        raise AssertionError("it would wait for ever")
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def test_a_forked_child_misses_at_once_and_releases_nothing() -> None:

@@ -20,7 +20,7 @@ from shelf import (
     states,
     until,
 )
-from stalls import timed
+from stalls import Taken, timed
 
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.dock import Dock
@@ -246,6 +246,18 @@ def test_a_forked_child_is_refused_and_waits_for_no_worker() -> None:
             ticket = session.prefetch(names, engine.where(range(4)))
             os._exit(0 if ticket.state is TicketState.REFUSED else 1)
         assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_forked_child_closes_without_waiting_for_the_parents_workers() -> None:
+    session = Session(engine_with().attachment)
+    lanes = session._reads, session._writes
+    kept = [(lane._pid, lane._lock) for lane in lanes]
+    for lane in lanes:
+        lane._pid, lane._lock = os.getpid() + 1, Taken()  # type: ignore[assignment]  # no lock
+    assert session.drain(1.0)
+    assert session.close()
+    for lane, (lane._pid, lane._lock) in zip(lanes, kept, strict=True):
+        lane.close()
 
 
 def test_reads_do_not_wait_for_writes() -> None:

@@ -54,6 +54,12 @@ class Lane:
         """Transfers in the queue."""
         return len(self._waiting)
 
+    @property
+    def _forked(self) -> bool:
+        # A forked child has the queue and none of the workers, and one of them
+        # may have taken the lock for ever.
+        return os.getpid() != self._pid
+
     def submit(self, ticket: Ticket, work: Work, after: Callable[[], None]) -> bool:
         """Queue a transfer; return False, at once, if there is no room.
 
@@ -62,8 +68,7 @@ class Lane:
             work: What to do, on a worker.
             after: Done when it is over, whether it ran or not.
         """
-        if os.getpid() != self._pid:
-            # A forked child has the queue and none of the workers.
+        if self._forked:
             return False
         with self._lock:
             if self._closed or len(self._waiting) >= self._queue:
@@ -94,6 +99,8 @@ class Lane:
 
         What follows a transfer's end may ask too: it does not wait for itself.
         """
+        if self._forked:
+            return True
         mine = threading.current_thread()
 
         def drained() -> bool:
@@ -106,6 +113,8 @@ class Lane:
 
     def close(self) -> None:
         """Take nothing more, cancel what waits, stop what runs."""
+        if self._forked:
+            return
         with self._lock:
             self._closed = True
             dropped, self._waiting = list(self._waiting), deque()
