@@ -262,7 +262,7 @@ def test_a_late_get_keeps_its_pages_until_it_really_ends() -> None:
         assert engine.holds("kv", names[0], 0)
 
 
-class Alarm(Exception):  # noqa: N818 - what a host's handler of signals raises
+class Alarm(BaseException):  # what a host's handler of signals may raise
     pass
 
 
@@ -294,6 +294,28 @@ def test_a_signal_that_ends_the_wait_leaves_the_call_its_memory(
             assert cache.get(names, engine.where(range(4))).pages == 4
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("staging", Staging)
+@pytest.mark.parametrize("inside", ["kvdock.sessions.berth.build_keys", "sealed"])
+def test_a_signal_before_the_call_leaves_no_page_and_no_area_held(
+    staging: Staging, inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if inside == "sealed":
+        module = "trailers" if staging is Staging.ROUTED else "staging"
+        inside = f"kvdock.sessions.{module}.sealed"
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    engine = Engine(core=hasty("put", calls={"staging": staging, "staging_areas": 1}))
+    with engine.attachment as cache:
+        with monkeypatch.context() as patched:
+            patched.setattr(inside, ring)
+            with pytest.raises(Alarm):
+                cache.put(hashes(2), engine.where(range(2)))
+        assert not cache.leases("kv").busy(range(2)).any()
+        assert cache.put(hashes(2), engine.where(range(2))).pages == 2
 
 
 def test_late_bytes_of_a_staged_get_never_reach_the_engine() -> None:

@@ -181,12 +181,16 @@ class Berth:
             chosen = rest[free]
             if not len(chosen):
                 break
-            whole = len(chosen) == len(hashes)
-            names = hashes if whole else [hashes[at] for at in chosen.tolist()]
-            cargo = Cargo(
-                operation, self.pool.name, self.keys(names), pages[chosen],
-                deadline_s, lease, self.tell_held,
-            )  # fmt: skip
+            try:
+                whole = len(chosen) == len(hashes)
+                names = hashes if whole else [hashes[at] for at in chosen.tolist()]
+                cargo = Cargo(
+                    operation, self.pool.name, self.keys(names), pages[chosen],
+                    deadline_s, lease, self.tell_held,
+                )  # fmt: skip
+            except BaseException:  # an interrupt: nobody else lets go of them
+                lease.end()
+                raise
             outcomes[chosen] = self._carry(cargo)
             if operation is Operation.GET:
                 # A page that is given twice can hold only one of them.
