@@ -84,16 +84,22 @@ class Leases:
             bool (n,), which were leased, and the lease.
         """
         places = np.arange(len(pages))
-        with self._lock:
-            free = ~self._leased[pages]
-            if writing:
-                free &= self._references[Side.DEVICE][pages] == 0
-            # The last position that writes its number into a page keeps it.
-            self._order[pages[::-1]] = places[::-1]
-            free &= self._order[pages] == places
-            taken = pages[free]
-            self._leased[taken] = True
-        return free, Lease(self, taken)
+        taken = pages[:0]
+        try:
+            with self._lock:
+                free = ~self._leased[pages]
+                if writing:
+                    free &= self._references[Side.DEVICE][pages] == 0
+                # The last position that writes its number into a page keeps it.
+                self._order[pages[::-1]] = places[::-1]
+                free &= self._order[pages] == places
+                taken = pages[free]
+                self._leased[taken] = True
+            return free, Lease(self, taken)
+        except BaseException:  # an interrupt: there is no lease that could end
+            with self._lock:
+                self._leased[taken] = False
+            raise
 
     def end(self, lease: Lease) -> None:
         """Let a lease's pages go, once."""
