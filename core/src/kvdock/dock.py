@@ -140,7 +140,14 @@ class Backend:
             )
         from kvdock.regions import block_of  # noqa: PLC0415 - numpy, 65 ms
 
-        given = block_of(found.buffer).nbytes
+        try:
+            given = block_of(memoryview(found.buffer)).nbytes
+        except (TypeError, KvdockError) as error:
+            found.give_back()
+            raise PluginError(
+                f"kvdock_allocate of {self.name} brought what is no memory: {error}",
+                fix="Its buffer is writable and contiguous, with the buffer protocol.",
+            ) from error
         if given != nbytes:
             found.give_back()
             raise PluginError(
