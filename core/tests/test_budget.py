@@ -22,7 +22,7 @@ def machine(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     return root
 
 
@@ -41,6 +41,19 @@ def test_the_tightest_control_group_above_the_process_counts(tmp_path: Path) -> 
     budget = HostBudget.measure(0, root=root)
     assert budget.free_bytes == 150_000
     assert budget.limited_by == "control group /outer"
+
+
+def test_a_control_group_may_be_called_anything(tmp_path: Path) -> None:
+    group = "user.slice/j\u00fcrgen.scope"
+    root = machine(
+        tmp_path,
+        {
+            "proc/self/cgroup": f"0::/{group}\n",
+            f"sys/fs/cgroup/{group}/memory.max": "1000\n",
+            f"sys/fs/cgroup/{group}/memory.current": "400\n",
+        },
+    )
+    assert HostBudget.measure(0, root=root).free_bytes == 600
 
 
 def test_the_older_kind_of_control_group_counts_as_well(tmp_path: Path) -> None:

@@ -253,6 +253,20 @@ def test_variables_of_others_are_the_weakest_source_and_are_named(
     }
 
 
+@attrs.frozen(kw_only=True)
+class Fleet:
+    servers: tuple[str, ...] = option((), help="Where they are.")
+
+
+def test_no_password_in_a_list_of_addresses_is_shown() -> None:
+    servers = ["redis://me:se@same@one:1/0", "redis://two:1/0", "redis://three/a@b"]
+    given = load_configuration({"backends": {"f": {"servers": servers}}}, environ={})
+    found = {row.path: row.value for row in explain(given, {"backends.f": Fleet})}
+    assert found["backends.f.servers"] == (
+        "redis://<hidden>@one:1/0, redis://two:1/0, redis://three/a@b"
+    )
+
+
 def test_secrets_are_never_shown() -> None:
     store = {"server": "redis://me:sesame@host:1/0", "token": "sesame"}
     found = rows({"backends": {"store": store}}, environ={})

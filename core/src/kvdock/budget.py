@@ -206,6 +206,7 @@ def _number(path: Path) -> int | None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii")
+        # A group may be called anything.
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return ""

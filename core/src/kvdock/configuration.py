@@ -48,7 +48,7 @@ _SERVICE = re.compile(
 )
 _LINK = re.compile(r"KVDOCK_(\w+_)?PORT")
 
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_CREDENTIALS = re.compile(r"(?<=://)[^/\s]+(?=@)")
 
 Tree = Mapping[str, object]
 
@@ -323,10 +323,9 @@ def shown(value: object, field: attrs.Attribute[object]) -> str:
     """Return a value as text, without what must not be seen."""
     if field.metadata.get("secret"):
         return HIDDEN if value else ""
-    if isinstance(value, tuple | list):
-        return ", ".join(map(str, value))
+    several = isinstance(value, tuple | list)
+    text = ", ".join(map(str, cast("Any", value))) if several else str(value)
     unit = field.metadata.get("unit")
-    text = str(value)
     if unit and not isinstance(value, str):
         text = f"{text} {'B' if unit == 'bytes' else 's'}"
     # A password in an address is one, whoever declared the setting.

@@ -17,6 +17,9 @@ from kvdock import hookspecs
 from kvdock.errors import ManifestError, nearest
 from kvdock.manifest import API_VERSION, Manifest
 
+_LISTENS = "kvdock_observe"
+"""The hook of observers that wraps nothing."""
+
 
 class Stage(StrEnum):
     """How far a plugin came before it failed."""
@@ -77,14 +80,62 @@ def accept(plugin: object, name: str, distribution: str) -> Accepted:
     except Breach:
         raise
     except Exception as error:
-        # A property that raises, a signature that cannot be read, a rule of
-        # pluggy's that is not checked here: one plugin's defect stays its own.
-        raise Breach(
-            Stage.VALIDATE,
-            f"{type(error).__name__}: {' '.join(str(error).split())}",
-            "Compare its hooks with kvdock.hookspecs.",
-        ) from error
+        raise _strange(error) from error
     return Accepted(manifest, manager, frozenset(own))
+
+
+def check_observer(observer: object) -> None:
+    """Check that an object only wraps hooks of backends, and listens.
+
+    Raises:
+        Breach: At the first thing that is wrong.
+    """
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    try:
+        own = _wrapping(manager, observer)
+        _check_names(manager, own)
+        _check_arguments(observer, own)
+        manager.register(observer)
+    except Breach:
+        raise
+    except Exception as error:
+        raise _strange(error) from error
+
+
+def _strange(error: Exception) -> Breach:
+    # A property that raises, a signature that cannot be read, a rule of pluggy's
+    # that is not checked here: one plugin's defect stays its own.
+    return Breach(
+        Stage.VALIDATE,
+        f"{type(error).__name__}: {' '.join(str(error).split())}",
+        "Compare its hooks with kvdock.hookspecs.",
+    )
+
+
+def _wrapping(manager: pluggy.PluginManager, observer: object) -> dict[str, str]:
+    """Return the hooks that an observer marks: specification to attribute."""
+    own = {}
+    for attribute in dir(observer):
+        options = manager.parse_hookimpl_opts(observer, attribute)
+        if options is None:
+            continue
+        hook = options["specname"] or attribute
+        wraps = options["wrapper"] or options["hookwrapper"]
+        if wraps and hook == _LISTENS:
+            raise Breach(
+                Stage.VALIDATE,
+                f"hook {hook!r} is marked as a wrapper, and there is nothing to wrap",
+                "Mark it with a plain @hookimpl.",
+            )
+        if not wraps and hook != _LISTENS:
+            raise Breach(
+                Stage.VALIDATE,
+                f"hook {hook!r} would answer in the place of a backend",
+                "Mark it with @hookimpl(wrapper=True).",
+            )
+        own[hook] = attribute
+    return own
 
 
 def _marked(manager: pluggy.PluginManager, plugin: object) -> dict[str, str]:
@@ -177,14 +228,7 @@ def _check_promises(manifest: Manifest, own: Mapping[str, str]) -> None:
 def _check_hooks(
     manager: pluggy.PluginManager, plugin: object, own: Mapping[str, str]
 ) -> None:
-    known = {name for name in dir(manager.hook) if name.startswith("kvdock_")}
-    for name in own:
-        if name not in known:
-            raise Breach(
-                Stage.VALIDATE,
-                f"there is no hook {name!r}",
-                nearest(name, known) or f"Hooks are {', '.join(sorted(known))}.",
-            )
+    known = _check_names(manager, own)
     for name in sorted(known - set(own)):
         # An optional hook without its mark would never be called, silently.
         if inspect.isroutine(getattr(plugin, name, None)):
@@ -197,6 +241,23 @@ def _check_hooks(
             raise Breach(
                 Stage.VALIDATE, f"the required hook {name!r} is missing", "Add it."
             )
+    _check_arguments(plugin, own)
+
+
+def _check_names(manager: pluggy.PluginManager, own: Collection[str]) -> set[str]:
+    """Refuse hooks that do not exist; return those that do."""
+    known = {name for name in dir(manager.hook) if name.startswith("kvdock_")}
+    for name in own:
+        if name not in known:
+            raise Breach(
+                Stage.VALIDATE,
+                f"there is no hook {name!r}",
+                nearest(name, known) or f"Hooks are {', '.join(sorted(known))}.",
+            )
+    return known
+
+
+def _check_arguments(plugin: object, own: Mapping[str, str]) -> None:
     for name, attribute in own.items():
         offered = tuple(inspect.signature(getattr(hookspecs, name)).parameters)
         _check_hook(name, getattr(plugin, attribute), offered)

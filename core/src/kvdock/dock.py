@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock import discovery
+from kvdock import contract, discovery
 from kvdock.errors import KvdockError, PluginError, RegionError
 from kvdock.hookspecs import AttachConfig, Capacity, Finding, HostMemory
 from kvdock.manifest import Capability, Manifest, Support, Verdict
@@ -58,14 +58,28 @@ class Backend:
         """Put an observer around it, for as long as it is loaded.
 
         Raises:
-            PluginError: If one of that name is there already.
+            PluginError: If one of that name is there already, or it does more
+                than to wrap and to listen.
+        """
+        self.check_observer(name, built)
+        self.plugin.manager.register(built, name=f"{_OBSERVER}{name}")
+
+    def check_observer(self, name: str, built: object) -> None:
+        """Refuse what cannot be put around it.
+
+        Raises:
+            PluginError: As `put_around`.
         """
         if name in self.observers:
             raise PluginError(
                 f"observer {name!r} is around backend {self.name!r} already",
                 fix="Put observers around a dock once, after it is loaded.",
             )
-        self.plugin.manager.register(built, name=f"{_OBSERVER}{name}")
+        try:
+            contract.check_observer(built)
+        except contract.Breach as breach:
+            what = f"observer {name!r} cannot be used: {breach.cause}"
+            raise PluginError(what, fix=breach.fix) from breach
 
     def settings(self, given: Mapping[str, object] | None) -> Any:  # noqa: ANN401 - the plugin's own class
         """Build its settings from a mapping.
@@ -126,7 +140,14 @@ class Backend:
             )
         from kvdock.regions import block_of  # noqa: PLC0415 - numpy, 65 ms
 
-        given = block_of(found.buffer).nbytes
+        try:
+            given = block_of(memoryview(found.buffer)).nbytes
+        except (TypeError, KvdockError) as error:
+            found.give_back()
+            raise PluginError(
+                f"kvdock_allocate of {self.name} brought what is no memory: {error}",
+                fix="Its buffer is writable and contiguous, with the buffer protocol.",
+            ) from error
         if given != nbytes:
             found.give_back()
             raise PluginError(

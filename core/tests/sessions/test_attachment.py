@@ -262,7 +262,7 @@ def test_a_late_get_keeps_its_pages_until_it_really_ends() -> None:
         assert engine.holds("kv", names[0], 0)
 
 
-class Alarm(Exception):  # noqa: N818 - what a host's handler of signals raises
+class Alarm(BaseException):  # what a host's handler of signals may raise
     pass
 
 
@@ -294,6 +294,28 @@ def test_a_signal_that_ends_the_wait_leaves_the_call_its_memory(
             assert cache.get(names, engine.where(range(4))).pages == 4
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("staging", Staging)
+@pytest.mark.parametrize("inside", ["kvdock.sessions.berth.build_keys", "sealed"])
+def test_a_signal_before_the_call_leaves_no_page_and_no_area_held(
+    staging: Staging, inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if inside == "sealed":
+        module = "trailers" if staging is Staging.ROUTED else "staging"
+        inside = f"kvdock.sessions.{module}.sealed"
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    engine = Engine(core=hasty("put", calls={"staging": staging, "staging_areas": 1}))
+    with engine.attachment as cache:
+        with monkeypatch.context() as patched:
+            patched.setattr(inside, ring)
+            with pytest.raises(Alarm):
+                cache.put(hashes(2), engine.where(range(2)))
+        assert not cache.leases("kv").busy(range(2)).any()
+        assert cache.put(hashes(2), engine.where(range(2))).pages == 2
 
 
 def test_late_bytes_of_a_staged_get_never_reach_the_engine() -> None:
@@ -338,8 +360,9 @@ def test_a_page_that_is_stored_under_two_names_gets_both() -> None:
         assert np.array_equal(*engine.rows("kv", [6, 7]))
 
 
-def test_one_page_cannot_be_filled_twice_at_once() -> None:
-    engine = Engine(core=patient())
+@pytest.mark.parametrize("batch_pages", [1, 8])
+def test_one_page_cannot_be_filled_twice_at_once(batch_pages: int) -> None:
+    engine = Engine(core=patient(calls={"batch_pages": batch_pages}))
     with engine.attachment as cache:
         names = hashes(2)
         engine.fill(names, [0, 1])
@@ -401,6 +424,33 @@ def test_never_is_a_deadline_like_any_other(staging: Staging) -> None:
         assert cache.close(never)
 
 
+def test_the_pools_can_be_named_while_another_thread_closes() -> None:
+    engine = Engine(core=patient(), pools=(attention(), draft()))
+    moorings = engine.attachment._moorings
+
+    class Closing(dict[str, Any]):
+        def values(self) -> Any:
+            for berth in super().values():
+                yield berth
+                moorings.close(0.0)
+
+    object.__setattr__(moorings, "berths", Closing(moorings.berths))
+    assert [pool.name for pool in engine.attachment.pools] == ["kv", "draft"]
+    assert engine.attachment.close()
+
+
+@pytest.mark.parametrize("deadline", [None, "soon", float("nan")])
+def test_what_is_no_deadline_is_refused_and_holds_no_page(deadline: Any) -> None:
+    engine = Engine(core=patient())
+    with engine.attachment as cache:
+        for move in (cache.read, cache.write):
+            with pytest.raises(KvdockError, match="a deadline is a number"):
+                move("kv", hashes(2), [0, 1], deadline)
+        with pytest.raises(KvdockError, match="a deadline is a number"):
+            cache.lookup("kv", hashes(2), deadline)
+        assert not cache.leases("kv").busy([0, 1]).any()
+
+
 def test_bad_input_is_refused_by_name() -> None:
     engine = Engine(core=patient())
     with engine.attachment as cache:
@@ -410,8 +460,12 @@ def test_bad_input_is_refused_by_name() -> None:
             cache.get(hashes(1), {"kv": [24]})
         with pytest.raises(RegionError, match="for 2 hashes"):
             cache.get(hashes(2), {"kv": [NO_PAGE]})
+        with pytest.raises(RegionError, match="page indices are one row"):
+            cache.get(hashes(2), {"kv": [[0], [1, 2]]})
         with pytest.raises(KvdockError, match="letters and digits"):
             cache.exists(["../x"])
+        with pytest.raises(KvdockError, match="'kw' is not attached"):
+            cache.leases("kw")
 
 
 @pytest.mark.parametrize("pages", [[0.5, 1.5], [True, False], ["0", "1"], [None, None]])

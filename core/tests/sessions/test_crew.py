@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextvars
 import os
+import random
+import signal
 import threading
 import time
 from functools import partial
@@ -266,3 +268,60 @@ def test_many_threads_at_once_lose_no_call() -> None:
     assert sorted(found) == list(range(300))
     assert crew.threads <= 3
     assert ended(crew)
+
+
+class Alarm(Exception):  # noqa: N818 - what a host's handler of signals raises
+    pass
+
+
+def test_a_signal_while_a_call_is_booked_as_late_loses_neither(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    crew, go_on, results = Crew("t", 1, 1), threading.Event(), list[bool]()
+    book = Crew._leave_behind
+
+    def ring(*_: object) -> bool:
+        monkeypatch.setattr(Crew, "_leave_behind", book)
+        raise Alarm
+
+    monkeypatch.setattr(Crew, "_leave_behind", ring)
+    with pytest.raises(Alarm):
+        crew.call(lambda: go_on.wait(10), soon(0.05), late=results.append)
+    assert crew.behind == 1
+    go_on.set()
+    assert crew.drain(soon())
+    assert results == [True]
+    assert ended(crew)
+
+
+def test_signals_at_any_moment_leave_a_crew_that_works() -> None:
+    draw, armed = random.Random(0), False  # noqa: S311 - spreads signals
+    crew, results, rings = Crew("t", 2, 2), list[int](), 0
+    end = time.monotonic() + 0.5
+
+    def ring(*_: object) -> None:
+        if armed or time.monotonic() > end + 10:  # or the test would hang
+            raise Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        while time.monotonic() < end:
+            # With a thread at hand: one that is interrupted while it starts
+            # another leaves a traceback of the interpreter's.
+            assert crew.call(lambda: 1, soon()) == 1
+            try:
+                armed = True
+                signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-6, 6e-5), 0.1)
+                crew.call(lambda: 2, soon(), late=results.append)
+                armed = False
+            except Alarm:
+                rings += 1
+            armed = False
+            assert crew.drain(soon())
+            assert crew.behind == 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert 0 < len(results) <= rings
+    assert ended(crew)
+    assert crew.threads == 0

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,3 +94,16 @@ def test_whatever_the_order_no_page_is_lost_or_shared(
     for lease in leases:
         lease.end()
     assert book.leased_pages == 0
+
+
+def test_a_signal_while_a_lease_is_given_leaves_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ring(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    book = Leases(4)
+    monkeypatch.setattr("kvdock.sessions.leases.Lease", ring)
+    with pytest.raises(KeyboardInterrupt):
+        book.take(np.arange(2), writing=True)
+    assert not book.leased_pages

@@ -16,6 +16,7 @@ from stalls import timed
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import AttachError
 from kvdock.hookspecs import hookimpl
+from kvdock.sessions.probes import Probe
 
 if TYPE_CHECKING:
     from kvdock.hookspecs import AttachConfig
@@ -37,8 +38,18 @@ def raising(_: Batch) -> BatchResult:
     raise RuntimeError("boom")
 
 
+class Unspeakable(Exception):  # noqa: N818 - it cannot even be printed
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def speechless(_: Batch) -> BatchResult:
+    raise Unspeakable
+
+
 STRANGE: dict[str, tuple[Answer, str]] = {
     "raises": (raising, "raised RuntimeError: boom"),
+    "speechless": (speechless, "raised Unspeakable"),
     "bool": (lambda _: True, "broke the contract"),
     "list": (lambda batch: [0] * len(batch), "broke the contract"),
     "fewer": (lambda _: BatchResult([0], [0]), "broke the contract"),
@@ -59,6 +70,7 @@ def test_an_answer_that_is_none_is_named_in_the_log_and_is_a_miss(
         assert loaded.outcomes["kv"].tolist() == [Outcome.ERROR] * 2
         assert said in caplog.text
         assert "get of 2 keys of pool kv" in caplog.text
+        assert not cache.leases("kv").busy(range(2)).any()
 
 
 def test_the_log_says_each_kind_once_and_then_how_often(
@@ -301,6 +313,19 @@ def test_the_self_test_goes_the_whole_way_and_leaves_nothing() -> None:
         operations = [one.operation for one in engine.shelf.calls]
         assert operations == ["put", "exists", "get", "delete"]
         assert all(finding.ok for finding in cache.self_test())
+
+
+def test_a_self_test_that_is_interrupted_leaves_nothing_attached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Probe, "self_test", interrupted)
+    shelf = Shelf()
+    with pytest.raises(KeyboardInterrupt):
+        Engine([shelf], core=patient(self_test=True))
+    assert shelf.released == ["kv"]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from kvdock import (
     Support,
     hookimpl,
 )
-from kvdock.errors import AttachError, KvdockError
+from kvdock.errors import AttachError, KvdockError, PluginError
 from kvdock.routing import Needs, Path
 from kvdock.sessions.loans import Loan, own_memory
 
@@ -210,6 +210,31 @@ def test_a_backend_that_brings_no_memory_is_an_error_with_its_name(
         Attachment.open(dock, plan, Namespace(model="m"), {"kv": region})
     assert "'shelf'" in str(told.value)
     assert "'kv'" in str(told.value)
+
+
+class Tensor:
+    """Memory by address alone, as torch has it."""
+
+    nbytes = 4
+
+    def is_contiguous(self) -> bool:
+        return True
+
+    def data_ptr(self) -> int:
+        return 4096
+
+
+@pytest.mark.parametrize("buffer", [b"four", Tensor()])
+def test_what_is_no_memory_is_given_back(
+    buffer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, back = Bringer().backend(), list[int]()
+    brought = HostMemory(buffer, lambda: back.append(1))
+    hooks = backend.plugin.manager.hook
+    monkeypatch.setattr(hooks, "kvdock_allocate", lambda **_: brought)
+    with pytest.raises(PluginError, match=r"no memory: .*buffer protocol"):
+        backend.allocate(4, AttachConfig())
+    assert back == [1]
 
 
 def test_memory_is_given_back_only_when_nobody_is_inside() -> None:

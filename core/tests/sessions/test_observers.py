@@ -4,6 +4,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+import attrs
 import numpy as np
 import pytest
 from opentelemetry import trace
@@ -18,11 +19,13 @@ from kvdock.dock import Backend, Dock
 from kvdock.errors import AttachError, PluginError, SettingsError
 from kvdock.events import PagesRestored
 from kvdock.hookspecs import Capacity, hookimpl
-from kvdock.observers import find_observer, observe
-from kvdock.observers.metrics import Metrics
+from kvdock.observers import Observer, find_observer, observe
+from kvdock.observers.metrics import Metrics, MetricsSettings
 from kvdock.observers.tracing import Tracing
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from kvdock.events import Event
 
 
@@ -261,18 +264,22 @@ def test_without_an_sdk_spans_change_nothing() -> None:
         assert cache.put(hashes(1), engine.where([0])).pages == 1
 
 
+@attrs.frozen
 class Clumsy:
     """An observer that fails at everything."""
 
+    how: type[BaseException]
+
     @hookimpl
     def kvdock_observe(self, event: Event) -> None:
-        raise ValueError(f"cannot take {type(event).__name__}")
+        raise self.how(f"cannot take {type(event).__name__}")
 
 
+@pytest.mark.parametrize("how", [ValueError, SystemExit])
 def test_an_observer_that_fails_costs_a_line_in_the_log(
-    caplog: pytest.LogCaptureFixture,
+    how: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = Engine(observers=[Clumsy()], core=patient())
+    engine = Engine(observers=[Clumsy(how)], core=patient())
     with engine.attachment as cache:
         engine.fill(hashes(1), [0])
         assert cache.put(hashes(1), engine.where([0])).pages == 1
@@ -303,7 +310,74 @@ def test_observers_are_put_around_all_or_none_and_once() -> None:
     observe(dock, ["faults", "faults"])
     assert dock.backends["shelf"].observers == ("faults",)
     with pytest.raises(PluginError, match="'faults' is around backend 'shelf' already"):
-        observe(dock, ["faults"])
+        observe(dock, ["tracing", "faults"])
+    assert dock.backends["shelf"].observers == ("faults",)
+
+
+class Answering:
+    @hookimpl
+    def kvdock_batch_io(self, batch: Batch) -> BatchResult:
+        return BatchResult.all(batch, Outcome.OK)
+
+
+class Misspelt:
+    @hookimpl(wrapper=True)
+    def kvdock_batchio(self) -> Generator[None, object, object]:
+        return (yield)
+
+
+class Deaf:
+    @hookimpl
+    def kvdock_observe(self, evnt: Event) -> None:
+        del evnt
+
+
+class Folded:
+    @hookimpl(wrapper=True)
+    def kvdock_observe(self) -> Generator[None, object, object]:
+        return (yield)
+
+
+class Flat:
+    @hookimpl(wrapper=True)
+    def kvdock_batch_io(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (Answering, "'kvdock_batch_io' would answer in the place of a backend"),
+        (Misspelt, "no hook 'kvdock_batchio'.*Did you mean 'kvdock_batch_io'"),
+        (Deaf, "takes 'evnt'.*Did you mean 'event'"),
+        (Folded, "nothing to wrap"),
+        (Flat, "PluginValidationError"),
+    ],
+)
+def test_an_observer_that_does_more_than_to_wrap_and_to_listen_is_refused(
+    wrong: type, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = Observer(
+        name="mine", summary="", settings=MetricsSettings, build=lambda _: wrong()
+    )
+    found = {"faults": find_observer("faults"), "mine": mine}
+    monkeypatch.setattr("kvdock.observers.find_observer", found.get)
+    dock = Dock({"shelf": Shelf().backend()})
+    with pytest.raises(PluginError, match=f"observer 'mine' cannot be used: .*{said}"):
+        observe(dock, ["faults", "mine"])
+    assert dock.backends["shelf"].observers == ()
+
+
+def test_an_observer_that_cannot_be_built_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def build(_: object) -> object:
+        raise ValueError("the port is taken")
+
+    mine = Observer(name="mine", summary="", settings=MetricsSettings, build=build)
+    monkeypatch.setattr("kvdock.observers.find_observer", lambda _: mine)
+    with pytest.raises(PluginError, match=r"'mine' .* ValueError: the port is taken"):
+        observe(Dock({"shelf": Shelf().backend()}), ["mine"])
 
 
 class Observed(Shelf):

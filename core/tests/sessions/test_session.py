@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 import threading
 from typing import Any
@@ -19,11 +20,11 @@ from shelf import (
     states,
     until,
 )
-from stalls import timed
+from stalls import Taken, timed
 
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.dock import Dock
-from kvdock.errors import RegionError
+from kvdock.errors import KvdockError, RegionError
 from kvdock.keys import Namespace
 from kvdock.pools import Shard
 from kvdock.regions import Region
@@ -247,6 +248,18 @@ def test_a_forked_child_is_refused_and_waits_for_no_worker() -> None:
         assert os.waitpid(child, 0)[1] == 0
 
 
+def test_a_forked_child_closes_without_waiting_for_the_parents_workers() -> None:
+    session = Session(engine_with().attachment)
+    lanes = session._reads, session._writes
+    kept = [(lane._pid, lane._lock) for lane in lanes]
+    for lane in lanes:
+        lane._pid, lane._lock = os.getpid() + 1, Taken()  # type: ignore[assignment]  # no lock
+    assert session.drain(1.0)
+    assert session.close()
+    for lane, (lane._pid, lane._lock) in zip(lanes, kept, strict=True):
+        lane.close()
+
+
 def test_reads_do_not_wait_for_writes() -> None:
     engine = engine_with()
     gate = Gate(Operation.PUT)
@@ -389,6 +402,44 @@ def test_a_page_that_has_no_place_ends_the_prefix() -> None:
         assert ticket.wait(5)
         assert ticket.result is not None
         assert ticket.result.pages == 1
+
+
+@pytest.mark.parametrize("batch_pages", [1, 4])
+def test_a_prefetch_fills_no_page_twice(batch_pages: int) -> None:
+    engine = engine_with(batch_pages=batch_pages)
+    with Session(engine.attachment) as session:
+        names = stored(engine, 3)
+        engine.blank()
+        ticket = session.prefetch(names, {"kv": [7, 8, 7]})
+        assert ticket.wait(5)
+        assert ticket.result is not None
+        assert ticket.result.pages == 2
+        assert engine.holds("kv", names[0], 7)
+
+
+def test_an_attachment_that_is_closed_meanwhile_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_with()
+    places = Attachment.places
+
+    def closes(self: Attachment, *given: Any) -> Any:
+        found = places(self, *given)
+        self.close()
+        return found
+
+    monkeypatch.setattr(Attachment, "places", closes)
+    session = Session(engine.attachment)
+    with pytest.raises(KvdockError, match="the attachment is closed"):
+        session.prefetch(hashes(1), {"kv": [0]})
+    session.close()
+
+
+def test_a_ticket_may_be_waited_for_without_end() -> None:
+    engine = engine_with()
+    with Session(engine.attachment) as session:
+        names = stored(engine, 1)
+        assert session.prefetch(names, {"kv": [0]}).wait(math.inf)
 
 
 def test_a_prefetch_reads_nothing_behind_a_hole() -> None:

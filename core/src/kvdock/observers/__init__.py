@@ -132,6 +132,12 @@ def observe(
                 f"observer {name!r} cannot be used: {error}",
                 fix=f"pip install '{observer.needs}'" if observer.needs else "",
             ) from error
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise PluginError(f"observer {name!r} cannot be used: {what}") from error
+    for backend in dock.backends.values():
+        for name, one in built.items():
+            backend.check_observer(name, one)
     for name, one in built.items():
         put_around(dock, name, one)
     return built
@@ -141,7 +147,8 @@ def put_around(dock: Dock, name: str, built: object) -> None:
     """Put a built observer around every backend.
 
     Raises:
-        PluginError: If one of that name is there already.
+        PluginError: If one of that name is there already, or it does more
+            than to wrap and to listen.
     """
     for backend in dock.backends.values():
         backend.put_around(name, built)

@@ -28,6 +28,7 @@ from kvdock.keys import check_hashes
 from kvdock.sessions.mooring import Moorings, moor
 from kvdock.sessions.places import indices, move, placed
 from kvdock.sessions.results import NO_PAGE, Moved
+from kvdock.sessions.waits import check_deadline
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -90,13 +91,19 @@ class Attachment:
         given = settings or {}
         moorings = moor(dock, plan, namespace, regions, given, core, told=told)
         attachment = cls(plan, core, moorings)
-        if core.self_test:
-            wrong = [one for one in attachment.self_test() if not one.ok]
-            if wrong:
-                attachment.close()
-                what = "; ".join(f"{one.what} ({one.hint})" for one in wrong)
-                raise AttachError(f"the self test failed: {what}")
+        try:
+            if core.self_test:
+                attachment._demand_self_test()
+        except BaseException:
+            attachment.close()
+            raise
         return attachment
+
+    def _demand_self_test(self) -> None:
+        wrong = [one for one in self.self_test() if not one.ok]
+        if wrong:
+            what = "; ".join(f"{one.what} ({one.hint})" for one in wrong)
+            raise AttachError(f"the self test failed: {what}")
 
     def __enter__(self) -> Self:
         """Return itself; leaving the block closes it."""
@@ -144,7 +151,8 @@ class Attachment:
     @property
     def pools(self) -> tuple[PoolSpec, ...]:
         """The attached pools, anchor first."""
-        return tuple(berth.pool for berth in self._moorings.berths.values())
+        # A copy: closing in another thread must not change it under the loop.
+        return self._pools(self._moorings.berths.copy())
 
     def leases(self, pool: str) -> Leases:
         """Return the book of who touches a pool's pages.
@@ -152,7 +160,7 @@ class Attachment:
         An engine asks it before it gives a page another use, and counts its
         own device copies in it.
         """
-        return self.berths[pool].leases
+        return self._berth(pool).leases
 
     def breakers(self) -> Mapping[str, Mapping[Operation, str]]:
         """Return the state of every breaker, by backend and operation."""
@@ -262,6 +270,7 @@ class Attachment:
             deadline_s: Until when, on `time.monotonic()`'s clock.
         """
         check_hashes(hashes)
+        check_deadline(deadline_s)
         return self._berth(pool).exists(hashes, deadline_s)
 
     def write(
@@ -301,6 +310,7 @@ class Attachment:
         pages, deadline_s = how
         berth = self._berth(pool)
         check_hashes(hashes)
+        check_deadline(deadline_s)
         own = indices(pool, pages, len(hashes))
         chosen = np.flatnonzero(own != NO_PAGE)
         berth.region.check(own[chosen])

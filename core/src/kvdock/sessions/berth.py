@@ -14,6 +14,7 @@ from kvdock.batches import Batch, Operation, Outcome, Outcomes
 from kvdock.events import BatchEnded, PagesHeld
 from kvdock.keys import build_keys
 from kvdock.sessions.leases import Lease, Leases
+from kvdock.sessions.places import named_again
 from kvdock.sessions.ways import Cargo, Way
 
 if TYPE_CHECKING:
@@ -105,6 +106,30 @@ class Berth:
             pages: int64 (n,), their page indices.
             deadline_s: Until when, over all batches.
         """
+        if operation is Operation.GET and len(hashes) > self.batch_pages:
+            return self._load(hashes, pages, deadline_s)
+        return self._in_batches(operation, hashes, pages, deadline_s)
+
+    def _load(
+        self, hashes: Sequence[str], pages: Int64s, deadline_s: float
+    ) -> Outcomes:
+        """Load more than a batch; a later one must not overwrite a page."""
+        again = named_again(pages)
+        if not self.pool.physical or not again.any():
+            return self._in_batches(Operation.GET, hashes, pages, deadline_s)
+        outcomes = np.full(len(hashes), Outcome.REFUSED, np.uint8)
+        once = np.flatnonzero(~again)
+        names = [hashes[at] for at in once.tolist()]
+        outcomes[once] = self._in_batches(Operation.GET, names, pages[once], deadline_s)
+        return outcomes
+
+    def _in_batches(
+        self,
+        operation: Operation,
+        hashes: Sequence[str],
+        pages: Int64s,
+        deadline_s: float,
+    ) -> Outcomes:
         outcomes = np.full(len(hashes), Outcome.TIMEOUT, np.uint8)
         for start in range(0, len(hashes), self.batch_pages):
             if start and time.monotonic() >= deadline_s:
@@ -156,12 +181,16 @@ class Berth:
             chosen = rest[free]
             if not len(chosen):
                 break
-            whole = len(chosen) == len(hashes)
-            names = hashes if whole else [hashes[at] for at in chosen.tolist()]
-            cargo = Cargo(
-                operation, self.pool.name, self.keys(names), pages[chosen],
-                deadline_s, lease, self.tell_held,
-            )  # fmt: skip
+            try:
+                whole = len(chosen) == len(hashes)
+                names = hashes if whole else [hashes[at] for at in chosen.tolist()]
+                cargo = Cargo(
+                    operation, self.pool.name, self.keys(names), pages[chosen],
+                    deadline_s, lease, self.tell_held,
+                )  # fmt: skip
+            except BaseException:  # an interrupt: nobody else lets go of them
+                lease.end()
+                raise
             outcomes[chosen] = self._carry(cargo)
             if operation is Operation.GET:
                 # A page that is given twice can hold only one of them.

@@ -17,6 +17,14 @@ EVERY_S = 30.0
 """Seconds between two lines of the same kind."""
 
 
+def told(error: BaseException) -> str:
+    """Return what an error is and says; a stranger's may fail to say it."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - a stranger's code
+        return type(error).__name__
+
+
 class Complaints:
     """The log of one backend's failures, limited by kind."""
 

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from kvdock.sessions.rooms import Room
-from kvdock.sessions.waits import seconds_until
+from kvdock.sessions.waits import lock_and_condition, seconds_until
 
 log = logging.getLogger("kvdock")
 
@@ -55,6 +55,7 @@ class _Job:
         "ended",
         "error",
         "late",
+        "left_behind",
         "result",
         "room",
         "work",
@@ -70,6 +71,7 @@ class _Job:
         self.done.acquire()
         self.begun = False
         self.ended = False
+        self.left_behind = False
         self.result: Any = None
         self.error: Exception | None = None
 
@@ -104,7 +106,7 @@ class Crew:
         self._name = name
         self._at_once = at_once
         self._moved = moved
-        self._changed = threading.Condition(threading.Lock())
+        self._lock, self._changed = lock_and_condition()
         self._idle: list[SimpleQueue[_Job | None]] = []
         self._threads: set[threading.Thread] = set()
         self._overrun = Room(overrun)
@@ -112,6 +114,7 @@ class Crew:
         self._behind = 0
         # Until all that follows a call is done as well.
         self._running = 0
+        self._closing = False
         self._closed = False
         self._at_rest: Steps = []
         self._pid = os.getpid()
@@ -132,12 +135,26 @@ class Crew:
         return self._overrun.spent
 
     @property
+    def forked(self) -> bool:
+        """Whether this is a child of the crew's process.
+
+        It has the crew's books, but none of its threads, and a lock may be
+        taken for ever by one of them. So it is asked before any lock.
+        """
+        return os.getpid() != self._pid
+
+    @property
     def threads(self) -> int:
         """Threads alive, idle ones included."""
         return len(self._threads)
 
     def call(
-        self, work: Callable[[], Any], deadline_s: float, late: Late | None = None
+        self,
+        work: Callable[[], Any],
+        deadline_s: float,
+        late: Late | None = None,
+        *,
+        closes: bool = False,
     ) -> Any:  # noqa: ANN401 - whatever the work returns
         """Run `work` on a thread of the crew and wait for it.
 
@@ -146,6 +163,7 @@ class Crew:
             deadline_s: Until when to wait, on `time.monotonic()`'s clock.
             late: Called on the crew's thread when a call that was left behind
                 ends; what the call may touch is safe from then on.
+            closes: Whether it is a step of closing, which nothing keeps out.
 
         Raises:
             Overrun: If it was left behind.
@@ -155,15 +173,16 @@ class Crew:
         """
         job = _Job(work, late, self._overrun)
         try:
-            self._hand_over(job, deadline_s)
+            self._hand_over(job, deadline_s, closes=closes)
             done = job.done.acquire(timeout=seconds_until(deadline_s))
+            overran = not done and self._leave_behind(job)
         except NoHands:
             raise
         except BaseException:  # an interrupt of the waiting thread
-            if not self._leave_behind(job):
+            if not job.left_behind and not self._leave_behind(job):
                 self._run_late(job)
             raise
-        if not done and self._leave_behind(job):
+        if overran:
             raise Overrun
         if job.error is not None:
             raise job.error
@@ -179,19 +198,25 @@ class Crew:
         Returns:
             Whether it was started.
         """
+        if self.forked:
+            return False
         job = _Job(work, None, room)
-        with self._changed:
-            if room.full or self._unfit():
+        with self._lock:
+            if room.full or self._closing:
                 return False
+            room.enter()
             try:
                 hand = self._hand()
             except NoHands:
+                room.exit()
                 return False
-            room.enter()
+            except BaseException:  # an interrupt
+                room.exit()
+                raise
             self._behind += 1
             self._running += 1
             job.ended = True
-        hand.put(job)
+            hand.put(job)
         self._moved()
         return True
 
@@ -201,9 +226,15 @@ class Crew:
         Args:
             rooms: Of which errands, besides calls that were left behind.
         """
-        with self._changed:
+        with self._lock:
             for room in (self._overrun, *rooms):
                 room.forgive()
+            self._changed.notify_all()
+
+    def retire(self) -> None:
+        """Start nothing new but what closes."""
+        with self._lock:
+            self._closing = True
             self._changed.notify_all()
 
     def drain(self, deadline_s: float) -> bool:
@@ -212,7 +243,9 @@ class Crew:
         Calls left behind and errands count until all that follows them is
         done, what `finish` was given included.
         """
-        with self._changed:
+        if self.forked:
+            return True
+        with self._lock:
             return self._changed.wait_for(
                 lambda: not self._running, seconds_until(deadline_s)
             )
@@ -228,11 +261,13 @@ class Crew:
         Returns:
             Whether everything has ended.
         """
-        with self._changed:
+        if self.forked:
+            return True
+        self.retire()
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
         self.drain(deadline_s)
-        with self._changed:
+        with self._lock:
             self._at_rest.append(last)
             rest = not self._running
             # Counted like a call, so that who waits for rest waits for it too.
@@ -250,44 +285,48 @@ class Crew:
 
     def _leave_behind(self, job: _Job) -> bool:
         """Book a call as left behind, unless it is not under way."""
-        with self._changed:
+        with self._lock:
             if job.ended or not job.begun:
                 return False
-            job.ended = True
+            job.room.enter()
+            job.ended = job.left_behind = True
             self._busy -= 1
             self._behind += 1
-            job.room.enter()
             self._changed.notify()
         self._moved()
         return True
 
-    def _unfit(self) -> bool:
-        # A forked child has the crew's books but none of its threads.
-        return self._closed or os.getpid() != self._pid
+    def _cut_off(self, *, closes: bool) -> bool:
+        return self._closed or (not closes and (self._closing or self.full))
 
-    def _cut_off(self) -> bool:
-        return self._unfit() or self.full
-
-    def _hand_over(self, job: _Job, deadline_s: float) -> None:
-        with self._changed:
+    def _hand_over(self, job: _Job, deadline_s: float, *, closes: bool) -> None:
+        if self.forked:
+            raise NoHands("this is a forked child")
+        with self._lock:
             if self._busy >= self._at_once:
                 self._changed.wait_for(
-                    lambda: self._cut_off() or self._busy < self._at_once,
+                    lambda: self._cut_off(closes=closes) or self._busy < self._at_once,
                     seconds_until(deadline_s),
                 )
-            if self._cut_off() or self._busy >= self._at_once:
+            if self._closing and not closes:
+                raise NoHands("it is being closed")
+            if self._cut_off(closes=closes) or self._busy >= self._at_once:
                 raise NoHands
             hand = self._hand()
+            # Python looks for signals after a call. There is none from taking
+            # the thread to giving it the job, so a signal finds both or neither.
             self._busy += 1
             self._running += 1
             job.begun = True
-        hand.put(job)
+            hand.put(job)
 
     def _hand(self) -> SimpleQueue[_Job | None]:
         """Return the inbox of an idle thread, or of a new one."""
         if self._idle:
             # The last one that worked: its memory is still in the caches.
-            return self._idle.pop()
+            hand = self._idle[-1]
+            del self._idle[-1]
+            return hand
         inbox: SimpleQueue[_Job | None] = SimpleQueue()
         # A daemon, so that a call that never ends does not keep the process.
         thread = threading.Thread(
@@ -298,9 +337,12 @@ class Crew:
         )
         try:
             thread.start()
+            self._threads.add(thread)
         except RuntimeError as error:  # a limit of the system
             raise NoHands(str(error)) from error
-        self._threads.add(thread)
+        except BaseException:  # an interrupt: nobody will give it anything
+            inbox.put(None)
+            raise
         return inbox
 
     def _work(self, inbox: SimpleQueue[_Job | None]) -> None:
@@ -312,12 +354,12 @@ class Crew:
             job.run()
             staying = self._ended(job, inbox)
             del job  # an idle thread keeps nobody's memory alive
-        with self._changed:
+        with self._lock:
             self._threads.discard(threading.current_thread())
 
     def _ended(self, job: _Job, inbox: SimpleQueue[_Job | None]) -> bool:
         """Book a job out; return whether its thread stays."""
-        with self._changed:
+        with self._lock:
             late, job.ended = job.ended, True
             if not late:
                 self._busy -= 1
@@ -326,11 +368,11 @@ class Crew:
             # First the books of those who own the memory, then ours: who
             # waits for the crew to come to rest finds everything let go.
             self._run_late(job)
-            with self._changed:
+            with self._lock:
                 self._behind -= 1
                 job.room.exit()
             self._moved()
-            with self._changed:
+            with self._lock:
                 staying, last = self._over(inbox)
         else:
             job.done.release()
@@ -362,9 +404,9 @@ class Crew:
             for step in last:
                 try:
                     step()
-                except Exception:
+                except BaseException:  # it must not end the thread
                     log.exception("%s: what comes last failed", self._name)
-            with self._changed:
+            with self._lock:
                 last = self._one_less()
 
     def _run_late(self, job: _Job) -> None:

@@ -10,7 +10,6 @@ it still happens later it takes what was stored meanwhile. That is a miss.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.sessions.waits import seconds_until
+from kvdock.sessions.waits import lock_and_condition, seconds_until
 
 if TYPE_CHECKING:
     from kvdock.hits import Bools
@@ -41,7 +40,7 @@ class Drops:
     """What one backend is about to forget."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._lock, self._changed = lock_and_condition()
         self._by_key: dict[str, Drop] = {}
         self._running: list[Drop] = []
 
@@ -51,7 +50,7 @@ class Drops:
 
     def begin(self, keys: Sequence[str], give_up_s: float) -> Drop | None:
         """Note a deletion of those keys that nobody is dropping already."""
-        with self._changed:
+        with self._lock:
             self._forget_late()
             fresh = tuple(key for key in keys if key not in self._by_key)
             if not fresh:
@@ -63,7 +62,7 @@ class Drops:
 
     def end(self, drop: Drop) -> bool:
         """Note that a deletion has ended; return whether it was expected."""
-        with self._changed:
+        with self._lock:
             expected = drop in self._running
             if expected:
                 self._running.remove(drop)
@@ -73,7 +72,7 @@ class Drops:
     def overdue(self) -> list[Drop]:
         """Return the deletions that were given up since the last time."""
         now = time.monotonic()
-        with self._changed:
+        with self._lock:
             late = [drop for drop in self._running if drop.give_up_s <= now]
             self._running = [drop for drop in self._running if drop not in late]
             self._forget_late()
@@ -81,7 +80,7 @@ class Drops:
 
     def among(self, keys: Sequence[str]) -> Bools:
         """Return which of these are being dropped, bool (n,)."""
-        with self._changed:
+        with self._lock:
             self._forget_late()
             return np.array([key in self._by_key for key in keys], np.bool_)
 
@@ -90,7 +89,7 @@ class Drops:
 
         Deletions that are given up meanwhile are not waited for any longer.
         """
-        with self._changed:
+        with self._lock:
             mine = {self._by_key[key] for key in keys if key in self._by_key}
             last_s = max((drop.give_up_s for drop in mine), default=deadline_s)
             self._changed.wait_for(

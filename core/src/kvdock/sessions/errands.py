@@ -17,13 +17,13 @@ import numpy as np
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.events import Event, StoreFilled
 from kvdock.sessions.breaker import Breaker, BreakerState
+from kvdock.sessions.complaints import Complaints, told
 from kvdock.sessions.drops import Drop, Drops
 from kvdock.sessions.rooms import Room
 
 if TYPE_CHECKING:
     from kvdock.core_settings import CoreSettings
     from kvdock.dock import Backend
-    from kvdock.sessions.complaints import Complaints
     from kvdock.sessions.crew import Crew
 
 LOST = (Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
@@ -82,7 +82,12 @@ class Errands:
     def probe(self, operation: Operation) -> None:
         """Start a probe for an operation that is cut off, if one is due."""
         probe, room = self._probe, self._probing[operation]
-        if self._closed or probe is None or not self._breakers[operation].wants_probe():
+        if (
+            self._closed
+            or self._crew.forked
+            or probe is None
+            or not self._breakers[operation].wants_probe()
+        ):
             return
         if self._crew.spent:
             # A probe that succeeds could let nobody through.
@@ -106,7 +111,8 @@ class Errands:
         try:
             alive = not np.isin(probe(operation, deadline_s).outcomes, LOST).any()
         except Exception as error:  # noqa: BLE001 - a stranger's code
-            self._complaints.say("probe", f"backend {self._backend.name}: {error}")
+            what = f"backend {self._backend.name}: a probe failed: {told(error)}"
+            self._complaints.say("probe", what)
         finally:
             # An answer that comes late is no recovery, but a reason to look.
             if time.monotonic() > deadline_s:
@@ -153,8 +159,7 @@ class Errands:
                 np.isin(self._backend.batch_io(handle, batch).outcomes, LOST).all()
             )
         except Exception as error:  # noqa: BLE001 - a stranger's code
-            what = f"raised {type(error).__name__}: {error}"
-            self._complain_of_drop(drop, "raised", what, error)
+            self._complain_of_drop(drop, "raised", f"raised {told(error)}", error)
         finally:
             in_time = self.drops.end(drop)
             if time.monotonic() >= drop.give_up_s:
@@ -201,7 +206,8 @@ class Errands:
         try:
             found = self._backend.capacity(handle)
         except Exception as error:  # noqa: BLE001 - a stranger's code
-            self._complaints.say("capacity", f"backend {name}: {error}", error)
+            what = f"backend {name}: asked how full it is: {told(error)}"
+            self._complaints.say("capacity", what, error)
             found = None
         self._measure_later()
         if found is not None and self._tell is not None:

@@ -12,7 +12,7 @@ import attrs
 
 from kvdock.sessions.results import Moved
 from kvdock.sessions.tickets import Ticket, TicketState
-from kvdock.sessions.waits import seconds_until
+from kvdock.sessions.waits import lock_and_condition, seconds_until
 
 log = logging.getLogger("kvdock")
 
@@ -42,7 +42,7 @@ class Lane:
         self._name = name
         self._workers = workers
         self._queue = queue
-        self._changed = threading.Condition(threading.Lock())
+        self._lock, self._changed = lock_and_condition()
         self._waiting: deque[_Load] = deque()
         self._running: dict[Ticket, threading.Thread] = {}
         self._threads: set[threading.Thread] = set()
@@ -54,6 +54,12 @@ class Lane:
         """Transfers in the queue."""
         return len(self._waiting)
 
+    @property
+    def _forked(self) -> bool:
+        # A forked child has the queue and none of the workers, and one of them
+        # may have taken the lock for ever.
+        return os.getpid() != self._pid
+
     def submit(self, ticket: Ticket, work: Work, after: Callable[[], None]) -> bool:
         """Queue a transfer; return False, at once, if there is no room.
 
@@ -62,10 +68,9 @@ class Lane:
             work: What to do, on a worker.
             after: Done when it is over, whether it ran or not.
         """
-        if os.getpid() != self._pid:
-            # A forked child has the queue and none of the workers.
+        if self._forked:
             return False
-        with self._changed:
+        with self._lock:
             if self._closed or len(self._waiting) >= self._queue:
                 return False
             if len(self._threads) < self._workers:
@@ -94,19 +99,23 @@ class Lane:
 
         What follows a transfer's end may ask too: it does not wait for itself.
         """
+        if self._forked:
+            return True
         mine = threading.current_thread()
 
         def drained() -> bool:
             return not self._waiting and not set(self._running.values()) - {mine}
 
-        with self._changed:
+        with self._lock:
             if self._threads == {mine}:
                 return drained()  # nobody else is there to work
             return self._changed.wait_for(drained, seconds_until(deadline_s))
 
     def close(self) -> None:
         """Take nothing more, cancel what waits, stop what runs."""
-        with self._changed:
+        if self._forked:
+            return
+        with self._lock:
             self._closed = True
             dropped, self._waiting = list(self._waiting), deque()
             for ticket in self._running:
@@ -128,7 +137,7 @@ class Lane:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 if not self._waiting:
                     return
@@ -143,7 +152,7 @@ class Lane:
                 log.exception("a transfer in the background failed")
                 state = TicketState.FAILED
             self._finish(load, result, state)
-            with self._changed:
+            with self._lock:
                 del self._running[load.ticket]
                 self._changed.notify_all()
             del load  # an idle worker keeps nobody's memory alive

@@ -8,7 +8,6 @@ are the engine's own and counted apart.
 
 from __future__ import annotations
 
-import threading
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.sessions.waits import LONGEST_S
+from kvdock.sessions.waits import LONGEST_S, lock_and_condition
 
 if TYPE_CHECKING:
     from kvdock.hits import Bools
@@ -56,7 +55,7 @@ class Leases:
     """
 
     def __init__(self, pages: int) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._lock, self._changed = lock_and_condition()
         self._leased = np.zeros(pages, np.bool_)
         self._references = {side: np.zeros(pages, np.int32) for side in Side}
         self._order = np.zeros(pages, np.int64)
@@ -85,20 +84,26 @@ class Leases:
             bool (n,), which were leased, and the lease.
         """
         places = np.arange(len(pages))
-        with self._changed:
-            free = ~self._leased[pages]
-            if writing:
-                free &= self._references[Side.DEVICE][pages] == 0
-            # The last position that writes its number into a page keeps it.
-            self._order[pages[::-1]] = places[::-1]
-            free &= self._order[pages] == places
-            taken = pages[free]
-            self._leased[taken] = True
-        return free, Lease(self, taken)
+        taken = pages[:0]
+        try:
+            with self._lock:
+                free = ~self._leased[pages]
+                if writing:
+                    free &= self._references[Side.DEVICE][pages] == 0
+                # The last position that writes its number into a page keeps it.
+                self._order[pages[::-1]] = places[::-1]
+                free &= self._order[pages] == places
+                taken = pages[free]
+                self._leased[taken] = True
+            return free, Lease(self, taken)
+        except BaseException:  # an interrupt: there is no lease that could end
+            with self._lock:
+                self._leased[taken] = False
+            raise
 
     def end(self, lease: Lease) -> None:
         """Let a lease's pages go, once."""
-        with self._changed:
+        with self._lock:
             if lease._open[0]:  # noqa: SLF001 - the lease's own book
                 lease._open[0] = False  # noqa: SLF001 - same
                 self._leased[lease.pages] = False
@@ -106,19 +111,19 @@ class Leases:
 
     def refer(self, side: Side, pages: npt.ArrayLike, references: int) -> None:
         """Count references that begin (+1) or end (-1) on pages."""
-        with self._changed:
+        with self._lock:
             np.add.at(self._references[side], np.asarray(pages, np.int64), references)
             self._changed.notify_all()
 
     def busy(self, pages: npt.ArrayLike) -> Bools:
         """Return which pages must not be recycled yet, bool (n,)."""
-        with self._changed:
+        with self._lock:
             return self._busy(np.asarray(pages, np.int64))
 
     def wait(self, pages: npt.ArrayLike, timeout_s: float) -> bool:
         """Wait until none of the pages is busy; return whether it came true."""
         which = np.asarray(pages, np.int64)
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(
                 lambda: not self._busy(which).any(), min(timeout_s, LONGEST_S)
             )

@@ -20,10 +20,11 @@ from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import AttachError, BatchError, KvdockError
 from kvdock.events import BreakerMoved, CallsBehind, Event
 from kvdock.sessions.breaker import Breaker, BreakerState
-from kvdock.sessions.complaints import Complaints
+from kvdock.sessions.complaints import Complaints, told
 from kvdock.sessions.crew import Crashed, Crew, NoHands, Overrun
 from kvdock.sessions.errands import LOST, Errands
 from kvdock.sessions.misses import Misses
+from kvdock.sessions.waits import seconds_until
 
 if TYPE_CHECKING:
     from kvdock.core_settings import CoreSettings
@@ -62,9 +63,7 @@ def named(call: Callable[[], T]) -> T:
     except KvdockError:
         raise
     except Exception as error:
-        raise AttachError(
-            f"{type(error).__name__}: {error}", fix="See `kvdock doctor`."
-        ) from error
+        raise AttachError(told(error), fix="See `kvdock doctor`.") from error
 
 
 class Line:
@@ -96,6 +95,7 @@ class Line:
         self._counting = threading.Lock()
         self._steps: list[Callable[[], None]] = []
         self._closing = False
+        self._ending = threading.Lock()
         self.breakers: Mapping[Operation, Breaker] = {
             operation: Breaker(core.breaker, self._teller(operation))
             for operation in Operation
@@ -129,8 +129,9 @@ class Line:
         for listen in self._listeners:
             try:
                 listen(event)
-            except Exception as error:  # noqa: BLE001 - a stranger's code
-                self._complaints.say("observer", f"an observer failed: {error}", error)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code
+                what = f"an observer failed: {told(error)}"
+                self._complaints.say("observer", what, error)
 
     def tell_breakers(self) -> None:
         """Tell observers where every breaker stands, before it ever moves."""
@@ -220,6 +221,8 @@ class Line:
         Building the keys of a long prefix, or hashing pages that nobody will
         take, would cost the engine more than the call that is not made.
         """
+        if self._crew.forked:
+            return True
         breaker = self.breakers[operation]
         if breaker.state is not BreakerState.OPEN:
             if not self._crew.full:
@@ -260,8 +263,21 @@ class Line:
         Returns:
             Whether everything has ended.
         """
+        if self._crew.forked:
+            return True  # the pools are the parent's, who releases them
         self._closing = True
         self.errands.close()
+        # Whoever has not begun by now never will: nothing comes after a release.
+        self._crew.retire()
+        # Who comes second waits: he must not close the crew under the first.
+        if not self._ending.acquire(timeout=seconds_until(deadline_s)):
+            return False
+        try:
+            return self._let_go(deadline_s)
+        finally:
+            self._ending.release()
+
+    def _let_go(self, deadline_s: float) -> bool:
         # The other way round: what pools lie in goes after them.
         steps, self._steps = self._steps[::-1], []
         # Half of the time for calls under way, the rest to let go.
@@ -273,7 +289,7 @@ class Line:
                 self.name,
                 self._crew.behind,
             )
-            return self._crew.finish(now, lambda: _one_by_one(steps))
+            return self._crew.finish(now, lambda: self._one_by_one(steps))
         for at, step in enumerate(steps):
             end = min(deadline_s, time.monotonic() + self.core.deadlines.release)
             share = (deadline_s - time.monotonic()) / (len(steps) - at)
@@ -290,7 +306,7 @@ class Line:
         breaker = self.breakers[batch.operation]
         if batch.deadline_s <= time.monotonic():
             return Answer(BatchResult.all(batch, Outcome.TIMEOUT))
-        if self._closing or not breaker.admits():
+        if self._crew.forked or self._closing or not breaker.admits():
             self.errands.probe(batch.operation)
             return Answer(BatchResult.all(batch, Outcome.UNAVAILABLE))
         try:
@@ -334,8 +350,7 @@ class Line:
         if isinstance(error, BatchError):
             self._complain("contract", batch, f"broke the contract: {error}")
         else:
-            what = f"raised {type(error).__name__}: {error}"
-            self._complain("raised", batch, what, error)
+            self._complain("raised", batch, f"raised {told(error)}", error)
         return Outcome.ERROR
 
     def _judge(self, breaker: Breaker, batch: Batch, result: BatchResult) -> None:
@@ -391,9 +406,19 @@ class Line:
 
     def _step_within(self, step: Callable[[], None], deadline_s: float) -> None:
         try:
-            self._crew.call(step, deadline_s)
-        except (Overrun, NoHands):
+            self._crew.call(lambda: self._one_by_one([step]), deadline_s, closes=True)
+        except Overrun:
             log.warning("backend %s: releasing a pool takes too long", self.name)
+        except NoHands as error:
+            log.warning("backend %s: a pool is not released: %s", self.name, error)
+
+    def _one_by_one(self, steps: list[Callable[[], None]]) -> None:
+        for step in steps:
+            try:
+                step()
+            except BaseException as error:  # noqa: BLE001 - the others come all the same
+                what = f"backend {self.name}: closing failed with {told(error)}"
+                self._complaints.say("closing", what, error)
 
     def _release(self, handle: object) -> None:
         try:
@@ -406,8 +431,3 @@ class Line:
     def _release_late(self, handle: object) -> None:
         if handle is not None:
             self._release(handle)
-
-
-def _one_by_one(steps: list[Callable[[], None]]) -> None:
-    for step in steps:
-        step()

@@ -9,12 +9,13 @@ threads that are inside of it are counted.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+from kvdock.sessions.waits import lock_and_condition
 
 if TYPE_CHECKING:
     from kvdock.hookspecs import AttachConfig, HostMemory
@@ -45,13 +46,13 @@ class Loan:
         self._give_back = give_back
         self._inside = 0
         self._ended = False
-        self._changed = threading.Condition(threading.Lock())
+        self._lock, self._changed = lock_and_condition()
 
     def enter(self) -> bool:
         """Begin to use it, until `leave`; false once it is to end."""
         if self._give_back is None:
             return True
-        with self._changed:
+        with self._lock:
             self._inside += not self._ended
             return not self._ended
 
@@ -59,7 +60,7 @@ class Loan:
         """End one use."""
         if self._give_back is None:
             return
-        with self._changed:
+        with self._lock:
             self._inside -= 1
             self._changed.notify_all()
 
@@ -71,7 +72,7 @@ class Loan:
         """
         if self._give_back is None:
             return
-        with self._changed:
+        with self._lock:
             self._ended = True
             self._changed.wait_for(lambda: not self._inside)
         self._give_back()

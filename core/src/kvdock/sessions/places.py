@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from kvdock.keys import check_hashes
 from kvdock.sessions.results import NO_PAGE
 
 if TYPE_CHECKING:
+    from kvdock.hits import Bools
     from kvdock.regions import Int64s
     from kvdock.sessions.berth import Berth
 
@@ -65,7 +66,10 @@ def indices(pool: str, given: npt.ArrayLike, count: int) -> Int64s:
     Raises:
         RegionError: If they are not one whole number for each hash.
     """
-    found = np.asarray(given)
+    try:
+        found = np.asarray(given)
+    except ValueError as error:  # rows of rows
+        raise RegionError(f"pool {pool!r}: page indices are one row") from error
     if found.shape != (count,):
         raise RegionError(
             f"pool {pool!r}: {found.shape} page indices for {count} hashes"
@@ -76,6 +80,16 @@ def indices(pool: str, given: npt.ArrayLike, count: int) -> Int64s:
             f"pool {pool!r}: page indices are whole numbers, not {found.dtype}"
         )
     return found.astype(np.int64, copy=False)
+
+
+def named_again(pages: Int64s) -> Bools:
+    """Return at which positions a page stands that an earlier one has, bool (n,).
+
+    A load can fill it for one of them only: the first, as within one batch.
+    """
+    again = cast("Bools", pages != NO_PAGE)
+    again[np.unique(pages, return_index=True)[1]] = False
+    return again
 
 
 def move(

@@ -12,7 +12,7 @@ import numpy as np
 from kvdock.batches import Operation, Outcome, Outcomes
 from kvdock.hits import evaluate
 from kvdock.pools import HitPolicy
-from kvdock.sessions.places import move
+from kvdock.sessions.places import move, named_again
 from kvdock.sessions.results import NO_PAGE, Moved
 
 if TYPE_CHECKING:
@@ -45,8 +45,12 @@ class Prefetch:
     _outcomes: dict[str, Outcomes] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Begin with nothing loaded."""
+        """Begin with nothing loaded, and one position for each page."""
         self._berths = self.attachment.berths
+        for name, berth in self._berths.items():
+            if berth.pool.physical and not _trailing(berth):
+                own = self.where[name]
+                self.where[name] = np.where(named_again(own), NO_PAGE, own)
         self._outcomes = {
             name: np.full(len(self.hashes), Outcome.ABSENT, np.uint8)
             for name in self._berths

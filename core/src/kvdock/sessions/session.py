@@ -149,7 +149,8 @@ class Session:
         return ended and all(joined)
 
     def _ticket(self, pages: int, ended: Ended | None) -> Ticket:
-        tokens = pages * next(iter(self.attachment.pools)).page_tokens
+        first = next(iter(self.attachment.berths.values())).pool
+        tokens = pages * first.page_tokens
         return Ticket(pages, tokens, self._core.transfers, ended)
 
     def _submit(

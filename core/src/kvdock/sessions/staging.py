@@ -7,7 +7,6 @@ nobody looks.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import cast
 
@@ -20,7 +19,7 @@ from kvdock.batches import Outcome, Outcomes
 from kvdock.regions import Block, Int64s, Region
 from kvdock.sessions.loans import ALIGN_BYTES, Bytes, Lender, own_memory
 from kvdock.sessions.trailers import TRAILER, compared, sealed, with_trailer
-from kvdock.sessions.waits import seconds_until
+from kvdock.sessions.waits import lock_and_condition, seconds_until
 from kvdock.verdicts import TRAILER_BYTES
 
 OBJECT_ALIGN_BYTES = 64
@@ -97,7 +96,7 @@ class Staging:
         ]
         self._areas = areas
         self._late: set[Area] = set()
-        self._changed = threading.Condition(threading.Lock())
+        self._lock, self._changed = lock_and_condition()
 
     @property
     def held(self) -> bool:
@@ -112,7 +111,7 @@ class Staging:
         """
         if not self.enter():
             return None
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(
                 lambda: self._free or self.held, seconds_until(deadline_s)
             )
@@ -135,7 +134,7 @@ class Staging:
 
     def left_behind(self, area: Area) -> None:
         """Note that the call that has an area overran."""
-        with self._changed:
+        with self._lock:
             # It may have ended already.
             if area not in self._free:
                 self._late.add(area)
@@ -143,7 +142,7 @@ class Staging:
 
     def give_back(self, area: Area) -> None:
         """Let the next batch have an area."""
-        with self._changed:
+        with self._lock:
             self._free.append(area)
             self._late.discard(area)
             self._changed.notify()

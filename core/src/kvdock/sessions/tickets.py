@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from kvdock.core_settings import StopPolicy, TransferSettings
+from kvdock.sessions.waits import LONGEST_S
 
 if TYPE_CHECKING:
     from kvdock.sessions.results import Moved
@@ -132,7 +133,7 @@ class Ticket:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it is over; return whether it is."""
-        return self._over.wait(timeout_s)
+        return self._over.wait(None if timeout_s is None else min(timeout_s, LONGEST_S))
 
     def begin(self) -> bool:
         """Start moving; return False if nobody wants it any more."""

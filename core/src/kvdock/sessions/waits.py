@@ -1,12 +1,43 @@
-"""How long to wait for something that has a deadline."""
+"""Waiting: for how long, and under which lock."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
+from kvdock.errors import KvdockError
+
 LONGEST_S = threading.TIMEOUT_MAX / 2
 """Longest wait that a lock takes, with room for rounding: 146 years."""
+
+
+def lock_and_condition() -> tuple[threading.Lock, threading.Condition]:
+    """Return a lock and what waits under it; to be entered by the lock.
+
+    The lock itself is entered in C. A condition's own way in and out is
+    Python, where a handler of signals may raise while it is held, and nobody
+    would ever let it go.
+    """
+    lock = threading.Lock()
+    return lock, threading.Condition(lock)
+
+
+def check_deadline(deadline_s: float) -> None:
+    """Refuse what is no time: it would be neither before nor after any other.
+
+    Raises:
+        KvdockError: If it is no number.
+    """
+    try:
+        wrong = math.isnan(deadline_s)
+    except TypeError:
+        wrong = True
+    if wrong:
+        raise KvdockError(
+            f"a deadline is a number, not {deadline_s!r}",
+            fix="Give seconds on time.monotonic()'s clock; math.inf is never.",
+        )
 
 
 def seconds_until(deadline_s: float) -> float:

@@ -109,7 +109,7 @@ class Direct:
                 else:
                     self.trailers.blank(cargo.pages)
             batch = cargo.batch(*self.region.addresses(cargo.pages))
-        except Exception:
+        except BaseException:  # hashing takes long enough to be interrupted
             self._end(cargo)
             raise
         answer = line.run(handle, batch, late=lambda: self._ended_late(cargo))
@@ -204,7 +204,7 @@ class Staged:
             else:
                 self.staging.blank(area, count)
             batch = cargo.batch(*self.region.addresses(area.numbers(count)))
-        except Exception:
+        except BaseException:  # so does copying
             area.give_back()
             raise
         answer = line.run(handle, batch, late=area.give_back)

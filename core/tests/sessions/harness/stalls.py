@@ -32,6 +32,16 @@ def without_processor_s() -> float:
     return total_s
 
 
+class Taken:
+    """A lock whose owner did not come along into a forked child."""
+
+    def __enter__(self) -> None:
+        raise AssertionError("it would wait for ever")
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 class LateError(AssertionError):
     """A call took longer than it may."""
 
