@@ -116,3 +116,26 @@ def test_a_reader_that_has_gone_is_no_noise() -> None:
     )
     os.close(write_end)
     assert (done.stderr, done.returncode) == (b"", 1)
+
+
+@pytest.mark.parametrize("asked", [("list",), ("list", "--json"), ("list", "--help")])
+def test_an_answer_that_finds_no_room_is_an_error_in_a_line(
+    asked: tuple[str, ...],
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [Path(sys.executable).with_name("kvdock"), *asked],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            text=True,
+        )
+    said = "kvdock: the answer cannot be written: No space left on device\n"
+    assert (done.stderr, done.returncode) == (said, 1)
+
+
+def test_a_closed_output_is_no_error() -> None:
+    command = Path(sys.executable).with_name("kvdock")
+    shell = f"{command} list >&- && ! {command} nonsense 2>&-"
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == (b"", b"", 0)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -84,6 +85,23 @@ def test_the_stronger_source_wins_and_is_named(tmp_path: Path) -> None:
         "core.deadlines.exists": "engine",
         "backends.store.server": "environment KVDOCK_BACKENDS__STORE__SERVER",
     }
+
+
+def test_a_value_beside_settings_of_its_name_is_refused() -> None:
+    given = {"KVDOCK_CORE__DEADLINES": "5 s", "KVDOCK_CORE__DEADLINES__GET": "2 s"}
+    with pytest.raises(SettingsError) as refused:
+        load_configuration(environ=given)
+    assert str(refused.value) == (
+        "core.deadlines is a group of settings in environment "
+        "KVDOCK_CORE__DEADLINES__GET, and one value in environment "
+        "KVDOCK_CORE__DEADLINES. Remove the one that is wrong."
+    )
+
+
+def test_a_setting_without_a_name_is_refused() -> None:
+    engine: Any = {"backends": {"file": {3: "x"}}}
+    with pytest.raises(SettingsError, match="settings have names, not 3"):
+        load_configuration(engine, environ={})
 
 
 def test_a_json_file_does_as_well(tmp_path: Path) -> None:
@@ -215,6 +233,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         ("a.ini", "", "neither TOML nor JSON"),
         ("b.toml", "[", "cannot be read"),
         ("c.json", "[]", "holds no settings but a list"),
+        ("d.json", "[" * 100_000, "cannot be read"),
     ):
         (tmp_path / name).write_text(content)
         with pytest.raises(SettingsError, match=message):

@@ -76,8 +76,9 @@ def _leave(code: int) -> None:
     try:
         if sys.stdout:
             sys.stdout.flush()
-    except BrokenPipeError:
-        # Nobody reads on; Python would complain of it once more at its end.
+    except OSError:
+        # Nobody reads on, or there is no room; Python would complain of it once
+        # more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = output.PROBLEM
     last = threading.Timer(_LONGEST_END_S, os._exit, (code,))

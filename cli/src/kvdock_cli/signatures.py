@@ -16,13 +16,15 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from typer.models import ParameterInfo
 
+from kvdock_cli.output import say
+
 _SECTION = re.compile(r"^[A-Z]\w+:\s*$", re.MULTILINE)
 _ENTRY = re.compile(r"^ {4}(\w+):\s*(.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 
 def _show_help(context: typer.Context, asked: bool) -> None:  # noqa: FBT001 - typer's own
     if asked:
-        typer.echo(context.get_help())
+        say(context.get_help())
         raise typer.Exit
 
 

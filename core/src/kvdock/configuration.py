@@ -168,7 +168,7 @@ def read_file(path: Path) -> Tree:
         )
     try:
         found = reader(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingsError(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise SettingsError(f"{path} holds no settings but a {type(found).__name__}")
@@ -280,10 +280,19 @@ def _lay_over(
 ) -> None:
     """Put a tree over another, leaf by leaf, and note where leaves are from."""
     for key, value in stronger.items():
+        if not isinstance(key, str):
+            raise SettingsError(f"{origin}: settings have names, not {key!r}")
         name = f"{path}.{key}" if path else key
         if isinstance(value, Mapping):
-            below = values.get(key)
-            mine: dict[str, object] = dict(below) if isinstance(below, Mapping) else {}
+            below = values.get(key, {})
+            if not isinstance(below, Mapping):
+                # It would be dropped without a word.
+                raise SettingsError(
+                    f"{name} is a group of settings in {origin}, and one value in "
+                    f"{origins[name]}",
+                    fix="Remove the one that is wrong.",
+                )
+            mine: dict[str, object] = dict(below)
             values[key] = mine
             _lay_over(mine, value, origin, origins, name)
         else:

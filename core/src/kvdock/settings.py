@@ -160,11 +160,17 @@ def duration(
     )
 
 
-def count(default: int, *, help: str, least: int = 0) -> Any:  # noqa: A002, ANN401 - as attrs.field
-    """Declare a setting that is a number of things, `least` or more."""
+def count(
+    default: int,
+    *,
+    help: str,  # noqa: A002 - as attrs.field
+    least: int = 0,
+    most: float = math.inf,
+) -> Any:  # noqa: ANN401 - as attrs.field
+    """Declare a setting that is a number of things, `least` to `most`."""
     return attrs.field(
         default=default,
-        validator=_between(least, math.inf, str),
+        validator=_between(least, most, str),
         metadata=_about(help, None),
     )
 

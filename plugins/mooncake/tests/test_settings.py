@@ -35,6 +35,7 @@ def test_sizes_have_units_and_words_are_read() -> None:
         ({"segment_bytes": "lots"}, "not a size"),
         ({"protocol": "pigeon"}, "not known"),
         ({"replicas": 0}, "at least 1"),
+        ({"replicas": 10**30}, "at most 1024"),
         ({"ssd_offload": True}, "absolute ssd_path"),
         ({"ssd_offload": True, "ssd_path": "here"}, "absolute ssd_path"),
         ({"ssd_offload": True, "ssd_path": "/d", "segment_bytes": 0}, "segment_bytes"),

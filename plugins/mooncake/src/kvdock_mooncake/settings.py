@@ -177,7 +177,7 @@ class MooncakeSettings:
         1 << 30, help="Memory that a standalone client shares with this process."
     )
     replicas: int = count(
-        1, least=1, help="Copies of each object, as far as there is room."
+        1, least=1, most=1024, help="Copies of each object, as far as there is room."
     )
     pin: Pin = choice(
         Pin.NONE, help="How firmly the store keeps objects: none, soft or hard."
