@@ -336,6 +336,7 @@ def test_tp_sizes_that_are_to_share_get_a_common_head_group() -> None:
         }
 
     assert objects(2) == objects(4)
+    assert objects(8) == {f"kv.L0-32.H{n}-{n + 1}" for n in range(8)}
 
 
 def changed(**fields: object) -> ModelDescription:
@@ -350,6 +351,9 @@ def changed(**fields: object) -> ModelDescription:
         ({"head_dimm": 3}, "unknown field 'head_dimm'. Did you mean 'head_dim'"),
         ({"layers": "0-9"}, "layer 4 is outside of 4 layers"),
         ({"layers": "3-99999999999"}, "layer 4 is outside of 4 layers"),
+        ({"layers": "0, 9"}, "layer 9 is outside of 4 layers"),
+        ({"layers": "2, 7-9"}, "layer 7 is outside of 4 layers"),
+        ({"layers": "3-1"}, "layers '3-1' run backwards"),
         ({"layers": "0-2:0"}, "'0-2:0' is no range of layers"),
         ({"layers": "x"}, "'x' is no range of layers"),
         ({"layers": 3}, "neither text nor a list"),

@@ -62,7 +62,7 @@ class Deployment:
         page_tokens: Tokens of a page; 0 for the model's own.
         dtype: Element type of attention KV, or None for the model's own.
         layout: How pages lie in host memory.
-        share_tp: TP sizes that are to share objects of heads.
+        share_tp: Other TP sizes that are to share objects of heads with this one.
         packed: Draft layers lie behind the target's in the same pools.
     """
 
@@ -359,7 +359,8 @@ class _Builder:
         if by_token and (plan.dcp_size > 1 or plan.context is ContextSplit.TOKENS):
             changes["interleave_tokens"] = plan.interleave_tokens
         if plan.share_tp and pool.by_head:
-            changes["head_group"] = max(1, pool.heads // math.lcm(*plan.share_tp))
+            sizes = (plan.tp_size, *plan.share_tp)
+            changes["head_group"] = max(1, pool.heads // math.lcm(*sizes))
         return attrs.evolve(
             pool, **{name: one for name, one in changes.items() if name not in table}
         )
@@ -380,8 +381,12 @@ def _layers(where: str, text: object, numbers: Sequence[int]) -> tuple[int, ...]
                     fix='Write "all", "0-60", "3-60:4" or "0, 5, 7-9".',
                 )
             first, last, step = (int(number or 0) for number in match.groups())
+            if match[2] is None:
+                last = first
+            if last < first:
+                raise PoolError(f"{where}: layers {word.strip()!r} run backwards")
             # One past the end is enough to be refused below.
-            found += range(first, min(max(first, last), count) + 1, max(step, 1))
+            found += range(first, max(first, min(last, count)) + 1, max(step, 1))
     elif isinstance(text, list) and all(map(is_whole, text)):
         found = list(text)
     else:
