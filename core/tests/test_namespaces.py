@@ -126,6 +126,19 @@ def test_a_folder_of_a_digest_holds_the_record_of_that_digest(tmp_path: Path) ->
         load_record(folder)
 
 
+def test_a_folder_of_a_digest_is_known_by_any_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = store(tmp_path / namespace_digest(RECORD), {**RECORD, "model": "other"})
+    (tmp_path / "link").symlink_to(folder)
+    elsewhere = store(tmp_path / "elsewhere", RECORD)
+    (tmp_path / ("0" * 64)).symlink_to(elsewhere)
+    monkeypatch.chdir(folder)
+    for path in (".", RECORD_NAME, "../link", f"../{'0' * 64}"):
+        with pytest.raises(NamespaceError, match="altered or misplaced"):
+            load_record(Path(path))
+
+
 def test_a_folder_of_another_name_is_only_read(tmp_path: Path) -> None:
     assert load_record(store(tmp_path / "copy", RECORD)) == RECORD
 
@@ -143,6 +156,7 @@ def test_a_missing_record_says_where_it_was_looked_for(tmp_path: Path) -> None:
         (b"{}", "is not a namespace record"),
         (b'{"schema": 99}', "has schema 99, this kvdock knows 1"),
         (b'{"schema": 1}' + b" " * (1 << 20), "too large"),
+        (b"[" * 100_000, "nested too deeply"),
     ],
 )
 def test_what_is_no_record_is_refused(

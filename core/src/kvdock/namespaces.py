@@ -51,6 +51,8 @@ def decode_record(data: bytes, *, where: str = "the record") -> dict[str, object
         record = json.loads(data)
     except ValueError as error:
         raise NamespaceError(f"{where} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise NamespaceError(f"{where} is nested too deeply for a record") from error
     if not isinstance(record, dict) or "schema" not in record:
         raise NamespaceError(f"{where} is not a namespace record")
     if record["schema"] != SCHEMA_VERSION:
@@ -99,8 +101,10 @@ def load_record(folder: Path) -> dict[str, object]:
     if len(data) > MAX_RECORD_BYTES:
         raise NamespaceError(f"{path} is too large for a namespace record")
     record = decode_record(data, where=str(path))
-    if _DIGEST.fullmatch(path.parent.name):
-        verify_record(record, path.parent.name, where=str(path))
+    # "." has no name, and a link may have the digest as its own or lead to it.
+    for place in (path.absolute(), path.resolve()):
+        if _DIGEST.fullmatch(place.parent.name):
+            verify_record(record, place.parent.name, where=str(path))
     return record
 
 
