@@ -147,6 +147,13 @@ def test_the_minimum_of_maxima_would_be_wrong_and_is_not_the_answer() -> None:
     assert hits.best == 2
 
 
+@pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**70])
+def test_a_window_may_be_wider_than_anything(window: int) -> None:
+    swa, exists = trailing(window), [True, True, False, True]
+    assert np.flatnonzero(allowed_prefixes(swa, np.array(exists))).tolist() == [0, 1, 2]
+    assert needed_pages(swa, 3).all()
+
+
 def test_an_optional_pool_is_reported_and_cuts_nothing() -> None:
     pools = [pool(anchor=True), pool("draft", draft=True, required=False)]
     hits = evaluate(pools, {"kv": [True] * 3, "draft": [True, False, True]}, 3)

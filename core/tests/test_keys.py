@@ -180,6 +180,15 @@ def test_the_salt_is_recorded_as_a_digest_only() -> None:
     assert unsalted["salt_sha256"] == ""
 
 
+def test_a_salt_may_hold_half_a_character() -> None:
+    salts = ["\ud800", "\udfff", "?"]
+    digests = {
+        namespace_digest(namespace_record(attrs.evolve(MODEL, salt=salt), [KV]))
+        for salt in salts
+    }
+    assert len(digests) == len(salts)
+
+
 def test_a_namespace_without_a_model_is_refused() -> None:
     with pytest.raises(NamespaceError, match="would mix all models"):
         Namespace(model="")

@@ -88,7 +88,9 @@ def allowed_prefixes(pool: PoolSpec, exists: Bools) -> Bools:
             # A prefix of p needs [p - window, p): nothing missing since then.
             ends = np.arange(1, pages + 1, dtype=np.int32)
             gone = np.maximum.accumulate(np.where(exists, np.int32(0), ends))
-            allowed[1:] = gone <= np.maximum(ends - pool.window_pages, 0)
+            # A window may be wider than int32; no prefix here is.
+            window = min(pool.window_pages, pages)
+            allowed[1:] = gone <= np.maximum(ends - window, 0)
         case HitPolicy.BLOCK_GROUPS:
             # Only the ends of blocks are prefixes that this form can restore.
             block = pool.block_pages

@@ -81,7 +81,9 @@ def namespace_record(
     Pools are described over all ranks. How they are divided is in the suffix;
     hit policies and windows do not change bytes and are left out.
     """
-    salt = hashlib.sha256(b"kvdock salt\0" + namespace.salt.encode()).hexdigest()
+    # JSON and the environment may bring half a character.
+    secret = namespace.salt.encode("utf-8", "surrogatepass")
+    salt = hashlib.sha256(b"kvdock salt\0" + secret).hexdigest()
     return {
         "schema": SCHEMA_VERSION,
         "model": namespace.model,
