@@ -79,7 +79,9 @@ def test_a_group_whose_path_is_not_mounted_falls_back_to_the_root(
             "sys/fs/cgroup/memory.current": "1000\n",
         },
     )
-    assert HostBudget.measure(0, root=root).free_bytes == 3096
+    budget = HostBudget.measure(0, root=root)
+    assert budget.free_bytes == 3096
+    assert budget.limited_by == "control group /"
 
 
 def test_without_control_groups_the_machine_itself_is_asked(tmp_path: Path) -> None:

@@ -184,9 +184,8 @@ def _control_groups(root: Path) -> dict[str, int]:
             if ceiling is None or used is None:
                 continue
             cached = _reclaimable(place / "memory.stat")
-            left[f"control group /{folder}".rstrip("/.")] = max(
-                0, ceiling - used + cached
-            )
+            name = "" if folder == Path() else folder
+            left[f"control group /{name}"] = max(0, ceiling - used + cached)
     return left
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
+from typing import cast
 
 import attrs
 
+from kvdock.conversion import to_word
 from kvdock.core_settings import Integrity
 from kvdock.manifest import Capability, KindSupport, Manifest, Scope, Support, Verdict
 from kvdock.objects import segments_of
@@ -49,6 +51,14 @@ class Path(StrEnum):
     """The pool has no bytes, or no route."""
 
 
+def _scope(value: object) -> Scope:
+    return cast("Scope", to_word(value, Scope))
+
+
+def _checks(value: object) -> Integrity:
+    return cast("Integrity", to_word(value, Integrity))
+
+
 @attrs.frozen(kw_only=True)
 class Needs:
     """What a deployment asks of every backend, beyond its pools.
@@ -70,11 +80,11 @@ class Needs:
             the core's setting `calls.staging = "always"` does.
     """
 
-    sharing: Scope = attrs.field(default=Scope.NONE, converter=Scope)
-    durability: Scope = attrs.field(default=Scope.NONE, converter=Scope)
-    clear_reach: Scope = attrs.field(default=Scope.CLUSTER, converter=Scope)
+    sharing: Scope = attrs.field(default=Scope.NONE, converter=_scope)
+    durability: Scope = attrs.field(default=Scope.NONE, converter=_scope)
+    clear_reach: Scope = attrs.field(default=Scope.CLUSTER, converter=_scope)
     integrity: bool = False
-    checks: Integrity = attrs.field(default=Integrity.AUTO, converter=Integrity)
+    checks: Integrity = attrs.field(default=Integrity.AUTO, converter=_checks)
     eviction: bool = False
     fork_safe: bool = False
     direct_transfer: bool = False
