@@ -47,6 +47,10 @@ def test_a_part_keeps_each_key_with_its_memory() -> None:
     assert part.keys == ["ns/2.kv", "ns/3.kv"]
     assert part.addresses.tolist() == [[4, 5], [6, 7]]
     assert part.deadline_s == whole.deadline_s
+    none = np.zeros((3, 0), np.int64)
+    marks = Batch(Operation.PUT, ["a", "b", "c"], none, none).part(1, 3)
+    assert marks.keys == ["b", "c"]
+    assert marks.addresses.shape == marks.sizes.shape == (2, 0)
 
 
 def test_time_runs_out_at_the_deadline_and_never_below_zero() -> None:

@@ -128,8 +128,9 @@ class Batch:
 
     def part(self, start: int, stop: int) -> Self:
         """Return keys start to stop with their memory as a batch."""
-        if not self.addresses.size:
+        if not len(self.addresses):
             return attrs.evolve(self, keys=self.keys[start:stop])
+        # Marks have rows as well, of no segments.
         return attrs.evolve(
             self,
             keys=self.keys[start:stop],

@@ -28,9 +28,10 @@ from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.core_settings import CoreSettings, Integrity, Staging
 from kvdock.dock import Dock
 from kvdock.errors import AttachError, KvdockError, RegionError
+from kvdock.families import logical
 from kvdock.keys import Namespace
 from kvdock.manifest import Support
-from kvdock.pools import Layout, Shard
+from kvdock.pools import Layout, PoolSpec, Shard
 from kvdock.regions import Region
 from kvdock.routing import Check, Path
 from kvdock.sessions import NO_PAGE, Attachment
@@ -372,9 +373,16 @@ def test_one_page_cannot_be_filled_twice_at_once(batch_pages: int) -> None:
         assert engine.holds("kv", names[0], 3)
 
 
+MARKS = logical("kv", page_tokens=4, anchor=True)
+
+
 @pytest.mark.parametrize("limit", [1, 2, 5])
-def test_a_backend_gets_no_more_keys_at_once_than_it_takes(limit: int) -> None:
-    engine = Engine([Shelf(max_batch_keys=limit)], core=patient())
+@pytest.mark.parametrize("anchor", [attention(), MARKS], ids=["kv", "marks"])
+def test_a_backend_gets_no_more_keys_at_once_than_it_takes(
+    limit: int, anchor: PoolSpec
+) -> None:
+    pools = [anchor, indexer()]
+    engine = Engine([Shelf(max_batch_keys=limit)], pools, core=patient())
     with engine.attachment as cache:
         names = hashes(7)
         engine.fill(names, range(7))
