@@ -124,8 +124,10 @@ def test_objects_without_bytes_are_marks_that_can_be_found(rig: Any) -> None:
 
     assert run(Operation.GET) == [Outcome.ABSENT] * 2
     assert run(Operation.PUT) == [OK] * 2
-    assert rig.exists(names) == [OK] * 2
-    assert run(Operation.GET) == [OK] * 2
+    # After some questions memory answers for keys that were seen.
+    for _ in range(4):
+        assert rig.exists(names) == [OK] * 2
+        assert run(Operation.GET) == [OK] * 2
     assert rig.delete(names) == [OK] * 2
     assert run(Operation.GET) == [Outcome.ABSENT] * 2
 

@@ -39,7 +39,7 @@ def rounds(keys: Sequence[str]) -> list[Int64s]:
 def rows_of(batch: Batch, rows: Int64s) -> Batch:
     """Return some keys of a batch with their memory."""
     keys = [batch.keys[row] for row in rows.tolist()]
-    if not batch.addresses.size:
+    if not len(batch.addresses):
         return attrs.evolve(batch, keys=keys)
     return attrs.evolve(
         batch, keys=keys, addresses=batch.addresses[rows], sizes=batch.sizes[rows]
