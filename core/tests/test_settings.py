@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 
 import attrs
 import pytest
@@ -133,3 +134,13 @@ def test_what_does_not_fit_together_is_said_with_its_way_out() -> None:
     with pytest.raises(SettingsError) as caught:
         made({"token": "same", "server": "same"})
     assert str(caught.value) == "it: <hidden> is the server. Ask for a token."
+
+
+@attrs.frozen(kw_only=True)
+class Place:
+    root: Path = option(help="Where it lies.")
+
+
+def test_a_home_that_nobody_has_is_refused_with_the_way_out() -> None:
+    with pytest.raises(SettingsError, match="'~nobody_here/kv' begins with no known"):
+        structure(Place, {"root": "~nobody_here/kv"}, where="it")

@@ -53,8 +53,14 @@ def converter() -> Converter:
 def _to_path(value: object, _: type) -> Path:
     if not isinstance(value, str | os.PathLike):
         raise SettingsError(f"{value!r} is no path", fix="Write it as text.")
-    # No shell is in between where a file or an engine gives it.
-    return Path(value).expanduser()
+    try:
+        # No shell is in between where a file or an engine gives it.
+        return Path(value).expanduser()
+    except RuntimeError as error:
+        raise SettingsError(
+            f"{os.fspath(value)!r} begins with no known user's home directory",
+            fix="Write the path in full.",
+        ) from error
 
 
 def _to_words(converter: Converter, value: object, kind: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a type's own arguments
