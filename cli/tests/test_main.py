@@ -105,17 +105,22 @@ def test_a_backend_whose_threads_hang_does_not_hold_the_command(shelf: Shelf) ->
     assert "no answer within 1 s" in done.stdout
 
 
-def test_a_reader_that_has_gone_is_no_noise() -> None:
+@pytest.mark.parametrize(
+    ("asked", "lines"), [(("list",), 0), (("doctor", "nobody", "--json"), 1)]
+)
+def test_a_reader_that_has_gone_is_no_noise(asked: tuple[str, ...], lines: int) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     done = subprocess.run(
-        [Path(sys.executable).with_name("kvdock"), "list"],
+        [Path(sys.executable).with_name("kvdock"), *asked],
         stdout=write_end,
         stderr=subprocess.PIPE,
         check=False,
+        text=True,
     )
     os.close(write_end)
-    assert (done.stderr, done.returncode) == (b"", 1)
+    assert len(done.stderr.splitlines()) == lines
+    assert done.returncode in (1, 2)
 
 
 @pytest.mark.parametrize("asked", [("list",), ("list", "--json"), ("list", "--help")])
@@ -139,3 +144,10 @@ def test_a_closed_output_is_no_error() -> None:
     shell = f"{command} list >&- && ! {command} nonsense 2>&-"
     done = subprocess.run(["sh", "-c", shell], capture_output=True, check=False)
     assert (done.stdout, done.stderr, done.returncode) == (b"", b"", 0)
+
+
+def test_a_command_that_ends_with_words_is_heard(shelf: Shelf) -> None:
+    text = "def greet() -> None:\n    raise SystemExit('not today')\n"
+    shelf.add("greet", text, group="kvdock.commands", attribute="greet")
+    done = shelf.kvdock("greet")
+    assert (done.stderr, done.returncode) == ("not today\n", 1)

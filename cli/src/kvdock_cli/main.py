@@ -68,7 +68,12 @@ def main() -> None:
         code = output.fail(error, as_json="--json" in sys.argv)
     except SystemExit as done:
         code = done.code or 0
-    _leave(code if isinstance(code, int) else output.PROBLEM)
+    if not isinstance(code, int):
+        # What is no status is said, as Python does.
+        if sys.stderr:
+            sys.stderr.write(f"{code}\n")
+        code = output.PROBLEM
+    _leave(code)
 
 
 def _leave(code: int) -> None:

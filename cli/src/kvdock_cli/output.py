@@ -31,7 +31,7 @@ def emit(text: str, data: Mapping[str, object], *, as_json: bool) -> int:
 def fail(error: KvdockError, *, as_json: bool) -> int:
     """Print an error; return the exit code that it stands for."""
     if as_json:
-        with suppress(Unwritten):
+        with suppress(Unwritten, BrokenPipeError):
             say(json.dumps(error_data(error)))
     if sys.stderr:
         sys.stderr.write(f"kvdock: {error}\n")

@@ -373,3 +373,19 @@ def test_a_segment_renamed_while_its_folder_is_cleared_goes_whole(
         patch.setattr(os, "stat", recycled_first)
         depot.clear()
     assert not list(folder.iterdir())
+
+
+def test_a_disk_that_can_be_written_again_is_written(
+    open_depot: OpenDepot,
+    read_only: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    depot = open_depot()
+    depot.put(range(20))
+    depot.store.close()
+    read_only()
+    fresh = open_depot()
+    assert fresh.get(range(20)) == [OK] * 20
+    monkeypatch.undo()
+    assert set(fresh.put(range(20, 30)).outcomes.tolist()) == {OK}
+    assert fresh.get(range(30)) == [OK] * 30

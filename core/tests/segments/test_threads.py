@@ -18,7 +18,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdock.segments import Moved, ThreadEngine, Transfer
+from kvdock.segments import Moved, ThreadEngine, Transfer, daemons
 from kvdock.segments.engine import DEADLINE
 
 
@@ -247,3 +247,30 @@ time.sleep(0.5)
 def test_a_read_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HUNG, str(tmp_path)]
     assert subprocess.run(command, check=False, timeout=30).returncode == 0
+
+
+def test_calls_that_begin_at_once_share_the_helpers_that_close_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begin = daemons.Daemons.__init__
+
+    def slowly(one: daemons.Daemons, most: int) -> None:
+        time.sleep(0.1)
+        begin(one, most)
+
+    monkeypatch.setattr(daemons.Daemons, "__init__", slowly)
+    before = set(threading.enumerate())
+    engine = ThreadEngine(2)
+    token = opened(engine, tmp_path, 64 << 20)
+    room = np.zeros((64, 1 << 20), np.uint8)
+    offsets = [at << 20 for at in range(64)]
+    addresses = room.ctypes.data + np.array(offsets)[:, None]
+    asked = transfer(token, offsets, addresses, np.full((64, 1), 1 << 20))
+    callers = [threading.Thread(target=engine.read, args=(asked,)) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    engine.close_file(token)
+    engine.close()
+    assert not set(threading.enumerate()) - before

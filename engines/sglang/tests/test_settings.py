@@ -74,6 +74,14 @@ def test_two_calls_of_one_transfer_end_before_sglang_gives_up(name: str) -> None
     assert 2 * (getattr(unsaid, name) + unsaid.grace) < GIVES_UP_S
 
 
+def test_a_grace_that_takes_the_time_of_calls_is_named() -> None:
+    with pytest.raises(SettingsError, match=r"shorter core\.deadlines\.grace"):
+        collect({**FILE, "core": {"deadlines": {"grace": 6}}})
+    quick = {"get": 1, "put": 1}
+    with pytest.raises(SettingsError, match=r"core\.deadlines\.exists is 9 s"):
+        collect({**FILE, "core": {"deadlines": {"exists": 9, "grace": 2, **quick}}})
+
+
 def test_the_salt_is_never_shown() -> None:
     given = collect({**FILE, "salt": "hush-hush"})
     assert given.own.salt == "hush-hush"

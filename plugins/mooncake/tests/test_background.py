@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 
-from kvdock_mooncake.background import Background
+from kvdock_mooncake.background import BACKGROUND, Background
 
 
 def test_the_end_waits_for_what_runs_and_lets_nothing_begin() -> None:
@@ -31,3 +33,29 @@ def test_the_end_waits_for_what_runs_and_lets_nothing_begin() -> None:
     with background.call() as may:
         assert not may
     background.end()
+
+
+def test_a_forked_child_ends_without_waiting_for_its_parents_calls() -> None:
+    inside, go = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with BACKGROUND.call():
+            inside.set()
+            go.wait(20)
+
+    caller = threading.Thread(target=run)
+    caller.start()
+    assert inside.wait(10)
+    child = os.fork()
+    if not child:
+        BACKGROUND.end()  # as the interpreter would
+        os._exit(0)
+    until = time.monotonic() + 10
+    while not (ended := os.waitpid(child, os.WNOHANG)[0]) and time.monotonic() < until:
+        time.sleep(0.02)
+    go.set()
+    caller.join(10)
+    if not ended:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert ended

@@ -370,6 +370,13 @@ class Catalogue:
                 folder.doubt()
         return ~same
 
+    def open_anew(self, segment: Segment) -> None:
+        """Open the file of a segment anew that somebody begins to write.
+
+        It was opened for reading alone if its disk was read-only then.
+        """
+        self._files.open_anew(segment)
+
     def close_idle(self) -> int:
         """Close files of pages that no batch uses; return how many."""
         return self._files.close_idle()

@@ -45,10 +45,12 @@ class Daemons:
         return future
 
     def close(self) -> None:
-        """End the threads, and wait for them."""
-        for _ in self._threads:
+        """End the threads, and wait for them; a later call starts new ones."""
+        with self._lock:
+            ending, self._threads = self._threads, []
+        for _ in ending:
             self._calls.put(None)
-        for thread in self._threads:
+        for thread in ending:
             thread.join()
 
 

@@ -108,9 +108,19 @@ class OpenFiles:
         with self._lock:
             for segment, entry in list(self._open.items()):
                 if segment not in segments:
-                    entry.stale = True
-                    if not entry.uses:
-                        self._close(segment)
+                    self._give_up(segment, entry)
+
+    def open_anew(self, segment: Segment) -> None:
+        """Keep a segment's file open no longer than it is in use."""
+        with self._lock:
+            entry = self._open.get(segment)
+            if entry:
+                self._give_up(segment, entry)
+
+    def _give_up(self, segment: Segment, entry: _Open) -> None:
+        entry.stale = True
+        if not entry.uses:
+            self._close(segment)
 
     def __len__(self) -> int:
         """Return the number of open files."""

@@ -69,7 +69,7 @@ class ThreadEngine:
         self._direct = direct
         self._threads = max(1, threads)
         self._space = address_space()
-        self._helpers: Daemons | None = None
+        self._helpers = Daemons(self._threads - 1)
         self._pid = os.getpid()
 
     def open_file(self, name: str, folder: int, *, create: bool) -> int:
@@ -91,9 +91,8 @@ class ThreadEngine:
 
     def close(self) -> None:
         """End the helpers."""
-        helpers, self._helpers = self._helpers, None
-        if helpers and self._pid == os.getpid():
-            helpers.close()
+        if self._pid == os.getpid():
+            self._helpers.close()
 
     def write(self, transfer: Transfer) -> Moved:
         """Sum and write objects."""
@@ -132,10 +131,10 @@ class ThreadEngine:
         return moved
 
     def _pool(self) -> Daemons:
-        if self._helpers is None or self._pid != os.getpid():
+        if self._pid != os.getpid():
             # Threads do not survive a fork, the pool's object does.
-            self._pid = os.getpid()
             self._helpers = Daemons(self._threads - 1)
+            self._pid = os.getpid()
         return self._helpers
 
     def _drain(self, job: _Job, todo: deque[tuple[int, int]]) -> None:

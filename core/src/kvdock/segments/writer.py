@@ -239,6 +239,7 @@ class Writer:
         if segment is None:
             self._active.pop(folder, None)
             return None
+        self._catalogue.open_anew(segment)
         with self._lock:
             free = np.flatnonzero(~self._index.live(segment.rows))
         active = self._active[folder] = Active(folder, segment, free)

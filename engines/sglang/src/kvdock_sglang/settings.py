@@ -53,6 +53,9 @@ one that failed there are no more.
 MOVING_S = 4.0
 """Deadline of a load or a store, where none is given: two end in time."""
 
+_MOST_GRACE_S = 1.0
+"""With so much of it, a default is too long, and no deadline that was chosen."""
+
 
 class Drafts(StrEnum):
     """What happens when no plugin takes the KV of a draft model."""
@@ -198,13 +201,17 @@ def _check_names(
 def _check_deadlines(core: CoreSettings) -> None:
     for name, calls in CALLS_IN_A_ROW.items():
         seconds = getattr(core.deadlines, name)
-        late_s = core.deadlines.grace if calls > 1 else 0.0
+        late_s = 0.0 if name == "close" else core.deadlines.grace
         if calls * (seconds + late_s) >= GIVES_UP_S:
+            left_s = GIVES_UP_S / calls - late_s
+            fix = f"Choose less than {format_seconds(left_s)}."
+            if late_s >= _MOST_GRACE_S:
+                fix = "Choose a shorter core.deadlines.grace, which comes on top."
             row = f" makes {calls} such calls in a row and" if calls > 1 else ""
             raise SettingsError(
                 f"core.deadlines.{name} is {format_seconds(seconds)}, and SGLang{row} "
                 f"gives up on its storage threads after {format_seconds(GIVES_UP_S)}",
-                fix=f"Choose less than {format_seconds(GIVES_UP_S / calls - late_s)}.",
+                fix=fix,
             )
 
 

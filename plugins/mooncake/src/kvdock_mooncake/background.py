@@ -7,6 +7,7 @@ waits for the calls of engines; those that go on after it are waited for here.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,8 +45,14 @@ class Background:
             self._ended = True
             self._changed.wait_for(lambda: not self._calls, _PATIENCE_S)
 
+    def forget(self) -> None:
+        """Begin anew in a forked child: the threads in calls are its parent's."""
+        self._calls, self._ended = 0, False
+        self._changed = threading.Condition()
+
 
 BACKGROUND = Background()
 """Of this process."""
 
 atexit.register(BACKGROUND.end)
+os.register_at_fork(after_in_child=BACKGROUND.forget)
