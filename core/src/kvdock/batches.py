@@ -128,8 +128,7 @@ class Batch:
 
     def part(self, start: int, stop: int) -> Self:
         """Return keys start to stop with their memory as a batch."""
-        if not self.addresses.size:
-            return attrs.evolve(self, keys=self.keys[start:stop])
+        # Objects without bytes have a row of memory each, and nothing in it.
         return attrs.evolve(
             self,
             keys=self.keys[start:stop],
