@@ -104,3 +104,10 @@ def test_no_code_becomes_ok_by_being_cut_to_a_byte() -> None:
     result = BatchResult([256, -256, 4096, 0], [0, 0, 0, 0])
     assert result.outcomes.tolist() == [Outcome.ERROR] * 3 + [Outcome.OK]
     assert not len(BatchResult([], []).outcomes)
+
+
+def test_a_part_of_objects_without_bytes_has_their_rows_of_memory() -> None:
+    none = np.zeros((3, 0), np.int64)
+    batch = Batch(Operation.PUT, ["a", "b", "c"], none, none)
+    piece = batch.part(1, 3)
+    assert (list(piece.keys), piece.addresses.shape) == (["b", "c"], (2, 0))

@@ -1,4 +1,4 @@
-"""A second process that writes for ever does not do so for nobody."""
+"""A second process has the settings of the first, and writes for nobody else."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
+
+from kvdock.pools import PoolKind
+from kvdock.testing.loading import load_backend
+from kvdock.testing.rigs import Harness
+from kvdock.testing.samples import Sample
+from kvdock.testing.workers import Worker
 
 PATIENCE_S = 20.0
 
@@ -57,3 +65,17 @@ def test_a_writer_ends_when_the_process_that_started_it_is_killed(
     finally:
         if running(writer):
             os.kill(writer, signal.SIGKILL)
+
+
+def test_a_setting_of_none_is_no_folder_of_that_name_in_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plugin = "kvdock.testing.reference:folder"
+    worker = Worker.start(Harness(plugin, {"root": None}, load_backend(plugin)))
+    try:
+        with pytest.raises(AssertionError, match="'root' is missing"):
+            worker.attach(Sample(kind=PoolKind.MHA))
+    finally:
+        worker.end()
+    assert not list(tmp_path.iterdir())

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import attrs
 
 from kvdock.manifest import Capability, KindSupport, Manifest, Scope, Support
+from kvdock.shards import Shard
 from kvdock.testing.samples import Sample, possible_shardings
 from kvdock.vocabulary import HitPolicy, Layout, PoolKind
 
@@ -165,11 +166,11 @@ def samples(
                 yield Case(f"{kind}", None, f"nothing is declared of {kind} pools")
                 continue
             plain = tuple(words[0] for words in known)
-            yield _sample_case(kind, plain)
+            yield _sample_case(manifest, kind, plain)
             for axis, every in enumerate((layouts, policies, shardings)):
                 for word in known[axis][1:] if every else ():
                     chosen = (*plain[:axis], word, *plain[axis + 1 :])
-                    yield _sample_case(kind, chosen)
+                    yield _sample_case(manifest, kind, chosen)
         yield from _or_skip(manifest, "it takes no pool with bytes")
 
     return choose
@@ -181,10 +182,44 @@ def one_sample(manifest: Manifest) -> Iterable[Case]:
     yield next((case for case in cases if not case.skip), cases[0])
 
 
-def _sample_case(kind: PoolKind, words: tuple[str, ...]) -> Case:
+def _sample_case(manifest: Manifest, kind: PoolKind, words: tuple[str, ...]) -> Case:
     layout, policy, sharding = words
     sample = Sample(kind=kind, layout=layout, hit_policy=policy, sharding=sharding)
-    return Case("-".join((kind, *words)), sample)
+    return Case("-".join((kind, *words)), _fitted(manifest, sample))
+
+
+def plain_sample(manifest: Manifest, kind: PoolKind, **words: Any) -> Sample:  # noqa: ANN401 - as `Sample` takes them
+    """Return a sample pool of a kind in words that are declared for it.
+
+    Args:
+        manifest: What is declared.
+        kind: Which kind of pool.
+        words: What the test is about; the manifest's first words for the rest.
+    """
+    mine = manifest.kinds.get(kind, KindSupport())
+    known: dict[str, list[Any]] = {
+        "layout": [one for one in Layout if one in mine.layouts],
+        "hit_policy": [one for one in HitPolicy if one in mine.hit_policies],
+    }
+    if kind is not PoolKind.LOGICAL:
+        divided = [one for one in possible_shardings(kind) if one in mine.shardings]
+        known["sharding"] = divided
+    usual = Sample(kind=kind)
+    plain = {
+        word: found[0]
+        for word, found in known.items()
+        if found and getattr(usual, word) not in found
+    }
+    return _fitted(manifest, Sample(kind=kind, **plain | words))
+
+
+def _fitted(manifest: Manifest, sample: Sample) -> Sample:
+    """Make a page small enough for a backend of small objects."""
+    limit = manifest.max_object_bytes
+    largest = max(stored.nbytes for stored in sample.pool().objects(Shard()))
+    if not limit or largest <= limit or sample.page_bytes or sample.head_group:
+        return sample
+    return attrs.evolve(sample, page_bytes=limit)
 
 
 def _or_skip(manifest: Manifest, reason: str) -> Iterable[Case]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.pools import Layout, Part, Per, PoolSpec, Shard, StoredObject
-from kvdock.regions import Region
+from kvdock.regions import Block, Region
 from kvdock.testing.samples import local_content
 
 if TYPE_CHECKING:
@@ -56,6 +56,30 @@ def bringer(backend: Backend, config: AttachConfig, lent: list[HostMemory]) -> B
         return np.frombuffer(found.buffer, np.uint8)
 
     return bring
+
+
+def staging_of(region: Region, bring: Bring) -> tuple[Bytes, Region]:
+    """Return a row for each page of a region, and what a plugin is told of them.
+
+    As in the core, a plugin whose pages are staged never hears of the engine's
+    memory.
+
+    Returns:
+        uint8 (pages, bytes of a page), and its region.
+    """
+    each = region.object_bytes
+    width = int(each.sum())
+    rows = bring(region.pages * width).reshape(region.pages, width)
+    at = int(rows.ctypes.data)
+    told = attrs.evolve(
+        region,
+        bases=(at + np.cumsum(each) - each).reshape(-1, 1),
+        strides=np.full((len(each), 1), width, np.int64),
+        sizes=each.reshape(-1, 1),
+        blocks=(Block(at, rows.nbytes),),
+        owners=(rows,),
+    )
+    return rows, told
 
 
 # From the order in memory, without the page, to (layer, token, head, row).

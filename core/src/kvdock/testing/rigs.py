@@ -13,6 +13,7 @@ from uuid import uuid4
 import attrs
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from kvdock.batches import Batch, BatchResult, Operation, Outcome, Outcomes
 from kvdock.hookspecs import AttachConfig, HostMemory
@@ -23,18 +24,21 @@ from kvdock.keys import (
     namespace_digest,
     namespace_record,
 )
-from kvdock.manifest import Capability, KindSupport, Manifest, Scope, Support, Verdict
-from kvdock.pools import PoolKind, PoolSpec, Shard
-from kvdock.routing import Path, Route, plan_routes
-from kvdock.testing.memory import Bring, PageMemory, bringer
-from kvdock.testing.samples import PAGE_TOKENS
+from kvdock.manifest import Scope
+from kvdock.pools import PoolSpec, Shard
+from kvdock.routing import Path, Route
+from kvdock.testing.cases import plain_sample
+from kvdock.testing.memory import BLANK, Bring, PageMemory, bringer, plain, staging_of
+from kvdock.testing.routes import ANCHOR, route_pools
 from kvdock.verdicts import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kvdock.dock import Backend
+    from kvdock.pools import PoolKind
     from kvdock.regions import Region
+    from kvdock.testing.samples import Sample
 
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
@@ -44,61 +48,6 @@ PATIENCE_S = 30.0
 
 SOON_S = 5.0
 """How long what one handle stored may take to be found by another."""
-
-ANCHOR = PoolSpec(
-    name="kit_anchor",
-    kind=PoolKind.LOGICAL,
-    parts=(),
-    layers=(),
-    page_tokens=PAGE_TOKENS,
-    anchor=True,
-)
-"""The anchor of the engine that the sample pools belong to."""
-
-
-def route_pools(
-    backend: Backend,
-    pools: Sequence[PoolSpec],
-    shard: Shard,
-    needs: Needs | None = None,
-    settings: object = None,
-) -> tuple[Route, ...]:
-    """Ask the router for pools of an engine whose anchor lives elsewhere.
-
-    Optional pools show why they are refused; nothing is raised for them.
-    """
-    anchor = Manifest(
-        name="kit_anchor",
-        api=backend.manifest.api,
-        summary="counts pages and meets every need",
-        kinds={PoolKind.LOGICAL: KindSupport()},
-        direct_transfer=Support.NATIVE,
-        integrity=Support.NATIVE,
-        eviction=Support.NATIVE,
-        fork_safe=Support.NATIVE,
-        durability=Scope.CLUSTER,
-        sharing=Scope.CLUSTER,
-        clear_reach=Scope.NAMESPACE,
-    )
-
-    def judge(
-        name: str, capability: Capability, pool: PoolSpec, shard: Shard
-    ) -> Verdict | None:
-        if name != backend.name:
-            return None
-        return backend.check_capability(capability, pool, shard, settings)
-
-    wanted = {pool.name: backend.name for pool in pools}
-    plan = plan_routes(
-        [ANCHOR, *(attrs.evolve(pool, required=False) for pool in pools)],
-        shard,
-        {"kit_anchor": anchor, backend.name: backend.manifest},
-        overrides={"kit_anchor": "kit_anchor", **wanted},
-        needs=needs,
-        judge=judge,
-    )
-    by_name = {route.pool.name: route for route in plan.routes}
-    return tuple(by_name[pool.name] for pool in pools)
 
 
 @attrs.define(eq=False)
@@ -110,7 +59,7 @@ class Rig:
     config: AttachConfig
     memory: PageMemory
     region: Region
-    staged: bool
+    staging: npt.NDArray[np.uint8] | None
     suffixes: tuple[str, ...]
     handle: Any
     own: tuple[int, int]
@@ -128,8 +77,18 @@ class Rig:
         return build_keys(self.config.namespace, hashes, self.suffixes)
 
     def call(self, batch: Batch) -> BatchResult:
-        """Run one batch; the answer is held against it as the core does."""
-        return self.backend.batch_io(self.handle, batch)
+        """Run one batch in pieces that the plugin takes, as the core does."""
+        limit = self.backend.manifest.max_batch_keys or len(batch)
+        if len(batch) <= limit:
+            return self.backend.batch_io(self.handle, batch)
+        parts = [
+            self.backend.batch_io(self.handle, batch.part(start, start + limit))
+            for start in range(0, len(batch), limit)
+        ]
+        return BatchResult(
+            np.concatenate([part.outcomes for part in parts]),
+            np.concatenate([part.nbytes for part in parts]),
+        )
 
     def places(self, count: int) -> Int64s:
         """Return page indices for `count` pages, in no handy order."""
@@ -150,12 +109,13 @@ class Rig:
         if not self.pool.physical:
             none = np.zeros((len(keys), 0), np.int64)
             return Batch(operation, keys, none, none, deadline), None
-        if not self.staged:
+        if self.staging is None:
             addresses, sizes = self.region.addresses(places)
             return Batch(operation, keys, addresses, sizes, deadline), None
         each = self.region.object_bytes
-        width = int(each.sum())
-        rows = self.bring(len(places) * width).reshape(len(places), width)
+        assert self.staging is not None
+        rows = self.staging[self.own[0] :][: len(places)]
+        rows[:] = BLANK
         if operation is Operation.PUT:
             self.region.gather(places, rows)
         starts = np.concatenate([[0], np.cumsum(each)[:-1]])
@@ -275,6 +235,12 @@ class Rig:
         batch = Batch(Operation.CLEAR, [head], deadline_s=deadline)
         return Outcome(int(self.call(batch).outcomes[0]))
 
+    def seen(self) -> list[bytes]:
+        """Return what lies in all memory that the plugin was told of."""
+        if self.staging is not None:
+            return [self.staging.tobytes()]
+        return [block.tobytes() for block in self.memory.blocks]
+
     def divided(self, count: int) -> list[Rig]:
         """Return rigs on the same handle, each with pages of its own.
 
@@ -360,14 +326,12 @@ class Harness:
             like: Take the namespace of this one instead.
 
         Raises:
-            AssertionError: If a pool finds no route.
+            AssertionError: If a pool finds no route that the manifest allows.
         """
         shard = shard or Shard()
         routes = self.routes(pools, shard)
         for route in routes:
-            assert route.backend, (
-                f"pool {route.pool.name!r} finds no route: {route.reason}"
-            )
+            self._demand(route, pools, shard)
         # The namespace is about the pools as described, not as routed.
         space = Namespace(model=model, salt=self.salt)
         record = namespace_record(space, [ANCHOR, *pools])
@@ -393,13 +357,33 @@ class Harness:
         check_suffixes(self.backend.name, laws)
         return rigs
 
+    def _demand(self, route: Route, pools: Sequence[PoolSpec], shard: Shard) -> None:
+        """Insist on a route, unless the manifest itself rules the pool out."""
+        if route.backend:
+            return
+        by_manifest = route_pools(
+            self.backend, pools, shard, Needs(allocator=self.backend.name), judged=False
+        )
+        for one in by_manifest:
+            if not one.backend:
+                pytest.skip(f"not declared: {one.reason}")
+        pytest.fail(f"pool {route.pool.name!r} finds no route: {route.reason}")
+
+    def sample(self, kind: PoolKind, **words: Any) -> Sample:  # noqa: ANN401 - as `Sample` takes them
+        """Return a sample pool of a kind as the manifest declares it."""
+        return plain_sample(self.backend.manifest, kind, **words)
+
     def _attach(
         self, pool: PoolSpec, config: AttachConfig, pages: int, *, staged: bool
     ) -> Rig:
         lent: list[HostMemory] = []
         bring = bringer(self.backend, config, lent)
-        memory = PageMemory.of(pool, config.shard, pages, bring)
-        region = memory.region()
+        staged = staged and pool.physical
+        memory = PageMemory.of(pool, config.shard, pages, plain if staged else bring)
+        region = told = memory.region()
+        rows = None
+        if staged:
+            rows, told = staging_of(region, bring)
         self.remember(pool, config)
         rig = Rig(
             backend=self.backend,
@@ -407,9 +391,9 @@ class Harness:
             config=config,
             memory=memory,
             region=region,
-            staged=staged,
+            staging=rows,
             suffixes=self.backend.key_suffix(pool, config.shard),
-            handle=self.backend.register_pool(pool, region, config),
+            handle=self.backend.register_pool(pool, told, config),
             own=(0, pages),
             bring=bring,
             lent=lent,

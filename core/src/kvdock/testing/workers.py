@@ -58,13 +58,14 @@ class Worker:
             env=os.environ | {"PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": path},
         )
         worker = cls(process)
-        settings = {name: str(value) for name, value in harness.settings.items()}
+        settings = dict(harness.settings)
         worker.ask("load", plugin=harness.plugin, settings=settings, salt=harness.salt)
         return worker
 
     def send(self, do: str, **words: object) -> None:
         """Tell it what to do without waiting for the answer."""
-        line = json.dumps({"do": do, **words}) + "\n"
+        # Paths and sizes have a spelling; a list or a null is not its own repr.
+        line = json.dumps({"do": do, **words}, default=str) + "\n"
         with contextlib.suppress(BrokenPipeError):
             cast("Any", self.process.stdin).write(line.encode())
             cast("Any", self.process.stdin).flush()

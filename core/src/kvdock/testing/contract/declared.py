@@ -11,7 +11,7 @@ import pytest
 from kvdock.errors import SettingsError
 from kvdock.hookspecs import AttachConfig
 from kvdock.manifest import Capability, Manifest, Scope, Support
-from kvdock.pools import Layout, ObjectUnit, PoolKind, Shard
+from kvdock.pools import Layout, ObjectUnit, PoolKind, Shard, Sharding
 from kvdock.routing import Path, Route
 from kvdock.testing.cases import (
     UNDECLARED,
@@ -144,14 +144,13 @@ class DeclaredTests:
         self, harness: Harness, case: tuple[PoolKind, Support]
     ) -> None:
         kind, grade = case
-        sample = Sample(kind=kind, draft=True)
+        sample = harness.sample(kind, draft=True)
         route = only_route(harness, sample)
         if not grade:
             assert not route.backend or verdict_on(route, Capability.DRAFT)
             assert route.backend or "draft" in route.reason
             return
-        assert route.backend, f"declared, but refused: {route.reason}"
-        target, draft = harness.attach([Sample(kind=kind).pool(), sample.pool()])
+        target, draft = harness.attach([harness.sample(kind).pool(), sample.pool()])
         hashes = page_hashes(3)
         target.stored(hashes[:2])
         draft.stored(hashes)
@@ -167,9 +166,11 @@ class DeclaredTests:
         manifest = harness.backend.manifest
         if Layout.LAYER_FIRST not in manifest.kinds[kind].layouts:
             pytest.skip("it does not take layer_first, where a page is scattered")
-        sample = Sample(kind=kind, layout=Layout.LAYER_FIRST)
+        sample = harness.sample(kind, layout=Layout.LAYER_FIRST)
+        if sample.page_bytes:
+            pytest.skip("its objects are too small for a page of several pieces")
+        rig = harness.rig(sample.pool())
         route = only_route(harness, sample)
-        assert route.backend, route.reason
         if grade and manifest.zero_copy:
             assert (route.path, route.pool.object_unit) == (
                 Path.ZERO_COPY,
@@ -180,7 +181,6 @@ class DeclaredTests:
                 route.pool.object_unit is ObjectUnit.PAGE
             )
             assert not whole or verdict_on(route, Capability.MULTI_BUFFER)
-        rig = harness.rig(sample.pool())
         rig.stored(page_hashes(5))
         rig.loaded(page_hashes(5))
 
@@ -189,11 +189,12 @@ class DeclaredTests:
         self, harness: Harness, case: Support
     ) -> None:
         for kind in set(harness.backend.manifest.kinds) - {PoolKind.LOGICAL}:
-            route = only_route(harness, Sample(kind=kind))
+            sample = harness.sample(kind)
+            route = only_route(harness, sample)
             if not case:
                 assert route.path is not Path.ZERO_COPY, route.reason
                 assert route.path.value in route.reason
-            rig = harness.rig(Sample(kind=kind).pool())
+            rig = harness.rig(sample.pool())
             rig.stored(page_hashes(4))
             rig.loaded(page_hashes(4))
 
@@ -201,11 +202,13 @@ class DeclaredTests:
     def test_a_pool_over_the_object_limit_is_refused_with_numbers(
         self, harness: Harness, case: int
     ) -> None:
-        for kind in set(harness.backend.manifest.kinds) - {PoolKind.LOGICAL}:
-            route = only_route(harness, Sample(kind=kind, page_bytes=case + 1))
+        for kind, mine in harness.backend.manifest.kinds.items():
+            if kind is PoolKind.LOGICAL or Sharding.REPLICATED not in mine.shardings:
+                continue
+            route = only_route(harness, harness.sample(kind, page_bytes=case + 1))
             assert not route.backend, "it takes a pool over its own limit"
             assert str(case) in route.reason
-            fits = only_route(harness, Sample(kind=kind, page_bytes=case))
+            fits = only_route(harness, harness.sample(kind, page_bytes=case))
             assert fits.backend, fits.reason
 
     @contract_test(limited("max_object_bytes"))
@@ -214,8 +217,11 @@ class DeclaredTests:
     ) -> None:
         if case > _LARGEST_TRIED_BYTES:
             pytest.skip(f"{case} bytes are more than this test has at hand")
-        kind = next(iter(set(harness.backend.manifest.kinds) - {PoolKind.LOGICAL}))
-        rig = harness.rig(Sample(kind=kind, page_bytes=case).pool(), pages=2)
+        (sample,) = one_sample(harness.backend.manifest)
+        if sample.skip:
+            pytest.skip(sample.skip)
+        largest = harness.sample(sample.value.kind, page_bytes=case)
+        rig = harness.rig(largest.pool(), pages=2)
         rig.stored(page_hashes(1))
         rig.loaded(page_hashes(1))
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from kvdock.manifest import Manifest
 
 
+LONGEST_TRIED_BYTES = 1 << 16
+
+
 def every_pool(manifest: Manifest) -> list[PoolSpec]:
     """Return a target and a draft pool of every declared kind."""
     found = []
@@ -103,6 +106,35 @@ class KeyTests:
             f"of {longest} characters, those at the end are not looked at"
         )
         rig.loaded(hashes[:2])
+
+    @contract_test(one_sample)
+    def test_hashes_that_differ_in_case_are_told_apart(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        # Page hashes are letters and digits; not every engine spells them in hex.
+        rig = harness.rig(case.pool())
+        lower, upper = "ab" * 32, "aB" * 32
+        rig.stored([lower])
+        assert rig.exists([lower, upper]).tolist() == [True, False], (
+            "upper and lower case are one to it"
+        )
+        rig.stored([upper])
+        rig.loaded([lower, upper])
+
+    @contract_test(limited("max_key_bytes"))
+    def test_a_key_of_the_largest_size_is_kept(
+        self, harness: Harness, case: int
+    ) -> None:
+        (sample,) = one_sample(harness.backend.manifest)
+        if sample.skip:
+            pytest.skip(sample.skip)
+        if case > LONGEST_TRIED_BYTES:
+            pytest.skip(f"no engine has keys of {case} bytes")
+        rig = harness.rig(sample.value.pool())
+        rest = len(rig.config.namespace) + 1 + max(map(len, rig.suffixes))
+        hashes = ["e" * (case - rest - 1) + last for last in "fg"]
+        rig.stored(hashes)
+        rig.loaded(hashes)
 
     @contract_test(limited("max_key_bytes"))
     def test_a_key_over_the_limit_is_refused_and_alone(

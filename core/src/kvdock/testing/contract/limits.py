@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvdock.batches import Outcome
+from kvdock.batches import Operation, Outcome
 from kvdock.testing.cases import Case, contract_test, graded, one_sample
 from kvdock.testing.rigs import Harness, Rig, spelled
 from kvdock.testing.samples import Sample, page_hashes
@@ -25,6 +25,10 @@ MOST_ROUNDS = 512
 
 GRACE_S = 1.0
 """How much later than its deadline a call may end on a busy machine."""
+
+
+LINGER_S = 0.25
+"""How long late bytes are waited for."""
 
 
 def full_cases(manifest: Manifest) -> Iterable[Case]:
@@ -45,7 +49,8 @@ class LimitTests:
         if sample.skip:
             pytest.skip(sample.skip)
         tight = harness.over(small)
-        pool = Sample(kind=sample.value.kind, page_bytes=PAGE_BYTES, name="full").pool()
+        kind = sample.value.kind
+        pool = harness.sample(kind, page_bytes=PAGE_BYTES, name="full").pool()
         try:
             self._fill(tight, pool, case)
         finally:
@@ -66,7 +71,9 @@ class LimitTests:
                 # What was stored last may not be what had to make room.
                 rig.loaded(good[-1:])
             taken.append(good)
-            lost = not rig.exists(taken[0]).all()
+            # What is looked at may be what stays: not always at the same pages.
+            looked = taken[turn // 8]
+            lost = not rig.exists(looked).all()
             assert case or not lost, "it evicts, although it declares that it does not"
             if len(good) < len(pages) or lost:
                 full = True
@@ -117,6 +124,25 @@ class LimitTests:
             took = time.monotonic() - began
             assert took < 2 * give_s + GRACE_S, (
                 f"a call that had {give_s} s took {took:.1f} s"
+            )
+
+    @contract_test(one_sample)
+    def test_no_byte_comes_after_the_answer(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        rig = harness.rig(case.pool())
+        pages = page_hashes(16)
+        rig.stored(pages)
+        for give_s in (-0.001, 0.0002, 0.002, 1.0):
+            places = rig.places(len(pages))
+            deadline = time.monotonic() + give_s
+            batch, _rows = rig.batch(Operation.GET, pages, places, deadline)
+            rig.call(batch)
+            before = rig.seen()
+            time.sleep(LINGER_S)
+            assert rig.seen() == before, (
+                f"a call that had {give_s} s went on writing to the engine's memory "
+                "after it had answered"
             )
 
     @contract_test(one_sample)

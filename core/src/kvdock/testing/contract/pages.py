@@ -11,7 +11,8 @@ import pytest
 from kvdock.batches import Batch, Operation, Outcome
 from kvdock.hits import evaluate
 from kvdock.testing.cases import contract_test, limited, one_sample, samples
-from kvdock.testing.rigs import ANCHOR, PATIENCE_S, Harness, spelled
+from kvdock.testing.rigs import PATIENCE_S, Harness, spelled
+from kvdock.testing.routes import ANCHOR
 from kvdock.testing.samples import Sample, page_hash, page_hashes
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 ODD_BYTES = (1, 511, 4097, 65537)
 """Page sizes that are a multiple of nothing."""
+
+
+MOST_KEYS_MOVED = 4096
 
 
 class PageTests:
@@ -40,7 +44,9 @@ class PageTests:
         limit = harness.backend.manifest.max_object_bytes
         for nbytes in ODD_BYTES:
             if not limit or nbytes <= limit:
-                sample = Sample(kind=case.kind, page_bytes=nbytes, name=f"odd{nbytes}")
+                sample = harness.sample(
+                    case.kind, page_bytes=nbytes, name=f"odd{nbytes}"
+                )
                 rig = harness.rig(sample.pool(), pages=5)
                 rig.stored(page_hashes(3))
                 rig.loaded(page_hashes(3))
@@ -80,6 +86,20 @@ class PageTests:
         keys = rig.keys(page_hashes(case))[:case]
         result = rig.call(Batch(Operation.EXISTS, keys, deadline_s=deadline))
         assert (result.outcomes == Outcome.ABSENT).all(), spelled(result.outcomes)
+
+    @contract_test(limited("max_batch_keys"))
+    def test_a_batch_of_the_largest_size_moves_its_bytes(
+        self, harness: Harness, case: int
+    ) -> None:
+        (sample,) = one_sample(harness.backend.manifest)
+        if sample.skip:
+            pytest.skip(sample.skip)
+        if case > MOST_KEYS_MOVED:
+            pytest.skip(f"{case} pages are more than this test has time for")
+        tiny = harness.sample(sample.value.kind, page_bytes=24, name="tiny")
+        rig = harness.rig(tiny.pool(), pages=case)
+        rig.stored(page_hashes(case))
+        rig.loaded(page_hashes(case))
 
     @contract_test(one_sample)
     def test_a_key_twice_in_a_batch_is_answered_twice(
@@ -161,9 +181,13 @@ class PageTests:
         self, harness: Harness, kind: PoolKind, *, stored: int, asked: int
     ) -> None:
         """Let two pools of different page sizes meet under the same keys."""
-        one = harness.rig(Sample(kind=kind, page_bytes=stored, name="same").pool())
+        limit = harness.backend.manifest.max_object_bytes or 1000
+        stored, asked = (min(each, each * limit // 1000) for each in (stored, asked))
+        one = harness.rig(
+            harness.sample(kind, page_bytes=max(stored, 1), name="same").pool()
+        )
         two = harness.rig(
-            Sample(kind=kind, page_bytes=asked, name="same").pool(), like=one
+            harness.sample(kind, page_bytes=max(asked, 1), name="same").pool(), like=one
         )
         # The core's namespace keeps these apart; a defect there must not be
         # enough for wrong bytes.

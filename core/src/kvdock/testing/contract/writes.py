@@ -102,7 +102,7 @@ class WriteTests:
     ) -> None:
         del case
         kinds = harness.backend.manifest.kinds
-        rigs = harness.attach([Sample(kind=kind).pool() for kind in kinds])
+        rigs = harness.attach([harness.sample(kind).pool() for kind in kinds])
         for rig in rigs:
             rig.stored(page_hashes(3))
         assert rigs[0].clear() is Outcome.OK

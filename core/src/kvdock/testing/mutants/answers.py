@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import cast
 
@@ -11,6 +12,9 @@ import numpy as np
 from kvdock.batches import Batch, BatchResult, Operation, Outcome
 from kvdock.testing.mutants.mutant import MemoryMutant
 from kvdock.testing.reference import Handle, store_segments
+
+MOST_BUFFERS = 400
+SHORT_S = 0.05
 
 
 class ShiftedAfterAHole(MemoryMutant):
@@ -209,3 +213,31 @@ class NoDeadline(MemoryMutant):
         if batch.remaining_s() <= 0:
             time.sleep(0.7)
         return super().run(handle, attrs.evolve(batch, deadline_s=float("inf")))
+
+
+class FewerPagesThanDeclared(MemoryMutant):
+    """Declares batches of 512 keys and moves the bytes of 400."""
+
+    image_of = "a lying limit: bounce buffers for fewer keys than a lookup takes"
+    caught_by = "test_a_batch_of_the_largest_size_moves_its_bytes"
+
+    def run(self, handle: Handle, batch: Batch) -> BatchResult:
+        """Fail what its buffers do not hold."""
+        if batch.addresses.size and len(batch) > MOST_BUFFERS:
+            return BatchResult.all(batch, Outcome.ERROR)
+        return super().run(handle, batch)
+
+
+class BytesAfterTheAnswer(MemoryMutant):
+    """Says TIMEOUT in time and lets the transfer go on."""
+
+    image_of = "a client that cannot cancel: the page is reused, then overwritten"
+    caught_by = "test_no_byte_comes_after_the_answer"
+
+    def run(self, handle: Handle, batch: Batch) -> BatchResult:
+        """Leave it to a thread what there is no time for."""
+        if batch.operation is not Operation.GET or batch.remaining_s() > SHORT_S:
+            return super().run(handle, batch)
+        rest = attrs.evolve(batch, deadline_s=float("inf"))
+        threading.Timer(SHORT_S, super().run, (handle, rest)).start()
+        return BatchResult.all(batch, Outcome.TIMEOUT)

@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from kvdock.batches import Outcome
 from kvdock.testing.mutants.mutant import FolderMutant, MemoryMutant
 from kvdock.testing.reference import FolderShelf, Handle, ReferenceSettings, Shelf
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kvdock.batches import Batch, BatchResult, Outcome
+    from kvdock.batches import Batch, BatchResult
     from kvdock.pools import PoolSpec, Shard
+
+
+FILE_NAME_BYTES = 255
 
 
 class KeyWithoutRank(MemoryMutant):
@@ -180,3 +184,28 @@ class KeyBecomesAPath(FolderMutant):
         super().open_shelf(settings)
         assert settings.root
         return _PathShelf(settings.root)
+
+
+class KeyInOneCase(MemoryMutant):
+    """Keeps keys where upper and lower case are one."""
+
+    image_of = "a file system or a column collation that folds case"
+    caught_by = "test_hashes_that_differ_in_case_are_told_apart"
+
+    def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
+        """Fold the key."""
+        keys = [key.lower() for key in batch.keys]
+        return super().step(handle, attrs.evolve(batch, keys=keys), row)
+
+
+class ShorterKeyThanDeclared(MemoryMutant):
+    """Declares keys of 512 bytes and names files by them."""
+
+    image_of = "a lying limit: max_key_bytes, where a file name ends at 255"
+    caught_by = "test_a_key_of_the_largest_size_is_kept"
+
+    def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
+        """Refuse what makes no file name."""
+        if len(batch.keys[row]) > FILE_NAME_BYTES:
+            return Outcome.REFUSED
+        return super().step(handle, batch, row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import attrs
@@ -209,3 +210,59 @@ class FolderThatForgets(FolderMutant):
         """Clean up too well."""
         for key in handle.shelf.names():
             handle.shelf.remove(key)
+
+
+class WrittenOnRelease(FolderMutant):
+    """Keeps pages in memory and writes them when it is let go."""
+
+    image_of = "an index that reaches the disk on close(), and no close() came"
+    caught_by = "test_pages_outlive_a_process_that_is_killed"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[object, DictShelf] = {}
+
+    def open_shelf(self, settings: ReferenceSettings) -> Shelf:
+        """Return what is in memory, read from the folder once."""
+        folder = super().open_shelf(settings)
+        if settings.root not in self.kept:
+            blobs = {key: folder.read(key) or b"" for key in folder.names()}
+            self.kept[settings.root] = _Late(blobs, folder=folder)
+        return self.kept[settings.root]
+
+    @hookimpl
+    def kvdock_release(self, handle: Handle) -> None:
+        """Write at last."""
+        late = handle.shelf
+        assert isinstance(late, _Late)
+        for key in set(late.folder.names()) - set(late.names()):
+            late.folder.remove(key)
+        for key in late.names():
+            late.folder.write(key, late.read(key) or b"")
+
+
+@attrs.define(eq=False)
+class _Late(DictShelf):
+    """Blobs of this process, and the folder that they belong into."""
+
+    folder: Shelf = attrs.field(kw_only=True)
+
+
+class ClearsWhileOthersWrite(MemoryMutant):
+    """Walks over its index to clear it, whoever else changes that."""
+
+    image_of = "a dict that changes size during iteration: clear() raises"
+    caught_by = "test_a_clear_beside_other_calls_breaks_none_of_them"
+    raises = "RuntimeError"
+
+    def clear(self, handle: Handle, prefix: str) -> Outcome:
+        """Look at each key in turn."""
+        assert isinstance(handle.shelf, DictShelf)
+        gone = []
+        for key in handle.shelf.blobs:
+            time.sleep(0)  # as reading a file's head would, it lets others in
+            if key.startswith(prefix):
+                gone.append(key)
+        for key in gone:
+            handle.shelf.remove(key)
+        return Outcome.OK

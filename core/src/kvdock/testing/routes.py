@@ -1,0 +1,83 @@
+"""Ask the router about sample pools of an engine whose anchor lies elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kvdock.manifest import Capability, KindSupport, Manifest, Scope, Support, Verdict
+from kvdock.pools import PoolKind, PoolSpec, Shard
+from kvdock.routing import Route, plan_routes
+from kvdock.testing.samples import PAGE_TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvdock.dock import Backend
+    from kvdock.verdicts import Needs
+
+ANCHOR = PoolSpec(
+    name="kit_anchor",
+    kind=PoolKind.LOGICAL,
+    parts=(),
+    layers=(),
+    page_tokens=PAGE_TOKENS,
+    anchor=True,
+)
+"""The anchor of the engine that the sample pools belong to."""
+
+
+def route_pools(
+    backend: Backend,
+    pools: Sequence[PoolSpec],
+    shard: Shard,
+    needs: Needs | None = None,
+    settings: object = None,
+    *,
+    judged: bool = True,
+) -> tuple[Route, ...]:
+    """Ask the router for pools of an engine whose anchor lives elsewhere.
+
+    Optional pools show why they are refused; nothing is raised for them.
+
+    Args:
+        backend: Who is to take them.
+        pools: What is to be taken.
+        shard: Which rank to be.
+        needs: What the deployment asks for.
+        settings: An instance of the plugin's settings class.
+        judged: Whether the plugin's own verdicts count, or its manifest alone.
+    """
+    anchor = Manifest(
+        name="kit_anchor",
+        api=backend.manifest.api,
+        summary="counts pages and meets every need",
+        kinds={PoolKind.LOGICAL: KindSupport()},
+        direct_transfer=Support.NATIVE,
+        integrity=Support.NATIVE,
+        eviction=Support.NATIVE,
+        fork_safe=Support.NATIVE,
+        durability=Scope.CLUSTER,
+        sharing=Scope.CLUSTER,
+        clear_reach=Scope.NAMESPACE,
+    )
+
+    def judge(
+        name: str, capability: Capability, pool: PoolSpec, shard: Shard
+    ) -> Verdict | None:
+        if name != backend.name or not judged:
+            return None
+        return backend.check_capability(capability, pool, shard, settings)
+
+    wanted = {pool.name: backend.name for pool in pools}
+    plan = plan_routes(
+        [ANCHOR, *(attrs.evolve(pool, required=False) for pool in pools)],
+        shard,
+        {"kit_anchor": anchor, backend.name: backend.manifest},
+        overrides={"kit_anchor": "kit_anchor", **wanted},
+        needs=needs,
+        judge=judge,
+    )
+    by_name = {route.pool.name: route for route in plan.routes}
+    return tuple(by_name[pool.name] for pool in pools)

@@ -1,0 +1,35 @@
+"""No backend fails for what it said that it does not do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvdock.testing import BackendContract
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+class _Roomy(BackendContract):
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> Mapping[str, object]:
+        return {"store": str(tmp_path)}
+
+    @pytest.fixture
+    def small(self, tmp_path: Path) -> Mapping[str, object]:
+        return {"store": str(tmp_path / "small"), "quota_bytes": 1 << 20}
+
+
+class TestOneKeyAtATime(_Roomy):
+    plugin = "narrow:one_key"
+
+
+class TestSmallStaged(_Roomy):
+    plugin = "narrow:small_staged"
+
+
+class TestTouchedByALook(_Roomy):
+    plugin = "narrow:touched"
