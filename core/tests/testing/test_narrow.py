@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.slow
+
+
 class _Roomy(BackendContract):
     @pytest.fixture
     def config(self, tmp_path: Path) -> Mapping[str, object]:
