@@ -14,7 +14,7 @@ from kvdock_mooncake import plugin
 from kvdock_mooncake.clears import Space
 from kvdock_mooncake.client import State
 
-pytestmark = pytest.mark.mooncake
+pytestmark = [pytest.mark.mooncake, pytest.mark.slow]
 
 OK = Outcome.OK
 THREAD = "kvdock-clear"

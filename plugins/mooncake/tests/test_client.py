@@ -35,7 +35,7 @@ from kvdock_mooncake import client, plugin
 from kvdock_mooncake.client import State
 from kvdock_mooncake.joining import join
 
-pytestmark = pytest.mark.mooncake
+pytestmark = [pytest.mark.mooncake, pytest.mark.slow]
 
 OK = Outcome.OK
 HERE = Path(__file__).parent
