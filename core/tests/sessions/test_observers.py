@@ -368,15 +368,22 @@ def test_an_observer_that_does_more_than_to_wrap_and_to_listen_is_refused(
     assert dock.backends["shelf"].observers == ()
 
 
-def test_an_observer_that_cannot_be_built_is_named(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (ValueError("taken"), PluginError, r"'mine' .* ValueError: taken"),
+        (SettingsError("port 1 is taken"), SettingsError, "^port 1 is taken$"),
+    ],
+)
+def test_an_observer_that_cannot_be_built_says_why(
+    error: Exception, kind: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build(_: object) -> object:
-        raise ValueError("the port is taken")
+        raise error
 
     mine = Observer(name="mine", summary="", settings=MetricsSettings, build=build)
     monkeypatch.setattr("kvdock.observers.find_observer", lambda _: mine)
-    with pytest.raises(PluginError, match=r"'mine' .* ValueError: the port is taken"):
+    with pytest.raises(kind, match=said):
         observe(Dock({"shelf": Shelf().backend()}), ["mine"])
 
 

@@ -21,7 +21,7 @@ from kvdock.discovery import (
     installed,
     unrivalled,
 )
-from kvdock.errors import PluginError, SettingsError, nearest
+from kvdock.errors import KvdockError, PluginError, SettingsError, nearest
 from kvdock.settings import structure
 
 if TYPE_CHECKING:
@@ -132,6 +132,8 @@ def observe(
                 f"observer {name!r} cannot be used: {error}",
                 fix=f"pip install '{observer.needs}'" if observer.needs else "",
             ) from error
+        except KvdockError:
+            raise  # it says itself what is wrong, and what to do
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise PluginError(f"observer {name!r} cannot be used: {what}") from error
