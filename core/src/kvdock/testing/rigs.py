@@ -113,7 +113,6 @@ class Rig:
             addresses, sizes = self.region.addresses(places)
             return Batch(operation, keys, addresses, sizes, deadline), None
         each = self.region.object_bytes
-        assert self.staging is not None
         rows = self.staging[self.own[0] :][: len(places)]
         rows[:] = BLANK
         if operation is Operation.PUT:

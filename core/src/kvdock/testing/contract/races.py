@@ -248,10 +248,7 @@ class RaceTests:
         self, harness: Harness, case: Scope
     ) -> None:
         del case
-        sample = sample_of(harness)
-        worker = Worker.start(harness)
-        worker.attach(sample)
-        assert worker.ask("put", hashes=PAGES).startswith("OK")
+        sample, worker = self._stored_elsewhere(harness)
         worker.end()
         rig = harness.rig(sample.pool())
         assert rig.exists(PAGES).all(), "not found after the writer had ended"
@@ -262,15 +259,23 @@ class RaceTests:
         self, harness: Harness, case: Scope
     ) -> None:
         del case
-        sample = sample_of(harness)
-        worker = Worker.start(harness)
-        worker.attach(sample)
-        stored = worker.ask("put", hashes=PAGES)
+        sample, worker = self._stored_elsewhere(harness)
         worker.ask("write_for_ever", hashes=page_hashes(6, "more"))
         # No release comes before it: what is OK is kept, and the rest in one piece.
         worker.kill()
-        assert stored.startswith("OK"), stored
         rig = harness.rig(sample.pool())
         assert rig.exists_soon(PAGES).all(), "not found after the writer was killed"
         rig.loaded(PAGES)
         rig.get(page_hashes(6, "more"))
+
+    @staticmethod
+    def _stored_elsewhere(harness: Harness) -> tuple[Sample, Worker]:
+        """Let another process store the pages."""
+        sample = sample_of(harness)
+        worker = Worker.start(harness)
+        worker.attach(sample)
+        stored = worker.ask("put", hashes=PAGES)
+        if not stored.startswith("OK"):
+            worker.kill()
+            pytest.fail(f"another process could not store: {stored}")
+        return sample, worker
