@@ -31,7 +31,7 @@ $(STAMP): requirements-dev.txt $(PROJECTS)
 	@$(BIN)/python -m pip install $(QUIET) -r requirements-dev.txt
 	@echo "== installing the workspace: $(DISTS)"
 	@$(BIN)/python -m pip install $(QUIET) --no-build-isolation $(addprefix -e ,$(DISTS) $(EXTRAS))
-	@$(BIN)/python -m kvdock_mooncake.native || true
+	@$(BIN)/python -m kvdock_mooncake.system_libraries || true
 	@touch $@
 
 demo: $(STAMP) ## Run the main job: store KV pages, end, restore them in a new process.

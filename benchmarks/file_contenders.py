@@ -19,9 +19,9 @@ import attrs
 import numpy as np
 
 from kvdock import DType, Part, PoolKind, PoolSpec, Region, Shard
-from kvdock.batches import Batch, Operation
+from kvdock.batch import (Batch, Operation)
 from kvdock.dock import Dock
-from kvdock.hookspecs import AttachConfig
+from kvdock.plugin.hookspecs import AttachConfig
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -43,9 +43,9 @@ from kvdock import (
     Region,
     Shard,
 )
-from kvdock.core_settings import CoreSettings, Integrity
+from kvdock.config.core import (CoreSettings, Integrity)
 from kvdock.keys import build_keys
-from kvdock.routing import Needs
+from kvdock.routing.plan import Needs
 from kvdock_mooncake.library import load
 from kvdock_mooncake.server import start_master, start_owner
 

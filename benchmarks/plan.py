@@ -21,7 +21,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.assembly import Deployment, assemble
+from kvdock.models.assembly import (Deployment, assemble)
 from kvdock.hits import Hits, evaluate
 from kvdock.keys import (
     Namespace,
@@ -30,9 +30,9 @@ from kvdock.keys import (
     namespace_digest,
     namespace_record,
 )
-from kvdock.models import load_model
-from kvdock.pools import HitPolicy, Layout, PoolSpec, Shard
-from kvdock.regions import Block, Region
+from kvdock.models.description import load_model
+from kvdock.pools.spec import (HitPolicy, Layout, PoolSpec, Shard)
+from kvdock.region import (Block, Region)
 
 PAGES = 4096
 PREFIX_PAGES = 1 << 20

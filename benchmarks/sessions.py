@@ -24,24 +24,24 @@ import attrs
 import numpy as np
 import pluggy
 
-from kvdock import hookspecs
-from kvdock.batches import Batch, BatchResult, Operation, Outcome
-from kvdock.core_settings import CoreSettings
-from kvdock.discovery import Candidate, LoadedPlugin
+from kvdock.plugin import hookspecs
+from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
+from kvdock.config.core import CoreSettings
+from kvdock.plugin.discovery import (Candidate, LoadedPlugin)
 from kvdock.dock import Backend, Dock
 from kvdock.events import BatchEnded
-from kvdock.hookspecs import AttachConfig, hookimpl
+from kvdock.plugin.hookspecs import (AttachConfig, hookimpl)
 from kvdock.keys import Namespace, key_suffixes
-from kvdock.manifest import API_VERSION, KindSupport, Manifest, Support
-from kvdock.observers import put_around
+from kvdock.plugin.manifest import (API_VERSION, KindSupport, Manifest, Support)
+from kvdock.plugin.observer import put_around
 from kvdock.observers.faults import FaultInjector, FaultSettings
 from kvdock.observers.metrics import Metrics
 from kvdock.observers.tracing import Tracing
-from kvdock.pools import Part, PoolKind, PoolSpec, Shard
-from kvdock.regions import Region
-from kvdock.routing import Needs
-from kvdock.sessions import Attachment
-from kvdock.settings import structure
+from kvdock.pools.spec import (Part, PoolKind, PoolSpec, Shard)
+from kvdock.region import Region
+from kvdock.routing.plan import Needs
+from kvdock.transfer import Attachment
+from kvdock.config.fields import structure
 
 PAGE_BYTES = 64 * 1024
 PAGES = 512
@@ -208,7 +208,7 @@ def overhead(count: int) -> dict[str, float]:
 
 def handing_over(count: int) -> dict[str, float]:
     """What a thread of the crew adds to a call."""
-    from kvdock.sessions.crew import Crew  # noqa: PLC0415 - this part alone
+    from kvdock.resilience.executor import Crew  # noqa: PLC0415 - this part alone
 
     crew = Crew("bench", 1, 1)
     times = rounds(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvdock.discovery import installed
+from kvdock.plugin.discovery import installed
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/reference/cli-json.md").read_text()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvdock.assembly import Deployment, assemble
-from kvdock.families import FAMILIES
-from kvdock.models import describe
+from kvdock.models.assembly import (Deployment, assemble)
+from kvdock.pools.factories import FAMILIES
+from kvdock.models.description import describe
 
 PAGE = Path(__file__).parents[1] / "docs/reference/model-descriptions.md"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvdock.discovery import installed
+from kvdock.plugin.discovery import installed
 
 ROOT = Path(__file__).parents[1]
 

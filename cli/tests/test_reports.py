@@ -30,14 +30,14 @@ from kvdock import (
     Support,
     Verdict,
 )
-from kvdock.contract import Stage
-from kvdock.discovery import Candidate, LoadedPlugin, PluginProblem
-from kvdock.pools import ObjectUnit
-from kvdock.routing import Option, Route
-from kvdock.routing import Path as RoutePath
-from kvdock.settings import option, size
-from kvdock_cli.reports import doctor, listing, manifest, plan, versions
-from kvdock_cli.reports.plain import columns, plain
+from kvdock.plugin.validation import Stage
+from kvdock.plugin.discovery import (Candidate, LoadedPlugin, PluginProblem)
+from kvdock.pools.spec import ObjectUnit
+from kvdock.routing.plan import (Option, Route)
+from kvdock.routing.plan import Path as RoutePath
+from kvdock.config.fields import (option, size)
+from kvdock_cli.reports import (doctor, list, manifest, route, version)
+from kvdock_cli.reports._tables import (columns, plain)
 
 GOLDEN = Path(__file__).with_name("golden")
 DOCUMENTATION = (
@@ -108,7 +108,7 @@ BROKEN = PluginProblem(
     cause="ModuleNotFoundError: No module named 'gamma'",
     fix="Reinstall kvdock-gamma, or install what it needs.",
 )
-LISTING = listing.Listing(plugins=[ALPHA, BETA], problems=[BROKEN], hidden=["delta"])
+LISTING = list.Listing(plugins=[ALPHA, BETA], problems=[BROKEN], hidden=["delta"])
 DIAGNOSIS = doctor.Diagnosis(
     problems=[BROKEN],
     sections=[
@@ -170,24 +170,24 @@ PLAN = Plan(
     ),
 )
 PARTS_OF_KVDOCK = [
-    versions.Part("kvdock", "0.1.0", "kvdock", "/lib/kvdock/__init__.py"),
-    versions.Part("backend alpha", "1.2.3", "kvdock-alpha", ALPHA.path),
+    version.Part("kvdock", "0.1.0", "kvdock", "/lib/kvdock/__init__.py"),
+    version.Part("backend alpha", "1.2.3", "kvdock-alpha", ALPHA.path),
 ]
 TEXTS: dict[str, Callable[[], str]] = {
-    "list.txt": lambda: listing.as_text(LISTING),
-    "list.md": lambda: listing.as_markdown(LISTING),
+    "list.txt": lambda: list.as_text(LISTING),
+    "list.md": lambda: list.as_markdown(LISTING),
     "show-alpha.txt": lambda: manifest.as_text(ALPHA),
     "show-beta.txt": lambda: manifest.as_text(BETA),
     "doctor.txt": lambda: doctor.as_text(DIAGNOSIS),
     "route.txt": PLAN.explain,
-    "version.txt": lambda: versions.as_text(PARTS_OF_KVDOCK),
+    "version.txt": lambda: version.as_text(PARTS_OF_KVDOCK),
 }
 OBJECTS: dict[str, Callable[[], dict[str, object]]] = {
-    "list.json": lambda: listing.as_data(LISTING),
+    "list.json": lambda: list.as_data(LISTING),
     "show-alpha.json": lambda: manifest.as_data(ALPHA),
     "doctor.json": lambda: doctor.as_data(DIAGNOSIS),
-    "route.json": lambda: plan.as_data(PLAN),
-    "version.json": lambda: versions.as_data(PARTS_OF_KVDOCK),
+    "route.json": lambda: route.as_data(PLAN),
+    "version.json": lambda: version.as_data(PARTS_OF_KVDOCK),
 }
 
 
@@ -232,16 +232,16 @@ def test_every_key_of_an_object_is_documented(name: str) -> None:
 
 
 def test_a_listing_of_nothing_says_what_to_install() -> None:
-    empty = listing.Listing(plugins=[])
+    empty = list.Listing(plugins=[])
     assert (
-        listing.as_text(empty)
+        list.as_text(empty)
         == "No backend is installed. Try: pip install kvdock-file"
     )
-    assert listing.as_data(empty)["ok"] is True
+    assert list.as_data(empty)["ok"] is True
 
 
 def test_a_listing_of_what_cannot_be_used_does_not_advise_to_install() -> None:
-    text = listing.as_text(listing.Listing(plugins=[], hidden=["delta"]))
+    text = list.as_text(list.Listing(plugins=[], hidden=["delta"]))
     assert text == "No backend can be used.\n\nNot in KVDOCK_PLUGINS: delta"
 
 

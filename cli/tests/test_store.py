@@ -15,13 +15,13 @@ import attrs
 import numpy as np
 import pytest
 
-from kvdock.batches import Batch, Operation
+from kvdock.batch import (Batch, Operation)
 from kvdock.errors import KvdockError, NamespaceError
 from kvdock.segments import Place, SegmentStore, ThreadEngine
-from kvdock.segments.checking import Checked
+from kvdock.segments.verify import Checked
 from kvdock.segments.inspect import Location, locate
 from kvdock.segments.survey import NamespaceSurvey, PoolSurvey, namespaces
-from kvdock_cli import store
+from kvdock_cli.commands import store
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.reports import store as report
 

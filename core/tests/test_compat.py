@@ -8,7 +8,7 @@ import pytest
 
 from kvdock.compat import CompatKeys, Spelling
 from kvdock.errors import KvdockError, NamespaceError
-from kvdock.pools import DType, Part, Per, PoolKind, PoolSpec, Shard, Sharding
+from kvdock.pools.spec import (DType, Part, Per, PoolKind, PoolSpec, Shard, Sharding)
 
 MODEL = "org/Model"
 

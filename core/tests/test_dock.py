@@ -20,8 +20,8 @@ from kvdock import (
     Shard,
     Support,
 )
-from kvdock.core_settings import Integrity
-from kvdock.discovery import Candidate
+from kvdock.config.core import Integrity
+from kvdock.plugin.discovery import Candidate
 from kvdock.dock import examined
 from kvdock.errors import PluginError, SettingsError
 

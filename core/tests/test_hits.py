@@ -18,7 +18,7 @@ from kvdock.hits import (
     intersect,
     needed_pages,
 )
-from kvdock.pools import DType, HitPolicy, Part, PoolKind, PoolSpec
+from kvdock.pools.spec import (DType, HitPolicy, Part, PoolKind, PoolSpec)
 
 
 def pool(name: str = "kv", **changes: Any) -> PoolSpec:

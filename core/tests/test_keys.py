@@ -20,18 +20,8 @@ from kvdock.keys import (
     namespace_digest,
     namespace_record,
 )
-from kvdock.pools import (
-    DType,
-    Layout,
-    ObjectUnit,
-    Part,
-    Per,
-    PoolKind,
-    PoolSpec,
-    Shard,
-    Sharding,
-)
-from kvdock.shards import every_shard
+from kvdock.pools.spec import (DType, Layout, ObjectUnit, Part, Per, PoolKind, PoolSpec, Shard, Sharding)
+from kvdock.pools.shard import every_shard
 
 K, V = (Part(name, DType.FP8_E4M3, (4, 16), shard_axis=0) for name in ("k", "v"))
 KV = PoolSpec(

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 from kvdock import Attachment, Dock, Namespace, Part, PoolSpec, Region, Shard
-from kvdock.batches import Outcome
+from kvdock.batch import Outcome
 
 POOL = PoolSpec(
     name="kv",

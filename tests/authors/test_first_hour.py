@@ -16,11 +16,11 @@ from typing import Any
 import attrs
 import pytest
 
-from kvdock.batches import Batch, BatchResult, Operation, Outcome
-from kvdock.hookspecs import AttachConfig, Capacity, Finding
-from kvdock.manifest import Capability, KindSupport, Manifest, Scope, Support, Verdict
-from kvdock.regions import Region
-from kvdock.shards import Shard
+from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
+from kvdock.plugin.hookspecs import (AttachConfig, Capacity, Finding)
+from kvdock.plugin.manifest import (Capability, KindSupport, Manifest, Scope, Support, Verdict)
+from kvdock.region import Region
+from kvdock.pools.shard import Shard
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial.md"

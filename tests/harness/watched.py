@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import attrs
 import pytest
 
-from kvdock.hookspecs import hookimpl
-from kvdock.pools import PoolKind
+from kvdock.plugin.hookspecs import hookimpl
+from kvdock.pools.spec import PoolKind
 from kvdock.testing import BackendContract, Oracle
 from kvdock.testing.reference import FolderReference, FolderShelf, Handle, ShelfOracle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvdock.batches import Batch, BatchResult
-    from kvdock.manifest import Manifest
+    from kvdock.batch import (Batch, BatchResult)
+    from kvdock.plugin.manifest import Manifest
 
 RECORD = "KVDOCK_WATCHED"
 """Names the file that it writes to."""

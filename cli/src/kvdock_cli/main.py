@@ -12,8 +12,8 @@ import typer
 
 from kvdock.errors import KvdockError
 from kvdock_cli import output
-from kvdock_cli.commands import CommandGroup
-from kvdock_cli.signatures import Help  # noqa: TC001 - typer reads it
+from kvdock_cli.registry import CommandGroup
+from kvdock_cli.typer_adapter import Help  # noqa: TC001 - typer reads it
 
 _LONGEST_END_S = 5.0
 """Time for threads and clients to end; one that hangs is told about before."""
@@ -48,7 +48,7 @@ def kvdock(
     """Storage for an LLM engine's KV cache, through plugins."""
     del help
     if version:
-        from kvdock_cli.versions import versions  # noqa: PLC0415 - seldom asked for
+        from kvdock_cli.commands.version import versions  # noqa: PLC0415 - seldom asked for
 
         raise typer.Exit(versions(json=json))
     if context.invoked_subcommand is None:

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
-from kvdock.discovery import BrokenPlugin
+from kvdock.plugin.discovery import BrokenPlugin
 from kvdock.errors import KvdockError, PluginError, SettingsError
-from kvdock_cli.reports.plain import plain
+from kvdock_cli.reports._tables import plain
 
 FINE, PROBLEM, USAGE = 0, 1, 2
 

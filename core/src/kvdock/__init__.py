@@ -11,66 +11,91 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvdock.assembly import Assembly as Assembly
-    from kvdock.assembly import Deployment as Deployment
-    from kvdock.assembly import assemble as assemble
-    from kvdock.batches import Batch as Batch
-    from kvdock.batches import BatchResult as BatchResult
-    from kvdock.batches import Operation as Operation
-    from kvdock.batches import Outcome as Outcome
-    from kvdock.budget import HostBudget as HostBudget
-    from kvdock.discovery import PluginProblem as PluginProblem
+    from kvdock.models.assembly import Assembly as Assembly
+    from kvdock.models.assembly import Deployment as Deployment
+    from kvdock.models.assembly import assemble as assemble
+    from kvdock.batch import Batch as Batch
+    from kvdock.batch import BatchResult as BatchResult
+    from kvdock.batch import Operation as Operation
+    from kvdock.batch import Outcome as Outcome
+    from kvdock.models.memory_budget import HostBudget as HostBudget
+    from kvdock.plugin.discovery import PluginProblem as PluginProblem
     from kvdock.dock import Backend as Backend
     from kvdock.dock import Dock as Dock
     from kvdock.errors import KvdockError as KvdockError
     from kvdock.errors import NoRoute as NoRoute
     from kvdock.hits import Hits as Hits
-    from kvdock.hookspecs import AttachConfig as AttachConfig
-    from kvdock.hookspecs import Capacity as Capacity
-    from kvdock.hookspecs import Finding as Finding
-    from kvdock.hookspecs import HostMemory as HostMemory
-    from kvdock.hookspecs import hookimpl as hookimpl
+    from kvdock.plugin.hookspecs import AttachConfig as AttachConfig
+    from kvdock.plugin.hookspecs import Capacity as Capacity
+    from kvdock.plugin.hookspecs import Finding as Finding
+    from kvdock.plugin.hookspecs import HostMemory as HostMemory
+    from kvdock.plugin.hookspecs import hookimpl as hookimpl
     from kvdock.keys import Namespace as Namespace
     from kvdock.keys import key_suffixes as key_suffixes
-    from kvdock.manifest import API_VERSION as API_VERSION
-    from kvdock.manifest import Capability as Capability
-    from kvdock.manifest import KindSupport as KindSupport
-    from kvdock.manifest import Manifest as Manifest
-    from kvdock.manifest import Scope as Scope
-    from kvdock.manifest import Support as Support
-    from kvdock.manifest import Verdict as Verdict
-    from kvdock.models import load_model as load_model
-    from kvdock.pools import ContextSplit as ContextSplit
-    from kvdock.pools import DType as DType
-    from kvdock.pools import HitPolicy as HitPolicy
-    from kvdock.pools import Layout as Layout
-    from kvdock.pools import Part as Part
-    from kvdock.pools import Per as Per
-    from kvdock.pools import PoolKind as PoolKind
-    from kvdock.pools import PoolName as PoolName
-    from kvdock.pools import PoolSpec as PoolSpec
-    from kvdock.pools import Shard as Shard
-    from kvdock.pools import Sharding as Sharding
-    from kvdock.regions import Block as Block
-    from kvdock.regions import Region as Region
-    from kvdock.routing import Needs as Needs
-    from kvdock.routing import Plan as Plan
-    from kvdock.routing import plan_routes as plan_routes
-    from kvdock.sessions import Attachment as Attachment
-    from kvdock.sessions import Session as Session
+    from kvdock.plugin.manifest import API_VERSION as API_VERSION
+    from kvdock.plugin.manifest import Capability as Capability
+    from kvdock.plugin.manifest import KindSupport as KindSupport
+    from kvdock.plugin.manifest import Manifest as Manifest
+    from kvdock.plugin.manifest import Scope as Scope
+    from kvdock.plugin.manifest import Support as Support
+    from kvdock.plugin.manifest import Verdict as Verdict
+    from kvdock.models.description import load_model as load_model
+    from kvdock.pools.spec import ContextSplit as ContextSplit
+    from kvdock.pools.spec import DType as DType
+    from kvdock.pools.spec import HitPolicy as HitPolicy
+    from kvdock.pools.spec import Layout as Layout
+    from kvdock.pools.spec import Part as Part
+    from kvdock.pools.spec import Per as Per
+    from kvdock.pools.spec import PoolKind as PoolKind
+    from kvdock.pools.spec import PoolName as PoolName
+    from kvdock.pools.spec import PoolSpec as PoolSpec
+    from kvdock.pools.spec import Shard as Shard
+    from kvdock.pools.spec import Sharding as Sharding
+    from kvdock.region import Block as Block
+    from kvdock.region import Region as Region
+    from kvdock.routing.plan import Needs as Needs
+    from kvdock.routing.plan import Plan as Plan
+    from kvdock.routing.plan import plan_routes as plan_routes
+    from kvdock.transfer import Attachment as Attachment
+    from kvdock.transfer import Session as Session
 
 _HOMES = MappingProxyType(
     {
-        "assembly": ("Assembly", "Deployment", "assemble"),
-        "batches": ("Batch", "BatchResult", "Operation", "Outcome"),
-        "budget": ("HostBudget",),
-        "discovery": ("PluginProblem",),
-        "dock": ("Backend", "Dock"),
-        "errors": ("KvdockError", "NoRoute"),
+        "batch": (
+            "Batch",
+            "BatchResult",
+            "Operation",
+            "Outcome",
+        ),
+        "dock": (
+            "Backend",
+            "Dock",
+        ),
+        "errors": (
+            "KvdockError",
+            "NoRoute",
+        ),
         "hits": ("Hits",),
-        "hookspecs": ("AttachConfig", "Capacity", "Finding", "HostMemory", "hookimpl"),
-        "keys": ("Namespace", "key_suffixes"),
-        "manifest": (
+        "keys": (
+            "Namespace",
+            "key_suffixes",
+        ),
+        "models.assembly": (
+            "Assembly",
+            "Deployment",
+            "assemble",
+        ),
+        "models.description": ("load_model",),
+        "models.memory_budget": ("HostBudget",),
+        "plugin.discovery": ("PluginProblem",),
+        "plugin.hookspecs": (
+            "AttachConfig",
+            "Capacity",
+            "Finding",
+            "HostMemory",
+            "hookimpl",
+        ),
+        "plugin.manifest": (
             "API_VERSION",
             "Capability",
             "KindSupport",
@@ -79,8 +104,7 @@ _HOMES = MappingProxyType(
             "Support",
             "Verdict",
         ),
-        "models": ("load_model",),
-        "pools": (
+        "pools.spec": (
             "ContextSplit",
             "DType",
             "HitPolicy",
@@ -93,9 +117,19 @@ _HOMES = MappingProxyType(
             "Shard",
             "Sharding",
         ),
-        "regions": ("Block", "Region"),
-        "routing": ("Needs", "Plan", "plan_routes"),
-        "sessions": ("Attachment", "Session"),
+        "region": (
+            "Block",
+            "Region",
+        ),
+        "routing.plan": (
+            "Needs",
+            "Plan",
+            "plan_routes",
+        ),
+        "transfer": (
+            "Attachment",
+            "Session",
+        ),
     }
 )
 _HOME = MappingProxyType(

@@ -15,8 +15,8 @@ import attrs
 
 from kvdock.errors import NamespaceError
 from kvdock.keys import check_hashes
-from kvdock.pools import PoolKind, PoolName, PoolSpec, Shard, Sharding
-from kvdock.vocabulary import Word
+from kvdock.pools.spec import (PoolKind, PoolName, PoolSpec, Shard, Sharding)
+from kvdock.pools.enums import Word
 
 
 class Spelling(Word):

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock import contract, discovery
+from kvdock.plugin import (validation, discovery)
 from kvdock.errors import KvdockError, PluginError, RegionError
-from kvdock.hookspecs import AttachConfig, Capacity, Finding, HostMemory
-from kvdock.manifest import Capability, Manifest, Support, Verdict
-from kvdock.pools import Shard
-from kvdock.routing import Judge, Needs, Plan, plan_routes
-from kvdock.settings import structure
+from kvdock.plugin.hookspecs import (AttachConfig, Capacity, Finding, HostMemory)
+from kvdock.plugin.manifest import (Capability, Manifest, Support, Verdict)
+from kvdock.pools.spec import Shard
+from kvdock.routing.plan import (Judge, Needs, Plan, plan_routes)
+from kvdock.config.fields import structure
 
 if TYPE_CHECKING:
-    from kvdock.batches import Batch, BatchResult
-    from kvdock.pools import PoolSpec
-    from kvdock.regions import Region
+    from kvdock.batch import (Batch, BatchResult)
+    from kvdock.pools.spec import PoolSpec
+    from kvdock.region import Region
 
 log = logging.getLogger("kvdock")
 
@@ -76,8 +76,8 @@ class Backend:
                 fix="Put observers around a dock once, after it is loaded.",
             )
         try:
-            contract.check_observer(built)
-        except contract.Breach as breach:
+            validation.check_observer(built)
+        except validation.Breach as breach:
             what = f"observer {name!r} cannot be used: {breach.cause}"
             raise PluginError(what, fix=breach.fix) from breach
 
@@ -138,7 +138,7 @@ class Backend:
                 f"kvdock_allocate of {self.name} returned {found!r}",
                 fix="It returns a HostMemory, or None where any memory will do.",
             )
-        from kvdock.regions import block_of  # noqa: PLC0415 - numpy, 65 ms
+        from kvdock.region import block_of  # noqa: PLC0415 - numpy, 65 ms
 
         try:
             given = block_of(memoryview(found.buffer)).nbytes
@@ -177,7 +177,7 @@ class Backend:
         Raises:
             BatchError: If the answer is not one outcome per key.
         """
-        from kvdock.batches import checked  # noqa: PLC0415 - numpy, 65 ms
+        from kvdock.batch import checked  # noqa: PLC0415 - numpy, 65 ms
 
         result = self.plugin.hooks.kvdock_batch_io(handle=handle, batch=batch)
         return checked(batch, result)

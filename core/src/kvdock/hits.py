@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.errors import PoolError
-from kvdock.pools import HitPolicy, PoolSpec
+from kvdock.pools.spec import (HitPolicy, PoolSpec)
 
 Bools = npt.NDArray[np.bool_]
 Int32s = npt.NDArray[np.int32]

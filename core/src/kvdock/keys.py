@@ -18,7 +18,7 @@ import attrs
 from kvdock.errors import KvdockError, NamespaceError
 
 if TYPE_CHECKING:
-    from kvdock.pools import PoolSpec, Shard, StoredObject
+    from kvdock.pools.spec import (PoolSpec, Shard, StoredObject)
 
 SCHEMA_VERSION = 1
 """Version of the canonical form; a new one makes every key new."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.batches import Batch, Operation
+from kvdock.batch import (Batch, Operation)
 from kvdock.segments import Limits, Place, SegmentStore, ThreadEngine
 
 Numbers = npt.NDArray[np.int64]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvdock.batches import Operation, Outcome
+from kvdock.batch import (Operation, Outcome)
 from kvdock.segments import ThreadEngine
 from kvdock.segments.survey import collect
 

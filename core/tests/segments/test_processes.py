@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvdock.batches import Outcome
-from kvdock.segments.folder import Folder
+from kvdock.batch import Outcome
+from kvdock.segments.directory import Folder
 from kvdock.segments.segment import Segment
 
 WORKER = Path(__file__).with_name("crash_worker.py")

@@ -9,14 +9,14 @@ import attrs
 import pytest
 import watched
 
-from kvdock.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
-from kvdock.pools import HitPolicy, Layout, PoolKind, Shard, Sharding
+from kvdock.plugin.manifest import (API_VERSION, KindSupport, Manifest, Scope, Support)
+from kvdock.pools.spec import (HitPolicy, Layout, PoolKind, Shard, Sharding)
 from kvdock.testing import BackendContract
 from kvdock.testing.cases import selection
 from kvdock.testing.contract import groups
-from kvdock.testing.running import run_tests
+from kvdock.testing.subprocess import run_tests
 from kvdock.testing.samples import Sample
-from kvdock.verdicts import Needs, consider
+from kvdock.routing.verdicts import (Needs, consider)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

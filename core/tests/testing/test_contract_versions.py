@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 
-from kvdock import discovery
-from kvdock.contract import Stage
-from kvdock.discovery import Candidate, PluginProblem
-from kvdock.hookspecs import hookimpl
-from kvdock.manifest import API_VERSION, KindSupport, Manifest
-from kvdock.pools import PoolKind
+from kvdock.plugin import discovery
+from kvdock.plugin.validation import Stage
+from kvdock.plugin.discovery import (Candidate, PluginProblem)
+from kvdock.plugin.hookspecs import hookimpl
+from kvdock.plugin.manifest import (API_VERSION, KindSupport, Manifest)
+from kvdock.pools.spec import PoolKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from kvdock.testing.mutants.__main__ import caught, hunt, summary, table
 from kvdock.testing.mutants.suite import contract_of
 
 if TYPE_CHECKING:
-    from kvdock.testing.running import Record
+    from kvdock.testing.subprocess import Record
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference"
 

@@ -27,7 +27,7 @@ class TestMemory(BackendContract):
 
 
 class TestOwnMemory(BackendContract):
-    plugin = "kvdock.testing.own_memory:plugin"
+    plugin = "kvdock.testing.allocating_reference:plugin"
 
     @pytest.fixture
     def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:

@@ -100,7 +100,7 @@ def build() -> Path:
         extra = "[cpu]" if folder.name == "mooncake" else ""
         _pip("-e", f"{folder}{extra}")
         if extra:
-            bring = [str(PYTHON), "-m", "kvdock_mooncake.native"]
+            bring = [str(PYTHON), "-m", "kvdock_mooncake.system_libraries"]
             subprocess.run(bring, check=True, stdout=sys.stderr)
     site = next((VENV / "lib").glob("python3*/site-packages"))
     (site / "kvdock_standin.pth").write_text(f"{HERE / 'standin'}\n")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvdock_sglang import doctor, hooks
-from kvdock_sglang.launch import DOOR, EXTRA, Flags, command_line, configuration
+from kvdock_sglang import (doctor, engine_patches)
+from kvdock_sglang.launch_flags import (DOOR, EXTRA, Flags, command_line, configuration)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _tested_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     real = metadata.version
-    versions = {"sglang": hooks.TESTED[0]}
+    versions = {"sglang": engine_patches.TESTED[0]}
     monkeypatch.setattr(
         metadata, "version", lambda name: versions.get(name) or real(name)
     )
@@ -141,7 +141,7 @@ def test_a_healthy_plugin_is_probed_and_said_to_be(tmp_path: Path) -> None:
 
 def test_a_command_that_cannot_be_read_leaves_the_versions_to_be_seen() -> None:
     found = doctor.examine({"command": "sglang serve 'x"})
-    assert found[0].what == f"SGLang {hooks.TESTED[0]}"
+    assert found[0].what == f"SGLang {engine_patches.TESTED[0]}"
 
 
 def test_groups_and_sglangs_own_settings_are_kept_with_their_types(

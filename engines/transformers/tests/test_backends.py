@@ -11,8 +11,9 @@ from typing import Any
 import attrs
 import pytest
 
-from kvdock import Dock, KvdockError, Scope, discovery
-from kvdock.discovery import Candidate
+from kvdock import (Dock, KvdockError, Scope)
+from kvdock.plugin import discovery
+from kvdock.plugin.discovery import Candidate
 from kvdock.errors import SettingsError
 from kvdock_transformers import backends
 from kvdock_transformers.backends import (

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvdock import Batch, BatchResult, Operation
-from kvdock.batches import Outcome
+from kvdock.batch import Outcome
 from kvdock_transformers import tamper as tampering
 from kvdock_transformers.damage import Harm
 from kvdock_transformers.records import PoolRecord

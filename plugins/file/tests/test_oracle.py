@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvdock import discovery
+from kvdock.plugin import discovery
 from kvdock.testing import Oracle
 from kvdock.testing.installed import ORACLES
 from kvdock_file.settings import FileSettings

@@ -8,8 +8,8 @@ import pytest
 
 from kvdock.dock import Dock
 from kvdock.errors import SettingsError
-from kvdock.hookspecs import AttachConfig
-from kvdock_file.opening import limits_of
+from kvdock.plugin.hookspecs import AttachConfig
+from kvdock_file.store import limits_of
 from kvdock_file.settings import FileSettings
 
 

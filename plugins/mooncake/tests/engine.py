@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from kvdock import Attachment, Dock, Namespace, Part, PoolSpec, Region, Shard
-from kvdock.batches import Outcome
+from kvdock.batch import Outcome
 
 PAGES = 24
 TARGET = PoolSpec(

@@ -26,8 +26,8 @@ from kvdock import (
     Region,
     Shard,
 )
-from kvdock.batches import Outcome
-from kvdock.settings import structure
+from kvdock.batch import Outcome
+from kvdock.config.fields import structure
 from kvdock_mooncake import plugin
 from kvdock_mooncake.settings import MooncakeSettings
 

@@ -33,7 +33,7 @@ from kvdock import (
 from kvdock.errors import KvdockError, RegionError
 from kvdock_mooncake import client, plugin
 from kvdock_mooncake.client import State
-from kvdock_mooncake.joining import join
+from kvdock_mooncake.connect import join
 
 pytestmark = [pytest.mark.mooncake, pytest.mark.slow]
 

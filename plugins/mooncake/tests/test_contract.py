@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from kvdock import AttachConfig
-from kvdock.settings import structure
+from kvdock.config.fields import structure
 from kvdock.testing import BackendContract, Oracle
 from kvdock_mooncake import plugin
-from kvdock_mooncake.joining import join
+from kvdock_mooncake.connect import join
 from kvdock_mooncake.server import start_master, start_owner
 from kvdock_mooncake.settings import MooncakeSettings
 

@@ -15,7 +15,7 @@ import pytest
 from kvdock import Outcome
 from kvdock.errors import KvdockError
 from kvdock_mooncake.client import State
-from kvdock_mooncake.codes import NOT_READY
+from kvdock_mooncake.error_codes import NOT_READY
 from kvdock_mooncake.server import free_port, start_owner
 from kvdock_mooncake.settings import MooncakeSettings
 

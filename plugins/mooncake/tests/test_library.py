@@ -9,7 +9,7 @@ import pytest
 
 from kvdock.errors import PluginError
 from kvdock_mooncake import library
-from kvdock_mooncake.joining import check_library
+from kvdock_mooncake.connect import check_library
 from kvdock_mooncake.library import Wheel, inspect_library, parameters, the_wheel
 from kvdock_mooncake.settings import MooncakeSettings
 
@@ -89,7 +89,7 @@ def test_an_import_that_fails_says_what_to_install(
     monkeypatch.setattr("importlib.import_module", fail)
     with pytest.raises(PluginError, match="cannot be imported") as told:
         library.load()
-    assert "kvdock_mooncake.native" in told.value.fix
+    assert "kvdock_mooncake.system_libraries" in told.value.fix
     assert "CUDA" not in told.value.fix
 
 

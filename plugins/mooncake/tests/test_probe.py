@@ -92,7 +92,7 @@ def test_a_master_that_is_away_and_a_missing_device_are_two_findings(
     library: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     del library
-    monkeypatch.setattr("kvdock_mooncake.joining._RDMA_DEVICES", tmp_path)
+    monkeypatch.setattr("kvdock_mooncake.connect._RDMA_DEVICES", tmp_path)
     found = findings(
         MooncakeSettings(master="127.0.0.1:1", protocol=Protocol.RDMA, segment_bytes=0)
     )

@@ -9,7 +9,7 @@ import pytest
 
 from kvdock import Shard
 from kvdock.errors import SettingsError
-from kvdock.settings import structure
+from kvdock.config.fields import structure
 from kvdock_mooncake.settings import MooncakeSettings, Pin, Protocol, split_address
 
 NONE: Mapping[str, str] = MappingProxyType({})

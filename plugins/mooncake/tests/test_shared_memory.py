@@ -26,12 +26,12 @@ from kvdock import (
     Region,
     Shard,
 )
-from kvdock.core_settings import CoreSettings
-from kvdock.routing import Path
-from kvdock.settings import structure
+from kvdock.config.core import CoreSettings
+from kvdock.routing.plan import Path
+from kvdock.config.fields import structure
 from kvdock_mooncake import plugin
 from kvdock_mooncake.client import Client, State
-from kvdock_mooncake.clients import _CLIENTS
+from kvdock_mooncake.shared_clients import _CLIENTS
 from kvdock_mooncake.server import Server, start_owner
 from kvdock_mooncake.settings import MooncakeSettings
 

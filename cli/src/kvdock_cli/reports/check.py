@@ -6,11 +6,11 @@ import collections
 import signal
 from typing import TYPE_CHECKING
 
-from kvdock_cli.reports.plain import columns
+from kvdock_cli.reports._tables import columns
 
 if TYPE_CHECKING:
-    from kvdock.testing.checkup import Checkup
-    from kvdock.testing.running import Ended
+    from kvdock.testing.report import Checkup
+    from kvdock.testing.subprocess import Ended
 
 SCHEMA = "kvdock.check/1"
 

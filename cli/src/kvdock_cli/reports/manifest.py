@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock.pools import PoolKind
-from kvdock.settings import format_bytes
-from kvdock_cli.reports.listing import by_kind, plugin_data
-from kvdock_cli.reports.plain import columns, plain, words
+from kvdock.pools.spec import PoolKind
+from kvdock.config.fields import format_bytes
+from kvdock_cli.reports.list import (by_kind, plugin_data)
+from kvdock_cli.reports._tables import (columns, plain, words)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvdock.discovery import LoadedPlugin
+    from kvdock.plugin.discovery import LoadedPlugin
 
 SCHEMA = "kvdock.show/1"
 _APART = ("name", "api", "summary", "kinds", "settings")

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.settings import format_bytes
+from kvdock.config.fields import format_bytes
 
 if TYPE_CHECKING:
-    from kvdock.budget import HostBudget
+    from kvdock.models.memory_budget import HostBudget
 
 
 @attrs.frozen

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvdock.keys import namespace_digest
-from kvdock.namespaces import flatten_record
-from kvdock_cli.reports.plain import columns, plain
+from kvdock.namespace import flatten_record
+from kvdock_cli.reports._tables import (columns, plain)
 
 if TYPE_CHECKING:
-    from kvdock.namespaces import Difference
+    from kvdock.namespace import Difference
 
 SCHEMA = "kvdock.ns/1"
 DIFF_SCHEMA = "kvdock.ns-diff/1"

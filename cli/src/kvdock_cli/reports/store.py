@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from kvdock.settings import format_bytes
-from kvdock_cli.reports.plain import columns, plain
+from kvdock.config.fields import format_bytes
+from kvdock_cli.reports._tables import (columns, plain)
 
 if TYPE_CHECKING:
-    from kvdock.segments.checking import Checked
+    from kvdock.segments.verify import Checked
     from kvdock.segments.survey import NamespaceSurvey
 
 _SHORT = 12  # digits that tell namespaces apart for people

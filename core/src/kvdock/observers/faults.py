@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from kvdock.batches import Batch, BatchResult, Operation
-from kvdock.hookspecs import AttachConfig, hookimpl
-from kvdock.observers import Observer
-from kvdock.settings import duration, option
+from kvdock.batch import (Batch, BatchResult, Operation)
+from kvdock.plugin.hookspecs import (AttachConfig, hookimpl)
+from kvdock.plugin.observer import Observer
+from kvdock.config.fields import (duration, option)
 
 if TYPE_CHECKING:
-    from kvdock.pools import PoolSpec
-    from kvdock.regions import Region
+    from kvdock.pools.spec import PoolSpec
+    from kvdock.region import Region
 
 
 class Fault(StrEnum):

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kvdock import events
-from kvdock.hookspecs import hookimpl
-from kvdock.observers import Observer
+from kvdock.plugin.hookspecs import hookimpl
+from kvdock.plugin.observer import Observer
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from kvdock.batches import Outcome
+    from kvdock.batch import Outcome
 
 BREAKER_VALUES: Mapping[str, int] = MappingProxyType(
     {"closed": 0, "half-open": 1, "open": 2}

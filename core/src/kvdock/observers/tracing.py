@@ -12,9 +12,9 @@ from typing import Any
 
 import attrs
 
-from kvdock.batches import Batch, BatchResult
-from kvdock.hookspecs import hookimpl
-from kvdock.observers import Observer
+from kvdock.batch import (Batch, BatchResult)
+from kvdock.plugin.hookspecs import hookimpl
+from kvdock.plugin.observer import Observer
 
 
 @attrs.frozen(kw_only=True)

@@ -4,12 +4,12 @@ For backends that keep bytes in files. Loaded only by plugins that ask for it
 (`pip install kvdock[segments]`); nothing else of the core imports it.
 """
 
-from kvdock.segments.engine import Engine, Moved, Transfer
+from kvdock.segments.io import (Engine, Moved, Transfer)
 from kvdock.segments.limits import Limits
 from kvdock.segments.place import Place
 from kvdock.segments.store import SegmentStore, Usage
-from kvdock.segments.tenure import Tenure
-from kvdock.segments.threads import ThreadEngine
+from kvdock.segments.ownership import Tenure
+from kvdock.segments.posix_io import ThreadEngine
 
 __all__ = [
     "Engine",

@@ -6,8 +6,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from kvdock.segments import names
-from kvdock.segments.neighbours import Neighbours
+from kvdock.segments import paths
+from kvdock.segments.usage import Neighbours
 
 _SHORT = 12  # digits that tell namespaces apart for people
 
@@ -19,9 +19,9 @@ def bytes_by_namespace(root: int) -> dict[str, int]:
         root: Descriptor of the store's root.
     """
     found = {}
-    for namespace in names.namespaces_in(root):
+    for namespace in paths.namespaces_in(root):
         with suppress(OSError):  # it may go meanwhile
-            fd = names.open_folder(root, namespace)
+            fd = paths.open_folder(root, namespace)
             try:
                 found[namespace] = Neighbours(fd).usage_bytes()
             finally:

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.segments.records import RECORD, Records, UInt64s
+from kvdock.segments.format import (RECORD, Records, UInt64s)
 from kvdock.segments.table import ABSENT, Table
 
 Int64s = npt.NDArray[np.int64]

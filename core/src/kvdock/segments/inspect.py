@@ -15,14 +15,9 @@ import attrs
 import numpy as np
 
 from kvdock.errors import KvdockError, NamespaceError
-from kvdock.segments import names
-from kvdock.segments.maintenance import pool_folders
-from kvdock.segments.records import (
-    RECORD_BYTES,
-    RECORDS_AT,
-    key_digests,
-    key_seed,
-)
+from kvdock.segments import paths
+from kvdock.segments.cleanup import pool_folders
+from kvdock.segments.format import (RECORD_BYTES, RECORDS_AT, key_digests, key_seed)
 from kvdock.segments.segment import Contents, open_index, read_contents
 
 
@@ -63,7 +58,7 @@ def locate(root: Path, key: str) -> tuple[Location, ...]:
     Raises:
         NamespaceError: If the key begins with no namespace.
     """
-    namespace = names.check_namespace(key.partition("/")[0])
+    namespace = paths.check_namespace(key.partition("/")[0])
     wanted = key_digests([key], key_seed(namespace))[0]
     return tuple(
         location(root / namespace, pool, name, contents, slot)
@@ -78,7 +73,7 @@ def locate(root: Path, key: str) -> tuple[Location, ...]:
 
 def segments_of(
     root: Path, namespace: str
-) -> Iterator[tuple[str, names.IndexName, Contents]]:
+) -> Iterator[tuple[str, paths.IndexName, Contents]]:
     """Read the index files of a namespace.
 
     Yields:
@@ -112,11 +107,11 @@ def folders_of(
     Yields:
         Name and descriptor of each; closed when the next one is asked for.
     """
-    names.check_namespace(namespace)
+    paths.check_namespace(namespace)
     opened = namespace_of(root, namespace, shared=shared)
     with suppress(NamespaceError), opened as fd:
         for pool in pool_folders(fd):
-            folder = names.open_folder(fd, pool)
+            folder = paths.open_folder(fd, pool)
             try:
                 yield pool, folder
             finally:
@@ -137,9 +132,9 @@ def namespace_of(root: Path, namespace: str, *, shared: bool = True) -> Iterator
             meanwhile.
         KvdockError: If the operating system does not let us look, or work, there.
     """
-    root_fd = names.open_root(root, shared=shared, create=False)
+    root_fd = paths.open_root(root, shared=shared, create=False)
     try:
-        fd = names.open_folder(root_fd, names.check_namespace(namespace))
+        fd = paths.open_folder(root_fd, paths.check_namespace(namespace))
         try:
             yield fd
         finally:
@@ -161,20 +156,20 @@ def namespace_of(root: Path, namespace: str, *, shared: bool = True) -> Iterator
         os.close(root_fd)
 
 
-def index_names(folder: int) -> tuple[names.IndexName, ...]:
+def index_names(folder: int) -> tuple[paths.IndexName, ...]:
     """Return the index files of a folder, sorted, but for half-made ones."""
-    with names.listing(folder) as entries:
+    with paths.listing(folder) as entries:
         found = sorted(entry.name for entry in entries)
-    parsed = filter(None, map(names.IndexName.parse, found))
+    parsed = filter(None, map(paths.IndexName.parse, found))
     return tuple(name for name in parsed if name.state != "new")
 
 
 def location(
-    home: Path, folder: str, name: names.IndexName, contents: Contents, slot: int
+    home: Path, folder: str, name: paths.IndexName, contents: Contents, slot: int
 ) -> Location:
     """Return where the object in one slot lies."""
     record = contents.records[slot]
-    pool = names.parse_pool_folder(folder)
+    pool = paths.parse_pool_folder(folder)
     return Location(
         pool=pool[0] if pool else folder,
         path=home / folder / name.data,

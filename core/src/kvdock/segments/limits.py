@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from kvdock.errors import SettingsError
-from kvdock.segments.records import index_bytes
+from kvdock.segments.format import index_bytes
 
 LEAST_SEGMENTS = 12
 """Segments of a quota: one of them is what eviction takes at once."""

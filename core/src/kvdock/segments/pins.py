@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from kvdock.segments import tenure
+from kvdock.segments import ownership
 from kvdock.segments.segment import open_index, read_record
 
 if TYPE_CHECKING:
-    from kvdock.segments.catalogue import Catalogue, Found
+    from kvdock.segments.catalog import (Catalogue, Found)
 
 
 class Pins:
@@ -54,7 +54,7 @@ class Pins:
             return False
         fd = open_index(segment.folder, str(segment.name))
         # Locked first, then looked: it may have gone in between.
-        if tenure.pin(fd) and read_record(fd, slot) == record:
+        if ownership.pin(fd) and read_record(fd, slot) == record:
             self._locked[identity] = fd
             return True
         os.close(fd)
@@ -70,7 +70,7 @@ class Pins:
                 self._uses[identity] -= 1
                 if not self._uses[identity]:
                     del self._uses[identity]
-                    tenure.let_go(self._locked.pop(identity))
+                    ownership.let_go(self._locked.pop(identity))
 
     def close(self) -> None:
         """Let go of everything."""

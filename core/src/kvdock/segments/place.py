@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 
-from kvdock.segments.tenure import Tenure
+from kvdock.segments.ownership import Tenure
 
 
 def _distinct(sizes: Iterable[int]) -> tuple[int, ...]:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvdock.batches import Batch, BatchResult, Outcome, Outcomes
-from kvdock.segments.engine import DEADLINE, Engine, Moved, Transfer
+from kvdock.batch import (Batch, BatchResult, Outcome, Outcomes)
+from kvdock.segments.io import (DEADLINE, Engine, Moved, Transfer)
 from kvdock.segments.table import ABSENT
 
 if TYPE_CHECKING:
-    from kvdock.segments.catalogue import Catalogue, Found, Held
+    from kvdock.segments.catalog import (Catalogue, Found, Held)
     from kvdock.segments.index import Int64s
-    from kvdock.segments.records import Records
+    from kvdock.segments.format import Records
 
 _DAMAGE = (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
 _LOST = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.ESTALE, errno.ENXIO)

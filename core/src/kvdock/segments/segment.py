@@ -14,22 +14,10 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.segments import tenure
-from kvdock.segments.names import IndexName, open_file
-from kvdock.segments.records import (
-    COMMITS_AT,
-    HEADER_BYTES,
-    RECORD,
-    RECORD_BYTES,
-    RECORDS_AT,
-    USE_BYTES,
-    Records,
-    index_bytes,
-    parse_header,
-    uses_at,
-    valid,
-)
-from kvdock.segments.tenure import Tenure
+from kvdock.segments import ownership as tenure
+from kvdock.segments.paths import (IndexName, open_file)
+from kvdock.segments.format import (COMMITS_AT, HEADER_BYTES, RECORD, RECORD_BYTES, RECORDS_AT, USE_BYTES, Records, index_bytes, parse_header, uses_at, valid)
+from kvdock.segments.ownership import Tenure
 
 if TYPE_CHECKING:
     from kvdock.segments.index import Rows

@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.batches import Batch, BatchResult, Operation, Outcome
+from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
 from kvdock.errors import KvdockError
-from kvdock.segments import names, tenure
-from kvdock.segments.catalogue import Catalogue
-from kvdock.segments.files import OUT_OF_FILES
+from kvdock.segments import (paths, ownership)
+from kvdock.segments.catalog import Catalogue
+from kvdock.segments.fd_cache import OUT_OF_FILES
 from kvdock.segments.full import is_told
 from kvdock.segments.limits import Limits
-from kvdock.segments.maintenance import clear_namespace
-from kvdock.segments.neighbours import Neighbours
+from kvdock.segments.cleanup import clear_namespace
+from kvdock.segments.usage import Neighbours
 from kvdock.segments.pins import Pins
 from kvdock.segments.reader import Reader
-from kvdock.segments.space import Space
-from kvdock.segments.tenure import Tenure
+from kvdock.segments.allocator import Space
+from kvdock.segments.ownership import Tenure
 from kvdock.segments.writer import Writer
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from kvdock.segments.engine import Engine
+    from kvdock.segments.io import Engine
     from kvdock.segments.place import Place
 
 log = logging.getLogger("kvdock.segments")
@@ -90,7 +90,7 @@ class SegmentStore:
         self._engine = engine
         self._limits = limits or Limits()
         self._forking = threading.Lock()
-        names.check_namespace(place.namespace)
+        paths.check_namespace(place.namespace)
         self._limits.check(max(place.object_bytes, default=0), engine.alignment)
         try:
             self._namespace_fd = self._open_namespace()
@@ -109,12 +109,12 @@ class SegmentStore:
 
     def _open_namespace(self) -> int:
         place = self.place
-        root_fd = names.open_root(place.root, shared=place.shared)
+        root_fd = paths.open_root(place.root, shared=place.shared)
         try:
-            fd = names.open_namespace(root_fd, place.namespace, place.record)
+            fd = paths.open_namespace(root_fd, place.namespace, place.record)
         finally:
             os.close(root_fd)
-        tenure.remember(fd, place.tenure)
+        ownership.remember(fd, place.tenure)
         return fd
 
     def _begin(self) -> None:
@@ -199,8 +199,8 @@ class SegmentStore:
             if not self._catalogue.gone():
                 return  # another thread was first
             try:
-                if names.is_gone(self._namespace_fd):
-                    names.replace_folder(self._namespace_fd, self._open_namespace())
+                if paths.is_gone(self._namespace_fd):
+                    paths.replace_folder(self._namespace_fd, self._open_namespace())
                 self._catalogue.reopen()
                 self.counts["reopened"] += 1
                 log.warning("store %s was deleted in use: it is made anew", root)

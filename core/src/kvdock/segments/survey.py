@@ -16,15 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.errors import NamespaceError
-from kvdock.segments import names, tenure
+from kvdock.segments import (paths, ownership)
 from kvdock.segments.inspect import namespace_of, segments_of
-from kvdock.segments.maintenance import (
-    clear_namespace,
-    delete_unowned,
-    remove_empty,
-    sweep,
-)
-from kvdock.segments.neighbours import Neighbours
+from kvdock.segments.cleanup import (clear_namespace, delete_unowned, remove_empty, sweep)
+from kvdock.segments.usage import Neighbours
 
 
 @attrs.frozen(kw_only=True)
@@ -87,9 +82,9 @@ def namespaces(root: Path) -> tuple[str, ...]:
     Raises:
         KvdockError: If there is no such store.
     """
-    fd = names.open_root(root, shared=True, create=False)
+    fd = paths.open_root(root, shared=True, create=False)
     try:
-        return names.namespaces_in(fd)
+        return paths.namespaces_in(fd)
     finally:
         os.close(fd)
 
@@ -114,9 +109,9 @@ def survey(root: Path, namespace: str) -> NamespaceSurvey:
     with namespace_of(root, namespace) as fd:
         record = b""
         with suppress(OSError):  # something else of its name
-            record = names.read_record(fd)
+            record = paths.read_record(fd)
         listed = Neighbours(fd).bytes_of()
-    fits = bool(record) and names.fits(record, namespace)
+    fits = bool(record) and paths.fits(record, namespace)
     about = _about(record) if fits else {}
     totals = {folder: np.zeros(4, np.int64) for folder in listed}
     used_ns = 0
@@ -193,15 +188,15 @@ def collect(
     """
     freed = 0
     with namespace_of(root, namespace, shared=shared) as fd:
-        kept_by = tenure.remembered(fd)
+        kept_by = ownership.remembered(fd)
         neighbours = Neighbours(fd)
         for folder in neighbours.bytes_of():
-            folder_fd = names.open_folder(fd, folder)
+            folder_fd = paths.open_folder(fd, folder)
             freed += sweep(folder_fd, kept_by, lost=True, newer=newer)
             os.close(folder_fd)
         if to_bytes is not None:
             freed += _shrink(root, namespace, fd, to_bytes)
-    root_fd = names.open_root(root, shared=shared, create=False)
+    root_fd = paths.open_root(root, shared=shared, create=False)
     try:
         remove_empty(root_fd, namespace)
     finally:
@@ -234,6 +229,6 @@ def _shrink(root: Path, namespace: str, fd: int, to_bytes: int) -> int:
     for _, folder, file in sorted(by_use):
         if now <= to_bytes:
             break
-        if delete_unowned(fd, folder, file, tenure.remembered(fd)):
+        if delete_unowned(fd, folder, file, ownership.remembered(fd)):
             now = Neighbours(fd).usage_bytes()
     return begun - now

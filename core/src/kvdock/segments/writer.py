@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.batches import Batch, BatchResult, Outcome, Outcomes
-from kvdock.segments.engine import DEADLINE, Engine, Moved, Transfer
+from kvdock.batch import (Batch, BatchResult, Outcome, Outcomes)
+from kvdock.segments.io import (DEADLINE, Engine, Moved, Transfer)
 from kvdock.segments.memory import EMPTY_CHECKSUM
-from kvdock.segments.records import Records, UInt64s, records_of
+from kvdock.segments.format import (Records, UInt64s, records_of)
 
 if TYPE_CHECKING:
-    from kvdock.segments.catalogue import Catalogue
-    from kvdock.segments.folder import Folder
+    from kvdock.segments.catalog import Catalogue
+    from kvdock.segments.directory import Folder
     from kvdock.segments.index import Int64s
     from kvdock.segments.segment import Segment
-    from kvdock.segments.space import Space
+    from kvdock.segments.allocator import Space
 
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ESTALE)
 """Errors that say that there is no place, and not that something is broken."""

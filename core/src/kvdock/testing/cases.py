@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import attrs
 
-from kvdock.manifest import Capability, KindSupport, Manifest, Scope, Support
-from kvdock.shards import Shard
+from kvdock.plugin.manifest import (Capability, KindSupport, Manifest, Scope, Support)
+from kvdock.pools.shard import Shard
 from kvdock.testing.samples import Sample, possible_shardings
-from kvdock.vocabulary import HitPolicy, Layout, PoolKind
+from kvdock.pools.enums import (HitPolicy, Layout, PoolKind)
 
 UNDECLARED = "UNDECLARED"
 """The word by which a test is skipped about which a manifest is silent."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvdock import discovery
+from kvdock.plugin import discovery
 from kvdock.errors import KvdockError
-from kvdock.testing.checkup import VARIABLE, settled
+from kvdock.testing.report import (VARIABLE, settled)
 from kvdock.testing.contract import BackendContract, FaultContract
 from kvdock.testing.contract.suite import Suite
 

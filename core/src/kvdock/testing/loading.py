@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from kvdock.discovery import Candidate, imported, installed, load_all, require
+from kvdock.plugin.discovery import (Candidate, imported, installed, load_all, require)
 from kvdock.dock import Backend
 
 

@@ -15,15 +15,15 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.pools import Layout, Part, Per, PoolSpec, Shard, StoredObject
-from kvdock.regions import Block, Region
+from kvdock.pools.spec import (Layout, Part, Per, PoolSpec, Shard, StoredObject)
+from kvdock.region import (Block, Region)
 from kvdock.testing.samples import local_content
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kvdock.dock import Backend
-    from kvdock.hookspecs import AttachConfig, HostMemory
+    from kvdock.plugin.hookspecs import (AttachConfig, HostMemory)
 
 Bytes = npt.NDArray[np.uint8]
 

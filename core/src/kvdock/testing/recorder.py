@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kvdock.testing.running import OPTION
+from kvdock.testing.subprocess import OPTION
 
 _PR_SET_PDEATHSIG = 1
 """Linux: which signal to get when the parent ends."""

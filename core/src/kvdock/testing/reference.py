@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 import numpy as np
 
-from kvdock.batches import Batch, BatchResult, Operation, Outcome
+from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
 from kvdock.errors import KvdockError
-from kvdock.hookspecs import AttachConfig, Finding, hookimpl
+from kvdock.plugin.hookspecs import (AttachConfig, Finding, hookimpl)
 from kvdock.keys import key_suffixes
-from kvdock.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
-from kvdock.pools import HitPolicy, PoolKind, PoolSpec, Shard
-from kvdock.settings import option, size
+from kvdock.plugin.manifest import (API_VERSION, KindSupport, Manifest, Scope, Support)
+from kvdock.pools.spec import (HitPolicy, PoolKind, PoolSpec, Shard)
+from kvdock.config.fields import (option, size)
 from kvdock.testing.oracles import Oracle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvdock.regions import Block, Region
+    from kvdock.region import (Block, Region)
 
 CHECK_BYTES = 32
 """What a shelf keeps before the bytes: a digest of key and bytes."""

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.manifest import Capability, KindSupport, Manifest, Scope, Support, Verdict
-from kvdock.pools import PoolKind, PoolSpec, Shard
-from kvdock.routing import Route, plan_routes
+from kvdock.plugin.manifest import (Capability, KindSupport, Manifest, Scope, Support, Verdict)
+from kvdock.pools.spec import (PoolKind, PoolSpec, Shard)
+from kvdock.routing.plan import (Route, plan_routes)
 from kvdock.testing.samples import PAGE_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvdock.dock import Backend
-    from kvdock.verdicts import Needs
+    from kvdock.routing.verdicts import Needs
 
 ANCHOR = PoolSpec(
     name="kit_anchor",

@@ -16,14 +16,14 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.parts import Part
-from kvdock.pools import PoolSpec
-from kvdock.vocabulary import DType, HitPolicy, Layout, Per, PoolKind, Sharding
+from kvdock.pools.part import Part
+from kvdock.pools.spec import PoolSpec
+from kvdock.pools.enums import (DType, HitPolicy, Layout, Per, PoolKind, Sharding)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvdock.shards import Shard
+    from kvdock.pools.shard import Shard
 
 Content = npt.NDArray[np.uint8]
 

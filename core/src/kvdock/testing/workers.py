@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from kvdock.pools import Shard
+from kvdock.pools.spec import Shard
 from kvdock.testing.loading import load_backend
-from kvdock.testing.rigs import Harness, Rig, spelled
+from kvdock.testing.harness import (Harness, Rig, spelled)
 from kvdock.testing.samples import Sample
 
 if TYPE_CHECKING:

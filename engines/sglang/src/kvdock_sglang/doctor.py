@@ -18,20 +18,10 @@ import attrs
 
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError, SettingsError
-from kvdock.hookspecs import AttachConfig, Finding
-from kvdock.observers import observe
-from kvdock_sglang import hooks
-from kvdock_sglang.launch import (
-    DOOR,
-    EXTRA,
-    PREFETCH,
-    WAIT,
-    Flags,
-    command_line,
-    configuration,
-    engine_problems,
-    from_words,
-)
+from kvdock.plugin.hookspecs import (AttachConfig, Finding)
+from kvdock.plugin.observer import observe
+from kvdock_sglang import engine_patches
+from kvdock_sglang.launch_flags import (DOOR, EXTRA, PREFETCH, WAIT, Flags, command_line, configuration, engine_problems, from_words)
 from kvdock_sglang.settings import collect
 
 if TYPE_CHECKING:
@@ -55,11 +45,11 @@ def _installation() -> Iterator[Finding]:
         yield Finding(
             ok=False,
             what="SGLang is not installed in this environment",
-            hint=f"Install kvdock-sglang beside SGLang {' or '.join(hooks.TESTED)}.",
+            hint=f"Install kvdock-sglang beside SGLang {' or '.join(engine_patches.TESTED)}.",
         )
         return
-    lost = hooks.missing(version)
-    tested = " and ".join(hooks.TESTED)
+    lost = engine_patches.missing(version)
+    tested = " and ".join(engine_patches.TESTED)
     yield Finding(
         ok=not lost,
         what=f"SGLang {version}"

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from kvdock.batches import Outcome
+from kvdock.batch import Outcome
 from kvdock.errors import RegionError
-from kvdock.regions import Block, Region, block_of
+from kvdock.region import (Block, Region, block_of)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvdock.pools import PoolSpec, Shard
-    from kvdock.sessions import Attachment
+    from kvdock.pools.spec import (PoolSpec, Shard)
+    from kvdock.transfer import Attachment
 
 
 @attrs.frozen(eq=False)

@@ -14,18 +14,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kvdock.errors import PoolError
-from kvdock.pools import (
-    DType,
-    HitPolicy,
-    Layout,
-    Part,
-    Per,
-    PoolKind,
-    PoolSpec,
-    Shard,
-    Sharding,
-)
-from kvdock.regions import Region
+from kvdock.pools.spec import (DType, HitPolicy, Layout, Part, Per, PoolKind, PoolSpec, Shard, Sharding)
+from kvdock.region import Region
 from kvdock_sglang.pool_names import WINDOWS, EnginePool, is_draft
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import Any
 
 import attrs
 
-from kvdock.configuration import load_configuration
-from kvdock.core_settings import CoreSettings, Staging
+from kvdock.config.sources import load_configuration
+from kvdock.config.core import (CoreSettings, Staging)
 from kvdock.errors import SettingsError, nearest
-from kvdock.settings import choice, format_seconds, option, secret, structure
+from kvdock.config.fields import (choice, format_seconds, option, secret, structure)
 from kvdock_sglang.pool_names import POOL_NAMES
 
 ENGINE_KEYS = frozenset(

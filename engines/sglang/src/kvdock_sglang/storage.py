@@ -22,24 +22,19 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
-from kvdock.batches import Outcome
+from kvdock.batch import Outcome
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError
-from kvdock.observers import observe
-from kvdock.pools import HitPolicy
+from kvdock.plugin.observer import observe
+from kvdock.pools.spec import HitPolicy
 from kvdock_sglang.host_pools import HostPool, Place, describe
-from kvdock_sglang.identity import (
-    Ranks,
-    namespace,
-    started_with,
-    target_kv_heads,
-)
-from kvdock_sglang.ledger import Ledger
+from kvdock_sglang.namespace import (Ranks, namespace, started_with, target_kv_heads)
+from kvdock_sglang.stats import Ledger
 from kvdock_sglang.pool_names import EnginePool, is_draft
-from kvdock_sglang.sampling import check
+from kvdock_sglang.layout_check import check
 from kvdock_sglang.settings import collect
-from kvdock_sglang.tier import Lane, Tier
-from kvdock_sglang.verdict import Asked, fold
+from kvdock_sglang.attachments import (Lane, Tier)
+from kvdock_sglang.hit_query import (Asked, fold)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -28,7 +28,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
-from kvdock_sglang import hooks
+from kvdock_sglang import engine_patches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,13 +58,13 @@ def become_rank(rank: int, size: int, where: Path, *, dcp_size: int = 1) -> Any:
 
 def close_name_branches() -> None:
     """Install the hooks as SGLang does when it finds the entry point."""
-    hooks.install()
+    engine_patches.install()
     HookRegistry.apply_hooks()
 
 
 def open_name_branches() -> None:
     """Take the hooks back: SGLang as it is without kvdock's entry point."""
-    for closed in hooks.CLOSED:
+    for closed in engine_patches.CLOSED:
         owner, _, name = closed.target.rpartition(".")
         found = pkgutil.resolve_name(owner)
         original = getattr(getattr(found, name), "__wrapped__", None)

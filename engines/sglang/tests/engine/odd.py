@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pluggy
 
-from kvdock import hookspecs
-from kvdock.batches import Batch, BatchResult, Operation, Outcome
-from kvdock.discovery import Candidate, LoadedPlugin
+from kvdock.plugin import hookspecs
+from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
+from kvdock.plugin.discovery import (Candidate, LoadedPlugin)
 from kvdock.dock import Backend, Dock
-from kvdock.hookspecs import AttachConfig, hookimpl
+from kvdock.plugin.hookspecs import (AttachConfig, hookimpl)
 from kvdock.keys import key_suffixes
-from kvdock.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
-from kvdock.pools import HitPolicy, PoolKind, PoolSpec, Shard
+from kvdock.plugin.manifest import (API_VERSION, KindSupport, Manifest, Scope, Support)
+from kvdock.pools.spec import (HitPolicy, PoolKind, PoolSpec, Shard)
 
 if TYPE_CHECKING:
-    from kvdock.regions import Region
+    from kvdock.region import Region
 
 
 @attrs.define(eq=False)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import kvdock_trace
-from kvdock.batches import Batch, Operation
+from kvdock.batch import (Batch, Operation)
 from kvdock.dock import Dock
-from kvdock.regions import Region
-from kvdock.sessions import Attachment
+from kvdock.region import Region
+from kvdock.transfer import Attachment
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,7 +24,7 @@ from sglang.srt.mem_cache.storage.mooncake_store.mooncake_store import MooncakeS
 
 from kvdock.compat import CompatKeys, Spelling
 from kvdock.errors import NamespaceError
-from kvdock.pools import PoolSpec, Shard, Sharding
+from kvdock.pools.spec import (PoolSpec, Shard, Sharding)
 from kvdock_sglang.host_pools import Place, describe
 
 if TYPE_CHECKING:

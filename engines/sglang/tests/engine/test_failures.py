@@ -24,8 +24,8 @@ from sglang.srt.mem_cache.unified_cache.storage_attachment import StorageAttachm
 
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError, NoRoute
-from kvdock.manifest import Support
-from kvdock.pools import PoolKind
+from kvdock.plugin.manifest import Support
+from kvdock.pools.spec import PoolKind
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig

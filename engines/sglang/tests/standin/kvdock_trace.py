@@ -27,7 +27,7 @@ _ONE_LINE = threading.Lock()
 
 
 def traced(module: Any) -> None:
-    """Wrap the lanes of `kvdock_sglang.tier`, which every page passes."""
+    """Wrap the lanes of `kvdock_sglang.attachments`, which every page passes."""
     folder = Path(os.environ[FOLDER])
     folder.mkdir(parents=True, exist_ok=True)
     lane, tier = module.Lane, module.Tier

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from kvdock import Dock, KvdockError, Plan, Scope, discovery
-from kvdock.configuration import load_configuration
+from kvdock import (Dock, KvdockError, Plan, Scope)
+from kvdock.plugin import discovery
+from kvdock.config.sources import load_configuration
 from kvdock.errors import PluginError, SettingsError
 
 SERVERS = "kvdock.servers"

@@ -6,8 +6,8 @@ import attrs
 import numpy as np
 
 from kvdock import Attachment, Dock, Namespace, Plan, PoolSpec, Shard
-from kvdock.batches import Outcome
-from kvdock.sessions import NO_PAGE
+from kvdock.batch import Outcome
+from kvdock.transfer import NO_PAGE
 from kvdock_transformers.backends import Settings
 from kvdock_transformers.paged import PagedModel
 

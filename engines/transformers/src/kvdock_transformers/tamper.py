@@ -27,7 +27,7 @@ from kvdock import (
     Region,
     Shard,
 )
-from kvdock.batches import Outcome
+from kvdock.batch import Outcome
 from kvdock_transformers.damage import Damage, Harm
 from kvdock_transformers.records import PoolRecord
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvdock.hookspecs import AttachConfig, Capacity, Finding, hookimpl
+from kvdock.plugin.hookspecs import (AttachConfig, Capacity, Finding, hookimpl)
 from kvdock.keys import key_suffixes
-from kvdock.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
-from kvdock.pools import HitPolicy, PoolKind, PoolSpec, Shard
+from kvdock.plugin.manifest import (API_VERSION, KindSupport, Manifest, Scope, Support)
+from kvdock.pools.spec import (HitPolicy, PoolKind, PoolSpec, Shard)
 from kvdock_file.settings import FileSettings
 
 if TYPE_CHECKING:
-    from kvdock.batches import Batch, BatchResult
-    from kvdock.regions import Region
+    from kvdock.batch import (Batch, BatchResult)
+    from kvdock.region import Region
     from kvdock.segments import SegmentStore
 
 _ANY_POOL = KindSupport(
@@ -59,7 +59,7 @@ def kvdock_register_pool(
     pool: PoolSpec, region: Region, config: AttachConfig
 ) -> SegmentStore:
     """Open the store of this namespace and pool."""
-    from kvdock_file.opening import open_store  # noqa: PLC0415 - same
+    from kvdock_file.store import open_store  # noqa: PLC0415 - same
 
     return open_store(pool, region, config)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import attrs
 
 from kvdock.errors import SettingsError
-from kvdock.settings import option, size
+from kvdock.config.fields import (option, size)
 
 
 @attrs.frozen

@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kvdock.errors import RegionError
-from kvdock.regions import Block
-from kvdock_mooncake.allowance import Allowance
-from kvdock_mooncake.arena import ARENA
-from kvdock_mooncake.background import BACKGROUND
+from kvdock.region import Block
+from kvdock_mooncake.inflight import Allowance
+from kvdock_mooncake.shared_segments import ARENA
+from kvdock_mooncake.shutdown import BACKGROUND
 from kvdock_mooncake.clears import Shut, Space
-from kvdock_mooncake.codes import MASTER_LOST, sentence_of
+from kvdock_mooncake.error_codes import (MASTER_LOST, sentence_of)
 from kvdock_mooncake.health import Health
-from kvdock_mooncake.joining import join, limit_patience, put_config
-from kvdock_mooncake.leases import Sightings
+from kvdock_mooncake.connect import (join, limit_patience, put_config)
+from kvdock_mooncake.lookup_cache import Sightings
 from kvdock_mooncake.library import Library, load
 from kvdock_mooncake.master import Master
-from kvdock_mooncake.memory import KnownMemory
+from kvdock_mooncake.registered_memory import KnownMemory
 from kvdock_mooncake.spill import SpillFolder
 from kvdock_mooncake.warmup import Scratch
 

@@ -8,15 +8,8 @@ import time
 import attrs
 import numpy as np
 
-from kvdock.batches import Int64s, Operation
-from kvdock_mooncake.codes import (
-    LEASED,
-    NO_ROOM,
-    NOT_FOUND,
-    NOT_READY,
-    TRANSFER_FAILED,
-    sentence_of,
-)
+from kvdock.batch import (Int64s, Operation)
+from kvdock_mooncake.error_codes import (LEASED, NO_ROOM, NOT_FOUND, NOT_READY, TRANSFER_FAILED, sentence_of)
 
 log = logging.getLogger("kvdock")
 

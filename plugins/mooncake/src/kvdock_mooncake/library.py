@@ -38,7 +38,7 @@ _BROKEN = frozenset(
 """Releases without CUDA that were linked against the CUDA runtime."""
 
 NATIVE_FOLDER = Path(sys.prefix) / "lib" / "kvdock-mooncake"
-"""Where `python -m kvdock_mooncake.native` puts system libraries."""
+"""Where `python -m kvdock_mooncake.system_libraries` puts system libraries."""
 
 NATIVE_NAMES = ("libnl-3.so.200", "libnl-route-3.so.200", "libibverbs.so.1")
 """System libraries that the wheels need, in the order of their own needs."""
@@ -46,7 +46,7 @@ NATIVE_NAMES = ("libnl-3.so.200", "libnl-route-3.so.200", "libibverbs.so.1")
 _SOURCES = MappingProxyType(
     {
         "libibverbs.so.1": "apt-get install libibverbs1, or without root: "
-        "python -m kvdock_mooncake.native",
+        "python -m kvdock_mooncake.system_libraries",
         "libnuma.so.1": "apt-get install libnuma1",
         "libcurl.so.4": "apt-get install libcurl4",
         "libcudart.so.12": "install CUDA 12, or the extra [cpu]",

@@ -7,28 +7,20 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kvdock.errors import KvdockError, PluginError
-from kvdock.hookspecs import AttachConfig, Finding, HostMemory, hookimpl
+from kvdock.plugin.hookspecs import (AttachConfig, Finding, HostMemory, hookimpl)
 from kvdock.keys import key_suffixes
-from kvdock.manifest import (
-    API_VERSION,
-    Capability,
-    KindSupport,
-    Manifest,
-    Scope,
-    Support,
-    Verdict,
-)
-from kvdock.settings import structure
-from kvdock.vocabulary import HitPolicy, PoolKind
+from kvdock.plugin.manifest import (API_VERSION, Capability, KindSupport, Manifest, Scope, Support, Verdict)
+from kvdock.config.fields import structure
+from kvdock.pools.enums import (HitPolicy, PoolKind)
 from kvdock_mooncake.settings import MooncakeSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvdock.batches import Batch, BatchResult
-    from kvdock.pools import PoolSpec
-    from kvdock.regions import Region
-    from kvdock.shards import Shard
+    from kvdock.batch import (Batch, BatchResult)
+    from kvdock.pools.spec import PoolSpec
+    from kvdock.region import Region
+    from kvdock.pools.shard import Shard
     from kvdock_mooncake.pool import PoolHandle
 
 _ANY_POOL = KindSupport(
@@ -130,7 +122,7 @@ def kvdock_register_pool(
     pool: PoolSpec, region: Region, config: AttachConfig
 ) -> PoolHandle:
     """Join the cluster, or share the client that has, and register memory."""
-    from kvdock_mooncake.clients import join_pool  # noqa: PLC0415 - as above
+    from kvdock_mooncake.shared_clients import join_pool  # noqa: PLC0415 - as above
     from kvdock_mooncake.pool import PoolHandle  # noqa: PLC0415 - as above
     from kvdock_mooncake.spill import owner_of  # noqa: PLC0415 - as above
     from kvdock_mooncake.warmup import nothing_stored  # noqa: PLC0415 - as above

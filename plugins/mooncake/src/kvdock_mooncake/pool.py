@@ -12,30 +12,10 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.batches import Batch, BatchResult, Int64s, Operation, Outcome, Outcomes
+from kvdock.batch import (Batch, BatchResult, Int64s, Operation, Outcome, Outcomes)
 from kvdock_mooncake.clears import Shut, Space
-from kvdock_mooncake.codes import (
-    BAD_ARGUMENTS,
-    LEASED,
-    MASTER_LOST,
-    MASTER_SILENT,
-    NO_ANSWER,
-    NO_ROOM,
-    NO_TIME,
-    NOT_FOUND,
-    NOT_READY,
-    TRANSFER_FAILED,
-    outcomes_of,
-)
-from kvdock_mooncake.pieces import (
-    marked,
-    parts,
-    pieces_of,
-    repeated,
-    rounds,
-    rows_of,
-    sizes_of,
-)
+from kvdock_mooncake.error_codes import (BAD_ARGUMENTS, LEASED, MASTER_LOST, MASTER_SILENT, NO_ANSWER, NO_ROOM, NO_TIME, NOT_FOUND, NOT_READY, TRANSFER_FAILED, outcomes_of)
+from kvdock_mooncake.batching import (marked, parts, pieces_of, repeated, rounds, rows_of, sizes_of)
 
 if TYPE_CHECKING:
     from kvdock_mooncake.client import Client, Member

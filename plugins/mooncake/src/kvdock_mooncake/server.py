@@ -17,7 +17,7 @@ from pathlib import Path
 import attrs
 
 from kvdock.errors import KvdockError
-from kvdock.settings import format_bytes, structure
+from kvdock.config.fields import (format_bytes, structure)
 from kvdock_mooncake.library import program, search_path
 from kvdock_mooncake.settings import MooncakeSettings
 

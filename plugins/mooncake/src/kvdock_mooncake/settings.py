@@ -11,19 +11,11 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kvdock.errors import SettingsError
-from kvdock.schemas import Elsewhere
-from kvdock.settings import (
-    choice,
-    count,
-    duration,
-    format_bytes,
-    option,
-    parse_bytes,
-    size,
-)
+from kvdock.config.structure import Elsewhere
+from kvdock.config.fields import (choice, count, duration, format_bytes, option, parse_bytes, size)
 
 if TYPE_CHECKING:
-    from kvdock.shards import Shard
+    from kvdock.pools.shard import Shard
 
 SMALLEST_SEGMENT_BYTES = 16 << 20
 _NO_MASTER_SCHEMES = ("http", "https", "tcp")

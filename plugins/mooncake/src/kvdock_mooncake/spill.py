@@ -19,7 +19,7 @@ import attrs
 from kvdock.errors import SettingsError
 
 if TYPE_CHECKING:
-    from kvdock.shards import Shard
+    from kvdock.pools.shard import Shard
     from kvdock_mooncake.settings import MooncakeSettings
 
 log = logging.getLogger("kvdock")

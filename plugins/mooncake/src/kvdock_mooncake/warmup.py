@@ -11,10 +11,10 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.regions import Block
-from kvdock_mooncake.codes import NO_ROOM, TRANSFER_FAILED, sentence_of
+from kvdock.region import Block
+from kvdock_mooncake.error_codes import (NO_ROOM, TRANSFER_FAILED, sentence_of)
 from kvdock_mooncake.master import ClusterError
-from kvdock_mooncake.memory import RawMemory
+from kvdock_mooncake.registered_memory import RawMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

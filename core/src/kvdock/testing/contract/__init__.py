@@ -27,7 +27,7 @@ pytest.register_assert_rewrite(
             )
         ),
         "kvdock.testing.memory",
-        "kvdock.testing.rigs",
+        "kvdock.testing.harness",
     }
     - {*sys.modules}
 )
@@ -38,12 +38,12 @@ from kvdock.testing.contract.faulty import FaultTests  # noqa: E402 - after the 
 from kvdock.testing.contract.keys import KeyTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.lifecycle import LifecycleTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.limits import LimitTests  # noqa: E402 - after the rewriting
-from kvdock.testing.contract.machine import MachineTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.stateful import MachineTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.memory import MemoryTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.pages import PageTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.races import RaceTests  # noqa: E402 - after the rewriting
-from kvdock.testing.contract.ranks import RankTests  # noqa: E402 - after the rewriting
-from kvdock.testing.contract.seal import SealedError  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.sharding import RankTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.final_tests import SealedError  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.suite import Suite, groups  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.writes import WriteTests  # noqa: E402 - after the rewriting
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvdock.batches import Outcome
+from kvdock.batch import Outcome
 from kvdock.testing.cases import Case, claimed, contract_test, one_sample
 from kvdock.testing.oracles import Oracle
-from kvdock.testing.rigs import Harness, Rig, spelled
+from kvdock.testing.harness import (Harness, Rig, spelled)
 from kvdock.testing.samples import page_hashes
 
 if TYPE_CHECKING:
-    from kvdock.manifest import Manifest
+    from kvdock.plugin.manifest import Manifest
 
 PAGES = page_hashes(5)
 

@@ -9,10 +9,10 @@ import attrs
 import pytest
 
 from kvdock.errors import SettingsError
-from kvdock.hookspecs import AttachConfig
-from kvdock.manifest import Capability, Manifest, Scope, Support
-from kvdock.pools import Layout, ObjectUnit, PoolKind, Shard, Sharding
-from kvdock.routing import Path, Route
+from kvdock.plugin.hookspecs import AttachConfig
+from kvdock.plugin.manifest import (Capability, Manifest, Scope, Support)
+from kvdock.pools.spec import (Layout, ObjectUnit, PoolKind, Shard, Sharding)
+from kvdock.routing.plan import (Path, Route)
 from kvdock.testing.cases import (
     UNDECLARED,
     Case,
@@ -29,7 +29,7 @@ from kvdock.testing.samples import Sample, page_hashes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from kvdock.testing.rigs import Harness
+    from kvdock.testing.harness import Harness
 
 
 def only_route(harness: Harness, sample: Sample, shard: Shard | None = None) -> Route:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kvdock.batches import Batch, Operation, Outcome
-from kvdock.pools import PoolKind, PoolSpec, Shard
+from kvdock.batch import (Batch, Operation, Outcome)
+from kvdock.pools.spec import (PoolKind, PoolSpec, Shard)
 from kvdock.testing.cases import contract_test, limited, one_sample, samples
-from kvdock.testing.rigs import PATIENCE_S, Harness, Rig, spelled
+from kvdock.testing.harness import (PATIENCE_S, Harness, Rig, spelled)
 from kvdock.testing.samples import Sample, page_hash, page_hashes
 from kvdock.testing.workers import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvdock.manifest import Manifest
+    from kvdock.plugin.manifest import Manifest
 
 
 LONGEST_TRIED_BYTES = 1 << 16

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kvdock.batches import Batch, Operation, Outcome
-from kvdock.manifest import Manifest, Scope, Support
+from kvdock.batch import (Batch, Operation, Outcome)
+from kvdock.plugin.manifest import (Manifest, Scope, Support)
 from kvdock.testing.cases import Case, contract_test, graded, one_sample
-from kvdock.testing.rigs import PATIENCE_S, Harness, Rig
+from kvdock.testing.harness import (PATIENCE_S, Harness, Rig)
 from kvdock.testing.samples import Sample, page_hashes
 
 if TYPE_CHECKING:

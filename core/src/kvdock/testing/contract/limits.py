@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvdock.batches import Operation, Outcome
+from kvdock.batch import (Operation, Outcome)
 from kvdock.testing.cases import Case, contract_test, graded, one_sample
-from kvdock.testing.rigs import Harness, Rig, spelled
+from kvdock.testing.harness import (Harness, Rig, spelled)
 from kvdock.testing.samples import Sample, page_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from kvdock.manifest import Manifest, Support
-    from kvdock.pools import PoolSpec
+    from kvdock.plugin.manifest import (Manifest, Support)
+    from kvdock.pools.spec import PoolSpec
 
 PAGE_BYTES = 16384
 ROUND = 16

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kvdock.hookspecs import AttachConfig
-from kvdock.manifest import Capability, Support
-from kvdock.pools import Shard
+from kvdock.plugin.hookspecs import AttachConfig
+from kvdock.plugin.manifest import (Capability, Support)
+from kvdock.pools.spec import Shard
 from kvdock.testing.cases import contract_test, graded, one_sample
 from kvdock.testing.samples import Sample, page_hashes
-from kvdock.verdicts import Needs, declared
+from kvdock.routing.verdicts import (Needs, declared)
 
 if TYPE_CHECKING:
-    from kvdock.hookspecs import HostMemory
-    from kvdock.testing.rigs import Harness
+    from kvdock.plugin.hookspecs import HostMemory
+    from kvdock.testing.harness import Harness
 
 PAGES = page_hashes(6)
 NBYTES = 12345

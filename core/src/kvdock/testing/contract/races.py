@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvdock.batches import Outcome
-from kvdock.manifest import Scope, Support
+from kvdock.batch import Outcome
+from kvdock.plugin.manifest import (Scope, Support)
 from kvdock.testing.cases import claimed, contract_test, one_sample, reaching
-from kvdock.testing.rigs import Harness, spelled
+from kvdock.testing.harness import (Harness, spelled)
 from kvdock.testing.samples import Sample, page_hashes
 from kvdock.testing.workers import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kvdock.testing.rigs import Rig
+    from kvdock.testing.harness import Rig
 
 ROUNDS = 12
 TOGETHER_S = 1.0

@@ -10,9 +10,9 @@ import pytest
 
 from kvdock.errors import KvdockError
 from kvdock.testing.cases import chooser_of, is_contract_test
-from kvdock.testing.contract.seal import OPEN, check_collected, check_seal, contract_of
+from kvdock.testing.contract.final_tests import (OPEN, check_collected, check_seal, contract_of)
 from kvdock.testing.loading import load_backend
-from kvdock.testing.rigs import Harness
+from kvdock.testing.harness import Harness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvdock.batches import Outcome
-from kvdock.manifest import Scope
+from kvdock.batch import Outcome
+from kvdock.plugin.manifest import Scope
 from kvdock.testing.cases import Case, contract_test, one_sample, reaching, samples
-from kvdock.testing.rigs import Harness, Rig, spelled
+from kvdock.testing.harness import (Harness, Rig, spelled)
 from kvdock.testing.samples import Sample, page_hashes
 
 

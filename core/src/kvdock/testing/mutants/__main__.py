@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from kvdock.testing.mutants import MUTANTS, Mutant, suite, word_of
-from kvdock.testing.running import Ended, Record, run_tests
+from kvdock.testing.subprocess import (Ended, Record, run_tests)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from kvdock.hookspecs import AttachConfig, hookimpl
+from kvdock.plugin.hookspecs import (AttachConfig, hookimpl)
 from kvdock.testing.mutants.mutant import MemoryMutant
 
 if TYPE_CHECKING:
-    from kvdock.batches import Batch, BatchResult, Outcome
-    from kvdock.pools import PoolSpec
-    from kvdock.regions import Region
+    from kvdock.batch import (Batch, BatchResult, Outcome)
+    from kvdock.pools.spec import PoolSpec
+    from kvdock.region import Region
     from kvdock.testing.reference import Handle
 
 

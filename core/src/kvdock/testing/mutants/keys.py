@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.batches import Outcome
+from kvdock.batch import Outcome
 from kvdock.testing.mutants.mutant import FolderMutant, MemoryMutant
 from kvdock.testing.reference import FolderShelf, Handle, ReferenceSettings, Shelf
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kvdock.batches import Batch, BatchResult
-    from kvdock.pools import PoolSpec, Shard
+    from kvdock.batch import (Batch, BatchResult)
+    from kvdock.pools.spec import (PoolSpec, Shard)
 
 
 FILE_NAME_BYTES = 255

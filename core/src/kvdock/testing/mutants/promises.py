@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.batches import Batch, BatchResult, Operation, Outcome
-from kvdock.hookspecs import hookimpl
-from kvdock.manifest import Manifest, Scope
+from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
+from kvdock.plugin.hookspecs import hookimpl
+from kvdock.plugin.manifest import (Manifest, Scope)
 from kvdock.testing.mutants.mutant import FolderMutant, MemoryMutant
 from kvdock.testing.reference import DictShelf, Handle, ReferenceSettings, Shelf
 
 if TYPE_CHECKING:
-    from kvdock.hookspecs import AttachConfig
-    from kvdock.pools import PoolSpec
-    from kvdock.regions import Region
+    from kvdock.plugin.hookspecs import AttachConfig
+    from kvdock.pools.spec import PoolSpec
+    from kvdock.region import Region
 
 
 class ForgetsAtTheEnd(MemoryMutant):

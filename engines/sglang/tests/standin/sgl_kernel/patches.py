@@ -162,5 +162,5 @@ def install() -> None:
         where = "sglang.srt.arg_groups.model_overrides.gemma2_gemma3"
         mends[where] = _gemma_window
     if os.environ.get(kvdock_trace.FOLDER):
-        mends["kvdock_sglang.tier"] = kvdock_trace.traced
+        mends["kvdock_sglang.attachments"] = kvdock_trace.traced
     sys.meta_path.insert(0, _AfterImport(mends))

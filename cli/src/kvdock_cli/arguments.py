@@ -1,0 +1,129 @@
+"""What is given on the command line, as settings and as pools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+
+from kvdock.config.sources import load_configuration
+from kvdock.errors import PoolError
+from kvdock.models.description import (ModelDescription, describe, load_model, shipped_models)
+from kvdock.routing.plan import Needs
+from kvdock.config.fields import structure
+from kvdock_cli.output import UsageProblem
+
+_LONGEST_S = 1_000_000
+
+
+def settings_of(pairs: Iterable[str], option: str = "--set") -> dict[str, str]:
+    """Read what is given as KEY=VALUE.
+
+    Raises:
+        UsageProblem: If one is not, or a key is given twice.
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise UsageProblem(
+                f"{pair!r} is no pair of key and value",
+                fix=f"Write {option} KEY=VALUE.",
+            )
+        if key in found:
+            raise UsageProblem(f"{option} {key} is given twice")
+        found[key] = value
+    return found
+
+
+def patience(timeout_s: float) -> float:
+    """Return how long to wait, if that is a time.
+
+    Raises:
+        UsageProblem: If nobody can wait so long.
+    """
+    if 0 < timeout_s <= _LONGEST_S:
+        return timeout_s
+    raise UsageProblem(
+        f"--timeout {timeout_s:g} is no time to wait",
+        fix=f"Give seconds, more than 0 and at most {_LONGEST_S}.",
+    )
+
+
+def backend_settings(name: str, pairs: Iterable[str]) -> Mapping[str, object]:
+    """Return all that is said about a backend, `--set` over the other sources.
+
+    Raises:
+        SettingsError: If the file or the environment cannot be read.
+        UsageProblem: If a pair is none.
+    """
+    given = {"backends": {name: settings_of(pairs)}}
+    return load_configuration(given).backends[name]
+
+
+def needs_of(words: Iterable[str]) -> Needs:
+    """Read what a deployment needs, as FIELD=VALUE or FIELD.
+
+    Raises:
+        SettingsError: If a field is unknown or a value is of the wrong kind.
+    """
+    pairs = (word if "=" in word else f"{word}=true" for word in words)
+    return structure(Needs, settings_of(pairs, "--need"), where="--need")
+
+
+def model_of(name: str, pools: Sequence[str], layers: int) -> ModelDescription:
+    """Return the model that is named, the one that pools describe, or both.
+
+    Args:
+        name: A shipped description, a file, or "".
+        pools: Pools in words, added to those of the model.
+        layers: Layers of a model that is not named.
+
+    Raises:
+        UsageProblem: If neither is given, or one cannot be read.
+    """
+    tables = [_table(text) for text in pools]
+    try:
+        if name:
+            model = load_model(name)
+            return attrs.evolve(model, pools=(*model.pools, *tables))
+        if tables and not any(table.get("anchor") for table in tables):
+            # The first one is what nearly everybody means.
+            tables[0]["anchor"] = True
+        if tables:
+            about = {"model": "--pool", "summary": "", "page_tokens": 64}
+            return describe("--pool", about | {"layers": layers, "pools": tables})
+    except PoolError as error:
+        raise UsageProblem(error.what, fix=error.fix) from error
+    raise UsageProblem(
+        "no pools are given",
+        fix="Give --pool, or --model with a file or one of "
+        f"{', '.join(shipped_models())}.",
+    )
+
+
+def _table(text: str) -> dict[str, object]:
+    """Read `family=mha,name=kv,heads=8`; a word without a value is true."""
+    table: dict[str, object] = {}
+    for word in filter(None, (one.strip() for one in text.split(","))):
+        key, equals, value = word.partition("=")
+        if key in table:
+            raise UsageProblem(f"--pool {text}: {key} is given twice")
+        table[key] = _value(value) if equals else True
+        if key == "layers":
+            # A number of a layer, not of layers; commas part the fields.
+            table[key] = value.replace("+", ",")
+    return table
+
+
+def _value(text: str) -> object:
+    """Read a whole number, a shape such as 16x64, true, false, or a word."""
+    if text in ("true", "false"):
+        return text == "true"
+    if text.removeprefix("-").isdecimal():
+        return int(text)
+    shapes = [shape.split("x") for shape in text.split("+")]
+    if "x" in text and all(word.isdecimal() for shape in shapes for word in shape):
+        numbers = [[int(word) for word in shape] for shape in shapes]
+        return numbers if "+" in text else numbers[0]
+    return text

@@ -1,0 +1,77 @@
+"""Try a backend out: one page of each kind, there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kvdock.dock import Backend, Dock
+from kvdock.errors import KvdockError
+from kvdock.plugin.hookspecs import Finding
+from kvdock.pools.spec import (HitPolicy, Part, Per, PoolKind, PoolSpec, Shard, Sharding)
+
+if TYPE_CHECKING:
+    from kvdock.plugin.manifest import KindSupport
+
+_PAGE_BYTES = 4096
+
+
+def pools_of(kinds: Mapping[PoolKind, KindSupport]) -> tuple[PoolSpec, ...]:
+    """Return a small pool of each kind that a backend takes, the anchor first."""
+    found: list[PoolSpec] = []
+    for kind, support in sorted(kinds.items()):
+        if kind is PoolKind.LOGICAL or HitPolicy.ALL_PAGES not in support.hit_policies:
+            continue
+        if not support.layouts:
+            continue
+        whole = Sharding.REPLICATED in support.shardings
+        axis = None if whole else 0
+        part = Part("page", "u8", (1, _PAGE_BYTES), per=Per.PAGE, shard_axis=axis)
+        found.append(
+            PoolSpec(
+                name=str(kind),
+                kind=kind,
+                parts=(part,),
+                layers=(0,),
+                page_tokens=1,
+                anchor=not found,
+                required=not found,
+                layout=min(support.layouts),
+            )
+        )
+    return tuple(found)
+
+
+def try_out(backend: Backend, settings: Mapping[str, object]) -> tuple[Finding, ...]:
+    """Store, find, load, compare and drop a page of each kind.
+
+    Goes the way of an engine's pages: keys, memory, trailers and deadlines.
+    Every step is a finding; whatever stops the trial is one as well.
+    """
+    import numpy as np  # noqa: PLC0415 - 65 ms that a listing saves
+
+    from kvdock.keys import Namespace  # noqa: PLC0415 - same
+    from kvdock.region import Region  # noqa: PLC0415 - same
+    from kvdock.transfer import Attachment  # noqa: PLC0415 - same
+
+    shard = Shard()
+    try:
+        dock = Dock({backend.name: backend})
+        given = {backend.name: settings} if backend.manifest.settings else None
+        pools = pools_of(backend.manifest.kinds)
+        plan = dock.plan(pools, shard, [backend.name], settings=given)
+        regions = {
+            route.pool.name: Region.of(
+                route.pool, shard, [np.zeros(_PAGE_BYTES, np.uint8)], pages=1
+            )
+            for route in plan.accepted
+        }
+        namespace = Namespace(model="kvdock self test")
+        with Attachment.open(
+            dock, plan, namespace, regions, given, trial=True
+        ) as attachment:
+            findings = attachment.self_test()
+            attachment.clear()
+    except KvdockError as error:
+        return (Finding(ok=False, what=error.what, hint=error.fix),)
+    return findings

@@ -1,0 +1,66 @@
+"""The command `kvdock check`: wiring only."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from kvdock.plugin.discovery import require
+from kvdock.dock import Backend
+from kvdock.config.structure import secrets_in
+from kvdock_cli.arguments import (backend_settings, patience, settings_of)
+from kvdock_cli.commands.list import load
+from kvdock_cli.output import emit
+from kvdock_cli.reports import check as report
+
+
+def check(
+    name: str,
+    /,
+    *,
+    set_: tuple[str, ...] = (),
+    small: tuple[str, ...] = (),
+    faults: bool = False,
+    timeout: float = 1800.0,
+    json: bool = False,
+) -> int:
+    """Run the conformance kit on an installed backend.
+
+    Prints a report to be pasted into an issue. Each test uses namespaces of
+    its own and clears them, so an existing store may be named. What `--set` does
+    not say is taken from kvdock's file and environment.
+
+    Args:
+        name: The backend.
+        set_: A setting of it, as KEY=VALUE; may be given several times. A folder
+            that is missing becomes a temporary one.
+        small: A setting of a store that 100 MiB are too much for, on top.
+        faults: Also inject faults between the core and the backend.
+        timeout: Seconds that the whole run may take.
+        json: Print one line of JSON.
+    """
+    tight = settings_of(small, "--small") if small else None
+    found = load()
+    plugins = {one.manifest.name: one for one in found.plugins}
+    require([name], plugins, found.problems)
+    settings = backend_settings(name, set_)
+    # Only this command needs the kit, and the kit needs pytest.
+    from kvdock.testing import report as checkup  # noqa: PLC0415 - see above
+
+    schema = plugins[name].manifest.settings
+    whole = {**settings, **(tight or {})}
+    for one in (settings, whole):
+        # Each of some hundred tests would fail in the same way.
+        folder = Path(tempfile.gettempdir())
+        Backend(plugins[name]).settings(checkup.settled(schema, one, folder))
+    done = checkup.check(
+        name,
+        checkup.placed(schema, settings),
+        small=None if tight is None else checkup.placed(schema, tight),
+        secrets=tuple(secrets_in(schema, whole)) if schema else (),
+        faults=faults,
+        timeout_s=patience(timeout),
+    )
+    plugin = plugins[name].candidate
+    who = f"{name} ({plugin.distribution} {plugin.version})"
+    return emit(report.as_text(done, who), report.as_data(done, who), as_json=json)

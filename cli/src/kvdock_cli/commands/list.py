@@ -1,0 +1,40 @@
+"""The command `kvdock list`: wiring only."""
+
+from __future__ import annotations
+
+import os
+
+from kvdock.plugin import discovery
+from kvdock_cli.output import emit
+from kvdock_cli.reports import list
+
+OBSERVERS = "kvdock.observers"
+
+
+def list_backends(*, json: bool = False, markdown: bool = False) -> int:
+    """List the installed backends and what they declare, and the observers.
+
+    Reads what they declare and nothing else: no client library is imported
+    and no connection opened.
+
+    Args:
+        json: Print one line of JSON.
+        markdown: Print the table of the README.
+    """
+    found = load()
+    text = list.as_markdown(found) if markdown else list.as_text(found)
+    return emit(text, list.as_data(found), as_json=json)
+
+
+def load() -> list.Listing:
+    """Load every backend that KVDOCK_PLUGINS allows."""
+    names = discovery.allowed(os.environ)
+    candidates = discovery.installed()
+    kept = tuple(discovery.kept(candidates, names))
+    plugins, problems = discovery.load_all(kept)
+    return list.Listing(
+        plugins=tuple(plugins.values()),
+        observers=discovery.installed(OBSERVERS),
+        problems=(*problems, *discovery.absent(candidates, names)),
+        hidden=sorted({one.name for one in candidates} - {one.name for one in kept}),
+    )

@@ -1,0 +1,135 @@
+"""The command `kvdock route`: wiring only."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from kvdock.models.assembly import (Assembly, Deployment, assemble)
+from kvdock.models.memory_budget import HostBudget
+from kvdock.dock import Dock
+from kvdock.errors import PoolError
+from kvdock.pools.spec import (ContextSplit, DType, Layout)
+from kvdock_cli.arguments import (model_of, needs_of, settings_of)
+from kvdock_cli.output import UsageProblem, emit
+from kvdock_cli.reports import route as report
+from kvdock_cli.reports.memory import Memory
+
+if TYPE_CHECKING:
+    from kvdock.pools.shard import Shard
+
+
+def route(  # noqa: PLR0913 - what routing depends on
+    *,
+    model: str = "",
+    draft: str = "",
+    pool: tuple[str, ...] = (),
+    layers: int = 1,
+    tp: int = 1,
+    pp: int = 1,
+    cp: int = 1,
+    dcp: int = 1,
+    pp_layers: tuple[int, ...] = (),
+    context: ContextSplit = ContextSplit.REPLICATED,
+    interleave_tokens: int = 1,
+    share_tp: tuple[int, ...] = (),
+    rank: int = 0,
+    page_tokens: int | None = None,
+    dtype: DType | None = None,
+    layout: Layout = Layout.PAGE_OBJECT,
+    packed: bool = False,
+    pages: int | None = None,
+    host_ranks: int = 1,
+    backend: tuple[str, ...] = (),
+    to: tuple[str, ...] = (),
+    need: tuple[str, ...] = (),
+    strict: bool = False,
+    json: bool = False,
+) -> int:
+    """Show which backend would keep which pool, and why.
+
+    Args:
+        model: A model that kvdock describes, or a TOML or JSON file that
+            describes one.
+        draft: The draft model that goes with it.
+        pool: A pool in words, family=mha,name=kv,heads=8,head_dim=128, with
+            shapes as 16x64 and layers as 0-2+5; may be given several times.
+            Without a model the first one is the anchor.
+        layers: Layers of a model that is given in pools alone.
+        tp: Tensor-parallel ranks.
+        pp: Pipeline stages.
+        cp: Context-parallel ranks.
+        dcp: Decode-context-parallel ranks.
+        pp_layers: Layers of a pipeline stage; given once for each stage where
+            they are not even.
+        context: How context-parallel ranks divide attention.
+        interleave_tokens: Consecutive tokens that one rank takes, where tokens
+            are divided.
+        share_tp: A TP size that is to share objects of heads with this one;
+            given once for each of them.
+        rank: The process that is shown, counted over all of them.
+        page_tokens: Tokens of a page, if not the model's own.
+        dtype: Element type of attention KV, if not the model's own.
+        layout: How pages lie in host memory.
+        packed: Draft layers lie behind the target's in the same pools.
+        pages: Also tell whether host memory has room for so many pages of every
+            pool; fails if it has not.
+        host_ranks: Processes like this one that share the host.
+        backend: Consider only this backend; several in order of preference.
+        to: Give a pool to one backend only, as POOL=BACKEND.
+        need: What the deployment asks of every backend, as FIELD=VALUE
+            (sharing=cluster) or FIELD (integrity).
+        strict: Take optional pools for required ones.
+        json: Print one line of JSON.
+    """
+    for option, ranks in (("tp", tp), ("pp", pp), ("cp", cp), ("dcp", dcp)):
+        if ranks < 1:
+            raise UsageProblem(f"--{option} {ranks} leaves no process")
+    if page_tokens is not None and page_tokens < 1:
+        raise UsageProblem(f"--page-tokens {page_tokens} leaves no page")
+    if pages is not None and pages < 0:
+        raise UsageProblem(f"--pages {pages} is no number of pages")
+    if host_ranks < 1:
+        raise UsageProblem(f"--host-ranks {host_ranks} leaves no process")
+    about = model_of(model, pool, layers)
+    try:
+        deployment = Deployment(
+            tp_size=tp,
+            pp_size=pp,
+            cp_size=cp,
+            dcp_size=dcp,
+            pp_layers=pp_layers,
+            context=context,
+            interleave_tokens=interleave_tokens,
+            share_tp=share_tp,
+            page_tokens=page_tokens or 0,
+            dtype=dtype,
+            layout=layout,
+            packed=packed,
+        )
+        assembly = assemble(about, deployment, draft=draft)
+        shard = _shard(assembly, rank)
+        plan = Dock.load().plan(
+            assembly.pools,
+            shard,
+            backend,
+            overrides=settings_of(to, "--to"),
+            strict=strict,
+            needs=needs_of(need),
+        )
+    except PoolError as error:
+        raise UsageProblem(error.what, fix=error.fix) from error
+    text, data = plan.explain(), report.as_data(plan)
+    if pages is not None:
+        budget = HostBudget.measure()
+        nbytes = assembly.fit_into(budget, pages, shard=shard, ranks=host_ranks)
+        memory = Memory(pages, host_ranks, nbytes, budget)
+        text, data = f"{text}\n{memory}", {**data, "memory": memory.as_data()}
+    return emit(text, data, as_json=json)
+
+
+def _shard(assembly: Assembly, rank: int) -> Shard:
+    for shard in islice(assembly.shards(), rank, None) if rank >= 0 else ():
+        return shard
+    count = sum(1 for _ in assembly.shards())
+    raise UsageProblem(f"there is no rank {rank} among {count} processes")

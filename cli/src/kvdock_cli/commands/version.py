@@ -1,0 +1,45 @@
+"""What `kvdock --version` prints: wiring only."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import sys
+from importlib import metadata
+
+from kvdock.plugin import discovery
+from kvdock_cli import registry
+from kvdock_cli.output import emit
+from kvdock_cli.reports import version as report
+
+
+def versions(*, json: bool) -> int:
+    """Print every part with its version and path; import no plugin."""
+    parts = [
+        report.Part("python", platform.python_version(), "python", sys.executable),
+        *(
+            report.Part(name, metadata.version(name), name, path_of(module))
+            for name, module in (("kvdock", "kvdock"), ("kvdock-cli", "kvdock_cli"))
+        ),
+        *(
+            report.Part(
+                f"{group.rpartition('.')[2].removesuffix('s')} {one.name}",
+                one.version,
+                one.distribution,
+                path_of(one.value),
+            )
+            for group in (discovery.GROUP, registry.GROUP)
+            for one in discovery.installed(group)
+            if one.distribution != "kvdock-cli"
+        ),
+    ]
+    return emit(report.as_text(parts), report.as_data(parts), as_json=json)
+
+
+def path_of(value: str) -> str:
+    """Return the file that an entry point names, without importing it."""
+    try:
+        spec = importlib.util.find_spec(value.partition(":")[0].strip())
+    except Exception:  # noqa: BLE001 - a broken parent package
+        return "?"
+    return (spec and spec.origin) or "?"

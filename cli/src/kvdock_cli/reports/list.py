@@ -1,0 +1,174 @@
+"""What `kvdock list` says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kvdock.pools.spec import PoolKind
+from kvdock_cli.reports._tables import (columns, plain, words)
+
+if TYPE_CHECKING:
+    from kvdock.plugin.discovery import (Candidate, LoadedPlugin, PluginProblem)
+    from kvdock.plugin.manifest import (KindSupport, Manifest)
+
+SCHEMA = "kvdock.list/1"
+
+
+@attrs.frozen(kw_only=True)
+class Listing:
+    """Installed backends: the good, the broken, and those not allowed.
+
+    Observers are what is installed, not loaded: `kvdock doctor` does that.
+    """
+
+    plugins: Sequence[LoadedPlugin]
+    observers: Sequence[Candidate] = ()
+    problems: Sequence[PluginProblem] = ()
+    hidden: Sequence[str] = ()
+
+
+def as_text(listing: Listing) -> str:
+    """Render the listing as tables."""
+    lines = columns(_overall(listing)) if listing.plugins else [_nothing(listing)]
+    if listing.plugins:
+        lines += ["", *columns(_kinds(listing))]
+    if listing.observers:
+        lines += ["", *columns(_observers(listing))]
+    lines += unusable(listing.problems)
+    if listing.hidden:
+        lines += ["", f"Not in KVDOCK_PLUGINS: {', '.join(listing.hidden)}"]
+    return "\n".join(lines)
+
+
+def unusable(problems: Sequence[PluginProblem]) -> list[str]:
+    """Return a block that names the plugins that cannot be used, if any."""
+    rows = [
+        (one.name, f"{one.distribution} {one.version}", one.stage, one.cause)
+        for one in problems
+    ]
+    if not rows:
+        return []
+    return ["", "Not usable, see `kvdock doctor`:", *columns(rows, indent=2)]
+
+
+def _observers(listing: Listing) -> list[tuple[str, ...]]:
+    rows = [(one.name, one.version, one.distribution) for one in listing.observers]
+    return [("OBSERVER", "VERSION", "DISTRIBUTION"), *rows]
+
+
+def _nothing(listing: Listing) -> str:
+    if listing.problems or listing.hidden:
+        return "No backend can be used."
+    return "No backend is installed. Try: pip install kvdock-file"
+
+
+def _overall(listing: Listing) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("BACKEND", "VERSION", "DISTRIBUTION", "ZERO COPY", "DURABLE", "SHARED", "WHAT")
+    ]
+    for plugin in listing.plugins:
+        manifest = plugin.manifest
+        rows.append(
+            (
+                manifest.name,
+                plugin.candidate.version,
+                plugin.candidate.distribution,
+                manifest.zero_copy.value,
+                manifest.durability.value,
+                manifest.sharing.value,
+                manifest.summary,
+            )
+        )
+    return rows
+
+
+def _kinds(listing: Listing) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("BACKEND", "SPLIT HEADS", "DRAFT", "MULTI BUFFER", "KINDS")
+    ]
+    for plugin in listing.plugins:
+        name = plugin.manifest.name
+        grades: dict[tuple[str, ...], list[str]] = {}
+        for kind, one in by_kind(plugin.manifest):
+            key = (one.split_heads.value, one.draft.value, one.multi_buffer.value)
+            grades.setdefault(key, []).append(kind)
+        for grade, kinds in grades.items():
+            rows.append((name, *grade, " ".join(kinds)))
+            name = ""
+        missing = [kind.value for kind in PoolKind if kind not in plugin.manifest.kinds]
+        if missing:
+            rows.append((name, "-", "-", "-", f"none of {' '.join(missing)}"))
+    return rows
+
+
+def as_markdown(listing: Listing) -> str:
+    """Render the table of the README: a column for each backend."""
+    manifests = [plugin.manifest for plugin in listing.plugins]
+    rows = [
+        ["", *(f"`{one.name}`" for one in manifests)],
+        ["---"] * (1 + len(manifests)),
+        ["what", *(one.summary for one in manifests)],
+        ["kinds", *(" ".join(kind for kind, _ in by_kind(one)) for one in manifests)],
+        ["zero copy", *(one.zero_copy for one in manifests)],
+        ["durable", *(one.durability for one in manifests)],
+        ["shared", *(one.sharing for one in manifests)],
+    ]
+    rows += [
+        [words(grade), *(_grades(one, grade) for one in manifests)]
+        for grade in ("draft", "split_heads", "multi_buffer")
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _grades(manifest: Manifest, name: str) -> str:
+    """Spell a grade: one word if all kinds have it, else the kinds of each."""
+    kinds: dict[str, list[str]] = {}
+    for kind, support in by_kind(manifest):
+        kinds.setdefault(getattr(support, name), []).append(kind)
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return ", ".join(f"{grade} ({' '.join(of)})" for grade, of in kinds.items())
+
+
+def by_kind(manifest: Manifest) -> list[tuple[str, KindSupport]]:
+    """Return the kinds of a manifest in the order in which they are defined."""
+    return [
+        (kind.value, manifest.kinds[kind])
+        for kind in PoolKind
+        if kind in manifest.kinds
+    ]
+
+
+def as_data(listing: Listing) -> dict[str, object]:
+    """Describe the listing as data."""
+    return {
+        "schema": SCHEMA,
+        "ok": not listing.problems,
+        "backends": [plugin_data(plugin) for plugin in listing.plugins],
+        "observers": [
+            {
+                "name": one.name,
+                "version": one.version,
+                "distribution": one.distribution,
+                "entry_point": one.value,
+            }
+            for one in listing.observers
+        ],
+        "problems": plain(listing.problems),
+        "hidden": list(listing.hidden),
+    }
+
+
+def plugin_data(plugin: LoadedPlugin) -> dict[str, object]:
+    """Describe one plugin, its manifest without the settings."""
+    manifest: dict[str, object] = plain(plugin.manifest)
+    return {
+        "version": plugin.candidate.version,
+        "distribution": plugin.candidate.distribution,
+        "entry_point": plugin.candidate.value,
+        "path": plugin.path,
+        "hooks": sorted(plugin.implemented),
+    } | {key: value for key, value in manifest.items() if key != "settings"}

@@ -1,0 +1,32 @@
+"""What `kvdock --version` says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from kvdock_cli.reports._tables import (columns, plain)
+
+SCHEMA = "kvdock.version/1"
+
+
+@attrs.frozen
+class Part:
+    """One installed part: what it is and where it comes from."""
+
+    name: str
+    version: str
+    distribution: str
+    path: str
+
+
+def as_text(parts: Sequence[Part]) -> str:
+    """Render one line for each part."""
+    rows = [(one.name, one.version, one.distribution, one.path) for one in parts]
+    return "\n".join(columns([("PART", "VERSION", "DISTRIBUTION", "PATH"), *rows]))
+
+
+def as_data(parts: Sequence[Part]) -> dict[str, object]:
+    """Describe the parts as data."""
+    return {"schema": SCHEMA, "ok": True, "parts": plain(parts)}

@@ -1,0 +1,192 @@
+"""`kvdock check`: the report, and how it asks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import pytest
+
+from kvdock.errors import PluginError, SettingsError
+from kvdock.testing.report import Checkup
+from kvdock.testing.report import _about as checkup_of
+from kvdock.testing.subprocess import (Ended, Record)
+from kvdock_cli.commands.check import check
+from kvdock_cli.commands.doctor import doctor
+from kvdock_cli.output import UsageProblem
+from kvdock_cli.reports import check as report
+
+GOLDEN = Path(__file__).with_name("golden")
+GROUPS = {
+    "test_declared": "What is declared is true",
+    "test_bytes": "Bytes come back",
+    "test_late": "Nothing is late",
+}
+
+
+def ended(name: str, case: str, how: str, why: str = "", raised: str = "") -> Ended:
+    return Ended("TestContract", name, case, how, why, raised, 0.5)
+
+
+def checkup(*tests: Ended, **changes: object) -> Checkup:
+    record = Record(
+        ended=tests, planned=len(tests), unfinished="", status=0, broken="", said=""
+    )
+    about = {
+        "backend": "alpha",
+        "kvdock": "0.1.0, API 1",
+        "python": "3.11.7 on Linux",
+        "settings": "root=/data",
+    }
+    record = attrs.evolve(record, **changes)  # type: ignore[arg-type] # its fields
+    return Checkup(name="alpha", about=about, record=record, groups=GROUPS)
+
+
+GOOD = checkup(
+    ended("test_declared", "mha", "passed"),
+    ended("test_declared", "mla", "skipped", "UNDECLARED: draft of mla pools"),
+    ended("test_bytes", "mha", "passed"),
+)
+BAD = checkup(
+    ended("test_declared", "mha", "passed"),
+    ended("test_bytes", "mha-page_first", "failed", "wrong bytes", "AssertionError"),
+    ended("test_bytes", "mla-page_first", "failed", "wrong bytes", "AssertionError"),
+    ended("test_late", "", "failed", "no route\nto host", "OSError"),
+    ended("test_late", "x", "xfailed", "the server is slow"),
+    ended("test_bytes", "swa", "skipped", "UNDECLARED: draft of mla pools"),
+)
+DEAD = checkup(
+    ended("test_declared", "mha", "passed"),
+    planned=9,
+    unfinished="installed.py::TestContract::test_bytes[mha]",
+    status=-11,
+    said="Fatal Python error: Segmentation fault",
+)
+
+
+def as_golden(name: str, text: str) -> None:
+    path = GOLDEN / name
+    if os.environ.get("KVDOCK_GOLDEN") == "write":
+        path.write_text(text + "\n")
+    assert text + "\n" == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "made"), [("check", GOOD), ("check-bad", BAD), ("check-dead", DEAD)]
+)
+def test_the_report_reads_as_it_did(name: str, made: Checkup) -> None:
+    as_golden(f"{name}.txt", report.as_text(made, "alpha (kvdock-alpha 1.2)"))
+
+
+def test_the_report_as_data_is_what_the_docs_say() -> None:
+    data = report.as_data(BAD, "alpha (kvdock-alpha 1.2)")
+    as_golden("check.json", json.dumps(data, indent=1))
+    assert data["ok"] is False
+
+
+@pytest.mark.parametrize(("made", "ok"), [(GOOD, True), (BAD, False), (DEAD, False)])
+def test_ok_means_that_all_ran_and_none_failed(made: Checkup, ok: bool) -> None:  # noqa: FBT001 - a case
+    assert made.ok is ok
+
+
+def test_a_run_without_a_test_is_not_ok() -> None:
+    assert not checkup().ok
+    assert "no test ran" in report.as_text(checkup(), "alpha")
+
+
+def test_a_backend_that_is_not_installed_is_named() -> None:
+    with pytest.raises(PluginError, match="no backend 'fiel'"):
+        check("fiel")
+
+
+Checked = Callable[..., Checkup]
+
+
+def test_settings_reach_the_kit_from_wherever_they_are_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: dict[str, object] = {}
+
+    def stand_in(name: str, settings: object, **words: object) -> Checkup:
+        asked.update(name=name, settings=settings, **words)
+        return GOOD
+
+    monkeypatch.setattr("kvdock.testing.report.check", stand_in)
+    monkeypatch.setenv("KVDOCK_BACKENDS__FILE__ROOT", "/of/the/environment")
+    monkeypatch.setenv("KVDOCK_BACKENDS__FILE__THREADS", "1")
+    assert check("file", set_=("root=/x",), small=("quota=1 MiB",), faults=True) == 0
+    assert asked["settings"] == {"root": "/x", "threads": "1"}
+    assert asked["small"] == {"quota": "1 MiB"}
+    assert asked["faults"] is True
+    assert "keeps what it declares" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("set_", "small", "message"),
+    [
+        (("rot=/x",), (), "unknown setting 'rot'.*Did you mean 'root'"),
+        (("threads=many",), (), "threads: 'many' is not a whole number"),
+        ((), ("quotta=1 MiB",), "unknown setting 'quotta'.*Did you mean 'quota'"),
+    ],
+)
+def test_wrong_settings_are_refused_before_a_test_runs(
+    monkeypatch: pytest.MonkeyPatch,
+    set_: tuple[str, ...],
+    small: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.delattr("kvdock.testing.report.check")
+    with pytest.raises(SettingsError, match=message):
+        check("file", set_=set_, small=small)
+
+
+def test_the_report_shows_no_secret() -> None:
+    told = checkup_of("alpha", {"token": "sesame", "root": "/x"}, {}, ("sesame",))
+    assert told["settings"] == "token=<hidden> root=/x"
+
+
+def test_a_process_that_ends_between_two_tests_is_no_success() -> None:
+    gone = checkup(ended("test_declared", "mha", "passed"), planned=9, status=0)
+    assert not gone.ok
+    text, data = report.as_text(gone, "alpha"), report.as_data(gone, "alpha")
+    assert data["ok"] is False
+    assert data["died"] == "the process ended with status 0 after test_declared"
+    assert "8 tests were not run" in text
+
+
+def test_a_run_that_ended_before_its_first_test_says_so() -> None:
+    gone = checkup(status=-9, said="the run did not end within 1 s")
+    data = report.as_data(gone, "alpha")
+    assert data["died"] == "the process was ended by SIGKILL before the first test"
+
+
+def test_a_test_whose_teardown_failed_is_not_counted_for_another_one() -> None:
+    twice = ended("test_declared", "mha", "passed"), ended("test_declared", "mha", "x")
+    assert checkup(*twice, planned=2).record.left == 1
+
+
+def test_a_folder_is_where_the_command_was_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: dict[str, object] = {}
+
+    def stand_in(_: str, settings: object, **words: object) -> Checkup:
+        asked.update(settings=settings, **words)
+        return GOOD
+
+    monkeypatch.setattr("kvdock.testing.report.check", stand_in)
+    monkeypatch.chdir(tmp_path)
+    check("file", set_=("root=here",), small=("root={tmp}/small",))
+    assert asked["settings"] == {"root": str(tmp_path / "here")}
+    assert asked["small"] == {"root": "{tmp}/small"}
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("inf"), float("nan"), 1e12])
+def test_a_timeout_that_is_no_time_is_a_wrong_question(timeout: float) -> None:
+    with pytest.raises(UsageProblem, match="is no time to wait"):
+        check("file", timeout=timeout)
+    with pytest.raises(UsageProblem, match="is no time to wait"):
+        doctor("file", timeout=timeout)

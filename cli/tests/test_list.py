@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tiny import Shelf
+
+WATCH = """
+import sys, socket
+def refuse(*_): raise AssertionError("a connection was opened")
+socket.socket.connect = refuse
+sys.argv = ["kvdock", "list"]
+from kvdock_cli.main import main
+try:
+    main()
+finally:
+    print(*sorted(sys.modules), file=sys.stderr)
+"""
+HEAVY = {"numpy", "cattrs", "pydantic", "rich", "torch", "asyncio", "xxhash"}
+
+
+def test_the_real_listing_shows_what_is_installed(shelf: Shelf) -> None:
+    shelf.add_backend("good")
+    done = shelf.kvdock("list")
+    assert (done.stderr, done.returncode) == ("", 0)
+    row = next(line for line in done.stdout.splitlines() if line.startswith("good"))
+    expected = ["good", "1.2.3", "kvdock-good", "?", "none", "none", "a", "backend"]
+    assert row.split() == expected
+
+
+def test_a_listing_imports_nothing_heavy(shelf: Shelf) -> None:
+    shelf.add_backend("good")
+    done = subprocess.run(
+        [sys.executable, "-c", WATCH], capture_output=True, text=True, check=True
+    )
+    assert not HEAVY & set(done.stderr.split())
+    assert "kvdock.plugin.discovery" in done.stderr.split()
+
+
+def test_a_broken_plugin_is_listed_beside_the_good_ones(shelf: Shelf) -> None:
+    shelf.add_backend("good")
+    shelf.add("bad", "import nowhere")
+    done = shelf.kvdock("list", "--json")
+    assert (done.stderr, done.returncode) == ("", 1)
+    data = json.loads(done.stdout)
+    assert data["ok"] is False
+    assert "good" in {backend["name"] for backend in data["backends"]}
+    assert [problem["name"] for problem in data["problems"]] == ["bad"]
+
+
+def test_the_allow_list_hides_and_says_so(shelf: Shelf) -> None:
+    shelf.add_backend("good")
+    shelf.add("bad", "import nowhere")
+    done = shelf.kvdock("list", "--json", KVDOCK_PLUGINS="good")
+    data = json.loads(done.stdout)
+    assert (data["ok"], done.returncode) == (True, 0)
+    assert [backend["name"] for backend in data["backends"]] == ["good"]
+    assert "bad" in data["hidden"]
+
+
+def test_a_misspelt_allow_list_is_a_problem(shelf: Shelf) -> None:
+    shelf.add_backend("good")
+    done = shelf.kvdock("list", KVDOCK_PLUGINS="god")
+    assert done.returncode == 1
+    assert "KVDOCK_PLUGINS names it, but it is not installed" in done.stdout
+
+
+def test_the_table_for_the_readme_is_markdown(shelf: Shelf) -> None:
+    shelf.add_backend("good")
+    done = shelf.kvdock("list", "--markdown", KVDOCK_PLUGINS="good")
+    assert done.stdout.startswith(
+        "|  | `good` |\n| --- | --- |\n| what | a backend |\n"
+    )
+
+
+def test_observers_are_listed_without_being_imported(shelf: Shelf) -> None:
+    shelf.add("mine", "import nowhere", group="kvdock.observers", attribute="observer")
+    done = shelf.kvdock("list", "--json")
+    assert (done.stderr, done.returncode) == ("", 0)
+    mine = next(
+        one for one in json.loads(done.stdout)["observers"] if one["name"] == "mine"
+    )
+    assert mine == {
+        "name": "mine",
+        "version": "1.2.3",
+        "distribution": "kvdock-mine",
+        "entry_point": "kvdock_mine:observer",
+    }
+    assert "mine      1.2.3    kvdock-mine" in shelf.kvdock("list").stdout

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvdock import ContextSplit
+from kvdock.models.memory_budget import HostBudget
+from kvdock.errors import NoRoute, PluginError, SettingsError
+from kvdock_cli.output import UsageProblem
+from kvdock_cli.commands.route import route
+
+if TYPE_CHECKING:
+    from tiny import Shelf
+
+KV = "family=mha,name=kv,heads=8,head_dim=128"
+DRAFT = "family=mha,name=draft,layers=0-0,heads=8,head_dim=128,draft,required=false"
+MLA = "family=mla,name=kv,latent=512,rope=64"
+
+
+@pytest.fixture
+def good(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> Shelf:
+    """A backend that takes MHA pools, says nothing of drafts, and is alone."""
+    shelf.add_backend("good")
+    monkeypatch.setenv("KVDOCK_PLUGINS", "good")
+    return shelf
+
+
+def test_the_real_command_prints_the_plan(good: Shelf) -> None:
+    done = good.kvdock(
+        "route", "--pool", KV, "--pool", DRAFT, "--tp", "4", "--layers", "4"
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+    head, anchor, draft = done.stdout.splitlines()
+    assert head.split() == ["POOL", "KIND", "NEED", "PAGE", "BACKEND", "WHY"]
+    assert anchor.split()[:6] == ["kv", "mha", "anchor", "262144", "B", "good"]
+    assert draft.endswith("good says nothing about draft for mha pools")
+
+
+def test_the_object_has_every_backends_answer(
+    good: Shelf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del good
+    assert route(pool=(KV, DRAFT), json=True) == 0
+    data = json.loads(capsys.readouterr().out)
+    first, second = data["routes"]
+    assert (first["backend"], first["path"]) == ("good", "staged")
+    assert (second["backend"], second["required"]) == (None, False)
+    verdicts = {
+        one["capability"]: one["support"] for one in second["options"][0]["verdicts"]
+    }
+    assert verdicts["draft"] == "?"
+
+
+def test_no_route_is_a_problem_with_the_whole_table(good: Shelf) -> None:
+    done = good.kvdock("route", "--pool", MLA, "--json")
+    assert done.returncode == 1
+    data = json.loads(done.stdout)
+    assert data["error"]["type"] == "NoRoute"
+    assert "good does not take mla pools" in done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "Install a backend that does, or see `kvdock list`."
+    )
+
+
+def test_strict_takes_optional_pools_for_required_ones(good: Shelf) -> None:
+    del good
+    with pytest.raises(NoRoute, match="no backend takes draft"):
+        route(pool=(KV, DRAFT), strict=True)
+
+
+@pytest.mark.parametrize(("backend", "to"), [(("god",), ()), ((), ("kv=god",))])
+def test_a_backend_that_is_not_there_is_named(
+    good: Shelf, backend: tuple[str, ...], to: tuple[str, ...]
+) -> None:
+    del good
+    with pytest.raises(PluginError, match="Did you mean 'good'"):
+        route(pool=(KV,), backend=backend, to=to)
+
+
+def test_a_shipped_model_is_routed_with_its_draft(
+    good: Shelf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del good
+    code = route(model="llama-3.1-8b", draft="eagle3", tp=4, rank=3, json=True)
+    data = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert (data["shard"]["tp_rank"], data["shard"]["tp_size"]) == (3, 4)
+    assert [one["pool"] for one in data["routes"]] == ["kv", "draft"]
+    assert data["routes"][0]["page_bytes"] == 32 * 64 * 2 * 2 * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pool": ("family=mh,name=kv",)}, "Did you mean 'mha'"),
+        ({"pool": (f"{KV},hads=3",)}, "Did you mean 'heads'"),
+        ({"pool": (KV, KV)}, "described twice"),
+        ({"pool": (KV,), "tp": 3}, "8 heads"),
+        ({"pool": (KV,), "tp": 0}, "--tp 0 leaves no process"),
+        ({"pool": (KV,), "pp": 0}, "--pp 0 leaves no process"),
+        ({"pool": (KV,), "tp": 4, "rank": 4}, "no rank 4 among 4 processes"),
+        ({"pool": (KV,), "rank": -1}, "no rank -1 among 1 processes"),
+        ({"model": "llama-3.1-8b", "draft": "eagle"}, "Did you mean 'eagle3'"),
+        ({"pool": (KV,), "to": ("kv",)}, "Write --to KEY=VALUE"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(
+    good: Shelf, options: dict[str, Any], message: str
+) -> None:
+    del good
+    with pytest.raises(UsageProblem) as caught:
+        route(**options)
+    assert message in str(caught.value)
+
+
+def test_what_a_deployment_needs_takes_part(
+    good: Shelf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del good
+    with pytest.raises(NoRoute, match="good shares with none, not cluster"):
+        route(pool=(KV,), need=("sharing=cluster",))
+    with pytest.raises(NoRoute, match="good says nothing about integrity"):
+        route(pool=(KV,), need=("integrity",))
+    with pytest.raises(SettingsError, match="Did you mean 'sharing'"):
+        route(pool=(KV,), need=("sharin=cluster",))
+    with pytest.raises(SettingsError, match="Did you mean 'cluster'"):
+        route(pool=(KV,), need=("sharing=clutser",))
+    with pytest.raises(SettingsError, match="Known words: none, namespace, process"):
+        route(pool=(KV,), need=("durability",))
+    assert route(pool=(KV,), need=("registrable=no",)) == 0
+    assert "kv" in capsys.readouterr().out
+
+
+def test_stages_and_context_ranks_may_be_given(
+    good: Shelf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del good
+    code = route(
+        model="llama-3.1-8b",
+        pp_layers=(20, 12),
+        cp=4,
+        context=ContextSplit.LAYERS,
+        rank=7,
+        json=True,
+    )
+    data = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert data["shard"]["layers"] == [20, 32]
+    assert data["routes"][0]["page_bytes"] == 3 * 64 * 2 * 8 * 128 * 2
+
+
+@pytest.mark.usefixtures("good")
+def test_ranks_divide_as_the_command_line_says() -> None:
+    with pytest.raises(NoRoute, match="says nothing about split heads"):
+        route(pool=(KV,), tp=2, share_tp=(2, 4))
+    with pytest.raises(UsageProblem, match="in runs of 48"):
+        route(pool=(KV,), tp=16, dcp=2, interleave_tokens=48)
+
+
+def test_no_tokens_are_no_page() -> None:
+    with pytest.raises(UsageProblem, match="--page-tokens 0 leaves no page"):
+        route(pool=(KV,), page_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("family=compressed,name=c,row_bytes=584,ratio=0", "ratio must be at least 1"),
+        ("family=compressed,name=c,row_bytes=584,pad_to=0", "pad_to must be at"),
+        ("family=indexer,name=c,head_dim=128,scale_block=0", "scale_block must be"),
+        ("family=mha,name=c,heads=8,head_dim=-1", "negative extent"),
+        ("family=mha,name=c,heads=8,head_dim=8,required=maybe", "not 'maybe'"),
+        ("family=mha,name=c,heads=8,head_dim=8,kind=mamba", "of kind mamba"),
+        ("family=mha,name=c,heads=8,head_dim=8,page_tokens=32", "one number for all"),
+    ],
+)
+def test_a_pool_that_cannot_be_is_a_wrong_question(words: str, message: str) -> None:
+    with pytest.raises(UsageProblem, match=message):
+        route(pool=(KV, words))
+
+
+@pytest.mark.usefixtures("good")
+def test_what_so_many_pages_take_is_told_with_the_limit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = HostBudget(12 << 30, "control group /a", 10 << 30)
+    monkeypatch.setattr(HostBudget, "measure", lambda: budget)
+    assert route(pool=(KV,), pages=100, host_ranks=2) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "host memory: 100 pages on each of 2 ranks take 50.0 MiB of 2.0 GiB; "
+        "control group /a has 12.0 GiB left, of which 10.0 GiB are kept in reserve"
+    )
+    assert route(pool=(KV,), pages=100, json=True) == 0
+    assert json.loads(capsys.readouterr().out)["memory"] == {
+        "pages": 100,
+        "ranks": 1,
+        "bytes": 100 * 262144,
+        "usable_bytes": 2 << 30,
+        "free_bytes": 12 << 30,
+        "reserve_bytes": 10 << 30,
+        "limited_by": "control group /a",
+    }
+
+
+def test_pages_that_do_not_fit_are_a_problem_and_no_wrong_question(
+    good: Shelf,
+) -> None:
+    done = good.kvdock("route", "--pool", KV, "--pages", str(10**10), "--json")
+    assert done.returncode == 1
+    error = json.loads(done.stdout)["error"]
+    assert error["type"] == "PoolError"
+    assert "pool 'kv' does not fit: kv " in error["what"]
+    assert "left, of which 10.0 GiB are kept in reserve" in error["what"]
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [({"pages": -1}, "--pages -1"), ({"pages": 1, "host_ranks": 0}, "--host-ranks 0")],
+)
+def test_a_number_that_cannot_be_meant_is_a_wrong_question(
+    options: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(UsageProblem, match=what):
+        route(pool=("family=mha,name=kv,heads=8,head_dim=128",), **options)

@@ -1,0 +1,1 @@
+"""Settings: declared with attrs, filled from files, environment and engine."""

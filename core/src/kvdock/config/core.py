@@ -1,0 +1,145 @@
+"""The core's own settings: what storage may cost an engine, at most.
+
+One schema, in groups. `kvdock.config.sources` fills it from files, environment
+and the engine; an adapter may also build it in code.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import attrs
+
+from kvdock.config.fields import (choice, count, duration, option, size)
+
+
+class Integrity(StrEnum):
+    """Who proves that a page's bytes are those that were stored."""
+
+    AUTO = "auto"
+    """The backend where it verifies natively, otherwise a trailer of the core."""
+    ALWAYS = "always"
+    """A trailer of the core for every backend, also where it verifies."""
+    OFF = "off"
+    """Nobody: wrong bytes of the right length would be served."""
+
+
+class Staging(StrEnum):
+    """Which pools are moved through memory of the core."""
+
+    ROUTED = "routed"
+    """Those whose route says so."""
+    ALWAYS = "always"
+    """All: for an engine that cannot hold back pages of a call that overran."""
+
+
+class StopPolicy(StrEnum):
+    """When an engine stops waiting for a prefetch."""
+
+    BEST_EFFORT = "best_effort"
+    """At once: what is loaded when the engine looks is what counts."""
+    WAIT_COMPLETE = "wait_complete"
+    """Never: only a finished prefetch counts."""
+    TIMEOUT = "timeout"
+    """After a base time and a time for each 1024 tokens."""
+
+
+_LEAST = "1 ms"
+"""No call ends in no time: with less, everything would be late unasked."""
+
+
+@attrs.frozen(kw_only=True)
+class Deadlines:
+    """How long one call may take, over all pools and batches of it.
+
+    None is endless: whatever touches the world may hang.
+    """
+
+    exists: float = duration("1 s", least=_LEAST, help="Looking up a prefix.")
+    get: float = duration("5 s", least=_LEAST, help="Loading pages.")
+    put: float = duration("5 s", least=_LEAST, help="Storing pages.")
+    delete: float = duration("5 s", least=_LEAST, help="Dropping objects.")
+    clear: float = duration("8 s", least=_LEAST, help="Clearing a namespace.")
+    attach: float = duration("120 s", least=_LEAST, help="Registering one pool.")
+    release: float = duration("4 s", least=_LEAST, help="Releasing one pool.")
+    close: float = duration("8 s", least=_LEAST, help="Detaching altogether.")
+    grace: float = duration(
+        "50 ms", help="How long past its deadline a call may still report."
+    )
+
+
+@attrs.frozen(kw_only=True)
+class BreakerSettings:
+    """When a backend is cut off, and when it is tried again."""
+
+    failures: int = count(5, least=1, help="Failed calls in a row that open it.")
+    overruns: int = count(2, least=1, help="Calls over their deadline that open it.")
+    backoff: float = duration(
+        "1 s", least=_LEAST, help="Time until the first probe; doubles."
+    )
+    backoff_most: float = duration(
+        "60 s", least=_LEAST, help="Longest time between probes, unless they hang."
+    )
+    probe: float = duration("1 s", least=_LEAST, help="How long a probe may take.")
+    probes: int = count(
+        12, least=1, help="Probes of one operation that may hang at once."
+    )
+
+
+@attrs.frozen(kw_only=True)
+class MissSettings:
+    """How long an answer "not there" is believed without asking again."""
+
+    keys: int = count(65536, help="Keys remembered for each backend; 0 for none.")
+    absent: float = duration(
+        "0 s", help="Lifetime of a key that was absent; 0 asks every time."
+    )
+    dead: float = duration("30 s", help="Lifetime of a key whose bytes were wrong.")
+
+
+@attrs.frozen(kw_only=True)
+class CallSettings:
+    """How much goes on at once."""
+
+    at_once: int = count(8, least=1, help="Calls at once in each backend.")
+    overrun: int = count(
+        8, least=1, help="Calls over their deadline until a backend is cut off."
+    )
+    batch_pages: int = count(1024, least=1, help="Most pages of one batch.")
+    batch_bytes: int = size(32 << 20, help="Most bytes of one batch.")
+    staging: Staging = choice(Staging.ROUTED, help="Which pools are staged.")
+    staging_areas: int = count(
+        4, least=1, help="Batches that a staged pool may have under way."
+    )
+    capacity_every: float = duration(
+        "10 s", help="How often an observed backend is asked how full it is."
+    )
+
+
+@attrs.frozen(kw_only=True)
+class TransferSettings:
+    """Prefetch and offload in the background."""
+
+    readers: int = count(1, least=1, help="Workers that load.")
+    writers: int = count(1, least=1, help="Workers that store.")
+    queue: int = count(64, least=1, help="Transfers waiting in each direction.")
+    batch_pages: int = count(128, least=1, help="Pages between two chances to cancel.")
+    stop: StopPolicy = choice(
+        StopPolicy.BEST_EFFORT, help="When the engine stops waiting for a prefetch."
+    )
+    stop_base: float = duration("1 s", help="Base of the timeout policy.")
+    stop_growth: float = duration("250 ms", help="What each 1024 tokens add to it.")
+
+
+@attrs.frozen(kw_only=True)
+class CoreSettings:
+    """Everything that the core itself can be told."""
+
+    integrity: Integrity = choice(Integrity.AUTO, help="Who verifies pages.")
+    self_test: bool = option(False, help="Move one page of each pool when attaching.")
+    observers: tuple[str, ...] = option((), help="Observers to switch on, by name.")
+    deadlines: Deadlines = attrs.field(factory=Deadlines)
+    breaker: BreakerSettings = attrs.field(factory=BreakerSettings)
+    misses: MissSettings = attrs.field(factory=MissSettings)
+    calls: CallSettings = attrs.field(factory=CallSettings)
+    transfers: TransferSettings = attrs.field(factory=TransferSettings)

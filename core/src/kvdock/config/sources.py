@@ -1,0 +1,341 @@
+"""Where every setting comes from: one schema, five sources, one precedence.
+
+From weak to strong: the default in the schema, a variable of others that the
+schema names, a file, the environment, and what the engine passes. A file and
+the engine's mapping look alike:
+
+    [core.deadlines]
+    get = "2 s"
+    [backends.NAME]
+    root = "/var/lib/kv"
+    [observers.metrics]
+
+In the environment the same setting is `KVDOCK_CORE__DEADLINES__GET="2 s"`:
+two underscores where the file has a dot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+
+from kvdock.config.core import CoreSettings
+from kvdock.errors import SettingsError, nearest
+from kvdock.config.structure import (HIDDEN, check_known, fields_of, group_of, told_by)
+from kvdock.config.fields import (filled, structure)
+
+FILE_VARIABLE = "KVDOCK_CONFIG"
+"""Names the file to read; there is no other place that is looked into."""
+
+PREFIX = "KVDOCK_"
+SECTIONS = ("core", "backends", "observers")
+OWN_VARIABLES = (FILE_VARIABLE, "KVDOCK_PLUGINS")
+"""Variables that begin like settings and are none."""
+
+DEFAULT = "default"
+ENGINE = "engine"
+
+_SERVICE = re.compile(
+    r"KVDOCK_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?"
+    r"|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_LINK = re.compile(r"KVDOCK_(\w+_)?PORT")
+
+_CREDENTIALS = re.compile(r"(?<=://)[^/\s]+(?=@)")
+
+Tree = Mapping[str, object]
+
+
+@attrs.frozen
+class Source:
+    """One place that settings come from, as nested mappings."""
+
+    origin: str
+    values: Tree = attrs.field(repr=False)
+
+
+@attrs.frozen
+class Setting:
+    """One row of `kvdock config show`.
+
+    Args:
+        path: Its name, with dots.
+        value: What holds; text that is fit to be shown.
+        origin: Where that comes from.
+        help: What it is for.
+    """
+
+    path: str
+    value: str
+    origin: str
+    help: str
+
+
+@attrs.frozen
+class Configuration:
+    """Settings of the core, of backends and of observers.
+
+    Args:
+        core: The core's own.
+        backends: Backend name to what is given for it.
+        observers: Observer name to what is given for it.
+        origins: Dotted name of what is given to where it comes from.
+    """
+
+    core: CoreSettings
+    backends: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
+    observers: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
+    origins: Mapping[str, str] = attrs.field(repr=False)
+
+    def without(self, names: Iterable[str]) -> Configuration:
+        """Leave out backends and observers, each named as in `backends.NAME`."""
+        out = set(names)
+        kept = {
+            section: {
+                name: given
+                for name, given in getattr(self, section).items()
+                if f"{section}.{name}" not in out
+            }
+            for section in ("backends", "observers")
+        }
+        return attrs.evolve(
+            self, backends=kept["backends"], observers=kept["observers"]
+        )
+
+
+def load_configuration(
+    engine: Tree | None = None,
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Configuration:
+    """Read every source and put the stronger over the weaker.
+
+    Args:
+        engine: What the engine passes; like a file's content.
+        file: A TOML or JSON file; None for the one that KVDOCK_CONFIG names.
+        environ: Where variables are read.
+
+    Raises:
+        SettingsError: On a file that cannot be read, or a setting that is
+            unknown or of the wrong kind; it says where that came from.
+    """
+    named = environ.get(FILE_VARIABLE)
+    path = file or (Path(named) if named else None)
+    sources = [
+        *([Source(f"file {path}", read_file(path))] if path else []),
+        *environment(environ),
+        Source(ENGINE, engine or {}),
+    ]
+    values: dict[str, object] = {section: {} for section in SECTIONS}
+    origins: dict[str, str] = {}
+    for source in sources:
+        _check_sections(source)
+        _lay_over(values, source.values, source.origin, origins)
+    core = structure(
+        CoreSettings,
+        cast("Tree", values["core"]),
+        where="core",
+        origins=_below("core", origins),
+        environ=environ,
+    )
+    return Configuration(
+        core,
+        cast("dict[str, Mapping[str, object]]", values["backends"]),
+        cast("dict[str, Mapping[str, object]]", values["observers"]),
+        origins,
+    )
+
+
+def read_file(path: Path) -> Tree:
+    """Read a TOML or JSON file.
+
+    Raises:
+        SettingsError: If it is not there, or not what its name says.
+    """
+    readers = {".toml": tomllib.loads, ".json": json.loads}
+    reader = readers.get(path.suffix)
+    if reader is None:
+        raise SettingsError(
+            f"{path} is neither TOML nor JSON", fix="Name it .toml or .json."
+        )
+    try:
+        found = reader(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise SettingsError(f"{path} holds no settings but a {type(found).__name__}")
+    return found
+
+
+def environment(environ: Mapping[str, str]) -> list[Source]:
+    """Return each variable that is a setting as a source of its own.
+
+    Raises:
+        SettingsError: If a variable begins like a setting and is none.
+    """
+    found = []
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name in OWN_VARIABLES:
+            continue
+        if _names_a_service(name, environ[name]):
+            continue
+        path = name.removeprefix(PREFIX).lower().split("__")
+        if path[0] not in SECTIONS or len(path) == 1 or not all(path):
+            known = [*OWN_VARIABLES, *(f"{PREFIX}{one.upper()}__" for one in SECTIONS)]
+            raise SettingsError(
+                f"environment variable {name} is no setting",
+                fix=nearest(name, known)
+                or 'Settings look like KVDOCK_CORE__DEADLINES__GET="2 s".',
+            )
+        tree: object = environ[name]
+        for word in reversed(path):
+            tree = {word: tree}
+        found.append(Source(f"environment {name}", cast("Tree", tree)))
+    return found
+
+
+def _names_a_service(name: str, value: str) -> bool:
+    """Return whether Kubernetes has set a variable, for a service called kvdock.
+
+    Its pods get such variables unless `enableServiceLinks` is off.
+    """
+    if "__" in name:
+        return False
+    link = _LINK.fullmatch(name) and "://" in value
+    return bool(link or _SERVICE.fullmatch(name))
+
+
+def explain(
+    configuration: Configuration,
+    schemas: Mapping[str, type],
+    *,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[Setting, ...]:
+    """Return every setting with its value and origin, secrets hidden.
+
+    Args:
+        configuration: What was read.
+        schemas: Settings class by where it belongs: `backends.NAME`,
+            `observers.NAME`. The core's own is always there.
+        environ: Where the variables of others are read that schemas name.
+
+    Raises:
+        SettingsError: If something is given that no schema knows.
+    """
+    core = attrs.asdict(configuration.core)
+    rows = list(
+        _rows(CoreSettings, "core", core, _below("core", configuration.origins))
+    )
+    for where in sorted(schemas):
+        section, _, name = where.partition(".")
+        given = getattr(configuration, section).get(name, {})
+        origins = _below(where, configuration.origins)
+        check_known(schemas[where], given, where=where, origins=origins)
+        full, more = filled(schemas[where], given, environ)
+        rows += _rows(schemas[where], where, full, {**origins, **more})
+    for section in ("backends", "observers"):
+        for name in getattr(configuration, section):
+            if f"{section}.{name}" not in schemas:
+                known = [one.partition(".")[2] for one in schemas if section in one]
+                raise SettingsError(
+                    f"settings are given for {name!r}, which is not among the "
+                    f"{section}{told_by(configuration.origins, f'{section}.{name}')}",
+                    fix=nearest(name, known),
+                )
+    return tuple(rows)
+
+
+def _check_sections(source: Source) -> None:
+    for section, given in source.values.items():
+        if section not in SECTIONS:
+            raise SettingsError(
+                f"{source.origin}: there is no section {section!r}",
+                fix=nearest(section, SECTIONS) or f"Sections: {', '.join(SECTIONS)}.",
+            )
+        entries = [given] if section == "core" else [given, *_values(given)]
+        if not all(isinstance(entry, Mapping) for entry in entries):
+            raise SettingsError(
+                f"{source.origin}: section {section!r} is not made of settings"
+            )
+
+
+def _values(given: object) -> list[object]:
+    return list(given.values()) if isinstance(given, Mapping) else []
+
+
+def _lay_over(
+    values: dict[str, object],
+    stronger: Tree,
+    origin: str,
+    origins: dict[str, str],
+    path: str = "",
+) -> None:
+    """Put a tree over another, leaf by leaf, and note where leaves are from."""
+    for key, value in stronger.items():
+        if not isinstance(key, str):
+            raise SettingsError(f"{origin}: settings have names, not {key!r}")
+        name = f"{path}.{key}" if path else key
+        if isinstance(value, Mapping):
+            below = values.get(key, {})
+            if not isinstance(below, Mapping):
+                # It would be dropped without a word.
+                raise SettingsError(
+                    f"{name} is a group of settings in {origin}, and one value in "
+                    f"{origins[name]}",
+                    fix="Remove the one that is wrong.",
+                )
+            mine: dict[str, object] = dict(below)
+            values[key] = mine
+            _lay_over(mine, value, origin, origins, name)
+        else:
+            values[key] = value
+            origins[name] = origin
+
+
+def _below(where: str, origins: Mapping[str, str]) -> dict[str, str]:
+    """Return where the settings of one place come from, by their own names."""
+    return {
+        name.removeprefix(f"{where}."): origin
+        for name, origin in origins.items()
+        if name.startswith(f"{where}.")
+    }
+
+
+def _rows(
+    cls: type, where: str, given: Mapping[str, object], origins: Mapping[str, str]
+) -> Iterator[Setting]:
+    for name, field in fields_of(cls).items():
+        path = f"{where}.{name}"
+        if group := group_of(field):
+            below = cast("Tree", given.get(name, {}))
+            yield from _rows(group, path, below, _below(name, origins))
+            continue
+        value = given.get(name, field.default)
+        if isinstance(value, attrs.Factory):  # type: ignore[arg-type]  # attrs' stub calls the class a function
+            value = cast("Any", value).factory()
+        text = field.metadata.get("help", "")
+        if value is attrs.NOTHING:
+            yield Setting(path, "", "MISSING", text)
+        else:
+            yield Setting(path, shown(value, field), origins.get(name, DEFAULT), text)
+
+
+def shown(value: object, field: attrs.Attribute[object]) -> str:
+    """Return a value as text, without what must not be seen."""
+    if field.metadata.get("secret"):
+        return HIDDEN if value else ""
+    several = isinstance(value, tuple | list)
+    text = ", ".join(map(str, cast("Any", value))) if several else str(value)
+    unit = field.metadata.get("unit")
+    if unit and not isinstance(value, str):
+        text = f"{text} {'B' if unit == 'bytes' else 's'}"
+    # A password in an address is one, whoever declared the setting.
+    return _CREDENTIALS.sub(HIDDEN, text)

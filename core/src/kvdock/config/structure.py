@@ -1,0 +1,206 @@
+"""What a settings class says of itself, and why it refuses what it is given.
+
+A message names the setting, with dots, and the source that it comes from; it
+never shows the value of a secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, cast
+
+import attrs
+
+from kvdock.config.convert import converter
+from kvdock.errors import SettingsError, nearest
+
+NOTHING_GIVEN: Mapping[str, str] = MappingProxyType({})
+
+HIDDEN = "<hidden>"
+"""What is shown of a secret."""
+
+
+@attrs.frozen(kw_only=True)
+class Elsewhere:
+    """What others call a setting.
+
+    Args:
+        variable: An environment variable that counts where the setting is
+            given nowhere else; an empty one is as good as none.
+        read: What its text means, where that is not the text itself.
+        names: Names in the configurations of others. They are refused, with
+            the name here.
+    """
+
+    variable: str = ""
+    read: Callable[[str], object] = str
+    names: Collection[str] = ()
+
+
+def check_known(
+    cls: type,
+    given: Mapping[str, object],
+    *,
+    where: str,
+    origins: Mapping[str, str] = NOTHING_GIVEN,
+    path: str = "",
+) -> None:
+    """Refuse settings that a class, or a group in it, does not know.
+
+    Raises:
+        SettingsError: On an unknown key, with the right or the nearest one.
+    """
+    fields = fields_of(cls)
+    for key, value in given.items():
+        name = f"{path}{key}"
+        if key not in fields:
+            what = f"{where}: unknown setting {name!r}{told_by(origins, name)}"
+            raise SettingsError(what, fix=_right_name(key, fields))
+        if group := group_of(fields[key]):
+            if not isinstance(value, Mapping):
+                told = told_by(origins, name)
+                raise SettingsError(f"{where}: {name!r} is a group of settings{told}")
+            check_known(group, value, where=where, origins=origins, path=f"{name}.")
+
+
+def check_complete(
+    cls: type, given: Mapping[str, object], *, where: str, path: str = ""
+) -> None:
+    """Refuse settings that lack one without a default.
+
+    Raises:
+        SettingsError: With its name.
+    """
+    for name, field in fields_of(cls).items():
+        if name in given and (group := group_of(field)):
+            below = cast("Mapping[str, object]", given[name])
+            check_complete(group, below, where=where, path=f"{path}{name}.")
+        elif name not in given and field.default is attrs.NOTHING:
+            raise SettingsError(f"{where}: setting {f'{path}{name}'!r} is missing")
+
+
+def fields_of(cls: type) -> dict[str, attrs.Attribute[Any]]:
+    """Return the fields of a settings class by name, their types resolved."""
+    attrs.resolve_types(cls)
+    return {field.name: field for field in attrs.fields(cls)}
+
+
+def elsewhere_of(field: attrs.Attribute[Any]) -> Elsewhere:
+    """Return what others call a setting."""
+    found: Elsewhere = field.metadata.get("elsewhere") or Elsewhere()
+    return found
+
+
+def told_by(origins: Mapping[str, str], name: str) -> str:
+    """Say in brackets where a setting, or what lies below it, comes from."""
+    told = {
+        origin
+        for path, origin in origins.items()
+        if path == name or path.startswith(f"{name}.")
+    }
+    return f" ({', '.join(sorted(told))})" if told else ""
+
+
+def group_of(field: attrs.Attribute[Any]) -> type | None:
+    """Return the class of a setting that is a group of settings."""
+    kind = field.type
+    return kind if isinstance(kind, type) and attrs.has(kind) else None
+
+
+def _right_name(key: str, fields: Mapping[str, attrs.Attribute[Any]]) -> str:
+    """Say what a setting is called here, as well as that can be known."""
+    for name, field in fields.items():
+        if key in elsewhere_of(field).names:
+            return f"Here it is {name!r}: {field.metadata.get('help', '')}"
+    return nearest(key, fields) or f"Known settings: {', '.join(fields) or 'none'}."
+
+
+def refusal(
+    cls: type,
+    given: Mapping[str, object],
+    where: str,
+    origins: Mapping[str, str],
+    error: Exception,
+) -> SettingsError:
+    """Say what is wrong, with which setting, and where that comes from."""
+    reasons = tuple(_leaves(error))
+    texts = [str(reason) for reason in reasons]
+    found = [
+        (name, field, reason)
+        for name, field, value in _walked(cls, given)
+        if (reason := _objection(field, value)) and str(reason) in texts
+    ]
+    if not found:
+        # The settings do not fit together.
+        what = "; ".join(_words(reason)[0] for reason in reasons)
+        for value in secrets_in(cls, given):
+            what = what.replace(value, HIDDEN)
+        return SettingsError(f"{where}: {what}", fix=_words(reasons[0])[1])
+    said = []
+    for name, field, reason in found:
+        what, _ = _words(reason)
+        what = f": {HIDDEN} is not what it takes" if _hidden(field) else f": {what}"
+        # Some reasons begin with the name as the class has it.
+        what = what.removeprefix(f": {field.name}")
+        said.append(f"{name}{told_by(origins, name)}{what}")
+    _, field, reason = found[0]
+    fix = "" if _hidden(field) else _words(reason)[1]
+    return SettingsError(f"{where}: {'; '.join(said)}", fix=fix)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """Yield what cattrs has gathered in groups."""
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from _leaves(one)
+    else:
+        yield error
+
+
+def _walked(
+    cls: type, given: Mapping[str, object], path: str = ""
+) -> Iterator[tuple[str, attrs.Attribute[Any], object]]:
+    """Yield the settings that are given: name with dots, field, value."""
+    for name, field in fields_of(cls).items():
+        if name in given and (group := group_of(field)):
+            below = cast("Mapping[str, object]", given[name])
+            yield from _walked(group, below, f"{path}{name}.")
+        elif name in given:
+            yield f"{path}{name}", field, given[name]
+
+
+def _objection(field: attrs.Attribute[Any], value: object) -> Exception | None:
+    """Return why a setting does not take a value, whatever the others are."""
+    change: Any = field.converter
+    try:
+        if isinstance(change, attrs.Converter):
+            value = cast("Any", change)(value, None, field)
+        elif change:
+            value = change(value)
+        else:
+            value = converter().structure(value, cast("type", field.type))
+        if field.validator:
+            field.validator(None, field, value)
+    except Exception as error:  # noqa: BLE001 - whatever a schema raises
+        return next(one for one in _leaves(error) if isinstance(one, Exception))
+    return None
+
+
+def _words(reason: BaseException) -> tuple[str, str]:
+    if isinstance(reason, SettingsError):
+        return reason.what, reason.fix
+    if isinstance(reason, ValueError):
+        return str(reason).rstrip("."), ""
+    return f"{type(reason).__name__}: {reason}".rstrip("."), ""
+
+
+def _hidden(field: attrs.Attribute[Any]) -> bool:
+    return bool(field.metadata.get("secret"))
+
+
+def secrets_in(cls: type, given: Mapping[str, object]) -> Iterator[str]:
+    """Yield the secrets among settings, as text."""
+    for _, field, value in _walked(cls, given):
+        if _hidden(field) and value:
+            yield str(value)

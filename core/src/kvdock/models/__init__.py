@@ -1,0 +1,1 @@
+"""Model descriptions and the pools that a deployment gets from them."""

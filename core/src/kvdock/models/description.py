@@ -1,0 +1,193 @@
+"""Descriptions of models: which pools a model has, as a data file says it.
+
+A description names dimensions, not bytes: `kvdock.pools.factories` turns them into
+pools. The ones that are shipped lie in the folder `descriptions`, one TOML
+file for each model, and are read when they are asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+
+import attrs
+
+from kvdock.errors import PoolError, nearest
+from kvdock.pools.validators import is_whole
+
+Table = Mapping[str, object]
+
+MAX_LAYERS = 1 << 16
+"""A model of more is a slip of the keyboard."""
+
+MAX_PAGE_TOKENS = 1 << 24
+"""As much as the longest contexts there are."""
+
+_FOLDER = "models/descriptions"
+_TARGET_FIELDS = ("model", "summary", "source", "layers", "page_tokens", "pools")
+_DRAFT_FIELDS = ("summary", "source", "layers", "pools")
+
+
+@attrs.frozen
+class DraftDescription:
+    """A draft model that goes with a target.
+
+    Args:
+        summary: What it is, in one line.
+        layers: How many layers it has; numbered after the target's.
+        pools: One table for each of its pools.
+        source: Where its dimensions come from, if not from the target's file.
+    """
+
+    summary: str
+    layers: int
+    pools: tuple[Table, ...]
+    source: str = ""
+
+
+@attrs.frozen
+class ModelDescription:
+    """A model as far as its cached state goes.
+
+    Args:
+        name: What it is called here.
+        model: The model's public name.
+        summary: Which kinds of state it has, in one line.
+        source: Where the dimensions come from.
+        layers: Layers of the target.
+        page_tokens: Tokens of a page that its engines use by default.
+        pools: One table for each pool, anchor first.
+        drafts: Draft models by name.
+    """
+
+    name: str
+    model: str
+    summary: str
+    source: str
+    layers: int
+    page_tokens: int
+    pools: tuple[Table, ...]
+    drafts: Mapping[str, DraftDescription]
+
+
+def shipped_models() -> tuple[str, ...]:
+    """Return the names of the descriptions that kvdock brings."""
+    folder = resources.files("kvdock").joinpath(_FOLDER)
+    names = (Path(entry.name) for entry in folder.iterdir())
+    return tuple(sorted(name.stem for name in names if name.suffix == ".toml"))
+
+
+def load_model(name: str) -> ModelDescription:
+    """Read a description: a shipped one by name, or a TOML or JSON file.
+
+    Raises:
+        PoolError: If there is none, or it is not a description.
+    """
+    path = Path(name)
+    if path.suffix in (".toml", ".json"):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise PoolError(f"cannot read {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise PoolError(
+                f"cannot read {path}: byte {error.start} is not UTF-8"
+            ) from error
+        return describe(path.stem, _parsed(path.name, text))
+    known = shipped_models()
+    if name not in known:
+        raise PoolError(
+            f"no model {name!r} is described",
+            fix=nearest(name, known)
+            or f"Known are {', '.join(known)}; or pass a .toml or .json file.",
+        )
+    entry = resources.files("kvdock").joinpath(_FOLDER, f"{name}.toml")
+    return describe(name, _parsed(name, entry.read_text(encoding="utf-8")))
+
+
+def _parsed(name: str, text: str) -> Table:
+    try:
+        found = json.loads(text) if name.endswith(".json") else tomllib.loads(text)
+    except ValueError as error:
+        raise PoolError(f"{name} cannot be parsed: {error}") from error
+    except RecursionError as error:
+        raise PoolError(f"{name} cannot be parsed: it is nested too deeply") from error
+    if not isinstance(found, dict):
+        raise PoolError(f"{name} does not hold a table")
+    return found
+
+
+def describe(name: str, data: Table) -> ModelDescription:
+    """Check the outer form of a description.
+
+    Raises:
+        PoolError: If a field is missing, unknown or of the wrong kind.
+    """
+    where = f"model {name!r}"
+    _check_fields(where, data, _TARGET_FIELDS, optional=("drafts", "source"))
+    drafts = data.get("drafts", {})
+    if not isinstance(drafts, Mapping):
+        raise PoolError(f"{where}: drafts is no table of drafts")
+    return ModelDescription(
+        name=name,
+        model=str(data["model"]),
+        summary=str(data["summary"]),
+        source=str(data.get("source", "")),
+        layers=_count(where, data, "layers"),
+        page_tokens=_count(where, data, "page_tokens", MAX_PAGE_TOKENS),
+        pools=_tables(where, data),
+        drafts={
+            draft: _draft(f"{where}: draft {draft!r}", table)
+            for draft, table in drafts.items()
+        },
+    )
+
+
+def _draft(where: str, data: object) -> DraftDescription:
+    if not isinstance(data, Mapping):
+        raise PoolError(f"{where} is no table")
+    _check_fields(where, data, _DRAFT_FIELDS, optional=("source",))
+    return DraftDescription(
+        summary=str(data["summary"]),
+        layers=_count(where, data, "layers"),
+        pools=_tables(where, data),
+        source=str(data.get("source", "")),
+    )
+
+
+def _check_fields(
+    where: str, data: Table, known: tuple[str, ...], *, optional: tuple[str, ...]
+) -> None:
+    for field in data:
+        if field not in known and field not in optional:
+            raise PoolError(
+                f"{where}: unknown field {field!r}",
+                fix=nearest(field, [*known, *optional])
+                or f"Known are {', '.join([*known, *optional])}.",
+            )
+    for field in known:
+        if field not in data and field not in optional:
+            raise PoolError(f"{where}: field {field!r} is missing")
+
+
+def _count(where: str, data: Table, field: str, most: int = MAX_LAYERS) -> int:
+    value = data[field]
+    if not is_whole(value):
+        raise PoolError(f"{where}: {field} is a whole number, not {value!r}")
+    if not 1 <= value <= most:
+        raise PoolError(f"{where}: {field} is at least 1 and at most {most}")
+    return value
+
+
+def _tables(where: str, data: Table) -> tuple[Table, ...]:
+    value = data["pools"]
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(isinstance(one, Mapping) for one in value)
+    ):
+        raise PoolError(f"{where}: pools is a list of tables, one for each pool")
+    return tuple(value)

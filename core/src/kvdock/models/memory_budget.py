@@ -1,0 +1,211 @@
+"""How much host memory pools may take, and whether they fit.
+
+The kernel reports more free memory than a container may use, so the smallest
+of what the machine and every control group above this process have left
+counts. Measured once when memory is to be allocated, on the calling thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kvdock.errors import PoolError, nearest
+from kvdock.pools.validators import (as_whole, countable, is_whole)
+from kvdock.config.fields import format_bytes
+
+if TYPE_CHECKING:
+    from kvdock.pools.spec import (PoolSpec, Shard)
+
+RESERVE_BYTES = 10 << 30
+"""Left to everything else on the host.
+
+Source: SGLang 0.5.23, `HICACHE_HOST_MEMORY_RESERVE_BYTES`.
+"""
+
+
+@attrs.frozen
+class HostBudget:
+    """Host memory that pools may take.
+
+    Args:
+        free_bytes: What is left by the tightest limit.
+        limited_by: Which limit that is, for messages.
+        reserve_bytes: What stays untouched of it.
+    """
+
+    free_bytes: int = attrs.field(converter=as_whole, validator=countable)
+    limited_by: str
+    reserve_bytes: int = attrs.field(
+        default=RESERVE_BYTES, converter=as_whole, validator=countable
+    )
+
+    @classmethod
+    def measure(
+        cls, reserve_bytes: int = RESERVE_BYTES, *, root: Path = Path("/")
+    ) -> HostBudget:
+        """Ask the machine and its control groups.
+
+        Args:
+            reserve_bytes: What is to stay untouched.
+            root: Where `proc` and `sys` are mounted.
+        """
+        import psutil  # type: ignore[import-untyped]  # noqa: PLC0415 - has no types; only who allocates needs it
+
+        limits = {"the machine": int(psutil.virtual_memory().available)}
+        limits |= _control_groups(root)
+        limited_by = min(limits, key=lambda name: limits[name])
+        return cls(limits[limited_by], limited_by, reserve_bytes)
+
+    @property
+    def usable_bytes(self) -> int:
+        """What is left after the reserve, at least 0."""
+        return max(0, self.free_bytes - self.reserve_bytes)
+
+    def pages_that_fit(
+        self,
+        pools: Sequence[PoolSpec],
+        shard: Shard,
+        *,
+        ranks: int = 1,
+        ratios: Mapping[str, float] | None = None,
+    ) -> int:
+        """Return how many pages of the anchor all pools together have room for.
+
+        Args:
+            pools: All pools of the engine.
+            shard: The slice of a rank.
+            ranks: Ranks that share this host.
+            ratios: Pool name to its pages for each page of the anchor, 1 where
+                nothing is said; a pool with a window can do with fewer.
+
+        Raises:
+            PoolError: If a ratio is negative or of no pool with own indices.
+        """
+        shares = ratios or {}
+        _check_names(shares, [pool.name for pool in pools if not pool.indices_from])
+        _check_ranks(ranks)
+        for name, share in shares.items():
+            if not 0 <= share < math.inf:
+                raise PoolError(f"pool {name!r} has {share} pages for each other one")
+        each = sum(
+            pool.page_bytes(shard) * shares.get(pool.indices_from or pool.name, 1.0)
+            for pool in pools
+        )
+        return int(self.usable_bytes / (each * ranks)) if each else 0
+
+    def require(
+        self,
+        pools: Sequence[PoolSpec],
+        shard: Shard,
+        pages: Mapping[str, int],
+        *,
+        ranks: int = 1,
+    ) -> int:
+        """Check that pools fit and return the bytes that they take.
+
+        Args:
+            pools: All pools of the engine.
+            shard: The slice of a rank.
+            pages: Pool name to its number of pages; a pool that shares the
+                indices of another one has as many as that one.
+            ranks: Ranks that share this host.
+
+        Raises:
+            PoolError: Naming the first pool that no longer fits, with all
+                numbers; or a pool whose pages nobody gave, or that is not
+                there; or a count that is none.
+        """
+        _check_names(pages, [pool.name for pool in pools])
+        _check_ranks(ranks)
+        for name, given in pages.items():
+            if not is_whole(as_whole(given)) or given < 0:
+                raise PoolError(f"pool {name!r} cannot have {given!r} pages")
+        rows: list[str] = []
+        total = 0
+        short = ""
+        for pool in pools:
+            count = pages.get(pool.name, pages.get(pool.indices_from or ""))
+            if count is None:
+                raise PoolError(f"nobody said how many pages pool {pool.name!r} has")
+            wanted = count * pool.page_bytes(shard) * ranks
+            total += wanted
+            rows.append(f"{pool.name} {format_bytes(wanted)}")
+            if total > self.usable_bytes and not short:
+                short = pool.name
+        if short:
+            times = f" for {ranks} ranks" if ranks > 1 else ""
+            raise PoolError(
+                f"pool {short!r} does not fit: {', '.join(rows)}{times} make "
+                f"{format_bytes(total)}, but {self.limited_by} has "
+                f"{format_bytes(self.free_bytes)} left, of which "
+                f"{format_bytes(self.reserve_bytes)} are kept in reserve",
+                fix=f"Take fewer pages: {format_bytes(self.usable_bytes)} are usable.",
+            )
+        return total
+
+
+def _check_names(given: Iterable[str], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise PoolError(
+                f"pages are given for {name!r}, which is no pool with pages here",
+                fix=nearest(name, known) or f"Known are {', '.join(known)}.",
+            )
+
+
+def _check_ranks(ranks: int) -> None:
+    if not is_whole(as_whole(ranks)) or ranks < 1:
+        raise PoolError(f"{ranks!r} ranks cannot share a host")
+
+
+def _control_groups(root: Path) -> dict[str, int]:
+    """Return what each limiting control group of this process has left."""
+    left: dict[str, int] = {}
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, limit, usage = "sys/fs/cgroup", "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            base, limit = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+            usage = "memory.usage_in_bytes"
+        else:
+            continue
+        # A limit of any group above holds as well; inside a container the
+        # path may be the host's, of which only the end or nothing is mounted.
+        group = Path(path.lstrip("/"))
+        for folder in [group, *group.parents]:
+            place = root / base / folder
+            ceiling, used = _number(place / limit), _number(place / usage)
+            if ceiling is None or used is None:
+                continue
+            cached = _reclaimable(place / "memory.stat")
+            name = "" if folder == Path() else folder
+            left[f"control group /{name}"] = max(0, ceiling - used + cached)
+    return left
+
+
+def _reclaimable(path: Path) -> int:
+    """Return the bytes of file cache that the kernel gives back at once."""
+    for line in _text(path).splitlines():
+        name, _, value = line.partition(" ")
+        if name in ("inactive_file", "total_inactive_file"):
+            return int(value)
+    return 0
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        # A group may be called anything.
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return ""

@@ -1,0 +1,175 @@
+"""Namespace records: kept beside the data, verified when it is met again.
+
+A digest in a key says that two namespaces differ; the record says in what. A
+store that has a folder for each namespace keeps `canonical(record)` in it as
+`RECORD_NAME`: the file's SHA-256 is then the namespace's digest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+
+from kvdock.errors import NamespaceError
+from kvdock.keys import SCHEMA_VERSION, namespace_digest
+
+RECORD_NAME = "namespace.json"
+"""File name of the record in a namespace's folder."""
+
+MAX_RECORD_BYTES = 1 << 20
+"""A record is a few kilobytes; a larger file is something else."""
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+Record = Mapping[str, object]
+
+
+@attrs.frozen
+class Difference:
+    """One field in which two records differ; "-" stands for no such field."""
+
+    field: str
+    left: str
+    right: str
+
+
+def decode_record(data: bytes, *, where: str = "the record") -> dict[str, object]:
+    """Read a record.
+
+    Args:
+        data: Its canonical form, or any other JSON of the same content.
+        where: Whose record it is, for messages.
+
+    Raises:
+        NamespaceError: If it is no record, or one of another schema.
+    """
+    try:
+        record = json.loads(data)
+    except ValueError as error:
+        raise NamespaceError(f"{where} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise NamespaceError(f"{where} is nested too deeply for a record") from error
+    if not isinstance(record, dict) or "schema" not in record:
+        raise NamespaceError(f"{where} is not a namespace record")
+    if record["schema"] != SCHEMA_VERSION:
+        raise NamespaceError(
+            f"{where} has schema {record['schema']!r}, this kvdock knows "
+            f"{SCHEMA_VERSION}",
+            fix="Read it with the version that wrote it, or delete its namespace.",
+        )
+    return record
+
+
+def verify_record(record: Record, digest: str, *, where: str = "the record") -> None:
+    """Check that a record is the one that a digest stands for.
+
+    Raises:
+        NamespaceError: If it is not.
+    """
+    found = namespace_digest(record)
+    if found != digest:
+        raise NamespaceError(
+            f"{where} has digest {found[:16]}, not {digest[:16]}",
+            fix="The record was altered or misplaced: its data must not be used.",
+        )
+
+
+def load_record(folder: Path) -> dict[str, object]:
+    """Read the record of a namespace's folder.
+
+    A folder that is named by a digest must hold the record of that digest.
+
+    Args:
+        folder: The namespace's folder, or the path of a record itself.
+
+    Raises:
+        NamespaceError: If there is none, or it is not the right one.
+    """
+    path = folder / RECORD_NAME if folder.is_dir() else folder
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_RECORD_BYTES + 1)
+    except OSError as error:
+        raise NamespaceError(
+            f"no namespace record can be read at {path}: {error.strerror}",
+            fix="Pass the folder of one namespace; a store's root holds several.",
+        ) from error
+    if len(data) > MAX_RECORD_BYTES:
+        raise NamespaceError(f"{path} is too large for a namespace record")
+    record = decode_record(data, where=str(path))
+    # "." has no name, and a link may have the digest as its own or lead to it.
+    for place in (path.absolute(), path.resolve()):
+        if _DIGEST.fullmatch(place.parent.name):
+            verify_record(record, place.parent.name, where=str(path))
+    return record
+
+
+def flatten_record(record: Record) -> dict[str, str]:
+    """Turn a record into one line of text for each field, in its order.
+
+    Pools and parts are found by name: `pools.kv.parts.k.dtype`.
+    """
+    flat: dict[str, str] = {}
+    for name, value in record.items():
+        _flatten(name, value, flat)
+    return flat
+
+
+def _flatten(path: str, value: object, flat: dict[str, str]) -> None:
+    if isinstance(value, Mapping):
+        for name, below in value.items():
+            _flatten(f"{path}.{name}", below, flat)
+    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+        flat[f"{path}.order"] = ", ".join(str(one.get("name")) for one in value)
+        for one in value:
+            below = {key: field for key, field in one.items() if key != "name"}
+            _flatten(f"{path}.{one.get('name')}", below, flat)
+    elif isinstance(value, list):
+        whole = path.endswith(".layers") and all(isinstance(n, int) for n in value)
+        flat[path] = format_layers(value) if whole else json.dumps(value)
+    else:
+        flat[path] = _format_value(value)
+
+
+def _format_value(value: object) -> str:
+    """Write a value so that the text 1 and the number 1 look different."""
+    if not isinstance(value, str):
+        return json.dumps(value)
+    try:
+        json.loads(value)
+    except ValueError:
+        return value or '""'
+    return json.dumps(value)
+
+
+def format_layers(layers: list[int] | tuple[int, ...]) -> str:
+    """Write layer numbers as ranges.
+
+    >>> format_layers([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ", ".join(f"{a}-{b}" if a < b else f"{a}" for a, b in runs)
+
+
+def diff_records(left: Record, right: Record) -> tuple[Difference, ...]:
+    """Return the fields in which two records differ.
+
+    Nothing differs exactly where the digests are equal.
+    """
+    mine, other = flatten_record(left), flatten_record(right)
+    names = [*mine, *(name for name in other if name not in mine)]
+    return tuple(
+        Difference(name, mine.get(name, "-"), other.get(name, "-"))
+        for name in names
+        if mine.get(name) != other.get(name)
+    )

@@ -1,0 +1,1 @@
+"""Backends as plugins: hooks, manifests, discovery, validation."""

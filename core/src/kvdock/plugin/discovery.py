@@ -1,0 +1,284 @@
+"""Find plugins, load each by itself, and name what is wrong with the broken.
+
+kvdock has a loader of its own because pluggy's stops at the first entry point
+that fails, without naming it, and drops a second one of the same name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kvdock.plugin.validation import (Breach, Stage, accept)
+from kvdock.errors import PluginError, nearest
+
+if TYPE_CHECKING:
+    import pluggy
+
+    from kvdock.plugin.manifest import Manifest
+
+GROUP = "kvdock.backends"
+ALLOW_VARIABLE = "KVDOCK_PLUGINS"
+
+
+@attrs.frozen(kw_only=True)
+class PluginProblem:
+    """Why one plugin cannot be used, and what to do about it."""
+
+    name: str
+    group: str
+    distribution: str
+    version: str
+    entry_point: str
+    stage: Stage
+    cause: str
+    fix: str
+
+    def __str__(self) -> str:
+        """Render as one line."""
+        what = self.group.rpartition(".")[2].removesuffix("s")
+        return (
+            f"{what} {self.name!r} ({self.distribution} {self.version}, "
+            f"{self.entry_point}) failed at stage {self.stage}: {self.cause}. "
+            f"{self.fix}"
+        )
+
+
+class BrokenPlugin(PluginError):  # noqa: N818 - a plugin's state, like NoRoute
+    """A plugin was asked for and is broken; `problem` says how."""
+
+    def __init__(self, problem: PluginProblem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+@attrs.frozen(kw_only=True)
+class Candidate:
+    """An entry point and where it comes from."""
+
+    name: str
+    value: str
+    distribution: str
+    version: str
+    group: str = GROUP
+
+    def problem(self, stage: Stage, cause: str, fix: str) -> PluginProblem:
+        """Describe a failure of this candidate."""
+        return PluginProblem(
+            name=self.name,
+            group=self.group,
+            distribution=self.distribution,
+            version=self.version,
+            entry_point=self.value,
+            stage=stage,
+            cause=cause.rstrip("."),
+            fix=fix,
+        )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LoadedPlugin:
+    """A plugin that passed every stage."""
+
+    candidate: Candidate
+    manifest: Manifest
+    path: str
+    manager: pluggy.PluginManager = attrs.field(repr=False)
+    implemented: frozenset[str]
+
+    @property
+    def hooks(self) -> pluggy.HookRelay:
+        """The plugin's hooks, with the observers around them."""
+        return self.manager.hook
+
+
+def installed(group: str = GROUP) -> tuple[Candidate, ...]:
+    """Return the entry points of a group, sorted by name.
+
+    Reads package metadata only and imports nothing.
+    """
+    found = set()
+    for point in metadata.entry_points(group=group):
+        distribution, version = _identity(point.dist)
+        found.add(
+            Candidate(
+                name=point.name,
+                value=point.value,
+                distribution=distribution,
+                version=version,
+                group=group,
+            )
+        )
+    return tuple(sorted(found, key=lambda one: (one.name, one.distribution)))
+
+
+def _identity(distribution: metadata.Distribution | None) -> tuple[str, str]:
+    """Return name and version; "?" where a broken installation has none."""
+    if distribution is None:
+        return "?", "?"
+    about = distribution.metadata  # each access parses the whole file again
+    name, version = (about.get_all(field, ["?"]) for field in ("Name", "Version"))
+    return str(name[0]), str(version[0])
+
+
+def allowed(environ: Mapping[str, str] = os.environ) -> frozenset[str] | None:
+    """Return the names that KVDOCK_PLUGINS allows, or None for all."""
+    value = environ.get(ALLOW_VARIABLE)
+    if value is None:
+        return None
+    return frozenset(filter(None, (name.strip() for name in value.split(","))))
+
+
+def kept(
+    candidates: Iterable[Candidate], names: frozenset[str] | None
+) -> Iterator[Candidate]:
+    """Yield the candidates that an allow-list lets through."""
+    for candidate in candidates:
+        if names is None or candidate.name in names:
+            yield candidate
+
+
+def absent(
+    candidates: Iterable[Candidate], names: frozenset[str] | None
+) -> tuple[PluginProblem, ...]:
+    """Return a problem for each name of an allow-list that nobody has."""
+    known = {candidate.name for candidate in candidates}
+    return tuple(
+        PluginProblem(
+            name=name,
+            group=GROUP,
+            distribution="?",
+            version="?",
+            entry_point="?",
+            stage=Stage.DISCOVER,
+            cause=f"{ALLOW_VARIABLE} names it, but it is not installed",
+            fix=nearest(name, known) or f"Try: pip install kvdock-{name}",
+        )
+        for name in sorted((names or frozenset()) - known)
+    )
+
+
+def unrivalled(
+    candidates: Sequence[Candidate],
+) -> tuple[tuple[Candidate, ...], tuple[PluginProblem, ...]]:
+    """Part the candidates that own their name from those that share it.
+
+    Returns:
+        The former, and a problem for each of the latter: which of them is
+        meant is not for kvdock to guess.
+    """
+    problems = []
+    alone = []
+    for candidate in candidates:
+        rivals = [one for one in candidates if one.name == candidate.name]
+        if len(rivals) == 1:
+            alone.append(candidate)
+            continue
+        owners = " and ".join(f"{one.distribution} ({one.value})" for one in rivals)
+        problems.append(
+            candidate.problem(
+                Stage.DISCOVER,
+                f"the name is claimed by {owners}",
+                "Uninstall all but one of them; until then none is used.",
+            )
+        )
+    return tuple(alone), tuple(problems)
+
+
+def imported(candidate: Candidate) -> object:
+    """Import what an entry point names.
+
+    Raises:
+        BrokenPlugin: If that fails, in whatever way.
+    """
+    module_name, _, attributes = candidate.value.partition(":")
+    try:
+        # Standard output is the command's, which may owe one object of JSON.
+        with contextlib.redirect_stdout(sys.stderr):
+            found: Any = importlib.import_module(module_name.strip())
+            for attribute in filter(None, attributes.strip().split(".")):
+                found = getattr(found, attribute)
+    except (Exception, SystemExit) as error:
+        raise BrokenPlugin(
+            candidate.problem(
+                Stage.IMPORT,
+                f"{type(error).__name__}: {error}",
+                f"Reinstall {candidate.distribution}, or install what it needs.",
+            )
+        ) from error
+    return found
+
+
+def load_all(
+    candidates: Sequence[Candidate],
+) -> tuple[dict[str, LoadedPlugin], tuple[PluginProblem, ...]]:
+    """Load candidates one by one; a broken one never stops the others.
+
+    Returns:
+        The plugins that passed, by name, and a problem for each that did not.
+    """
+    plugins: dict[str, LoadedPlugin] = {}
+    alone, problems = unrivalled(candidates)
+    for candidate in alone:
+        try:
+            plugins[candidate.name] = _loaded(candidate)
+        except BrokenPlugin as broken:
+            problems += (broken.problem,)
+    return plugins, problems
+
+
+def _loaded(candidate: Candidate) -> LoadedPlugin:
+    plugin = imported(candidate)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            accepted = accept(plugin, candidate.name, candidate.distribution)
+    except Breach as breach:
+        raise BrokenPlugin(
+            candidate.problem(breach.stage, breach.cause, breach.fix)
+        ) from breach
+    return LoadedPlugin(
+        candidate=candidate,
+        manifest=accepted.manifest,
+        path=path_of(plugin),
+        manager=accepted.manager,
+        implemented=accepted.implemented,
+    )
+
+
+def path_of(plugin: object) -> str:
+    """Return the file that a plugin was loaded from, or "?"."""
+    module = inspect.getmodule(plugin) or inspect.getmodule(type(plugin))
+    return getattr(module, "__file__", None) or "?"
+
+
+def require(
+    names: Iterable[str],
+    plugins: Mapping[str, LoadedPlugin],
+    problems: Sequence[PluginProblem],
+) -> None:
+    """Raise for the first name that was asked for and cannot be used.
+
+    Raises:
+        PluginError: With what is installed; a `BrokenPlugin` where the
+            plugin is there and has a problem.
+    """
+    for name in names:
+        if name in plugins:
+            continue
+        for problem in problems:
+            if problem.name == name:
+                raise BrokenPlugin(problem)
+        raise PluginError(
+            f"no backend {name!r} is installed",
+            fix=nearest(name, plugins)
+            or f"Installed: {', '.join(sorted(plugins)) or 'none'}. "
+            f"Try: pip install kvdock-{name}",
+        )

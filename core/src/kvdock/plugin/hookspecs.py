@@ -1,0 +1,297 @@
+"""The hooks: nine for backend plugins, and one for observers.
+
+Hooks run per load, per pool and per batch, never per page or per key. All of
+them are first-result hooks on a plugin manager of their own backend, so one
+backend can neither see nor overrule another.
+
+A plugin is a module or an object whose hooks are marked with `hookimpl`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pluggy
+
+from kvdock.errors import AttachError
+from kvdock.pools.spec import Shard
+
+if TYPE_CHECKING:
+    from kvdock.batch import (Batch, BatchResult)
+    from kvdock.events import Event
+    from kvdock.plugin.manifest import (Capability, Manifest, Verdict)
+    from kvdock.pools.spec import PoolSpec
+    from kvdock.region import Region
+
+PROJECT = "kvdock"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+_LABEL = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]{0,63})?")
+
+REQUIRED = (
+    "kvdock_manifest",
+    "kvdock_register_pool",
+    "kvdock_key_suffix",
+    "kvdock_batch_io",
+)
+"""Hooks that every plugin has; the others may be left out."""
+
+
+@attrs.frozen
+class Finding:
+    """One line of a backend's self-examination.
+
+    Args:
+        ok: Whether this is as it should be.
+        what: What was looked at and found.
+        hint: What to do if it is not.
+    """
+
+    ok: bool
+    what: str
+    hint: str = ""
+
+
+@attrs.frozen
+class Capacity:
+    """How full the place is where a backend keeps pages.
+
+    Args:
+        used_bytes: What its pages take, or what is set aside for them.
+        limit_bytes: What they may take, by quota or by free space; 0 where
+            that is not known.
+    """
+
+    used_bytes: int
+    limit_bytes: int = 0
+
+
+@attrs.frozen(eq=False)
+class HostMemory:
+    """Host memory that a backend brings.
+
+    Args:
+        buffer: The bytes: writable and contiguous, with the buffer protocol.
+            What they hold at first is not said.
+        give_back: To be called once when nobody touches them any more. A pool
+            that lies in them keeps them until it is released.
+    """
+
+    buffer: Any = attrs.field(repr=False)
+    give_back: Callable[[], None] = attrs.field(repr=False)
+
+
+@attrs.frozen(kw_only=True)
+class AttachConfig:
+    """What a backend is told when memory is attached to it.
+
+    Args:
+        settings: An instance of the manifest's settings class, or None.
+        namespace: Hex digest that begins every key; 64 characters.
+        namespace_record: Readable form of what the digest covers, to be kept
+            beside the data where a backend can and compared when it is back.
+        shard: The slice of the model that this process owns.
+        shared: One mutable mapping for all pools of this backend in this
+            attachment: the place for a client that they share.
+        process: Tells this process from the others of its deployment, where
+            they have their settings in common; the same after a restart. For
+            names of local directories, never for what is stored.
+        trial: Whether only pages of the core's own are moved, to try the
+            backend out. It then brings nothing along that others could come
+            to use, and what would only be a warning to an engine is an error.
+    """
+
+    settings: Any = None
+    namespace: str = ""
+    namespace_record: Mapping[str, object] = attrs.field(factory=dict)
+    shard: Shard = attrs.field(factory=Shard)
+    shared: dict[str, Any] = attrs.field(factory=dict)
+    process: str = ""
+    trial: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what could leave the directory that it names."""
+        if not _LABEL.fullmatch(self.process):
+            raise AttachError(
+                f"the process is called {self.process!r}",
+                fix="Use up to 64 letters, digits, dots, dashes and underscores, "
+                "and no dot first.",
+            )
+
+
+# --- Load: once per process -------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def kvdock_manifest() -> Manifest:
+    """Declare what the backend can do.
+
+    Called once when the plugin is loaded. Does no I/O and imports no client
+    library: a missing library is for `kvdock_probe` to report.
+
+    Returns:
+        The manifest; its name is the entry point's.
+    """
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def kvdock_probe(config: AttachConfig) -> Sequence[Finding]:
+    """Look whether the backend could work here and now.
+
+    Called by `kvdock doctor` and the conformance kit, with settings but
+    without a namespace, and never when an engine attaches memory. May load
+    libraries and reach for servers, within a few seconds.
+
+    Returns:
+        What was found, each with a hint where something is missing.
+    """
+    raise NotImplementedError
+
+
+# --- Route: once per pool ---------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def kvdock_check_capability(
+    capability: Capability,
+    pool: PoolSpec,
+    shard: Shard,
+    settings: Any,  # noqa: ANN401 - the plugin's own class
+) -> Verdict | None:
+    """Judge one capability for one pool, where the manifest is too coarse.
+
+    Called while routing, for each capability that the pool needs. Without
+    this hook, or where it returns None, the manifest answers.
+
+    Args:
+        capability: What is asked about. For `HOST_ALLOCATOR` a verdict that
+            is true says that any memory will do.
+        pool: Who needs it.
+        shard: The slice of the model that this process owns.
+        settings: An instance of the manifest's settings class; None where
+            the plan is made without them, or there are none.
+
+    Returns:
+        A verdict with its reason, or None.
+    """
+    raise NotImplementedError
+
+
+# --- Attach: once per pool --------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def kvdock_allocate(nbytes: int, config: AttachConfig) -> HostMemory | None:
+    """Bring host memory that the backend reaches.
+
+    Called on the thread that attaches, before the pool is registered: by the
+    core for memory of its own, and for an engine's pools without a namespace.
+    A manifest that declares `host_allocator` has this hook.
+
+    Args:
+        nbytes: How much, to the byte.
+        config: As for `kvdock_register_pool`.
+
+    Returns:
+        The memory, or None where with these settings any memory will do.
+
+    Raises:
+        KvdockError: If there is none, with the reason.
+    """
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def kvdock_register_pool(
+    pool: PoolSpec, region: Region, config: AttachConfig
+) -> object:
+    """Get ready to move pages of a pool.
+
+    Called once per pool on the thread that attaches, before any batch. The
+    region's memory stays where it is until `kvdock_release`.
+
+    Returns:
+        The plugin's own handle; client state lives in it or in
+        `config.shared`, not in the module.
+
+    Raises:
+        KvdockError: To refuse the pool, with the reason.
+    """
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> Sequence[str]:
+    """Spell the end of the keys of a page's objects.
+
+    Called once per pool when it is attached; the answer is kept. Most
+    plugins return `kvdock.key_suffixes(pool, shard)`.
+
+    Returns:
+        One suffix for each of `pool.objects(shard)`, in that order, never
+        shared with another pool, rank or object, and the same in every
+        process.
+    """
+    raise NotImplementedError
+
+
+# --- Move: once per batch ---------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def kvdock_batch_io(handle: object, batch: Batch) -> BatchResult:
+    """Do one batch.
+
+    Called from any thread, several at a time. Ends by `batch.deadline_s`,
+    keeps no reference to the batch's memory afterwards, and raises only for
+    a defect: what fails for a key is that key's outcome.
+
+    Returns:
+        One outcome per key, in the order of the keys.
+    """
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def kvdock_release(handle: object) -> None:
+    """Let go of a pool.
+
+    Called once per handle when an attachment ends, after its last batch.
+    """
+    raise NotImplementedError
+
+
+# --- Look: now and then ------------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def kvdock_capacity(handle: object) -> Capacity | None:
+    """Say how full the store is.
+
+    Called between batches on a thread of its own, at most once in
+    `calls.capacity_every`, and only if somebody observes. Backends that
+    cannot know it leave it out.
+
+    Returns:
+        What is used and what may be used, of all that shares one limit; or
+        None if it is not known now.
+    """
+    raise NotImplementedError
+
+
+# --- Observe: once per batch at most ----------------------------------------
+
+
+@hookspec
+def kvdock_observe(event: Event) -> None:
+    """Take note of what no wrapper of another hook can see.
+
+    Called on any thread, after the fact, for observers; a backend leaves it
+    out. Returns at once and raises nothing: what it costs, every batch pays.
+    """
+    raise NotImplementedError

@@ -1,0 +1,356 @@
+"""What a backend declares about itself: a plain record, no I/O.
+
+Grammar of the names: a field is called after what is supported, `max_` begins
+a limit, and a number carries its unit. Every field is read by a routing rule,
+by the conformance kit, or by both; one that nobody reads is deleted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import attrs
+
+from kvdock.errors import ManifestError, nearest
+from kvdock.pools.spec import (HitPolicy, Layout, PoolKind, Sharding)
+
+API_VERSION = 1
+"""Number of the contract between the core and a plugin."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+
+
+class Support(StrEnum):
+    """How well a backend does something. True only for the last two."""
+
+    UNDECLARED = "?"
+    """The plugin says nothing; treated as NO, but shown as silence."""
+    NO = "no"
+    """The plugin says that it cannot."""
+    EMULATED = "emulated"
+    """It can, at a cost (a copy, a second request)."""
+    NATIVE = "native"
+    """It can, directly."""
+
+    def __bool__(self) -> bool:
+        """Return whether it can be relied on."""
+        return self in (Support.EMULATED, Support.NATIVE)
+
+
+class Scope(StrEnum):
+    """How far something reaches, from near to far."""
+
+    NONE = "none"
+    """Nowhere."""
+    NAMESPACE = "namespace"
+    """One namespace: what one model and format stored."""
+    PROCESS = "process"
+    """This process."""
+    HOST = "host"
+    """Every process of this host."""
+    CLUSTER = "cluster"
+    """Every host that uses the same store."""
+
+    def __le__(self, other: str) -> bool:
+        """Compare reach, not spelling."""
+        return self._reach <= Scope(other)._reach
+
+    def __ge__(self, other: str) -> bool:
+        """Compare reach, not spelling."""
+        return self._reach >= Scope(other)._reach
+
+    def __lt__(self, other: str) -> bool:
+        """Compare reach, not spelling."""
+        return self._reach < Scope(other)._reach
+
+    def __gt__(self, other: str) -> bool:
+        """Compare reach, not spelling."""
+        return self._reach > Scope(other)._reach
+
+    @property
+    def _reach(self) -> int:
+        return list(Scope).index(self)
+
+
+class Capability(StrEnum):
+    """What a pool may need from a backend; the router asks for each."""
+
+    STORE = "store"
+    """Keep pages of this kind at all."""
+    HIT_POLICY = "hit_policy"
+    """Answer which of the pages exist that this policy asks about."""
+    LAYOUT = "layout"
+    """Move pages that lie in this layout."""
+    SHARDING = "sharding"
+    """Keep what ranks hold under this division."""
+    SPLIT_HEADS = "split_heads"
+    """Keep a rank's heads as several objects."""
+    DRAFT = "draft"
+    """Keep pages of a draft model."""
+    MULTI_BUFFER = "multi_buffer"
+    """Move one object from and to several pieces of memory."""
+    ZERO_COPY = "zero_copy"
+    """Move bytes straight between the engine's memory and the store."""
+    MEMORY_REGISTRATION = "memory_registration"
+    """Reach the engine's memory, which may not be registrable."""
+    HOST_ALLOCATOR = "host_allocator"
+    """Reach any memory, and not only what the backend itself brings."""
+    OBJECT_SIZE = "object_size"
+    """Keep objects as large as this pool's."""
+    BATCH_SIZE = "batch_size"
+    """Take all objects of a page in one batch."""
+    KEY_SIZE = "key_size"
+    """Take keys as long as this pool's."""
+    SHARING = "sharing"
+    """Be found by everybody who shall find it."""
+    DURABILITY = "durability"
+    """Outlive what stored bytes shall outlive."""
+    CLEAR_REACH = "clear_reach"
+    """Clear no more than may be cleared."""
+    INTEGRITY = "integrity"
+    """Verify what is returned."""
+    EVICTION = "eviction"
+    """Make room when full."""
+    FORK_SAFE = "fork_safe"
+    """Be used in forked children."""
+    DIRECT_TRANSFER = "direct_transfer"
+    """Move pages to a peer's memory instead of a store."""
+
+
+@attrs.frozen
+class Verdict:
+    """One answer about one capability; truthy if it can be relied on.
+
+    Args:
+        support: The grade.
+        reason: Why, for the route table.
+    """
+
+    support: Support
+    reason: str
+
+    def __bool__(self) -> bool:
+        """Return whether the capability can be relied on."""
+        return bool(self.support)
+
+
+W = TypeVar("W", bound=StrEnum)
+_Validator = Callable[[object, "attrs.Attribute[Any]", Any], None]
+
+
+# A grade that is plain text is true even where it says "no". So words become
+# members; what is no word stays what it is, and a validator names its field.
+def _member(kind: type[W], value: W) -> W:
+    return kind(value) if value in list(kind) else value
+
+
+def _members(kind: type[W], value: Iterable[W]) -> frozenset[W]:
+    alone = isinstance(value, str) or not isinstance(value, Iterable)
+    words: Iterable[Any] = (value,) if alone else value
+    return frozenset(_member(kind, word) for word in words)
+
+
+def _support(value: Support) -> Support:
+    return _member(Support, value)
+
+
+def _scope(value: Scope) -> Scope:
+    return _member(Scope, value)
+
+
+def _hit_policies(value: Iterable[HitPolicy]) -> frozenset[HitPolicy]:
+    return _members(HitPolicy, value)
+
+
+def _layouts(value: Iterable[Layout]) -> frozenset[Layout]:
+    return _members(Layout, value)
+
+
+def _shardings(value: Iterable[Sharding]) -> frozenset[Sharding]:
+    return _members(Sharding, value)
+
+
+def _are(kind: type[StrEnum]) -> _Validator:
+    """Refuse a field that is no member, or no set of members, of a list."""
+
+    def check(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        for one in value if isinstance(value, frozenset) else (value,):
+            if not isinstance(one, kind):
+                words = [member.value for member in kind]
+                close = nearest(one, words) if isinstance(one, str) else ""
+                raise ManifestError(
+                    f"{attribute.name}: {one!r} is no {kind.__name__}",
+                    fix=close or f"Known are {', '.join(words)}.",
+                )
+
+    return check
+
+
+def _is(kind: type) -> _Validator:
+    """Refuse a field that is not of a plain type."""
+
+    def check(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        # A bool is an int to Python, but no limit to anybody.
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ManifestError(f"{attribute.name} is no {kind.__name__}: {value!r}")
+
+    return check
+
+
+@attrs.frozen(kw_only=True)
+class KindSupport:
+    """What a backend can do with pools of one kind.
+
+    Args:
+        hit_policies: Which questions about a prefix it answers; those that
+            want every page where nothing is said.
+        layouts: How pages may lie in memory; any way where nothing is said.
+        shardings: How ranks may divide a pool; any way where nothing is said.
+        split_heads: Keeps a rank's heads as several objects.
+        draft: Keeps pages of draft models.
+        multi_buffer: Moves one object from and to several pieces of memory.
+    """
+
+    hit_policies: frozenset[HitPolicy] = attrs.field(
+        default=frozenset({HitPolicy.ALL_PAGES}),
+        converter=_hit_policies,
+        validator=_are(HitPolicy),
+    )
+    layouts: frozenset[Layout] = attrs.field(
+        default=frozenset(Layout), converter=_layouts, validator=_are(Layout)
+    )
+    shardings: frozenset[Sharding] = attrs.field(
+        default=frozenset(Sharding), converter=_shardings, validator=_are(Sharding)
+    )
+    split_heads: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
+    draft: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
+    multi_buffer: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
+
+
+def _kinds(
+    value: Mapping[PoolKind, KindSupport] | Iterable[tuple[PoolKind, KindSupport]],
+) -> Mapping[PoolKind, KindSupport]:
+    try:
+        found = dict(value)
+    except (TypeError, ValueError) as error:
+        raise ManifestError(f"kinds is no mapping: {value!r}") from error
+    return {_member(PoolKind, kind): support for kind, support in found.items()}
+
+
+@attrs.frozen(kw_only=True)
+class Manifest:
+    """What one backend can do.
+
+    Args:
+        name: The backend's one name: also its entry point's.
+        api: The contract it was written for, `API_VERSION` of that time.
+        summary: What it is, in one line.
+        kinds: What it can do for each kind of pool that it takes.
+        zero_copy: Moves bytes from and to addresses of the engine's memory.
+        memory_registration: Wants to know memory before it moves bytes; what
+            may not be registered is staged.
+        host_allocator: Brings memory of its own; pools elsewhere are staged.
+            Where only some settings ask for that, `kvdock_check_capability`
+            tells them apart.
+        direct_transfer: Moves pages to a peer's memory; no hook of API 1
+            does, so only `NO` can be declared.
+        integrity: Verifies length and content of what it returns.
+        eviction: Makes room by itself when it is full.
+        durability: What stored bytes survive the end of.
+        sharing: Who finds what was stored.
+        clear_reach: How far a clear goes.
+        max_object_bytes: Largest object, or 0 for no limit of its own.
+        max_batch_keys: Most keys of one batch, or 0.
+        max_key_bytes: Longest key, or 0.
+        fork_safe: Whether a handle may be used in a forked child.
+        settings: The attrs class of its settings, or None.
+    """
+
+    name: str = attrs.field(validator=_is(str))
+    api: int
+    summary: str = attrs.field(validator=_is(str))
+    kinds: Mapping[PoolKind, KindSupport] = attrs.field(converter=_kinds)
+    zero_copy: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
+    memory_registration: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
+    host_allocator: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
+    direct_transfer: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
+    integrity: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
+    eviction: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
+    durability: Scope = attrs.field(
+        default=Scope.NONE, converter=_scope, validator=_are(Scope)
+    )
+    sharing: Scope = attrs.field(
+        default=Scope.NONE, converter=_scope, validator=_are(Scope)
+    )
+    clear_reach: Scope = attrs.field(
+        default=Scope.NONE, converter=_scope, validator=_are(Scope)
+    )
+    max_object_bytes: int = attrs.field(default=0, validator=_is(int))
+    max_batch_keys: int = attrs.field(default=0, validator=_is(int))
+    max_key_bytes: int = attrs.field(default=0, validator=_is(int))
+    fork_safe: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+    )
+    settings: type | None = None
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse a manifest that contradicts itself."""
+        if not _NAME.fullmatch(self.name):
+            raise ManifestError(
+                f"{self.name!r} is not a valid backend name",
+                fix="Use a-z, 0-9 and _, beginning with a letter.",
+            )
+        if not self.kinds:
+            raise ManifestError(f"backend {self.name!r} takes no kind of pool")
+        for kind, support in self.kinds.items():
+            if kind not in list(PoolKind) or not isinstance(support, KindSupport):
+                raise ManifestError(
+                    f"backend {self.name!r} declares {str(kind)!r}: {support!r}",
+                    fix="Map members of PoolKind to KindSupport records.",
+                )
+        for limit in ("max_object_bytes", "max_batch_keys", "max_key_bytes"):
+            if getattr(self, limit) < 0:
+                raise ManifestError(f"backend {self.name!r}: {limit} is negative")
+        if self.settings is not None and not attrs.has(self.settings):
+            raise ManifestError(
+                f"backend {self.name!r}: settings {self.settings!r} is no attrs class"
+            )
+
+    def support(self, capability: Capability, kind: PoolKind) -> Support:
+        """Return the declared grade of a graded capability for a kind."""
+        mine = self.kinds.get(kind)
+        if mine is None:
+            return Support.NO
+        graded: dict[Capability, Support] = {
+            Capability.STORE: Support.NATIVE,
+            Capability.SPLIT_HEADS: mine.split_heads,
+            Capability.DRAFT: mine.draft,
+            Capability.MULTI_BUFFER: mine.multi_buffer,
+            Capability.ZERO_COPY: self.zero_copy,
+            Capability.DIRECT_TRANSFER: self.direct_transfer,
+            Capability.INTEGRITY: self.integrity,
+            Capability.EVICTION: self.eviction,
+            Capability.FORK_SAFE: self.fork_safe,
+        }
+        return graded[capability]

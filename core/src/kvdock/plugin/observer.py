@@ -1,0 +1,162 @@
+"""Observers: plugins that only wrap, and never answer in a backend's place.
+
+An entry point in `kvdock.observers` names an `Observer` record. It is built
+once with its settings and registered on every backend's own plugin manager,
+where its hook wrappers see each batch and `kvdock_observe` each event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kvdock.plugin.validation import Stage
+from kvdock.plugin.discovery import (BrokenPlugin, Candidate, PluginProblem, imported, installed, unrivalled)
+from kvdock.errors import KvdockError, PluginError, SettingsError, nearest
+from kvdock.config.fields import structure
+
+if TYPE_CHECKING:
+    from kvdock.dock import Dock
+
+GROUP = "kvdock.observers"
+
+
+@attrs.frozen(kw_only=True)
+class Observer:
+    """What an entry point in `kvdock.observers` names.
+
+    Args:
+        name: The entry point's name.
+        summary: What it does, in one line.
+        settings: The attrs class of its settings.
+        build: Makes the object with the hooks from such settings.
+        needs: What to install for it, or "".
+    """
+
+    name: str
+    summary: str
+    settings: type
+    build: Callable[[Any], object]
+    needs: str = ""
+
+
+def find_observer(name: str) -> Observer:
+    """Load one observer by name.
+
+    Raises:
+        PluginError: If none of that name is installed, or it cannot be used.
+    """
+    candidates = [one for one in installed(GROUP) if one.name == name]
+    if not candidates:
+        known = {one.name for one in installed(GROUP)}
+        raise PluginError(
+            f"no observer {name!r} is installed",
+            fix=nearest(name, known)
+            or f"Installed: {', '.join(sorted(known)) or 'none'}.",
+        )
+    found, problems = load_observers(candidates)
+    if problems:
+        raise BrokenPlugin(problems[0])
+    return found[name]
+
+
+def load_observers(
+    candidates: Sequence[Candidate],
+) -> tuple[dict[str, Observer], tuple[PluginProblem, ...]]:
+    """Load observers one by one; a broken one never stops the others.
+
+    Returns:
+        The observers that can be used, by name, and a problem for each of the
+        others.
+    """
+    found: dict[str, Observer] = {}
+    alone, problems = unrivalled(candidates)
+    for candidate in alone:
+        try:
+            found[candidate.name] = _loaded(candidate)
+        except BrokenPlugin as broken:
+            problems += (broken.problem,)
+    return found, problems
+
+
+def observe(
+    dock: Dock,
+    names: Sequence[str],
+    settings: Mapping[str, Mapping[str, object]] | None = None,
+) -> dict[str, object]:
+    """Put observers around every backend of a dock.
+
+    Whoever attaches memory calls it between `Dock.load` and `Attachment.open`,
+    with `core.observers` and what is configured for them. Nothing is put
+    around anything unless all of them can be used.
+
+    Args:
+        dock: The loaded backends.
+        names: Which observers.
+        settings: Observer name to its settings.
+
+    Returns:
+        Observer name to the object that was built.
+
+    Raises:
+        PluginError: If one cannot be used.
+        SettingsError: If its settings are wrong, or are given for one that is
+            not among the names.
+    """
+    for name in settings or {}:
+        if name not in names:
+            raise SettingsError(
+                f"settings are given for observer {name!r}, which is not switched on",
+                fix=nearest(name, names) or f"Add {name!r} to core.observers.",
+            )
+    built: dict[str, object] = {}
+    for name in dict.fromkeys(names):
+        observer = find_observer(name)
+        given = (settings or {}).get(name, {})
+        options: object = structure(
+            observer.settings, given, where=f"observer {name!r}"
+        )
+        try:
+            built[name] = observer.build(options)
+        except ImportError as error:
+            raise PluginError(
+                f"observer {name!r} cannot be used: {error}",
+                fix=f"pip install '{observer.needs}'" if observer.needs else "",
+            ) from error
+        except KvdockError:
+            raise  # it says itself what is wrong, and what to do
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise PluginError(f"observer {name!r} cannot be used: {what}") from error
+    for backend in dock.backends.values():
+        for name, one in built.items():
+            backend.check_observer(name, one)
+    for name, one in built.items():
+        put_around(dock, name, one)
+    return built
+
+
+def put_around(dock: Dock, name: str, built: object) -> None:
+    """Put a built observer around every backend.
+
+    Raises:
+        PluginError: If one of that name is there already, or it does more
+            than to wrap and to listen.
+    """
+    for backend in dock.backends.values():
+        backend.put_around(name, built)
+
+
+def _loaded(candidate: Candidate) -> Observer:
+    found = imported(candidate)
+    if not isinstance(found, Observer) or found.name != candidate.name:
+        raise BrokenPlugin(
+            candidate.problem(
+                Stage.MANIFEST,
+                f"it is {found!r}, and no Observer of that name",
+                "Point its entry point at a kvdock.observers.Observer of that name.",
+            )
+        )
+    return found

@@ -1,0 +1,296 @@
+"""Hold a plugin against the contract: its manifest, its hooks, their arguments.
+
+Knows nothing of where the plugin comes from; `kvdock.plugin.discovery` does.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from enum import StrEnum
+from typing import Any, cast
+
+import attrs
+import pluggy
+
+from kvdock.plugin import hookspecs
+from kvdock.errors import ManifestError, nearest
+from kvdock.plugin.manifest import (API_VERSION, Manifest)
+
+_LISTENS = "kvdock_observe"
+"""The hook of observers that wraps nothing."""
+
+
+class Stage(StrEnum):
+    """How far a plugin came before it failed."""
+
+    DISCOVER = "discover"
+    """Reading entry points: two distributions claim one name."""
+    IMPORT = "import"
+    """Importing what the entry point names."""
+    MANIFEST = "manifest"
+    """Asking for the manifest and reading it."""
+    VALIDATE = "validate"
+    """Comparing hooks with their specifications."""
+
+
+class Breach(Exception):  # noqa: N818 - becomes a PluginProblem, never reaches a user
+    """A plugin breaks the contract; discovery adds whose plugin it is."""
+
+    def __init__(self, stage: Stage, cause: str, fix: str) -> None:
+        super().__init__(stage, cause, fix)
+        self.stage, self.cause, self.fix = stage, cause, fix
+
+
+@attrs.frozen(eq=False)
+class Accepted:
+    """What a plugin that keeps the contract consists of."""
+
+    manifest: Manifest
+    manager: pluggy.PluginManager
+    implemented: frozenset[str]
+
+
+def accept(plugin: object, name: str, distribution: str) -> Accepted:
+    """Check a plugin and give it a plugin manager of its own.
+
+    Args:
+        plugin: A module or an object with marked hooks.
+        name: The name of its entry point.
+        distribution: What a user would upgrade.
+
+    Raises:
+        Breach: At the first thing that is wrong.
+    """
+    if inspect.isclass(plugin):
+        raise Breach(
+            Stage.IMPORT,
+            f"{plugin.__qualname__} is a class",
+            "Point the entry point at a module or at an instance.",
+        )
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    try:
+        own = _marked(manager, plugin)
+        manifest = _manifest(plugin, name, distribution, own)
+        _check_promises(manifest, own)
+        _check_hooks(manager, plugin, own)
+        manager.register(plugin, name=name)
+        manager.check_pending()
+    except Breach:
+        raise
+    except Exception as error:
+        raise _strange(error) from error
+    return Accepted(manifest, manager, frozenset(own))
+
+
+def check_observer(observer: object) -> None:
+    """Check that an object only wraps hooks of backends, and listens.
+
+    Raises:
+        Breach: At the first thing that is wrong.
+    """
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    try:
+        own = _wrapping(manager, observer)
+        _check_names(manager, own)
+        _check_arguments(observer, own)
+        manager.register(observer)
+    except Breach:
+        raise
+    except Exception as error:
+        raise _strange(error) from error
+
+
+def _strange(error: Exception) -> Breach:
+    # A property that raises, a signature that cannot be read, a rule of pluggy's
+    # that is not checked here: one plugin's defect stays its own.
+    return Breach(
+        Stage.VALIDATE,
+        f"{type(error).__name__}: {' '.join(str(error).split())}",
+        "Compare its hooks with kvdock.plugin.hookspecs.",
+    )
+
+
+def _wrapping(manager: pluggy.PluginManager, observer: object) -> dict[str, str]:
+    """Return the hooks that an observer marks: specification to attribute."""
+    own = {}
+    for attribute in dir(observer):
+        options = manager.parse_hookimpl_opts(observer, attribute)
+        if options is None:
+            continue
+        hook = options["specname"] or attribute
+        wraps = options["wrapper"] or options["hookwrapper"]
+        if wraps and hook == _LISTENS:
+            raise Breach(
+                Stage.VALIDATE,
+                f"hook {hook!r} is marked as a wrapper, and there is nothing to wrap",
+                "Mark it with a plain @hookimpl.",
+            )
+        if not wraps and hook != _LISTENS:
+            raise Breach(
+                Stage.VALIDATE,
+                f"hook {hook!r} would answer in the place of a backend",
+                "Mark it with @hookimpl(wrapper=True).",
+            )
+        own[hook] = attribute
+    return own
+
+
+def _marked(manager: pluggy.PluginManager, plugin: object) -> dict[str, str]:
+    """Return the hooks that a plugin marks: specification to attribute."""
+    own = {}
+    for attribute in dir(plugin):
+        options = manager.parse_hookimpl_opts(plugin, attribute)
+        if options is None:
+            continue
+        if options["wrapper"] or options["hookwrapper"]:
+            raise Breach(
+                Stage.VALIDATE,
+                f"hook {attribute!r} is marked as a wrapper",
+                "A backend answers its hooks itself; use a plain @hookimpl.",
+            )
+        own[options["specname"] or attribute] = attribute
+    return own
+
+
+def _manifest(
+    plugin: object, name: str, distribution: str, own: Mapping[str, str]
+) -> Manifest:
+    hook: Any = getattr(plugin, own.get("kvdock_manifest", "kvdock_manifest"), None)
+    if "kvdock_manifest" not in own:
+        fix = "Add a function kvdock_manifest() marked with @hookimpl."
+        cause = "it has no manifest"
+        if callable(hook):
+            cause = "its kvdock_manifest() is not marked"
+            fix = "Mark it with @hookimpl."
+        raise Breach(Stage.MANIFEST, cause, fix)
+    try:
+        found = hook()
+    except ManifestError as error:
+        raise Breach(
+            Stage.MANIFEST,
+            f"its manifest is refused: {error.what}",
+            error.fix or "Correct what kvdock_manifest() returns.",
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise Breach(
+            Stage.MANIFEST,
+            f"its manifest raised {type(error).__name__}: {error}",
+            f"It may be written for another kvdock; upgrade {distribution} or kvdock.",
+        ) from error
+    _check_manifest(found, name, distribution)
+    return cast("Manifest", found)
+
+
+def _check_manifest(found: object, name: str, distribution: str) -> None:
+    # The number first: a manifest of another contract need not be our class.
+    number = getattr(found, "api", API_VERSION)
+    if number != API_VERSION:
+        newer = isinstance(number, int) and number > API_VERSION
+        raise Breach(
+            Stage.MANIFEST,
+            f"it is written for API {number!r}, this kvdock speaks {API_VERSION}",
+            f"Upgrade {'kvdock' if newer else distribution}.",
+        )
+    if not isinstance(found, Manifest):
+        raise Breach(
+            Stage.MANIFEST,
+            f"its manifest is a {type(found).__name__}",
+            "Return a kvdock.Manifest.",
+        )
+    if found.name != name:
+        raise Breach(
+            Stage.MANIFEST,
+            f"its manifest says {found.name!r}, its entry point {name!r}",
+            "Give both the same name.",
+        )
+
+
+def _check_promises(manifest: Manifest, own: Mapping[str, str]) -> None:
+    """Refuse what could never be kept, as there is no hook that would do it."""
+    if manifest.host_allocator and "kvdock_allocate" not in own:
+        raise Breach(
+            Stage.VALIDATE,
+            "its manifest declares host_allocator, and it has no kvdock_allocate",
+            "Add the hook, or declare host_allocator=Support.NO.",
+        )
+    if manifest.direct_transfer:
+        raise Breach(
+            Stage.VALIDATE,
+            "its manifest declares direct_transfer, and no hook of API "
+            f"{API_VERSION} moves pages to a peer's memory",
+            "Declare direct_transfer=Support.NO.",
+        )
+
+
+def _check_hooks(
+    manager: pluggy.PluginManager, plugin: object, own: Mapping[str, str]
+) -> None:
+    known = _check_names(manager, own)
+    for name in sorted(known - set(own)):
+        # An optional hook without its mark would never be called, silently.
+        if inspect.isroutine(getattr(plugin, name, None)):
+            raise Breach(
+                Stage.VALIDATE,
+                f"the hook {name!r} is not marked",
+                "Mark it with @hookimpl.",
+            )
+        if name in hookspecs.REQUIRED:
+            raise Breach(
+                Stage.VALIDATE, f"the required hook {name!r} is missing", "Add it."
+            )
+    _check_arguments(plugin, own)
+
+
+def _check_names(manager: pluggy.PluginManager, own: Collection[str]) -> set[str]:
+    """Refuse hooks that do not exist; return those that do."""
+    known = {name for name in dir(manager.hook) if name.startswith("kvdock_")}
+    for name in own:
+        if name not in known:
+            raise Breach(
+                Stage.VALIDATE,
+                f"there is no hook {name!r}",
+                nearest(name, known) or f"Hooks are {', '.join(sorted(known))}.",
+            )
+    return known
+
+
+def _check_arguments(plugin: object, own: Mapping[str, str]) -> None:
+    for name, attribute in own.items():
+        offered = tuple(inspect.signature(getattr(hookspecs, name)).parameters)
+        _check_hook(name, getattr(plugin, attribute), offered)
+
+
+def _check_hook(name: str, hook: Callable[..., Any], offered: Collection[str]) -> None:
+    """Check that a hook answers when called, and is given what it takes."""
+    if inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook):
+        raise Breach(
+            Stage.VALIDATE,
+            f"hook {name!r} is asynchronous, but nobody awaits it",
+            "Define it with `def`; every call runs on a thread of the core.",
+        )
+    for parameter in inspect.signature(hook).parameters.values():
+        if parameter.default is not parameter.empty:
+            # pluggy takes an argument with a default for one to leave out.
+            raise Breach(
+                Stage.VALIDATE,
+                f"hook {name!r} gives {parameter.name!r} a default, "
+                "so it would never be passed",
+                "Remove the default.",
+            )
+        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
+            raise Breach(
+                Stage.VALIDATE,
+                f"hook {name!r} takes {str(parameter)!r}, which is never passed",
+                "Use plain arguments of the hook's specification, or fewer.",
+            )
+        if parameter.name not in offered:
+            raise Breach(
+                Stage.VALIDATE,
+                f"hook {name!r} takes {parameter.name!r}, which its specification "
+                "does not have",
+                nearest(parameter.name, offered)
+                or f"It may take {', '.join(offered) or 'nothing'}.",
+            )

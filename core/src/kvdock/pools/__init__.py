@@ -1,0 +1,1 @@
+"""Pools: what a page of cached state consists of."""

@@ -1,0 +1,387 @@
+"""Constructors of the pools that common families of models have.
+
+Each one turns the dimensions that a model's configuration names into a
+`PoolSpec`, so that the bytes of a page follow from one formula in one place.
+Whatever else a pool says (draft, required, layout ...) is passed through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Unpack
+
+from kvdock.errors import PoolError
+from kvdock.pools.options import (AttentionOptions, PolicyOptions, PoolOptions, check_counts, check_kind, window_pages, with_window)
+from kvdock.pools.spec import (DType, HitPolicy, Part, Per, PoolKind, PoolSpec, Sharding)
+
+
+def mha(  # noqa: PLR0913 - the dimensions of attention
+    name: str,
+    *,
+    layers: Iterable[int],
+    page_tokens: int,
+    heads: int,
+    head_dim: int,
+    v_head_dim: int = 0,
+    dtype: DType = DType.BF16,
+    window: int = 0,
+    kind: PoolKind = PoolKind.MHA,
+    **options: Unpack[PolicyOptions],
+) -> PoolSpec:
+    """Describe keys and values per head (MHA, GQA, MQA).
+
+    Args:
+        name: The pool's name.
+        layers: Global numbers of its layers.
+        page_tokens: Tokens of a page.
+        heads: KV heads of the whole model.
+        head_dim: Width of a key.
+        v_head_dim: Width of a value, if it is another one.
+        dtype: Element type of both.
+        window: Tokens that the layers look back, or 0 for all.
+        kind: MHA, or SWA for layers with a window.
+        options: Any further field of `PoolSpec`.
+    """
+    kind = PoolKind(kind)
+    check_kind(name, kind, PoolKind.MHA, PoolKind.SWA)
+    return PoolSpec(
+        name=name,
+        kind=kind,
+        parts=(
+            Part("k", dtype, (heads, head_dim), shard_axis=0),
+            Part("v", dtype, (heads, v_head_dim or head_dim), shard_axis=0),
+        ),
+        layers=layers,
+        page_tokens=page_tokens,
+        **with_window(name, kind, window, page_tokens, options),
+    )
+
+
+def k_only(
+    name: str,
+    *,
+    layers: Iterable[int],
+    page_tokens: int,
+    heads: int,
+    head_dim: int,
+    dtype: DType = DType.BF16,
+    **options: Unpack[PolicyOptions],
+) -> PoolSpec:
+    """Describe keys without values, as some sparse indexers keep them."""
+    return PoolSpec(
+        name=name,
+        kind=PoolKind.K_ONLY,
+        parts=(Part("k", dtype, (heads, head_dim), shard_axis=0),),
+        layers=layers,
+        page_tokens=page_tokens,
+        **options,
+    )
+
+
+def mla(  # noqa: PLR0913 - the dimensions of attention
+    name: str,
+    *,
+    layers: Iterable[int],
+    page_tokens: int,
+    latent: int,
+    rope: int,
+    dtype: DType = DType.BF16,
+    scale_block: int = 0,
+    window: int = 0,
+    kind: PoolKind = PoolKind.MLA,
+    **options: Unpack[PolicyOptions],
+) -> PoolSpec:
+    """Describe one latent row per token, shared by all heads.
+
+    Args:
+        name: The pool's name.
+        layers: Global numbers of its layers.
+        page_tokens: Tokens of a page.
+        latent: Width of the latent, `kv_lora_rank`.
+        rope: Width of the positional part, `qk_rope_head_dim`.
+        dtype: Element type of the latent.
+        scale_block: Elements of the latent that share an f32 scale in the row;
+            the positional part then stays bf16. 0 for a plain row.
+        window: Tokens that the layers look back, or 0 for all.
+        kind: MLA, or SWA for layers with a window.
+        options: Any further field of `PoolSpec`.
+    """
+    kind = PoolKind(kind)
+    check_kind(name, kind, PoolKind.MLA, PoolKind.SWA)
+    part = Part("kv", dtype, (latent + rope,))
+    if scale_block:
+        check_counts(name, scale_block=scale_block)
+        if latent % scale_block:
+            raise PoolError(
+                f"pool {name!r}: blocks of {scale_block} do not divide {latent}"
+            )
+        row = latent * dtype.bits // 8 + latent // scale_block * 4 + rope * 2
+        part = Part(
+            "kv",
+            DType.U8,
+            (row,),
+            encoding=f"{dtype} {latent}, f32 scale per {scale_block}, bf16 {rope}",
+        )
+    return PoolSpec(
+        name=name,
+        kind=kind,
+        parts=(part,),
+        layers=layers,
+        page_tokens=page_tokens,
+        **with_window(name, kind, window, page_tokens, options),
+    )
+
+
+def indexer(
+    name: str,
+    *,
+    layers: Iterable[int],
+    page_tokens: int,
+    head_dim: int,
+    dtype: DType = DType.FP8_E4M3,
+    scale_block: int = 128,
+    **options: Unpack[PolicyOptions],
+) -> PoolSpec:
+    """Describe quantised keys of a sparse indexer with their scales.
+
+    A page keeps its keys first and then its scales, so it is one piece that
+    cannot be cut between tokens.
+
+    Args:
+        name: The pool's name.
+        layers: Global numbers of its layers.
+        page_tokens: Tokens of a page.
+        head_dim: Width of a key.
+        dtype: Element type of a key.
+        scale_block: Elements of a key that share an f32 scale; a narrower key
+            has one scale.
+        options: Any further field of `PoolSpec`.
+    """
+    check_counts(name, head_dim=head_dim, scale_block=scale_block)
+    # A row has a scale, however narrow it is.
+    block = min(scale_block, head_dim)
+    if head_dim % block:
+        raise PoolError(
+            f"pool {name!r}: blocks of {scale_block} do not divide {head_dim}",
+            fix="Give `scale_block`, the elements that share a scale.",
+        )
+    row = head_dim * dtype.bits // 8 + 4 * (head_dim // block)
+    return PoolSpec(
+        name=name,
+        kind=PoolKind.INDEXER,
+        parts=(
+            Part(
+                "indexer",
+                DType.U8,
+                (page_tokens * row,),
+                Per.PAGE,
+                encoding=f"{dtype} {head_dim}, then f32 scale per {block}",
+            ),
+        ),
+        layers=layers,
+        page_tokens=page_tokens,
+        **options,
+    )
+
+
+def mamba(  # noqa: PLR0913 - the dimensions of a recurrent state
+    name: str,
+    *,
+    layers: Iterable[int],
+    page_tokens: int,
+    conv: Sequence[Sequence[int]],
+    temporal: Sequence[int] = (),
+    conv_dtype: DType = DType.BF16,
+    temporal_dtype: DType = DType.F32,
+    **options: Unpack[PoolOptions],
+) -> PoolSpec:
+    """Describe a recurrent state: one temporal part and any conv parts.
+
+    Each rank keeps a state of its own, whose channels need not be neighbours
+    in the whole model, so states are shared by equal TP sizes only.
+
+    Args:
+        name: The pool's name.
+        layers: Global numbers of its layers.
+        page_tokens: Tokens between two checkpoints of the state.
+        conv: Shape of each conv state over all ranks, divided along its
+            first axis.
+        temporal: Shape of the temporal state over all ranks, divided along
+            its first axis; empty for models without one.
+        conv_dtype: Element type of the conv states.
+        temporal_dtype: Element type of the temporal state.
+        options: Any further field of `PoolSpec`.
+    """
+    parts = [
+        Part(f"conv_{n}", conv_dtype, tuple(shape), Per.PAGE, 0)
+        for n, shape in enumerate(conv)
+    ]
+    if temporal:
+        parts.insert(0, Part("temporal", temporal_dtype, temporal, Per.PAGE, 0))
+    return PoolSpec(
+        name=name,
+        kind=PoolKind.MAMBA,
+        parts=parts,
+        layers=layers,
+        page_tokens=page_tokens,
+        sharding=Sharding.RANK,
+        hit_policy=HitPolicy.TRAILING_PAGES,
+        window_pages=1,
+        **options,
+    )
+
+
+def swa(
+    name: str,
+    *,
+    layers: Iterable[int],
+    page_tokens: int,
+    window: int,
+    **dimensions: Unpack[AttentionOptions],
+) -> PoolSpec:
+    """Describe KV of layers that look back a window of tokens.
+
+    Args:
+        name: The pool's name.
+        layers: Global numbers of its layers.
+        page_tokens: Tokens of a page.
+        window: The window in tokens.
+        dimensions: As for `mha`.
+    """
+    return mha(
+        name,
+        layers=layers,
+        page_tokens=page_tokens,
+        kind=PoolKind.SWA,
+        window=window,
+        **dimensions,
+    )
+
+
+def compressed(  # noqa: PLR0913 - the dimensions of compressed KV
+    name: str,
+    *,
+    layers: Iterable[int],
+    page_tokens: int,
+    row_bytes: int,
+    ratio: int = 1,
+    pad_to: int = 1,
+    window: int = 0,
+    encoding: str = "",
+    kind: PoolKind = PoolKind.COMPRESSED,
+    **options: Unpack[PolicyOptions],
+) -> PoolSpec:
+    """Describe pages of opaque rows, one for every `ratio` tokens, padded.
+
+    Args:
+        name: The pool's name.
+        layers: Global numbers of its layers.
+        page_tokens: Tokens of a page.
+        row_bytes: Bytes of one row.
+        ratio: Tokens that one row stands for.
+        pad_to: Multiple to which the bytes of a page are padded.
+        window: Tokens that the layers look back, or 0 for all.
+        encoding: What a row is made of.
+        kind: COMPRESSED, or SWA or INDEXER for what else is kept like this.
+        options: Any further field of `PoolSpec`.
+    """
+    kind = PoolKind(kind)
+    check_kind(name, kind, PoolKind.COMPRESSED, PoolKind.SWA, PoolKind.INDEXER)
+    check_counts(name, row_bytes=row_bytes, ratio=ratio, pad_to=pad_to)
+    if page_tokens % ratio:
+        raise PoolError(
+            f"pool {name!r}: a page of {page_tokens} tokens is no whole number of "
+            f"rows for {ratio} tokens each"
+        )
+    nbytes = page_tokens // ratio * row_bytes
+    padded = -(-nbytes // pad_to) * pad_to
+    words = [encoding, f"{row_bytes} B for {ratio} tokens", f"padded to {pad_to}"]
+    return PoolSpec(
+        name=name,
+        kind=kind,
+        parts=(
+            Part(
+                "rows",
+                DType.U8,
+                (padded,),
+                Per.PAGE,
+                encoding=", ".join(filter(None, words)),
+            ),
+        ),
+        layers=layers,
+        page_tokens=page_tokens,
+        **with_window(name, kind, window, page_tokens, options),
+    )
+
+
+def ring_state(  # noqa: PLR0913 - the dimensions of a ring
+    name: str,
+    *,
+    layers: Iterable[int],
+    page_tokens: int,
+    ring: int,
+    slot: int,
+    window: int,
+    dtype: DType = DType.F32,
+    **options: Unpack[PoolOptions],
+) -> PoolSpec:
+    """Describe the ring of pending rows of a compressor, one ring per page.
+
+    Args:
+        name: The pool's name.
+        layers: Global numbers of its layers.
+        page_tokens: Tokens of a page.
+        ring: Slots of the ring.
+        slot: Elements of a slot.
+        window: Tokens of the window whose pages carry the ring.
+        dtype: Element type of a slot.
+        options: Any further field of `PoolSpec`.
+    """
+    return PoolSpec(
+        name=name,
+        kind=PoolKind.COMPRESSED,
+        parts=(Part("state", dtype, (ring, slot), Per.PAGE),),
+        layers=layers,
+        page_tokens=page_tokens,
+        hit_policy=HitPolicy.TRAILING_PAGES,
+        window_pages=window_pages(window, page_tokens),
+        **options,
+    )
+
+
+def logical(
+    name: str,
+    *,
+    page_tokens: int,
+    layers: Iterable[int] = (),
+    **options: Unpack[PoolOptions],
+) -> PoolSpec:
+    """Describe an anchor that only counts pages and holds no bytes."""
+    return PoolSpec(
+        name=name,
+        kind=PoolKind.LOGICAL,
+        parts=(),
+        layers=layers,
+        page_tokens=page_tokens,
+        **options,
+    )
+
+
+FAMILIES: Mapping[str, Callable[..., PoolSpec]] = MappingProxyType(
+    {
+        one.__name__: one
+        for one in (
+            mha,
+            k_only,
+            mla,
+            indexer,
+            mamba,
+            swa,
+            compressed,
+            ring_state,
+            logical,
+        )
+    }
+)
+"""Constructors by the name that a model description calls them by."""

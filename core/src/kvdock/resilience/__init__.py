@@ -1,0 +1,1 @@
+"""Deadlines, circuit breaker and bounded concurrency of one backend."""

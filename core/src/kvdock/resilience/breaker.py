@@ -1,0 +1,190 @@
+"""Cut off what fails, and let it back in only when it has proved itself.
+
+An engine never pays for finding out whether a backend is back: when the
+backoff has passed, a probe is made in the background. Only after it succeeded
+is one call let through on trial, and only after that one, all of them.
+
+A probe that hangs is followed by others, each after twice the time: so they
+are few however long an outage lasts, and the backend is back in use after as
+long again at most.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvdock.config.core import BreakerSettings
+
+_DOUBLED_MOST = 32
+"""Times that a wait is doubled: more than any process lives."""
+
+Clock = Callable[[], float]
+
+
+class BreakerState(StrEnum):
+    """Whether calls reach the backend."""
+
+    CLOSED = "closed"
+    """All of them do."""
+    OPEN = "open"
+    """None does; every key is unavailable at once."""
+    HALF_OPEN = "half-open"
+    """One at a time, on trial."""
+
+
+class Breaker:
+    """The state of one operation of one backend.
+
+    Args:
+        settings: When to open, and how long to stay so.
+        moved: Told each new state, without a lock held.
+        clock: Seconds, ever growing.
+        jitter: A factor for each backoff, so that ranks that lost the same
+            server do not all come back to it at once.
+    """
+
+    def __init__(
+        self,
+        settings: BreakerSettings,
+        moved: Callable[[BreakerState], None] = lambda _: None,
+        clock: Clock = time.monotonic,
+        jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2),  # noqa: S311 - spreads load, guards nothing
+    ) -> None:
+        self._settings = settings
+        self._moved = moved
+        self._clock = clock
+        self._jitter = jitter
+        self._lock = threading.Lock()
+        self._state = BreakerState.CLOSED
+        self._failures = 0
+        self._overruns = 0
+        self._backoff_s = settings.backoff
+        self._unanswered = 0
+        self._retry_at = 0.0
+        self._trying = False
+
+    @property
+    def state(self) -> BreakerState:
+        """Where it stands."""
+        return self._state
+
+    def admits(self) -> bool:
+        """Return whether a call may go through; it then must be reported."""
+        # Closed is the usual case and needs no lock.
+        if self._state is BreakerState.CLOSED:
+            return True
+        with self._lock:
+            return self._admits_now()
+
+    def _admits_now(self) -> bool:
+        # It may have closed since the first look.
+        trial = self._state is BreakerState.HALF_OPEN and not self._trying
+        self._trying = self._trying or trial
+        return trial or self._state is BreakerState.CLOSED
+
+    def wants_probe(self) -> bool:
+        """Return, once for each backoff, whether a probe is due."""
+        if self._state is BreakerState.CLOSED:
+            return False
+        with self._lock:
+            return self._probe_due()
+
+    def _probe_due(self) -> bool:
+        due = self._state is BreakerState.OPEN and self._clock() >= self._retry_at
+        if due:
+            # It may hang for ever, as may all that follow until one ends. The
+            # longest backoff is no bound for these: each costs a thread.
+            self._unanswered = min(self._unanswered + 1, _DOUBLED_MOST)
+            self._wait(self._backoff_s * 2**self._unanswered)
+        return due
+
+    def probed(self, *, alive: bool) -> None:
+        """Report how a probe ended, in time."""
+        with self._lock:
+            self._unanswered = 0
+            if self._state is not BreakerState.OPEN:
+                return
+            if alive:
+                self._state = BreakerState.HALF_OPEN
+            else:
+                self._back_off()
+        if alive:
+            self._moved(BreakerState.HALF_OPEN)
+
+    def stirred(self) -> None:
+        """Report that something that hung has ended: it is worth a look."""
+        if self._state is BreakerState.CLOSED:
+            return
+        with self._lock:
+            retry_at = self._retry_at
+            self._wait(self._settings.backoff)
+            self._retry_at = min(self._retry_at, retry_at)
+
+    def cut(self) -> None:
+        """Open it for a reason that lies not in its own calls."""
+        with self._lock:
+            opening = self._state is not BreakerState.OPEN
+            if opening:
+                self._open()
+        if opening:
+            self._moved(BreakerState.OPEN)
+
+    def succeeded(self) -> None:
+        """Report a call that was answered."""
+        if self._state is BreakerState.CLOSED and not (self._failures | self._overruns):
+            return
+        with self._lock:
+            self._failures = self._overruns = 0
+            closing = self._state is BreakerState.HALF_OPEN
+            if closing:
+                self._state = BreakerState.CLOSED
+                self._trying = False
+                self._backoff_s = self._settings.backoff
+        if closing:
+            self._moved(BreakerState.CLOSED)
+
+    def failed(self, *, overran: bool = False) -> None:
+        """Report a call that raised, broke the contract, or came too late."""
+        with self._lock:
+            self._failures += 1
+            self._overruns += overran
+            opening = self._state is BreakerState.HALF_OPEN or (
+                self._state is BreakerState.CLOSED
+                and (
+                    self._failures >= self._settings.failures
+                    or self._overruns >= self._settings.overruns
+                )
+            )
+            if opening:
+                self._open()
+        if opening:
+            self._moved(BreakerState.OPEN)
+
+    def undecided(self) -> None:
+        """Report a call that says nothing about the backend's health."""
+        if self._state is not BreakerState.CLOSED:
+            with self._lock:
+                self._trying = False
+
+    def _open(self) -> None:
+        again = self._state is BreakerState.HALF_OPEN
+        self._state = BreakerState.OPEN
+        self._failures = self._overruns = 0
+        self._trying = False
+        if again:
+            self._back_off()
+        else:
+            self._wait(self._backoff_s)
+
+    def _back_off(self) -> None:
+        self._backoff_s = min(self._backoff_s * 2, self._settings.backoff_most)
+        self._wait(self._backoff_s)
+
+    def _wait(self, seconds: float) -> None:
+        self._retry_at = self._clock() + seconds * self._jitter()

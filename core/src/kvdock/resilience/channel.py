@@ -1,0 +1,433 @@
+"""Every call to one backend goes through here and comes back with an answer.
+
+A line has the backend's crew of threads, a breaker for each operation, and
+the log of what went wrong. Whatever the plugin does, `run` returns one outcome
+per key by the deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import attrs
+import numpy as np
+
+from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
+from kvdock.errors import AttachError, BatchError, KvdockError
+from kvdock.events import BreakerMoved, CallsBehind, Event
+from kvdock.resilience.breaker import (Breaker, BreakerState)
+from kvdock.throttled_log import (Complaints, told)
+from kvdock.resilience.executor import (Crashed, Crew, NoHands, Overrun)
+from kvdock.resilience.background import (LOST, Errands)
+from kvdock.resilience.negative_cache import Misses
+from kvdock.synchronization import seconds_until
+
+if TYPE_CHECKING:
+    from kvdock.config.core import CoreSettings
+    from kvdock.dock import Backend
+    from kvdock.plugin.hookspecs import AttachConfig
+    from kvdock.pools.spec import PoolSpec
+    from kvdock.region import Region
+
+log = logging.getLogger("kvdock")
+
+T = TypeVar("T")
+
+
+@attrs.frozen(eq=False)
+class Answer:
+    """What became of a batch.
+
+    Args:
+        result: One outcome per key, whatever happened.
+        late: Whether the call was left behind; then `late` of the call will
+            be told when it ends.
+    """
+
+    result: BatchResult
+    late: bool = False
+
+
+def named(call: Callable[[], T]) -> T:
+    """Make a call while attaching; any failure is one that says what it is.
+
+    Raises:
+        KvdockError: Whatever it raised.
+    """
+    try:
+        return call()
+    except KvdockError:
+        raise
+    except Exception as error:
+        raise AttachError(told(error), fix="See `kvdock doctor`.") from error
+
+
+class Line:
+    """The way to one backend.
+
+    Args:
+        backend: Who is called.
+        core: Deadlines, bounds and breakers.
+    """
+
+    def __init__(self, backend: Backend, core: CoreSettings) -> None:
+        self.backend = backend
+        self.name = backend.name
+        self.misses = Misses(core.misses)
+        self.core = core
+        self._crew = Crew(
+            f"kvdock-{self.name}",
+            core.calls.at_once,
+            core.calls.overrun,
+            self._tell_behind,
+        )
+        self._complaints = Complaints()
+        # Called straight: the relay would cost each batch two microseconds.
+        self._listeners = tuple(
+            one.function
+            for one in backend.plugin.hooks.kvdock_observe.get_hookimpls()
+            if one.argnames
+        )
+        self._counting = threading.Lock()
+        self._steps: list[Callable[[], None]] = []
+        self._closing = False
+        self._ending = threading.Lock()
+        self.breakers: Mapping[Operation, Breaker] = {
+            operation: Breaker(core.breaker, self._teller(operation))
+            for operation in Operation
+        }
+        self.errands = Errands(
+            backend,
+            core,
+            self._crew,
+            self.breakers,
+            self._complaints,
+            self.tell if self._listeners else None,
+        )
+
+    @property
+    def observed(self) -> bool:
+        """Whether anybody listens to events."""
+        return bool(self._listeners)
+
+    @property
+    def behind(self) -> int:
+        """Calls that nobody waits for and that have not ended."""
+        return self._crew.behind
+
+    @property
+    def threads(self) -> int:
+        """Threads of this line that are alive."""
+        return self._crew.threads
+
+    def tell(self, event: Event) -> None:
+        """Pass an event to the observers; theirs is never our failure."""
+        for listen in self._listeners:
+            try:
+                listen(event)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code
+                what = f"an observer failed: {told(error)}"
+                self._complaints.say("observer", what, error)
+
+    def tell_breakers(self) -> None:
+        """Tell observers where every breaker stands, before it ever moves."""
+        for operation, breaker in self.breakers.items():
+            self._tell_breaker(operation, breaker.state)
+
+    def attach(self, pool: PoolSpec, region: Region, config: AttachConfig) -> Any:  # noqa: ANN401 - the plugin's handle
+        """Register a pool's memory within its deadline.
+
+        Raises:
+            AttachError: If the backend refuses, fails, or takes too long.
+        """
+        handle = self.attaching(
+            pool,
+            lambda: self.backend.register_pool(pool, region, config),
+            self._release_late,
+        )
+        self.at_end(lambda: self._release(handle))
+        return handle
+
+    def attaching(
+        self, pool: PoolSpec, call: Callable[[], T], late: Callable[[T], None]
+    ) -> T:
+        """Make a call of attaching within its deadline.
+
+        Raises:
+            AttachError: If it is refused, fails, or takes too long.
+        """
+        timeout_s = self.core.deadlines.attach
+        who = f"backend {self.name!r}"
+        try:
+            return cast(
+                "T",
+                self._crew.call(
+                    lambda: named(call), time.monotonic() + timeout_s, late=late
+                ),
+            )
+        except Overrun as error:
+            raise AttachError(
+                f"{who} did not attach pool {pool.name!r} within {timeout_s:g} s",
+                fix="See `kvdock doctor`, or raise core.deadlines.attach.",
+            ) from error
+        except (NoHands, Crashed) as error:
+            raise AttachError(f"{who} failed on pool {pool.name!r}: {error}") from error
+        except KvdockError as error:
+            raise AttachError(
+                f"{who} refuses pool {pool.name!r}: {error.what}", fix=error.fix
+            ) from error
+
+    def at_end(self, step: Callable[[], None]) -> None:
+        """Add something to do when no call is under way; the last one first."""
+        self._steps.append(step)
+
+    def run(
+        self, handle: object, batch: Batch, late: Callable[[], None] | None = None
+    ) -> Answer:
+        """Run a batch in pieces that the backend takes.
+
+        Args:
+            handle: The pool's handle.
+            batch: What to do, with a deadline.
+            late: Called when a call that was left behind really ends.
+        """
+        limit = self.backend.manifest.max_batch_keys or max(1, len(batch))
+        if len(batch) <= limit:
+            return self._run_one(handle, batch, late)
+        parts: list[BatchResult] = []
+        behind = False
+        for start in range(0, len(batch), limit):
+            piece = batch.part(start, start + limit)
+            if behind:
+                # The memory is not ours while the late one may use it.
+                parts.append(BatchResult.all(piece, Outcome.TIMEOUT))
+                continue
+            answer = self._run_one(handle, piece, late)
+            behind = answer.late
+            parts.append(answer.result)
+        whole = BatchResult(
+            np.concatenate([part.outcomes for part in parts]),
+            np.concatenate([part.nbytes for part in parts]),
+        )
+        return Answer(whole, behind)
+
+    def cut_off(self, operation: Operation) -> bool:
+        """Return whether a call would be turned away, before preparing one.
+
+        Building the keys of a long prefix, or hashing pages that nobody will
+        take, would cost the engine more than the call that is not made.
+        """
+        if self._crew.forked:
+            return True
+        breaker = self.breakers[operation]
+        if breaker.state is not BreakerState.OPEN:
+            if not self._crew.full:
+                return False
+            # Only a probe can tell whether calls that hang hang for ever.
+            breaker.cut()
+        self.errands.probe(operation)
+        # A probe only starts here; it lets nobody through before it ends.
+        return True
+
+    def report_wrong(self, pool: str, objects: int) -> None:
+        """Log that objects came back with other bytes than were stored."""
+        self._complaints.say(
+            f"wrong {pool}",
+            f"backend {self.name}: {objects} objects of pool {pool} are not what "
+            "was stored; they count as misses and are dropped",
+        )
+
+    def report_held(self, pool: str) -> None:
+        """Log that calls left behind have all the staging memory of a pool."""
+        self._complaints.say(
+            f"held {pool}",
+            f"backend {self.name}: pool {pool} is cut off: calls that were left "
+            "behind hold all its staging memory until they end "
+            "(core.calls.staging_areas)",
+        )
+
+    def call_probe(self, handle: object, batch: Batch) -> BatchResult:
+        """Run a batch here and now, past the breaker: on a probe's thread."""
+        return self.backend.batch_io(handle, batch)
+
+    def close(self, deadline_s: float) -> bool:
+        """Let go of every pool once no call is under way.
+
+        A backend's client must not be closed under a call. If one is still
+        running at the deadline, the pools are released when it ends.
+
+        Returns:
+            Whether everything has ended.
+        """
+        if self._crew.forked:
+            return True  # the pools are the parent's, who releases them
+        self._closing = True
+        self.errands.close()
+        # Whoever has not begun by now never will: nothing comes after a release.
+        self._crew.retire()
+        # Who comes second waits: he must not close the crew under the first.
+        if not self._ending.acquire(timeout=seconds_until(deadline_s)):
+            return False
+        try:
+            return self._let_go(deadline_s)
+        finally:
+            self._ending.release()
+
+    def _let_go(self, deadline_s: float) -> bool:
+        # The other way round: what pools lie in goes after them.
+        steps, self._steps = self._steps[::-1], []
+        # Half of the time for calls under way, the rest to let go.
+        now = time.monotonic()
+        if not self._crew.drain(now + max(0.0, deadline_s - now) / 2):
+            log.warning(
+                "backend %s: closed with %d calls still running; its pools are "
+                "released when they end",
+                self.name,
+                self._crew.behind,
+            )
+            return self._crew.finish(now, lambda: self._one_by_one(steps))
+        for at, step in enumerate(steps):
+            end = min(deadline_s, time.monotonic() + self.core.deadlines.release)
+            share = (deadline_s - time.monotonic()) / (len(steps) - at)
+            self._step_within(step, min(end, time.monotonic() + share))
+        return self._crew.finish(deadline_s, lambda: None)
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until no call is under way, those left behind included."""
+        return self._crew.drain(time.monotonic() + timeout_s)
+
+    def _run_one(
+        self, handle: object, batch: Batch, late: Callable[[], None] | None
+    ) -> Answer:
+        breaker = self.breakers[batch.operation]
+        if batch.deadline_s <= time.monotonic():
+            return Answer(BatchResult.all(batch, Outcome.TIMEOUT))
+        if self._crew.forked or self._closing or not breaker.admits():
+            self.errands.probe(batch.operation)
+            return Answer(BatchResult.all(batch, Outcome.UNAVAILABLE))
+        try:
+            result: BatchResult | Exception = self._crew.call(
+                lambda: self._attempt(handle, batch),
+                batch.deadline_s + self.core.deadlines.grace,
+                late=lambda _: self._ended_late(late),
+            )
+        except Overrun:
+            breaker.failed(overran=True)
+            self._complain("late", batch, "passed its deadline and was left behind")
+            return Answer(BatchResult.all(batch, Outcome.TIMEOUT), late=True)
+        except (NoHands, Crashed) as error:
+            return Answer(BatchResult.all(batch, self._failed(breaker, batch, error)))
+        except BaseException:
+            # Who waits was interrupted: that is the host's, and no failure.
+            breaker.undecided()
+            raise
+        if isinstance(result, Exception):
+            # Storage never stops an engine: these keys are a miss.
+            return Answer(BatchResult.all(batch, self._failed(breaker, batch, result)))
+        self._judge(breaker, batch, result)
+        return Answer(result)
+
+    def _attempt(self, handle: object, batch: Batch) -> BatchResult | Exception:
+        """Make a call; its failure is told from an interrupt of who waits."""
+        try:
+            return self.backend.batch_io(handle, batch)
+        except Exception as error:  # noqa: BLE001 - a stranger's code
+            return error
+
+    def _failed(self, breaker: Breaker, batch: Batch, error: Exception) -> Outcome:
+        """Book a call that was not started, raised, or broke the contract."""
+        if isinstance(error, NoHands):
+            breaker.undecided()
+            cut = "too many calls were left behind" if self._crew.full else ""
+            why = str(error) or cut
+            self._complain("hands", batch, f"was not started: {why or 'it is busy'}")
+            return Outcome.UNAVAILABLE if why else Outcome.TIMEOUT
+        breaker.failed()
+        if isinstance(error, BatchError):
+            self._complain("contract", batch, f"broke the contract: {error}")
+        else:
+            self._complain("raised", batch, f"raised {told(error)}", error)
+        return Outcome.ERROR
+
+    def _judge(self, breaker: Breaker, batch: Batch, result: BatchResult) -> None:
+        """Tell the breaker whether an answer in time speaks for the backend."""
+        # The usual answer, all OK, takes no further look.
+        if not np.count_nonzero(result.outcomes):
+            breaker.succeeded()
+            return
+        lost = np.isin(result.outcomes, LOST)
+        if lost.all() and len(lost):
+            breaker.failed()
+        else:
+            breaker.succeeded()
+        if lost.any():
+            worst = Outcome(int(result.outcomes[lost][0])).name.lower()
+            what = f"lost {int(lost.sum())} of them, the first with {worst}"
+            self._complain(f"lost {worst}", batch, what)
+
+    def _complain(
+        self, kind: str, batch: Batch, what: str, error: Exception | None = None
+    ) -> None:
+        self._complaints.say(
+            f"{kind} {batch.operation} {batch.pool}",
+            f"backend {self.name}: {batch.operation} of {len(batch)} keys of pool "
+            f"{batch.pool} {what}",
+            error,
+        )
+
+    def _ended_late(self, late: Callable[[], None] | None) -> None:
+        if late is not None:
+            late()
+        for breaker in self.breakers.values():
+            breaker.stirred()
+
+    def _tell_behind(self) -> None:
+        if self._listeners:
+            # The last one to tell must tell the last number.
+            with self._counting:
+                self.tell(CallsBehind(backend=self.name, calls=self.behind))
+
+    def _teller(self, operation: Operation) -> Callable[[BreakerState], None]:
+        def moved(state: BreakerState) -> None:
+            level = log.warning if state is BreakerState.OPEN else log.info
+            level("backend %s: breaker for %s is %s", self.name, operation, state)
+            self._tell_breaker(operation, state)
+
+        return moved
+
+    def _tell_breaker(self, operation: Operation, state: BreakerState) -> None:
+        self.tell(
+            BreakerMoved(backend=self.name, operation=operation, state=str(state))
+        )
+
+    def _step_within(self, step: Callable[[], None], deadline_s: float) -> None:
+        try:
+            self._crew.call(lambda: self._one_by_one([step]), deadline_s, closes=True)
+        except Overrun:
+            log.warning("backend %s: releasing a pool takes too long", self.name)
+        except NoHands as error:
+            log.warning("backend %s: a pool is not released: %s", self.name, error)
+
+    def _one_by_one(self, steps: list[Callable[[], None]]) -> None:
+        for step in steps:
+            try:
+                step()
+            except BaseException as error:  # noqa: BLE001 - the others come all the same
+                what = f"backend {self.name}: closing failed with {told(error)}"
+                self._complaints.say("closing", what, error)
+
+    def _release(self, handle: object) -> None:
+        try:
+            self.backend.release(handle)
+        except Exception as error:  # noqa: BLE001 - a stranger's code
+            self._complaints.say(
+                "release", f"backend {self.name} failed to release a pool", error
+            )
+
+    def _release_late(self, handle: object) -> None:
+        if handle is not None:
+            self._release(handle)

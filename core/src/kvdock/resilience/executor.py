@@ -1,0 +1,418 @@
+"""Worker threads that make calls with a deadline, and survive late ones.
+
+Python cannot stop a thread that sits in a client library. So a call that
+overruns is left behind on its thread: whoever waited goes on, and what the
+call may still touch is let go only when it really ends. How many calls may be
+left behind is bounded; at the bound nothing more is started until one ends, or
+until the backend proves that it works although they do not end.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from kvdock.resilience.quota import Room
+from kvdock.synchronization import (lock_and_condition, seconds_until)
+
+log = logging.getLogger("kvdock")
+
+Late = Callable[[Any], None]
+"""Called with the result (None if it raised) once a call left behind ends."""
+
+
+Steps = list[Callable[[], None]]
+"""What comes last, when everything has ended."""
+
+
+class Overrun(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
+    """The call did not end by its deadline and was left behind."""
+
+
+class NoHands(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
+    """The call was not started: closed, forked, too much under way.
+
+    Or no thread could be started, which the message then says.
+    """
+
+
+class Crashed(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
+    """The work raised what would end a thread, such as SystemExit."""
+
+
+class _Job:
+    """One call, from the hand-over to its end."""
+
+    __slots__ = (
+        "begun",
+        "context",
+        "done",
+        "ended",
+        "error",
+        "late",
+        "left_behind",
+        "result",
+        "room",
+        "work",
+    )
+
+    def __init__(self, work: Callable[[], Any], late: Late | None, room: Room) -> None:
+        self.work: Callable[[], Any] | None = work
+        self.late = late
+        self.room = room
+        # The engine's trace goes on in the thread that does the work.
+        self.context = contextvars.copy_context()
+        self.done = threading.Lock()
+        self.done.acquire()
+        self.begun = False
+        self.ended = False
+        self.left_behind = False
+        self.result: Any = None
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        """Do the work and keep what came of it."""
+        work, self.work = self.work, None
+        try:
+            self.result = self.context.run(work) if work else None
+        except Exception as error:  # noqa: BLE001 - carried to the caller
+            self.error = error
+        except BaseException as error:  # noqa: BLE001 - same, but it must not end him
+            self.error = Crashed(repr(error))
+
+
+class Crew:
+    """Up to `at_once` calls under way, and up to `overrun` left behind.
+
+    Args:
+        name: Whose calls these are; begins the threads' names.
+        at_once: Calls that somebody waits for.
+        overrun: Calls left behind until nothing more is started.
+        moved: Called without a lock whenever `behind` has changed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        at_once: int,
+        overrun: int,
+        moved: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._name = name
+        self._at_once = at_once
+        self._moved = moved
+        self._lock, self._changed = lock_and_condition()
+        self._idle: list[SimpleQueue[_Job | None]] = []
+        self._threads: set[threading.Thread] = set()
+        self._overrun = Room(overrun)
+        self._busy = 0
+        self._behind = 0
+        # Until all that follows a call is done as well.
+        self._running = 0
+        self._closing = False
+        self._closed = False
+        self._at_rest: Steps = []
+        self._pid = os.getpid()
+
+    @property
+    def behind(self) -> int:
+        """Calls that nobody waits for and that have not ended, errands too."""
+        return self._behind
+
+    @property
+    def full(self) -> bool:
+        """Whether so many calls are left behind that no more are started."""
+        return self._overrun.full
+
+    @property
+    def spent(self) -> bool:
+        """Whether it is full until a call ends, whatever else happens."""
+        return self._overrun.spent
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the crew's process.
+
+        It has the crew's books, but none of its threads, and a lock may be
+        taken for ever by one of them. So it is asked before any lock.
+        """
+        return os.getpid() != self._pid
+
+    @property
+    def threads(self) -> int:
+        """Threads alive, idle ones included."""
+        return len(self._threads)
+
+    def call(
+        self,
+        work: Callable[[], Any],
+        deadline_s: float,
+        late: Late | None = None,
+        *,
+        closes: bool = False,
+    ) -> Any:  # noqa: ANN401 - whatever the work returns
+        """Run `work` on a thread of the crew and wait for it.
+
+        Args:
+            work: What to do.
+            deadline_s: Until when to wait, on `time.monotonic()`'s clock.
+            late: Called on the crew's thread when a call that was left behind
+                ends; what the call may touch is safe from then on.
+            closes: Whether it is a step of closing, which nothing keeps out.
+
+        Raises:
+            Overrun: If it was left behind.
+            NoHands: If it was never started.
+            Exception: Whatever the work raised, or a handler of signals in
+                the thread that waits; after the latter `late` is called.
+        """
+        job = _Job(work, late, self._overrun)
+        try:
+            self._hand_over(job, deadline_s, closes=closes)
+            done = job.done.acquire(timeout=seconds_until(deadline_s))
+            overran = not done and self._leave_behind(job)
+        except NoHands:
+            raise
+        except BaseException:  # an interrupt of the waiting thread
+            if not job.left_behind and not self._leave_behind(job):
+                self._run_late(job)
+            raise
+        if overran:
+            raise Overrun
+        if job.error is not None:
+            raise job.error
+        return job.result
+
+    def leave(self, room: Room, work: Callable[[], Any]) -> bool:
+        """Start an errand: work that nobody waits for.
+
+        Args:
+            room: What bounds errands of this kind; calls have theirs apart.
+            work: What to do.
+
+        Returns:
+            Whether it was started.
+        """
+        if self.forked:
+            return False
+        job = _Job(work, None, room)
+        with self._lock:
+            if room.full or self._closing:
+                return False
+            room.enter()
+            try:
+                hand = self._hand()
+            except NoHands:
+                room.exit()
+                return False
+            except BaseException:  # an interrupt
+                room.exit()
+                raise
+            self._behind += 1
+            self._running += 1
+            job.ended = True
+            hand.put(job)
+        self._moved()
+        return True
+
+    def forgive(self, *rooms: Room) -> None:
+        """Take a sign of life: calls that hang no longer keep others out.
+
+        Args:
+            rooms: Of which errands, besides calls that were left behind.
+        """
+        with self._lock:
+            for room in (self._overrun, *rooms):
+                room.forgive()
+            self._changed.notify_all()
+
+    def retire(self) -> None:
+        """Start nothing new but what closes."""
+        with self._lock:
+            self._closing = True
+            self._changed.notify_all()
+
+    def drain(self, deadline_s: float) -> bool:
+        """Wait until nothing runs; return whether that came true.
+
+        Calls left behind and errands count until all that follows them is
+        done, what `finish` was given included.
+        """
+        if self.forked:
+            return True
+        with self._lock:
+            return self._changed.wait_for(
+                lambda: not self._running, seconds_until(deadline_s)
+            )
+
+    def finish(self, deadline_s: float, last: Callable[[], None]) -> bool:
+        """Close: start nothing new, wait, and do something last.
+
+        Args:
+            deadline_s: Until when to wait for calls under way.
+            last: Done here if all calls have ended, otherwise on the thread
+                of the call that ends last.
+
+        Returns:
+            Whether everything has ended.
+        """
+        if self.forked:
+            return True
+        self.retire()
+        with self._lock:
+            self._closed = True
+        self.drain(deadline_s)
+        with self._lock:
+            self._at_rest.append(last)
+            rest = not self._running
+            # Counted like a call, so that who waits for rest waits for it too.
+            self._running += rest
+            steps = self._one_less() if rest else []
+            idle, self._idle = self._idle, []
+            # Who still works may be for ever; only the idle are waited for.
+            leaving = list(self._threads) if rest else []
+        for hand in idle:
+            hand.put(None)
+        self._do_last(steps)
+        for thread in leaving:
+            thread.join(seconds_until(deadline_s))
+        return rest
+
+    def _leave_behind(self, job: _Job) -> bool:
+        """Book a call as left behind, unless it is not under way."""
+        with self._lock:
+            if job.ended or not job.begun:
+                return False
+            job.room.enter()
+            job.ended = job.left_behind = True
+            self._busy -= 1
+            self._behind += 1
+            self._changed.notify()
+        self._moved()
+        return True
+
+    def _cut_off(self, *, closes: bool) -> bool:
+        return self._closed or (not closes and (self._closing or self.full))
+
+    def _hand_over(self, job: _Job, deadline_s: float, *, closes: bool) -> None:
+        if self.forked:
+            raise NoHands("this is a forked child")
+        with self._lock:
+            if self._busy >= self._at_once:
+                self._changed.wait_for(
+                    lambda: self._cut_off(closes=closes) or self._busy < self._at_once,
+                    seconds_until(deadline_s),
+                )
+            if self._closing and not closes:
+                raise NoHands("it is being closed")
+            if self._cut_off(closes=closes) or self._busy >= self._at_once:
+                raise NoHands
+            hand = self._hand()
+            # Python looks for signals after a call. There is none from taking
+            # the thread to giving it the job, so a signal finds both or neither.
+            self._busy += 1
+            self._running += 1
+            job.begun = True
+            hand.put(job)
+
+    def _hand(self) -> SimpleQueue[_Job | None]:
+        """Return the inbox of an idle thread, or of a new one."""
+        if self._idle:
+            # The last one that worked: its memory is still in the caches.
+            hand = self._idle[-1]
+            del self._idle[-1]
+            return hand
+        inbox: SimpleQueue[_Job | None] = SimpleQueue()
+        # A daemon, so that a call that never ends does not keep the process.
+        thread = threading.Thread(
+            target=self._work,
+            args=(inbox,),
+            name=f"{self._name}-{len(self._threads)}",
+            daemon=True,
+        )
+        try:
+            thread.start()
+            self._threads.add(thread)
+        except RuntimeError as error:  # a limit of the system
+            raise NoHands(str(error)) from error
+        except BaseException:  # an interrupt: nobody will give it anything
+            inbox.put(None)
+            raise
+        return inbox
+
+    def _work(self, inbox: SimpleQueue[_Job | None]) -> None:
+        staying = True
+        while staying:
+            job = inbox.get()
+            if job is None:
+                break
+            job.run()
+            staying = self._ended(job, inbox)
+            del job  # an idle thread keeps nobody's memory alive
+        with self._lock:
+            self._threads.discard(threading.current_thread())
+
+    def _ended(self, job: _Job, inbox: SimpleQueue[_Job | None]) -> bool:
+        """Book a job out; return whether its thread stays."""
+        with self._lock:
+            late, job.ended = job.ended, True
+            if not late:
+                self._busy -= 1
+                staying, last = self._over(inbox)
+        if late:
+            # First the books of those who own the memory, then ours: who
+            # waits for the crew to come to rest finds everything let go.
+            self._run_late(job)
+            with self._lock:
+                self._behind -= 1
+                job.room.exit()
+            self._moved()
+            with self._lock:
+                staying, last = self._over(inbox)
+        else:
+            job.done.release()
+        self._do_last(last)
+        return staying
+
+    def _over(self, inbox: SimpleQueue[_Job | None]) -> tuple[bool, Steps]:
+        """Keep a thread or not, and count one job less; with the lock held."""
+        staying = not self._closed and len(self._idle) < self._at_once
+        if staying:
+            self._idle.append(inbox)
+        return staying, self._one_less()
+
+    def _one_less(self) -> Steps:
+        """Count one job less as running, unless something comes before that.
+
+        Returns:
+            What to do first; then this is called again.
+        """
+        if self._running == 1 and self._at_rest:
+            last, self._at_rest = self._at_rest, []
+            return last
+        self._running -= 1
+        self._changed.notify_all()
+        return []
+
+    def _do_last(self, last: Steps) -> None:
+        while last:
+            for step in last:
+                try:
+                    step()
+                except BaseException:  # it must not end the thread
+                    log.exception("%s: what comes last failed", self._name)
+            with self._lock:
+                last = self._one_less()
+
+    def _run_late(self, job: _Job) -> None:
+        if job.late is None:
+            return
+        try:
+            job.late(job.result)
+        except Exception:
+            log.exception("%s: what follows a late call failed", self._name)

@@ -1,0 +1,89 @@
+"""Remember for a short while that a key is not worth asking for.
+
+Two lifetimes: a key that was absent may be stored by another host any moment;
+one that is there but whose bytes were wrong stays wrong until it is dropped.
+Without this, a prefix whose object is broken costs every request that has it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from kvdock.config.core import MissSettings
+    from kvdock.hits import Bools
+
+
+class Misses:
+    """Keys believed to be missing, bounded, each until its own time."""
+
+    def __init__(
+        self, settings: MissSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        # A plain dict takes ever longer to give up its oldest key.
+        self._until: OrderedDict[str, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return how many keys are remembered, expired ones included."""
+        return len(self._until)
+
+    @property
+    def keeps_absent(self) -> bool:
+        """Whether absent keys are remembered at all."""
+        return bool(self._settings.keys and self._settings.absent)
+
+    def known(self, keys: Sequence[str]) -> Bools | None:
+        """Return which keys are believed missing, or None for none of them."""
+        # Usually nothing is known: one pass in C, no lock.
+        if not self._until or self._until.keys().isdisjoint(keys):
+            return None
+        now = self._clock()
+        with self._lock:
+            until = [self._until.get(key, 0.0) for key in keys]
+            for key, end in zip(keys, until, strict=True):
+                if end and end <= now:
+                    self._until.pop(key, None)
+        found = np.array(until) > now
+        return found if found.any() else None
+
+    def absent(self, keys: Iterable[str]) -> None:
+        """Believe for the short lifetime that keys are not there."""
+        self._believe(keys, self._settings.absent)
+
+    def dead(self, keys: Iterable[str]) -> None:
+        """Believe for the long lifetime that keys are not worth a read."""
+        self._believe(keys, self._settings.dead)
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Stop believing it: these were just stored."""
+        if self._until:
+            with self._lock:
+                for key in keys:
+                    self._until.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._until.clear()
+
+    def _believe(self, keys: Iterable[str], lifetime_s: float) -> None:
+        bound = self._settings.keys
+        if not bound or not lifetime_s:
+            return
+        end = self._clock() + lifetime_s
+        with self._lock:
+            for key in islice(keys, bound):
+                # A dead key that is absent for a moment stays dead.
+                self._until[key] = max(end, self._until.pop(key, 0.0))
+            while len(self._until) > bound:
+                self._until.popitem(last=False)

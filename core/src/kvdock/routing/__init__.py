@@ -1,0 +1,1 @@
+"""Which backend gets which pool, and why."""

@@ -1,0 +1,373 @@
+"""What one backend says to one pool: verdicts, a path, and how it is cut.
+
+Every field of a manifest is held against something that a pool or its
+deployment needs. A backend's own judgement, where it has one, comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import cast
+
+import attrs
+
+from kvdock.config.convert import to_word
+from kvdock.config.core import Integrity
+from kvdock.plugin.manifest import (Capability, KindSupport, Manifest, Scope, Support, Verdict)
+from kvdock.pools.objects import segments_of
+from kvdock.pools.spec import (ObjectUnit, PoolSpec, Shard)
+
+Judge = Callable[[str, Capability, PoolSpec, Shard], Verdict | None]
+"""(backend, capability, pool, shard) to its own verdict, or None."""
+
+HASH_CHARS = 64
+"""A page hash in hex; 64 more characters are the namespace's digest."""
+
+
+TRAILER_BYTES = 40
+"""What the core adds to an object whose backend does not verify it."""
+
+
+class Check(StrEnum):
+    """Who proves that a page's bytes are those that were stored."""
+
+    BACKEND = "verified by the backend"
+    """Its manifest says that it verifies length and content."""
+    TRAILER = "verified by a trailer"
+    """The core adds a trailer to each object."""
+    NONE = "UNVERIFIED by choice"
+    """Nobody, since integrity was switched off."""
+
+
+class Path(StrEnum):
+    """How bytes get from the engine's memory to the backend."""
+
+    ZERO_COPY = "zero copy"
+    """The backend reads and writes the engine's memory."""
+    STAGED = "staged"
+    """One copy through a contiguous buffer."""
+    NONE = "none"
+    """The pool has no bytes, or no route."""
+
+
+def _scope(value: object) -> Scope:
+    return cast("Scope", to_word(value, Scope))
+
+
+def _checks(value: object) -> Integrity:
+    return cast("Integrity", to_word(value, Integrity))
+
+
+@attrs.frozen(kw_only=True)
+class Needs:
+    """What a deployment asks of every backend, beyond its pools.
+
+    Args:
+        sharing: Who must find what was stored.
+        durability: What stored bytes must survive the end of.
+        clear_reach: The farthest that a clear may go.
+        integrity: Whether the backend must verify what it returns itself.
+        checks: Who verifies pages where that is left open.
+        eviction: Whether it must make room by itself when it is full.
+        fork_safe: Whether handles are used in forked children.
+        direct_transfer: Whether pages also go straight to a peer's memory.
+        registrable: Whether the engine's memory may be made known to a
+            library (pinned, exported). Memory that may not is staged.
+        allocator: The backend whose allocator the memory came from; "" where
+            the engine allocated it, None where it is still to be allocated.
+        staged: Whether every page is copied through memory of the core, as
+            the core's setting `calls.staging = "always"` does.
+    """
+
+    sharing: Scope = attrs.field(default=Scope.NONE, converter=_scope)
+    durability: Scope = attrs.field(default=Scope.NONE, converter=_scope)
+    clear_reach: Scope = attrs.field(default=Scope.CLUSTER, converter=_scope)
+    integrity: bool = False
+    checks: Integrity = attrs.field(default=Integrity.AUTO, converter=_checks)
+    eviction: bool = False
+    fork_safe: bool = False
+    direct_transfer: bool = False
+    registrable: bool = True
+    allocator: str | None = ""
+    staged: bool = False
+
+
+@attrs.frozen
+class Option:
+    """What one backend said to one pool.
+
+    Args:
+        backend: Whose answer it is.
+        verdicts: One for each capability that the pool needs, in order.
+        path: How bytes would move.
+        unit: How much of a page would go under one key.
+        note: Why the path is not a better one, or "".
+        allocate: Whether the pool should be allocated by the backend.
+        check: Who would verify its pages.
+    """
+
+    backend: str
+    verdicts: tuple[tuple[Capability, Verdict], ...]
+    path: Path
+    unit: ObjectUnit
+    note: str = ""
+    allocate: bool = False
+    check: Check = Check.BACKEND
+
+    @property
+    def accepted(self) -> bool:
+        """Whether every capability that the pool needs is there."""
+        return all(verdict for _, verdict in self.verdicts)
+
+    @property
+    def reason(self) -> str:
+        """Why it was refused, or how it would be done."""
+        refusals = [verdict.reason for _, verdict in self.verdicts if not verdict]
+        if refusals:
+            return "; ".join(refusals)
+        path = f"{self.path} ({self.note})" if self.note else str(self.path)
+        emulated = [
+            f"{capability} is emulated"
+            for capability, verdict in self.verdicts
+            if verdict.support is Support.EMULATED
+        ]
+        per = "one object a page"
+        if self.unit is not ObjectUnit.PAGE:
+            per = f"one object a {self.unit}"
+        # What is usual is not repeated in every row.
+        check = [] if self.check is Check.BACKEND else [str(self.check)]
+        return "; ".join([f"{path}, {per}", *emulated, *check])
+
+
+@attrs.frozen
+class _Case:
+    """One pool before one backend."""
+
+    pool: PoolSpec
+    shard: Shard
+    manifest: Manifest
+    needs: Needs
+    judge: Judge | None
+
+    @property
+    def check(self) -> Check:
+        """Who verifies the pool's pages."""
+        checks = self.needs.checks
+        native = self.manifest.integrity is Support.NATIVE
+        if not self.pool.physical or (native and checks is not Integrity.ALWAYS):
+            return Check.BACKEND
+        return Check.NONE if checks is Integrity.OFF else Check.TRAILER
+
+    def verdict(self, capability: Capability, pool: PoolSpec | None = None) -> Verdict:
+        """Ask the backend, and where it has no opinion its manifest."""
+        about = pool or self.pool
+        said = (
+            self.judge(self.manifest.name, capability, about, self.shard)
+            if self.judge
+            else None
+        )
+        # A verdict of NO is false, and still the backend's own word.
+        if said is not None:
+            return said
+        return declared(capability, about, self.shard, self.manifest, self.needs)
+
+
+def consider(
+    pool: PoolSpec,
+    shard: Shard,
+    manifest: Manifest,
+    needs: Needs,
+    judge: Judge | None = None,
+) -> Option:
+    """Return what a backend says to a pool, with the best way to move it."""
+    case = _Case(pool, shard, manifest, needs, judge)
+    store = case.verdict(Capability.STORE)
+    if not store:
+        refused = ((Capability.STORE, store),)
+        return Option(manifest.name, refused, Path.NONE, ObjectUnit.PAGE)
+    path, unit, note, allocate = _path(case)
+    sized = attrs.evolve(pool, object_unit=unit)
+    verdicts = [(Capability.STORE, store)]
+    verdicts += [(need, case.verdict(need)) for need in _needed(pool, shard, needs)]
+    limits = (Capability.OBJECT_SIZE, Capability.BATCH_SIZE, Capability.KEY_SIZE)
+    verdicts += [(limit, case.verdict(limit, sized)) for limit in limits]
+    if case.check is Check.TRAILER:
+        verdicts.append((Capability.OBJECT_SIZE, _with_trailer(sized, shard, manifest)))
+    return Option(
+        manifest.name, tuple(verdicts), path, unit, note, allocate, case.check
+    )
+
+
+def _needed(pool: PoolSpec, shard: Shard, needs: Needs) -> list[Capability]:
+    """List what a pool needs besides being stored within the limits."""
+    wanted = {
+        Capability.HIT_POLICY: True,
+        Capability.LAYOUT: pool.physical,
+        Capability.SHARDING: True,
+        Capability.DRAFT: pool.draft,
+        Capability.SPLIT_HEADS: len(pool.head_groups(shard)) > 1,
+        Capability.SHARING: needs.sharing is not Scope.NONE,
+        Capability.DURABILITY: needs.durability is not Scope.NONE,
+        Capability.CLEAR_REACH: needs.clear_reach is not Scope.CLUSTER,
+        Capability.INTEGRITY: needs.integrity and pool.physical,
+        Capability.EVICTION: needs.eviction,
+        Capability.FORK_SAFE: needs.fork_safe,
+        Capability.DIRECT_TRANSFER: needs.direct_transfer and pool.physical,
+    }
+    return [capability for capability, asked in wanted.items() if asked]
+
+
+def _path(case: _Case) -> tuple[Path, ObjectUnit, str, bool]:
+    """Choose how bytes move, how much goes under a key, and why.
+
+    A whole page under one key needs the fewest requests. Where its pieces are
+    scattered and the backend takes one piece at a time, a smaller unit that is
+    contiguous keeps zero copy; where there is none, the page is staged. So is
+    what the deployment wants staged, and memory that the backend could not
+    reach by itself: staging memory is the core's own, and can be registered.
+    """
+    if not case.pool.physical:
+        return Path.NONE, ObjectUnit.PAGE, "", False
+    if not case.verdict(Capability.ZERO_COPY):
+        return Path.STAGED, ObjectUnit.PAGE, "", False
+    if case.needs.staged:
+        return Path.STAGED, ObjectUnit.PAGE, "asked for", False
+    any_memory = case.verdict(Capability.HOST_ALLOCATOR)
+    away = _out_of_reach(case, any_memory)
+    if away:
+        return Path.STAGED, ObjectUnit.PAGE, away, False
+    allocate = not any_memory and case.needs.allocator is None
+    if case.verdict(Capability.MULTI_BUFFER):
+        return Path.ZERO_COPY, ObjectUnit.PAGE, "", allocate
+    return _one_piece(case, allocate=allocate)
+
+
+def _out_of_reach(case: _Case, any_memory: Verdict) -> str:
+    """Return why a backend cannot reach the engine's memory, or ""."""
+    registration = case.verdict(Capability.MEMORY_REGISTRATION)
+    if not registration:
+        return registration.reason
+    brought = case.needs.allocator in (None, case.manifest.name)
+    return "" if any_memory or brought else any_memory.reason
+
+
+def _one_piece(case: _Case, *, allocate: bool) -> tuple[Path, ObjectUnit, str, bool]:
+    """Choose for a backend that takes one piece of memory at a time."""
+    if case.check is Check.TRAILER:
+        # A trailer is one more piece, so the object has to be put together.
+        return Path.STAGED, ObjectUnit.PAGE, "a trailer is a second piece", False
+    for unit in ObjectUnit:
+        cut = attrs.evolve(case.pool, object_unit=unit)
+        if segments_of(cut, case.shard) == 1 and case.verdict(
+            Capability.BATCH_SIZE, cut
+        ):
+            return Path.ZERO_COPY, unit, "", allocate
+    note = f"{segments_of(case.pool, case.shard)} pieces a page"
+    return Path.STAGED, ObjectUnit.PAGE, note, False
+
+
+def declared(  # noqa: C901, PLR0911, PLR0912 - one answer for each capability
+    capability: Capability,
+    pool: PoolSpec,
+    shard: Shard,
+    manifest: Manifest,
+    needs: Needs,
+) -> Verdict:
+    """Judge a capability by the manifest alone."""
+    who = manifest.name
+    mine = manifest.kinds.get(pool.kind, KindSupport())
+    match capability:
+        case Capability.STORE if pool.kind not in manifest.kinds:
+            return Verdict(Support.NO, f"{who} does not take {pool.kind} pools")
+        case Capability.HIT_POLICY:
+            return _among(who, pool.hit_policy, mine.hit_policies, "hit policy")
+        case Capability.LAYOUT:
+            return _among(who, pool.layout, mine.layouts, "layout")
+        case Capability.SHARDING:
+            return _among(who, pool.sharding, mine.shardings, "sharding")
+        case Capability.OBJECT_SIZE:
+            largest = max(stored.nbytes for stored in pool.objects(shard))
+            return _limit(
+                who, largest, manifest.max_object_bytes, "objects of {} bytes"
+            )
+        case Capability.BATCH_SIZE:
+            count = len(pool.objects(shard))
+            return _limit(who, count, manifest.max_batch_keys, "batches of {} keys")
+        case Capability.KEY_SIZE:
+            longest = max(len(stored.coordinate) for stored in pool.objects(shard))
+            # Digest, slash, page hash, full stop, coordinate.
+            chars = HASH_CHARS + 1 + HASH_CHARS + 1 + longest
+            return _limit(who, chars, manifest.max_key_bytes, "keys of {} bytes")
+        case Capability.SHARING:
+            return _reach(who, manifest.sharing, needs.sharing, "shares with")
+        case Capability.DURABILITY:
+            return _reach(who, manifest.durability, needs.durability, "outlives")
+        case Capability.CLEAR_REACH:
+            if manifest.clear_reach <= needs.clear_reach:
+                return Verdict(Support.NATIVE, f"{who} clears {manifest.clear_reach}")
+            return Verdict(
+                Support.NO,
+                f"{who} clears as far as {manifest.clear_reach}, "
+                f"not only {needs.clear_reach}",
+            )
+        case Capability.MEMORY_REGISTRATION:
+            return _registration(manifest, needs)
+        case Capability.HOST_ALLOCATOR:
+            return _allocator(manifest)
+        case _:
+            return _graded(capability, pool, manifest)
+
+
+def _with_trailer(pool: PoolSpec, shard: Shard, manifest: Manifest) -> Verdict:
+    largest = max(stored.nbytes for stored in pool.objects(shard)) + TRAILER_BYTES
+    limit = manifest.max_object_bytes
+    return _limit(
+        manifest.name, largest, limit, "objects of {} bytes, trailer included"
+    )
+
+
+def _graded(capability: Capability, pool: PoolSpec, manifest: Manifest) -> Verdict:
+    grade = manifest.support(capability, pool.kind)
+    who, word = manifest.name, capability.value.replace("_", " ")
+    says = {
+        Support.UNDECLARED: f"{who} says nothing about {word}",
+        Support.NO: f"{who} has no {word}",
+    }.get(grade, f"{who} has {word}")
+    return Verdict(grade, f"{says} for {pool.kind} pools")
+
+
+def _registration(manifest: Manifest, needs: Needs) -> Verdict:
+    if not manifest.memory_registration:
+        return Verdict(Support.NATIVE, f"{manifest.name} registers no memory")
+    if needs.registrable:
+        return Verdict(Support.NATIVE, f"{manifest.name} registers memory")
+    return Verdict(Support.NO, f"{manifest.name} cannot register this memory")
+
+
+def _allocator(manifest: Manifest) -> Verdict:
+    who = manifest.name
+    if not manifest.host_allocator:
+        return Verdict(Support.NATIVE, f"{who} takes any memory")
+    return Verdict(Support.NO, f"not in memory of {who}'s allocator")
+
+
+def _among(who: str, wanted: StrEnum, known: frozenset[StrEnum], what: str) -> Verdict:
+    if wanted in known:
+        return Verdict(Support.NATIVE, f"{who} takes {what} {wanted}")
+    return Verdict(Support.NO, f"{who} does not take {what} {wanted}")
+
+
+def _limit(who: str, wanted: int, limit: int, what: str) -> Verdict:
+    if limit and wanted > limit:
+        return Verdict(
+            Support.NO,
+            f"{who} takes {what.format(limit)} at most, this pool needs {wanted}",
+        )
+    return Verdict(Support.NATIVE, f"{who} takes {what.format(wanted)}")
+
+
+def _reach(who: str, has: Scope, wanted: Scope, verb: str) -> Verdict:
+    if has >= wanted:
+        return Verdict(Support.NATIVE, f"{who} {verb} {has}")
+    return Verdict(Support.NO, f"{who} {verb} {has}, not {wanted}")

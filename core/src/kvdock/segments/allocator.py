@@ -1,0 +1,382 @@
+"""Where new pages go: new segments while there is room, old ones after.
+
+A namespace has a quota, its file system a floor of free space. Below both, a
+writer makes a segment; else it recycles the one that was used the longest
+time ago, because extents that were written before are several times faster
+than fresh ones. Other namespaces are never touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import threading
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from kvdock.segments.fd_cache import OUT_OF_FILES
+from kvdock.segments.full import is_told, mebibytes, why_full
+from kvdock.segments.limits import (
+    LEAST_SEGMENTS,
+    MOST_SLOTS,
+    least_bytes,
+    slot_bytes_of,
+)
+from kvdock.segments.cleanup import sweep
+from kvdock.segments.paths import IndexName
+from kvdock.segments.format import (header_of, index_bytes)
+from kvdock.segments.segment import (
+    Segment,
+    erase_records,
+    make_index,
+    preallocate,
+    read_commits,
+    read_contents,
+    read_uses,
+)
+
+if TYPE_CHECKING:
+    from kvdock.segments.io import Engine
+    from kvdock.segments.directory import Folder
+    from kvdock.segments.index import Index
+    from kvdock.segments.limits import Limits
+    from kvdock.segments.usage import Neighbours
+    from kvdock.segments.place import Place
+
+log = logging.getLogger("kvdock.segments")
+
+_FIRST_BYTES = 16 << 20  # size of a pool's first segment
+_MOST_EMPTIED = 8  # segments beyond the one that is needed
+_SAMPLE = 1 << 14  # pages that tell how warm the usual one is
+_SMALLER = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EAGAIN)
+"""Errors after which a smaller segment may do, under another name."""
+_MARK_SLOTS = 4096  # of a segment whose objects have no bytes
+
+
+@attrs.frozen
+class Space:
+    """Segments for one writer in one namespace.
+
+    Args:
+        place: Where the store is.
+        namespace_fd: Descriptor of the namespace's folder.
+        limits: How much it may take.
+        neighbours: The namespace's folders, this one among them.
+        engine: Makes the files of pages.
+        index: Of the pool that writes.
+        lock: Held around every use of the index.
+        counts: What happened, by name.
+    """
+
+    place: Place
+    namespace_fd: int
+    limits: Limits
+    neighbours: Neighbours
+    engine: Engine
+    index: Index
+    lock: threading.RLock
+    counts: Counter[str]
+
+    def acquire(self, folder: Folder) -> Segment | None:
+        """Return a segment of this folder with free slots, ours to write.
+
+        Returns:
+            None where there is no space at all.
+        """
+        folder.scan()
+        failed = self.counts["segments_failed"]
+        found = self._adopt(folder) or self._create(folder) or self._make_way(folder)
+        if found is None and self.counts["segments_failed"] == failed:
+            self.counts["segments_refused"] += 1
+            if is_told(self.counts["segments_refused"]):
+                place = self.place
+                log.warning(why_full(place.root, place.namespace, self._bound(folder)))
+        return found
+
+    def _bound(self, folder: Folder) -> str:
+        """Say what leaves no room for a segment of this folder."""
+        floor, quota = self.limits.free_bytes, self.limits.quota_bytes
+        free = self.free_bytes()
+        if quota and self._room(folder) < free - floor:
+            return f"its quota is {mebibytes(quota)}, all pools together"
+        return (
+            f"its file system has {mebibytes(free)} left, of which "
+            f"{mebibytes(floor)} stay free (free_space)"
+        )
+
+    def usage_bytes(self) -> int:
+        """Return the bytes that all pools of the namespace take."""
+        return self.neighbours.usage_bytes()
+
+    def _adopt(self, folder: Folder) -> Segment | None:
+        """Take over a segment with room that nobody writes."""
+        choice = []
+        for segment in list(folder.segments.values()):
+            slots = segment.rows.slots
+            free = slots - self._live(segment)
+            wanted = 1 if segment.name.state == "open" else -(-slots // 4)
+            if free >= wanted and not segment.owned and self._fits(folder, segment):
+                choice.append((free, segment))
+        choice.sort(key=lambda pair: -pair[0])
+        for _, segment in choice:
+            if self._claim(folder, segment):
+                if self._live(segment) < segment.rows.slots:
+                    self.counts["segments_adopted"] += 1
+                    return segment
+                with self.lock:
+                    segment.let_go(full=True)
+        return None
+
+    def _fits(self, folder: Folder, segment: Segment) -> bool:
+        """Return whether the engine can write this segment's slots."""
+        return (
+            segment.slot_bytes >= folder.object_bytes
+            and segment.slot_bytes % self.engine.alignment == 0
+        )
+
+    def _live(self, segment: Segment) -> int:
+        return int(self.index.live_in[segment.rows.number])
+
+    def _claim(self, folder: Folder, segment: Segment) -> bool:
+        """Become a segment's writer and learn what it really holds."""
+        with self.lock:
+            if not segment.claim():
+                return False
+        try:
+            size = folder.data_bytes(segment.name)
+            wanted = segment.rows.slots * segment.slot_bytes
+            if size < wanted:
+                self._restore_size(folder, segment, wanted)
+            elif read_commits(segment.index_fd) == segment.commits:
+                # Nobody has written since it was read; it may have been used.
+                self._learn_uses(segment)
+                return True
+            contents = read_contents(segment.index_fd, segment.name, size)
+        except OSError:
+            contents = None
+        if contents is None or contents.slots != segment.rows.slots:
+            self.delete(folder, segment)
+            return False
+        folder.admit(segment.name, contents)
+        return True
+
+    def _learn_uses(self, segment: Segment) -> None:
+        uses = read_uses(segment.index_fd, segment.rows.slots)
+        with self.lock:
+            span = segment.rows.span
+            live = self.index.live(segment.rows)
+            known = self.index.used_ns[span]
+            known[live] = np.maximum(known, uses)[live]
+
+    def _restore_size(self, folder: Folder, segment: Segment, wanted: int) -> None:
+        token = self.engine.open_file(segment.name.data, folder.fd, create=False)
+        try:
+            preallocate(token, wanted)
+        finally:
+            self.engine.close_file(token)
+
+    def _create(self, folder: Folder, *, least: float = 0.5) -> Segment | None:
+        """Make a segment, as large as there is room for.
+
+        Args:
+            folder: Where it goes.
+            least: Share of the usual size below which it is not worth while.
+        """
+        slot_bytes = slot_bytes_of(folder.object_bytes, self.engine.alignment)
+        usual = self._slots(folder, slot_bytes)
+        fixed, each = index_bytes(0), slot_bytes + index_bytes(1) - index_bytes(0)
+        slots = min(usual, (self._room(folder) - fixed) // each)
+        while slots >= max(1, usual * least):
+            try:
+                made = self._create_files(folder, slots, slot_bytes)
+            except OSError as error:
+                if error.errno in OUT_OF_FILES:
+                    raise  # there may be files to close
+                if error.errno not in _SMALLER:
+                    self.counts["segments_failed"] += 1
+                    if is_told(self.counts["segments_failed"]):
+                        root = self.place.root
+                        log.warning("no new segment in store %s: %s", root, error)
+                    return None
+                slots //= 2
+                continue
+            folder.scan()
+            if self._room(folder) >= 0:
+                return made
+            # Another writer made one at the same time: one of us has to yield.
+            self.delete(folder, made)
+            return None
+        return None
+
+    def _slots(self, folder: Folder, slot_bytes: int) -> int:
+        """Return the usual number of slots of the next segment."""
+        if not slot_bytes:
+            return _MARK_SLOTS
+        most = self.limits.segment_bytes
+        if self.limits.quota_bytes:
+            most = min(most, self.limits.quota_bytes // LEAST_SEGMENTS)
+        # Segments grow with the pool, so that a small pool takes little space.
+        most = min(most, max(_FIRST_BYTES, folder.nbytes))
+        return max(1, min(MOST_SLOTS, most // slot_bytes))
+
+    def _room(self, folder: Folder) -> int:
+        """Return how many bytes the namespace may still grow by."""
+        limits = self.limits
+        room = self.free_bytes() - limits.free_bytes
+        if limits.quota_bytes:
+            others = self.neighbours.usage_bytes(but_fd=folder.fd)
+            room = min(room, limits.high_bytes - others - folder.nbytes)
+        return room
+
+    def free_bytes(self) -> int:
+        """Return the free space of the file system, bytes."""
+        status = os.fstatvfs(self.namespace_fd)
+        return status.f_bavail * status.f_frsize
+
+    def _create_files(self, folder: Folder, slots: int, slot_bytes: int) -> Segment:
+        name = IndexName(secrets.randbits(64), 1, "new")
+        header = header_of(
+            name.segment, name.generation, slots, slot_bytes, folder.object_bytes
+        )
+        index_fd = make_index(folder.fd, name, header, slots, folder.tenure)
+        fresh = attrs.evolve(name, state="open")
+        try:
+            token = self.engine.open_file(name.data, folder.fd, create=True)
+            try:
+                preallocate(token, slots * slot_bytes)
+            finally:
+                self.engine.close_file(token)
+            contents = read_contents(index_fd, name, slots * slot_bytes)
+            os.rename(str(name), str(fresh), src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+        except OSError:
+            os.close(index_fd)
+            for leftover in (str(name), name.data):
+                with suppress(FileNotFoundError):
+                    os.unlink(leftover, dir_fd=folder.fd)
+            raise
+        if contents is None:
+            raise OSError(errno.EIO, "a new index file does not read back")
+        segment = folder.admit(fresh, contents)
+        segment.index_fd = index_fd
+        self.counts["segments_created"] += 1
+        return segment
+
+    def _make_way(self, folder: Folder) -> Segment | None:
+        """Recycle the coldest segment, or delete colder ones elsewhere.
+
+        What nobody can read goes first.
+        """
+        if folder.leftover_bytes and sweep(folder.fd, folder.tenure, lost=True):
+            self.counts["leftovers_swept"] += 1
+            folder.scan()
+            made = self._create(folder)
+            if made:
+                return made
+        passed: set[Segment] = set()
+        while segment := self._coldest(folder, passed):
+            if self.neighbours.delete_one(folder.fd, colder_than_ns=segment.heat_ns):
+                self.counts["segments_deleted"] += 1
+                made = self._create(folder)
+                if made:
+                    return made
+            if self._claim(folder, segment):
+                self._thin(segment)
+                self.counts["segments_recycled"] += 1
+                self._go_down(folder)
+                return segment
+            passed.add(segment)
+        while True:
+            made = self._create(folder, least=0.0)
+            if made or not self._could_make_way(folder):
+                return made
+            if not self.neighbours.delete_one(folder.fd):
+                return None
+            self.counts["segments_deleted"] += 1
+
+    def _could_make_way(self, folder: Folder) -> bool:
+        """Return whether one slot would fit if all other folders were empty."""
+        least = least_bytes(folder.object_bytes, self.engine.alignment)
+        others = self.neighbours.usage_bytes(but_fd=folder.fd)
+        return self._room(folder) + others >= least
+
+    def _go_down(self, folder: Folder) -> None:
+        """Empty cold segments as well, until pages are at the low watermark.
+
+        Writers adopt them later. A few at a time, as somebody is waiting.
+        """
+        every = list(folder.segments.values())
+        slots = sum(segment.rows.slots for segment in every)
+        share = self.limits.low_watermark / self.limits.high_watermark
+        for _ in range(_MOST_EMPTIED):
+            if sum(map(self._live, every)) <= share * slots:
+                return
+            roomy = {s for s in every if 4 * self._live(s) <= 3 * s.rows.slots}
+            segment = self._coldest(folder, roomy)
+            if segment is None or not self._claim(folder, segment):
+                return
+            self._thin(segment)
+            with self.lock:
+                segment.let_go(full=True)
+
+    def _coldest(self, folder: Folder, passed: set[Segment]) -> Segment | None:
+        """Return the segment whose pages were used the longest time ago.
+
+        A segment's pages only grow warmer, so a mean that was taken once is
+        a lower bound, and few have to be taken again.
+        """
+        with self.lock:
+            choice = [
+                segment
+                for segment in folder.segments.values()
+                if not segment.owned
+                and segment not in passed
+                and self._fits(folder, segment)
+            ]
+            while choice:
+                coldest = min(choice, key=lambda segment: segment.heat_ns)
+                heat_ns = self._heat_ns(coldest)
+                if heat_ns <= coldest.heat_ns:
+                    return coldest
+                coldest.heat_ns = heat_ns
+        return None
+
+    def _heat_ns(self, segment: Segment) -> float:
+        """Return when a segment's pages were last used, their mean."""
+        used = self.index.used_ns[segment.rows.span]
+        live = self._live(segment)
+        return float(used.sum(dtype=np.float64)) / live if live else 0.0
+
+    def _thin(self, segment: Segment) -> None:
+        """Empty the cold slots of a claimed segment, at least half of them."""
+        with self.lock:
+            rows = segment.rows
+            live = np.flatnonzero(self.index.live(rows))
+            used = self.index.used_ns[rows.span][live]
+            order = np.argsort(used, kind="stable")
+            least = max(0, (rows.slots + 1) // 2 - (rows.slots - len(live)))
+            cold = max(least, int((used <= self._usual_ns()).sum()))
+            gone = np.sort(live[order[:cold]])
+            self.index.forget(gone + rows.first)
+            segment.heat_ns = 0.0
+            # Its descriptor is closed under the lock where it was deleted meanwhile.
+            erase_records(segment.index_fd, gone)
+        self.counts["pages_evicted"] += len(gone)
+
+    def _usual_ns(self) -> float:
+        """Return when half of all pages were last used before, by a sample."""
+        used = self.index.used_ns[:: 1 + len(self.index.used_ns) // _SAMPLE]
+        used = used[used != 0]
+        return float(np.median(used)) if len(used) else 0.0
+
+    def delete(self, folder: Folder, segment: Segment) -> None:
+        """Delete a segment's files; the index first, so nothing is found."""
+        for name in (str(segment.name), segment.name.data):
+            with suppress(OSError):
+                os.unlink(name, dir_fd=folder.fd)
+        folder.drop(segment)

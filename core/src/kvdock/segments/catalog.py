@@ -1,0 +1,406 @@
+"""All that a process knows about one pool: folders, segments, the index."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from kvdock.batch import (Outcome, Outcomes)
+from kvdock.segments import paths
+from kvdock.segments.fd_cache import OpenFiles
+from kvdock.segments.directory import Folder
+from kvdock.segments.index import Index, Int64s
+from kvdock.segments.cleanup import sweep
+from kvdock.segments.format import (Bools, Records, UInt64s, key_digests, key_seed)
+from kvdock.segments.segment import (
+    Segment,
+    open_index,
+    read_records,
+    retire_records,
+)
+from kvdock.segments.table import ABSENT
+
+if TYPE_CHECKING:
+    from kvdock.segments.io import Engine
+    from kvdock.segments.place import Place
+
+_USES_S = 10.0
+"""Time between two notes of when pages were used."""
+_PATIENCE = 4
+"""At most one part in five of the time goes into looking what others did."""
+_LONGEST_S = 0.05
+"""Longest time for which what others did goes unseen by a caller who asks."""
+_GONE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)
+"""Errors that say that a file is not there, or something else in its place."""
+_LOOKS = 3
+"""How often a look-up is repeated because what it found is gone from disk."""
+
+
+@attrs.frozen(eq=False)
+class Held:
+    """Segments whose files of pages stay open while a batch uses them.
+
+    Args:
+        segments: The segments.
+        tokens: The engine's token of each.
+        shut: uint64, identities of segments whose file is there, or may be,
+            and could not be opened.
+    """
+
+    segments: tuple[Segment, ...]
+    tokens: tuple[int, ...]
+    shut: UInt64s
+
+    @property
+    def strides(self) -> Int64s:
+        """Bytes from a slot to the next, int64 (segments,)."""
+        return np.array([segment.slot_bytes for segment in self.segments], np.int64)
+
+    def place_of(self, identities: UInt64s) -> Int64s:
+        """Return which segment has each identity, int64 (n,), or `ABSENT`."""
+        places = np.full(len(identities), ABSENT, np.int64)
+        for place, segment in enumerate(self.segments):
+            places[identities == np.uint64(segment.name.segment)] = place
+        return places
+
+
+@attrs.frozen(eq=False)
+class Found:
+    """Where keys are.
+
+    All of it was true at one moment; rows may hold something else by now.
+
+    Args:
+        digests: uint64 (n, 2), of the keys.
+        there: int64 (m,), places of the keys that are there.
+        rows: int64 (m,), their rows of the index.
+        records: (m,), what those rows hold.
+        numbers: int64 (m,), their segments' numbers.
+        version: The index's when they were looked up.
+    """
+
+    digests: UInt64s
+    there: Int64s
+    rows: Int64s
+    records: Records
+    numbers: Int64s
+    version: int
+
+
+class Catalogue:
+    """Finds keys, keeps up with other writers, and drops what is wrong.
+
+    Args:
+        namespace_fd: Descriptor of the namespace's folder; not closed here.
+        place: Which pool of it.
+        engine: Opens the files of pages.
+        counts: What happened, by name.
+    """
+
+    def __init__(
+        self,
+        namespace_fd: int,
+        place: Place,
+        engine: Engine,
+        counts: Counter[str],
+    ) -> None:
+        self.lock = threading.RLock()
+        self.index = Index()
+        self.folders: dict[int, Folder] = {}
+        self.segments: dict[int, Segment] = {}
+        self.counts = counts
+        self._namespace_fd = namespace_fd
+        self._place = place
+        self._seed = key_seed(place.namespace)
+        self._files = OpenFiles(engine)
+        self._syncing = threading.Lock()
+        self._next_sync_s = 0.0
+        self._next_uses_s = time.monotonic() + _USES_S
+        try:
+            for size in place.object_bytes:
+                self.folder(size)
+        except BaseException:
+            self.close()
+            raise
+
+    def folder(self, object_bytes: int) -> Folder:
+        """Return the folder of one size of objects, opened when first used."""
+        folder = self.folders.get(object_bytes)
+        if folder is not None:
+            return folder
+        with self._syncing:
+            if object_bytes not in self.folders:
+                place = self._place
+                name = paths.pool_folder(place.pool, object_bytes)
+                fd = paths.open_folder(self._namespace_fd, name, create=True)
+                folder = Folder(
+                    fd,
+                    object_bytes,
+                    self.index,
+                    self.segments,
+                    self.lock,
+                    place.tenure,
+                )
+                try:
+                    sweep(fd, place.tenure)
+                    folder.scan()
+                except BaseException:
+                    os.close(fd)
+                    raise
+                self.folders[object_bytes] = folder
+            return self.folders[object_bytes]
+
+    def gone(self) -> bool:
+        """Return whether somebody deleted the namespace, or a folder of it."""
+        fds = [self._namespace_fd, *(one.fd for one in list(self.folders.values()))]
+        return any(map(paths.is_gone, fds))
+
+    def reopen(self) -> None:
+        """Make folders anew that somebody deleted.
+
+        Raises:
+            OSError: If one cannot be made.
+        """
+        with self._syncing:
+            for size, folder in self.folders.items():
+                if paths.is_gone(folder.fd):
+                    name = paths.pool_folder(self._place.pool, size)
+                    fresh = paths.open_folder(self._namespace_fd, name, create=True)
+                    paths.replace_folder(folder.fd, fresh)
+                    folder.doubt()
+
+    def find(self, keys: Sequence[str]) -> Found:
+        """Look up keys, again if others have written meanwhile."""
+        self.keep_up()
+        digests = key_digests(keys, self._seed)
+        found = self._look_up(digests)
+        if len(found.there) < len(keys) and self.keep_up(missed=True):
+            found = self._look_up(digests)
+        return found
+
+    def find_stored(self, keys: Sequence[str]) -> Found:
+        """Look up keys, and whether what is known of them is still on disk.
+
+        Another process may have erased a page, or a whole segment, that this
+        one goes on finding. That is harmless as long as nobody is told that
+        there is no need to store it.
+        """
+        found = self.find(keys)
+        for _ in range(_LOOKS):
+            gone = np.flatnonzero(~self._standing(found))
+            if not len(gone):
+                break
+            with self.lock:
+                rows = found.rows[gone]
+                same = self.index.records["check"][rows] == found.records["check"][gone]
+                self.index.forget(np.unique(rows[same]))
+            # A segment that was renamed meanwhile is read again as a whole.
+            for folder in list(self.folders.values()):
+                folder.doubt()
+            self.keep_up(always=True)
+            found = self._look_up(found.digests)
+        return found
+
+    def _standing(self, found: Found) -> Bools:
+        """Return which records are on disk as they are known, bool (m,)."""
+        standing = np.zeros(len(found.rows), np.bool_)
+        order = np.argsort(found.rows)
+        for number in np.unique(found.numbers).tolist():
+            mine = order[found.numbers[order] == number]
+            # Under the lock our own segments keep their names.
+            with self.lock, suppress(OSError):
+                segment = self.segments.get(number)
+                if segment is None:
+                    continue
+                fd = open_index(segment.folder, str(segment.name))
+                try:
+                    slots = found.rows[mine] - segment.rows.first
+                    stored = read_records(fd, slots)
+                finally:
+                    os.close(fd)
+                standing[mine] = stored == found.records[mine]
+        return standing
+
+    def _look_up(self, digests: UInt64s) -> Found:
+        with self.lock:
+            rows = self.index.find(digests)
+            there = np.flatnonzero(rows != ABSENT)
+            rows = rows[there]
+            return Found(
+                digests=digests,
+                there=there,
+                rows=rows,
+                records=self.index.records[rows],
+                numbers=self.index.segment_of[rows].astype(np.int64),
+                version=self.index.version,
+            )
+
+    def note_use(self, found: Found, which: Bools) -> None:
+        """Note that pages were asked for, unless they are gone by now."""
+        with self.lock:
+            rows, believed = found.rows[which], found.records["check"][which]
+            still = self.index.records["check"][rows] == believed
+            self.index.touch(rows[still], time.time_ns())
+            for number in np.unique(found.numbers[which][still]).tolist():
+                self.segments[number].touched = True
+
+    def lose(self, segment: Segment) -> None:
+        """Stop being the writer of a segment that somebody else took."""
+        for folder in list(self.folders.values()):
+            if folder.fd == segment.folder:
+                folder.drop(segment)
+                folder.doubt()
+
+    def count(self, verb: str, outcomes: Outcomes) -> None:
+        """Count outcomes by name."""
+        found = np.bincount(outcomes, minlength=len(Outcome)).tolist()
+        with self.lock:
+            for outcome in Outcome:
+                if found[outcome]:
+                    self.counts[f"{verb}_{outcome.name.lower()}"] += found[outcome]
+
+    def keep_up(self, *, missed: bool = False, always: bool = False) -> bool:
+        """Learn what others changed; return whether anything was new.
+
+        Args:
+            missed: A key was not found, so look at segments in work as well.
+            always: Look now, however lately somebody looked.
+        """
+        changed = [f for f in list(self.folders.values()) if f.changed()]
+        nothing_new = not (changed or missed)
+        if not always and (nothing_new or time.monotonic() < self._next_sync_s):
+            return False
+        if not self._syncing.acquire(blocking=always):
+            return False
+        try:
+            begun_s = time.monotonic()
+            found = [folder.scan() for folder in changed]
+            if missed:
+                found += [folder.poll() for folder in list(self.folders.values())]
+            if changed:
+                self._files.keep_only(set(self.segments.values()))
+            if begun_s > self._next_uses_s:
+                self._next_uses_s = begun_s + _USES_S
+                self.flush_uses()
+            now_s = time.monotonic()
+            pause_s = min(_PATIENCE * (now_s - begun_s), _LONGEST_S)
+            self._next_sync_s = now_s + pause_s
+        finally:
+            self._syncing.release()
+        return any(found)
+
+    def flush_uses(self) -> None:
+        """Write down when pages were used, for others and the next start."""
+        for folder in list(self.folders.values()):
+            folder.flush_uses()
+
+    def hold(self, numbers: Int64s) -> Held:
+        """Open the files of segments, by number; `release` ends it."""
+        held: list[Segment] = []
+        tokens = []
+        shut = []
+        for number in np.unique(numbers).tolist():
+            segment = self.segments.get(number)
+            if segment is None:
+                continue
+            try:
+                tokens.append(self._files.hold(segment))
+            except OSError as error:
+                # Out of descriptors, say: that is no reason to drop pages.
+                if error.errno not in _GONE:
+                    shut.append(segment.name.segment)
+                continue
+            segment.touched = True
+            held.append(segment)
+        return Held(tuple(held), tuple(tokens), np.array(shut, np.uint64))
+
+    def release(self, held: Held) -> None:
+        """End the use of files."""
+        self._files.release(held.segments)
+
+    def retire(self, rows: Int64s, believed: Records) -> Bools:
+        """Forget records, here and on disk, so that a rewrite heals them.
+
+        Args:
+            rows: int64 (n,).
+            believed: (n,), what the rows held when they were looked up.
+
+        Returns:
+            bool (n,): which of them had been replaced by somebody already, a
+            race that was lost and no damage.
+        """
+        raced = np.ones(len(rows), np.bool_)
+        numbers = self.index.segment_of[rows]
+        for number in np.unique(numbers).tolist():
+            segment = self.segments.get(number)
+            if segment is not None:
+                mine = np.flatnonzero(numbers == number)
+                raced[mine] = self._retire_in(segment, rows[mine], believed[mine])
+        self.counts["pages_retired"] += int((~raced).sum())
+        return raced
+
+    def _retire_in(self, segment: Segment, rows: Int64s, believed: Records) -> Bools:
+        """Forget records of one segment; return which had been replaced."""
+        slots = rows - segment.rows.first
+        same = np.zeros(len(slots), np.bool_)
+        with self.lock:
+            try:
+                fd = open_index(segment.folder, str(segment.name), write=True)
+                try:
+                    same = retire_records(fd, slots, believed)
+                finally:
+                    os.close(fd)
+            except FileNotFoundError:
+                pass  # renamed, or gone
+            except OSError:
+                same[:] = True  # a disk that is read-only: no race was lost
+            now = self.index.records["check"][rows] == believed["check"]
+            self.index.forget(rows[now])
+        for folder in list(self.folders.values()):
+            if folder.fd == segment.folder:
+                folder.doubt()
+        return ~same
+
+    def open_anew(self, segment: Segment) -> None:
+        """Open the file of a segment anew that somebody begins to write.
+
+        It was opened for reading alone if its disk was read-only then.
+        """
+        self._files.open_anew(segment)
+
+    def close_idle(self) -> int:
+        """Close files of pages that no batch uses; return how many."""
+        return self._files.close_idle()
+
+    @property
+    def open_files(self) -> int:
+        """Number of files of pages that are open."""
+        return len(self._files)
+
+    def close(self) -> None:
+        """Let go of everything; claimed segments are free for others."""
+        with self._syncing, self.lock:
+            self._files.close()
+            for folder in self.folders.values():
+                folder.close()
+            self.folders.clear()
+            self.segments.clear()
+
+    def abandon(self) -> None:
+        """Close what a forked child inherited; its parent keeps its claims."""
+        for folder in self.folders.values():
+            for segment in folder.segments.values():
+                if segment.owned:
+                    os.close(segment.index_fd)
+            os.close(folder.fd)
+        self.folders.clear()
+        self._files.abandon()

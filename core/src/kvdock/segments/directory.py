@@ -1,0 +1,271 @@
+"""One folder of segments, and keeping up with what others write into it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvdock.segments.fd_cache import OUT_OF_FILES
+from kvdock.segments.limits import MOST_SLOTS
+from kvdock.segments.paths import (SETTLED_NS, IndexName, data_segment, listing)
+from kvdock.segments.format import index_bytes
+from kvdock.segments.segment import (
+    Contents,
+    Segment,
+    open_index,
+    read_commits,
+    read_contents,
+)
+
+if TYPE_CHECKING:
+    from kvdock.segments.index import Index
+from kvdock.segments.ownership import Tenure
+
+
+class Folder:
+    """The segments of one pool with one size of objects.
+
+    Args:
+        fd: Descriptor of the folder; closed with it.
+        object_bytes: Size of the objects.
+        index: Where records go.
+        numbers: Segment by its number in the index, of all folders.
+        lock: Held around every use of the index.
+        tenure: How it is told that a writer lives.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        object_bytes: int,
+        index: Index,
+        numbers: dict[int, Segment],
+        lock: threading.RLock,
+        tenure: Tenure,
+    ) -> None:
+        self.fd = fd
+        self.object_bytes = object_bytes
+        self.tenure = tenure
+        self.segments: dict[int, Segment] = {}
+        self.leftover_bytes = 0  # of files that belong to no known segment
+        self._index = index
+        self._numbers = numbers
+        self._lock = lock
+        self._seen_ns = -1
+        self._filling: list[Segment] = []  # by others
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all segments, and of what else lies there."""
+        known = sum(segment.nbytes for segment in list(self.segments.values()))
+        return known + self.leftover_bytes
+
+    def doubt(self) -> None:
+        """Read the folder again, whatever its time of change says."""
+        self._seen_ns = -1
+
+    def changed(self) -> bool:
+        """Return whether files came, went or were renamed since `scan`."""
+        return os.fstat(self.fd).st_mtime_ns != self._seen_ns
+
+    def scan(self) -> bool:
+        """Bring the index in line with the files; return whether it changed.
+
+        Raises:
+            OSError: If the folder cannot be read; the next scan reads it again.
+        """
+        try:
+            return self._scan()
+        except OSError:
+            self.doubt()
+            raise
+
+    def _scan(self) -> bool:
+        now_ns = time.time_ns()
+        stamp = os.fstat(self.fd).st_mtime_ns
+        # What is too fresh to be told from a later change is read again.
+        self._seen_ns = stamp if now_ns - stamp > SETTLED_NS else -1
+        listed, data, files = self._listing()
+        changed = False
+        for segment in list(self.segments.values()):
+            if segment.name.segment not in listed or segment.name.segment not in data:
+                changed |= self._drop_if_gone(segment)
+        fresh = []
+        for number, name in listed.items():
+            known = self.segments.get(number)
+            if number in data and not (known and (known.owned or known.name == name)):
+                fresh.append(name)
+        if len(fresh) > 1:
+            with self._lock:
+                self._index.reserve(sum(map(self._most_slots, fresh)))
+        for name in fresh:
+            changed |= self._load(name)
+        self.leftover_bytes = self._bytes_beside_segments(files)
+        # Whether a segment is being filled is in its name, so only a scan tells.
+        self._filling = [
+            segment
+            for segment in list(self.segments.values())
+            if segment.name.state == "open" and not segment.owned
+        ]
+        return changed
+
+    def _most_slots(self, name: IndexName) -> int:
+        """Return how many slots an index file could describe."""
+        if name.segment in self.segments:
+            return 0
+        with suppress(FileNotFoundError):
+            size = os.stat(str(name), dir_fd=self.fd, follow_symlinks=False).st_size
+            slots = max(0, size - index_bytes(0)) // (index_bytes(1) - index_bytes(0))
+            # A foreign file may be of any size.
+            return min(slots, MOST_SLOTS)
+        return 0
+
+    def poll(self) -> bool:
+        """Read what others added to segments in work; return whether any did."""
+        changed = False
+        for segment in self._filling:
+            if segment.owned:
+                continue
+            with suppress(OSError):
+                fd = open_index(self.fd, str(segment.name))
+                try:
+                    fresh = read_commits(fd)
+                finally:
+                    os.close(fd)
+                if fresh != segment.commits:
+                    changed |= self._load(segment.name)
+        return changed
+
+    def _drop_if_gone(self, segment: Segment) -> bool:
+        # A listing may miss a file that is renamed meanwhile. Our own are only
+        # renamed under the lock; another's is found again by the next scan.
+        with self._lock:
+            if segment.owned:
+                with suppress(FileNotFoundError):
+                    for name in (str(segment.name), segment.name.data):
+                        os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+                    return False
+            self.drop(segment)
+        return True
+
+    def drop(self, segment: Segment) -> None:
+        """Forget a segment whose files are gone, unless somebody was first."""
+        with self._lock:
+            if self.segments.get(segment.name.segment) is not segment:
+                return
+            self._index.close_rows(segment.rows)
+            del self.segments[segment.name.segment]
+            del self._numbers[segment.rows.number]
+            if segment.owned:
+                fd, segment.index_fd = segment.index_fd, -1
+                os.close(fd)
+
+    def data_bytes(self, name: IndexName) -> int:
+        """Return the size of a segment's file of pages, 0 if it is gone."""
+        try:
+            status = os.stat(name.data, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return 0
+        return status.st_size
+
+    def admit(self, name: IndexName, contents: Contents) -> Segment:
+        """Take a segment that was read into the index, or read again."""
+        with self._lock:
+            known = self.segments.get(name.segment)
+            if known and known.rows.slots != contents.slots:
+                self.drop(known)
+                known = None
+            if known is None:
+                rows = self._index.open_rows(contents.slots)
+                known = Segment(
+                    self.fd, name, rows, contents.slot_bytes, tenure=self.tenure
+                )
+                self.segments[name.segment] = known
+                self._numbers[rows.number] = known
+            known.name, known.commits = name, contents.commits
+            self._index.load(known.rows, contents.records, contents.used_ns)
+        return known
+
+    def _load(self, name: IndexName) -> bool:
+        try:
+            fd = open_index(self.fd, str(name))
+        except OSError as error:
+            if error.errno in OUT_OF_FILES:
+                raise  # it is there: the next scan has to look again
+            return False
+        try:
+            contents = read_contents(fd, name, self.data_bytes(name))
+        except OSError:
+            contents = None
+        finally:
+            os.close(fd)
+        if contents is None:
+            return False
+        with self._lock:
+            known = self.segments.get(name.segment)
+            if known and (
+                known.owned
+                or (known.name.generation, known.commits)
+                > (name.generation, contents.commits)
+            ):
+                return False  # another thread has been here meanwhile
+            self.admit(name, contents)
+        return True
+
+    def _bytes_beside_segments(self, files: dict[str, int]) -> int:
+        """Return the size of files that are torn, foreign, or in the making."""
+        found = 0
+        for file, segment in files.items():
+            if segment not in self.segments:
+                with suppress(FileNotFoundError):
+                    status = os.stat(file, dir_fd=self.fd, follow_symlinks=False)
+                    found += status.st_size
+        return found
+
+    def _listing(self) -> tuple[dict[int, IndexName], set[int], dict[str, int]]:
+        """List the folder.
+
+        Returns:
+            The newest index file of each segment, who has data, and which
+            segment each file belongs to.
+        """
+        listed: dict[int, IndexName] = {}
+        data: set[int] = set()
+        files: dict[str, int] = {}
+        with listing(self.fd) as entries:
+            for entry in entries:
+                name = IndexName.parse(entry.name)
+                if name is None:
+                    segment = data_segment(entry.name)
+                    files[entry.name] = -1 if segment is None else segment
+                    if segment is not None:
+                        data.add(segment)
+                    continue
+                files[entry.name] = name.segment
+                if name.state != "new":
+                    other = listed.get(name.segment)
+                    if other is None or other.generation < name.generation:
+                        listed[name.segment] = name
+        return listed, data, files
+
+    def flush_uses(self) -> None:
+        """Write times of use that only this process knows."""
+        for segment in list(self.segments.values()):
+            if segment.touched:
+                with self._lock:
+                    used = np.array(self._index.used_ns[segment.rows.span])
+                segment.write_uses(used)
+
+    def close(self) -> None:
+        """Let go of every segment and of the folder."""
+        self.flush_uses()
+        for segment in self.segments.values():
+            if segment.owned:
+                # Without locks it would count as ours for another minute.
+                segment.let_go(full=self.tenure is Tenure.SILENCE)
+        os.close(self.fd)

@@ -1,0 +1,140 @@
+"""Open files of pages: kept open while they are used, a bounded number."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from kvdock.segments.io import Engine
+    from kvdock.segments.segment import Segment
+
+
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
+"""Errors that say that too many files are open."""
+
+_MOST = 256
+_SHARE = 16  # of the descriptors that the process may have; it has many pools
+
+
+def _most_open() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST if soft < 0 else min(_MOST, soft // _SHARE)
+
+
+@attrs.define
+class _Open:
+    token: int
+    uses: int = 0
+    stale: bool = False
+
+
+class OpenFiles:
+    """Engine tokens of segments, the least recently used closed first.
+
+    Args:
+        engine: Opens and closes the files.
+        most: How many stay open beyond those in use; as the process' limit
+            has it if that is not said.
+    """
+
+    def __init__(self, engine: Engine, most: int | None = None) -> None:
+        self._engine = engine
+        self._most = _most_open() if most is None else most
+        self._open: OrderedDict[Segment, _Open] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def hold(self, segment: Segment) -> int:
+        """Return a segment's token, valid until `release`.
+
+        Raises:
+            OSError: If its file is gone, or cannot be opened.
+        """
+        with self._lock:
+            entry = self._open.get(segment)
+            if entry is None:
+                token = self._open_file(segment)
+                entry = self._open[segment] = _Open(token)
+            self._open.move_to_end(segment)
+            entry.uses += 1
+            return entry.token
+
+    def _open_file(self, segment: Segment) -> int:
+        name, folder = segment.name.data, segment.folder
+        try:
+            return self._engine.open_file(name, folder, create=False)
+        except OSError as error:
+            if error.errno not in OUT_OF_FILES or not self._close_idle(0):
+                raise
+        return self._engine.open_file(name, folder, create=False)
+
+    def release(self, segments: Iterable[Segment]) -> None:
+        """End the use of tokens that `hold` returned."""
+        with self._lock:
+            for segment in segments:
+                entry = self._open[segment]
+                entry.uses -= 1
+                if entry.stale and not entry.uses:
+                    self._close(segment)
+            self._close_idle(self._most)
+
+    def close_idle(self) -> int:
+        """Close all files that nobody uses; return how many."""
+        with self._lock:
+            return self._close_idle(0)
+
+    def _close_idle(self, most: int) -> int:
+        closed = 0
+        if len(self._open) > most:
+            for segment, entry in list(self._open.items()):
+                if not entry.uses:
+                    self._close(segment)
+                    closed += 1
+                    if len(self._open) <= most:
+                        break
+        return closed
+
+    def _close(self, segment: Segment) -> None:
+        self._engine.close_file(self._open.pop(segment).token)
+
+    def keep_only(self, segments: set[Segment]) -> None:
+        """Close the files of segments that are no more."""
+        with self._lock:
+            for segment, entry in list(self._open.items()):
+                if segment not in segments:
+                    self._give_up(segment, entry)
+
+    def open_anew(self, segment: Segment) -> None:
+        """Keep a segment's file open no longer than it is in use."""
+        with self._lock:
+            entry = self._open.get(segment)
+            if entry:
+                self._give_up(segment, entry)
+
+    def _give_up(self, segment: Segment, entry: _Open) -> None:
+        entry.stale = True
+        if not entry.uses:
+            self._close(segment)
+
+    def __len__(self) -> int:
+        """Return the number of open files."""
+        return len(self._open)
+
+    def close(self) -> None:
+        """Close every file."""
+        with self._lock:
+            for entry in self._open.values():
+                self._engine.close_file(entry.token)
+            self._open.clear()
+
+    def abandon(self) -> None:
+        """Close what a forked child inherited."""
+        # A thread that the child does not have may have held the lock.
+        self._lock = threading.Lock()
+        self.close()

@@ -1,0 +1,363 @@
+"""An engine of threads with positional I/O: `preadv` and `pwritev`.
+
+Bytes go straight between the pool's memory and the segment. The calling
+thread does its own work and borrows helpers where they are idle, so a small
+call never queues behind a long one, and parallelism stays bounded.
+
+Work is cut so that the checksum finds the bytes in the processor's cache:
+summed just before they are written, or just after they were read.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from functools import partial
+from itertools import accumulate, pairwise
+
+import attrs
+import numpy as np
+import xxhash
+
+from kvdock.segments import paths
+from kvdock.segments.daemon_threads import Daemons
+from kvdock.segments.io import (Int64s, Moved, Transfer)
+from kvdock.segments.memory import EMPTY_CHECKSUM, address_space
+
+_GRANULE = 512 << 10  # bytes between two looks at the clock; half an L2 cache
+_TASK = 1 << 20  # bytes that a helper takes at once
+_MOST_BUFFERS = 1024  # IOV_MAX of Linux
+_BLOCK = 4096  # file offsets of direct I/O
+_MEMORY_BLOCK = 512  # memory addresses of direct I/O
+
+_Move = Callable[[int, list[memoryview], int], int]
+
+
+@attrs.frozen(eq=False)
+class _Job:
+    """A transfer in the order of its files, as lists for the inner loop."""
+
+    write: bool
+    order: Int64s
+    files: list[int]
+    offsets: list[int]
+    addresses: list[list[int]]
+    sizes: list[list[int]]
+    pieces: int
+    totals: Int64s
+    runs: list[int]  # first object of each run, and the number of objects
+    deadline_s: float
+    moved: Moved
+
+
+class ThreadEngine:
+    """Positional I/O on the calling thread and a few helpers.
+
+    Args:
+        threads: Most threads that work on one call, the caller included.
+        direct: Bypass the page cache (O_DIRECT).
+    """
+
+    def __init__(self, threads: int = 2, *, direct: bool = False) -> None:
+        self.alignment = _BLOCK if direct else _MEMORY_BLOCK
+        self._direct = direct
+        self._threads = max(1, threads)
+        self._space = address_space()
+        self._helpers = Daemons(self._threads - 1)
+        self._pid = os.getpid()
+
+    def open_file(self, name: str, folder: int, *, create: bool) -> int:
+        """Open a file; see `Engine.open_file`."""
+        flags = os.O_RDWR
+        flags |= os.O_CREAT | os.O_EXCL if create else 0
+        flags |= os.O_DIRECT if self._direct else 0
+        try:
+            return paths.open_file(folder, name, flags)
+        except OSError as error:
+            if error.errno != errno.EROFS or create:
+                raise
+        # A disk with errors is often made read-only: what it has is still good.
+        return paths.open_file(folder, name, flags & ~os.O_RDWR)
+
+    def close_file(self, token: int) -> None:
+        """Close a file."""
+        os.close(token)
+
+    def close(self) -> None:
+        """End the helpers."""
+        if self._pid == os.getpid():
+            self._helpers.close()
+
+    def write(self, transfer: Transfer) -> Moved:
+        """Sum and write objects."""
+        return self._run(transfer, write=True)
+
+    def read(self, transfer: Transfer) -> Moved:
+        """Read and sum objects."""
+        return self._run(transfer, write=False)
+
+    def _run(self, transfer: Transfer, *, write: bool) -> Moved:
+        moved = Moved.of(len(transfer))
+        if not len(transfer):
+            return moved
+        job, tasks = _plan(transfer, moved, write=write)
+        if len(tasks) == 1 or self._threads == 1:
+            for first, last in tasks:
+                self._work(job, first, last)
+            return moved
+        todo = deque(tasks)
+        helpers = self._pool()
+        futures: list[Future[None]] = []
+        try:
+            with suppress(RuntimeError):  # no thread to be had: this one does it all
+                for _ in range(min(self._threads, len(tasks)) - 1):
+                    # Not in one go: those that began before it failed count.
+                    help_out = partial(self._drain, job, todo)
+                    futures.append(helpers.submit(help_out))
+            self._drain(job, todo)
+        finally:
+            # Who comes late must find nothing that touches this caller's memory.
+            todo.clear()
+            wait([future for future in futures if not future.cancel()])
+        for future in futures:
+            if not future.cancelled():
+                future.result()
+        return moved
+
+    def _pool(self) -> Daemons:
+        if self._pid != os.getpid():
+            # Threads do not survive a fork, the pool's object does.
+            self._helpers = Daemons(self._threads - 1)
+            self._pid = os.getpid()
+        return self._helpers
+
+    def _drain(self, job: _Job, todo: deque[tuple[int, int]]) -> None:
+        while True:
+            try:
+                first, last = todo.popleft()
+            except IndexError:
+                return
+            self._work(job, first, last)
+
+    def _work(self, job: _Job, first: int, last: int) -> None:
+        """Do the runs from first to last."""
+        rows: list[int] = []
+        sums: list[int] = []
+        for number in range(first, last):
+            if time.monotonic() >= job.deadline_s:
+                break
+            start, stop = job.runs[number], job.runs[number + 1]
+            found = self._together(job, start, stop)
+            if found is None:
+                for one in range(start, stop):
+                    self._single(job, one)
+            else:
+                rows += range(start, stop)
+                sums += found
+        if rows:
+            at = job.order[rows]
+            job.moved.checksums[at] = sums
+            job.moved.nbytes[at] = job.totals[rows]
+            job.moved.errors[at] = 0
+
+    def _together(self, job: _Job, start: int, stop: int) -> list[int] | None:
+        """Move adjacent objects in one call; return their checksums.
+
+        Returns:
+            None if they are too large for that, or any of it fails.
+        """
+        space = self._space
+        addresses, sizes = job.addresses[start:stop], job.sizes[start:stop]
+        if job.pieces == 1:
+            views = [
+                space[at : at + size]
+                for (at,), (size,) in zip(addresses, sizes, strict=True)
+            ]
+        else:
+            views = [
+                space[at : at + size]
+                for row, each in zip(addresses, sizes, strict=True)
+                for at, size in zip(row, each, strict=True)
+                if size
+            ]
+        wanted = sum(map(len, views))
+        if wanted > _GRANULE or len(views) > _MOST_BUFFERS:
+            return None
+        if self._direct and not _aligned(views, wanted):
+            return None
+        sums = self._sums(job, start, stop, views) if job.write else []
+        call: _Move = os.pwritev if job.write else os.preadv
+        try:
+            done = call(job.files[start], views, job.offsets[start])
+        except OSError:
+            return None
+        if done != wanted:
+            return None
+        return sums if job.write else self._sums(job, start, stop, views)
+
+    def _sums(
+        self, job: _Job, start: int, stop: int, views: list[memoryview]
+    ) -> list[int]:
+        if job.pieces == 1:
+            return [xxhash.xxh3_64_intdigest(view) for view in views]
+        sums = []
+        pieces = iter(views)
+        for row in range(start, stop):
+            state = xxhash.xxh3_64()
+            for size in job.sizes[row]:
+                if size:
+                    state.update(next(pieces))
+            sums.append(state.intdigest())
+        return sums
+
+    def _single(self, job: _Job, row: int) -> None:
+        """Move one object, in granules; whatever happens is its outcome."""
+        at = job.order[row]
+        state = xxhash.xxh3_64()
+        done = 0
+        error = 0
+        try:
+            for views in self._granules(job.addresses[row], job.sizes[row]):
+                wanted = sum(map(len, views))
+                if job.write:
+                    for view in views:
+                        state.update(view)
+                got = self._move(job, row, views, done, wanted)
+                done += got
+                if got != wanted:
+                    error = errno.ENOSPC if job.write else 0
+                    break
+                if not job.write:
+                    for view in views:
+                        state.update(view)
+        except OSError as failure:
+            error = failure.errno or errno.EIO
+        job.moved.nbytes[at] = done
+        job.moved.errors[at] = error
+        job.moved.checksums[at] = state.intdigest() if done else EMPTY_CHECKSUM
+
+    def _granules(
+        self, addresses: list[int], sizes: list[int]
+    ) -> list[list[memoryview]]:
+        """Cut an object's pieces into groups for one system call each."""
+        groups: list[list[memoryview]] = [[]]
+        room = _GRANULE
+        for start, size in zip(addresses, sizes, strict=True):
+            at, end = start, start + size
+            while at < end:
+                if not room or len(groups[-1]) == _MOST_BUFFERS:
+                    groups.append([])
+                    room = _GRANULE
+                step = min(end - at, room)
+                groups[-1].append(self._space[at : at + step])
+                at += step
+                room -= step
+        return groups
+
+    def _move(
+        self, job: _Job, row: int, views: list[memoryview], done: int, wanted: int
+    ) -> int:
+        """Move a group of pieces; return the bytes, fewer at a file's end."""
+        file, offset = job.files[row], job.offsets[row] + done
+        if self._direct and not _aligned(views, wanted):
+            return self._bounce(job, file, views, offset, wanted)
+        call: _Move = os.pwritev if job.write else os.preadv
+        got = 0
+        while got < wanted:
+            more = call(file, views, offset + got)
+            if not more:
+                break
+            got += more
+            if got < wanted:
+                views = _after(views, more)
+        return got
+
+    def _bounce(
+        self, job: _Job, file: int, views: list[memoryview], offset: int, wanted: int
+    ) -> int:
+        """Move through aligned memory, in whole blocks of the file."""
+        length = -(-wanted // _BLOCK) * _BLOCK
+        # Anonymous memory begins at a page, and goes when the array goes.
+        aligned = np.frombuffer(mmap.mmap(-1, length), np.uint8)
+        ends = list(accumulate(map(len, views)))
+        if job.write:
+            for view, end in zip(views, ends, strict=True):
+                aligned[end - len(view) : end] = np.frombuffer(view, np.uint8)
+            return min(wanted, os.pwrite(file, aligned.data, offset))
+        got = min(wanted, os.preadv(file, [aligned.data], offset))
+        for view, end in zip(views, ends, strict=True):
+            np.frombuffer(view, np.uint8)[:] = aligned[end - len(view) : end]
+        return got
+
+
+def _aligned(views: list[memoryview], wanted: int) -> bool:
+    if wanted % _BLOCK:
+        return False
+    return all(
+        not (np.frombuffer(view, np.uint8).ctypes.data | len(view)) % _MEMORY_BLOCK
+        for view in views
+    )
+
+
+def _after(views: list[memoryview], done: int) -> list[memoryview]:
+    """Return what is left of pieces after so many bytes."""
+    left = []
+    for view in views:
+        skip = min(done, len(view))
+        done -= skip
+        if skip < len(view):
+            left.append(view[skip:])
+    return left
+
+
+def _plan(
+    transfer: Transfer, moved: Moved, *, write: bool
+) -> tuple[_Job, list[tuple[int, int]]]:
+    """Sort objects by place, join neighbours into runs, runs into tasks."""
+    count = len(transfer)
+    sizes = transfer.sizes
+    if sizes.strides[0] == 0:
+        totals = np.full(count, sizes[0].sum())  # one repeated row
+    else:
+        totals = sizes.sum(axis=1)
+    files, offsets = transfer.file_of, transfer.offsets
+    one_file = len(transfer.files) == 1
+    order = np.argsort(offsets) if one_file else np.lexsort((offsets, files))
+    files, offsets, ordered = files[order], offsets[order], totals[order]
+    before = np.cumsum(ordered) - ordered
+    granule = before // _GRANULE
+    cut = np.ones(count, np.bool_)
+    inner = cut[1:]
+    np.not_equal(offsets[1:], (offsets + ordered)[:-1], out=inner)
+    inner |= granule[1:] != granule[:-1]
+    if not one_file:
+        inner |= files[1:] != files[:-1]
+    if ordered.max() > _GRANULE:
+        # An object of several granules shares no call with its neighbours.
+        inner |= (ordered[1:] > _GRANULE) | (ordered[:-1] > _GRANULE)
+    most = max(1, _MOST_BUFFERS // max(1, sizes.shape[1]))
+    cut[::most] = True
+    starts = np.flatnonzero(cut)
+    task = before[starts] // _TASK
+    edges = [0, *(np.flatnonzero(task[1:] != task[:-1]) + 1).tolist(), len(starts)]
+    handles = np.asarray(transfer.files, np.int64)
+    job = _Job(
+        write=write,
+        order=order,
+        files=handles[files].tolist(),
+        offsets=offsets.tolist(),
+        addresses=transfer.addresses[order].tolist(),
+        sizes=transfer.sizes[order].tolist(),
+        pieces=sizes.shape[1],
+        totals=ordered,
+        runs=[*starts.tolist(), len(order)],
+        deadline_s=transfer.deadline_s,
+        moved=moved,
+    )
+    return job, list(pairwise(edges))

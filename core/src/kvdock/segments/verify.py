@@ -1,0 +1,218 @@
+"""Reading a whole store to tell whether all that is in it is right.
+
+Works on the files alone, beside processes that may be using them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+import xxhash
+
+from kvdock.errors import KvdockError
+from kvdock.segments.inspect import Location, folders_of, index_names, location
+from kvdock.segments.paths import open_file
+from kvdock.segments.segment import (
+    Contents,
+    Int64s,
+    open_index,
+    read_contents,
+    read_record,
+    retire_records,
+)
+
+if TYPE_CHECKING:
+    from kvdock.segments.paths import IndexName
+
+_PIECE_BYTES = 4 << 20
+_NOT_FOR_US = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+@attrs.frozen(kw_only=True)
+class Checked:
+    """What became of verifying the pages of a namespace.
+
+    Args:
+        namespace: Its digest.
+        good: Pages whose bytes are those that were stored.
+        bad: Those that are not: a read of them is a miss.
+        wrong_records: Records that are there and not whole, or whose pages
+            lie beyond the end of their file: those pages are lost.
+        unreadable_segments: Index files that cannot be read, or have no file
+            of pages: whatever they held is lost.
+        forgotten: Bad pages and wrong records that were erased.
+    """
+
+    namespace: str
+    good: int
+    bad: tuple[Location, ...]
+    wrong_records: int
+    unreadable_segments: tuple[Path, ...]
+    forgotten: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was wrong."""
+        return not (self.bad or self.wrong_records or self.unreadable_segments)
+
+
+@attrs.define
+class _Tally:
+    good: int = 0
+    bad: list[Location] = attrs.Factory(list)
+    wrong_records: int = 0
+    unreadable: list[Path] = attrs.Factory(list)
+    forgotten: int = 0
+
+
+@attrs.frozen
+class _Checker:
+    """Verifies one namespace, segment by segment.
+
+    Args:
+        home: The namespace's directory.
+        heal: Erase the records of what is wrong.
+        tell: Called with the bytes that were read since its last call.
+        tally: What was found.
+    """
+
+    home: Path
+    heal: bool
+    tell: Callable[[int], None] | None
+    tally: _Tally = attrs.Factory(_Tally)
+
+    def segment(self, pool: str, folder: int, name: IndexName) -> None:
+        """Verify one segment, unless it goes meanwhile."""
+        try:
+            fd = open_index(folder, str(name), write=self.heal)
+        except OSError as error:
+            self._check_ours(error)
+            self._unreadable(pool, folder, name)
+            return
+        data = -1
+        try:
+            try:
+                data = open_file(folder, name.data, os.O_RDONLY)
+            except OSError as error:
+                self._check_ours(error)
+            contents = _settled(fd, name, data) if data >= 0 else None
+            if contents is None:
+                self._unreadable(pool, folder, name)
+                return
+            self._pages(pool, name, contents, fd, data)
+        finally:
+            os.close(fd)
+            if data >= 0:
+                os.close(data)
+
+    def _check_ours(self, error: OSError) -> None:
+        """Tell a file that is no good from one that we may not open.
+
+        Raises:
+            KvdockError: If it says nothing about the file.
+        """
+        if error.errno in _NOT_FOR_US:
+            raise KvdockError(
+                f"{self.home} cannot be {'healed' if self.heal else 'read'}: "
+                f"{error.strerror} ({error.filename})",
+                fix="Run this as the user who owns the store, and with --heal where "
+                "its file system can be written.",
+            ) from error
+
+    def _unreadable(self, pool: str, folder: int, name: IndexName) -> None:
+        # It may have been recycled, or deleted, since it was listed.
+        with suppress(FileNotFoundError):
+            os.stat(str(name), dir_fd=folder, follow_symlinks=False)
+            self.tally.unreadable.append(self.home / pool / str(name))
+
+    def _pages(
+        self, pool: str, name: IndexName, contents: Contents, fd: int, data: int
+    ) -> None:
+        self.tally.wrong_records += len(contents.wrong_slots)
+        bad: list[int] = []
+        for slot in np.flatnonzero(contents.records["check"] != 0).tolist():
+            spot = location(self.home, pool, name, contents, slot)
+            if _checksum(data, spot) == spot.checksum:
+                self.tally.good += 1
+            elif read_record(fd, slot) == contents.records[slot].tobytes():
+                # Else it was recycled while it was read.
+                self.tally.bad.append(spot)
+                bad.append(slot)
+            if self.tell:
+                self.tell(spot.nbytes)
+        if self.heal:
+            self._forget(fd, contents, np.array(bad, np.int64))
+
+    def _forget(self, fd: int, contents: Contents, bad: Int64s) -> None:
+        erased = retire_records(fd, bad, contents.records[bad])
+        wrong = retire_records(fd, contents.wrong_slots, contents.wrong_records)
+        self.tally.forgotten += int(erased.sum()) + int(wrong.sum())
+
+
+def verify(
+    root: Path,
+    namespace: str,
+    tell: Callable[[int], None] | None = None,
+    *,
+    heal: bool = False,
+    shared: bool = False,
+) -> Checked:
+    """Read every page of a namespace and compare its checksum.
+
+    Args:
+        root: The store's root directory.
+        namespace: Its digest.
+        tell: Called with the bytes that were read since its last call.
+        heal: Erase the record of what is wrong, as a read of it does: the
+            next write stores it anew, in every process.
+        shared: Heal under a root that others own or may write.
+
+    Raises:
+        KvdockError: If it is to heal where others own the root or may write.
+    """
+    checker = _Checker(root / namespace, heal, tell)
+    for pool, folder in folders_of(root, namespace, shared=shared or not heal):
+        for name in index_names(folder):
+            checker.segment(pool, folder, name)
+    tally = checker.tally
+    return Checked(
+        namespace=namespace,
+        good=tally.good,
+        bad=tuple(tally.bad),
+        wrong_records=tally.wrong_records,
+        unreadable_segments=tuple(tally.unreadable),
+        forgotten=tally.forgotten,
+    )
+
+
+def _settled(fd: int, name: IndexName, data: int) -> Contents | None:
+    """Read an index file; again if a record may be one in the writing."""
+    contents = read_contents(fd, name, os.fstat(data).st_size)
+    if contents is not None and len(contents.wrong_slots):
+        contents = read_contents(fd, name, os.fstat(data).st_size)
+    return contents
+
+
+def _checksum(fd: int, spot: Location) -> int | None:
+    """Return the checksum of an object's bytes; None if they are not there."""
+    state = xxhash.xxh3_64()
+    done = 0
+    while done < spot.nbytes:
+        try:
+            piece = os.pread(
+                fd, min(_PIECE_BYTES, spot.nbytes - done), spot.offset + done
+            )
+        except OSError:
+            return None  # the disk cannot read it: no better than other bytes
+        if not piece:
+            return None
+        state.update(piece)
+        done += len(piece)
+    return state.intdigest()

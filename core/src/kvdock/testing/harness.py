@@ -1,0 +1,433 @@
+"""A pool attached to the backend under test, and what must hold of it.
+
+A rig talks to the plugin as the core does, hook by hook, but keeps nothing
+back: no breaker, no retry and no second check hides what the plugin did.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from kvdock.batch import (Batch, BatchResult, Operation, Outcome, Outcomes)
+from kvdock.plugin.hookspecs import (AttachConfig, HostMemory)
+from kvdock.keys import (
+    Namespace,
+    build_keys,
+    check_suffixes,
+    namespace_digest,
+    namespace_record,
+)
+from kvdock.plugin.manifest import Scope
+from kvdock.pools.spec import (PoolSpec, Shard)
+from kvdock.routing.plan import (Path, Route)
+from kvdock.testing.cases import plain_sample
+from kvdock.testing.memory import BLANK, Bring, PageMemory, bringer, plain, staging_of
+from kvdock.testing.routes import ANCHOR, route_pools
+from kvdock.routing.verdicts import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kvdock.dock import Backend
+    from kvdock.pools.spec import PoolKind
+    from kvdock.region import Region
+    from kvdock.testing.samples import Sample
+
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+
+PATIENCE_S = 30.0
+"""Deadline of calls that are not about deadlines."""
+
+SOON_S = 5.0
+"""How long what one handle stored may take to be found by another."""
+
+
+@attrs.define(eq=False)
+class Rig:
+    """One attached pool on one rank, with memory of its own."""
+
+    backend: Backend
+    pool: PoolSpec
+    config: AttachConfig
+    memory: PageMemory
+    region: Region
+    staging: npt.NDArray[np.uint8] | None
+    suffixes: tuple[str, ...]
+    handle: Any
+    own: tuple[int, int]
+    bring: Bring = attrs.field(repr=False)
+    lent: list[HostMemory] = attrs.field(repr=False)
+    attached: bool = True
+
+    @property
+    def objects(self) -> int:
+        """Stored objects of one page."""
+        return len(self.suffixes)
+
+    def keys(self, hashes: Sequence[str]) -> list[str]:
+        """Return the keys of pages, page-major."""
+        return build_keys(self.config.namespace, hashes, self.suffixes)
+
+    def call(self, batch: Batch) -> BatchResult:
+        """Run one batch in pieces that the plugin takes, as the core does."""
+        limit = self.backend.manifest.max_batch_keys or len(batch)
+        if len(batch) <= limit:
+            return self.backend.batch_io(self.handle, batch)
+        parts = [
+            self.backend.batch_io(self.handle, batch.part(start, start + limit))
+            for start in range(0, len(batch), limit)
+        ]
+        return BatchResult(
+            np.concatenate([part.outcomes for part in parts]),
+            np.concatenate([part.nbytes for part in parts]),
+        )
+
+    def places(self, count: int) -> Int64s:
+        """Return page indices for `count` pages, in no handy order."""
+        first, last = self.own
+        assert count <= last - first, "the rig has too few pages"
+        return first + np.random.default_rng(count).permutation(last - first)[:count]
+
+    def batch(
+        self,
+        operation: Operation,
+        hashes: Sequence[str],
+        places: Int64s,
+        deadline_s: float | None = None,
+    ) -> tuple[Batch, npt.NDArray[np.uint8] | None]:
+        """Build a batch that moves pages, and its staging rows if it has any."""
+        keys = self.keys(hashes)
+        deadline = time.monotonic() + PATIENCE_S if deadline_s is None else deadline_s
+        if not self.pool.physical:
+            none = np.zeros((len(keys), 0), np.int64)
+            return Batch(operation, keys, none, none, deadline), None
+        if self.staging is None:
+            addresses, sizes = self.region.addresses(places)
+            return Batch(operation, keys, addresses, sizes, deadline), None
+        each = self.region.object_bytes
+        rows = self.staging[self.own[0] :][: len(places)]
+        rows[:] = BLANK
+        if operation is Operation.PUT:
+            self.region.gather(places, rows)
+        starts = np.concatenate([[0], np.cumsum(each)[:-1]])
+        at = rows.ctypes.data + np.arange(len(places))[:, None] * rows.shape[1]
+        addresses = (at + starts).reshape(-1, 1).astype(np.int64)
+        sizes = np.tile(each, len(places)).reshape(-1, 1)
+        return Batch(operation, keys, addresses, sizes, deadline), rows
+
+    def put(
+        self, hashes: Sequence[str], *, seed: int = 0, deadline_s: float | None = None
+    ) -> Outcomes:
+        """Store the content of page hashes.
+
+        Asserts that the engine's memory is only read, then overwrites it: a
+        plugin that still needs it afterwards stores rubbish.
+
+        Returns:
+            uint8 (pages, objects), outcomes.
+        """
+        places = self.places(len(hashes))
+        self.memory.blank(*self.own)
+        for place, page in zip(places, hashes, strict=True):
+            self.memory.write(int(place), page, seed)
+        batch, _rows = self.batch(Operation.PUT, hashes, places, deadline_s)
+        result = self.call(batch)
+        for place, page in zip(places, hashes, strict=True):
+            for stored in self.region.objects:
+                assert self.memory.holds(int(place), page, stored, seed), (
+                    f"put changed the memory of page {place} that it had to read"
+                )
+        self.memory.check_untouched(map(int, places), *self.own)
+        self.memory.blank(*self.own)
+        return cast("Outcomes", result.outcomes.reshape(-1, self.objects))
+
+    def get(
+        self, hashes: Sequence[str], *, seed: int = 0, deadline_s: float | None = None
+    ) -> Outcomes:
+        """Load pages into blank memory.
+
+        Asserts that every object that is OK has its own bytes in its own
+        place, and that nothing beside the named pages was written.
+
+        Returns:
+            uint8 (pages, objects), outcomes.
+        """
+        places = self.places(len(hashes))
+        self.memory.blank(*self.own)
+        batch, rows = self.batch(Operation.GET, hashes, places, deadline_s)
+        result = self.call(batch)
+        outcomes = result.outcomes.reshape(-1, self.objects)
+        if rows is not None:
+            good = (outcomes == Outcome.OK).all(axis=1)
+            self.region.scatter(places[good], rows[good])
+        for row, (place, page) in enumerate(zip(places, hashes, strict=True)):
+            for at, stored in enumerate(self.region.objects):
+                if outcomes[row, at] != Outcome.OK or (
+                    rows is not None and not good[row]
+                ):
+                    continue
+                assert self.memory.holds(int(place), page, stored, seed), (
+                    f"wrong bytes: key {row * self.objects + at} of {len(batch)} was "
+                    f"answered OK, but page {place} does not hold {stored.coordinate}"
+                )
+        self.memory.check_untouched(map(int, places), *self.own)
+        return cast("Outcomes", outcomes)
+
+    def stored(self, hashes: Sequence[str], *, seed: int = 0) -> None:
+        """Store pages and assert that every object was taken."""
+        outcomes = self.put(hashes, seed=seed)
+        assert (outcomes == Outcome.OK).all(), (
+            f"put of {len(hashes)} pages into an empty store was answered "
+            f"{spelled(outcomes)}"
+        )
+
+    def loaded(self, hashes: Sequence[str], *, seed: int = 0) -> None:
+        """Load pages and assert that every object came."""
+        outcomes = self.get(hashes, seed=seed)
+        assert (outcomes == Outcome.OK).all(), (
+            f"get of {len(hashes)} stored pages was answered {spelled(outcomes)}"
+        )
+
+    def loaded_soon(self, hashes: Sequence[str], *, seed: int = 0) -> None:
+        """Load pages that another handle stored; it may take a moment."""
+        found = self.exists_soon(hashes)
+        assert found.all(), (
+            f"{(~found).sum()} of {len(hashes)} pages that another handle stored are "
+            f"not found after {SOON_S:.0f} s"
+        )
+        self.loaded(hashes, seed=seed)
+
+    def exists_soon(self, hashes: Sequence[str]) -> Bools:
+        """Ask until every page is there, for a moment at most."""
+        deadline = time.monotonic() + SOON_S
+        found = self.exists(hashes)
+        while not found.all() and time.monotonic() < deadline:
+            time.sleep(0.005)
+            found = self.exists(hashes)
+        return found
+
+    def exists(self, hashes: Sequence[str]) -> Bools:
+        """Return which pages are there whole, bool (pages,)."""
+        deadline = time.monotonic() + PATIENCE_S
+        batch = Batch(Operation.EXISTS, self.keys(hashes), deadline_s=deadline)
+        outcomes = self.call(batch).outcomes.reshape(-1, self.objects)
+        return cast("Bools", (outcomes == Outcome.OK).all(axis=1))
+
+    def delete(self, hashes: Sequence[str]) -> Outcomes:
+        """Forget pages; return uint8 (pages, objects), outcomes."""
+        deadline = time.monotonic() + PATIENCE_S
+        batch = Batch(Operation.DELETE, self.keys(hashes), deadline_s=deadline)
+        return cast("Outcomes", self.call(batch).outcomes.reshape(-1, self.objects))
+
+    def clear(self) -> Outcome:
+        """Forget the namespace; return what became of that."""
+        deadline = time.monotonic() + PATIENCE_S
+        head = f"{self.config.namespace}/"
+        batch = Batch(Operation.CLEAR, [head], deadline_s=deadline)
+        return Outcome(int(self.call(batch).outcomes[0]))
+
+    def seen(self) -> list[bytes]:
+        """Return what lies in all memory that the plugin was told of."""
+        if self.staging is not None:
+            return [self.staging.tobytes()]
+        return [block.tobytes() for block in self.memory.blocks]
+
+    def divided(self, count: int) -> list[Rig]:
+        """Return rigs on the same handle, each with pages of its own.
+
+        For threads: memory that two of them wrote would prove nothing.
+        """
+        each = self.memory.pages // count
+        return [
+            attrs.evolve(self, own=(at * each, (at + 1) * each)) for at in range(count)
+        ]
+
+    def release(self) -> None:
+        """Let the plugin go of the pool, once."""
+        if self.attached:
+            self.attached = False
+            self.backend.release(self.handle)
+            self.handle = None
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Give back what the plugin brought, once."""
+        while self.lent:
+            self.lent.pop().give_back()
+
+
+def spelled(outcomes: Outcomes) -> str:
+    """Write outcomes in words with their counts, for messages."""
+    codes, counts = np.unique(outcomes, return_counts=True)
+    return ", ".join(
+        f"{Outcome(int(code)).name} x {count}"
+        for code, count in zip(codes, counts, strict=True)
+    )
+
+
+@attrs.define(eq=False)
+class Harness:
+    """Attaches pools to the backend under test and lets go of them again."""
+
+    plugin: str
+    settings: Mapping[str, object]
+    backend: Backend
+    salt: str = attrs.field(factory=lambda: uuid4().hex)
+    """Keeps the namespaces of this harness to itself in a shared store."""
+    tidy: bool = False
+    """Whether to clear those namespaces at the end."""
+    _rigs: list[Rig] = attrs.field(factory=list)
+    _spaces: dict[str, tuple[PoolSpec, AttachConfig]] = attrs.field(factory=dict)
+
+    def over(self, settings: Mapping[str, object]) -> Harness:
+        """Return a harness like this one over another store."""
+        return Harness(self.plugin, settings, self.backend, tidy=self.tidy)
+
+    def routes(
+        self,
+        pools: Sequence[PoolSpec],
+        shard: Shard | None = None,
+        **needs: Any,  # noqa: ANN401 - as `Needs` takes them
+    ) -> tuple[Route, ...]:
+        """Ask the router for pools that lie where the plugin wants them."""
+        return route_pools(
+            self.backend,
+            pools,
+            shard or Shard(),
+            Needs(**{"allocator": self.backend.name} | needs),
+            self.backend.settings(self.settings),
+        )
+
+    def attach(
+        self,
+        pools: Sequence[PoolSpec],
+        shard: Shard | None = None,
+        *,
+        model: str = "model-a",
+        pages: int = 32,
+        like: Rig | None = None,
+    ) -> tuple[Rig, ...]:
+        """Attach pools of one engine process, with one client for all.
+
+        Args:
+            pools: What to attach.
+            shard: Which rank to be.
+            model: Which namespace to be in.
+            pages: Pages of memory for each pool.
+            like: Take the namespace of this one instead.
+
+        Raises:
+            AssertionError: If a pool finds no route that the manifest allows.
+        """
+        shard = shard or Shard()
+        routes = self.routes(pools, shard)
+        for route in routes:
+            self._demand(route, pools, shard)
+        # The namespace is about the pools as described, not as routed.
+        space = Namespace(model=model, salt=self.salt)
+        record = namespace_record(space, [ANCHOR, *pools])
+        if like:
+            record = dict(like.config.namespace_record)
+        config = AttachConfig(
+            settings=self.backend.settings(self.settings),
+            namespace=namespace_digest(record),
+            namespace_record=record,
+            shard=shard,
+        )
+        rigs = tuple(
+            self._attach(
+                # Only the router was told that refusals are wanted as rows.
+                attrs.evolve(route.pool, required=pool.required),
+                config,
+                pages,
+                staged=route.path is Path.STAGED,
+            )
+            for route, pool in zip(routes, pools, strict=True)
+        )
+        laws = [(rig.pool, rig.suffixes, rig.region.objects) for rig in rigs]
+        check_suffixes(self.backend.name, laws)
+        return rigs
+
+    def _demand(self, route: Route, pools: Sequence[PoolSpec], shard: Shard) -> None:
+        """Insist on a route, unless the manifest itself rules the pool out."""
+        if route.backend:
+            return
+        by_manifest = route_pools(
+            self.backend, pools, shard, Needs(allocator=self.backend.name), judged=False
+        )
+        for one in by_manifest:
+            if not one.backend:
+                pytest.skip(f"not declared: {one.reason}")
+        pytest.fail(f"pool {route.pool.name!r} finds no route: {route.reason}")
+
+    def sample(self, kind: PoolKind, **words: Any) -> Sample:  # noqa: ANN401 - as `Sample` takes them
+        """Return a sample pool of a kind as the manifest declares it."""
+        return plain_sample(self.backend.manifest, kind, **words)
+
+    def _attach(
+        self, pool: PoolSpec, config: AttachConfig, pages: int, *, staged: bool
+    ) -> Rig:
+        lent: list[HostMemory] = []
+        bring = bringer(self.backend, config, lent)
+        staged = staged and pool.physical
+        memory = PageMemory.of(pool, config.shard, pages, plain if staged else bring)
+        region = told = memory.region()
+        rows = None
+        if staged:
+            rows, told = staging_of(region, bring)
+        self.remember(pool, config)
+        rig = Rig(
+            backend=self.backend,
+            pool=pool,
+            config=config,
+            memory=memory,
+            region=region,
+            staging=rows,
+            suffixes=self.backend.key_suffix(pool, config.shard),
+            handle=self.backend.register_pool(pool, told, config),
+            own=(0, pages),
+            bring=bring,
+            lent=lent,
+        )
+        self._rigs.append(rig)
+        return rig
+
+    def rig(
+        self,
+        pool: PoolSpec,
+        shard: Shard | None = None,
+        *,
+        model: str = "model-a",
+        pages: int = 32,
+        like: Rig | None = None,
+    ) -> Rig:
+        """Attach one pool; see `attach`."""
+        return self.attach([pool], shard, model=model, pages=pages, like=like)[0]
+
+    def forget(self, rig: Rig) -> None:
+        """Drop a rig that its test has released."""
+        self._rigs = [one for one in self._rigs if one is not rig]
+
+    def remember(self, pool: PoolSpec, config: AttachConfig) -> None:
+        """Count a namespace among those that are cleared at the end."""
+        # Without the client that a plugin keeps there: it is let go with its pools.
+        config = attrs.evolve(config, shared={})
+        self._spaces.setdefault(config.namespace, (pool, config))
+
+    def close(self) -> None:
+        """Release whatever is still attached, latest first; clear if tidy."""
+        if self.tidy and self.backend.manifest.clear_reach is Scope.NAMESPACE:
+            there = {rig.config.namespace: rig for rig in self._rigs if rig.attached}
+            for namespace, (pool, config) in self._spaces.items():
+                rig = there.get(namespace)
+                (rig or self._attach(pool, config, 1, staged=False)).clear()
+        while self._rigs:
+            self._rigs.pop().release()

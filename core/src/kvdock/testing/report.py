@@ -1,0 +1,168 @@
+"""Run the contract on an installed backend and gather what to report.
+
+Behind `kvdock check`. Importing this needs no pytest: the tests run in a
+process of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kvdock.errors import KvdockError
+from kvdock.plugin.manifest import API_VERSION
+from kvdock.config.structure import HIDDEN
+from kvdock.testing.subprocess import (Ended, Record, run_tests)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+VARIABLE = "KVDOCK_CHECKUP"
+"""Tells the child process what to check."""
+
+
+@attrs.frozen(kw_only=True)
+class Checkup:
+    """All that is to be told about one backend.
+
+    Args:
+        name: The backend.
+        about: Facts that whoever reads the report needs: versions, settings.
+        record: What became of the tests.
+        groups: Test name to the title of its group.
+    """
+
+    name: str
+    about: Mapping[str, str]
+    record: Record
+    groups: Mapping[str, str]
+
+    @property
+    def failed(self) -> tuple[Ended, ...]:
+        """Tests that failed, or whose store could not be let go."""
+        return tuple(one for one in self.record.ended if one.how == "failed")
+
+    @property
+    def passed(self) -> tuple[Ended, ...]:
+        """Tests that passed."""
+        return tuple(one for one in self.record.ended if one.how == "passed")
+
+    @property
+    def skipped(self) -> tuple[Ended, ...]:
+        """Tests that the manifest, or what was given, left out."""
+        return tuple(one for one in self.record.ended if one.how == "skipped")
+
+    @property
+    def ok(self) -> bool:
+        """Whether the backend keeps what it declares."""
+        record = self.record
+        whole = not record.left and not record.broken and bool(self.passed)
+        return whole and not self.failed
+
+
+def check(
+    name: str,
+    settings: Mapping[str, object],
+    *,
+    small: Mapping[str, object] | None = None,
+    secrets: Collection[str] = (),
+    faults: bool = False,
+    timeout_s: float = 1800.0,
+) -> Checkup:
+    """Run the contract on an installed backend.
+
+    Args:
+        name: The backend.
+        settings: Its settings. A missing folder becomes a temporary one, and
+            `{tmp}` in a value stands for a folder that is new for each test.
+        small: Further settings that make a store small enough to fill.
+        secrets: Values that the report leaves out.
+        faults: Also drive the core over it with injected faults.
+        timeout_s: When to give up on the whole run.
+
+    Raises:
+        KvdockError: If what the kit needs is not installed.
+    """
+    lacking = [word for word in ("pytest", "hypothesis") if not find_spec(word)]
+    if lacking:
+        raise KvdockError(
+            f"the conformance kit needs {' and '.join(lacking)}",
+            fix="Install it: pip install 'kvdock[testing]'.",
+        )
+    words = {"plugin": name, "settings": dict(settings), "small": small}
+    targets = ["kvdock.testing.installed::TestContract"]
+    if faults:
+        targets.append("kvdock.testing.installed::TestFaults")
+    record = run_tests(
+        # An editable installation lies below a checkout's own conftest.
+        ["--noconftest", "--pyargs", *targets],
+        environ={VARIABLE: json.dumps(words, default=str)},
+        timeout_s=timeout_s,
+    )
+    return Checkup(
+        name=name,
+        about=_about(name, settings, small or {}, secrets),
+        record=record,
+        groups=_groups(),
+    )
+
+
+def settled(
+    cls: type | None, given: Mapping[str, object], folder: Path
+) -> dict[str, object]:
+    """Fill in folders: those that are missing, and `{tmp}` where it is said."""
+    found = {
+        key: value.replace("{tmp}", str(folder)) if isinstance(value, str) else value
+        for key, value in given.items()
+    }
+    for field in attrs.fields(cls) if cls else ():
+        if field.default is attrs.NOTHING and _is_path(field):
+            found.setdefault(field.name, str(folder / field.name))
+    return found
+
+
+def placed(cls: type | None, given: Mapping[str, object]) -> dict[str, object]:
+    """Spell paths whole: the tests run in a folder of their own."""
+    found = dict(given)
+    for field in attrs.fields(cls) if cls else ():
+        value = found.get(field.name)
+        if isinstance(value, str) and "{tmp}" not in value and _is_path(field):
+            found[field.name] = str(Path(value).expanduser().absolute())
+    return found
+
+
+def _is_path(field: attrs.Attribute[object]) -> bool:
+    return str(getattr(field.type, "__name__", field.type)).endswith("Path")
+
+
+def _about(
+    name: str,
+    settings: Mapping[str, object],
+    small: Mapping[str, object],
+    secrets: Collection[str],
+) -> dict[str, str]:
+    given = [f"{key}={value}" for key, value in settings.items()]
+    given += [f"small {key}={value}" for key, value in small.items()]
+    words = " ".join(given) or "none"
+    for secret in secrets:
+        words = words.replace(secret, HIDDEN)
+    return {
+        "backend": name,
+        "kvdock": f"{metadata.version('kvdock')}, API {API_VERSION}",
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        "settings": words,
+    }
+
+
+def _groups() -> dict[str, str]:
+    # Imported late: this is where pytest comes in.
+    from kvdock.testing import contract  # noqa: PLC0415 - needs pytest
+
+    whole = contract.groups(contract.BackendContract)
+    return whole | contract.groups(contract.FaultContract)

@@ -1,0 +1,403 @@
+"""Moving the pages of several pools as one: what an engine holds.
+
+Write: sidecars first, the anchor last, so a visible prefix is a complete one.
+Read: the anchor first, then sidecars for the pages that were really read. A
+short pool cuts the prefix and never misaligns it.
+
+No method raises because of storage, and none takes longer than its deadline
+plus a moment: what fails is a miss with an outcome.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from kvdock.batch import (Batch, Operation, Outcome, Outcomes)
+from kvdock.config.core import CoreSettings
+from kvdock.errors import AttachError, KvdockError, nearest
+from kvdock.events import PagesRestored
+from kvdock.hits import Bools, Hits, evaluate
+from kvdock.plugin.hookspecs import AttachConfig
+from kvdock.keys import check_hashes
+from kvdock.transfer.setup import (Moorings, moor)
+from kvdock.transfer.page_indices import (indices, move, placed)
+from kvdock.transfer.result import (NO_PAGE, Moved)
+from kvdock.synchronization import check_deadline
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from kvdock.dock import Dock
+    from kvdock.events import Event
+    from kvdock.plugin.hookspecs import Finding
+    from kvdock.keys import Namespace
+    from kvdock.pools.spec import PoolSpec
+    from kvdock.region import (Int64s, Region)
+    from kvdock.routing.plan import Plan
+    from kvdock.transfer.attached_pool import Berth
+    from kvdock.transfer.leases import Leases
+
+
+@attrs.define(eq=False)
+class Attachment:
+    """Pools of one engine process, attached to the backends of a plan."""
+
+    plan: Plan
+    core: CoreSettings = attrs.field(repr=False)
+    _moorings: Moorings = attrs.field(repr=False)
+
+    @classmethod
+    def open(  # noqa: PLR0913 - what an engine has to say, half of it optional
+        cls,
+        dock: Dock,
+        plan: Plan,
+        namespace: Namespace,
+        regions: Mapping[str, Region],
+        settings: Mapping[str, Mapping[str, object]] | None = None,
+        *,
+        core: CoreSettings | None = None,
+        process: str = "",
+        trial: bool = False,
+    ) -> Attachment:
+        """Give a plan's backends the memory of its pools.
+
+        Args:
+            dock: The loaded backends.
+            plan: Where each pool goes.
+            namespace: What the stored bytes belong to.
+            regions: Pool name to its memory, for every accepted pool.
+            settings: Backend name to its settings.
+            core: Deadlines, breakers and bounds; None for the defaults. The
+                observers that it names must be around the backends already,
+                see `kvdock.observers.observe`.
+            process: Tells this process from others of its deployment that
+                have the same settings, for what a backend keeps locally.
+            trial: Whether to try the backends out, with nothing brought along
+                that others could come to use.
+
+        Raises:
+            KvdockError: If anything is missing or refused; what was attached
+                before is let go again.
+        """
+        core = core or CoreSettings()
+        told = AttachConfig(process=process, trial=trial)
+        given = settings or {}
+        moorings = moor(dock, plan, namespace, regions, given, core, told=told)
+        attachment = cls(plan, core, moorings)
+        try:
+            if core.self_test:
+                attachment._demand_self_test()
+        except BaseException:
+            attachment.close()
+            raise
+        return attachment
+
+    def _demand_self_test(self) -> None:
+        wrong = [one for one in self.self_test() if not one.ok]
+        if wrong:
+            what = "; ".join(f"{one.what} ({one.hint})" for one in wrong)
+            raise AttachError(f"the self test failed: {what}")
+
+    def __enter__(self) -> Self:
+        """Return itself; leaving the block closes it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the attachment."""
+        self.close()
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Release every pool; the attachment then stores and finds nothing.
+
+        Ends within `timeout_s` or `core.deadlines.close`. A backend with a
+        call that has not ended is released by that call's end; until then
+        `settle` is false and the pools' memory must stay.
+
+        Returns:
+            Whether every call has ended.
+        """
+        if timeout_s is None:
+            timeout_s = self.core.deadlines.close
+        return self._moorings.close(timeout_s)
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until no call is running, those left behind included."""
+        end = time.monotonic() + timeout_s
+        lines = self._moorings.lines.values()
+        return all(line.settle(max(0.0, end - time.monotonic())) for line in lines)
+
+    @property
+    def namespace(self) -> str:
+        """The digest that begins every key."""
+        return self._moorings.namespace
+
+    @property
+    def record(self) -> Mapping[str, object]:
+        """What the namespace covers, readable."""
+        return self._moorings.record
+
+    @property
+    def pools(self) -> tuple[PoolSpec, ...]:
+        """The attached pools, anchor first."""
+        # A copy: closing in another thread must not change it under the loop.
+        return self._pools(self._moorings.berths.copy())
+
+    def leases(self, pool: str) -> Leases:
+        """Return the book of who touches a pool's pages.
+
+        An engine asks it before it gives a page another use, and counts its
+        own device copies in it.
+        """
+        return self._berth(pool).leases
+
+    def breakers(self) -> Mapping[str, Mapping[Operation, str]]:
+        """Return the state of every breaker, by backend and operation."""
+        return {
+            name: {op: str(one.state) for op, one in line.breakers.items()}
+            for name, line in self._moorings.lines.items()
+        }
+
+    def self_test(self) -> tuple[Finding, ...]:
+        """Store, find, load, compare and drop one page of every pool."""
+        timeout_s = self.core.deadlines.get
+        return tuple(
+            finding
+            for name in self.berths
+            for finding in self._moorings.probes[name].self_test(timeout_s)
+        )
+
+    def exists(self, hashes: Sequence[str]) -> Hits:
+        """Find out which prefixes of these pages could be restored.
+
+        Args:
+            hashes: Page hashes of a prefix, in order.
+        """
+        berths = self.berths
+        check_hashes(hashes)
+        deadline_s = time.monotonic() + self.core.deadlines.exists
+        there = {
+            name: berth.exists(hashes, deadline_s) for name, berth in berths.items()
+        }
+        return evaluate(self._pools(berths), there, len(hashes))
+
+    def put(self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]) -> Moved:
+        """Store pages: sidecars first, the anchor last.
+
+        A page of the anchor is written only if every required sidecar page
+        that was given for its position is stored.
+
+        Args:
+            hashes: Page hashes, in order.
+            pages: Pool name to int64 (n,), the page index of each position;
+                `NO_PAGE` where the pool has none. A pool that shares another
+                one's indices may be left out.
+        """
+        berths = self.berths
+        where = self.places(hashes, pages)
+        deadline_s = time.monotonic() + self.core.deadlines.put
+        outcomes: dict[str, Outcomes] = {}
+        nbytes: dict[str, int] = {}
+        good = np.ones(len(hashes), np.bool_)
+        for name, berth in sorted(berths.items(), key=lambda one: one[1].pool.anchor):
+            own = where[name]
+            given = own != NO_PAGE
+            chosen = np.flatnonzero(given & good if berth.pool.anchor else given)
+            result = move(Operation.PUT, berth, hashes, (own, chosen), deadline_s)
+            outcomes[name] = result
+            stored = result == Outcome.OK
+            nbytes[name] = int(stored.sum()) * berth.page_bytes
+            if berth.pool.required:
+                good &= stored | ~given if not berth.pool.anchor else stored
+        stored_pages = int(np.logical_and.accumulate(good).sum())
+        return Moved(stored_pages, outcomes, nbytes, where)
+
+    def get(self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]) -> Moved:
+        """Load pages: the anchor first, then sidecars for what was read.
+
+        Args:
+            hashes: Page hashes of a prefix that `exists` called restorable.
+            pages: As for `put`. A pool with a trailing window needs its page
+                only at the positions of that window.
+
+        Returns:
+            `pages` is the longest prefix that is whole in memory: all of it,
+            or a shorter one that the loaded pages still allow.
+        """
+        berths = self.berths
+        where = self.places(hashes, pages)
+        deadline_s = time.monotonic() + self.core.deadlines.get
+        outcomes: dict[str, Outcomes] = {}
+        loaded: dict[str, Bools] = {}
+        reach = len(hashes)
+        for name, berth in sorted(
+            berths.items(), key=lambda one: not one[1].pool.anchor
+        ):
+            own = where[name]
+            chosen = np.flatnonzero(own[:reach] != NO_PAGE)
+            result = move(Operation.GET, berth, hashes, (own, chosen), deadline_s)
+            outcomes[name] = result
+            loaded[name] = result == Outcome.OK
+            if berth.pool.anchor:
+                reach = int(np.logical_and.accumulate(loaded[name]).sum())
+        hits = evaluate(self._pools(berths), loaded, len(hashes))
+        self.tell_restored(loaded, hits.best)
+        nbytes = {
+            name: int(ok.sum()) * berths[name].page_bytes for name, ok in loaded.items()
+        }
+        return Moved(hits.best, outcomes, nbytes, where)
+
+    def lookup(self, pool: str, hashes: Sequence[str], deadline_s: float) -> Bools:
+        """Find out which pages of one pool are there, bool (n,).
+
+        For engines that fold the answers of their pools themselves, as `write`
+        and `read` are for those that order their pools themselves.
+
+        Args:
+            pool: An attached pool.
+            hashes: Page hashes.
+            deadline_s: Until when, on `time.monotonic()`'s clock.
+        """
+        check_hashes(hashes)
+        check_deadline(deadline_s)
+        return self._berth(pool).exists(hashes, deadline_s)
+
+    def write(
+        self, pool: str, hashes: Sequence[str], pages: npt.ArrayLike, deadline_s: float
+    ) -> Outcomes:
+        """Store pages of one pool.
+
+        Args:
+            pool: An attached pool.
+            hashes: Page hashes.
+            pages: int64 (n,), the page index of each hash; `NO_PAGE` for none.
+            deadline_s: Until when, on `time.monotonic()`'s clock.
+        """
+        return self._one(Operation.PUT, pool, hashes, (pages, deadline_s))
+
+    def read(
+        self, pool: str, hashes: Sequence[str], pages: npt.ArrayLike, deadline_s: float
+    ) -> Outcomes:
+        """Load pages of one pool; as `write`."""
+        return self._one(Operation.GET, pool, hashes, (pages, deadline_s))
+
+    def _berth(self, pool: str) -> Berth:
+        berths = self.berths
+        if pool not in berths:
+            raise KvdockError(
+                f"pool {pool!r} is not attached", fix=nearest(pool, berths)
+            )
+        return berths[pool]
+
+    def _one(
+        self,
+        operation: Operation,
+        pool: str,
+        hashes: Sequence[str],
+        how: tuple[npt.ArrayLike, float],
+    ) -> Outcomes:
+        pages, deadline_s = how
+        berth = self._berth(pool)
+        check_hashes(hashes)
+        check_deadline(deadline_s)
+        own = indices(pool, pages, len(hashes))
+        chosen = np.flatnonzero(own != NO_PAGE)
+        berth.region.check(own[chosen])
+        return move(operation, berth, hashes, (own, chosen), deadline_s)
+
+    def clear(self, timeout_s: float | None = None) -> Mapping[str, Outcome]:
+        """Forget everything of this namespace, and nothing else.
+
+        Ends within `timeout_s` or `core.deadlines.clear`.
+
+        Returns:
+            Backend name to what became of it.
+        """
+        if timeout_s is None:
+            timeout_s = self.core.deadlines.clear
+        cleared: dict[str, Outcome] = {}
+        deadline_s = time.monotonic() + timeout_s
+        for berth in self.berths.values():
+            line = berth.line
+            if line.name not in cleared:
+                line.misses.clear()
+                batch = Batch(
+                    Operation.CLEAR,
+                    [f"{self.namespace}/"],
+                    deadline_s=deadline_s,
+                    pool=berth.pool.name,
+                )
+                result = line.run(berth.handle, batch).result
+                cleared[line.name] = Outcome(int(result.outcomes[0]))
+        return cleared
+
+    def places(
+        self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]
+    ) -> dict[str, Int64s]:
+        """Return each pool's page index for each position, checked.
+
+        Raises:
+            RegionError: If a pool is unknown, is given no pages, or is given
+                pages outside of its memory.
+        """
+        known = [route.pool.name for route in self.plan.routes]
+        return placed(self.berths, known, hashes, pages)
+
+    def tell_restored(self, loaded: Mapping[str, Bools], prefix: int) -> None:
+        """Tell observers how much of a prefix each pool has.
+
+        `get` and prefetches do it by themselves. An engine that loads pool by
+        pool, with `read`, does it once it knows what became of a prefix.
+
+        Args:
+            loaded: Pool name to whether each page is whole in memory, bool
+                (n,), n >= `prefix`. A pool that was not loaded is left out.
+            prefix: Pages of the target's restored prefix.
+        """
+        line = next(iter(self._moorings.lines.values()), None)
+        if line is None or not line.observed:
+            return
+        drafts = [pool.name for pool in self.pools if pool.draft]
+        with_draft = np.full(prefix, all(name in loaded for name in drafts))
+        for name in drafts:
+            with_draft &= loaded.get(name, with_draft)[:prefix]
+        line.tell(
+            PagesRestored(
+                pages={name: int(ok[:prefix].sum()) for name, ok in loaded.items()},
+                target=prefix,
+                draft=int(with_draft.sum()) if drafts else None,
+            )
+        )
+
+    def tell(self, event: Event) -> None:
+        """Tell observers what only the engine's adapter knows."""
+        # They sit on each backend's manager; one of them is enough.
+        for line in list(self._moorings.lines.values())[:1]:
+            line.tell(event)
+
+    @property
+    def berths(self) -> Mapping[str, Berth]:
+        """The attached pools and their ways, anchor first.
+
+        Raises:
+            KvdockError: If the attachment is closed.
+        """
+        # A copy: closing in another thread must not change it under a call.
+        berths = self._moorings.berths.copy()
+        if not berths:
+            raise KvdockError("the attachment is closed")
+        return berths
+
+    def _pools(self, berths: Mapping[str, Berth]) -> tuple[PoolSpec, ...]:
+        return tuple(berth.pool for berth in berths.values())

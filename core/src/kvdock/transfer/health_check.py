@@ -1,0 +1,194 @@
+"""One page per pool of the core's own, to find out whether a backend works.
+
+The self test stores, finds, loads, compares and drops it when memory is
+attached; a breaker asks for it before it lets an engine's call through. Both
+go the real way: the pool's keys, its pieces of memory, its trailers.
+
+A probe that hangs keeps its memory, and the next one must not wait for that.
+So all share two areas: what one stores is the same whoever stores it, and what
+one loads is looked at by the self test alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
+from kvdock.errors import KvdockError
+from kvdock.plugin.hookspecs import Finding
+from kvdock.keys import build_keys
+
+if TYPE_CHECKING:
+    from kvdock.resilience.channel import Line
+    from kvdock.transfer.staging import (Area, Staging)
+
+
+_DROP_S = 2.0
+"""How long the self test lets a backend try to drop what was just read."""
+
+
+@attrs.frozen(eq=False)
+class Probe:
+    """The test page of one pool.
+
+    Args:
+        pool: The pool's name.
+        line: The way to its backend.
+        handle: What the backend gave for it.
+        keys: The keys of the page's objects, of no page of an engine.
+        stored: The page as it is stored, or None for a pool without bytes.
+        loaded: Where it is loaded to, or None for such a pool.
+    """
+
+    pool: str
+    line: Line
+    handle: object = attrs.field(repr=False)
+    keys: tuple[str, ...]
+    stored: Area | None = attrs.field(repr=False)
+    loaded: Area | None = attrs.field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        line: Line,
+        handle: object,
+        keys: tuple[str, str, tuple[str, ...]],
+        staging: Staging | None,
+    ) -> Probe:
+        """Make a page of its own, in the two areas of `staging`.
+
+        Args:
+            line: The way to its backend.
+            handle: What the backend gave for it.
+            keys: Pool, namespace and suffixes.
+            staging: Two areas of one page, or None for a pool without bytes.
+        """
+        pool, namespace, suffixes = keys
+        # No two processes share a test page, so none sees another's deleted.
+        mine = hashlib.sha256(os.urandom(16)).hexdigest()
+        names = build_keys(namespace, [mine], suffixes)
+        areas = [staging.keep() if staging else None for _ in range(2)]
+        probe = cls(pool, line, handle, tuple(names), *areas)
+        if probe.stored is not None:
+            probe._fill(probe.stored)
+        return probe
+
+    def run(self, operation: Operation, deadline_s: float) -> BatchResult:
+        """Make one harmless call of a kind, past the breaker.
+
+        A call that stores cleans up after itself.
+        """
+        if operation is Operation.CLEAR:
+            # No page is so much its own that clearing it would be harmless.
+            operation = Operation.EXISTS
+        result = self._call(operation, deadline_s)
+        if operation is Operation.PUT:
+            self._call(Operation.DELETE, deadline_s)
+        return result
+
+    def self_test(self, timeout_s: float) -> tuple[Finding, ...]:
+        """Store, find, load, compare and drop the page; what failed is told.
+
+        Some backends remove nothing that was read a moment ago. That is no
+        fault: the page goes by itself once they let it.
+
+        Raises:
+            KvdockError: If the attachment is closed.
+        """
+        memory = self.loaded.staging if self.loaded is not None else None
+        if memory is None:
+            return self._self_test(timeout_s)
+        if not memory.enter():
+            raise KvdockError("the attachment is closed")
+        try:
+            return self._self_test(timeout_s)
+        finally:
+            memory.leave()
+
+    def _self_test(self, timeout_s: float) -> tuple[Finding, ...]:
+        steps = (
+            ("stored", Operation.PUT),
+            ("found", Operation.EXISTS),
+            ("read back", Operation.GET),
+            ("dropped", Operation.DELETE),
+        )
+        findings = []
+        for done, operation in steps:
+            drops = operation is Operation.DELETE
+            allowed_s = min(timeout_s, _DROP_S) if drops else timeout_s
+            outcome = self._step(operation, time.monotonic() + allowed_s)
+            findings.append(self._finding(done, operation, outcome))
+            if outcome is not Outcome.OK and operation is Operation.PUT:
+                break
+        return tuple(findings)
+
+    def _finding(self, done: str, operation: Operation, outcome: Outcome) -> Finding:
+        became = done if outcome is Outcome.OK else f"not {done}"
+        what = f"pool {self.pool}: a page was {became} by {self.line.name}"
+        if outcome is Outcome.OK:
+            return Finding(ok=True, what=what)
+        if operation is Operation.DELETE and outcome is Outcome.REFUSED:
+            why = ", which keeps for a while what was just read"
+            return Finding(ok=True, what=what + why)
+        return Finding(ok=False, what=what, hint=self._hint(operation, outcome))
+
+    def _hint(self, operation: Operation, outcome: Outcome) -> str:
+        said = f"The outcome was {outcome.name.lower()}."
+        if operation is Operation.GET and outcome in (
+            Outcome.CORRUPT, Outcome.SHORT, Outcome.LONG,
+        ):  # fmt: skip
+            return f"{said} The bytes are not those that were stored."
+        return f"{said} See the log and `kvdock doctor`."
+
+    def _step(self, operation: Operation, deadline_s: float) -> Outcome:
+        if operation is Operation.GET and self.loaded is not None:
+            self.loaded.rows[:] = 0
+        answer = self.line.run(self.handle, self._batch(operation, deadline_s))
+        outcome = Outcome(int(answer.result.outcomes.max()))
+        if operation is Operation.GET and outcome is Outcome.OK:
+            outcome = self._compare(answer.result)
+        return outcome
+
+    def _call(self, operation: Operation, deadline_s: float) -> BatchResult:
+        return self.line.call_probe(self.handle, self._batch(operation, deadline_s))
+
+    def _batch(self, operation: Operation, deadline_s: float) -> Batch:
+        areas = {Operation.PUT: self.stored, Operation.GET: self.loaded}
+        area = areas.get(operation)
+        if area is None:
+            nothing = np.zeros((len(self.keys), 0), np.int64)
+            return Batch(operation, self.keys, nothing, nothing, deadline_s, self.pool)
+        where = area.staging.region.addresses(area.numbers(1))
+        return Batch(operation, self.keys, *where, deadline_s, self.pool)
+
+    def _pattern(self, nbytes: int) -> bytes:
+        # Different in every object, so that swapped ones are seen.
+        seed = hashlib.sha256("".join(self.keys).encode()).digest()
+        return (seed * (nbytes // len(seed) + 1))[:nbytes]
+
+    def _fill(self, area: Area) -> None:
+        staging = area.staging
+        for at, nbytes in enumerate(staging.payload):
+            pattern = np.frombuffer(self._pattern(nbytes + at), np.uint8)[at:]
+            area.payload(at, 1)[0, :] = pattern
+        staging.seal(area, self.keys, 1)
+
+    def _compare(self, result: BatchResult) -> Outcome:
+        area = self.loaded
+        if area is None:
+            return Outcome.OK
+        staging = area.staging
+        codes = staging.check(area, self.keys, result.outcomes)
+        if codes.any():
+            return Outcome(int(codes.max()))
+        for at, nbytes in enumerate(staging.payload):
+            pattern = self._pattern(nbytes + at)[at:]
+            if area.payload(at, 1).tobytes() != pattern:
+                return Outcome.CORRUPT
+        return Outcome.OK

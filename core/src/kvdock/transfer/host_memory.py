@@ -1,0 +1,130 @@
+"""Memory that the core takes for itself: its own, or a backend's.
+
+Some backends reach only memory that they bring. What the core puts beside an
+engine's pages (areas to copy through, trailers, test pages) must then be
+theirs as well. Such memory may be unmapped when it is given back, so the
+threads that are inside of it are counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvdock.synchronization import lock_and_condition
+
+if TYPE_CHECKING:
+    from kvdock.plugin.hookspecs import (AttachConfig, HostMemory)
+    from kvdock.pools.spec import PoolSpec
+    from kvdock.resilience.channel import Line
+
+log = logging.getLogger("kvdock")
+
+ALIGN_BYTES = 4096
+"""Where memory begins, for direct I/O."""
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Loan:
+    """Memory, and how many are inside of it.
+
+    Args:
+        memory: uint8 (nbytes,), beginning on a page of the system's.
+        give_back: What ends the loan; None for memory of the core's own,
+            which Python keeps for as long as anybody refers to it.
+    """
+
+    def __init__(
+        self, memory: Bytes, give_back: Callable[[], None] | None = None
+    ) -> None:
+        self.memory = memory
+        self._give_back = give_back
+        self._inside = 0
+        self._ended = False
+        self._lock, self._changed = lock_and_condition()
+
+    def enter(self) -> bool:
+        """Begin to use it, until `leave`; false once it is to end."""
+        if self._give_back is None:
+            return True
+        with self._lock:
+            self._inside += not self._ended
+            return not self._ended
+
+    def leave(self) -> None:
+        """End one use."""
+        if self._give_back is None:
+            return
+        with self._lock:
+            self._inside -= 1
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Let nobody in any more, wait for those inside, and give it back.
+
+        Called when no backend's call is under way: whoever is inside only
+        hashes or copies.
+        """
+        if self._give_back is None:
+            return
+        with self._lock:
+            self._ended = True
+            self._changed.wait_for(lambda: not self._inside)
+        self._give_back()
+
+
+Lender = Callable[[int], Loan]
+"""From a number of bytes to memory."""
+
+
+def aligned(raw: Bytes) -> Bytes:
+    """Cut memory so that it begins on a page of the system's.
+
+    Args:
+        raw: uint8 (nbytes + ALIGN_BYTES,).
+    """
+    nbytes = len(raw) - ALIGN_BYTES
+    return raw[-raw.ctypes.data % ALIGN_BYTES :][:nbytes]
+
+
+def own_memory(nbytes: int) -> Loan:
+    """Return zeroed memory of the core's own."""
+    # Zeroed memory that nobody touches costs address space only.
+    return Loan(aligned(np.zeros(nbytes + ALIGN_BYTES, np.uint8)))
+
+
+def lender(line: Line, pool: PoolSpec, config: AttachConfig) -> Lender:
+    """Return who lends memory for a pool's own needs.
+
+    What the backend lends is given back when the line is closed, after the
+    pool is released.
+    """
+    if "kvdock_allocate" not in line.backend.plugin.implemented:
+        return own_memory
+
+    def allocate(nbytes: int) -> Callable[[], HostMemory | None]:
+        return lambda: line.backend.allocate(nbytes + ALIGN_BYTES, config)
+
+    def give_back(memory: HostMemory | None) -> None:
+        try:
+            if memory is not None:
+                memory.give_back()
+        except Exception:
+            log.exception("backend %s failed to take memory back", line.name)
+
+    def lend(nbytes: int) -> Loan:
+        found = line.attaching(pool, allocate(nbytes), give_back)
+        if found is None:
+            return own_memory(nbytes)
+        loan = Loan(
+            aligned(np.frombuffer(found.buffer, np.uint8)), lambda: give_back(found)
+        )
+        line.at_end(loan.end)
+        return loan
+
+    return lend

@@ -1,0 +1,269 @@
+"""Prove that bytes are those that were stored under this very key.
+
+Behind each object goes a trailer: format, key digest, length, and a hash of
+the bytes. It is written and read in the same call as one more piece of the
+object, from memory of the core that the backend knows like a pool's own. The
+page is hashed where it lies and never copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from kvdock.batch import (Outcome, Outcomes)
+from kvdock.region import (Block, Int64s, Region)
+from kvdock.transfer.host_memory import (Lender, Loan, own_memory)
+from kvdock.routing.verdicts import TRAILER_BYTES
+
+if TYPE_CHECKING:
+    from kvdock.pools.spec import StoredObject
+
+FORMAT = 1
+"""Version of the trailer; one that this core does not know is a miss."""
+
+SLOT_BYTES = 64
+"""Distance of trailers in memory: each has a cache line of its own."""
+
+TRAILER: np.dtype[np.void] = np.dtype(
+    [
+        ("magic", "S4"),
+        ("format", "<u4"),
+        ("key", "S16"),
+        ("nbytes", "<u8"),
+        ("digest", "<u8"),
+    ]
+)
+"""One trailer: 40 bytes, little-endian on every machine."""
+
+_MAGIC = b"KVTR"
+
+Sealed = npt.NDArray[np.void]
+Digests = npt.NDArray[np.uint64]
+
+
+def key_digests(keys: Sequence[str]) -> npt.NDArray[np.bytes_]:
+    """Return 128 bits of each key, bytes (n,).
+
+    They find swapped and misplaced objects. Who may write to the store may
+    also forge a trailer, so they need not resist an adversary.
+    """
+    digests = map(xxhash.xxh3_128_digest, map(str.encode, keys))
+    return np.frombuffer(b"".join(digests), "S16")
+
+
+def sealed(keys: Sequence[str], nbytes: npt.ArrayLike, digests: Digests) -> Sealed:
+    """Return the trailers that belong to objects.
+
+    Args:
+        keys: The n keys.
+        nbytes: int64 (n,) or one number, bytes of each object.
+        digests: uint64 (n,), XXH3-64 of each object's bytes.
+    """
+    trailers = np.empty(len(keys), TRAILER)
+    trailers["magic"] = _MAGIC
+    trailers["format"] = FORMAT
+    trailers["key"] = key_digests(keys)
+    trailers["nbytes"] = nbytes
+    trailers["digest"] = digests
+    return trailers
+
+
+def compared(found: Sealed, wanted: Sealed) -> Outcomes:
+    """Hold trailers that were read against those that belong there.
+
+    Returns:
+        uint8 (n,): OK, SHORT or LONG where a valid trailer of this key gives
+        another length, and otherwise CORRUPT.
+    """
+    same = _rows(found) == _rows(wanted)
+    outcomes = np.where(same.all(axis=1), Outcome.OK, Outcome.CORRUPT)
+    ours = (
+        (found["magic"] == wanted["magic"])
+        & (found["format"] == wanted["format"])
+        & (found["key"] == wanted["key"])
+    )
+    outcomes[ours & (found["nbytes"] < wanted["nbytes"])] = Outcome.SHORT
+    outcomes[ours & (found["nbytes"] > wanted["nbytes"])] = Outcome.LONG
+    return outcomes.astype(np.uint8)
+
+
+def _rows(trailers: Sealed) -> npt.NDArray[np.uint8]:
+    plain = np.ascontiguousarray(trailers)
+    return plain.view(np.uint8).reshape(len(plain), TRAILER_BYTES)
+
+
+def view_of(block: Block) -> memoryview:
+    """Return a block's bytes without a copy."""
+    # Through ctypes, since a block may be a bare address.
+    raw = (ctypes.c_char * block.nbytes).from_address(block.address)
+    return memoryview(cast("Any", raw)).cast("B")
+
+
+@attrs.frozen(eq=False)
+class Hasher:
+    """Hashes the pages of a region where they lie.
+
+    Args:
+        objects: For each object of a page its pieces, as the memory they lie
+            in, the offset of page 0, the stride from page to page, the bytes.
+    """
+
+    objects: tuple[tuple[tuple[memoryview, int, int, int], ...], ...] = attrs.field(
+        repr=False
+    )
+
+    @classmethod
+    def of(cls, region: Region) -> Hasher:
+        """Prepare for the pages of a region."""
+        views = [(block, view_of(block)) for block in region.blocks]
+
+        def piece(
+            base: int, stride: int, size: int
+        ) -> tuple[memoryview, int, int, int]:
+            for block, view in views:
+                if block.address <= base < block.address + block.nbytes:
+                    return view, base - block.address, stride, size
+            # A region may be described by addresses alone.
+            extent = stride * (region.pages - 1) + size
+            return view_of(Block(base, extent)), 0, stride, size
+
+        return cls(
+            tuple(
+                tuple(piece(b, st, n) for b, st, n in zip(*row, strict=True) if n)
+                for row in zip(
+                    region.bases.tolist(),
+                    region.strides.tolist(),
+                    region.sizes.tolist(),
+                    strict=True,
+                )
+            )
+        )
+
+    def digests(self, pages: Int64s) -> Digests:
+        """Return XXH3-64 of each page's objects, uint64 (n, objects)."""
+        numbers = pages.tolist()
+        columns = [_column(pieces, numbers) for pieces in self.objects]
+        return np.array(columns, np.uint64).T
+
+
+def _column(
+    pieces: tuple[tuple[memoryview, int, int, int], ...], pages: list[int]
+) -> list[int]:
+    digest = xxhash.xxh3_64_intdigest
+    if len(pieces) == 1:
+        view, offset, stride, size = pieces[0]
+        starts = [offset + page * stride for page in pages]
+        return [digest(view[start : start + size]) for start in starts]
+    found = []
+    for page in pages:
+        state = xxhash.xxh3_64()
+        for view, offset, stride, size in pieces:
+            start = offset + page * stride
+            state.update(view[start : start + size])
+        found.append(state.intdigest())
+    return found
+
+
+@attrs.frozen(eq=False)
+class Trailers:
+    """The trailers of a region's pages, one slot for each object of each page.
+
+    A slot belongs to its page, so whoever holds the page's lease holds it too.
+    """
+
+    region: Region
+    hasher: Hasher = attrs.field(repr=False)
+    slots: npt.NDArray[np.void] = attrs.field(repr=False)
+    loan: Loan = attrs.field(repr=False)
+
+    @classmethod
+    def behind(cls, region: Region, lend: Lender = own_memory) -> Trailers:
+        """Put trailers behind the objects of a region.
+
+        Args:
+            region: An engine's memory.
+            lend: Where memory for the trailers comes from.
+
+        Returns:
+            Trailers whose `region` has one more piece for each object: what
+            the backend is told and moves.
+        """
+        shape = (region.pages, len(region.objects))
+        loan = lend(math.prod(shape) * SLOT_BYTES)
+        wide = loan.memory.reshape(*shape, SLOT_BYTES)
+        slots = wide[..., :TRAILER_BYTES].view(TRAILER)[..., 0]
+        base = wide.ctypes.data + SLOT_BYTES * np.arange(shape[1])
+        tables = _with_piece(region, base, SLOT_BYTES * shape[1])
+        longer = attrs.evolve(
+            region,
+            objects=tuple(map(with_trailer, region.objects)),
+            bases=tables[0],
+            strides=tables[1],
+            sizes=tables[2],
+            blocks=(*region.blocks, Block(wide.ctypes.data, wide.nbytes)),
+            owners=(*region.owners, wide),
+        )
+        return cls(longer, Hasher.of(region), slots, loan)
+
+    def seal(self, keys: Sequence[str], pages: Int64s) -> None:
+        """Write the trailers of pages that are about to be stored."""
+        digests = self.hasher.digests(pages).ravel()
+        trailers = sealed(keys, self._nbytes(len(pages)), digests)
+        self.slots[pages] = trailers.reshape(len(pages), -1)
+
+    def blank(self, pages: Int64s) -> None:
+        """Erase trailers, so that one left from before proves nothing."""
+        self.slots[pages] = np.zeros((), TRAILER)
+
+    def check(self, keys: Sequence[str], pages: Int64s, outcomes: Outcomes) -> Outcomes:
+        """Verify what was read and is OK so far.
+
+        Args:
+            keys: The n * objects keys, page-major.
+            pages: int64 (n,), where the pages were read to.
+            outcomes: uint8 (n * objects,), what the backend said.
+        """
+        each = self.slots.shape[1]
+        claimed = (outcomes == Outcome.OK).reshape(-1, each).all(axis=1)
+        if not claimed.any():
+            return outcomes
+        read = pages[claimed]
+        chosen = np.repeat(claimed, each)
+        names = [key for key, one in zip(keys, chosen.tolist(), strict=True) if one]
+        wanted = sealed(
+            names, self._nbytes(len(read)), self.hasher.digests(read).ravel()
+        )
+        verified = outcomes.copy()
+        verified[chosen] = compared(self.slots[read].ravel(), wanted)
+        return verified
+
+    def _nbytes(self, pages: int) -> Int64s:
+        each = self.region.object_bytes - TRAILER_BYTES
+        return np.tile(each, pages)
+
+
+def with_trailer(stored: StoredObject) -> StoredObject:
+    """Return an object as a backend sees it, trailer included."""
+    return attrs.evolve(stored, nbytes=stored.nbytes + TRAILER_BYTES)
+
+
+def _with_piece(region: Region, base: Int64s, stride: int) -> npt.NDArray[np.int64]:
+    """Return bases, strides and sizes with a piece more, int64 (3, o, s + 1)."""
+    rows, width = region.sizes.shape
+    tables = np.zeros((3, rows, width + 1), np.int64)
+    tables[:, :, :width] = region.bases, region.strides, region.sizes
+    # Right behind the last piece: a zero in between would end the row early.
+    last = (region.sizes > 0).sum(axis=1)
+    tables[0, np.arange(rows), last] = base
+    tables[1, np.arange(rows), last] = stride
+    tables[2, np.arange(rows), last] = TRAILER_BYTES
+    # A table that was narrower everywhere keeps no column of zeros.
+    return tables[:, :, : int(last.max()) + 1]

@@ -1,0 +1,135 @@
+"""Who may still touch which page of host memory.
+
+A page under a storage call is leased to it. A call that overran keeps its
+pages until it really ends, since late bytes may still land in them, or late
+reads may still take from them what is stored under an old key. Device copies
+are the engine's own and counted apart.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from kvdock.synchronization import (LONGEST_S, lock_and_condition)
+
+if TYPE_CHECKING:
+    from kvdock.hits import Bools
+    from kvdock.region import Int64s
+
+
+@attrs.frozen(eq=False)
+class Lease:
+    """Pages held for one storage call. Ending it twice does nothing."""
+
+    book: Leases
+    pages: Int64s = attrs.field(repr=False)
+    _open: list[bool] = attrs.field(factory=lambda: [True], repr=False)
+
+    def end(self) -> None:
+        """Let the pages go."""
+        self.book.end(self)
+
+
+class Side(StrEnum):
+    """Whose reference keeps a page from being recycled."""
+
+    HOST = "host"
+    """A transfer to or from storage that has the page on its list."""
+    DEVICE = "device"
+    """A copy between host and device that the engine makes."""
+
+
+class Leases:
+    """References to the pages of one pool.
+
+    A lease is exclusive: one storage call. References only count: transfers
+    that will come to a page later, and the engine's device copies.
+
+    Args:
+        pages: How many pages the pool has.
+    """
+
+    def __init__(self, pages: int) -> None:
+        self._lock, self._changed = lock_and_condition()
+        self._leased = np.zeros(pages, np.bool_)
+        self._references = {side: np.zeros(pages, np.int32) for side in Side}
+        self._order = np.zeros(pages, np.int64)
+
+    @property
+    def leased_pages(self) -> int:
+        """Pages that a storage call may touch."""
+        return int(np.count_nonzero(self._leased))
+
+    def referred_pages(self, side: Side) -> int:
+        """Return how many pages have references of a side."""
+        return int(np.count_nonzero(self._references[side]))
+
+    def take(self, pages: Int64s, *, writing: bool) -> tuple[Bools, Lease]:
+        """Lease those pages that nobody else touches, for a storage call.
+
+        A page that is given twice is leased once: its second position would
+        share the first one's memory.
+
+        Args:
+            pages: int64 (n,), page indices.
+            writing: Whether the call fills them; then no device copy may
+                be under way either.
+
+        Returns:
+            bool (n,), which were leased, and the lease.
+        """
+        places = np.arange(len(pages))
+        taken = pages[:0]
+        try:
+            with self._lock:
+                free = ~self._leased[pages]
+                if writing:
+                    free &= self._references[Side.DEVICE][pages] == 0
+                # The last position that writes its number into a page keeps it.
+                self._order[pages[::-1]] = places[::-1]
+                free &= self._order[pages] == places
+                taken = pages[free]
+                self._leased[taken] = True
+            return free, Lease(self, taken)
+        except BaseException:  # an interrupt: there is no lease that could end
+            with self._lock:
+                self._leased[taken] = False
+            raise
+
+    def end(self, lease: Lease) -> None:
+        """Let a lease's pages go, once."""
+        with self._lock:
+            if lease._open[0]:  # noqa: SLF001 - the lease's own book
+                lease._open[0] = False  # noqa: SLF001 - same
+                self._leased[lease.pages] = False
+                self._changed.notify_all()
+
+    def refer(self, side: Side, pages: npt.ArrayLike, references: int) -> None:
+        """Count references that begin (+1) or end (-1) on pages."""
+        with self._lock:
+            np.add.at(self._references[side], np.asarray(pages, np.int64), references)
+            self._changed.notify_all()
+
+    def busy(self, pages: npt.ArrayLike) -> Bools:
+        """Return which pages must not be recycled yet, bool (n,)."""
+        with self._lock:
+            return self._busy(np.asarray(pages, np.int64))
+
+    def wait(self, pages: npt.ArrayLike, timeout_s: float) -> bool:
+        """Wait until none of the pages is busy; return whether it came true."""
+        which = np.asarray(pages, np.int64)
+        with self._lock:
+            return self._changed.wait_for(
+                lambda: not self._busy(which).any(), min(timeout_s, LONGEST_S)
+            )
+
+    def _busy(self, which: Int64s) -> Bools:
+        busy = self._leased[which]
+        for references in self._references.values():
+            busy |= references[which] > 0
+        return busy

@@ -1,0 +1,34 @@
+"""What a call on an attachment returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from kvdock.batch import (Int64s, Outcomes)
+
+NO_PAGE = -1
+"""Page index of a position for which a pool has no page."""
+
+
+@attrs.frozen(eq=False)
+class Moved:
+    """What became of the pages of one call.
+
+    Args:
+        pages: Length of the prefix that is complete: stored or loaded by all
+            required pools.
+        outcomes: Pool name to uint8 (n,), an `Outcome` for each position; a
+            position without a page is ABSENT.
+        nbytes: Pool name to bytes moved for pages that are OK.
+        places: Pool name to int64 (n,), the page of each position that was
+            asked for; tells where the pages of a trailing window went.
+    """
+
+    pages: int
+    outcomes: Mapping[str, Outcomes] = attrs.field(repr=False)
+    nbytes: Mapping[str, int]
+    places: Mapping[str, Int64s] = attrs.field(factory=dict, repr=False)

@@ -1,0 +1,224 @@
+"""Memory of the core that pages pass through, one area for each batch.
+
+A staged backend is told this memory and never the engine's. An area whose
+call overran stays out of use until the call ends, so late bytes land where
+nobody looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from kvdock.batch import (Outcome, Outcomes)
+from kvdock.region import (Block, Int64s, Region)
+from kvdock.transfer.host_memory import (ALIGN_BYTES, Bytes, Lender, own_memory)
+from kvdock.transfer.integrity import (TRAILER, compared, sealed, with_trailer)
+from kvdock.synchronization import (lock_and_condition, seconds_until)
+from kvdock.routing.verdicts import TRAILER_BYTES
+
+OBJECT_ALIGN_BYTES = 64
+"""Where each object of a row begins."""
+
+
+def _up(number: int, step: int) -> int:
+    return -(-number // step) * step
+
+
+@attrs.frozen(eq=False)
+class Area:
+    """Some rows, each of which takes one page as contiguous objects."""
+
+    staging: Staging
+    first: int
+    rows: Bytes = attrs.field(repr=False)
+
+    def numbers(self, pages: int) -> Int64s:
+        """Return the page indices of the first rows in the staging region."""
+        return np.arange(self.first, self.first + pages)
+
+    def payload(self, at: int, pages: int) -> Bytes:
+        """Return object `at` of the first pages without its trailer."""
+        start, size = self.staging.starts[at], self.staging.payload[at]
+        return self.rows[:pages, start : start + size]
+
+    def give_back(self) -> None:
+        """Let the next batch have it."""
+        self.staging.give_back(self)
+
+
+class Staging:
+    """Areas for the pages of one pool.
+
+    Args:
+        source: The engine's region; tells the objects of a page.
+        areas: How many batches may be under way, late ones included.
+        pages: Rows of an area.
+        trailers: Whether each object is followed by a trailer.
+        pieces: Whether a row is described in the same pieces as a page, so
+            that a probe goes the way that pages go.
+        lend: Where the memory comes from.
+    """
+
+    def __init__(
+        self,
+        source: Region,
+        areas: int,
+        pages: int,
+        *,
+        trailers: bool,
+        pieces: bool = False,
+        lend: Lender = own_memory,
+    ) -> None:
+        self.payload = cast("list[int]", source.object_bytes.tolist())
+        self.trailers = trailers
+        tail = TRAILER_BYTES if trailers else 0
+        ends = [_up(size + tail, OBJECT_ALIGN_BYTES) for size in self.payload]
+        self.starts = [sum(ends[:at]) for at in range(len(ends))]
+        self.row_bytes = _up(sum(ends), ALIGN_BYTES)
+        self._loan = lend(areas * pages * self.row_bytes)
+        memory = self._loan.memory
+        rows = memory.reshape(areas * pages, self.row_bytes)
+        self.area_pages = pages
+        sizes = [
+            ([n for n in row if n] or [0]) if pieces else [sum(row)]
+            for row in source.sizes.tolist()
+        ]
+        self.region = _region(source, memory, self, sizes, tail)
+        self._free = [
+            Area(self, at * pages, rows[at * pages : (at + 1) * pages])
+            for at in range(areas)
+        ]
+        self._areas = areas
+        self._late: set[Area] = set()
+        self._lock, self._changed = lock_and_condition()
+
+    @property
+    def held(self) -> bool:
+        """Whether calls that were left behind have all of the areas."""
+        return len(self._late) >= self._areas
+
+    def take(self, deadline_s: float) -> Area | None:
+        """Wait for an area that is free; None if there is none in time.
+
+        Calls that were left behind may never end; where they have all of the
+        areas, nobody waits.
+        """
+        if not self.enter():
+            return None
+        with self._lock:
+            self._changed.wait_for(
+                lambda: self._free or self.held, seconds_until(deadline_s)
+            )
+            area = self._free.pop() if self._free else None
+        if area is None:
+            self.leave()
+        return area
+
+    def keep(self) -> Area:
+        """Take an area for good; who touches it enters before and leaves after."""
+        return self._free.pop()
+
+    def enter(self) -> bool:
+        """Begin to touch the memory; false once it is to be given back."""
+        return self._loan.enter()
+
+    def leave(self) -> None:
+        """End one use of the memory."""
+        self._loan.leave()
+
+    def left_behind(self, area: Area) -> None:
+        """Note that the call that has an area overran."""
+        with self._lock:
+            # It may have ended already.
+            if area not in self._free:
+                self._late.add(area)
+                self._changed.notify_all()
+
+    def give_back(self, area: Area) -> None:
+        """Let the next batch have an area."""
+        with self._lock:
+            self._free.append(area)
+            self._late.discard(area)
+            self._changed.notify()
+        self.leave()
+
+    def seal(self, area: Area, keys: Sequence[str], pages: int) -> None:
+        """Write the trailers of the first pages of an area."""
+        if self.trailers:
+            wanted = self._wanted(area, keys, pages)
+            for at, trailers in enumerate(self._tails(area, pages)):
+                trailers[:] = wanted[:, at]
+
+    def blank(self, area: Area, pages: int) -> None:
+        """Erase trailers, so that one left from before proves nothing."""
+        if self.trailers:
+            for trailers in self._tails(area, pages):
+                trailers[:] = np.zeros((), TRAILER)
+
+    def check(self, area: Area, keys: Sequence[str], outcomes: Outcomes) -> Outcomes:
+        """Verify the objects of an area that are OK so far."""
+        each = len(self.payload)
+        pages = len(keys) // each
+        if not self.trailers or not (outcomes == Outcome.OK).any():
+            return outcomes
+        wanted = self._wanted(area, keys, pages)
+        verified = outcomes.reshape(pages, each).copy()
+        for at, trailers in enumerate(self._tails(area, pages)):
+            mine = verified[:, at]
+            ok = mine == Outcome.OK
+            mine[ok] = compared(trailers[ok], wanted[ok, at])
+        return verified.ravel()
+
+    def _wanted(
+        self, area: Area, keys: Sequence[str], pages: int
+    ) -> npt.NDArray[np.void]:
+        digest = xxhash.xxh3_64_intdigest
+        columns = [
+            [digest(row) for row in area.payload(at, pages)]
+            for at in range(len(self.payload))
+        ]
+        digests = np.array(columns, np.uint64).T.ravel()
+        nbytes = np.tile(self.payload, pages)
+        return sealed(keys, nbytes, digests).reshape(pages, -1)
+
+    def _tails(self, area: Area, pages: int) -> list[npt.NDArray[np.void]]:
+        return [
+            area.rows[:pages, start + size : start + size + TRAILER_BYTES].view(
+                TRAILER
+            )[:, 0]
+            for start, size in zip(self.starts, self.payload, strict=True)
+        ]
+
+
+def _region(
+    source: Region, memory: Bytes, staging: Staging, sizes: list[list[int]], tail: int
+) -> Region:
+    """Describe staging memory as a pool's, trailers in the objects."""
+    if tail and any(len(row) > 1 for row in sizes):
+        sizes = [[*row, tail] for row in sizes]
+    else:
+        sizes = [[*row[:-1], row[-1] + tail] for row in sizes]
+    width = max(map(len, sizes))
+    tables = np.zeros((3, len(sizes), width), np.int64)
+    for at, row in enumerate(sizes):
+        offsets = np.cumsum([0, *row[:-1]])
+        tables[0, at, : len(row)] = memory.ctypes.data + staging.starts[at] + offsets
+        tables[1, at, : len(row)] = staging.row_bytes
+        tables[2, at, : len(row)] = row
+    return Region(
+        pool=source.pool,
+        pages=len(memory) // staging.row_bytes,
+        objects=tuple(map(with_trailer, source.objects)) if tail else source.objects,
+        bases=tables[0],
+        strides=tables[1],
+        sizes=tables[2],
+        layout=source.layout,
+        blocks=(Block(memory.ctypes.data, memory.nbytes),),
+        owners=(memory,),
+    )

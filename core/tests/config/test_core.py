@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import attrs
+import pytest
+
+from kvdock.config.core import (BreakerSettings, CoreSettings, Deadlines)
+from kvdock.errors import SettingsError
+from kvdock.config.fields import structure
+
+CALLS = [one.name for one in attrs.fields(Deadlines) if one.name != "grace"]
+BOUNDED = [("deadlines", name) for name in CALLS] + [
+    ("breaker", name) for name in ("backoff", "backoff_most", "probe")
+]
+
+
+@pytest.mark.parametrize(("group", "name"), BOUNDED)
+@pytest.mark.parametrize("value", [0, "0 s", "0.5 ms", 0.0])
+def test_nothing_can_be_done_in_no_time(
+    group: str, name: str, value: str | float
+) -> None:
+    with pytest.raises(SettingsError, match=f"{name} must be at least 1 ms, not 0"):
+        structure(CoreSettings, {group: {name: value}}, where="core")
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, -1.0, "inf", "nan"])
+def test_no_deadline_is_endless(value: Any) -> None:
+    with pytest.raises(SettingsError, match="is not a duration"):
+        structure(CoreSettings, {"deadlines": {"get": value}}, where="core")
+    with pytest.raises(SettingsError, match="is not a duration"):
+        attrs.evolve(Deadlines(), get=value)
+
+
+def test_the_bounds_hold_for_settings_made_in_code_too() -> None:
+    with pytest.raises(SettingsError, match="put must be at least 1 ms"):
+        Deadlines(put=0)
+    with pytest.raises(SettingsError, match="probe must be at least 1 ms"):
+        BreakerSettings(probe=0)
+
+
+def test_a_moment_of_grace_may_be_none() -> None:
+    assert Deadlines(grace=0).grace == 0

@@ -1,0 +1,339 @@
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from kvdock.config.sources import (Setting, explain, load_configuration)
+from kvdock.config.core import (CallSettings, CoreSettings, Integrity, Staging, StopPolicy, TransferSettings)
+from kvdock.errors import SettingsError
+from kvdock.config.structure import Elsewhere
+from kvdock.config.fields import (option, parse_seconds, secret, size, structure)
+
+
+@attrs.frozen
+class StoreSettings:
+    server: str = option(help="Where it listens.")
+    token: str = secret("", help="Who we are.")
+    space: int = size(1 << 20, help="How much it may take.")
+
+
+@attrs.frozen
+class ForeignLimits:
+    room: int = size(
+        1 << 10, help="How much.", elsewhere=Elsewhere(variable="THEIR_ROOM")
+    )
+
+
+@attrs.frozen
+class ForeignSettings:
+    server: str = option(
+        "", help="Where.", elsewhere=Elsewhere(variable="THEIR_SERVER")
+    )
+    token: str = secret("", help="Who.", elsewhere=Elsewhere(variable="THEIR_TOKEN"))
+    limits: ForeignLimits = attrs.field(factory=ForeignLimits)
+
+
+SCHEMAS = {"backends.store": StoreSettings}
+
+
+def rows(*args: object, **kwargs: object) -> dict[str, Setting]:
+    configuration = load_configuration(*args, **kwargs)  # type: ignore[arg-type]
+    return {row.path: row for row in explain(configuration, SCHEMAS)}
+
+
+def test_the_stronger_source_wins_and_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "kvdock.toml"
+    file.write_text(
+        '[core]\nintegrity = "off"\n[core.deadlines]\nget = "1 s"\nput = "2 s"\n'
+        'exists = "3 s"\n'
+    )
+    environ = {
+        "KVDOCK_CONFIG": str(file),
+        "KVDOCK_CORE__DEADLINES__PUT": "20 ms",
+        "KVDOCK_CORE__DEADLINES__EXISTS": "30 ms",
+        "HOME": "/",
+    }
+    engine = {"core": {"deadlines": {"exists": 0.5}}}
+    core = load_configuration(engine, environ=environ).core
+    assert core.integrity is Integrity.OFF
+    assert core.deadlines.get == 1.0
+    assert core.deadlines.put == 0.02
+    assert core.deadlines.exists == 0.5
+    assert core.deadlines.clear == CoreSettings().deadlines.clear
+    assert {
+        path: row.origin
+        for path, row in rows(
+            engine, environ=environ | {"KVDOCK_BACKENDS__STORE__SERVER": "x"}
+        ).items()
+        if row.origin != "default"
+    } == {
+        "core.integrity": f"file {file}",
+        "core.deadlines.get": f"file {file}",
+        "core.deadlines.put": "environment KVDOCK_CORE__DEADLINES__PUT",
+        "core.deadlines.exists": "engine",
+        "backends.store.server": "environment KVDOCK_BACKENDS__STORE__SERVER",
+    }
+
+
+def test_a_value_beside_settings_of_its_name_is_refused() -> None:
+    given = {"KVDOCK_CORE__DEADLINES": "5 s", "KVDOCK_CORE__DEADLINES__GET": "2 s"}
+    with pytest.raises(SettingsError) as refused:
+        load_configuration(environ=given)
+    assert str(refused.value) == (
+        "core.deadlines is a group of settings in environment "
+        "KVDOCK_CORE__DEADLINES__GET, and one value in environment "
+        "KVDOCK_CORE__DEADLINES. Remove the one that is wrong."
+    )
+
+
+def test_a_setting_without_a_name_is_refused() -> None:
+    engine: Any = {"backends": {"file": {3: "x"}}}
+    with pytest.raises(SettingsError, match="settings have names, not 3"):
+        load_configuration(engine, environ={})
+
+
+def test_a_json_file_does_as_well(tmp_path: Path) -> None:
+    file = tmp_path / "kvdock.json"
+    file.write_text(json.dumps({"core": {"transfers": {"stop": "wait_complete"}}}))
+    core = load_configuration(file=file, environ={}).core
+    assert core.transfers.stop is StopPolicy.WAIT_COMPLETE
+
+
+def test_what_kubernetes_sets_for_services_of_our_name_is_no_setting() -> None:
+    address = "10.0.0.11"
+    service = {
+        "SERVICE_HOST": address,
+        "SERVICE_PORT": "8080",
+        "SERVICE_PORT_HTTP_METRICS": "8080",
+        "PORT": f"tcp://{address}:8080",
+        "PORT_8080_TCP": f"tcp://{address}:8080",
+        "PORT_8080_TCP_PROTO": "tcp",
+        "PORT_8080_TCP_PORT": "8080",
+        "PORT_8080_TCP_ADDR": address,
+        "PORT_53_UDP": f"udp://{address}:53",
+    }
+    environ = {
+        f"{name}_{rest}": value
+        for name in ("KVDOCK", "KVDOCK_MASTER", "KVDOCK_FILE_STORE")
+        for rest, value in service.items()
+    }
+    assert load_configuration(environ=environ) == load_configuration(environ={})
+
+
+@pytest.mark.parametrize(
+    "name", ["KVDOCK_PORT", "KVDOCK_BACKENDS_STORE_PORT", "KVDOCK_SERVICE"]
+)
+def test_what_only_looks_like_a_service_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name} is no setting"):
+        load_configuration(environ={name: "50051"})
+
+
+def test_a_setting_may_be_called_like_what_kubernetes_sets() -> None:
+    environ = {
+        "KVDOCK_BACKENDS__STORE__PORT": "tcp://h:1",
+        "KVDOCK_BACKENDS__STORE__SERVICE_HOST": "h",
+    }
+    found = load_configuration(environ=environ).backends["store"]
+    assert found == {"port": "tcp://h:1", "service_host": "h"}
+
+
+def test_lists_are_written_with_commas_in_the_environment() -> None:
+    environ = {"KVDOCK_CORE__OBSERVERS": "metrics, tracing"}
+    assert load_configuration(environ=environ).core.observers == ("metrics", "tracing")
+
+
+@pytest.mark.parametrize(
+    ("engine", "environ", "message"),
+    [
+        ({"cores": {}}, {}, "engine: there is no section 'cores'.*'core'"),
+        (
+            {"core": {"deadlines": {"gte": 1}}},
+            {},
+            r"core: unknown setting 'deadlines\.gte' \(engine\).*'get'",
+        ),
+        (
+            {},
+            {"KVDOCK_CORE__INTEGRTY": "off"},
+            "KVDOCK_CORE__INTEGRTY.*'integrity'",
+        ),
+        ({}, {"KVDOCK_PLUGIN": "x"}, "KVDOCK_PLUGIN is no setting.*'KVDOCK_PLUGINS'"),
+        (
+            {},
+            {"KVDOCK_CORE__INTEGRITY": "offf"},
+            r"integrity \(environment KVDOCK_CORE__INTEGRITY\): 'offf' is.*'off'",
+        ),
+        (
+            {"core": {"deadlines": {"get": "soon"}}},
+            {},
+            r"deadlines\.get \(engine\): 'soon' is not a duration",
+        ),
+        (
+            {"core": {"calls": {"at_once": 0}}},
+            {},
+            r"calls\.at_once \(engine\) must be at least 1, not 0",
+        ),
+        ({"core": {"deadlines": 5}}, {}, "'deadlines' is a group"),
+        ({"core": 5}, {}, "not made of settings"),
+        ({"backends": {"store": 5}}, {}, "not made of settings"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name_with_the_way_out(
+    engine: dict[str, object], environ: dict[str, str], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load_configuration(engine, environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "wrong", "right"),
+    [
+        (CoreSettings, "integrity", "offf", Integrity.OFF),
+        (CallSettings, "staging", "alway", Staging.ALWAYS),
+        (TransferSettings, "stop", "wait_compleet", StopPolicy.WAIT_COMPLETE),
+    ],
+)
+def test_a_setting_with_a_list_of_words_takes_no_other_even_from_code(
+    build: type, name: str, wrong: str, right: StrEnum
+) -> None:
+    with pytest.raises(SettingsError, match=f"{wrong!r} is not known.*{right.value!r}"):
+        build(**{name: wrong})
+    for value in (None, 3, ""):
+        with pytest.raises(SettingsError, match=f"Known words: .*{right.value}"):
+            build(**{name: value})
+    for given in (right, right.value):
+        assert getattr(build(**{name: given}), name) is right
+
+
+def test_a_backend_that_is_not_there_gets_no_settings() -> None:
+    engine = {"backends": {"stroe": {"server": "x"}}}
+    with pytest.raises(SettingsError, match=r"'stroe'.*\(engine\).*'store'"):
+        rows(engine, environ={})
+
+
+def test_an_unknown_setting_of_a_backend_names_its_source() -> None:
+    environ = {"KVDOCK_BACKENDS__STORE__SEVRER": "x"}
+    with pytest.raises(SettingsError, match=r"SEVRER\)\. Did you mean 'server'"):
+        rows(environ=environ)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    for name, content, message in (
+        ("a.ini", "", "neither TOML nor JSON"),
+        ("b.toml", "[", "cannot be read"),
+        ("c.json", "[]", "holds no settings but a list"),
+        ("d.json", "[" * 100_000, "cannot be read"),
+    ):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(SettingsError, match=message):
+            load_configuration(file=tmp_path / name, environ={})
+    with pytest.raises(SettingsError, match="cannot be read"):
+        load_configuration(file=tmp_path / "none.toml", environ={})
+
+
+def test_variables_of_others_are_the_weakest_source_and_are_named(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "kvdock.toml"
+    file.write_text('[backends.foreign.limits]\nroom = "2 KiB"\n')
+    others = {"THEIR_SERVER": "theirs", "THEIR_TOKEN": "sesame", "THEIR_ROOM": "5 KiB"}
+
+    def found(environ: dict[str, str], engine: dict[str, object]) -> dict[str, str]:
+        configuration = load_configuration(engine, environ=environ)
+        schemas = {"backends.foreign": ForeignSettings}
+        return {
+            row.path.removeprefix("backends.foreign."): f"{row.value}, {row.origin}"
+            for row in explain(configuration, schemas, environ=environ)
+            if row.path.startswith("backends")
+        }
+
+    assert found(others, {}) == {
+        "server": "theirs, environment THEIR_SERVER",
+        "token": "<hidden>, environment THEIR_TOKEN",
+        "limits.room": "5 KiB, environment THEIR_ROOM",
+    }
+    ours = {"KVDOCK_BACKENDS__FOREIGN__SERVER": "ours", "KVDOCK_CONFIG": str(file)}
+    engine: dict[str, object] = {"backends": {"foreign": {"token": ""}}}
+    assert found({**others, **ours}, engine) == {
+        "server": "ours, environment KVDOCK_BACKENDS__FOREIGN__SERVER",
+        "token": ", engine",
+        "limits.room": f"2 KiB, file {file}",
+    }
+
+
+@attrs.frozen(kw_only=True)
+class Fleet:
+    servers: tuple[str, ...] = option((), help="Where they are.")
+
+
+def test_no_password_in_a_list_of_addresses_is_shown() -> None:
+    servers = ["redis://me:se@same@one:1/0", "redis://two:1/0", "redis://three/a@b"]
+    given = load_configuration({"backends": {"f": {"servers": servers}}}, environ={})
+    found = {row.path: row.value for row in explain(given, {"backends.f": Fleet})}
+    assert found["backends.f.servers"] == (
+        "redis://<hidden>@one:1/0, redis://two:1/0, redis://three/a@b"
+    )
+
+
+def test_secrets_are_never_shown() -> None:
+    store = {"server": "redis://me:sesame@host:1/0", "token": "sesame"}
+    found = rows({"backends": {"store": store}}, environ={})
+    assert found["backends.store.token"].value == "<hidden>"
+    assert found["backends.store.server"].value == "redis://<hidden>@host:1/0"
+    assert not any("sesame" in row.value for row in found.values())
+    assert "sesame" not in repr(structure(StoreSettings, store, where="store")).replace(
+        store["server"], ""
+    )
+
+
+def test_what_is_missing_is_shown_as_missing() -> None:
+    found = rows(environ={})
+    assert found["backends.store.server"].origin == "MISSING"
+    assert found["backends.store.space"].value == "1048576 B"
+
+
+def test_every_setting_of_the_core_says_what_it_is_for() -> None:
+    assert not [row.path for row in rows(environ={}).values() if not row.help]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("250 ms", 0.25),
+        ("5s", 5),
+        ("1.5", 1.5),
+        (2, 2.0),
+        ("2 min", 120),
+        ("10us", 1e-5),
+    ],
+)
+def test_durations_have_units(text: str | float, seconds: float) -> None:
+    assert parse_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-1", "1 day", True, -1, float("inf")])
+def test_what_is_no_duration_is_refused(text: str | float) -> None:
+    with pytest.raises(SettingsError, match="not a duration"):
+        parse_seconds(text)
+
+
+@pytest.mark.parametrize(
+    "value", [None, [], {}, b"1", True, "", "9" * 5000, float("inf"), float("nan"), -1]
+)
+@pytest.mark.parametrize(
+    ("group", "name", "wanted"),
+    [
+        ("deadlines", "get", "is not a duration"),
+        ("calls", "batch_bytes", "is not a size in bytes"),
+        ("calls", "at_once", "is not a whole number|must be at least 1"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_in_the_words_of_its_setting(
+    group: str, name: str, wanted: str, value: object
+) -> None:
+    with pytest.raises(SettingsError, match=wanted):
+        load_configuration({"core": {group: {name: value}}}, environ={})

@@ -1,0 +1,359 @@
+"""A backend in memory with switches for everything that can go wrong.
+
+`Shelf` is a plugin of its own; `Engine` attaches pools to it and knows what
+each page must hold.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import pluggy
+
+from kvdock.plugin import hookspecs
+from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
+from kvdock.config.core import (CoreSettings, Integrity)
+from kvdock.plugin.discovery import (Candidate, LoadedPlugin)
+from kvdock.dock import Backend, Dock
+from kvdock.plugin.hookspecs import (AttachConfig, hookimpl)
+from kvdock.keys import Namespace, key_suffixes
+from kvdock.plugin.manifest import (API_VERSION, KindSupport, Manifest, Scope, Support)
+from kvdock.pools.spec import (HitPolicy, Layout, Part, Per, PoolKind, PoolSpec, Shard)
+from kvdock.region import Region
+from kvdock.routing.plan import Needs
+from kvdock.transfer import Attachment
+from kvdock.config.fields import structure
+
+Bytes = npt.NDArray[np.uint8]
+Trouble = Callable[[Batch], BatchResult | None]
+"""Called before a batch; answers it in the shelf's place, or lets it pass."""
+
+PAGES = 24
+
+
+def memory_at(address: int, nbytes: int) -> memoryview:
+    raw: Any = (ctypes.c_char * nbytes).from_address(address)
+    return memoryview(raw).cast("B")
+
+
+@attrs.define(eq=False)
+class Shelf:
+    """Objects by key, as bytes. A handle is the name of its pool."""
+
+    name: str = "shelf"
+    zero_copy: Support = Support.NATIVE
+    multi_buffer: Support = Support.NATIVE
+    integrity: Support = Support.NO
+    max_batch_keys: int = 0
+    objects: dict[str, bytes] = attrs.field(factory=dict)
+    regions: dict[str, Region] = attrs.field(factory=dict)
+    calls: list[Batch] = attrs.field(factory=list)
+    released: list[object] = attrs.field(factory=list)
+    trouble: Trouble | None = None
+    inside: int = 0
+    lock: threading.Lock = attrs.field(factory=threading.Lock)
+
+    @hookimpl
+    def kvdock_manifest(self) -> Manifest:
+        kind = KindSupport(
+            hit_policies=HitPolicy,
+            split_heads=Support.NATIVE,
+            draft=Support.NATIVE,
+            multi_buffer=self.multi_buffer,
+        )
+        return Manifest(
+            name=self.name,
+            api=API_VERSION,
+            summary="objects in memory",
+            kinds=dict.fromkeys(PoolKind, kind),
+            zero_copy=self.zero_copy,
+            integrity=self.integrity,
+            durability=Scope.PROCESS,
+            max_batch_keys=self.max_batch_keys,
+        )
+
+    @hookimpl
+    def kvdock_register_pool(
+        self, pool: PoolSpec, region: Region, config: AttachConfig
+    ) -> str:
+        del config
+        self.regions[pool.name] = region
+        return pool.name
+
+    @hookimpl
+    def kvdock_key_suffix(self, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
+        return key_suffixes(pool, shard)
+
+    @hookimpl
+    def kvdock_batch_io(self, handle: str, batch: Batch) -> BatchResult:
+        with self.lock:
+            self.inside += 1
+            self.calls.append(batch)
+        try:
+            answer = self.trouble(batch) if self.trouble else None
+            return self.serve(handle, batch) if answer is None else answer
+        finally:
+            with self.lock:
+                self.inside -= 1
+
+    @hookimpl
+    def kvdock_release(self, handle: str) -> None:
+        self.released.append(handle)
+
+    def serve(self, handle: str, batch: Batch) -> BatchResult:
+        self.check_memory(handle, batch)
+        outcomes = np.zeros(len(batch), np.uint8)
+        for row, key in enumerate(batch.keys):
+            outcomes[row] = self.serve_one(batch, row, key)
+        return BatchResult.of(batch, outcomes)
+
+    def serve_one(self, batch: Batch, row: int, key: str) -> Outcome:
+        if batch.operation is Operation.CLEAR:
+            gone = [one for one in self.objects if one.startswith(key)]
+            for one in gone:
+                self.objects.pop(one, None)
+            return Outcome.OK
+        if batch.operation is Operation.DELETE:
+            self.objects.pop(key, None)
+            return Outcome.OK
+        if batch.operation is Operation.EXISTS:
+            return Outcome.OK if key in self.objects else Outcome.ABSENT
+        pieces = [
+            memory_at(int(at), int(size))
+            for at, size in zip(batch.addresses[row], batch.sizes[row], strict=True)
+            if size
+        ]
+        if batch.operation is Operation.PUT:
+            self.objects.setdefault(key, b"".join(pieces))
+            return Outcome.OK
+        stored = self.objects.get(key)
+        if stored is None:
+            return Outcome.ABSENT
+        # Like a careless client: what is too long is cut, too short is left.
+        at = 0
+        for piece in pieces:
+            part = stored[at : at + len(piece)]
+            piece[: len(part)] = part
+            at += len(piece)
+        return Outcome.OK
+
+    def check_memory(self, handle: str, batch: Batch) -> None:
+        """Refuse addresses that no registered block has, as RDMA would."""
+        blocks = self.regions[handle].blocks
+        for at, size in zip(
+            batch.addresses.ravel().tolist(), batch.sizes.ravel().tolist(), strict=True
+        ):
+            assert not size or any(
+                block.address <= at and at + size <= block.address + block.nbytes
+                for block in blocks
+            ), "memory that was never registered"
+        if not self.multi_buffer:
+            pieces = (batch.sizes > 0).sum(axis=1) if batch.sizes.size else np.zeros(1)
+            assert pieces.max() <= 1, "one piece at a time was declared"
+
+    def backend(self) -> Backend:
+        """Load it as discovery would, without an entry point."""
+        manager = pluggy.PluginManager(hookspecs.PROJECT)
+        manager.add_hookspecs(hookspecs)
+        manager.register(self, name=self.name)
+        candidate = Candidate(
+            name=self.name, value="shelf", distribution="tests", version="0"
+        )
+        return Backend(
+            LoadedPlugin(
+                candidate=candidate,
+                manifest=self.kvdock_manifest(),
+                path=__file__,
+                manager=manager,
+                implemented=frozenset(
+                    name for name in dir(self) if name.startswith("kvdock_")
+                ),
+            )
+        )
+
+
+def hashes(count: int, first: int = 0) -> list[str]:
+    return [f"{page:064x}" for page in range(first, first + count)]
+
+
+def attention(**more: Any) -> PoolSpec:
+    parts = [Part(name, "f16", (2, 8), shard_axis=0) for name in ("k", "v")]
+    given: dict[str, Any] = {
+        "name": "kv",
+        "kind": PoolKind.MHA,
+        "parts": parts,
+        "layers": range(2),
+        "page_tokens": 4,
+        "anchor": True,
+        **more,
+    }
+    return PoolSpec(**given)
+
+
+def draft() -> PoolSpec:
+    return attention(
+        name="draft", anchor=False, draft=True, required=False, indices_from="kv",
+        layers=range(1),
+    )  # fmt: skip
+
+
+def states() -> PoolSpec:
+    return PoolSpec(
+        name="mamba",
+        kind=PoolKind.MAMBA,
+        parts=[
+            Part("temporal", "f32", (4, 4), Per.PAGE),
+            Part("conv_0", "f16", (6,), Per.PAGE),
+        ],
+        layers=[1, 3],
+        page_tokens=4,
+        hit_policy=HitPolicy.TRAILING_PAGES,
+        window_pages=1,
+    )
+
+
+def indexer() -> PoolSpec:
+    return PoolSpec(
+        name="indexer",
+        kind=PoolKind.INDEXER,
+        parts=[Part("indexer", "u8", (33,))],
+        layers=range(3),
+        page_tokens=4,
+        indices_from="kv",
+        layout=Layout.LAYER_FIRST,
+    )
+
+
+@attrs.define(eq=False)
+class Engine:
+    """Pools of an engine on one shelf (or several), and what pages must hold."""
+
+    shelves: Sequence[Shelf] = attrs.field(factory=lambda: (Shelf(),))
+    pools: Sequence[PoolSpec] = attrs.field(factory=lambda: (attention(),))
+    core: CoreSettings = attrs.field(factory=CoreSettings)
+    overrides: Mapping[str, str] = attrs.field(factory=dict)
+    observers: Sequence[object] = ()
+    shard: Shard = attrs.field(factory=Shard)
+    memory: dict[str, Bytes] = attrs.field(init=False)
+    attachment: Attachment = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        backends = {shelf.name: shelf.backend() for shelf in self.shelves}
+        for backend in backends.values():
+            for observer in self.observers:
+                backend.plugin.manager.register(observer)
+        dock = Dock(backends)
+        plan = dock.plan(
+            self.pools,
+            self.shard,
+            overrides=self.overrides,
+            needs=Needs(checks=self.core.integrity),
+        )
+        self.memory = {
+            pool.name: np.zeros((PAGES, pool.page_bytes(self.shard)), np.uint8)
+            for pool in self.pools
+        }
+        regions = {
+            pool.name: Region.of(pool, self.shard, [self.memory[pool.name]], PAGES)
+            if pool.physical
+            else Region.of(pool, self.shard, [], PAGES)
+            for pool in self.pools
+        }
+        self.attachment = Attachment.open(
+            dock, plan, Namespace(model="m"), regions, core=self.core
+        )
+
+    @property
+    def shelf(self) -> Shelf:
+        return self.shelves[0]
+
+    def content(self, pool: str, page_hash: str) -> Bytes:
+        """What a page of a pool holds, by its hash alone."""
+        spec = next(one for one in self.pools if one.name == pool)
+        seed = [int(page_hash, 16), *pool.encode()]
+        generator = np.random.default_rng(seed)
+        size = spec.page_bytes(self.shard)
+        return generator.integers(0, 256, size, np.uint8)
+
+    def rows(self, pool: str, pages: Sequence[int]) -> Bytes:
+        """Pages of a pool as the engine sees them, in any layout."""
+        berth = self.attachment._moorings.berths[pool]
+        rows = np.zeros((len(pages), berth.page_bytes), np.uint8)
+        berth.region.gather(pages, rows)
+        return rows
+
+    def fill(self, names: Sequence[str], pages: Sequence[int]) -> None:
+        """Compute the pages of a prefix, as a prefill would."""
+        for pool in self.pools:
+            if pool.physical:
+                berth = self.attachment._moorings.berths[pool.name]
+                rows = np.stack([self.content(pool.name, name) for name in names])
+                berth.region.scatter(pages, rows)
+
+    def where(self, pages: Sequence[int]) -> dict[str, Sequence[int]]:
+        return {pool.name: pages for pool in self.pools if pool.physical}
+
+    def holds(self, pool: str, page_hash: str, page: int) -> bool:
+        """Whether a page is what was computed for this hash."""
+        mine = self.rows(pool, [page])[0]
+        return bool(np.array_equal(mine, self.content(pool, page_hash)))
+
+    def blank(self) -> None:
+        for memory in self.memory.values():
+            memory[:] = 0xEE
+
+
+HASTE_S = 0.3
+"""Deadline of what is meant to hang."""
+
+
+def patient(**more: Any) -> CoreSettings:
+    """Settings with which nothing is late by accident, on a busy machine too."""
+    calls = ("exists", "get", "put", "delete", "clear", "release", "close")
+    given: dict[str, Any] = {
+        "deadlines": dict.fromkeys(calls, "20 s"),
+        "breaker": {"backoff": "40 ms", "backoff_most": "80 ms", "probe": "5 s"},
+    }
+    return structure(CoreSettings, given | more, where="tests")
+
+
+def hasty(*calls: str, **more: Any) -> CoreSettings:
+    """Settings with short deadlines for the calls that are meant to hang."""
+    core = patient(**more)
+    deadlines = attrs.evolve(core.deadlines, **dict.fromkeys(calls, HASTE_S))
+    return attrs.evolve(core, deadlines=deadlines)
+
+
+def until(condition: Callable[[], bool], patience_s: float = 5.0) -> None:
+    """Poll until something is so, or fail."""
+    end = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.001)
+
+
+__all__ = [
+    "HASTE_S",
+    "PAGES",
+    "Bytes",
+    "Engine",
+    "Integrity",
+    "Shelf",
+    "Trouble",
+    "attention",
+    "draft",
+    "hashes",
+    "hasty",
+    "indexer",
+    "memory_at",
+    "patient",
+    "states",
+    "until",
+]

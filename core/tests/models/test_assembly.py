@@ -1,0 +1,522 @@
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+from typing import Any
+
+import attrs
+import pytest
+
+from kvdock.models.assembly import (Assembly, Deployment, assemble)
+from kvdock.models.memory_budget import HostBudget
+from kvdock.errors import PoolError
+from kvdock.keys import (
+    Namespace,
+    check_suffixes,
+    key_suffixes,
+    namespace_digest,
+    namespace_record,
+)
+from kvdock.models.description import (ModelDescription, describe, load_model, shipped_models)
+from kvdock.pools.spec import (ContextSplit, DType, HitPolicy, PoolKind, PoolSpec, Shard, Sharding)
+
+DRAFTED = [
+    (name, draft)
+    for name in shipped_models()
+    for draft in ("", *load_model(name).drafts)
+]
+
+
+def pools_of(name: str, draft: str = "", **deployment: Any) -> Assembly:
+    return assemble(load_model(name), Deployment(**deployment), draft=draft)
+
+
+@pytest.mark.parametrize(("name", "draft"), DRAFTED)
+def test_every_shipped_model_has_one_writer_for_every_object(
+    name: str, draft: str
+) -> None:
+    for tp_size, pp_size, cp_size in product((1, 2, 8), (1, 3), (1, 2)):
+        assembly = pools_of(
+            name, draft, tp_size=tp_size, pp_size=pp_size, cp_size=cp_size
+        )
+        shards = list(assembly.shards())
+        assert len(shards) == tp_size * pp_size * cp_size
+        for pool in assembly.pools:
+            writers: Counter[str] = Counter()
+            for shard in shards:
+                for stored in pool.objects(shard):
+                    writers[stored.coordinate] += pool.writes(shard)
+            assert set(writers.values()) == {1}, pool.name
+
+
+@pytest.mark.parametrize(("name", "draft"), DRAFTED)
+def test_the_layers_of_every_shipped_model_all_keep_something(
+    name: str, draft: str
+) -> None:
+    model = load_model(name)
+    assembly = pools_of(name, draft)
+    held = {layer for pool in assembly.pools for layer in pool.layers}
+    total = model.layers + (model.drafts[draft].layers if draft else 0)
+    assert held == set(range(total))
+
+
+@pytest.mark.parametrize(("name", "draft"), DRAFTED)
+def test_the_keys_of_every_shipped_model_are_lawful(name: str, draft: str) -> None:
+    assembly = pools_of(name, draft, tp_size=8, pp_size=3)
+    for shard in assembly.shards():
+        check_suffixes(
+            "any",
+            [
+                (pool, key_suffixes(pool, shard), pool.objects(shard))
+                for pool in assembly.pools
+            ],
+        )
+
+
+def summary(assembly: Assembly) -> dict[str, tuple[str, str, str]]:
+    return {
+        pool.name: (str(pool.kind), str(pool.sharding), str(pool.hit_policy))
+        for pool in assembly.pools
+    }
+
+
+# One system of pools for each of the field reports that this model began with.
+REPLICATED_ALL = ("replicated", "all_pages")
+
+
+def test_sparse_attention_with_a_draft_of_its_own_kind() -> None:
+    """Draft offload: MLA and indexer, and both again for the draft."""
+    for name in ("glm-5", "deepseek-v3.2"):
+        assembly = pools_of(name, "mtp", tp_size=8)
+        assert summary(assembly) == {
+            "kv": ("mla", *REPLICATED_ALL),
+            "indexer": ("indexer", *REPLICATED_ALL),
+            "draft": ("mla", *REPLICATED_ALL),
+            "draft_indexer": ("indexer", *REPLICATED_ALL),
+        }
+        assert [p.required for p in assembly.pools] == [True, True, False, False]
+
+
+def test_a_draft_per_head_on_a_replicated_target_is_written_by_every_rank() -> None:
+    """Draft offload: the draft's kind does not follow the target's."""
+    assembly = pools_of("deepseek-v3", "eagle", tp_size=8)
+    kv, draft = assembly.pools
+    writers = {
+        pool.name: [pool.writes(shard) for shard in assembly.shards()]
+        for pool in (kv, draft)
+    }
+    assert writers == {"kv": [True] + [False] * 7, "draft": [True] * 8}
+
+
+def test_a_hybrid_linear_target_may_have_a_draft() -> None:
+    """Draft offload: the case that engines skip with a warning."""
+    assert summary(pools_of("qwen3-next-80b", "mtp", tp_size=2)) == {
+        "kv": ("mha", "heads", "all_pages"),
+        "mamba": ("mamba", "rank", "trailing_pages"),
+        "draft": ("mha", "heads", "all_pages"),
+    }
+
+
+def test_states_beside_latents_are_written_by_every_rank() -> None:
+    """Hybrid pools: sharded states beside a replicated target."""
+    assembly = pools_of("kimi-linear-48b", tp_size=4)
+    kv, mamba = assembly.pools
+    assert (kv.kind, mamba.kind) == (PoolKind.MLA, PoolKind.MAMBA)
+    assert all(mamba.writes(shard) for shard in assembly.shards())
+    assert sum(kv.writes(shard) for shard in assembly.shards()) == 1
+
+
+@pytest.mark.parametrize("name", ["jamba-1.5-mini", "qwen3-next-80b"])
+def test_mamba_hybrids_have_attention_and_states(name: str) -> None:
+    kinds = {pool.kind for pool in pools_of(name).pools}
+    assert kinds == {PoolKind.MHA, PoolKind.MAMBA}
+
+
+def test_compressed_attention_hangs_on_a_logical_anchor() -> None:
+    """Windows and compressed KV: two index sources, two policies."""
+    assembly = pools_of("deepseek-v4-flash", "mtp")
+    sources = {
+        pool.name: (pool.indices_from, str(pool.hit_policy)) for pool in assembly.pools
+    }
+    trailing = ("swa", "trailing_pages")
+    assert sources == {
+        "kv": (None, "all_pages"),
+        "swa": (None, "trailing_pages"),
+        "deepseek_v4_c4": ("kv", "all_pages"),
+        "deepseek_v4_c4_indexer": ("kv", "all_pages"),
+        "deepseek_v4_c128": ("kv", "all_pages"),
+        "deepseek_v4_c4_state": trailing,
+        "deepseek_v4_c4_indexer_state": trailing,
+        "deepseek_v4_c128_state": trailing,
+        "draft_swa": trailing,
+    }
+    assert not assembly.pools[0].physical
+    bytes_of = {pool.name: pool.page_bytes(Shard()) for pool in assembly.pools}
+    assert bytes_of["swa"] == 43 * 260 * 576
+    assert bytes_of["deepseek_v4_c4"] == 21 * 65 * 576
+    assert bytes_of["deepseek_v4_c128"] == 20 * 3 * 576
+
+
+def test_positions_and_scales_may_lie_in_pools_of_their_own() -> None:
+    names = {pool.name for pool in pools_of("deepseek-v4-flash-split").pools}
+    assert {"deepseek_v4_c4_rope", "deepseek_v4_c4_indexer_scale"} <= names
+
+
+@pytest.mark.parametrize("name", ["gemma-3-27b", "gpt-oss-120b", "mistral-7b"])
+def test_windows_have_trailing_pools(name: str) -> None:
+    swa = pools_of(name).pools[1]
+    assert swa.kind is PoolKind.SWA
+    assert swa.hit_policy is HitPolicy.TRAILING_PAGES
+
+
+def test_pages_that_go_straight_to_a_peer_are_those_of_the_store() -> None:
+    """Direct transfer works token by token: pages of one token are pages too."""
+    assembly = pools_of("deepseek-v3.2", page_tokens=1, layout="layer_first")
+    assert [pool.page_bytes(Shard()) for pool in assembly.pools] == [
+        61 * 576 * 2,
+        61 * 132,
+    ]
+
+
+def test_a_store_that_spills_to_disks_sees_the_same_pools() -> None:
+    """Spilling is the store's own business: nothing in a pool depends on it."""
+    assert summary(pools_of("llama-3.1-8b")) == {"kv": ("mha", "heads", "all_pages")}
+
+
+def second_geometry() -> ModelDescription:
+    window = {"family": "swa", "heads": 2, "window": 128}
+    return describe(
+        "two-windows",
+        {
+            "model": "m",
+            "summary": "two window geometries and a keys-only indexer",
+            "layers": 4,
+            "page_tokens": 64,
+            "pools": [
+                {
+                    "family": "mha",
+                    "name": "kv",
+                    "anchor": True,
+                    "layers": "0",
+                    "heads": 2,
+                    "head_dim": 8,
+                    "v_head_dim": 4,
+                },
+                window | {"name": "swa", "layers": [1, 2], "head_dim": 8},
+                window | {"name": "auxiliary_swa", "layers": "3", "head_dim": 16},
+                {
+                    "family": "k_only",
+                    "name": "indexer",
+                    "indices_from": "kv",
+                    "layers": "0",
+                    "heads": 2,
+                    "head_dim": 4,
+                },
+            ],
+        },
+    )
+
+
+def test_a_second_window_geometry_and_keys_alone_are_pools_like_others() -> None:
+    assembly = assemble(second_geometry(), Deployment(tp_size=2))
+    assert [pool.kind for pool in assembly.pools] == ["mha", "swa", "swa", "k_only"]
+
+
+def test_every_ratio_of_compression_is_a_pool_like_others() -> None:
+    ratios = (1, 2, 4, 128)
+    data = {
+        "model": "m",
+        "summary": "all ratios",
+        "layers": 8,
+        "page_tokens": 256,
+        "pools": [
+            {"family": "logical", "name": "kv", "anchor": True},
+            *(
+                {
+                    "family": "compressed",
+                    "name": f"deepseek_v4_c{ratio}",
+                    "indices_from": "kv",
+                    "layers": f"{n}",
+                    "ratio": ratio,
+                    "row_bytes": 256 + 16,
+                    "encoding": "fp4_e2m1 512 with scales",
+                }
+                for n, ratio in enumerate(ratios)
+            ),
+        ],
+    }
+    assembly = assemble(describe("all-ratios", data))
+    sizes = [pool.page_bytes(Shard()) for pool in assembly.pools[1:]]
+    assert sizes == [256 // ratio * 272 for ratio in ratios]
+
+
+def digest(assembly: Assembly) -> str:
+    return namespace_digest(namespace_record(Namespace(model="m"), assembly.pools))
+
+
+def test_packed_draft_layers_make_larger_pages_and_another_namespace() -> None:
+    plain = pools_of("deepseek-v3.2")
+    packed = pools_of("deepseek-v3.2", "mtp", packed=True)
+    assert [pool.name for pool in packed.pools] == ["kv", "indexer"]
+    assert packed.pools[0].layers == tuple(range(62))
+    assert packed.pools[0].page_bytes(Shard()) > plain.pools[0].page_bytes(Shard())
+    assert (
+        len({digest(plain), digest(packed), digest(pools_of("deepseek-v3.2", "mtp"))})
+        == 3
+    )
+
+
+def test_a_draft_of_other_parts_cannot_be_packed() -> None:
+    with pytest.raises(PoolError, match="'draft' cannot be packed into 'kv'"):
+        pools_of("deepseek-v3", "eagle", packed=True)
+
+
+def test_a_draft_lives_in_the_last_stage_whether_packed_or_not() -> None:
+    for packed in (False, True):
+        assembly = pools_of("deepseek-v3.2", "mtp", pp_size=2, packed=packed)
+        assert assembly.stages == ((0, 31), (31, 62))
+
+
+def test_stages_may_be_uneven() -> None:
+    assembly = pools_of("deepseek-v3", pp_layers=(20, 21, 20))
+    assert assembly.stages == ((0, 20), (20, 41), (41, 61))
+    with pytest.raises(PoolError, match=r"\[20, 20\] layers do not make up the 61"):
+        pools_of("deepseek-v3", pp_layers=(20, 20))
+    with pytest.raises(PoolError, match=r"\[60\] layers do not make up the 61"):
+        pools_of("deepseek-v3", pp_layers=(60,))
+    with pytest.raises(PoolError, match="are no partition"):
+        pools_of("llama-3.1-8b", pp_size=33)
+    with pytest.raises(PoolError, match="in 3 stages"):
+        pools_of("deepseek-v3", pp_layers=(30, 31), pp_size=3)
+
+
+def test_attention_is_divided_by_token_where_dcp_is_on() -> None:
+    assembly = pools_of("deepseek-v3.2", tp_size=8, dcp_size=4, interleave_tokens=16)
+    kv, indexer = assembly.pools
+    assert (kv.sharding, kv.interleave_tokens) == (Sharding.DCP, 16)
+    assert indexer.sharding is Sharding.REPLICATED, "its page cannot be cut"
+    assert sum(kv.writes(shard) for shard in assembly.shards()) == 4
+
+
+def test_layers_are_written_as_ranges_with_steps() -> None:
+    assert assemble(changed(layers="0-3:2")).pools[-1].layers == (0, 2)
+    assert assemble(changed(layers="1, 2-3")).pools[-1].layers == (1, 2, 3)
+
+
+def test_context_ranks_may_divide_layers() -> None:
+    assembly = pools_of("glm-5", cp_size=4, context=ContextSplit.LAYERS)
+    held = [len(assembly.pools[0].local_layers(shard)) for shard in assembly.shards()]
+    assert held == [20, 20, 19, 19]
+
+
+def test_another_element_type_changes_attention_and_nothing_else() -> None:
+    assembly = pools_of("qwen3-next-80b", dtype="fp8_e5m2")
+    kv, mamba = assembly.pools
+    assert {part.dtype for part in kv.parts} == {DType.FP8_E5M2}
+    assert mamba == pools_of("qwen3-next-80b").pools[1]
+    row = pools_of("deepseek-v3.2", dtype="fp8_e4m3").pools[0].parts[0]
+    assert row.entry_bytes == 656
+
+
+def test_tp_sizes_that_are_to_share_get_a_common_head_group() -> None:
+    def objects(tp_size: int) -> set[str]:
+        assembly = pools_of("llama-3.1-8b", tp_size=tp_size, share_tp=(2, 4))
+        return {
+            stored.coordinate
+            for shard in assembly.shards()
+            for stored in assembly.pools[0].objects(shard)
+        }
+
+    assert objects(2) == objects(4)
+    assert objects(8) == {f"kv.L0-32.H{n}-{n + 1}" for n in range(8)}
+
+
+def changed(**fields: object) -> ModelDescription:
+    model = second_geometry()
+    return attrs.evolve(model, pools=(*model.pools[:-1], {**model.pools[-1], **fields}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"family": "k_onyl"}, "no family 'k_onyl'. Did you mean 'k_only'"),
+        ({"head_dimm": 3}, "unknown field 'head_dimm'. Did you mean 'head_dim'"),
+        ({"layers": "0-9"}, "layer 4 is outside of 4 layers"),
+        ({"layers": "3-99999999999"}, "layer 4 is outside of 4 layers"),
+        ({"layers": "0, 9"}, "layer 9 is outside of 4 layers"),
+        ({"layers": "2, 7-9"}, "layer 7 is outside of 4 layers"),
+        ({"layers": "3-1"}, "layers '3-1' run backwards"),
+        ({"layers": "0-2:0"}, "'0-2:0' is no range of layers"),
+        ({"layers": "x"}, "'x' is no range of layers"),
+        ({"layers": 3}, "neither text nor a list"),
+        ({"layers": "2, 1"}, "not ascending"),
+        ({"dtype": "bf17"}, "'bf17' is no DType"),
+        ({"indices_from": "nowhere"}, "which is not there"),
+        ({"heads": "2"}, "model 'two-windows': pool 'indexer'"),
+        ({"heads": 8.0}, "pool 'indexer': heads is a whole number, not 8.0"),
+        ({"heads": True}, "pool 'indexer': heads is a whole number, not True"),
+        ({"heads": -1}, "negative extent"),
+        ({"required": "no"}, "pool 'indexer': required is true or false, not 'no'"),
+        ({"anchor": "yes"}, "pool 'indexer': anchor is true or false, not 'yes'"),
+        ({"layout": 3}, "pool 'indexer': layout: 3 is no Layout"),
+        ({"indices_from": 3}, "pool 'indexer': indices_from is text, not 3"),
+        ({"name": 5}, "name is text, not 5"),
+        ({"page_tokens": 32}, "page_tokens is one number for all pools"),
+        ({"layers": [0, True]}, "neither text nor a list"),
+        ({"kind": "mamba"}, "unknown field 'kind'"),
+        ({"when": 3}, "`when` is a table"),
+        ({"when": {"bf16": 3}}, "`when` is a table"),
+        ({"when": {"bf17": {}}}, "'bf17', which is no element type. Did you mean"),
+        ({"name": "Indexer"}, "not a valid name"),
+    ],
+)
+def test_the_first_offending_pool_is_named_and_there_are_no_pools(
+    fields: dict[str, object], message: str
+) -> None:
+    with pytest.raises(PoolError, match=message):
+        assemble(changed(**fields))
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_missing_dimension_is_named(at: int) -> None:
+    pools = list(second_geometry().pools)
+    pools[at] = {key: value for key, value in pools[at].items() if key != "heads"}
+    name = pools[at]["name"]
+    with pytest.raises(PoolError, match=f"pool '{name}': field 'heads' is missing"):
+        assemble(attrs.evolve(second_geometry(), pools=tuple(pools)))
+
+
+def pool_of(**fields: object) -> PoolSpec:
+    """Return a pool that is described beside a logical anchor."""
+    anchor = {"family": "logical", "name": "kv", "anchor": True}
+    model = attrs.evolve(second_geometry(), pools=(anchor, {"name": "p", **fields}))
+    return assemble(model).pools[-1]
+
+
+def test_a_family_takes_the_fields_of_its_constructor_and_no_others() -> None:
+    with pytest.raises(PoolError, match="unknown field 'heads'"):
+        pool_of(family="mla", latent=8, rope=8, heads=2)
+    with pytest.raises(PoolError, match="unknown field 'hit_policy'"):
+        pool_of(family="mamba", conv=[[8, 3]], hit_policy="all_pages")
+
+
+@pytest.mark.parametrize("conv", [[8, 3], [[8, 3]], (8, 3)])
+def test_one_shape_is_a_list_of_one(conv: object) -> None:
+    assert pool_of(family="mamba", conv=conv).parts[0].shape == (8, 3)
+
+
+@pytest.mark.parametrize("conv", ["8x3", [8, [3]], [[8, 3.0]], 8.5, [[True]]])
+def test_what_is_no_shape_is_refused_by_name(conv: object) -> None:
+    with pytest.raises(PoolError, match="pool 'p': conv is a shape of whole numbers"):
+        pool_of(family="mamba", conv=conv)
+
+
+def test_latents_may_have_a_window() -> None:
+    latents = {"family": "mla", "latent": 8, "rope": 8}
+    trailing = {"hit_policy": "trailing_pages", "window_pages": 2}
+    by_tokens, by_pages = pool_of(**latents, window=128), pool_of(**latents, **trailing)
+    assert by_tokens == by_pages
+    assert by_tokens.window_pages == 2
+    assert pool_of(**latents, window=128, kind="swa").kind is PoolKind.SWA
+    with pytest.raises(PoolError, match="hit_policy say the same thing"):
+        pool_of(**latents, window=128, **trailing)
+
+
+def test_a_second_form_of_pages_may_be_described() -> None:
+    pool = pool_of(
+        family="k_only",
+        heads=2,
+        head_dim=8,
+        required=False,
+        hit_policy="block_groups",
+        block_pages=4,
+        group_pages=2,
+    )
+    assert pool.hit_policy is HitPolicy.BLOCK_GROUPS
+
+
+def test_an_element_type_that_no_pool_follows_is_refused() -> None:
+    for dtype in ("bf16", "fp8_e4m3"):
+        with pytest.raises(PoolError, match=f"no pool that could be kept in {dtype}"):
+            pools_of("deepseek-v4-flash", "mtp", dtype=dtype)
+
+
+def test_rows_of_fixed_bytes_may_say_what_an_element_type_changes() -> None:
+    table = {
+        "family": "compressed",
+        "name": "rows",
+        "row_bytes": 584,
+        "when": {"bf16": {"row_bytes": 1152}},
+    }
+    anchor = {"family": "logical", "name": "kv", "anchor": True}
+    model = attrs.evolve(second_geometry(), pools=(anchor, table))
+    rows = assemble(model, Deployment(dtype=DType.BF16)).pools[-1]
+    assert rows.page_bytes(Shard()) == 4 * 64 * 1152
+
+
+def test_what_a_pool_says_of_its_division_stands_against_the_deployment() -> None:
+    layers = {"context": "layers", "name": "other"}
+    model = second_geometry()
+    own = attrs.evolve(model, pools=(*model.pools, {**model.pools[1], **layers}))
+    one, *_, other = assemble(own, Deployment(cp_size=2, context="pages")).pools
+    assert (one.context, other.context) == (ContextSplit.PAGES, ContextSplit.LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tp_size": 0}, "tp_size must be at least 1, not 0"),
+        ({"pp_size": 0}, "pp_size must be at least 1, not 0"),
+        ({"cp_size": -1}, "cp_size must be at least 1, not -1"),
+        ({"dcp_size": 0}, "dcp_size must be at least 1, not 0"),
+        ({"tp_size": 2.0}, "tp_size is a whole number, not 2.0"),
+        ({"interleave_tokens": 0}, "interleave_tokens must be at least 1"),
+        ({"page_tokens": -64}, "page_tokens must be at least 0, not -64"),
+        ({"share_tp": (0,)}, r"share_tp are at least 1 each, not \(0,\)"),
+        ({"share_tp": 2}, "share_tp is a row of whole numbers, not 2"),
+        ({"pp_layers": (1, -1)}, "pp_layers are at least 1 each"),
+        ({"packed": "no"}, "packed is true or false, not 'no'"),
+        ({"tp_size": 10**10}, "a deployment of 10000000000 processes is beyond"),
+    ],
+)
+def test_a_deployment_of_impossible_numbers_is_refused_by_name(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PoolError, match=message):
+        Deployment(**given)
+
+
+def test_more_stages_than_layers_are_refused_before_they_are_counted() -> None:
+    with pytest.raises(PoolError, match="60000 pipeline stages are no partition"):
+        pools_of("llama-3.1-8b", pp_size=60_000)
+
+
+def test_ranks_that_cannot_divide_a_pool_are_refused_before_there_is_any() -> None:
+    with pytest.raises(PoolError, match="8 heads cannot be divided among 3"):
+        pools_of("llama-3.1-8b", tp_size=3)
+    with pytest.raises(PoolError, match="cannot be divided among 64 ranks"):
+        pools_of("deepseek-v3", tp_size=128, dcp_size=64, interleave_tokens=2)
+
+
+def test_a_misspelled_draft_is_refused_with_the_nearest() -> None:
+    with pytest.raises(PoolError, match="Did you mean 'mtp'"):
+        pools_of("deepseek-v3", "mpt")
+    with pytest.raises(PoolError, match="It has none"):
+        pools_of("gemma-3-27b", "x")
+
+
+def test_pools_fit_into_the_memory_of_the_host_or_are_refused_with_numbers() -> None:
+    assembly = pools_of("qwen3-next-80b", "mtp", tp_size=2, pp_size=3)
+    largest = assembly.largest()
+    assert largest in list(assembly.shards())
+    page = max(
+        sum(pool.page_bytes(shard) for pool in assembly.pools)
+        for shard in assembly.shards()
+    )
+    budget = HostBudget(100 * 2 * page, "it", 0)
+    assert assembly.fit_into(budget, 100, ranks=2) == 100 * 2 * page
+    assert assembly.fit_into(budget, {"kv": 7, "mamba": 0}, shard=Shard()) == sum(
+        7 * pool.page_bytes(Shard()) for pool in assembly.pools if pool.name != "mamba"
+    )
+    with pytest.raises(PoolError, match=r"does not fit: kv .* but it has .* left"):
+        assembly.fit_into(budget, 101, ranks=2)

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvdock.models.memory_budget import HostBudget
+from kvdock.errors import PoolError
+from kvdock.pools.factories import (mla, swa)
+from kvdock.pools.spec import Shard
+
+GIB = 1 << 30
+KV = mla("kv", layers=range(2), page_tokens=1024, latent=500, rope=12, anchor=True)
+DRAFT = mla(
+    "draft", layers=[2], page_tokens=1024, latent=500, rope=12, indices_from="kv"
+)
+SWA = swa("swa", layers=[0], page_tokens=1024, window=9, heads=8, head_dim=128)
+POOLS = [KV, DRAFT, SWA]
+
+
+def machine(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return root
+
+
+def test_the_tightest_control_group_above_the_process_counts(tmp_path: Path) -> None:
+    root = machine(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/outer/inner\n",
+            "sys/fs/cgroup/outer/memory.max": "1000000\n",
+            "sys/fs/cgroup/outer/memory.current": "900000\n",
+            "sys/fs/cgroup/outer/memory.stat": "anon 1\ninactive_file 50000\n",
+            "sys/fs/cgroup/outer/inner/memory.max": "max\n",
+            "sys/fs/cgroup/outer/inner/memory.current": "1\n",
+        },
+    )
+    budget = HostBudget.measure(0, root=root)
+    assert budget.free_bytes == 150_000
+    assert budget.limited_by == "control group /outer"
+
+
+def test_a_control_group_may_be_called_anything(tmp_path: Path) -> None:
+    group = "user.slice/j\u00fcrgen.scope"
+    root = machine(
+        tmp_path,
+        {
+            "proc/self/cgroup": f"0::/{group}\n",
+            f"sys/fs/cgroup/{group}/memory.max": "1000\n",
+            f"sys/fs/cgroup/{group}/memory.current": "400\n",
+        },
+    )
+    assert HostBudget.measure(0, root=root).free_bytes == 600
+
+
+def test_the_older_kind_of_control_group_counts_as_well(tmp_path: Path) -> None:
+    root = machine(
+        tmp_path,
+        {
+            "proc/self/cgroup": "5:cpu,memory:/a\n4:cpuset:/b\n",
+            "sys/fs/cgroup/memory/a/memory.limit_in_bytes": "4096\n",
+            "sys/fs/cgroup/memory/a/memory.usage_in_bytes": "5000\n",
+        },
+    )
+    assert HostBudget.measure(0, root=root).usable_bytes == 0
+
+
+def test_a_group_whose_path_is_not_mounted_falls_back_to_the_root(
+    tmp_path: Path,
+) -> None:
+    root = machine(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/../host/path\n",
+            "sys/fs/cgroup/memory.max": "4096\n",
+            "sys/fs/cgroup/memory.current": "1000\n",
+        },
+    )
+    budget = HostBudget.measure(0, root=root)
+    assert budget.free_bytes == 3096
+    assert budget.limited_by == "control group /"
+
+
+def test_without_control_groups_the_machine_itself_is_asked(tmp_path: Path) -> None:
+    budget = HostBudget.measure(0, root=tmp_path)
+    assert budget.limited_by == "the machine"
+    assert budget.free_bytes > 1 << 20
+
+
+def test_the_reserve_is_never_handed_out() -> None:
+    assert HostBudget(12 * GIB, "it", 10 * GIB).usable_bytes == 2 * GIB
+    assert HostBudget(9 * GIB, "it", 10 * GIB).usable_bytes == 0
+
+
+def test_pages_that_fit_take_no_more_than_there_is() -> None:
+    budget = HostBudget(GIB, "it", 0)
+    # 2 MiB of kv, 1 MiB of draft, 4 MiB of swa for each page.
+    assert budget.pages_that_fit(POOLS, Shard()) == 146
+    assert budget.pages_that_fit(POOLS, Shard(), ranks=2) == 73
+    assert budget.pages_that_fit(POOLS, Shard(), ratios={"swa": 0.25}) == 256
+    pages = {"kv": 146, "swa": 146}
+    assert budget.require(POOLS, Shard(), pages) == 146 * 7 * 1024 * 1024
+
+
+def test_too_many_pages_are_refused_with_the_pool_and_the_numbers() -> None:
+    budget = HostBudget(GIB, "control group /outer", GIB // 2)
+    with pytest.raises(PoolError) as caught:
+        budget.require(POOLS, Shard(), {"kv": 100, "swa": 100}, ranks=2)
+    assert str(caught.value) == (
+        "pool 'draft' does not fit: kv 400.0 MiB, draft 200.0 MiB, swa 800.0 MiB "
+        "for 2 ranks make 1.4 GiB, but control group /outer has 1.0 GiB left, of "
+        "which 512.0 MiB are kept in reserve. Take fewer pages: 512.0 MiB are usable."
+    )
+
+
+def test_a_pool_of_unknown_size_is_refused() -> None:
+    with pytest.raises(PoolError, match="how many pages pool 'swa' has"):
+        HostBudget(GIB, "it", 0).require(POOLS, Shard(), {"kv": 1})
+
+
+@pytest.mark.parametrize(
+    ("pages", "message"),
+    [
+        ({"kv": -5, "swa": 1}, "pool 'kv' cannot have -5 pages"),
+        ({"kv": 1.5, "swa": 1}, "pool 'kv' cannot have 1.5 pages"),
+        ({"kv": 1, "swa": 1, "draftt": 1}, "'draftt', which is no pool .*'draft'"),
+    ],
+)
+def test_pages_that_cannot_be_are_refused_by_name(
+    pages: dict[str, int], message: str
+) -> None:
+    with pytest.raises(PoolError, match=message):
+        HostBudget(GIB, "it", 0).require(POOLS, Shard(), pages)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "message"),
+    [
+        ({"swa": -1.0}, "pool 'swa' has -1.0 pages for each"),
+        ({"swa": float("nan")}, "pool 'swa' has nan pages"),
+        ({"kx": 2.0}, "'kx', which is no pool .*Known are kv, swa"),
+        ({"draft": 2.0}, "'draft', which is no pool with pages here"),
+    ],
+)
+def test_ratios_that_cannot_be_are_refused_by_name(
+    ratios: dict[str, float], message: str
+) -> None:
+    with pytest.raises(PoolError, match=message):
+        HostBudget(GIB, "it", 0).pages_that_fit(POOLS, Shard(), ratios=ratios)
+
+
+def test_a_host_is_shared_by_one_rank_at_least() -> None:
+    budget = HostBudget(GIB, "it", 0)
+    with pytest.raises(PoolError, match="0 ranks cannot share"):
+        budget.pages_that_fit(POOLS, Shard(), ranks=0)
+    with pytest.raises(PoolError, match="-1 ranks cannot share"):
+        budget.require(POOLS, Shard(), {"kv": 1, "swa": 1}, ranks=-1)
+
+
+def test_a_reserve_is_not_negative() -> None:
+    with pytest.raises(PoolError, match="reserve_bytes must be at least 0"):
+        HostBudget(GIB, "it", -1)
+
+
+def test_no_bytes_a_page_is_no_number_of_pages() -> None:
+    assert HostBudget(GIB, "it", 0).pages_that_fit([], Shard()) == 0

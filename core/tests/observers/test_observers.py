@@ -1,0 +1,451 @@
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+import attrs
+import numpy as np
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
+from shelf import Engine, Shelf, attention, draft, hashes, hasty, patient, until
+
+from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
+from kvdock.dock import Backend, Dock
+from kvdock.errors import AttachError, PluginError, SettingsError
+from kvdock.events import PagesRestored
+from kvdock.plugin.hookspecs import (Capacity, hookimpl)
+from kvdock.plugin.observer import (Observer, find_observer, observe)
+from kvdock.observers.metrics import Metrics, MetricsSettings
+from kvdock.observers.tracing import Tracing
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from kvdock.events import Event
+
+
+def measured(**more: Any) -> tuple[Engine, CollectorRegistry]:
+    registry = CollectorRegistry()
+    engine = Engine(observers=[Metrics(registry)], **{"core": patient(), **more})
+    return engine, registry
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(name, labels)
+
+
+BATCH = {"backend": "shelf", "pool": "kv"}
+
+
+def test_keys_are_counted_by_how_they_ended_for_the_engine() -> None:
+    engine, registry = measured()
+    with engine.attachment as cache:
+        names = hashes(3)
+        engine.fill(names, range(3))
+        cache.put(names, engine.where(range(3)))
+        damaged = next(iter(engine.shelf.objects))
+        engine.shelf.objects[damaged] = bytes(len(engine.shelf.objects[damaged]))
+        cache.get(names, engine.where(range(3)))
+        # The backend called all three a success.
+        get = {**BATCH, "operation": "get"}
+        assert value(registry, "kvdock_keys_total", **get, outcome="ok") == 2
+        assert value(registry, "kvdock_keys_total", **get, outcome="corrupt") == 1
+        page = attention().page_bytes(engine.shard)
+        assert value(registry, "kvdock_bytes_total", **get) == 2 * page
+        assert value(registry, "kvdock_batch_seconds_count", **get) == 1
+
+
+def test_what_never_comes_back_through_the_hook_is_counted_as_well() -> None:
+    engine, registry = measured(core=hasty("get", "exists"))
+    go_on = threading.Event()
+
+    def hang(_: Batch) -> None:
+        go_on.wait(10)
+
+    with engine.attachment as cache:
+        engine.shelf.trouble = hang
+        for _ in range(3):
+            cache.get(hashes(1), engine.where([0]))
+            cache.exists(hashes(1))
+        exists = {**BATCH, "operation": "exists"}
+        assert value(registry, "kvdock_keys_total", **exists, outcome="timeout") == 2
+        assert (
+            value(registry, "kvdock_keys_total", **exists, outcome="unavailable") == 1
+        )
+        assert (
+            value(registry, "kvdock_breaker_state", backend="shelf", operation="exists")
+            == 2
+        )
+        assert value(registry, "kvdock_calls_behind", backend="shelf") == 3
+        assert value(registry, "kvdock_pool_pages", pool="kv", state="leased") == 1
+        go_on.set()
+        assert cache.settle(5)
+        assert value(registry, "kvdock_calls_behind", backend="shelf") == 0
+        assert value(registry, "kvdock_pool_pages", pool="kv", state="leased") == 0
+
+
+def test_breakers_are_shown_before_they_ever_move() -> None:
+    engine, registry = measured()
+    with engine.attachment:
+        for operation in Operation:
+            labels = {"backend": "shelf", "operation": str(operation)}
+            assert value(registry, "kvdock_breaker_state", **labels) == 0
+
+
+def test_a_pool_that_goes_elsewhere_after_attaching_again_is_shown_once() -> None:
+    registry = CollectorRegistry()
+    for name in ("one", "two"):
+        measuring = Metrics(registry)
+        with Engine([Shelf(name=name)], observers=[measuring]).attachment:
+            pass
+    (gauge,) = [one for one in registry.collect() if one.name == "kvdock_pool_enabled"]
+    assert [one.labels["backend"] for one in gauge.samples] == ["two"]
+
+
+def test_what_only_an_adapter_knows_is_told_once_however_many_backends_there_are() -> (
+    None
+):
+    two = [Shelf("one"), Shelf("two")]
+    engine, registry = measured(
+        shelves=two, pools=[attention(), draft()], overrides={"draft": "two"}
+    )
+    with engine.attachment as cache:
+        cache.tell(PagesRestored(pages={"kv": 3}, target=3, draft=0))
+        cache.tell(PagesRestored(pages={"draft": 2}, target=0, draft=2))
+    assert value(registry, "kvdock_restored_prefix_pages_total") == 3
+    assert value(registry, "kvdock_restored_pages_total", pool="draft") == 2
+    assert value(registry, "kvdock_draft_restored_ratio") == pytest.approx(2 / 3)
+
+
+def test_pools_are_shown_with_the_reason_and_their_capacity() -> None:
+    one = Shelf()
+    lonely = attention(
+        name="odd", kind="mha", anchor=False, required=False, head_group=1
+    )
+    engine, registry = measured(shelves=[one], pools=[attention(), lonely])
+    with engine.attachment as cache:
+        reason = cache.plan.anchor.reason
+        labels = {"pool": "kv", "backend": "shelf", "reason": reason}
+        assert value(registry, "kvdock_pool_enabled", **labels) == 1
+        assert value(registry, "kvdock_pool_pages", pool="kv", state="all") == 24
+
+
+class Measured(Shelf):
+    """A shelf that knows how full it is, as long as it is asked nicely."""
+
+    answer: Any = Capacity(100, 400)
+
+    @hookimpl
+    def kvdock_capacity(self, handle: str) -> Capacity:
+        del handle
+        return cast("Capacity", self.answer)
+
+
+def test_how_full_a_store_is_is_asked_between_batches() -> None:
+    engine, registry = measured(shelves=[Measured()])
+    with engine.attachment as cache:
+        cache.exists(hashes(1))
+        assert cache.settle(5)
+        labels = {"backend": "shelf"}
+        assert value(registry, "kvdock_store_bytes", **labels, state="used") == 100
+        assert value(registry, "kvdock_store_bytes", **labels, state="limit") == 400
+
+
+@pytest.mark.parametrize("answer", [None, "full", (1, 2)])
+def test_a_store_that_does_not_know_how_full_it_is_costs_nothing(answer: Any) -> None:
+    shelf = Measured()
+    shelf.answer = answer
+    engine, registry = measured(shelves=[shelf])
+    with engine.attachment as cache:
+        cache.exists(hashes(1))
+        assert cache.settle(5)
+        (gauge,) = [
+            one for one in registry.collect() if one.name == "kvdock_store_bytes"
+        ]
+        assert not gauge.samples
+        assert set(cache.breakers()["shelf"].values()) == {"closed"}
+
+
+def test_a_store_that_hangs_when_asked_how_full_it_is_is_asked_once() -> None:
+    go_on = threading.Event()
+    asked = []
+
+    class Hanging(Shelf):
+        @hookimpl
+        def kvdock_capacity(self, handle: str) -> None:
+            asked.append(handle)
+            go_on.wait(10)
+
+    calls = {"capacity_every": "0 s"}
+    engine, _ = measured(shelves=[Hanging()], core=patient(calls=calls))
+    with engine.attachment as cache:
+        names = hashes(1)
+        engine.fill(names, [0])
+        cache.put(names, engine.where([0]))
+        until(lambda: len(asked) == 1)
+        for _ in range(5):
+            assert cache.get(names, engine.where([1])).pages == 1
+        assert len(asked) == 1
+        go_on.set()
+        assert cache.settle(5)
+
+
+def test_the_share_of_restored_prefixes_that_have_their_draft_is_kept() -> None:
+    engine, registry = measured(pools=[attention(), draft()])
+    with engine.attachment as cache:
+        names = hashes(4)
+        engine.fill(names, range(4))
+        cache.put(names, engine.where(range(4)))
+        for key in [key for key in engine.shelf.objects if ".draft" in key][:3]:
+            del engine.shelf.objects[key]
+        assert cache.get(names, engine.where(range(4))).pages == 4
+        assert value(registry, "kvdock_restored_prefix_pages_total") == 4
+        assert value(registry, "kvdock_restored_draft_pages_total") == 1
+        assert value(registry, "kvdock_draft_restored_ratio") == 0.25
+        assert value(registry, "kvdock_restored_pages_total", pool="draft") == 1
+
+
+def test_attaching_again_goes_on_counting() -> None:
+    registry = CollectorRegistry()
+    for _ in range(2):
+        engine = Engine(observers=[Metrics(registry)], core=patient())
+        with engine.attachment as cache:
+            cache.exists(hashes(1))
+    exists = {**BATCH, "operation": "exists"}
+    assert value(registry, "kvdock_keys_total", **exists, outcome="absent") == 2
+
+
+def traced() -> tuple[InMemorySpanExporter, TracerProvider]:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return exporter, provider
+
+
+def test_a_batch_is_a_span_below_the_engines_own() -> None:
+    exporter, provider = traced()
+    engine = Engine(observers=[Tracing(provider)], core=patient())
+    tracer = provider.get_tracer("engine")
+    with engine.attachment as cache, tracer.start_as_current_span("prefill") as above:
+        engine.fill(hashes(2), [0, 1])
+        cache.put(hashes(2), engine.where([0, 1]))
+    [span] = [one for one in exporter.get_finished_spans() if "kvdock" in one.name]
+    assert span.name == "kvdock.put"
+    assert span.parent is not None
+    assert span.parent.span_id == above.get_span_context().span_id
+    assert span.attributes is not None
+    assert span.attributes["kvdock.pool"] == "kv"
+    assert span.attributes["kvdock.keys_ok"] == 2
+
+
+def test_a_batch_that_raises_is_a_failed_span_and_still_a_miss() -> None:
+    exporter, provider = traced()
+    engine = Engine(observers=[Tracing(provider)], core=patient())
+
+    def fail(_: Batch) -> BatchResult:
+        raise RuntimeError("boom")
+
+    with engine.attachment as cache:
+        engine.shelf.trouble = fail
+        assert cache.exists(hashes(1)).best == 0
+    [span] = exporter.get_finished_spans()
+    assert span.status.status_code is trace.StatusCode.ERROR
+    assert span.events[0].name == "exception"
+
+
+def test_without_an_sdk_spans_change_nothing() -> None:
+    engine = Engine(observers=[Tracing()], core=patient())
+    with engine.attachment as cache:
+        engine.fill(hashes(1), [0])
+        assert cache.put(hashes(1), engine.where([0])).pages == 1
+
+
+@attrs.frozen
+class Clumsy:
+    """An observer that fails at everything."""
+
+    how: type[BaseException]
+
+    @hookimpl
+    def kvdock_observe(self, event: Event) -> None:
+        raise self.how(f"cannot take {type(event).__name__}")
+
+
+@pytest.mark.parametrize("how", [ValueError, SystemExit])
+def test_an_observer_that_fails_costs_a_line_in_the_log(
+    how: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine(observers=[Clumsy(how)], core=patient())
+    with engine.attachment as cache:
+        engine.fill(hashes(1), [0])
+        assert cache.put(hashes(1), engine.where([0])).pages == 1
+    assert caplog.text.count("an observer failed") == 1
+
+
+def test_observers_are_found_by_name_and_built_with_their_settings() -> None:
+    backend = Shelf().backend()
+    built = observe(Dock({"shelf": backend}), ["faults"], {"faults": {"rate": "0.5"}})
+    assert list(built) == ["faults"]
+    assert backend.plugin.manager.get_plugin("observer:faults") is built["faults"]
+
+
+def test_settings_of_an_observer_that_is_not_switched_on_are_refused() -> None:
+    dock = Dock({"shelf": Shelf().backend()})
+    with pytest.raises(SettingsError, match=r"'fault',.*Did you mean 'faults'"):
+        observe(dock, ["faults"], {"fault": {"rate": 1}})
+    with pytest.raises(SettingsError, match=r"'metrics',.*Add 'metrics' to core"):
+        observe(dock, ["faults"], {"metrics": {}})
+    assert dock.backends["shelf"].observers == ()
+
+
+def test_observers_are_put_around_all_or_none_and_once() -> None:
+    dock = Dock({"shelf": Shelf().backend()})
+    with pytest.raises(PluginError, match="no observer 'nonsense'"):
+        observe(dock, ["faults", "nonsense"])
+    assert not dock.backends["shelf"].observers
+    observe(dock, ["faults", "faults"])
+    assert dock.backends["shelf"].observers == ("faults",)
+    with pytest.raises(PluginError, match="'faults' is around backend 'shelf' already"):
+        observe(dock, ["tracing", "faults"])
+    assert dock.backends["shelf"].observers == ("faults",)
+
+
+class Answering:
+    @hookimpl
+    def kvdock_batch_io(self, batch: Batch) -> BatchResult:
+        return BatchResult.all(batch, Outcome.OK)
+
+
+class Misspelt:
+    @hookimpl(wrapper=True)
+    def kvdock_batchio(self) -> Generator[None, object, object]:
+        return (yield)
+
+
+class Deaf:
+    @hookimpl
+    def kvdock_observe(self, evnt: Event) -> None:
+        del evnt
+
+
+class Folded:
+    @hookimpl(wrapper=True)
+    def kvdock_observe(self) -> Generator[None, object, object]:
+        return (yield)
+
+
+class Flat:
+    @hookimpl(wrapper=True)
+    def kvdock_batch_io(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (Answering, "'kvdock_batch_io' would answer in the place of a backend"),
+        (Misspelt, "no hook 'kvdock_batchio'.*Did you mean 'kvdock_batch_io'"),
+        (Deaf, "takes 'evnt'.*Did you mean 'event'"),
+        (Folded, "nothing to wrap"),
+        (Flat, "PluginValidationError"),
+    ],
+)
+def test_an_observer_that_does_more_than_to_wrap_and_to_listen_is_refused(
+    wrong: type, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = Observer(
+        name="mine", summary="", settings=MetricsSettings, build=lambda _: wrong()
+    )
+    found = {"faults": find_observer("faults"), "mine": mine}
+    monkeypatch.setattr("kvdock.observers.find_observer", found.get)
+    dock = Dock({"shelf": Shelf().backend()})
+    with pytest.raises(PluginError, match=f"observer 'mine' cannot be used: .*{said}"):
+        observe(dock, ["faults", "mine"])
+    assert dock.backends["shelf"].observers == ()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (ValueError("taken"), PluginError, r"'mine' .* ValueError: taken"),
+        (SettingsError("port 1 is taken"), SettingsError, "^port 1 is taken$"),
+    ],
+)
+def test_an_observer_that_cannot_be_built_says_why(
+    error: Exception, kind: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(_: object) -> object:
+        raise error
+
+    mine = Observer(name="mine", summary="", settings=MetricsSettings, build=build)
+    monkeypatch.setattr("kvdock.observers.find_observer", lambda _: mine)
+    with pytest.raises(kind, match=said):
+        observe(Dock({"shelf": Shelf().backend()}), ["mine"])
+
+
+class Observed(Shelf):
+    """A shelf that an adapter has put observers around."""
+
+    def backend(self) -> Backend:
+        backend = super().backend()
+        observe(Dock({backend.name: backend}), ["faults"])
+        return backend
+
+
+def test_memory_is_not_attached_where_nobody_put_the_observers_around() -> None:
+    core = patient(observers=["faults"])
+    with pytest.raises(AttachError, match=r"'faults'.*'shelf'.*observers\.observe"):
+        Engine(core=core)
+    with Engine([Observed()], core=core).attachment as cache:
+        assert cache.exists(hashes(1)).best == 0
+
+
+def test_an_engine_that_loads_pool_by_pool_tells_what_it_restored() -> None:
+    engine, registry = measured(pools=[attention(), draft()])
+    with engine.attachment as cache:
+        names = hashes(3)
+        engine.fill(names, range(3))
+        cache.put(names, engine.where(range(3)))
+        codes = cache.read("kv", names, [4, 5, 6], time.monotonic() + 10)
+        whole = codes == Outcome.OK
+        cache.tell_restored({"kv": whole, "draft": np.array([True, False, True])}, 3)
+        assert value(registry, "kvdock_restored_prefix_pages_total") == 3
+        assert value(registry, "kvdock_restored_draft_pages_total") == 2
+        cache.tell_restored({"kv": whole}, 3)
+        assert value(registry, "kvdock_restored_prefix_pages_total") == 6
+        assert value(registry, "kvdock_restored_draft_pages_total") == 2
+
+
+def test_an_observer_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(PluginError, match=r"'metric'.*Did you mean 'metrics'"):
+        find_observer("metric")
+    with pytest.raises(SettingsError, match=r"unknown setting 'rat'.*'rate'"):
+        observe(Dock({}), ["faults"], {"faults": {"rat": 1}})
+
+
+@pytest.mark.parametrize("name", ["metrics", "tracing", "faults"])
+def test_every_first_party_observer_is_installed(name: str) -> None:
+    found = find_observer(name)
+    assert found.name == name
+    assert found.summary
+
+
+def test_faults_are_where_they_were_asked_for() -> None:
+    from kvdock.observers.faults import Fault, FaultInjector, FaultSettings
+
+    faults = FaultInjector(
+        FaultSettings(
+            kinds=(Fault.DROP,), operations=(Operation.GET,), pools=("kv",), rate=1.0
+        )
+    )
+    engine = Engine(observers=[faults], core=patient())
+    with engine.attachment as cache:
+        engine.fill(hashes(2), [0, 1])
+        assert cache.put(hashes(2), engine.where([0, 1])).pages == 2
+        moved = cache.get(hashes(2), engine.where([0, 1]))
+        assert moved.outcomes["kv"].tolist() == [Outcome.ERROR] * 2
+        assert faults.injected[Fault.DROP] == 1

@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvdock.plugin import discovery
+from kvdock.plugin.validation import Stage
+from kvdock.plugin.discovery import (BrokenPlugin, Candidate, load_all)
+from kvdock.errors import PluginError
+
+if TYPE_CHECKING:
+    from tiny import Shelf
+
+REGISTER = "def kvdock_register_pool(pool, region, config)"
+NUMBER = "from kvdock.plugin.manifest import API_VERSION"
+SUMMARY = 'summary="a backend",'
+MANIFEST = 'return Manifest(\n        name="NAME", api=API_VERSION, summary="a backend"'
+
+BROKEN = {
+    "imports_nothing": (
+        [("from kvdock import", "import nowhere\nfrom kvdock import")],
+        Stage.IMPORT,
+        "ModuleNotFoundError: No module named 'nowhere'",
+        "Reinstall kvdock-bad",
+    ),
+    "exits": (
+        [("from kvdock import", "raise SystemExit(3)\nfrom kvdock import")],
+        Stage.IMPORT,
+        "SystemExit: 3",
+        "Reinstall kvdock-bad",
+    ),
+    "wrong_api_number": (
+        [("api=API_VERSION", "api=99")],
+        Stage.MANIFEST,
+        "it is written for API 99, this kvdock speaks 1",
+        "Upgrade kvdock.",
+    ),
+    "old_api_number": (
+        [("api=API_VERSION", "api=0")],
+        Stage.MANIFEST,
+        "it is written for API 0, this kvdock speaks 1",
+        "Upgrade kvdock-bad.",
+    ),
+    "misspelt_hook": (
+        [(REGISTER, "def kvdock_regster_pool(pool, region, config)")],
+        Stage.VALIDATE,
+        "there is no hook 'kvdock_regster_pool'",
+        "Did you mean 'kvdock_register_pool'?",
+    ),
+    "invented_argument": (
+        [(REGISTER, "def kvdock_register_pool(pool, regoin, config)")],
+        Stage.VALIDATE,
+        (
+            "hook 'kvdock_register_pool' takes 'regoin', which its specification "
+            "does not have"
+        ),
+        "Did you mean 'region'?",
+    ),
+    "default_argument": (
+        [(REGISTER, "def kvdock_register_pool(pool, region, config=None)")],
+        Stage.VALIDATE,
+        (
+            "hook 'kvdock_register_pool' gives 'config' a default, so it would "
+            "never be passed"
+        ),
+        "Remove the default.",
+    ),
+    "any_arguments": (
+        [(REGISTER, "def kvdock_register_pool(*arguments)")],
+        Stage.VALIDATE,
+        "hook 'kvdock_register_pool' takes '*arguments', which is never passed",
+        "Use plain arguments",
+    ),
+    "memory_of_nobody": (
+        [
+            (NUMBER, f"{NUMBER}, Support"),
+            (SUMMARY, f"{SUMMARY} host_allocator=Support.NATIVE,"),
+        ],
+        Stage.VALIDATE,
+        "its manifest declares host_allocator, and it has no kvdock_allocate",
+        "Add the hook, or declare host_allocator=Support.NO.",
+    ),
+    "no_way_to_a_peer": (
+        [
+            (NUMBER, f"{NUMBER}, Support"),
+            (SUMMARY, f"{SUMMARY} direct_transfer=Support.NATIVE,"),
+        ],
+        Stage.VALIDATE,
+        (
+            "its manifest declares direct_transfer, and no hook of API 1 moves pages "
+            "to a peer's memory"
+        ),
+        "Declare direct_transfer=Support.NO.",
+    ),
+    "no_manifest": (
+        [("@hookimpl\ndef kvdock_manifest()", "def something()")],
+        Stage.MANIFEST,
+        "it has no manifest",
+        "Add a function kvdock_manifest()",
+    ),
+    "unmarked_manifest": (
+        [("@hookimpl\ndef kvdock_manifest()", "def kvdock_manifest()")],
+        Stage.MANIFEST,
+        "its kvdock_manifest() is not marked",
+        "Mark it with @hookimpl.",
+    ),
+    "raising_manifest": (
+        [("return Manifest(", "1 / 0\n    return Manifest(")],
+        Stage.MANIFEST,
+        "its manifest raised ZeroDivisionError: division by zero",
+        "upgrade kvdock-bad or kvdock.",
+    ),
+    "refused_manifest": (
+        [('{"mha": KindSupport()}', "{}")],
+        Stage.MANIFEST,
+        "its manifest is refused: backend 'bad' takes no kind of pool",
+        "Correct what kvdock_manifest() returns.",
+    ),
+    "manifest_of_another_kind": (
+        [(MANIFEST, 'return dict(\n        name="NAME"')],
+        Stage.MANIFEST,
+        "its manifest is a dict",
+        "Return a kvdock.Manifest.",
+    ),
+    "manifest_of_another_name": (
+        [('name="NAME"', 'name="other"')],
+        Stage.MANIFEST,
+        "its manifest says 'other', its entry point 'bad'",
+        "Give both the same name.",
+    ),
+    "missing_required_hook": (
+        [(f"@hookimpl\n{REGISTER}", "def something(pool)")],
+        Stage.VALIDATE,
+        "the required hook 'kvdock_register_pool' is missing",
+        "Add it.",
+    ),
+    "unmarked_required_hook": (
+        [(f"@hookimpl\n{REGISTER}", REGISTER)],
+        Stage.VALIDATE,
+        "the hook 'kvdock_register_pool' is not marked",
+        "Mark it with @hookimpl.",
+    ),
+    "unmarked_optional_hook": (
+        [("import API_VERSION", "import API_VERSION\ndef kvdock_release(handle): 0")],
+        Stage.VALIDATE,
+        "the hook 'kvdock_release' is not marked",
+        "Mark it with @hookimpl.",
+    ),
+    "asynchronous_hook": (
+        [("def kvdock_batch_io", "async def kvdock_batch_io")],
+        Stage.VALIDATE,
+        "hook 'kvdock_batch_io' is asynchronous, but nobody awaits it",
+        "Define it with `def`",
+    ),
+    "wrapper": (
+        [(f"@hookimpl\n{REGISTER}", f"@hookimpl(wrapper=True)\n{REGISTER}")],
+        Stage.VALIDATE,
+        "hook 'kvdock_register_pool' is marked as a wrapper",
+        "use a plain @hookimpl.",
+    ),
+}  # fmt: skip
+"""What was changed in a whole backend, and what is to be said about it."""
+
+
+def every() -> tuple[Candidate, ...]:
+    """Return what a shelf holds: what is really installed stays out of it."""
+    return tuple(
+        one
+        for one in discovery.installed()
+        if one.value.startswith(("kvdock_good", "kvdock_bad"))
+    )
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_plugin_has_its_own_problem_and_stops_no_other(
+    shelf: Shelf, name: str
+) -> None:
+    edits, stage, cause, fix = BROKEN[name]
+    shelf.add_backend("good")
+    shelf.add_backend("bad", *edits)
+    plugins, (problem,) = load_all(every())
+    assert list(plugins) == ["good"]
+    assert (problem.name, problem.group) == ("bad", "kvdock.backends")
+    assert (problem.distribution, problem.version) == ("kvdock-bad", "1.2.3")
+    assert problem.entry_point == "kvdock_bad"
+    assert problem.stage is stage
+    assert problem.cause == cause
+    assert fix in problem.fix
+
+
+def test_all_broken_plugins_together_have_a_problem_each(shelf: Shelf) -> None:
+    shelf.add_backend("good")
+    for name, (edits, *_) in BROKEN.items():
+        shelf.add_backend(f"bad_{name}", *edits)
+    plugins, problems = load_all(every())
+    assert list(plugins) == ["good"]
+    assert {problem.name for problem in problems} == {f"bad_{name}" for name in BROKEN}
+
+
+def test_of_two_plugins_with_one_name_neither_is_used(shelf: Shelf) -> None:
+    source = shelf.add_backend("bad")
+    shelf.add_backend("good")
+    text = (shelf.root / "kvdock_bad.py").read_text()
+    shelf.add("bad", text, distribution="kvdock-bad-rival")
+    plugins, problems = load_all(every())
+    assert list(plugins) == ["good"]
+    assert [problem.distribution for problem in problems] == [
+        source,
+        "kvdock-bad-rival",
+    ]
+    for problem in problems:
+        assert problem.stage is Stage.DISCOVER
+        assert problem.cause == (
+            "the name is claimed by kvdock-bad (kvdock_bad) and "
+            "kvdock-bad-rival (kvdock_bad_rival)"
+        )
+
+
+def test_a_class_is_no_plugin(shelf: Shelf) -> None:
+    shelf.add("bad", "class Plugin: pass", attribute="Plugin")
+    _, (problem,) = load_all(every())
+    assert problem.stage is Stage.IMPORT
+    assert problem.cause == "Plugin is a class"
+
+
+def test_an_instance_is_a_plugin_as_good_as_a_module(shelf: Shelf) -> None:
+    source = (
+        "import types, kvdock_good\n"
+        "class Plugin:\n"
+        "    kvdock_register_pool = staticmethod(kvdock_good.kvdock_register_pool)\n"
+        "    kvdock_key_suffix = staticmethod(kvdock_good.kvdock_key_suffix)\n"
+        "    kvdock_batch_io = staticmethod(kvdock_good.kvdock_batch_io)\n"
+        "    kvdock_manifest = staticmethod(kvdock_good.kvdock_manifest)\n"
+        "one = types.SimpleNamespace(two=Plugin())\n"
+    )
+    shelf.add_backend("good")
+    shelf.add("good", source, module="kvdock_badge", attribute="one.two")
+    candidate = Candidate(
+        name="good", value="kvdock_badge:one.two", distribution="d", version="1"
+    )
+    plugins, problems = load_all([candidate])
+    assert not problems
+    assert plugins["good"].path == str(shelf.root / "kvdock_badge.py")
+
+
+def test_an_object_that_resists_inspection_is_a_problem_of_its_own(
+    shelf: Shelf,
+) -> None:
+    source = (
+        "class Plugin:\n"
+        "    def __dir__(self):\n"
+        "        raise RuntimeError('not now')\n"
+        "plugin = Plugin()\n"
+    )
+    shelf.add("bad", source, attribute="plugin")
+    shelf.add_backend("good")
+    plugins, (problem,) = load_all(every())
+    assert list(plugins) == ["good"]
+    assert problem.cause == "RuntimeError: not now"
+
+
+def test_a_distribution_without_metadata_is_still_named_by_its_plugin(
+    shelf: Shelf,
+) -> None:
+    shelf.add_backend("bad", ("from kvdock", "import nowhere\nfrom kvdock"))
+    (shelf.root / "kvdock_bad-1.2.3.dist-info" / "METADATA").write_text("")
+    shelf.add_backend("good")
+    plugins, (problem,) = load_all(every())
+    assert list(plugins) == ["good"]
+    assert (problem.name, problem.distribution, problem.version) == ("bad", "?", "?")
+
+
+def test_what_a_plugin_prints_is_kept_from_standard_output(
+    shelf: Shelf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shelf.add_backend(
+        "good",
+        ("from kvdock import", "print('imported')\nfrom kvdock import"),
+        ("    return Manifest(", "    print('asked')\n    return Manifest("),
+    )
+    plugins, problems = load_all(every())
+    assert (list(plugins), problems) == (["good"], ())
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "imported\nasked\n")
+
+
+def test_discovery_imports_no_plugin(shelf: Shelf) -> None:
+    shelf.add_backend("good")
+    assert "good" in {candidate.name for candidate in discovery.installed()}
+    assert "kvdock_good" not in sys.modules
+
+
+def test_a_problem_reads_as_one_line(shelf: Shelf) -> None:
+    shelf.add("bad", "import nowhere")
+    _, (problem,) = load_all(every())
+    assert str(problem) == (
+        "backend 'bad' (kvdock-bad 1.2.3, kvdock_bad) failed at stage import: "
+        "ModuleNotFoundError: No module named 'nowhere'. "
+        "Reinstall kvdock-bad, or install what it needs."
+    )
+
+
+def test_a_broken_plugin_that_is_required_raises_its_problem(shelf: Shelf) -> None:
+    shelf.add("bad", "import nowhere")
+    plugins, problems = load_all(every())
+    with pytest.raises(BrokenPlugin, match="No module named 'nowhere'") as caught:
+        discovery.require(["bad"], plugins, problems)
+    assert caught.value.problem is problems[0]
+
+
+def test_a_missing_plugin_that_is_required_names_the_nearest(shelf: Shelf) -> None:
+    shelf.add_backend("good")
+    plugins, problems = load_all(every())
+    with pytest.raises(PluginError, match=re.escape("Did you mean 'good'?")):
+        discovery.require(["god"], plugins, problems)
+    with pytest.raises(PluginError, match="pip install kvdock-zzz"):
+        discovery.require(["zzz"], plugins, problems)
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        (None, None),
+        ("", set()),
+        ("a", {"a"}),
+        (" a , b,,", {"a", "b"}),
+    ],
+)
+def test_the_allow_list_is_names_with_commas(
+    value: str | None, names: set[str] | None
+) -> None:
+    environ = {} if value is None else {"KVDOCK_PLUGINS": value}
+    assert discovery.allowed(environ) == names
+
+
+def test_an_allow_list_keeps_the_others_from_being_imported(shelf: Shelf) -> None:
+    shelf.add_backend("good")
+    shelf.add_backend("bad", ("from kvdock", "import nowhere\nfrom kvdock"))
+    kept = tuple(discovery.kept(every(), frozenset({"good"})))
+    assert [candidate.name for candidate in kept] == ["good"]
+    assert tuple(discovery.kept(every(), None)) == every()
+
+
+def test_a_name_on_the_allow_list_that_nobody_has_is_a_problem(shelf: Shelf) -> None:
+    shelf.add_backend("good")
+    (problem,) = discovery.absent(every(), frozenset({"good", "god"}))
+    assert (problem.name, problem.stage) == ("god", Stage.DISCOVER)
+    assert problem.cause == "KVDOCK_PLUGINS names it, but it is not installed"
+    assert problem.fix == "Did you mean 'good'?"
+    assert not discovery.absent(every(), None)

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import attrs
+import pytest
+
+from kvdock.errors import ManifestError, PoolError
+from kvdock.plugin.manifest import (API_VERSION, Capability, KindSupport, Manifest, Scope, Support)
+from kvdock.pools.spec import (HitPolicy, Layout, PoolKind, Sharding)
+
+
+def manifest(**changes: Any) -> Manifest:
+    given: dict[str, Any] = {
+        "name": "mine",
+        "api": API_VERSION,
+        "summary": "mine",
+        "kinds": {PoolKind.MHA: KindSupport()},
+    }
+    return Manifest(**(given | changes))
+
+
+def test_only_native_and_emulated_can_be_relied_on() -> None:
+    assert [grade for grade in Support if grade] == [Support.EMULATED, Support.NATIVE]
+
+
+def test_scopes_are_ordered_by_reach_and_not_by_spelling() -> None:
+    order = ["none", "namespace", "process", "host", "cluster"]
+    assert [str(scope) for scope in sorted(Scope, reverse=False)] == order
+    assert Scope.HOST < Scope.CLUSTER
+    assert Scope.CLUSTER > Scope.NAMESPACE
+    assert Scope.NONE <= Scope.NONE >= Scope.NONE
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "Mine"}, "not a valid backend name"),
+        ({"kinds": {}}, "takes no kind of pool"),
+        ({"kinds": {"mha": 3}}, "declares 'mha': 3"),
+        ({"kinds": {"mhaa": KindSupport()}}, "declares 'mhaa'"),
+        ({"max_batch_keys": -1}, "max_batch_keys is negative"),
+        ({"settings": int}, "is no attrs class"),
+        ({"name": None}, "name is no str: None"),
+        ({"summary": None}, "summary is no str: None"),
+        ({"kinds": "mha"}, "kinds is no mapping: 'mha'"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((ManifestError, PoolError), match=message):
+        manifest(**changes)
+
+
+OF_A_KIND: dict[str, type[StrEnum]] = {
+    "hit_policies": HitPolicy,
+    "layouts": Layout,
+    "shardings": Sharding,
+    "split_heads": Support,
+    "draft": Support,
+    "multi_buffer": Support,
+}
+OF_A_MANIFEST: dict[str, type[StrEnum]] = {
+    "zero_copy": Support,
+    "memory_registration": Support,
+    "host_allocator": Support,
+    "direct_transfer": Support,
+    "integrity": Support,
+    "eviction": Support,
+    "fork_safe": Support,
+    "durability": Scope,
+    "sharing": Scope,
+    "clear_reach": Scope,
+}
+LIMITS = ("max_object_bytes", "max_batch_keys", "max_key_bytes")
+SETS = ("hit_policies", "layouts", "shardings")
+
+
+def test_every_field_of_words_is_in_these_tables() -> None:
+    plain = {"name", "api", "summary", "kinds", "settings", *LIMITS}
+    assert {one.name for one in attrs.fields(KindSupport)} == set(OF_A_KIND)
+    assert {one.name for one in attrs.fields(Manifest)} == set(OF_A_MANIFEST) | plain
+
+
+def declared(field: str, value: object) -> object:
+    """Return what a field becomes, in whichever of the two records it is."""
+    given: dict[str, Any] = {field: value}
+    if field in OF_A_KIND:
+        return getattr(KindSupport(**given), field)
+    return getattr(manifest(**given), field)
+
+
+@pytest.mark.parametrize(("field", "kind"), (OF_A_KIND | OF_A_MANIFEST).items())
+def test_a_plain_word_becomes_the_member_that_it_names(
+    field: str, kind: type[StrEnum]
+) -> None:
+    for member in kind:
+        plain = [str(member.value)] if field in SETS else str(member.value)
+        found = declared(field, plain)
+        (one,) = found if isinstance(found, frozenset) else (found,)
+        assert one is member
+
+
+@pytest.mark.parametrize("field", OF_A_KIND | OF_A_MANIFEST)
+@pytest.mark.parametrize("wrong", ["galaxy", True, False, None, 3])
+def test_what_is_no_word_of_a_field_is_refused_by_the_field(
+    field: str, wrong: object
+) -> None:
+    with pytest.raises(ManifestError, match=f"^{field}: {wrong!r} is no "):
+        declared(field, [wrong] if field in SETS else wrong)
+    with pytest.raises(ManifestError, match=f"^{field}: {wrong!r} is no "):
+        declared(field, wrong)
+
+
+@pytest.mark.parametrize("field", LIMITS)
+@pytest.mark.parametrize("wrong", [1.5, "64 MiB", True, None])
+def test_a_limit_that_is_no_number_is_refused_by_its_name(
+    field: str, wrong: object
+) -> None:
+    with pytest.raises(ManifestError, match=f"^{field} is no int: {wrong!r}"):
+        declared(field, wrong)
+
+
+def test_a_misspelled_grade_has_its_nearest_named() -> None:
+    with pytest.raises(ManifestError, match="Did you mean 'native'"):
+        declared("zero_copy", "nativ")
+
+
+def test_a_grade_written_as_the_word_no_is_no() -> None:
+    said = manifest(zero_copy="no", kinds={"mha": KindSupport(draft="no")})  # type: ignore[arg-type]  # as a stranger would
+    assert not said.zero_copy
+    assert said.support(Capability.DRAFT, PoolKind.MHA) is Support.NO
+
+
+def test_a_kind_that_is_not_taken_supports_nothing() -> None:
+    assert manifest().support(Capability.DRAFT, PoolKind.MLA) is Support.NO
+    assert manifest().support(Capability.STORE, PoolKind.MHA) is Support.NATIVE
+    assert manifest().support(Capability.DRAFT, PoolKind.MHA) is Support.UNDECLARED

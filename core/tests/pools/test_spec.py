@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvdock.errors import PoolError
+from kvdock.pools.spec import (ContextSplit, DType, HitPolicy, Part, Per, PoolKind, PoolSpec, Shard, Sharding, check_pools)
+
+K = Part("k", DType.BF16, (8, 16), shard_axis=0)
+LATENT = Part("kv", DType.BF16, (576,))
+STATE = Part("state", DType.F32, (16,), Per.PAGE)
+
+
+def pool(name: str = "kv", **changes: Any) -> PoolSpec:
+    given: dict[str, Any] = {
+        "name": name,
+        "kind": PoolKind.MHA,
+        "parts": (K,),
+        "layers": range(4),
+        "page_tokens": 16,
+    }
+    return PoolSpec(**(given | changes))
+
+
+def test_sharding_follows_the_parts_unless_it_is_given() -> None:
+    assert pool().sharding is Sharding.HEADS
+    assert pool(parts=(LATENT,)).sharding is Sharding.REPLICATED
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parts": (K, K)}, "names a part twice"),
+        ({"parts": ()}, "has 0 parts"),
+        ({"layers": ()}, "has no layers"),
+        ({"layers": (2, 1)}, "not ascending"),
+        ({"anchor": True, "required": False}, "required, with its own indices"),
+        ({"anchor": True, "indices_from": "swa"}, "required, with its own indices"),
+        (
+            {"anchor": True, "hit_policy": "trailing_pages", "window_pages": 1},
+            "every page of it",
+        ),
+        ({"hit_policy": "trailing_pages"}, "window_pages=0"),
+        ({"window_pages": 2}, "window_pages=2"),
+        ({"hit_policy": "block_groups", "block_pages": 2}, "group_pages=0"),
+        (
+            {"hit_policy": "block_groups", "block_pages": 2, "group_pages": 3},
+            "at most as many",
+        ),
+        (
+            {"hit_policy": "block_groups", "block_pages": 2, "group_pages": 1},
+            "never cut a prefix",
+        ),
+        ({"block_pages": 2}, "block_pages=2"),
+        ({"sharding": "replicated"}, "a part has a shard_axis"),
+        ({"parts": (K, LATENT)}, "not every part is"),
+        ({"parts": (K, LATENT), "sharding": "dcp"}, "not every part is"),
+        ({"parts": (LATENT,), "sharding": "rank"}, "but no part is"),
+        (
+            {"parts": (K, Part("v", DType.BF16, (4, 16), shard_axis=0))},
+            "different head counts",
+        ),
+        ({"head_group": 3}, "does not divide 8 heads"),
+        ({"head_group": -2}, "does not divide"),
+        ({"head_group": 2, "parts": (LATENT,)}, "needs a pool divided by heads"),
+        ({"interleave_tokens": 4}, "divides none"),
+        ({"parts": (STATE,), "sharding": "dcp"}, "counted per page"),
+        ({"parts": (STATE,), "context": "tokens"}, "counted per page"),
+        ({"kind": "logical", "parts": (), "context": "pages"}, "no bytes that ranks"),
+        ({"parts": (Part("k", DType.BF16, (0,)),)}, "no bytes in any"),
+        ({"page_tokens": 0}, "page_tokens must be at least 1"),
+    ],
+)
+def test_a_description_that_contradicts_itself_is_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PoolError, match=message):
+        pool(**changes)
+
+
+def test_heads_and_ranks_that_do_not_divide_are_refused_by_name() -> None:
+    with pytest.raises(PoolError, match="'kv': 8 heads cannot be divided among 3"):
+        pool().local_heads(Shard(tp_size=3))
+    with pytest.raises(PoolError, match="head_group 8 does not divide the 4 heads"):
+        pool(head_group=8).head_groups(Shard(tp_size=2))
+
+
+def test_a_state_whose_first_part_is_empty_is_still_divided_among_ranks() -> None:
+    """Linear attention with convolutions alone has no temporal state."""
+    parts = (
+        Part("temporal", DType.F32, (0, 4), Per.PAGE, 0),
+        Part("conv_0", DType.BF16, (8, 3), Per.PAGE, 0),
+    )
+    state = pool("mamba", kind="mamba", parts=parts, layers=(0,), sharding="rank")
+    for rank in range(2):
+        shard = Shard(tp_rank=rank, tp_size=2)
+        assert state.head_groups(shard) == ((0, 1),)
+        assert [one.nbytes for one in state.objects(shard)] == [24]
+        assert state.page_bytes(shard) == 24
+        assert state.writes(shard)
+
+
+def test_tokens_and_ranks_that_do_not_divide_are_refused_by_name() -> None:
+    shard = Shard(tp_size=8, dcp_size=8)
+    divided = pool(parts=(LATENT,), sharding=Sharding.DCP, interleave_tokens=4)
+    with pytest.raises(PoolError, match=r"16 tokens .* 8 ranks in runs of 4"):
+        divided.local_tokens(shard)
+
+
+def test_dcp_ranks_must_hold_the_same_heads() -> None:
+    divided = pool(sharding=Sharding.DCP)
+    with pytest.raises(PoolError, match="cannot share the 1 copies of a head"):
+        divided.writes(Shard(tp_size=4, dcp_size=2))
+    assert divided.writes(Shard(tp_size=16, tp_rank=1, dcp_size=2, dcp_rank=1))
+
+
+def test_tokens_are_divided_by_dcp_and_cp_at_once() -> None:
+    divided = pool(parts=(LATENT,), sharding=Sharding.DCP, context=ContextSplit.TOKENS)
+    runs = {
+        divided.token_runs(
+            Shard(tp_size=2, tp_rank=d, dcp_size=2, dcp_rank=d, cp_size=2, cp_rank=c)
+        )
+        for c in range(2)
+        for d in range(2)
+    }
+    assert runs == {(index, 4) for index in range(4)}
+
+
+def test_layers_are_divided_among_context_ranks_as_evenly_as_can_be() -> None:
+    divided = pool(layers=range(10), context=ContextSplit.LAYERS)
+    held = [
+        divided.local_layers(Shard(cp_rank=r, cp_size=4, layers=(0, 7)))
+        for r in range(4)
+    ]
+    assert held == [(0, 1), (2, 3), (4, 5), (6,)]
+
+
+ANCHOR = pool(anchor=True)
+SWA = pool("swa", hit_policy=HitPolicy.TRAILING_PAGES, window_pages=2)
+
+
+@pytest.mark.parametrize(
+    ("pools", "message"),
+    [
+        ([ANCHOR, ANCHOR], "'kv' is described twice"),
+        ([SWA], "one anchor, not 0"),
+        ([ANCHOR, pool("other", anchor=True)], "one anchor, not 2"),
+        ([ANCHOR, SWA, pool("x", indices_from="sva")], "Did you mean 'swa'"),
+        ([ANCHOR, pool("x", page_tokens=8)], "pages of 8 tokens"),
+        (
+            [ANCHOR, pool("x", indices_from="kv"), pool("y", indices_from="x")],
+            "Name their root: indices_from='kv'",
+        ),
+        ([ANCHOR, pool("x", indices_from="x")], "has none of its own"),
+        ([ANCHOR, SWA, pool("x", indices_from="swa")], "needs all of them"),
+        (
+            [
+                ANCHOR,
+                SWA,
+                pool(
+                    "x",
+                    indices_from="swa",
+                    hit_policy=HitPolicy.TRAILING_PAGES,
+                    window_pages=3,
+                ),
+            ],
+            "needs 3 of them",
+        ),
+    ],
+)
+def test_pools_that_do_not_belong_together_are_refused(
+    pools: list[PoolSpec], message: str
+) -> None:
+    with pytest.raises(PoolError, match=message):
+        check_pools(pools)
+
+
+def test_the_anchor_of_pools_that_belong_together_is_found() -> None:
+    state = pool(
+        "state",
+        indices_from="swa",
+        hit_policy=HitPolicy.TRAILING_PAGES,
+        window_pages=2,
+    )
+    assert check_pools([SWA, state, ANCHOR]) is ANCHOR

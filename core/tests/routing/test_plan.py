@@ -1,0 +1,450 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import pytest
+
+from kvdock.errors import NoRoute, PluginError, PoolError
+from kvdock.pools.factories import (logical, mamba, mha, mla)
+from kvdock.plugin.manifest import (API_VERSION, Capability, KindSupport, Manifest, Scope, Support, Verdict)
+from kvdock.pools.spec import (HitPolicy, Layout, ObjectUnit, PoolKind, PoolSpec, Shard, Sharding)
+from kvdock.routing.plan import (Check, Needs, Path, Plan, Route, plan_routes)
+
+EVERYTHING = KindSupport(
+    hit_policies=HitPolicy,
+    split_heads=Support.NATIVE,
+    draft=Support.NATIVE,
+    multi_buffer=Support.NATIVE,
+)
+BASE: dict[str, Any] = {"layers": range(3), "page_tokens": 8}
+KV = mla("kv", latent=28, rope=4, anchor=True, **BASE)
+HEADS = mha("kv", heads=4, head_dim=8, anchor=True, **BASE)
+DRAFT = mla(
+    "draft", latent=28, rope=4, layers=[3], page_tokens=8, draft=True, required=False
+)
+
+
+def backend(
+    name: str = "best", *, kind: Mapping[str, Any] = {}, **said: Any
+) -> Manifest:
+    given: dict[str, Any] = {
+        "kinds": dict.fromkeys(PoolKind, attrs.evolve(EVERYTHING, **kind)),
+        "zero_copy": Support.NATIVE,
+        "integrity": Support.NATIVE,
+    }
+    return Manifest(name=name, api=API_VERSION, summary=name, **(given | said))
+
+
+def plan(
+    *pools: PoolSpec, by: Any = (), shard: Shard | None = None, **how: Any
+) -> Plan:
+    manifests = {one.name: one for one in (by or [backend()])}
+    return plan_routes(pools, shard or Shard(), manifests, **how)
+
+
+ANY = backend(
+    "any",
+    sharing=Scope.CLUSTER,
+    durability=Scope.CLUSTER,
+    eviction=Support.NATIVE,
+    fork_safe=Support.NATIVE,
+)
+
+
+def route(pool: PoolSpec, manifest: Manifest, **how: Any) -> Route:
+    """Route one pool beside an anchor that anybody takes."""
+    anchor = logical("top", page_tokens=8, anchor=True)
+    pools = (attrs.evolve(pool, anchor=False, required=False), anchor)
+    manifests = [manifest, ANY]
+    found = plan(*pools, by=manifests, overrides={pool.name: manifest.name}, **how)
+    return next(one for one in found.routes if one.pool.name == pool.name)
+
+
+SPLIT = attrs.evolve(HEADS, head_group=2)
+STATE = mamba("state", conv=[(8, 3)], **BASE)
+
+REFUSALS: dict[str, tuple[PoolSpec, dict[str, Any], Needs, str]] = {
+    "kinds": (
+        KV,
+        {"kinds": {PoolKind.MHA: EVERYTHING}},
+        Needs(),
+        "does not take mla pools",
+    ),
+    "hit_policies": (
+        STATE,
+        {"kind": {"hit_policies": [HitPolicy.ALL_PAGES]}},
+        Needs(),
+        "does not take hit policy trailing_pages",
+    ),
+    "layouts": (
+        KV,
+        {"kind": {"layouts": [Layout.PAGE_FIRST]}},
+        Needs(),
+        "does not take layout page_object",
+    ),
+    "shardings": (
+        attrs.evolve(KV, sharding=Sharding.DCP),
+        {"kind": {"shardings": [Sharding.HEADS]}},
+        Needs(),
+        "does not take sharding dcp",
+    ),
+    "split_heads": (
+        SPLIT,
+        {"kind": {"split_heads": Support.NO}},
+        Needs(),
+        "has no split heads",
+    ),
+    "draft": (
+        DRAFT,
+        {"kind": {"draft": Support.UNDECLARED}},
+        Needs(),
+        "says nothing about draft",
+    ),
+    "max_object_bytes": (
+        KV,
+        {"max_object_bytes": 100},
+        Needs(),
+        "objects of 100 bytes at most, this pool needs 1536",
+    ),
+    "max_batch_keys": (
+        SPLIT,
+        {"max_batch_keys": 1},
+        Needs(),
+        "batches of 1 keys at most, this pool needs 2",
+    ),
+    "max_key_bytes": (
+        KV,
+        {"max_key_bytes": 130},
+        Needs(),
+        "keys of 130 bytes at most, this pool needs 137",
+    ),
+    "sharing": (
+        KV,
+        {"sharing": Scope.HOST},
+        Needs(sharing=Scope.CLUSTER),
+        "shares with host, not cluster",
+    ),
+    "durability": (
+        KV,
+        {"durability": Scope.PROCESS},
+        Needs(durability=Scope.HOST),
+        "outlives process, not host",
+    ),
+    "clear_reach": (
+        KV,
+        {"clear_reach": Scope.CLUSTER},
+        Needs(clear_reach=Scope.NAMESPACE),
+        "clears as far as cluster",
+    ),
+    "integrity": (
+        KV,
+        {"integrity": Support.UNDECLARED},
+        Needs(integrity=True),
+        "says nothing about integrity",
+    ),
+    "eviction": (
+        KV,
+        {"eviction": Support.NO},
+        Needs(eviction=True),
+        "has no eviction",
+    ),
+    "fork_safe": (KV, {}, Needs(fork_safe=True), "says nothing about fork safe"),
+    "direct_transfer": (
+        KV,
+        {"direct_transfer": Support.NO},
+        Needs(direct_transfer=True),
+        "has no direct transfer",
+    ),
+}
+
+
+@pytest.mark.parametrize("field", REFUSALS)
+def test_a_manifest_that_lacks_what_is_needed_is_refused_with_the_reason(
+    field: str,
+) -> None:
+    pool, said, needs, reason = REFUSALS[field]
+    found = route(pool, backend("poor", **said), needs=needs)
+    assert found.backend is None
+    assert reason in found.reason
+
+
+PATHS: dict[str, tuple[dict[str, Any], Needs, str]] = {
+    "zero_copy": ({"zero_copy": Support.NO}, Needs(), "staged, one object a page"),
+    "multi_buffer": (
+        {"kind": {"multi_buffer": Support.NO}},
+        Needs(),
+        "staged (6 pieces a page), one object a page",
+    ),
+    "memory_registration": (
+        {"memory_registration": Support.NATIVE},
+        Needs(registrable=False),
+        "staged (other cannot register this memory), one object a page",
+    ),
+    "host_allocator": (
+        {"host_allocator": Support.NATIVE},
+        Needs(),
+        "staged (not in memory of other's allocator), one object a page",
+    ),
+}
+SCATTERED = attrs.evolve(
+    HEADS, layout=Layout.LAYER_FIRST, layers=(0, 1, 2), head_group=0
+)
+
+
+@pytest.mark.parametrize("field", PATHS)
+def test_what_a_backend_cannot_reach_is_staged_with_the_reason(field: str) -> None:
+    said, needs, reason = PATHS[field]
+    pool = SCATTERED
+    if field == "multi_buffer":
+        # Not even a layer of a part is one piece: two head groups of 8 tokens.
+        pool = attrs.evolve(
+            HEADS, layout=Layout.PAGE_FIRST_DIRECT, head_group=2, layers=(0,)
+        )
+        reason = reason.replace("6", "16")
+    found = route(pool, backend("other", **said), needs=needs)
+    assert (found.backend, found.path) == ("other", Path.STAGED)
+    assert found.reason == reason
+
+
+def test_a_deployment_that_copies_every_page_reads_so_in_the_table() -> None:
+    asked = Needs(staged=True)
+    found = route(SCATTERED, backend("other"), needs=asked)
+    assert found.path is Path.STAGED
+    assert found.reason == "staged (asked for), one object a page"
+    mark = logical("mark", page_tokens=8)
+    assert route(mark, backend("other"), needs=asked).path is Path.NONE
+
+
+def test_every_field_of_a_manifest_takes_part_in_routing() -> None:
+    fields = {field.name for field in attrs.fields(Manifest)}
+    fields |= {field.name for field in attrs.fields(KindSupport)}
+    not_routed = {"name", "api", "summary", "settings"}
+    assert fields - not_routed == set(REFUSALS) | set(PATHS)
+
+
+def test_memory_still_to_be_allocated_comes_from_the_backend() -> None:
+    bringer = backend("bringer", host_allocator=Support.NATIVE)
+    later = route(KV, bringer, needs=Needs(allocator=None))
+    assert (later.path, later.allocate) == (Path.ZERO_COPY, True)
+    given = route(KV, bringer, needs=Needs(allocator="bringer"))
+    assert (given.path, given.allocate) == (Path.ZERO_COPY, False)
+    plain = route(KV, backend("plain"), needs=Needs(allocator=None))
+    assert not plain.allocate
+
+
+@pytest.mark.parametrize("own", [Support.NATIVE, Support.NO])
+@pytest.mark.parametrize("allocator", ["", "bringer", None])
+def test_whether_any_memory_will_do_may_be_the_backends_own_word(
+    own: Support, allocator: str | None
+) -> None:
+    """It hangs on settings, which a manifest does not know."""
+    bringer = backend("bringer", host_allocator=Support.NATIVE)
+
+    def judge(
+        name: str, capability: Capability, pool: PoolSpec, shard: Shard
+    ) -> Verdict | None:
+        del name, pool, shard
+        if capability is Capability.HOST_ALLOCATOR:
+            return Verdict(own, "its own word")
+        return None
+
+    found = plan_routes(
+        [KV],
+        Shard(),
+        {"bringer": bringer},
+        needs=Needs(allocator=allocator),
+        judge=judge,
+    ).anchor
+    copied = not own and allocator == ""
+    assert (found.path is Path.STAGED) == copied
+    assert ("its own word" in found.reason) == copied
+    assert found.allocate == (not own and allocator is None)
+
+
+ONE_PIECE = {"multi_buffer": Support.NO}
+
+
+@pytest.mark.parametrize(
+    ("layout", "head_group", "path", "unit"),
+    [
+        (Layout.PAGE_OBJECT, 0, Path.ZERO_COPY, ObjectUnit.PAGE),
+        (Layout.PAGE_FIRST, 0, Path.ZERO_COPY, ObjectUnit.PART),
+        (Layout.PAGE_FIRST_DIRECT, 0, Path.ZERO_COPY, ObjectUnit.PART),
+        (Layout.LAYER_FIRST, 0, Path.ZERO_COPY, ObjectUnit.LAYER),
+        (Layout.PAGE_HEAD, 2, Path.ZERO_COPY, ObjectUnit.PART),
+        (Layout.PAGE_FIRST, 2, Path.STAGED, ObjectUnit.PAGE),
+        (Layout.PAGE_OBJECT, 2, Path.STAGED, ObjectUnit.PAGE),
+    ],
+)
+def test_a_backend_of_one_piece_gets_the_largest_unit_that_is_one(
+    layout: Layout, head_group: int, path: Path, unit: ObjectUnit
+) -> None:
+    pool = attrs.evolve(HEADS, layout=layout, head_group=head_group)
+    found = route(pool, backend("poor", kind=ONE_PIECE))
+    assert (found.path, found.pool.object_unit) == (path, unit)
+
+
+def test_smaller_units_must_still_fit_a_batch() -> None:
+    pool = attrs.evolve(HEADS, layout=Layout.LAYER_FIRST)
+    roomy = route(pool, backend("poor", kind=ONE_PIECE, max_batch_keys=6))
+    tight = route(pool, backend("poor", kind=ONE_PIECE, max_batch_keys=5))
+    assert (roomy.path, tight.path) == (Path.ZERO_COPY, Path.STAGED)
+
+
+def test_smaller_units_make_smaller_objects() -> None:
+    pool = attrs.evolve(HEADS, layout=Layout.PAGE_FIRST)
+    half = pool.page_bytes(Shard()) // 2
+    assert route(pool, backend("poor", kind=ONE_PIECE, max_object_bytes=half)).backend
+    assert not route(pool, backend("poor", max_object_bytes=half)).backend
+
+
+def test_undeclared_is_not_relied_on_and_shown_as_silence() -> None:
+    silent = backend("silent", kinds={PoolKind.MLA: KindSupport()})
+    found = route(DRAFT, silent)
+    assert "says nothing about draft for mla pools" in found.reason
+
+
+def test_emulated_counts_and_is_said() -> None:
+    found = route(DRAFT, backend("slow", kind={"draft": Support.EMULATED}))
+    assert found.reason == "zero copy, one object a page; draft is emulated"
+
+
+def test_pools_of_one_prefix_may_live_in_different_backends() -> None:
+    no_draft = backend("fast", kind={"draft": Support.NO})
+    found = plan(KV, DRAFT, by=[no_draft, backend("slow")], preference=["fast", "slow"])
+    assert {r.pool.name: r.backend for r in found.routes} == {
+        "kv": "fast",
+        "draft": "slow",
+    }
+    assert "not fast" in found.explain()
+
+
+def test_preference_decides_and_only_who_is_named_is_asked() -> None:
+    by = [backend("a"), backend("b"), backend("c")]
+    found = plan(KV, by=by, preference=["c", "b"])
+    assert found.anchor.backend == "c"
+    assert [option.backend for option in found.anchor.options] == ["c", "b"]
+
+
+def test_without_a_preference_zero_copy_wins_and_then_the_name() -> None:
+    staged = backend("a", zero_copy=Support.NO)
+    assert plan(KV, by=[staged, backend("c"), backend("b")]).anchor.backend == "b"
+    assert plan(
+        KV, by=[staged, backend("c")], preference=["a", "c"]
+    ).anchor.backend == ("a")
+
+
+def test_an_override_gives_one_pool_to_one_backend() -> None:
+    by = [backend("a"), backend("b")]
+    found = plan(KV, DRAFT, by=by, preference=["a"], overrides={"draft": "b"})
+    assert [r.backend for r in found.routes] == ["a", "b"]
+
+
+def test_a_misspelled_backend_or_pool_is_refused_with_the_nearest() -> None:
+    with pytest.raises(PluginError, match="Did you mean 'best'"):
+        plan(KV, preference=["bets"])
+    with pytest.raises(PluginError, match="Did you mean 'draft'"):
+        plan(KV, DRAFT, overrides={"darft": "best"})
+
+
+def test_an_optional_pool_is_refused_with_a_reason_unless_strict() -> None:
+    by = [backend("a", kind={"draft": Support.NO})]
+    lenient = plan(KV, DRAFT, by=by)
+    (refused,) = lenient.refused
+    assert (refused.pool.name, refused.path) == ("draft", Path.NONE)
+    assert refused.reason == "a: a has no draft for mla pools"
+    with pytest.raises(NoRoute, match=r"no backend takes draft\n(.|\n)*has no draft"):
+        plan(KV, DRAFT, by=by, strict=True)
+
+
+def test_a_required_pool_without_a_route_is_an_error_with_the_whole_table() -> None:
+    by = [backend("a", kinds={PoolKind.MHA: EVERYTHING})]
+    with pytest.raises(NoRoute, match=r"POOL +KIND(.|\n)*a does not take mla pools"):
+        plan(KV, by=by)
+    with pytest.raises(NoRoute, match="no backend is loaded"):
+        plan_routes([KV], Shard(), {})
+
+
+def test_pools_that_do_not_belong_together_have_no_plan() -> None:
+    with pytest.raises(PoolError, match="one anchor"):
+        plan(DRAFT)
+
+
+def test_a_stage_without_a_pools_layers_keeps_it_in_the_plan_as_absent() -> None:
+    shard = Shard(pp_rank=0, pp_size=2, layers=(0, 3))
+    found = plan(KV, attrs.evolve(DRAFT, required=True), shard=shard, strict=True)
+    (absent,) = found.absent
+    assert absent.pool.name == "draft"
+    assert found.refused == ()
+    assert "none of its layers" in found.explain()
+
+
+def test_a_backends_own_word_comes_before_its_manifest() -> None:
+    asked: list[Capability] = []
+
+    def judge(
+        name: str, capability: Capability, pool: PoolSpec, shard: Shard
+    ) -> Verdict | None:
+        assert (name, pool.name, shard) == ("best", "kv", Shard())
+        asked.append(capability)
+        if capability is Capability.LAYOUT:
+            return Verdict(Support.NO, "not today")
+        return None
+
+    with pytest.raises(NoRoute, match="not today"):
+        plan(KV, judge=judge)
+    assert {Capability.STORE, Capability.KEY_SIZE, Capability.ZERO_COPY} <= set(asked)
+
+
+def test_a_plan_is_the_same_for_the_same_question() -> None:
+    by = [backend("b"), backend("a")]
+    assert plan(DRAFT, KV, by=by) == plan(DRAFT, KV, by=by[::-1])
+    assert [r.pool.name for r in plan(DRAFT, KV, by=by).routes] == ["kv", "draft"]
+
+
+def test_the_table_shows_winner_and_reasons() -> None:
+    by = [backend("a"), backend("b", zero_copy=Support.NO)]
+    assert plan(KV, DRAFT, by=by).explain() == (
+        "POOL   KIND       NEED      PAGE    BACKEND  WHY\n"
+        "kv     mla        anchor    1536 B  a        zero copy, one object a page\n"
+        "                                    not b    staged, one object a page\n"
+        "draft  mla draft  optional  512 B   a        zero copy, one object a page\n"
+        "                                    not b    staged, one object a page"
+    )
+
+
+def test_a_backend_that_does_not_verify_gets_trailers_and_the_table_says_so() -> None:
+    one = plan(KV, by=[backend(integrity=Support.UNDECLARED)]).anchor
+    assert one.check is Check.TRAILER
+    assert one.reason == "zero copy, one object a page; verified by a trailer"
+    assert plan(KV).anchor.check is Check.BACKEND
+
+
+def test_a_trailer_is_a_second_piece() -> None:
+    poor = backend(kind={"multi_buffer": Support.NO}, integrity=Support.NO)
+    one = plan(KV, by=[poor]).anchor
+    assert one.path is Path.STAGED
+    assert "a trailer is a second piece" in one.reason
+    unchecked = plan(KV, by=[poor], needs=Needs(checks="off")).anchor
+    assert unchecked.path is Path.ZERO_COPY
+    assert "UNVERIFIED by choice" in unchecked.reason
+
+
+def test_a_trailer_counts_towards_the_largest_object() -> None:
+    largest = KV.page_bytes(Shard())
+    limited = backend(integrity=Support.NO, max_object_bytes=largest)
+    with pytest.raises(NoRoute, match="trailer included"):
+        plan(KV, by=[limited])
+    assert plan(KV, by=[limited], needs=Needs(checks="off")).anchor.backend
+
+
+def test_verifying_can_be_doubled_but_counting_needs_none() -> None:
+    always = Needs(checks="always")
+    assert plan(KV, needs=always).anchor.check is Check.TRAILER
+    mark = PoolSpec(
+        name="mark", kind="logical", parts=(), layers=(), page_tokens=8, anchor=True
+    )
+    counted = plan(mark, by=[backend(integrity=Support.NO)]).anchor
+    assert counted.check is Check.BACKEND

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvdock.batch import (Batch, BatchResult, Operation, Outcome, checked)
+from kvdock.errors import BatchError
+
+
+def batch(rows: int, *, operation: Operation = Operation.GET) -> Batch:
+    keys = [f"ns/{row}.kv" for row in range(rows)]
+    addresses = np.arange(rows * 2).reshape(rows, 2)
+    return Batch(operation, keys, addresses, np.tile([100, 28], (rows, 1)))
+
+
+def test_a_batch_knows_the_bytes_of_each_object() -> None:
+    assert batch(3).object_bytes.tolist() == [128, 128, 128]
+
+
+def test_a_repeated_row_of_sizes_is_summed_once_and_means_the_same() -> None:
+    sizes = np.broadcast_to(np.array([100, 28]), (3, 2))
+    repeated = Batch(Operation.GET, ["a", "b", "c"], np.zeros((3, 2)), sizes)
+    assert repeated.object_bytes.tolist() == [128, 128, 128]
+    assert repeated.object_bytes.strides == (0,)
+
+
+def test_rows_of_memory_must_belong_to_the_keys() -> None:
+    with pytest.raises(BatchError, match="2 keys with 3 rows"):
+        Batch(Operation.PUT, ["a", "b"], np.zeros((3, 1)), np.zeros((3, 1)))
+    with pytest.raises(BatchError, match="not both"):
+        Batch(Operation.PUT, ["a"], np.zeros((1, 2)), np.zeros((1, 1)))
+
+
+def test_a_question_needs_no_memory() -> None:
+    asked = Batch(Operation.EXISTS, ["a", "b"])
+    assert len(asked) == 2
+    assert asked.object_bytes.tolist() == [0, 0]
+    assert asked.part(1, 2).keys == ["b"]
+
+
+def test_a_part_keeps_each_key_with_its_memory() -> None:
+    whole = batch(5)
+    part = whole.part(2, 4)
+    assert part.keys == ["ns/2.kv", "ns/3.kv"]
+    assert part.addresses.tolist() == [[4, 5], [6, 7]]
+    assert part.deadline_s == whole.deadline_s
+    none = np.zeros((3, 0), np.int64)
+    marks = Batch(Operation.PUT, ["a", "b", "c"], none, none).part(1, 3)
+    assert marks.keys == ["b", "c"]
+    assert marks.addresses.shape == marks.sizes.shape == (2, 0)
+
+
+def test_time_runs_out_at_the_deadline_and_never_below_zero() -> None:
+    now = time.monotonic()
+    assert Batch(Operation.EXISTS, [], deadline_s=now - 5).remaining_s() == 0
+    assert 8 < Batch(Operation.EXISTS, [], deadline_s=now + 10).remaining_s() <= 10
+
+
+def test_an_answer_moves_the_bytes_of_what_is_ok_and_no_others() -> None:
+    result = BatchResult.of(batch(3), [Outcome.OK, Outcome.ABSENT, Outcome.OK])
+    assert result.nbytes.tolist() == [128, 0, 128]
+    assert result.ok.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "outcome"),
+    [(127, Outcome.SHORT), (128, Outcome.OK), (129, Outcome.LONG)],
+)
+def test_a_claim_of_success_is_held_against_the_bytes(
+    nbytes: int, outcome: Outcome
+) -> None:
+    claimed = BatchResult(np.zeros(2, np.uint8), np.array([128, nbytes]))
+    assert checked(batch(2), claimed).outcomes.tolist() == [Outcome.OK, outcome]
+
+
+def test_a_longer_answer_does_not_hide_an_earlier_failure() -> None:
+    claimed = BatchResult([Outcome.CORRUPT], [500])
+    assert checked(batch(1), claimed).outcomes.tolist() == [Outcome.CORRUPT]
+
+
+def test_an_unknown_code_is_an_error_and_not_a_success() -> None:
+    strange = BatchResult([0, 77], [128, 128])
+    assert checked(batch(2), strange).outcomes.tolist() == [Outcome.OK, Outcome.ERROR]
+
+
+@pytest.mark.parametrize(
+    "answer", [None, True, [True, True], BatchResult([0], [128]), BatchResult([], [])]
+)
+def test_what_is_no_answer_per_key_is_refused(answer: object) -> None:
+    with pytest.raises(BatchError):
+        checked(batch(2), answer)
+
+
+@pytest.mark.parametrize("outcomes", [[True, False], [0.0, 1.0], ["0", "0"]])
+def test_an_answer_of_flags_is_no_answer_of_outcomes(outcomes: Any) -> None:
+    with pytest.raises(BatchError, match="of type"):
+        BatchResult(outcomes, [0, 0])
+
+
+def test_no_code_becomes_ok_by_being_cut_to_a_byte() -> None:
+    result = BatchResult([256, -256, 4096, 0], [0, 0, 0, 0])
+    assert result.outcomes.tolist() == [Outcome.ERROR] * 3 + [Outcome.OK]
+    assert not len(BatchResult([], []).outcomes)
+
+
+def test_a_part_of_objects_without_bytes_has_their_rows_of_memory() -> None:
+    none = np.zeros((3, 0), np.int64)
+    batch = Batch(Operation.PUT, ["a", "b", "c"], none, none)
+    piece = batch.part(1, 3)
+    assert (list(piece.keys), piece.addresses.shape) == (["b", "c"], (2, 0))

@@ -1,0 +1,208 @@
+"""What is the contract's stays as it is, whatever a suite's author tries."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvdock.testing import BackendContract, SealedError
+from kvdock.testing.subprocess import (Record, run_tests)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ONE = "test_putting_again_is_harmless"
+
+
+def passing(*_: object, **__: object) -> None:
+    """Pass, whatever the backend does."""
+
+
+def test_a_test_of_the_contract_cannot_be_overridden() -> None:
+    with pytest.raises(SealedError, match="test_putting_again_is_harmless"):
+
+        class Quiet(BackendContract):
+            def test_putting_again_is_harmless(self) -> None:  # type: ignore[override] # the point
+                pass
+
+
+def test_a_test_of_the_contract_cannot_be_taken_away() -> None:
+    with pytest.raises(SealedError, match="Without overrides"):
+        type("Without", (BackendContract,), {"test_putting_again_is_harmless": None})
+
+
+def test_an_override_without_a_reason_is_refused() -> None:
+    with pytest.raises(SealedError):
+
+        class Mute(BackendContract):
+            @pytest.mark.xfail(reason=" ")
+            def test_putting_again_is_harmless(self) -> None:  # type: ignore[override] # the point
+                pass
+
+
+def test_an_override_that_says_why_is_allowed() -> None:
+    class Honest(BackendContract):
+        plugin = "honest"
+
+        @pytest.mark.xfail(reason="the server forgets, issue 7")
+        def test_putting_again_is_harmless(self) -> None:  # type: ignore[override] # the point
+            raise AssertionError
+
+    assert Honest.plugin == "honest"
+
+
+@pytest.mark.parametrize("name", ["harness", "backend", "pytest_generate_tests"])
+def test_the_machinery_of_the_contract_cannot_be_replaced(name: str) -> None:
+    def anything(*_: object) -> None:
+        pass
+
+    with pytest.raises(SealedError, match="Yours to say are"):
+        type("Tricky", (BackendContract,), {name: anything})
+
+
+def test_a_class_below_the_authors_is_sealed_as_well() -> None:
+    class Mine(BackendContract):
+        plugin = "mine"
+
+    with pytest.raises(SealedError):
+        type("Below", (Mine,), {"test_putting_again_is_harmless": None})
+
+
+def test_a_base_class_cannot_take_the_place_of_a_test() -> None:
+    mixin = type("Mixin", (), {ONE: passing})
+    with pytest.raises(SealedError, match=f"Mixed overrides {ONE}"):
+        type("Mixed", (mixin, BackendContract), {})
+
+
+def test_a_base_class_cannot_take_the_place_of_the_machinery() -> None:
+    mixin = type("Mixin", (), {"pytest_generate_tests": passing})
+    with pytest.raises(SealedError, match="pytest_generate_tests"):
+        type("Mixed", (mixin, BackendContract), {})
+
+
+def test_a_base_class_behind_the_contract_changes_nothing() -> None:
+    mixin = type("Mixin", (), {ONE: passing})
+    mixed = type("Mixed", (BackendContract, mixin), {})
+    assert getattr(mixed, ONE) is getattr(BackendContract, ONE)
+
+
+def test_a_wrapper_that_looks_like_the_test_is_an_override() -> None:
+    wrapper = wraps(getattr(BackendContract, ONE))(passing)
+    with pytest.raises(SealedError, match=ONE):
+        type("Wrapped", (BackendContract,), {ONE: wrapper})
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        pytest.mark.skip(reason="later"),
+        pytest.mark.skipif(True, reason="later"),
+        pytest.mark.xfail(reason="later"),
+    ],
+    ids=lambda mark: mark.name,
+)
+@pytest.mark.parametrize("several", [False, True])
+def test_a_class_cannot_be_marked_away_as_a_whole(mark: Any, *, several: bool) -> None:
+    marks = [pytest.mark.usefixtures("tmp_path"), mark] if several else mark
+    with pytest.raises(SealedError, match=f"with {mark.name}"):
+        type("Later", (BackendContract,), {"pytestmark": marks})
+    mixin = type("Mixin", (), {"pytestmark": marks})
+    with pytest.raises(SealedError, match=f"with {mark.name}"):
+        type("Mixed", (mixin, BackendContract), {})
+
+
+def test_other_marks_of_a_class_are_its_authors() -> None:
+    marks = [pytest.mark.usefixtures("tmp_path"), pytest.mark.slow]
+    suite = type("Marked", (BackendContract,), {"pytestmark": marks})
+    assert vars(suite)["pytestmark"] == marks
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        pytest.mark.xfail(False, reason="issue 12"),
+        pytest.mark.xfail(condition=False, reason="issue 12"),
+        pytest.mark.xfail(reason="issue 12", strict=False),
+        pytest.mark.xfail(),
+        pytest.mark.skip(reason="issue 12"),
+    ],
+    ids=["condition", "named_condition", "lenient", "mute", "skip"],
+)
+def test_an_excuse_that_may_hide_a_pass_is_refused(mark: Any) -> None:
+    def override(*_: object) -> None:
+        raise AssertionError
+
+    with pytest.raises(SealedError, match=ONE):
+        type("Sly", (BackendContract,), {ONE: mark(override)})
+
+
+def test_no_second_mark_softens_an_excuse() -> None:
+    def override(*_: object) -> None:
+        raise AssertionError
+
+    marked = pytest.mark.xfail(reason="issue 12")(override)
+    marked = pytest.mark.skipif(True, reason="not today")(marked)
+    with pytest.raises(SealedError, match=ONE):
+        type("Sly", (BackendContract,), {ONE: marked})
+
+
+SUITE = """
+import pytest
+from kvdock.testing import BackendContract
+
+{module}
+
+{decorator}
+class TestSealed(BackendContract):
+    plugin = "kvdock.testing.reference:memory"
+
+    @pytest.mark.xfail(reason="issue 12")
+    def {name}(self):
+        pass
+"""
+
+
+def ran(folder: Path, *, module: str = "", decorator: str = "") -> Record:
+    """Run one overridden test in a pytest of its own, with no settings."""
+    suite = folder / "suite.py"
+    suite.write_text(SUITE.format(name=ONE, module=module, decorator=decorator))
+    return run_tests([f"{suite}::TestSealed::{ONE}"])
+
+
+def test_an_excuse_fails_when_the_test_passes_whatever_the_settings_say(
+    tmp_path: Path,
+) -> None:
+    assert [one.how for one in ran(tmp_path).ended] == ["failed"]
+
+
+@pytest.mark.parametrize("word", ["skip(reason='later')", "xfail(reason='later')"])
+def test_a_class_cannot_be_marked_away_by_a_decorator(
+    tmp_path: Path, word: str
+) -> None:
+    record = ran(tmp_path, decorator=f"@pytest.mark.{word}")
+    assert "SealedError" in record.broken
+    assert not record.ended
+
+
+def test_a_module_cannot_expect_the_contract_to_fail(tmp_path: Path) -> None:
+    record = ran(tmp_path, module="pytestmark = pytest.mark.xfail(reason='later')")
+    assert "marks the whole contract with xfail" in record.broken
+    assert not record.ended
+
+
+def test_a_module_may_skip_where_a_server_is_missing(tmp_path: Path) -> None:
+    record = ran(tmp_path, module="pytestmark = pytest.mark.skip(reason='no server')")
+    assert [(one.how, one.why) for one in record.ended] == [("skipped", "no server")]
+
+
+def test_a_suite_that_names_no_backend_is_told_what_to_write(tmp_path: Path) -> None:
+    suite = tmp_path / "suite.py"
+    suite.write_text(
+        "from kvdock.testing import BackendContract\n"
+        "class TestNothing(BackendContract): pass\n"
+    )
+    broken = run_tests([str(suite)]).broken
+    assert "TestNothing does not say which backend it is about" in broken
+    assert 'plugin = "mine"' in broken

@@ -1,0 +1,179 @@
+"""Running the kit in a process of its own, whatever a backend does to it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import pytest
+
+from kvdock.errors import KvdockError
+from kvdock.config.fields import option
+from kvdock.testing import report
+from kvdock.testing.report import settled
+from kvdock.testing.subprocess import run_tests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SUITE = """
+import os
+import pytest
+
+class TestThing:
+    def test_passes(self):
+        pass
+
+    def test_fails(self):
+        assert 1 + 1 == 3, "arithmetic"
+
+    @pytest.mark.parametrize("case", [1], ids=["one"])
+    def test_skips(self, case):
+        pytest.skip("UNDECLARED: this")
+
+    @pytest.mark.xfail(reason="known")
+    def test_xfails(self):
+        raise ValueError
+
+    def test_raises(self):
+        raise OSError("broken pipe")
+"""
+
+
+PATIENCE_S = 20.0
+
+
+def ended(pid: int) -> bool:
+    """Return whether a process is no more, or only waits to be collected."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+def soon(holds: Callable[[], bool]) -> bool:
+    """Wait a moment for something to hold."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return holds()
+
+
+@pytest.mark.slow
+def test_a_record_says_how_each_test_ended(tmp_path: Path) -> None:
+    suite = tmp_path / "suite.py"
+    suite.write_text(SUITE)
+    record = run_tests([str(suite)])
+    assert {one.name: one.how for one in record.ended} == {
+        "test_passes": "passed",
+        "test_fails": "failed",
+        "test_skips": "skipped",
+        "test_xfails": "xfailed",
+        "test_raises": "failed",
+    }
+    by_name = {one.name: one for one in record.ended}
+    assert by_name["test_fails"].raised == "AssertionError"
+    assert by_name["test_fails"].why == "arithmetic"
+    assert by_name["test_raises"].raised == "OSError"
+    assert by_name["test_skips"].why == "UNDECLARED: this"
+    assert by_name["test_skips"].case == "one"
+    assert record.planned == 5
+    assert not record.unfinished
+
+
+def test_a_test_that_ends_the_process_is_named(tmp_path: Path) -> None:
+    suite = tmp_path / "suite.py"
+    suite.write_text(
+        "import os, signal\n"
+        "def test_first(): pass\n"
+        "def test_deadly(): os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "def test_never(): pass\n"
+    )
+    record = run_tests([str(suite)])
+    assert record.unfinished.endswith("test_deadly")
+    assert record.status == -11
+    assert [one.name for one in record.ended] == ["test_first"]
+
+
+@pytest.mark.slow
+def test_a_run_that_does_not_end_is_given_up(tmp_path: Path) -> None:
+    suite = tmp_path / "suite.py"
+    suite.write_text("import time\ndef test_waits(): time.sleep(60)\n")
+    record = run_tests([str(suite)], timeout_s=3.0)
+    assert "did not end" in record.said
+    assert not record.ended
+
+
+GRANDCHILD = """
+import subprocess, sys, time
+from pathlib import Path
+
+def test_waits():
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    child = subprocess.Popen(sleep)
+    Path("{told}").write_text(str(child.pid))
+    time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
+    suite, told = tmp_path / "suite.py", tmp_path / "pid"
+    suite.write_text(GRANDCHILD.format(told=told))
+    run_tests([str(suite)], timeout_s=8.0)
+    assert soon(lambda: ended(int(told.read_text())))
+
+
+def test_a_run_ends_with_whoever_asked_for_it(tmp_path: Path) -> None:
+    suite, told = tmp_path / "suite.py", tmp_path / "pid"
+    suite.write_text(
+        "import os, time\n"
+        "from pathlib import Path\n"
+        "def test_waits():\n"
+        f"    Path({str(told)!r}).write_text(str(os.getpid()))\n"
+        "    time.sleep(60)\n"
+    )
+    code = f"from kvdock.testing.subprocess import run_tests; run_tests([{str(suite)!r}])"
+    with subprocess.Popen([sys.executable, "-c", code]) as asker:
+        assert soon(lambda: told.exists() and bool(told.read_text()))
+        asker.kill()
+    assert soon(lambda: ended(int(told.read_text())))
+
+
+def test_what_cannot_be_collected_says_why(tmp_path: Path) -> None:
+    suite = tmp_path / "suite.py"
+    suite.write_text("import no_such_library_anywhere\n")
+    record = run_tests([str(suite)])
+    assert "no_such_library_anywhere" in record.broken
+
+
+def test_missing_folders_become_temporary_ones(tmp_path: Path) -> None:
+    @attrs.frozen
+    class Settings:
+        root: Path = option(help="Where.")
+        spare: Path | None = option(None, help="Where else.")
+
+    assert settled(Settings, {}, tmp_path) == {"root": str(tmp_path / "root")}
+    assert settled(Settings, {"root": "/data"}, tmp_path) == {"root": "/data"}
+    assert settled(Settings, {"root": "{tmp}/a"}, tmp_path) == {"root": f"{tmp_path}/a"}
+    assert settled(None, {}, tmp_path) == {}
+
+
+def test_a_missing_pytest_is_told_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvdock.testing.report.find_spec", lambda _: None)
+    with pytest.raises(KvdockError, match="pytest and hypothesis") as caught:
+        report.check("any", {})
+    assert "kvdock[testing]" in caught.value.fix
+
+
+def test_asking_for_a_checkup_imports_no_pytest() -> None:
+    code = "import sys, kvdock.testing.checkup; print('pytest' in sys.modules)"
+    said = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert said.strip() == "False"

@@ -1,0 +1,571 @@
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from shelf import (
+    HASTE_S,
+    Engine,
+    Shelf,
+    Trouble,
+    attention,
+    draft,
+    hashes,
+    hasty,
+    indexer,
+    patient,
+    states,
+    until,
+)
+from stalls import timed
+
+from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
+from kvdock.config.core import (CoreSettings, Integrity, Staging)
+from kvdock.dock import Dock
+from kvdock.errors import AttachError, KvdockError, RegionError
+from kvdock.pools.factories import logical
+from kvdock.keys import Namespace
+from kvdock.plugin.manifest import Support
+from kvdock.pools.spec import (Layout, PoolSpec, Shard)
+from kvdock.region import Region
+from kvdock.routing.plan import (Check, Path)
+from kvdock.transfer import (NO_PAGE, Attachment)
+
+
+def waiting_for(event: threading.Event) -> Trouble:
+    """Hang until the event, then do as asked, late."""
+
+    def wait(_: Batch) -> None:
+        event.wait(10)
+
+    return wait
+
+
+@pytest.mark.parametrize(
+    ("integrity", "staging", "multi", "layout"),
+    list(product(Integrity, Staging, (Support.NATIVE, Support.NO), Layout)),
+)
+def test_pages_come_back_byte_for_byte_whatever_the_way(
+    integrity: Integrity, staging: Staging, multi: Support, layout: Layout
+) -> None:
+    core = patient(integrity=integrity, calls={"staging": staging, "batch_pages": 3})
+    pools = [attention(layout=layout), draft(), indexer(), states()]
+    engine = Engine([Shelf(multi_buffer=multi)], pools, core)
+    with engine.attachment as cache:
+        names = hashes(8)
+        engine.fill(names, range(8))
+        stored = cache.put(names, engine.where(range(8)))
+        assert stored.pages == 8
+        engine.blank()
+        assert cache.exists(names).best == 8
+        pages = [15, 9, 20, 8, 11, 19, 23, 10]
+        loaded = cache.get(names, engine.where(pages))
+        assert loaded.pages == 8
+        for pool in pools:
+            for name, page in zip(names, pages, strict=True):
+                assert engine.holds(pool.name, name, page)
+    assert engine.shelf.released == ["mamba", "indexer", "draft", "kv"]
+
+
+def test_no_staged_page_lies_in_memory_that_the_backend_was_told_of() -> None:
+    core = patient(calls={"staging": "always"})
+    engine = Engine([Shelf()], core=core)
+    with engine.attachment:
+        mine = engine.memory["kv"]
+        for block in engine.shelf.regions["kv"].blocks:
+            first, last = mine.ctypes.data, mine.ctypes.data + mine.nbytes
+            assert block.address + block.nbytes <= first or block.address >= last
+
+
+def test_the_anchor_is_stored_last_and_only_over_its_required_sidecars() -> None:
+    engine = Engine(pools=[attention(), states()], core=patient())
+
+    def lose_a_state(batch: Batch) -> BatchResult | None:
+        if batch.operation is Operation.PUT and batch.pool == "mamba":
+            return BatchResult.of(batch, [0, Outcome.REFUSED, 0])
+        return None
+
+    engine.shelf.trouble = lose_a_state
+    with engine.attachment as cache:
+        names = hashes(3)
+        engine.fill(names, range(3))
+        stored = cache.put(names, engine.where(range(3)))
+        assert stored.pages == 1
+        assert stored.outcomes["kv"].tolist() == [0, Outcome.ABSENT, 0]
+        order = [call.pool for call in engine.shelf.calls]
+        assert order == ["mamba", "kv"]
+
+
+def test_a_lost_draft_page_costs_nothing_but_the_draft() -> None:
+    engine = Engine(pools=[attention(), draft()], core=patient())
+    with engine.attachment as cache:
+        names = hashes(4)
+        engine.fill(names, range(4))
+        cache.put(names, engine.where(range(4)))
+        gone = next(key for key in engine.shelf.objects if ".draft" in key)
+        del engine.shelf.objects[gone]
+        loaded = cache.get(names, engine.where(range(4)))
+        assert loaded.pages == 4
+        assert loaded.outcomes["draft"].tolist() == [Outcome.ABSENT, 0, 0, 0]
+
+
+def test_sidecars_are_read_only_as_far_as_the_anchor_was() -> None:
+    engine = Engine(pools=[attention(), indexer()], core=patient())
+    with engine.attachment as cache:
+        names = hashes(6)
+        engine.fill(names, range(6))
+        cache.put(names, engine.where(range(6)))
+        for key in list(engine.shelf.objects):
+            if f"/{names[2]}.kv" in key:
+                del engine.shelf.objects[key]
+        engine.shelf.calls.clear()
+        loaded = cache.get(names, engine.where(range(6)))
+        assert loaded.pages == 2
+        assert [len(call) for call in engine.shelf.calls] == [6, 2]
+
+
+@pytest.mark.parametrize("staging", list(Staging))
+@pytest.mark.parametrize("damage", ["flip", "cut", "extend", "swap", "trailer"])
+def test_damage_in_the_store_is_a_miss_and_is_dropped(
+    staging: Staging, damage: str
+) -> None:
+    engine = Engine(core=patient(calls={"staging": staging}))
+    with engine.attachment as cache:
+        names = hashes(3)
+        engine.fill(names, range(3))
+        cache.put(names, engine.where(range(3)))
+        objects = engine.shelf.objects
+        first, second, _ = objects
+        stored = objects[second]
+        objects[second] = {
+            "flip": stored[:5] + bytes([stored[5] ^ 1]) + stored[6:],
+            "cut": stored[:-7],
+            "extend": stored[:9] + stored,
+            "swap": objects[first],
+            "trailer": stored[:-40] + bytes(40),
+        }[damage]
+        engine.blank()
+        loaded = cache.get(names, engine.where(range(3)))
+        assert loaded.pages == 1
+        assert loaded.outcomes["kv"][1] == Outcome.CORRUPT
+        assert engine.holds("kv", names[0], 0)
+        # The third page is right; it is the prefix that ends before it.
+        assert loaded.outcomes["kv"][2] == Outcome.OK
+        until(lambda: second not in objects)
+        # Believed dead for a while, without another question.
+        engine.shelf.calls.clear()
+        assert cache.exists(names).best == 1
+        assert all(second not in call.keys for call in engine.shelf.calls)
+        # Stored again, it is found again.
+        engine.fill(names, range(3))
+        assert cache.put(names, engine.where(range(3))).pages == 3
+        assert cache.exists(names).best == 3
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["in time", "too late"])
+def test_a_page_is_stored_anew_once_its_wrong_object_is_gone(*, ends: bool) -> None:
+    """Or the deletion would take away what was stored in its place."""
+    go_on = threading.Event()
+    engine = Engine(core=hasty("put") if not ends else patient())
+
+    def hold_deletions(batch: Batch) -> None:
+        if batch.operation is Operation.DELETE:
+            go_on.wait(20)
+
+    with engine.attachment as cache:
+        names = hashes(3)
+        engine.fill(names, range(3))
+        cache.put(names, engine.where(range(3)))
+        objects = engine.shelf.objects
+        _, second, _ = objects
+        objects[second] = bytes(len(objects[second]))
+        engine.shelf.trouble = hold_deletions
+        cache.get(names, engine.where(range(3, 6)))
+        until(lambda: any(c.operation is Operation.DELETE for c in engine.shelf.calls))
+        timer = threading.Timer(0.05, go_on.set)
+        if ends:
+            timer.start()
+        stored = cache.put(names, engine.where(range(3)))
+        second_is = Outcome.OK if ends else Outcome.REFUSED
+        assert stored.outcomes["kv"].tolist() == [Outcome.OK, second_is, Outcome.OK]
+        go_on.set()
+        assert cache.settle(5)
+        assert (second in objects) is ends
+        found = cache.get(names, engine.where(range(6, 9)))
+        assert found.pages == (3 if ends else 1)
+        assert cache.put(names, engine.where(range(3))).pages == 3
+
+
+def test_a_backend_that_reports_success_without_bytes_is_caught() -> None:
+    engine = Engine(core=patient())
+    with engine.attachment as cache:
+        names = hashes(2)
+        engine.fill(names, range(2))
+        cache.put(names, engine.where(range(2)))
+        # The pages and their trailers in memory are right from before: a
+        # trailer that is left there must prove nothing.
+        engine.shelf.trouble = lambda batch: BatchResult.all(batch, Outcome.OK)
+        assert cache.get(names, engine.where(range(2))).pages == 0
+
+
+def test_unverified_pages_are_an_explicit_choice_that_the_plan_shows() -> None:
+    chosen = Engine(core=patient(integrity="off"))
+    assert "UNVERIFIED by choice" in chosen.attachment.plan.explain()
+    chosen.attachment.close()
+    usual = Engine(core=patient())
+    assert "verified by a trailer" in usual.attachment.plan.explain()
+    usual.attachment.close()
+
+
+def test_a_backend_of_single_buffers_gets_trailers_through_staging() -> None:
+    pools = [attention(layout=Layout.LAYER_FIRST, kind="k_only")]
+    engine = Engine([Shelf(multi_buffer=Support.NO)], pools, patient())
+    route = engine.attachment.plan.anchor
+    assert (route.path, route.check) == (Path.STAGED, Check.TRAILER)
+    engine.attachment.close()
+
+
+def test_a_late_get_keeps_its_pages_until_it_really_ends() -> None:
+    engine = Engine(core=hasty("get"))
+    go_on = threading.Event()
+
+    def hang(batch: Batch) -> None:
+        if batch.operation is Operation.GET:
+            go_on.wait(10)
+
+    with engine.attachment as cache:
+        names = hashes(4)
+        engine.fill(names, range(4))
+        cache.put(names, engine.where(range(4)))
+        engine.blank()
+        engine.shelf.trouble = hang
+        loaded = timed(
+            lambda: cache.get(names[:2], engine.where([0, 1])), HASTE_S + 0.1
+        )
+        assert loaded.outcomes["kv"].tolist() == [Outcome.TIMEOUT] * 2
+        leases = cache.leases("kv")
+        assert leases.busy(range(4)).tolist() == [True, True, False, False]
+        # Other pages are free to use, these are refused at once.
+        engine.shelf.trouble = None
+        again = cache.get(names, engine.where([1, 2, 3, 4]))
+        assert again.outcomes["kv"].tolist() == [Outcome.REFUSED, 0, 0, 0]
+        stored = cache.put(hashes(1, first=50), engine.where([0]))
+        assert stored.outcomes["kv"].tolist() == [Outcome.REFUSED]
+        go_on.set()
+        assert leases.wait(range(4), 5)
+        assert cache.settle(5)
+        # The late bytes did land, where nobody had looked meanwhile.
+        assert engine.holds("kv", names[0], 0)
+
+
+class Alarm(BaseException):  # what a host's handler of signals may raise
+    pass
+
+
+@pytest.mark.parametrize("staging", Staging)
+def test_a_signal_that_ends_the_wait_leaves_the_call_its_memory(
+    staging: Staging,
+) -> None:
+    engine = Engine(core=patient(calls={"staging": staging, "staging_areas": 1}))
+    names, gate = hashes(4), threading.Event()
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with engine.attachment as cache:
+            engine.fill(names, range(4))
+            cache.put(names, engine.where(range(4)))
+            engine.shelf.trouble = waiting_for(gate)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Alarm):
+                cache.get(names, engine.where(range(4)))
+            direct = staging is Staging.ROUTED
+            assert cache.leases("kv").busy(range(4)).all() == direct
+            assert not cache.settle(0.0)
+            gate.set()
+            assert cache.settle(5.0)
+            assert not cache.leases("kv").busy(range(4)).any()
+            assert cache.get(names, engine.where(range(4))).pages == 4
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("staging", Staging)
+@pytest.mark.parametrize("inside", ["kvdock.transfer.attached_pool.build_keys", "sealed"])
+def test_a_signal_before_the_call_leaves_no_page_and_no_area_held(
+    staging: Staging, inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if inside == "sealed":
+        module = "trailers" if staging is Staging.ROUTED else "staging"
+        inside = f"kvdock.sessions.{module}.sealed"
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    engine = Engine(core=hasty("put", calls={"staging": staging, "staging_areas": 1}))
+    with engine.attachment as cache:
+        with monkeypatch.context() as patched:
+            patched.setattr(inside, ring)
+            with pytest.raises(Alarm):
+                cache.put(hashes(2), engine.where(range(2)))
+        assert not cache.leases("kv").busy(range(2)).any()
+        assert cache.put(hashes(2), engine.where(range(2))).pages == 2
+
+
+def test_late_bytes_of_a_staged_get_never_reach_the_engine() -> None:
+    engine = Engine(core=hasty("get", calls={"staging": "always"}))
+    go_on = threading.Event()
+    with engine.attachment as cache:
+        names = hashes(2)
+        engine.fill(names, range(2))
+        cache.put(names, engine.where(range(2)))
+        engine.blank()
+        engine.shelf.trouble = waiting_for(go_on)
+        assert cache.get(names, engine.where(range(2))).pages == 0
+        assert not cache.leases("kv").busy(range(2)).any()
+        go_on.set()
+        assert cache.settle(5)
+        assert (engine.memory["kv"] == 0xEE).all()
+
+
+def test_closing_under_a_hanging_call_ends_in_time_and_releases_later() -> None:
+    before = threading.active_count()
+    engine = Engine(core=hasty("exists", "close"))
+    go_on = threading.Event()
+    engine.shelf.trouble = waiting_for(go_on)
+    cache = engine.attachment
+    cache.exists(hashes(1))
+    assert not timed(cache.close, HASTE_S + 0.1)
+    assert engine.shelf.released == []
+    go_on.set()
+    until(lambda: engine.shelf.released == ["kv"])
+    until(lambda: threading.active_count() == before)
+    with pytest.raises(KvdockError, match="closed"):
+        cache.exists(hashes(1))
+
+
+def test_a_page_that_is_stored_under_two_names_gets_both() -> None:
+    engine = Engine(core=patient())
+    with engine.attachment as cache:
+        names = hashes(2)
+        engine.fill(names[:1], [5])
+        assert cache.put(names, engine.where([5, 5])).pages == 2
+        assert cache.get(names, engine.where([6, 7])).pages == 2
+        assert np.array_equal(*engine.rows("kv", [6, 7]))
+
+
+@pytest.mark.parametrize("batch_pages", [1, 8])
+def test_one_page_cannot_be_filled_twice_at_once(batch_pages: int) -> None:
+    engine = Engine(core=patient(calls={"batch_pages": batch_pages}))
+    with engine.attachment as cache:
+        names = hashes(2)
+        engine.fill(names, [0, 1])
+        cache.put(names, engine.where([0, 1]))
+        loaded = cache.get(names, engine.where([3, 3]))
+        assert loaded.outcomes["kv"].tolist() == [0, Outcome.REFUSED]
+        assert engine.holds("kv", names[0], 3)
+
+
+MARKS = logical("kv", page_tokens=4, anchor=True)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+@pytest.mark.parametrize("anchor", [attention(), MARKS], ids=["kv", "marks"])
+def test_a_backend_gets_no_more_keys_at_once_than_it_takes(
+    limit: int, anchor: PoolSpec
+) -> None:
+    pools = [anchor, indexer()]
+    engine = Engine([Shelf(max_batch_keys=limit)], pools, core=patient())
+    with engine.attachment as cache:
+        names = hashes(7)
+        engine.fill(names, range(7))
+        assert cache.put(names, engine.where(range(7))).pages == 7
+        assert cache.exists(names).best == 7
+        assert cache.get(names, engine.where(range(8, 15))).pages == 7
+        assert max(map(len, engine.shelf.calls)) == limit
+
+
+@pytest.mark.parametrize("staging", list(Staging))
+def test_an_engine_may_move_its_pools_one_by_one(staging: Staging) -> None:
+    core = patient(calls={"staging": staging})
+    engine = Engine(pools=[attention(), indexer()], core=core)
+    names = hashes(4)
+    with engine.attachment as cache:
+        later = time.monotonic() + 5
+        engine.fill(names, range(4))
+        some = [0, NO_PAGE, 2, 3]
+        stored = cache.write("indexer", names, some, later).tolist()
+        assert stored == [0, Outcome.ABSENT, 0, 0]
+        assert cache.lookup("indexer", names, later).tolist() == [1, 0, 1, 1]
+        assert not cache.lookup("kv", names, later).any()
+        engine.blank()
+        loaded = cache.read("indexer", names[2:], [7, 6], later)
+        assert not loaded.any()
+        assert engine.holds("indexer", names[2], 7)
+        assert engine.holds("indexer", names[3], 6)
+        with pytest.raises(KvdockError, match="Did you mean 'indexer'"):
+            cache.lookup("indexr", names, later)
+        with pytest.raises(RegionError, match="2,"):
+            cache.read("kv", names, [0, 1], later)
+        past = time.monotonic() - 1
+        assert cache.write("kv", names, range(4), past).all()
+
+
+@pytest.mark.parametrize("staging", Staging)
+def test_never_is_a_deadline_like_any_other(staging: Staging) -> None:
+    engine = Engine(core=patient(calls={"staging": staging}))
+    names, never = hashes(4), float("inf")
+    with engine.attachment as cache:
+        engine.fill(names, range(4))
+        assert not cache.write("kv", names, range(4), never).any()
+        assert cache.lookup("kv", names, never).all()
+        assert not cache.read("kv", names, range(4), never).any()
+        assert cache.leases("kv").wait(range(4), never)
+        assert cache.settle(never)
+        assert cache.close(never)
+
+
+def test_the_pools_can_be_named_while_another_thread_closes() -> None:
+    engine = Engine(core=patient(), pools=(attention(), draft()))
+    moorings = engine.attachment._moorings
+
+    class Closing(dict[str, Any]):
+        def values(self) -> Any:
+            for berth in super().values():
+                yield berth
+                moorings.close(0.0)
+
+    object.__setattr__(moorings, "berths", Closing(moorings.berths))
+    assert [pool.name for pool in engine.attachment.pools] == ["kv", "draft"]
+    assert engine.attachment.close()
+
+
+@pytest.mark.parametrize("deadline", [None, "soon", float("nan")])
+def test_what_is_no_deadline_is_refused_and_holds_no_page(deadline: Any) -> None:
+    engine = Engine(core=patient())
+    with engine.attachment as cache:
+        for move in (cache.read, cache.write):
+            with pytest.raises(KvdockError, match="a deadline is a number"):
+                move("kv", hashes(2), [0, 1], deadline)
+        with pytest.raises(KvdockError, match="a deadline is a number"):
+            cache.lookup("kv", hashes(2), deadline)
+        assert not cache.leases("kv").busy([0, 1]).any()
+
+
+def test_bad_input_is_refused_by_name() -> None:
+    engine = Engine(core=patient())
+    with engine.attachment as cache:
+        with pytest.raises(RegionError, match="'kw', which is not"):
+            cache.put(hashes(1), {"kw": [0]})
+        with pytest.raises(RegionError, match="outside of its 24 pages"):
+            cache.get(hashes(1), {"kv": [24]})
+        with pytest.raises(RegionError, match="for 2 hashes"):
+            cache.get(hashes(2), {"kv": [NO_PAGE]})
+        with pytest.raises(RegionError, match="page indices are one row"):
+            cache.get(hashes(2), {"kv": [[0], [1, 2]]})
+        with pytest.raises(KvdockError, match="letters and digits"):
+            cache.exists(["../x"])
+        with pytest.raises(KvdockError, match="'kw' is not attached"):
+            cache.leases("kw")
+
+
+@pytest.mark.parametrize("pages", [[0.5, 1.5], [True, False], ["0", "1"], [None, None]])
+def test_only_whole_numbers_are_page_indices(pages: Any) -> None:
+    with Engine(core=patient()).attachment as cache:
+        for call in (cache.put, cache.get):
+            with pytest.raises(RegionError, match="whole numbers"):
+                call(hashes(2), {"kv": pages})
+        for move in (cache.write, cache.read):
+            with pytest.raises(RegionError, match="whole numbers"):
+                move("kv", hashes(2), pages, time.monotonic() + 5)
+
+
+def test_clearing_reaches_the_namespace() -> None:
+    engine = Engine(core=patient())
+    with engine.attachment as cache:
+        engine.fill(hashes(2), [0, 1])
+        cache.put(hashes(2), engine.where([0, 1]))
+        engine.shelf.objects["other/x"] = b""
+        assert cache.clear() == {"shelf": Outcome.OK}
+        assert list(engine.shelf.objects) == ["other/x"]
+
+
+@pytest.mark.parametrize("staging", list(Staging))
+def test_pieces_before_a_late_one_are_not_called_loaded(staging: Staging) -> None:
+    """They were neither verified nor copied when the call was given up."""
+    core = hasty("get", calls={"staging": staging})
+    engine = Engine([Shelf(max_batch_keys=1)], core=core)
+    names = hashes(3)
+    go_on = threading.Event()
+    engine.fill(names, range(3))
+    cache = engine.attachment
+    assert cache.put(names, engine.where(range(3))).pages == 3
+    calls: list[Batch] = []
+
+    def second_hangs(batch: Batch) -> BatchResult | None:
+        calls.append(batch)
+        if len(calls) == 2:
+            go_on.wait(20)
+        return None
+
+    engine.shelf.trouble = second_hangs
+    moved = cache.get(names, engine.where(range(8, 11)))
+    assert Outcome.OK not in moved.outcomes["kv"].tolist()
+    assert moved.pages == 0
+    go_on.set()
+    assert cache.settle(20)
+    cache.close()
+
+
+@pytest.mark.parametrize(
+    ("native", "asked"),
+    [(Support.NO, Integrity.OFF), (Support.NATIVE, Integrity.ALWAYS)],
+)
+def test_a_plan_made_for_another_choice_of_integrity_is_refused(
+    native: Support, asked: Integrity
+) -> None:
+    """An explicit choice must not be lost between two calls."""
+    dock = Dock({"shelf": Shelf(integrity=native).backend()})
+    plan = dock.plan([attention()], Shard())
+    memory = np.zeros((2, attention().page_bytes(Shard())), np.uint8)
+    regions = {"kv": Region.of(attention(), Shard(), [memory], 2)}
+    core = CoreSettings(integrity=asked)
+    with pytest.raises(AttachError, match=f"core.integrity is {asked}") as raised:
+        Attachment.open(dock, plan, Namespace(model="m"), regions, core=core)
+    assert "Needs" in raised.value.fix
+
+
+@pytest.mark.parametrize(
+    ("planned", "described"),
+    [pair for pair in product(Layout, Layout) if pair[0] is not pair[1]],
+)
+def test_memory_described_in_another_layout_than_planned_is_refused(
+    planned: Layout, described: Layout
+) -> None:
+    """Its objects have as many bytes, in another order: a permuted page."""
+    dock = Dock({"shelf": Shelf().backend()})
+    plan = dock.plan([attention(layout=planned)], Shard())
+    pool = attention(layout=described)
+    memory = np.zeros((2, pool.page_bytes(Shard())), np.uint8)
+    regions = {"kv": Region.of(pool, Shard(), [memory], 2)}
+    with pytest.raises(AttachError) as raised:
+        Attachment.open(dock, plan, Namespace(model="m"), regions)
+    assert raised.value.what == (
+        f"pool 'kv' was planned in layout {planned}, but its memory was described "
+        f"in {described}"
+    )
+
+
+@pytest.mark.parametrize("staging", list(Staging))
+def test_a_backend_is_told_the_layout_of_the_pool(staging: Staging) -> None:
+    core = patient(calls={"staging": staging})
+    engine = Engine([Shelf()], [attention(layout=Layout.PAGE_HEAD)], core)
+    with engine.attachment:
+        assert engine.shelf.regions["kv"].layout is Layout.PAGE_HEAD

@@ -1,0 +1,115 @@
+"""Letting go of backends: all of their pools, once, and nothing after that."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import attrs
+from shelf import Engine, Shelf, attention, draft, hashes, indexer, patient, until
+from stalls import Taken
+
+from kvdock.batch import (Batch, Operation, Outcome)
+from kvdock.plugin.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    import pytest
+
+    from kvdock.transfer.result import Moved
+
+
+@attrs.define(eq=False)
+class Leisurely(Shelf):
+    """Takes its time to release."""
+
+    begun: threading.Event = attrs.field(factory=threading.Event)
+    go_on: threading.Event = attrs.field(factory=threading.Event)
+
+    @hookimpl
+    def kvdock_release(self, handle: str) -> None:
+        self.begun.set()
+        assert self.go_on.wait(10)
+        time.sleep(0.05)
+        self.released.append(handle)
+
+
+def test_no_call_begins_once_a_pool_is_being_released() -> None:
+    shelf = Leisurely()
+    engine = Engine([shelf], core=patient())
+    breaker = engine.attachment._moorings.lines["shelf"].breakers[Operation.PUT]
+    admits = breaker.admits
+
+    def hesitates() -> bool:
+        # What looked before the closing began, and goes on in the middle of it.
+        assert shelf.begun.wait(10)
+        return admits()
+
+    breaker.admits = hesitates  # type: ignore[method-assign]  # a slow thread
+    calls: list[Batch] = []
+    shelf.trouble = calls.append
+    moved: list[Moved] = []
+    storing = threading.Thread(
+        target=lambda: moved.append(
+            engine.attachment.put(hashes(1), engine.where([0])),
+        )
+    )
+    storing.start()
+    until(lambda: engine.attachment.leases("kv").leased_pages == 1)
+    closing = threading.Thread(target=engine.attachment.close)
+    closing.start()
+    storing.join(10)
+    assert moved[0].outcomes["kv"].tolist() == [Outcome.UNAVAILABLE]
+    assert not calls
+    shelf.go_on.set()
+    closing.join(10)
+    assert shelf.released == ["kv"]
+
+
+def test_two_that_close_at_once_release_every_pool() -> None:
+    shelf = Leisurely()
+    engine = Engine([shelf], [attention(), draft(), indexer()], core=patient())
+    both = [threading.Thread(target=engine.attachment.close) for _ in range(2)]
+    both[0].start()
+    assert shelf.begun.wait(10)
+    both[1].start()
+    time.sleep(0.05)
+    shelf.go_on.set()
+    for one in both:
+        one.join(10)
+    assert sorted(map(str, shelf.released)) == ["draft", "indexer", "kv"]
+
+
+class Leaving(Shelf):
+    @hookimpl
+    def kvdock_release(self, handle: str) -> None:
+        self.released.append(handle)
+        raise SystemExit(1)
+
+
+def test_a_pool_whose_release_would_end_the_thread_keeps_no_other_from_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shelf = Leaving()
+    engine = Engine([shelf], [attention(), draft()], core=patient())
+    assert engine.attachment.close()
+    assert sorted(map(str, shelf.released)) == ["draft", "kv"]
+    assert "closing failed with SystemExit: 1" in caplog.text
+
+
+def test_a_forked_child_misses_at_once_and_releases_nothing() -> None:
+    engine = Engine(core=patient())
+    with engine.attachment as cache:
+        line = cache._moorings.lines["shelf"]
+        crew = line._crew
+        kept = crew._pid, crew._lock
+        # As a thread leaves it that is inside while the process forks.
+        crew._pid, crew._lock = os.getpid() + 1, Taken()  # type: ignore[assignment]  # no lock
+        assert cache.exists(hashes(1)).best == 0
+        stored = cache.put(hashes(1), engine.where([0]))
+        assert stored.outcomes["kv"].tolist() == [Outcome.UNAVAILABLE]
+        assert cache.clear() == {"shelf": Outcome.UNAVAILABLE}
+        assert line.close(time.monotonic() + 1)
+        crew._pid, crew._lock = kept
+        assert not engine.shelf.released

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+from shelf import attention, hashes, indexer, states
+
+from kvdock.batch import Outcome
+from kvdock.pools.spec import (Layout, PoolSpec, Shard)
+from kvdock.region import Region
+from kvdock.transfer.host_memory import ALIGN_BYTES
+from kvdock.transfer.staging import Staging
+from kvdock.transfer.integrity import (TRAILER, Hasher, Trailers, compared, key_digests, sealed)
+from kvdock.routing.verdicts import TRAILER_BYTES
+
+PAGES = 5
+POOLS = [attention(layout=layout) for layout in Layout] + [states(), indexer()]
+
+
+def region_of(pool: PoolSpec) -> Region:
+    generator = np.random.default_rng(7)
+    size = pool.page_bytes(Shard()) * PAGES
+    memory = generator.integers(0, 256, size, np.uint8)
+    return Region.of(pool, Shard(), [memory], PAGES)
+
+
+def keys_of(region: Region, pages: int) -> list[str]:
+    return [
+        f"{name}.{at}" for name in hashes(pages) for at in range(len(region.objects))
+    ]
+
+
+def test_a_trailer_is_forty_bytes_everywhere() -> None:
+    assert TRAILER.itemsize == TRAILER_BYTES == 40
+    [one] = sealed(["k"], [5], np.array([0x0102030405060708], np.uint64))
+    assert one.tobytes() == (
+        b"KVTR\x01\x00\x00\x00"
+        + xxhash.xxh3_128_digest(b"k")
+        + (5).to_bytes(8, "little")
+        + bytes([8, 7, 6, 5, 4, 3, 2, 1])
+    )
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=lambda pool: f"{pool.name}-{pool.layout}")
+def test_pages_are_hashed_where_they_lie_in_every_layout(pool: PoolSpec) -> None:
+    region = region_of(pool)
+    pages = np.array([3, 0, 4])
+    rows = np.zeros((3, int(region.object_bytes.sum())), np.uint8)
+    region.gather(pages, rows)
+    ends = np.cumsum(region.object_bytes).tolist()
+    starts = [0, *ends[:-1]]
+    wanted = [
+        [
+            xxhash.xxh3_64_intdigest(row[a:b].tobytes())
+            for a, b in zip(starts, ends, strict=True)
+        ]
+        for row in rows
+    ]
+    assert Hasher.of(region).digests(pages).tolist() == wanted
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=lambda pool: f"{pool.name}-{pool.layout}")
+def test_the_trailer_is_the_last_piece_of_its_object_in_registered_memory(
+    pool: PoolSpec,
+) -> None:
+    plain = region_of(pool)
+    longer = Trailers.behind(plain).region
+    assert (longer.object_bytes == plain.object_bytes + TRAILER_BYTES).all()
+    for before, after in zip(plain.sizes.tolist(), longer.sizes.tolist(), strict=True):
+        pieces = [size for size in before if size]
+        assert [size for size in after if size] == [*pieces, TRAILER_BYTES]
+    *_, block = longer.blocks
+    addresses, sizes = longer.addresses(range(PAGES))
+    tails = addresses[np.arange(len(addresses)), (sizes > 0).sum(axis=1) - 1]
+    assert len(set(tails.tolist())) == len(tails)
+    assert (tails >= block.address).all()
+    assert (tails + TRAILER_BYTES <= block.address + block.nbytes).all()
+
+
+def test_only_what_was_sealed_under_this_key_passes() -> None:
+    region = region_of(attention())
+    trailers = Trailers.behind(region)
+    keys, pages = keys_of(region, 3), np.array([1, 2, 4])
+    fine = np.zeros(3, np.uint8)
+    trailers.seal(keys, pages)
+    assert trailers.check(keys, pages, fine).tolist() == [0, 0, 0]
+    swapped = trailers.check([keys[1], keys[0], keys[2]], pages, fine)
+    assert swapped.tolist() == [Outcome.CORRUPT, Outcome.CORRUPT, 0]
+    trailers.blank(pages[:1])
+    assert trailers.check(keys, pages, fine).tolist() == [Outcome.CORRUPT, 0, 0]
+
+
+def test_what_the_backend_calls_a_miss_stays_that_miss() -> None:
+    region = region_of(attention())
+    trailers = Trailers.behind(region)
+    keys, pages = keys_of(region, 3), np.array([0, 1, 2])
+    trailers.seal(keys, pages)
+    said = np.array([Outcome.ABSENT, Outcome.OK, Outcome.TIMEOUT], np.uint8)
+    assert trailers.check(keys, pages, said).tolist() == said.tolist()
+
+
+def test_another_length_under_the_same_key_says_so() -> None:
+    keys = ["a", "b", "c"]
+    digests = np.zeros(3, np.uint64)
+    found = sealed(keys, [9, 10, 11], digests)
+    wanted = sealed(keys, [10, 10, 10], digests)
+    assert compared(found, wanted).tolist() == [Outcome.SHORT, Outcome.OK, Outcome.LONG]
+
+
+@given(st.integers(0, TRAILER_BYTES - 1), st.integers(1, 255))
+def test_any_altered_byte_of_a_trailer_is_seen(at: int, flip: int) -> None:
+    wanted = sealed(["key"], [64], np.array([12345], np.uint64))
+    raw = bytearray(wanted.tobytes())
+    raw[at] ^= flip
+    found = np.frombuffer(bytes(raw), TRAILER)
+    assert compared(found, wanted)[0] != Outcome.OK
+
+
+def test_digests_that_end_in_zero_bytes_are_still_told_apart() -> None:
+    wanted = sealed(["key"], [64], np.array([1], np.uint64))
+    cut = wanted.copy()
+    raw = bytearray(wanted.tobytes())
+    raw[23] = 0
+    cut = np.frombuffer(bytes(raw), TRAILER)
+    assert (compared(cut, wanted)[0] == Outcome.OK) == (bytes(raw) == wanted.tobytes())
+    assert len(key_digests(["x", "y"])) == 2
+
+
+@pytest.mark.parametrize("trailers", [True, False])
+@pytest.mark.parametrize("pieces", [True, False])
+@pytest.mark.parametrize("pool", POOLS, ids=lambda pool: f"{pool.name}-{pool.layout}")
+def test_a_staging_row_holds_each_object_in_one_run(
+    pool: PoolSpec, *, pieces: bool, trailers: bool
+) -> None:
+    region = region_of(pool)
+    staging = Staging(region, 2, 3, trailers=trailers, pieces=pieces)
+    tail = TRAILER_BYTES if trailers else 0
+    assert (staging.region.object_bytes == region.object_bytes + tail).all()
+    assert staging.region.pages == 6
+    block = staging.region.blocks[0]
+    assert block.address % ALIGN_BYTES == 0
+    addresses, sizes = staging.region.addresses(range(6))
+    for row, lengths in zip(addresses.tolist(), sizes.tolist(), strict=True):
+        at = row[0]
+        for address, length in zip(row, lengths, strict=True):
+            assert not length or address == at
+            at += length
+        assert at <= block.address + block.nbytes
+
+
+def test_an_area_belongs_to_one_batch_until_it_is_given_back() -> None:
+    staging = Staging(region_of(attention()), 2, 3, trailers=True)
+    first, second = staging.take(0.0), staging.take(0.0)
+    assert first is not None
+    assert second is not None
+    assert not np.shares_memory(first.rows, second.rows)
+    assert staging.take(0.0) is None
+    first.give_back()
+    assert staging.take(0.0) is first

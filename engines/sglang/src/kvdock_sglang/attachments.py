@@ -1,0 +1,372 @@
+"""The pools of one engine process, attached to the plugins that store them.
+
+The engine registers its pools in a burst, and draft pools afterwards. The
+burst is planned and attached as one. A pool that comes later is attached by
+itself, in a namespace that names the first one: see decision record 25.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from kvdock.batch import (Outcome, Outcomes)
+from kvdock.config.core import Staging
+from kvdock.errors import KvdockError, NoRoute
+from kvdock.events import PagesRestored
+from kvdock.plugin.manifest import Scope
+from kvdock.pools.spec import HitPolicy
+from kvdock.transfer import Attachment
+from kvdock.routing.verdicts import Needs
+from kvdock_sglang.flat import FlatPages
+from kvdock_sglang.pool_names import EnginePool
+from kvdock_sglang.settings import Drafts, Given
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from kvdock.dock import Dock
+    from kvdock.hits import Bools
+    from kvdock.keys import Namespace
+    from kvdock.pools.spec import (PoolSpec, Shard)
+    from kvdock.region import Int64s
+    from kvdock.routing.plan import Plan
+    from kvdock_sglang.host_pools import HostPool
+    from kvdock_sglang.namespace import Ranks
+
+log = logging.getLogger("kvdock.sglang")
+
+_SEVERAL_HOSTS = (
+    "The ranks of this engine run on several hosts and hold the same pages, so what "
+    "one stores all must find. Where every host reaches the same store (a root on a "
+    'network file system), say "shared_storage": true.'
+)
+
+
+@attrs.frozen(eq=False)
+class Lane:
+    """One pool's way to its store.
+
+    Args:
+        pool: The host pool.
+        attachment: Where it is attached; None for a draft that nobody takes.
+    """
+
+    pool: HostPool
+    attachment: Attachment | None
+
+    @property
+    def spec(self) -> PoolSpec:
+        """What the pool is."""
+        return self.pool.spec
+
+    def lookup(self, hashes: Sequence[str], deadline_s: float) -> Bools:
+        """Say which pages could be loaded, bool (n,)."""
+        if self.attachment is None:
+            return np.ones(len(hashes), np.bool_)
+        return self.attachment.lookup(self.spec.name, hashes, deadline_s)
+
+    def write(
+        self, hashes: Sequence[str], pages: Int64s, deadline_s: float
+    ) -> Outcomes:
+        """Store pages; a draft that nobody takes is quietly left out."""
+        if self.attachment is None:
+            return np.full(len(hashes), Outcome.OK, np.uint8)
+        return self.attachment.write(self.spec.name, hashes, pages, deadline_s)
+
+    def read(self, hashes: Sequence[str], pages: Int64s, deadline_s: float) -> Outcomes:
+        """Load pages; those of a draft that nobody takes become zeros.
+
+        What the memory held before belongs to another prefix. A draft model
+        that sees zeros proposes worse tokens, and the target rejects them.
+        """
+        if self.attachment is not None:
+            return self.attachment.read(self.spec.name, hashes, pages, deadline_s)
+        nbytes = int(self.pool.region.object_bytes.sum())
+        blank = np.zeros((len(hashes), nbytes), np.uint8)
+        self.pool.region.scatter(pages, blank)
+        return np.full(len(hashes), Outcome.OK, np.uint8)
+
+
+@attrs.define(eq=False)
+class Tier:
+    """Lanes of all pools of one engine process.
+
+    Args:
+        dock: The loaded plugins.
+        given: What the operator says.
+        ranks: Where this process stands.
+    """
+
+    dock: Dock
+    given: Given
+    ranks: Ranks
+    _namespace: Namespace | None = attrs.field(default=None, init=False)
+    _attachments: tuple[Attachment, ...] = attrs.field(default=(), init=False)
+    _lanes: Mapping[str, Lane] = attrs.field(factory=dict, init=False)
+    _plan: Plan | None = attrs.field(default=None, init=False)
+    _flat: FlatPages | None = attrs.field(default=None, init=False)
+    _changing: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+
+    @property
+    def shard(self) -> Shard:
+        """The slice of the model that this process owns."""
+        return self.ranks.shard
+
+    def lane(self, name: str) -> Lane | None:
+        """Return a pool's lane; None for a pool that was never registered."""
+        return self._lanes.get(name)
+
+    @property
+    def lanes(self) -> Mapping[str, Lane]:
+        """All lanes by pool name."""
+        return self._lanes
+
+    @property
+    def digest(self) -> str:
+        """The namespace of the first burst, or "" before it."""
+        return self._attachments[0].namespace if self._attachments else ""
+
+    def attach(self, pools: Sequence[HostPool], namespace: Namespace) -> Plan:
+        """Attach the pools that the engine starts with.
+
+        Args:
+            pools: The first burst of pools, the anchor among them.
+            namespace: What they belong to.
+
+        Raises:
+            NoRoute: If nobody takes a pool that the model cannot do without;
+                the message is the route table.
+            KvdockError: If a plugin refuses its memory or its settings.
+        """
+        self._namespace = namespace
+        self._plan = self._attach(pools, namespace)
+        return self._plan
+
+    def add(self, pool: HostPool) -> Plan | None:
+        """Attach a pool that the engine registers later.
+
+        It is the anchor of a namespace of its own: other pages say nothing
+        about it. Its digest covers the first one, so what the pool belongs to
+        is told apart exactly as the target is.
+
+        Returns:
+            Its plan; None for a draft pool that is left out.
+
+        Raises:
+            NoRoute: If nobody takes it, unless the operator is lenient.
+            KvdockError: As for `attach`.
+        """
+        if self._namespace is None:
+            raise KvdockError(f"pool {pool.name!r} comes before the anchor")
+        space = attrs.evolve(
+            self._namespace,
+            page_format=f"{self._namespace.page_format} beside {self.digest}",
+        )
+        # At once: an anchor with a window is refused.
+        alone = attrs.evolve(
+            pool.spec,
+            anchor=True,
+            required=True,
+            hit_policy=HitPolicy.ALL_PAGES,
+            window_pages=0,
+        )
+        try:
+            return self._attach([attrs.evolve(pool, spec=alone)], space)
+        except NoRoute as error:
+            if self.given.own.drafts is Drafts.STRICT or not pool.spec.draft:
+                raise
+            log.warning("pool %s is not stored: %s", pool.name, error)
+            with self._changing:
+                self._lanes = {**self._lanes, pool.name: Lane(pool, None)}
+            return None
+
+    def _attach(self, pools: Sequence[HostPool], space: Namespace) -> Plan:
+        plan = self._routes([pool.spec for pool in pools])
+        attachment = None
+        if plan.accepted:
+            attachment = Attachment.open(
+                self.dock,
+                plan,
+                space,
+                {pool.name: pool.region for pool in pools},
+                self._settings_for(plan),
+                core=self.given.core,
+                process=self.ranks.process,
+            )
+        taken = {route.pool.name for route in plan.accepted}
+        with self._changing:
+            if attachment is not None:
+                self._attachments = (*self._attachments, attachment)
+            self._lanes = {
+                **self._lanes,
+                **{
+                    pool.name: Lane(pool, attachment if pool.name in taken else None)
+                    for pool in pools
+                },
+            }
+        log.info("kvdock stores these pools:\n%s", plan.explain())
+        return plan
+
+    def _routes(self, specs: Sequence[PoolSpec]) -> Plan:
+        own = self.given.own
+        names = {spec.name for spec in specs}
+        sharing = self._sharing(specs)
+        try:
+            return self.dock.plan(
+                specs,
+                self.shard,
+                [own.plugin],
+                overrides={n: to for n, to in own.routes.items() if n in names},
+                strict=own.drafts is Drafts.STRICT,
+                needs=Needs(
+                    checks=self.given.core.integrity,
+                    sharing=sharing,
+                    # So that the route table says what happens to the pages.
+                    staged=self.given.core.calls.staging is Staging.ALWAYS,
+                ),
+                settings=self.given.backends,
+            )
+        except NoRoute as error:
+            if sharing is not Scope.CLUSTER:
+                raise
+            raise NoRoute(error.what, fix=f"{error.fix} {_SEVERAL_HOSTS}") from error
+
+    def _sharing(self, specs: Sequence[PoolSpec]) -> Scope:
+        """Return who must find what one rank stores."""
+        if self.shard.tp_size == 1:
+            return Scope.NONE
+        # One rank stores what several hold, and all of them look.
+        widest = max(_holders(spec, self.shard) for spec in specs)
+        far = widest > self.ranks.on_host and not self.given.own.shared_storage
+        return Scope.CLUSTER if far else Scope.HOST
+
+    def _settings_for(self, plan: Plan) -> dict[str, Mapping[str, object]]:
+        used = {route.backend for route in plan.accepted}
+        return {
+            name: theirs for name, theirs in self.given.backends.items() if name in used
+        }
+
+    def flat(self) -> FlatPages:
+        """Return the way for flat pages of the anchor, opened on first use.
+
+        Raises:
+            KvdockError: If the anchor is not attached or has no bytes.
+        """
+        with self._changing:
+            if self._flat is None:
+                self._flat = self._open_flat()
+            return self._flat
+
+    def _open_flat(self) -> FlatPages:
+        if self._plan is None or self._namespace is None:
+            raise KvdockError("no pool is attached")
+        anchor = self._plan.anchor.pool
+        if not anchor.physical:
+            raise KvdockError(f"pool {anchor.name!r} has no bytes")
+        scratch, region = FlatPages.region(anchor, self.shard)
+        regions = {
+            name: lane.pool.region
+            for name, lane in self._lanes.items()
+            if name != anchor.name
+        }
+        attachment = Attachment.open(
+            self.dock,
+            self._plan,
+            self._namespace,
+            {**regions, anchor.name: region},
+            self._settings_for(self._plan),
+            core=self.given.core,
+            process=self.ranks.process,
+        )
+        self._attachments = (*self._attachments, attachment)
+        return FlatPages(anchor, scratch, attachment)
+
+    def tell_loaded(
+        self, loaded: Mapping[str, Sequence[bool]], windows: Collection[str] = ()
+    ) -> None:
+        """Tell observers what one call of the engine restored of a prefix.
+
+        The engine loads the target first and what goes with it in calls of
+        their own, so each call tells its own part of the prefix.
+
+        Args:
+            loaded: Pool name to which of its pages are loaded, in order.
+            windows: Pools of which only the end of the prefix was asked for.
+        """
+        attachments = self._attachments
+        if not attachments:
+            return
+        lanes = {name: self._lanes.get(name) for name in loaded}
+        pages = {
+            name: int(np.logical_and.accumulate(loaded[name]).sum())
+            for name, lane in lanes.items()
+            if lane is not None and lane.attachment is not None and loaded[name]
+        }
+        drafts = [
+            pages.get(name, 0)
+            for name, lane in lanes.items()
+            if lane is not None and lane.spec.draft and name not in windows
+        ]
+        target = pages.get(EnginePool.KV, 0)
+        awaited = target and any(one.spec.draft for one in self._lanes.values())
+        draft = min(drafts) if drafts else 0 if awaited else None
+        event = PagesRestored(pages=pages, target=target, draft=draft)
+        attachments[0].tell(event)
+
+    def clear(self) -> None:
+        """Forget what this model and format stored, and nothing else.
+
+        Attachments share the time that the core allows for one of them: the
+        engine's scheduler waits.
+
+        Raises:
+            KvdockError: If a plugin did not; one that failed holds up no other.
+        """
+        deadline_s = time.monotonic() + self.given.core.deadlines.clear
+        failed = {
+            f"{backend}: {outcome.name.lower()}"
+            for attachment in self._attachments
+            for backend, outcome in attachment.clear(
+                max(0.0, deadline_s - time.monotonic())
+            ).items()
+            if outcome is not Outcome.OK
+        }
+        if failed:
+            raise KvdockError(
+                f"not everything is cleared ({', '.join(sorted(failed))})",
+                fix="See why the plugin fails, then clear again.",
+            )
+
+    def close(self) -> None:
+        """Let go of all pools; safe to call twice.
+
+        Attachments share the time that the core allows for one of them.
+        """
+        deadline_s = time.monotonic() + self.given.core.deadlines.close
+        with self._changing:
+            attachments, self._attachments = self._attachments, ()
+            self._lanes, self._plan, self._flat = {}, None, None
+        for attachment in reversed(attachments):
+            try:
+                attachment.close(max(0.0, deadline_s - time.monotonic()))
+            except KvdockError:
+                log.exception("an attachment did not close")
+
+
+def _holders(spec: PoolSpec, shard: Shard) -> int:
+    """Return over how many neighbouring ranks the holders of one page reach."""
+    ranks = [
+        attrs.evolve(shard, tp_rank=rank, dcp_rank=rank % shard.dcp_size)
+        for rank in range(shard.tp_size)
+    ]
+    writers = sum(map(spec.writes, ranks))
+    if not spec.physical or writers == len(ranks):
+        return 1
+    # Ranks that hold the same heads are neighbours, others are not.
+    return len(ranks) // writers if spec.by_head else len(ranks)

@@ -1,0 +1,336 @@
+"""Places where SGLang asks for a storage backend's name, closed by asking it.
+
+SGLang grants some things to backends that it knows by name, which a `dynamic`
+one cannot pass. Its own plugin mechanism lets a distribution wrap functions;
+each wrapper here puts a question to the installed plugin's manifest or to the
+pools' descriptions in place of the name. Nothing else is patched, and nothing
+at all in a version of SGLang that nobody has looked at.
+
+Source: SGLang 0.5.23, `sglang/srt/plugins/`: entry-point group
+`sglang.srt.plugins`.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kvdock.plugin.manifest import (Capability, Support)
+from kvdock.pools.spec import PoolKind
+from kvdock_sglang.launch_flags import DOOR
+from kvdock_sglang.settings import collect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvdock_sglang.storage import KvdockStorage
+
+log = logging.getLogger("kvdock.sglang")
+
+TESTED = ("0.5.23",)
+"""Versions of SGLang whose sources the hooks were written against."""
+
+DYNAMIC = "dynamic"
+"""SGLang's word for a backend that it does not know by name."""
+
+
+@attrs.frozen
+class Closed:
+    """One question for a name, and what is lost while it stays open.
+
+    Args:
+        target: Dotted path of the function that asks.
+        kind: Member of SGLang's `HookType`.
+        hook: What is put in its place.
+        lost: What does not work without the hook.
+    """
+
+    target: str
+    kind: str
+    hook: Callable[..., Any]
+    lost: str
+
+
+def kvdock_storage(backend: object) -> KvdockStorage | None:
+    """Return kvdock's storage object, also from inside SGLang's injector."""
+    from kvdock_sglang.storage import KvdockStorage  # noqa: PLC0415 - imports SGLang
+
+    inner = getattr(backend, "_backend", backend)
+    return inner if isinstance(inner, KvdockStorage) else None
+
+
+def chosen(extra_config: object) -> dict[str, Any] | None:
+    """Return a configuration that names kvdock's class, else None."""
+    try:
+        given = parsed(extra_config)
+    except Exception:  # noqa: BLE001 - SGLang reads it again, and says what is wrong
+        return None
+    ours = isinstance(given, dict) and given.get("module_path") == "kvdock_sglang"
+    return given if ours else None
+
+
+def parsed(extra_config: object) -> Any:  # noqa: ANN401 - whatever an operator wrote
+    """Read a configuration as SGLang does: JSON, or @file in its formats.
+
+    Raises:
+        Exception: Of many kinds, where SGLang cannot read it.
+    """
+    if not isinstance(extra_config, str):
+        return extra_config
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import (  # noqa: PLC0415 - the engine
+        HybridCacheController,
+    )
+
+    read = HybridCacheController.parse_storage_backend_extra_config
+    return read(extra_config)[0]
+
+
+def should_backup(original: Callable[..., Any], controller: Any, transfer: Any) -> Any:  # noqa: ANN401 - SGLang's objects
+    """Let every rank write the objects that only it holds.
+
+    With a replicated target, SGLang lets ranks above 0 write a draft model's
+    heads for one backend only. Without them no rank finds a whole prefix.
+    """
+    storage = kvdock_storage(controller.storage_backend)
+    if storage is None or not controller.backup_skip:
+        return original(controller, transfer)
+    return storage.writes(transfer.name)
+
+
+def attach_with_dcp(
+    original: Callable[..., Any],
+    controller: Any,  # noqa: ANN401 - SGLang's object
+    *args: Any,  # noqa: ANN401 - passed on
+    **options: Any,  # noqa: ANN401 - passed on
+) -> Any:  # noqa: ANN401 - passed on
+    """Attach under decode context parallelism, which names two backends.
+
+    What SGLang checks besides the name is checked by the table of pools. The
+    width is hidden from the gate alone: `storage_config_with_dcp` brings it
+    back for the ranks' identity.
+    """
+    from sglang.srt.runtime_context import get_parallel  # noqa: PLC0415 - the engine
+
+    width = get_parallel().attn_dcp_size
+    ours = chosen(options.get("storage_backend_extra_config"))
+    entries = getattr(controller.mem_pool_host, "entries", ())
+    names = {str(getattr(entry.name, "value", entry.name)) for entry in entries}
+    divided = names <= {PoolKind.MAMBA.value, "kv"}
+    staging = controller.host_memory_mode == "buffer_only"
+    if width <= 1 or ours is None or staging or not divided:
+        return original(controller, *args, **options)
+    controller._kvdock_dcp_size = width  # noqa: SLF001 - a mark of ours on SGLang's object
+    with get_parallel().override(attn_dcp_size=1):
+        return original(controller, *args, **options)
+
+
+def storage_config_with_dcp(
+    original: Callable[..., Any],
+    controller: Any,  # noqa: ANN401 - SGLang's object
+    *args: Any,  # noqa: ANN401 - passed on
+    **options: Any,  # noqa: ANN401 - passed on
+) -> Any:  # noqa: ANN401 - passed on
+    """Tell the backend the width that `attach_with_dcp` hid from the gate."""
+    from sglang.srt.runtime_context import get_parallel  # noqa: PLC0415 - the engine
+
+    width = getattr(controller, "_kvdock_dcp_size", 0)
+    if not width:
+        return original(controller, *args, **options)
+    with get_parallel().override(attn_dcp_size=width):
+        return original(controller, *args, **options)
+
+
+def attach_another(
+    original: Callable[..., Any],
+    attachment: Any,  # noqa: ANN401 - SGLang's object
+    storage_backend: str,
+    storage_backend_extra_config_json: str | None = None,
+    *args: Any,  # noqa: ANN401 - passed on
+    **options: Any,  # noqa: ANN401 - passed on
+) -> Any:  # noqa: ANN401 - passed on
+    """Refuse another plugin while one is attached, and clean up a refused one.
+
+    All dynamic backends have one name, so SGLang takes another plugin, another
+    root or another revision for what is attached already, answers that all is
+    well and changes nothing. And where a backend refuses the pools, SGLang
+    keeps it half attached, so that every later one is refused.
+    """
+    cache = attachment._cache  # noqa: SLF001 - SGLang has no other door
+    controller = cache.cache_controller
+    current = kvdock_storage(getattr(controller, "storage_backend", None))
+    asked = storage_backend_extra_config_json
+    # Without a configuration it is about policies, which SGLang changes.
+    if storage_backend == DYNAMIC and cache.enable_storage and current and asked:
+        why = _other_than(current, attachment, asked)
+        if why:
+            return False, f"{why} Detach first, then attach."
+    ok, why = original(
+        attachment,
+        storage_backend,
+        storage_backend_extra_config_json,
+        *args,
+        **options,
+    )
+    if not ok and not cache.enable_storage:
+        left = getattr(controller, "storage_backend", None)
+        if kvdock_storage(left) is not None:
+            controller.detach_storage_backend()
+    return ok, why
+
+
+def _other_than(current: KvdockStorage, attachment: Any, asked: str) -> str:  # noqa: ANN401 - SGLang's object
+    """Say in what a configuration is not the one that is attached, or ""."""
+    attached = f"kvdock stores through plugin {current.given.own.plugin!r} already"
+    try:
+        wanted = parsed(asked)
+        if any(wanted.get(key) != DOOR[key] for key in ("module_path", "class_name")):
+            return f"{attached}, and the configuration names another class."
+        other = collect(wanted)
+        found = [*current.given.differs(other), *_other_prefetch(attachment, asked)]
+    except Exception as error:  # noqa: BLE001 - SGLang's reader raises what it likes
+        return f"{attached}, and the configuration cannot be used: {error}"
+    if wanted.get("tp_lcm_size") != current.config.tp_lcm_size:
+        found.append("tp_lcm_size")
+    return f"{attached}, with another {', '.join(found)}." if found else ""
+
+
+def _other_prefetch(attachment: Any, asked: str) -> tuple[str, ...]:  # noqa: ANN401 - SGLang's object
+    """Name the settings that SGLang takes for itself and would not change."""
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import (  # noqa: PLC0415 - the engine
+        HybridCacheController,
+    )
+
+    read = HybridCacheController.parse_storage_backend_extra_config
+    _, threshold, base, growth, prefix_keys = read(asked)
+    cache = attachment._cache  # noqa: SLF001 - SGLang has no other door
+    in_force = {
+        "prefetch_threshold": (
+            cache.prefetch_threshold,
+            attachment.resolve_prefetch_threshold(threshold),
+        ),
+        "prefetch_timeout_base": (cache.prefetch_timeout_base, base),
+        "prefetch_timeout_per_ki_token": (
+            cache.prefetch_timeout_per_page,
+            cache.page_size / 1024 * growth,
+        ),
+        "hicache_storage_pass_prefix_keys": (
+            cache.hicache_storage_pass_prefix_keys,
+            prefix_keys,
+        ),
+    }
+    return tuple(name for name, (now, then) in in_force.items() if now != then)
+
+
+def page_layout(original: Callable[..., Any], server_args: Any) -> Any:  # noqa: ANN401 - SGLang's object
+    """Keep a page together where a plugin takes one piece of memory a key.
+
+    SGLang rewrites its layer-first layout for two backends by name. Here the
+    manifest of the chosen plugin says whether it takes scattered pages.
+    """
+    result = original(server_args)
+    from sglang.srt.arg_groups.overrides import (  # noqa: PLC0415 - the engine
+        declare_resolution,
+        resolving_view,
+    )
+
+    view = resolving_view(server_args)
+    if view.hicache_storage_backend != DYNAMIC:
+        return result
+    ours = chosen(view.hicache_storage_backend_extra_config)
+    if not ours:
+        return result
+    layouts = {"direct": "page_first_direct", "kernel": "page_first"}
+    layout = layouts.get(view.hicache_io_backend)
+    if view.hicache_mem_layout != "layer_first" or layout is None:
+        return result
+    if _takes_pieces(str(ours.get("plugin"))):
+        return result
+    declare_resolution(
+        server_args, "_resolve_storage_layout_kvdock", hicache_mem_layout=layout
+    )
+    log.warning("plugin %s takes whole pages: layout %s", ours.get("plugin"), layout)
+    return result
+
+
+def _takes_pieces(plugin: str) -> bool:
+    from kvdock.dock import Dock  # noqa: PLC0415 - only where it is asked
+
+    backend = Dock.load().backends.get(plugin)
+    if backend is None:
+        return True
+    grade = backend.manifest.support(Capability.MULTI_BUFFER, PoolKind.MHA)
+    return grade is Support.NATIVE
+
+
+_CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
+_HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
+
+CLOSED = (
+    Closed(
+        f"{_HYBRID}.HybridCacheController.should_backup",
+        "AROUND",
+        should_backup,
+        "draft models whose heads are divided beside a replicated target: "
+        "no prefix is ever found again",
+    ),
+    Closed(
+        f"{_CONTROLLER}.attach_storage_backend",
+        "AROUND",
+        attach_with_dcp,
+        "decode context parallelism: the engine refuses to start",
+    ),
+    Closed(
+        f"{_CONTROLLER}._generate_storage_config",
+        "AROUND",
+        storage_config_with_dcp,
+        "decode context parallelism: the engine refuses to start",
+    ),
+    Closed(
+        "sglang.srt.mem_cache.unified_cache.storage_attachment"
+        ".StorageAttachment.attach",
+        "AROUND",
+        attach_another,
+        "attaching another plugin, root or revision at runtime: the engine says "
+        "yes and keeps the first one; and after an attachment that was refused, "
+        "detach first",
+    ),
+    Closed(
+        "sglang.srt.arg_groups.hicache_hook.resolve_storage_layout_compatibility",
+        "AROUND",
+        page_layout,
+        "whole pages for plugins that take one piece of memory a key: set "
+        "--hicache-mem-layout page_first_direct or page_first by hand",
+    ),
+)
+"""The questions that are closed, in the order of sglang's own layers."""
+
+
+def missing(version: str) -> tuple[str, ...]:
+    """Return what is lost in a version of SGLang, nothing in a tested one."""
+    if version in TESTED:
+        return ()
+    return tuple(dict.fromkeys(closed.lost for closed in CLOSED))
+
+
+def install() -> None:
+    """Register the hooks; SGLang calls this early in each of its processes."""
+    version = metadata.version("sglang")
+    lost = missing(version)
+    if lost:
+        log.warning(
+            "kvdock's hooks are written for SGLang %s and leave %s alone. Lost: %s",
+            " and ".join(TESTED),
+            version,
+            "; ".join(lost),
+        )
+        return
+    from sglang.srt.plugins.hook_registry import (  # noqa: PLC0415 - the engine
+        HookRegistry,
+        HookType,
+    )
+
+    for closed in CLOSED:
+        HookRegistry.register(closed.target, closed.hook, HookType[closed.kind])

@@ -1,0 +1,196 @@
+"""What must be equal for pages of two SGLang processes to be interchangeable.
+
+The engine tells a storage backend the served name of the model and the ranks,
+nothing else. Two servers may serve different weights under one name, so what
+the engine was started with is read as well.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kvdock.keys import Namespace
+from kvdock.pools.spec import Shard
+from kvdock_sglang.host_pools import packed_draft_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from kvdock_sglang.settings import AdapterSettings
+
+STARTED_WITH = (
+    "model_path",
+    "revision",
+    "dtype",
+    # "dummy" is random weights under the name and path of real ones.
+    "load_format",
+    "quantization",
+    "quantization_param_path",
+    "modelopt_quant",
+    "rl_quant_profile",
+    "kt_weight_path",
+    "kv_cache_dtype",
+    "json_model_override_args",
+    "speculative_algorithm",
+    "speculative_draft_model_path",
+    "speculative_draft_model_revision",
+    "speculative_draft_load_format",
+    "speculative_draft_model_quantization",
+    "speculative_draft_kv_cache_dtype",
+)
+"""Launch arguments that change what the bytes of a page mean."""
+
+_DRAFT = "speculative_"
+
+
+def started_with() -> dict[str, str]:
+    """Return the launch arguments of this engine that matter, where known."""
+    from sglang.srt.runtime_context import get_server_args  # noqa: PLC0415 - the engine
+
+    try:
+        arguments = get_server_args()
+    except Exception:  # noqa: BLE001 - parts of the engine run without any
+        return {}
+    found = {name: getattr(arguments, name, None) for name in STARTED_WITH}
+    return {
+        name: str(value)
+        for name, value in found.items()
+        if value not in (None, "", "{}", "auto")
+    }
+
+
+def ranks_on_host(tp_size: int) -> int:
+    """Return how many of the ranks that divide a page are on one host.
+
+    Source: SGLang 0.5.23, `entrypoints/engine.py`: how ranks get their nodes.
+    """
+    from sglang.srt.runtime_context import get_parallel  # noqa: PLC0415 - the engine
+
+    try:
+        found = get_parallel()
+        hosts = max(1, int(found.nnodes) // int(found.pp_size))
+        return min(tp_size, int(found.tp_size) // hosts) if hosts > 1 else tp_size
+    except Exception:  # noqa: BLE001 - parts of the engine run without any
+        return tp_size
+
+
+def target_kv_heads() -> int:
+    """Return how many KV heads the target model has over all ranks; 0 if unknown.
+
+    A host pool counts the heads of its rank, and a rank has one even where the
+    model has fewer heads than there are ranks.
+
+    Source: SGLang 0.5.23, `ModelConfig.get_num_kv_heads`, and
+    `QKVParallelLinear`: neighbouring ranks have the same head.
+    """
+    from sglang.srt.arg_groups.model_override_base import (  # noqa: PLC0415 - same
+        model_config_of,
+    )
+    from sglang.srt.runtime_context import get_server_args  # noqa: PLC0415 - same
+
+    try:
+        return int(model_config_of(get_server_args()).get_total_num_kv_heads())
+    except Exception:  # noqa: BLE001 - no model, or one whose heads differ by layer
+        return 0
+
+
+@attrs.frozen(kw_only=True)
+class Ranks:
+    """Where this process stands among the ranks of its deployment.
+
+    Args:
+        shard: The slice of the model that this process owns.
+        pp_rank: Its pipeline stage.
+        pp_size: Stages.
+        cp_rank: Its place among the context-parallel ranks.
+        cp_size: Context-parallel ranks.
+        on_host: Tensor-parallel ranks of its group that are on one host.
+        dp_rank: Its replica, under DP attention.
+    """
+
+    shard: Shard
+    pp_rank: int = 0
+    pp_size: int = 1
+    cp_rank: int = 0
+    cp_size: int = 1
+    on_host: int = 1
+    dp_rank: int = 0
+
+    @property
+    def process(self) -> str:
+        """Name this process among those of the engine, for local directories."""
+        ranks = {
+            "dp": self.dp_rank,
+            "pp": self.pp_rank,
+            "cp": self.cp_rank,
+            "tp": self.shard.tp_rank,
+        }
+        return "-".join(f"{name}{rank}" for name, rank in ranks.items())
+
+    @classmethod
+    def of(cls, config: Any) -> Ranks:  # noqa: ANN401 - the engine's dataclass
+        """Read the engine's storage configuration.
+
+        Stages and context-parallel ranks are told in the namespace instead of
+        the shard: the engine numbers a pool's layers within its stage, and
+        nothing says whether context-parallel ranks hold the same pages.
+        """
+        shard = Shard(
+            tp_rank=int(config.tp_rank),
+            tp_size=int(config.tp_size),
+            dcp_rank=int(getattr(config, "dcp_rank", 0)),
+            dcp_size=int(getattr(config, "dcp_size", 1)),
+        )
+        return cls(
+            shard=shard,
+            pp_rank=int(config.pp_rank),
+            pp_size=int(config.pp_size),
+            cp_rank=int(config.attn_cp_rank),
+            cp_size=int(config.attn_cp_size),
+            on_host=ranks_on_host(shard.tp_size),
+            dp_rank=int(getattr(config, "dp_rank", None) or 0),
+        )
+
+
+def namespace(
+    served_name: str | None,
+    ranks: Ranks,
+    settings: AdapterSettings,
+    started: Mapping[str, str],
+    host_pools: Iterable[object] = (),
+) -> Namespace:
+    """Return what the stored bytes of this engine belong to.
+
+    Args:
+        served_name: The engine's name of the model, with its page format tag.
+        ranks: Where this process stands.
+        settings: What the operator says.
+        started: What `started_with` found.
+        host_pools: The engine's pools, asked for packed draft layers.
+    """
+    path = started.get("model_path", "")
+    names = dict.fromkeys(filter(None, (served_name, path)))
+    fmt: dict[str, object] = {
+        name: value
+        for name, value in started.items()
+        if name not in ("model_path", "revision") and not name.startswith(_DRAFT)
+    }
+    fmt["engine"] = "sglang"
+    packed = sum(map(packed_draft_layers, host_pools))
+    if packed:
+        fmt["packed_draft_layers"] = packed
+    if ranks.pp_size > 1:
+        fmt["pp"] = [ranks.pp_rank, ranks.pp_size]
+    if ranks.cp_size > 1:
+        fmt["cp"] = [ranks.cp_rank, ranks.cp_size]
+    draft = [f"{k}={v}" for k, v in sorted(started.items()) if k.startswith(_DRAFT)]
+    return Namespace(
+        model=settings.model or " at ".join(names) or "",
+        revision=settings.revision or started.get("revision", ""),
+        draft_model=" ".join(draft),
+        salt=settings.salt,
+        page_format=json.dumps(fmt, sort_keys=True),
+    )

@@ -1,0 +1,272 @@
+"""The other questions for names, each asked with and without the hook."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pkgutil
+import re
+from importlib import metadata
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import controllers
+import pytest
+import test_families as families
+import zoo
+from sglang.srt.arg_groups import hicache_hook
+from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageFailureInjector
+from sglang.srt.mem_cache.unified_cache.storage_attachment import StorageAttachment
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.server_args import ServerArgs
+
+from kvdock import Dock
+from kvdock.plugin.manifest import Support
+from kvdock_sglang import engine_patches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def hooked() -> Iterator[None]:
+    controllers.close_name_branches()
+    yield
+    controllers.open_name_branches()
+
+
+def launch(plugin: object, **more: object) -> str:
+    return json.dumps(
+        {
+            "backend_name": "kvdock",
+            "module_path": "kvdock_sglang",
+            "class_name": "KvdockStorage",
+            "plugin": plugin,
+            **more,
+        }
+    )
+
+
+def attach_a_second(tmp_path: Path, asked: str | None) -> tuple[bool, str]:
+    """Ask a running engine, which stores through `file`, for something else."""
+    pool = zoo.mha_host()
+    cfg = families.config(tmp_path, extra={"revision": "r1"})
+    with families.attached(cfg, {"kv": pool}) as storage:
+        controller = SimpleNamespace(
+            storage_backend=HiCacheStorageFailureInjector(storage, 0.0, 0.0),
+            storage_backend_type="dynamic",
+            write_policy="write_through",
+        )
+        cache = SimpleNamespace(
+            cache_controller=controller,
+            enable_storage=True,
+            token_to_kv_pool_allocator=None,
+            is_write_back=False,
+            host_memory_mode="cache",
+            prefetch_stop_policy=None,
+            write_through_threshold=1,
+            page_size=zoo.PAGE,
+            prefetch_threshold=16,
+            prefetch_timeout_base=1.0,
+            prefetch_timeout_per_page=zoo.PAGE / 1024 * 0.25,
+            hicache_storage_pass_prefix_keys=False,
+        )
+        found: tuple[bool, str] = StorageAttachment(cache).attach("dynamic", asked)
+        return found
+
+
+OTHERS: dict[str, dict[str, object]] = {
+    "plugin": {"plugin": "mooncake"},
+    "root": {"root": "/elsewhere"},
+    "revision": {"revision": "r2"},
+    "core.deadlines": {"core": {"deadlines": {"get": 2}}},
+    "tp_lcm_size": {"tp_lcm_size": 8},
+    "backends.file.rot": {"rot": "/"},
+    "another class": {"module_path": "other"},
+    "prefetch_threshold": {"prefetch_threshold": 32},
+    "prefetch_timeout_base": {"prefetch_timeout_base": 2},
+    "prefetch_timeout_per_ki_token": {"prefetch_timeout_per_ki_token": 1},
+    "hicache_storage_pass_prefix_keys": {"hicache_storage_pass_prefix_keys": True},
+}
+"""What the refusal names, and what was asked for otherwise."""
+
+
+@pytest.mark.usefixtures("hooked")
+@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize("kind", ["text", ".json", ".yaml"])
+def test_another_configuration_is_refused_while_one_is_attached(
+    tmp_path: Path, what: str, kind: str
+) -> None:
+    same = {
+        "plugin": "file",
+        "root": str(tmp_path),
+        "revision": "r1",
+        "prefetch_threshold": 16,
+    }
+    asked = launch(**{**same, **OTHERS[what]})
+    if kind != "text":
+        # JSON is YAML as well.
+        path = tmp_path / f"other{kind}"
+        path.write_text(asked)
+        asked = f"@{path}"
+    ok, why = attach_a_second(tmp_path, asked)
+    assert not ok
+    assert "through plugin 'file' already" in why
+    assert what in why
+    assert "Detach first" in why
+
+
+@pytest.mark.usefixtures("hooked")
+def test_a_file_that_cannot_be_read_is_refused_while_one_is_attached(
+    tmp_path: Path,
+) -> None:
+    ok, why = attach_a_second(tmp_path, f"@{tmp_path}/none.json")
+    assert not ok
+    assert "No such file" in why
+
+
+@pytest.mark.usefixtures("hooked")
+def test_no_secret_is_told_when_it_is_another_one(tmp_path: Path) -> None:
+    same = {"plugin": "file", "root": str(tmp_path), "revision": "r1"}
+    ok, why = attach_a_second(tmp_path, launch(**same, salt="pepper"))
+    assert not ok
+    assert "salt" in why
+    assert "pepper" not in why
+
+
+@pytest.mark.usefixtures("hooked")
+@pytest.mark.parametrize("told", [True, False])
+def test_the_same_configuration_or_none_may_be_given_to_change_policies(
+    tmp_path: Path, *, told: bool
+) -> None:
+    same = launch("file", root=str(tmp_path), revision="r1", prefetch_threshold=16)
+    ok, why = attach_a_second(tmp_path, same if told else None)
+    assert ok, why
+
+
+def test_without_the_hook_the_engine_says_yes_and_keeps_the_first(
+    tmp_path: Path,
+) -> None:
+    ok, why = attach_a_second(tmp_path, launch("mooncake"))
+    assert ok
+    assert "same backend" in why
+
+
+def attach_after_a_refusal(tmp_path: Path) -> tuple[bool, str]:
+    """Ask for pools to be stored wrongly, and then rightly."""
+    group = controllers.become_rank(0, 1, tmp_path / "gloo")
+    right = {"plugin": "file", "root": str(tmp_path / "store")}
+    pools = {"kv": zoo.mha_host()}
+    with controllers.controller(pools, dict(right), group=group) as controller:
+        controller.detach_storage_backend()
+        cache = SimpleNamespace(
+            cache_controller=controller,
+            enable_storage=False,
+            token_to_kv_pool_allocator=None,
+            is_write_back=False,
+            host_memory_mode="cache",
+            prefetch_stop_policy=None,
+            write_through_threshold=1,
+            page_size=zoo.PAGE,
+            tree_core=SimpleNamespace(backfill_missing_hash_values=lambda: 0),
+            extra_metric_labels=None,
+            _enable_metrics_flag=False,
+        )
+        attachment = StorageAttachment(cache)
+        ok, why = attachment.attach("dynamic", launch("file", rot="/"))
+        assert not ok
+        assert "unknown setting 'rot'" in why
+        found: tuple[bool, str] = attachment.attach("dynamic", launch(**right))
+        return found
+
+
+@pytest.mark.usefixtures("hooked")
+def test_after_a_refused_attachment_another_one_may_be_tried(tmp_path: Path) -> None:
+    ok, why = attach_after_a_refusal(tmp_path)
+    assert ok, why
+
+
+def test_without_the_hook_a_refused_attachment_stays_in_the_way(tmp_path: Path) -> None:
+    ok, why = attach_after_a_refusal(tmp_path)
+    assert not ok
+    assert "already attached" in why
+
+
+def layout_for(monkeypatch: pytest.MonkeyPatch, grade: Support, given: str = "") -> str:
+    """Resolve the layout for a plugin that declares this about pieces."""
+    real = Dock.load()
+    backend = real.backends["file"]
+    kinds = {
+        kind: attrs.evolve(support, multi_buffer=grade)
+        for kind, support in backend.manifest.kinds.items()
+    }
+    plugin = attrs.evolve(
+        backend.plugin, manifest=attrs.evolve(backend.manifest, kinds=kinds)
+    )
+    dock = attrs.evolve(real, backends={"file": attrs.evolve(backend, plugin=plugin)})
+    monkeypatch.setattr(Dock, "load", lambda **_: dock)
+    arguments = ServerArgs(
+        model_path="dummy",
+        device="cpu",
+        hicache_storage_backend="dynamic",
+        hicache_storage_backend_extra_config=given or launch("file"),
+        hicache_io_backend="direct",
+        hicache_mem_layout="layer_first",
+    )
+    hicache_hook.resolve_storage_layout_compatibility(arguments)
+    return str(resolving_view(arguments).hicache_mem_layout)
+
+
+@pytest.mark.usefixtures("hooked")
+def test_a_plugin_of_whole_pages_gets_a_layout_with_whole_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert layout_for(monkeypatch, Support.NO) == "page_first_direct"
+
+
+@pytest.mark.usefixtures("hooked")
+def test_a_configuration_in_a_file_gets_the_same_layout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "kv.json"
+    path.write_text(launch("file"))
+    assert layout_for(monkeypatch, Support.NO, f"@{path}") == "page_first_direct"
+
+
+@pytest.mark.usefixtures("hooked")
+def test_a_plugin_that_takes_pieces_keeps_the_layout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert layout_for(monkeypatch, Support.NATIVE) == "layer_first"
+
+
+def test_without_the_hook_the_layout_stays_whatever_the_plugin_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert layout_for(monkeypatch, Support.NO) == "layer_first"
+
+
+@pytest.mark.parametrize("closed", engine_patches.CLOSED, ids=lambda one: one.target[-40:])
+def test_every_hook_finds_its_function_in_this_sglang(closed: engine_patches.Closed) -> None:
+    assert callable(pkgutil.resolve_name(closed.target))
+
+
+def test_in_an_unknown_sglang_nothing_is_hooked_and_it_says_what_is_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda _: "0.6.0")
+    with caplog.at_level(logging.WARNING, logger="kvdock.sglang"):
+        engine_patches.install()
+    assert not HookRegistry._hooks
+    assert re.search(r"leave 0\.6\.0 alone\. Lost: draft models", caplog.text)
+
+
+def test_sglang_finds_the_entry_point_by_itself() -> None:
+    from importlib.metadata import entry_points
+
+    (point,) = entry_points(group="sglang.srt.plugins", name="kvdock")
+    loaded: Any = point.load()
+    assert loaded is engine_patches.install

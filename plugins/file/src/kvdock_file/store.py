@@ -1,0 +1,46 @@
+"""From settings and a pool to an open store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvdock.keys import canonical
+from kvdock.segments import Limits, Place, SegmentStore, Tenure, ThreadEngine
+
+if TYPE_CHECKING:
+    from kvdock.plugin.hookspecs import AttachConfig
+    from kvdock.pools.spec import PoolSpec
+    from kvdock.region import Region
+    from kvdock_file.settings import FileSettings
+
+
+def limits_of(settings: FileSettings) -> Limits:
+    """Return how much one namespace may take."""
+    return Limits(
+        quota_bytes=settings.quota,
+        high_watermark=settings.high_watermark,
+        low_watermark=settings.low_watermark,
+        free_bytes=settings.free_space,
+        segment_bytes=settings.segment_bytes,
+    )
+
+
+def open_store(pool: PoolSpec, region: Region, config: AttachConfig) -> SegmentStore:
+    """Open the store of one pool of a namespace.
+
+    Raises:
+        KvdockError: If the root or what is stored there cannot be trusted.
+    """
+    settings: FileSettings = config.settings
+    record = config.namespace_record
+    place = Place(
+        root=settings.root,
+        namespace=config.namespace,
+        pool=pool.name,
+        object_bytes=region.object_bytes.tolist(),
+        record=canonical(record) if record else b"",
+        shared=settings.shared_root,
+        tenure=Tenure.LOCKS if settings.locks else Tenure.SILENCE,
+    )
+    engine = ThreadEngine(settings.threads, direct=settings.direct)
+    return SegmentStore(place, engine, limits_of(settings))

@@ -1,0 +1,272 @@
+"""Join a cluster: everything between settings and a store that works.
+
+The library waits up to 90 s for a master that is away and, before 0.3.14,
+holds the interpreter's lock meanwhile. So the master is looked for first, the
+library's own patience is cut down before it is asked, and its answer is waited
+for with a deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kvdock.errors import KvdockError, PluginError
+from kvdock_mooncake.error_codes import sentence_of
+from kvdock_mooncake.master import ClusterError, Master
+from kvdock_mooncake.settings import MooncakeSettings, Pin, split_address
+
+if TYPE_CHECKING:
+    from kvdock_mooncake.library import Library
+
+log = logging.getLogger("kvdock")
+
+_STANDALONE_BUFFER_BYTES = 16 << 20
+_RDMA_DEVICES = Path("/sys/class/infiniband")
+_OURS: dict[str, str] = {}
+"""Variables that were set here and not by the user: the next store's are others."""
+
+_SET_UP_BY: list[int] = []
+"""The process that set a store up first, as a forked child finds it too."""
+
+
+def refuse_fork() -> None:
+    """Refuse to set a store up in a child of a process that has set one up.
+
+    The library would wait for threads that the child does not have, with the
+    interpreter's lock held: no deadline would end it.
+
+    Raises:
+        KvdockError: In such a child.
+    """
+    if _SET_UP_BY and os.getpid() not in _SET_UP_BY:
+        raise KvdockError(
+            "this process was forked after the Mooncake library was set up",
+            fix='Start it with "spawn" (multiprocessing), or attach only in children.',
+        )
+
+
+def own_address(settings: MooncakeSettings) -> str:
+    """Return the name under which peers are to reach this process."""
+    if settings.host:
+        return settings.host
+    if "://" in settings.master or not settings.master:
+        return socket.gethostname()
+    host, port = split_address(settings.master)
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        # Sends nothing: it only asks which of our addresses leads there.
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])
+
+
+def check_transport(settings: MooncakeSettings) -> None:
+    """Refuse RDMA without a device: the library would quietly use TCP.
+
+    Raises:
+        ClusterError: If a device is missing.
+    """
+    if settings.protocol != "rdma":
+        return
+    present = {path.name for path in _RDMA_DEVICES.glob("*")}
+    wanted = {name.strip() for name in settings.devices.split(",") if name.strip()}
+    if not present or wanted - present:
+        raise ClusterError(
+            f"protocol rdma needs {', '.join(sorted(wanted)) or 'a device'}, "
+            f"and this host has {', '.join(sorted(present)) or 'no RDMA device'}",
+            fix='Correct `devices`, or set protocol = "tcp".',
+        )
+
+
+def check_library(library: Library, settings: MooncakeSettings) -> None:
+    """Refuse settings that the installed release does not know.
+
+    Raises:
+        PluginError: With the release that brings what is wanted.
+    """
+    wanted = {
+        "SSD offload": settings.ssd_offload,
+        "tenants": bool(settings.tenant),
+        "standalone clients": bool(settings.standalone),
+    }
+    for feature in library.features():
+        if wanted.get(feature.name) and not feature.present:
+            raise PluginError(
+                f"{library.wheel} has no {feature.name}",
+                fix=f"Upgrade it to {feature.since} or newer.",
+            )
+
+
+def limit_patience(
+    settings: MooncakeSettings, environ: MutableMapping[str, str] = os.environ
+) -> None:
+    """Set the library's own limits where nobody has set them.
+
+    The library reads most of them whenever a store is set up, and the level
+    of its log when it is loaded.
+    """
+    milliseconds = str(int(settings.rpc_timeout_s * 1000))
+    limits = {
+        "MC_STORE_CLIENT_SETUP_RETRIES": "1",
+        "MC_RPC_TIMEOUT_MS": milliseconds,
+        "MC_RPC_CONNECT_TIMEOUT_MS": milliseconds,
+        # With the default, some 1024 pieces outstanding to one peer make
+        # 0.3.13 block for 60 s and leave the store unusable for ever.
+        "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
+        "MC_LOG_LEVEL": "ERROR",
+    }
+    if settings.ssd_offload:
+        # By default a bucket is written when it has 256 MB or 500 objects:
+        # less than that never reaches the disk and is lost when evicted.
+        limits["MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES"] = str(16 << 20)
+        limits["MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT"] = "16"
+        limits["MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS"] = "1"
+    for name, value in limits.items():
+        if name not in environ or environ[name] == _OURS.get(name):
+            environ[name] = _OURS[name] = value
+
+
+def join(library: Library, settings: MooncakeSettings, spill: str = "") -> Any:  # noqa: ANN401 - the library's own class
+    """Set a store up, within `setup_timeout_s`.
+
+    Args:
+        library: The loaded library.
+        settings: Complete settings.
+        spill: Directory for the objects that its segment does not hold.
+
+    Raises:
+        KvdockError: If the master is away, the library refuses, or this is a
+            forked child.
+    """
+    refuse_fork()
+    check_library(library, settings)
+    check_transport(settings)
+    Master.of(settings).look()
+    _SET_UP_BY[:] = [os.getpid()]
+    setup = _setup(settings, spill)
+    fix = (
+        "Look whether `master` names the RPC port of a mooncake_master of this "
+        "version, and at its log; with ssd_offload it needs -enable_offload."
+    )
+    if settings.standalone:
+        fix = "Look whether `standalone` names the port of a mooncake_client."
+    return _within(settings.setup_timeout_s, library.store_class, setup, fix)
+
+
+def _setup(settings: MooncakeSettings, spill: str) -> Callable[[Any], int]:
+    """Return the call that sets a store up."""
+    if settings.standalone:
+        size = settings.standalone_bytes
+        address = settings.standalone
+        return lambda store: int(
+            store.setup_dummy(size, _STANDALONE_BUFFER_BYTES, address)
+        )
+    options: dict[str, object] = {}
+    if spill:
+        options["enable_ssd_offload"] = True
+        options["ssd_offload_path"] = spill
+    if settings.tenant:
+        options["tenant_id"] = settings.tenant
+    host = own_address(settings)
+    return lambda store: int(
+        store.setup(
+            host,
+            settings.metadata_server,
+            settings.segment_bytes,
+            0,  # only calls that move whole values by themselves need a buffer
+            settings.protocol,
+            settings.devices,
+            settings.master,
+            **options,
+        )
+    )
+
+
+def put_config(library: Library, settings: MooncakeSettings, store: Any) -> Any:  # noqa: ANN401 - the library's own classes
+    """Say how objects are stored.
+
+    `prefer_alloc_in_same_node` is never set: reads that use it do not check
+    their lease and return wrong bytes (Mooncake#4239).
+    """
+    config = library.put_config_class()
+    config.replica_num = settings.replicas
+    if settings.pin is Pin.HARD:
+        config.with_hard_pin = True
+    elif settings.pin is Pin.SOFT and library.soft_pin is not None:
+        config.soft_pin_action = library.soft_pin
+    elif settings.pin is Pin.SOFT:
+        config.with_soft_pin = True
+    if settings.preferred_segment:
+        own = settings.preferred_segment == "self"
+        config.preferred_segment = (
+            store.get_hostname() if own else settings.preferred_segment
+        )
+    return config
+
+
+@attrs.define
+class _Attempt:
+    """A setup in a thread of its own, and whether somebody waits for it."""
+
+    lock: threading.Lock = attrs.field(factory=threading.Lock)
+    abandoned: bool = False
+    answers: queue.SimpleQueue[Any] = attrs.field(factory=queue.SimpleQueue)
+
+    def run(self, make: Callable[[], Any], setup: Callable[[Any], int]) -> None:
+        """Set a store up and hand it, or what went wrong, to who waits.
+
+        A store that failed ends here: whoever handled the error might keep it
+        alive, and with it the memory that it lends.
+        """
+        answer: Any
+        try:
+            store = make()
+            status = setup(store)
+            answer = status or (store,)
+        except Exception as error:  # noqa: BLE001 - handed to the waiting thread
+            answer = error
+        store = None
+        with self.lock:
+            if not self.abandoned:
+                self.answers.put(answer)
+                return
+        if isinstance(answer, tuple):
+            answer[0].close()
+
+
+def _within(
+    timeout_s: float, make: Callable[[], Any], setup: Callable[[Any], int], fix: str
+) -> Any:  # noqa: ANN401 - the library's own class
+    """Run a setup in a thread of its own and wait for it."""
+    attempt = _Attempt()
+    threading.Thread(
+        target=attempt.run, args=(make, setup), name="kvdock-join", daemon=True
+    ).start()
+    try:
+        answer = attempt.answers.get(timeout=timeout_s)
+    except queue.Empty:
+        with attempt.lock:
+            attempt.abandoned = True
+        raise ClusterError(
+            f"joining the Mooncake cluster took longer than {timeout_s:g} s",
+            fix="Look at the master's log; setup_timeout_s allows more time.",
+        ) from None
+    if isinstance(answer, tuple):
+        return answer[0]
+    if isinstance(answer, BaseException):
+        raise ClusterError(
+            f"the Mooncake library refused its settings: {answer}",
+            fix="Check sizes, ssd_path and devices.",
+        ) from answer
+    raise ClusterError(
+        f"the Mooncake library could not join: {sentence_of(answer)}",
+        fix=fix,
+    )

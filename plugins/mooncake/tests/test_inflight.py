@@ -1,0 +1,48 @@
+"""Pieces under way, over several threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from kvdock_mooncake.inflight import Allowance
+
+
+def test_threads_together_stay_below_the_bound() -> None:
+    allowance = Allowance(10)
+    under_way, most = 0, 0
+    lock = threading.Lock()
+
+    def work() -> None:
+        nonlocal under_way, most
+        for _ in range(200):
+            with allowance.take(4, time.monotonic() + 30) as granted:
+                assert granted
+                with lock:
+                    under_way += 4
+                    most = max(most, under_way)
+                with lock:
+                    under_way -= 4
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 4 <= most <= 10
+    assert allowance._taken == 0
+
+
+def test_a_call_with_more_pieces_than_the_bound_goes_alone() -> None:
+    allowance = Allowance(10)
+    with allowance.take(100, time.monotonic() + 1) as granted:
+        assert granted
+        with allowance.take(1, time.monotonic() - 1) as second:
+            assert not second
+    with allowance.take(1, time.monotonic() + 1) as third:
+        assert third
+
+
+def test_no_deadline_at_all_is_no_overflow() -> None:
+    with Allowance(1).take(1, float("inf")) as granted:
+        assert granted
