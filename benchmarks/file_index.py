@@ -11,10 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from kvdock.batch import (Batch, Operation)
+from kvdock.batch import Batch, Operation
 from kvdock.segments import Place, SegmentStore, ThreadEngine
+from kvdock.segments.format import (
+    RECORD,
+    header_of,
+    key_digests,
+    key_seed,
+    sealed,
+    uses_at,
+)
 from kvdock.segments.paths import IndexName
-from kvdock.segments.format import (RECORD, header_of, key_digests, key_seed, sealed, uses_at)
 
 PAGE_BYTES = 65536
 SLOTS = 4096

@@ -43,9 +43,9 @@ from kvdock import (
     Region,
     Shard,
 )
-from kvdock.config.core import (CoreSettings, Integrity)
+from kvdock.config.core import CoreSettings, Integrity
 from kvdock.keys import build_keys
-from kvdock.routing.plan import Needs
+from kvdock.routing.verdicts import Needs
 from kvdock_mooncake.library import load
 from kvdock_mooncake.server import start_master, start_owner
 
@@ -104,7 +104,7 @@ class Attached:
     memory: dict[str, Any]
 
     @property
-    def client(self) -> Any:  # noqa: ANN401 - the plugin's own
+    def client(self) -> Any:
         """The plugin's client, to reach the library behind its back."""
         (berth, *_) = self.attachment.berths.values()
         handle: Any = berth.handle
@@ -163,7 +163,7 @@ def hashes_of(round_number: int, count: int) -> list[str]:
 
 def race(one: Attached, rounds: int) -> dict[str, float]:
     """Let the library's calls and the attachment take turns."""
-    store = one.client._store  # noqa: SLF001 - a benchmark looks inside
+    store = one.client._store
     base = int(one.memory["kv"].ctypes.data)
     pointers = [base + page * PAGE_BYTES for page in range(BATCH)]
     sizes = [PAGE_BYTES] * BATCH
@@ -212,7 +212,7 @@ def lookup_ms(one: Attached, rounds: int) -> float:
     for _ in range(rounds):
         sightings.forget_all()
         seconds.append(timed(lambda: one.attachment.exists(hashes)))
-    one.client._store.remove_by_regex(".*", True)  # noqa: SLF001 - a benchmark looks inside
+    one.client._store.remove_by_regex(".*", True)
     return 1e3 * statistics.median(seconds)
 
 
@@ -223,7 +223,7 @@ def preparation_s(settings: dict[str, object], rounds: int) -> float:
     """
     with attached(two_part_pools(), BATCH, settings) as one:
         client = one.client
-        real, client._store = client._store, InstantStore()  # noqa: SLF001 - a benchmark looks inside
+        real, client._store = client._store, InstantStore()
         hashes, places = hashes_of(1 << 21, BATCH), np.arange(BATCH)
         berths: list[Any] = list(one.attachment.berths.values())
 
@@ -241,7 +241,7 @@ def preparation_s(settings: dict[str, object], rounds: int) -> float:
             prepare(Operation.PUT)
             prepare(Operation.GET)
             seconds.append((time.thread_time() - began) / 2)
-        client._store = real  # noqa: SLF001 - a benchmark looks inside
+        client._store = real
     return statistics.median(seconds)
 
 

@@ -16,29 +16,28 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.models.assembly import (Deployment, assemble)
 from kvdock.hits import Hits, evaluate
-from kvdock.keys import (
-    Namespace,
-    build_keys,
-    key_suffixes,
-    namespace_digest,
-    namespace_record,
-)
+from kvdock.keys import build_keys, key_suffixes
+from kvdock.models.assembly import Deployment, assemble
 from kvdock.models.description import load_model
-from kvdock.pools.spec import (HitPolicy, Layout, PoolSpec, Shard)
-from kvdock.region import (Block, Region)
+from kvdock.namespace import Namespace, namespace_digest, namespace_record
+from kvdock.pools.enums import HitPolicy, Layout
+from kvdock.pools.shard import Shard
+from kvdock.region import Block, Region
+
+if TYPE_CHECKING:
+    from kvdock.arrays import BoolArray
+    from kvdock.pools.spec import PoolSpec
 
 PAGES = 4096
 PREFIX_PAGES = 1 << 20
 BASE_ADDRESS = 1 << 32
-
-Bools = npt.NDArray[np.bool_]
 
 
 @attrs.frozen(eq=False)
@@ -52,7 +51,7 @@ class Case:
     hashes: list[str]
     indices: npt.NDArray[np.int64]
     slots: npt.NDArray[np.int64]
-    exists: dict[str, Bools]
+    exists: dict[str, BoolArray]
 
 
 def case_of(pages: int) -> Case:
@@ -125,7 +124,7 @@ def looped(
             sizes.append(size)
         if not pool.required:
             continue
-        assert pool.hit_policy is HitPolicy.ALL_PAGES  # noqa: S101 - of these pools
+        assert pool.hit_policy is HitPolicy.ALL_PAGES
         there = case.exists[pool.name].tolist()
         boundary = len(there)
         for place, found in enumerate(there):
@@ -153,9 +152,9 @@ def check(case: Case) -> None:
     """Make sure that both ways come to the same."""
     keys, addresses, hits = planned(case)
     other_keys, pointers, restorable = looped(case)
-    assert keys == other_keys  # noqa: S101 - figures of different work mean nothing
-    assert addresses.ravel().tolist() == pointers  # noqa: S101 - same
-    assert list(hits.prefixes) == restorable  # noqa: S101 - same
+    assert keys == other_keys
+    assert addresses.ravel().tolist() == pointers
+    assert list(hits.prefixes) == restorable
 
 
 def main() -> None:

@@ -24,24 +24,29 @@ import attrs
 import numpy as np
 import pluggy
 
-from kvdock.plugin import hookspecs
-from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.config.core import CoreSettings
-from kvdock.plugin.discovery import (Candidate, LoadedPlugin)
-from kvdock.dock import Backend, Dock
+from kvdock.config.structure import structure
+from kvdock.dock import Dock
 from kvdock.events import BatchEnded
-from kvdock.plugin.hookspecs import (AttachConfig, hookimpl)
-from kvdock.keys import Namespace, key_suffixes
-from kvdock.plugin.manifest import (API_VERSION, KindSupport, Manifest, Support)
-from kvdock.plugin.observer import put_around
+from kvdock.keys import key_suffixes
+from kvdock.namespace import Namespace
 from kvdock.observers.faults import FaultInjector, FaultSettings
 from kvdock.observers.metrics import Metrics
 from kvdock.observers.tracing import Tracing
-from kvdock.pools.spec import (Part, PoolKind, PoolSpec, Shard)
+from kvdock.plugin import hookspecs
+from kvdock.plugin.backend import Backend
+from kvdock.plugin.discovery import Candidate, LoadedPlugin
+from kvdock.plugin.hookspecs import AttachConfig, hookimpl
+from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Support
+from kvdock.plugin.observer import put_around
+from kvdock.pools.enums import PoolKind
+from kvdock.pools.part import Part
+from kvdock.pools.shard import Shard
+from kvdock.pools.spec import PoolSpec
 from kvdock.region import Region
-from kvdock.routing.plan import Needs
-from kvdock.transfer import Attachment
-from kvdock.config.fields import structure
+from kvdock.routing.verdicts import Needs
+from kvdock.transfer.attachment import Attachment
 
 PAGE_BYTES = 64 * 1024
 PAGES = 512
@@ -92,7 +97,7 @@ class Copier:
 
     def copied(self, batch: Batch) -> BatchResult:
         """Copy every piece of every object."""
-        import ctypes  # noqa: PLC0415 - only where bytes move
+        import ctypes
 
         put = batch.operation is Operation.PUT
         base = self.store.ctypes.data
@@ -131,7 +136,7 @@ def attached(
     )
     dock = Dock({"copier": backend})
     if observed:
-        from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
+        from prometheus_client import CollectorRegistry
 
         put_around(dock, "faults", FaultInjector(FaultSettings()))
         put_around(dock, "metrics", Metrics(CollectorRegistry()))
@@ -208,7 +213,7 @@ def overhead(count: int) -> dict[str, float]:
 
 def handing_over(count: int) -> dict[str, float]:
     """What a thread of the crew adds to a call."""
-    from kvdock.resilience.executor import Crew  # noqa: PLC0415 - this part alone
+    from kvdock.resilience.executor import Crew
 
     crew = Crew("bench", 1, 1)
     times = rounds(
@@ -238,8 +243,8 @@ def throughput(count: int) -> dict[str, float]:
         )[0],
     }  # fmt: skip
     for one in kinds.values():
-        assert one.put(names, pages).pages == BATCH  # noqa: S101 - else it measures nothing
-        assert one.get(names, pages).pages == BATCH  # noqa: S101 - same
+        assert one.put(names, pages).pages == BATCH
+        assert one.get(names, pages).pages == BATCH
     loads = rounds(
         {name: lambda one=one: one.get(names, pages) for name, one in kinds.items()},  # type: ignore[misc]  # the default binds the loop's value
         count,

@@ -12,11 +12,19 @@ from pathlib import Path
 
 import attrs
 
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.plugin import hookspecs
-from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
-from kvdock.plugin.manifest import (API_VERSION, Capability, KindSupport, Manifest, Scope, Support, Verdict)
-from kvdock.region import Region
+from kvdock.plugin.manifest import (
+    API_VERSION,
+    Capability,
+    KindSupport,
+    Manifest,
+    Scope,
+    Support,
+    Verdict,
+)
 from kvdock.pools.shard import Shard
+from kvdock.region import Region
 
 PAGE = Path(__file__).parent / "reference" / "hooks.md"
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from kvdock.models.assembly import (Deployment, assemble)
-from kvdock.pools.factories import FAMILIES
+from kvdock.models.assembly import Deployment, assemble
 from kvdock.models.description import describe
+from kvdock.pools.factories import FAMILIES
 
 PAGE = Path(__file__).parents[1] / "docs/reference/model-descriptions.md"
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_example_can_be_assembled(packed: bool) -> None:  # noqa: FBT001 - a case
+def test_the_example_can_be_assembled(packed: bool) -> None:
     found = re.search(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert found is not None
     model = describe("example", tomllib.loads(found[1]))

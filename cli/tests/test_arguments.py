@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from kvdock.models.assembly import assemble
-from kvdock.pools.factories import (mamba, mha)
-from kvdock_cli.arguments import (backend_settings, model_of, settings_of)
+from kvdock.pools.factories import mamba, mha
+from kvdock_cli.arguments import backend_settings, model_of, settings_of
 from kvdock_cli.output import UsageProblem
 
 KV = "family=mha,name=kv,heads=8,head_dim=128"

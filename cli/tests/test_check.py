@@ -13,7 +13,7 @@ import pytest
 from kvdock.errors import PluginError, SettingsError
 from kvdock.testing.report import Checkup
 from kvdock.testing.report import _about as checkup_of
-from kvdock.testing.subprocess import (Ended, Record)
+from kvdock.testing.subprocess import Ended, Record
 from kvdock_cli.commands.check import check
 from kvdock_cli.commands.doctor import doctor
 from kvdock_cli.output import UsageProblem
@@ -88,7 +88,7 @@ def test_the_report_as_data_is_what_the_docs_say() -> None:
 
 
 @pytest.mark.parametrize(("made", "ok"), [(GOOD, True), (BAD, False), (DEAD, False)])
-def test_ok_means_that_all_ran_and_none_failed(made: Checkup, ok: bool) -> None:  # noqa: FBT001 - a case
+def test_ok_means_that_all_ran_and_none_failed(made: Checkup, ok: bool) -> None:
     assert made.ok is ok
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvdock.plugin.validation import Stage
-from kvdock.plugin.discovery import (BrokenPlugin, Candidate)
 from kvdock.errors import KvdockError, NoRoute, PluginError, SettingsError
+from kvdock.plugin.discovery import BrokenPlugin, Candidate
+from kvdock.plugin.validation import Stage
 from kvdock_cli.output import UsageProblem, exit_code
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import pytest
 
 from kvdock import DType, Namespace, Part, PoolKind, PoolSpec
 from kvdock.errors import NamespaceError
-from kvdock.keys import canonical, namespace_digest, namespace_record
-from kvdock_cli.commands.namespace import (diff, show)
+from kvdock.namespace import canonical, namespace_digest, namespace_record
+from kvdock_cli.commands.namespace import diff, show
 from kvdock_cli.output import UsageProblem
 
 if TYPE_CHECKING:

@@ -30,14 +30,15 @@ from kvdock import (
     Support,
     Verdict,
 )
+from kvdock.config.fields import option, size
+from kvdock.plugin.discovery import Candidate, LoadedPlugin, PluginProblem
 from kvdock.plugin.validation import Stage
-from kvdock.plugin.discovery import (Candidate, LoadedPlugin, PluginProblem)
-from kvdock.pools.spec import ObjectUnit
-from kvdock.routing.plan import (Option, Route)
-from kvdock.routing.plan import Path as RoutePath
-from kvdock.config.fields import (option, size)
-from kvdock_cli.reports import (doctor, list, manifest, route, version)
-from kvdock_cli.reports._tables import (columns, plain)
+from kvdock.pools.enums import ObjectUnit
+from kvdock.routing.plan import Route
+from kvdock.routing.verdicts import Option
+from kvdock.routing.verdicts import Path as RoutePath
+from kvdock_cli.reports import doctor, list, manifest, route, version
+from kvdock_cli.reports._tables import columns, plain
 
 GOLDEN = Path(__file__).with_name("golden")
 DOCUMENTATION = (
@@ -234,8 +235,7 @@ def test_every_key_of_an_object_is_documented(name: str) -> None:
 def test_a_listing_of_nothing_says_what_to_install() -> None:
     empty = list.Listing(plugins=[])
     assert (
-        list.as_text(empty)
-        == "No backend is installed. Try: pip install kvdock-file"
+        list.as_text(empty) == "No backend is installed. Try: pip install kvdock-file"
     )
     assert list.as_data(empty)["ok"] is True
 

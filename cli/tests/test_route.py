@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvdock import ContextSplit
-from kvdock.models.memory_budget import HostBudget
 from kvdock.errors import NoRoute, PluginError, SettingsError
-from kvdock_cli.output import UsageProblem
+from kvdock.models.memory_budget import HostBudget
 from kvdock_cli.commands.route import route
+from kvdock_cli.output import UsageProblem
 
 if TYPE_CHECKING:
     from tiny import Shelf

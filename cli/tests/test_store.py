@@ -15,12 +15,17 @@ import attrs
 import numpy as np
 import pytest
 
-from kvdock.batch import (Batch, Operation)
+from kvdock.batch import Batch, Operation
 from kvdock.errors import KvdockError, NamespaceError
 from kvdock.segments import Place, SegmentStore, ThreadEngine
+from kvdock.segments.inspect import (
+    Location,
+    NamespaceSurvey,
+    PoolSurvey,
+    locate,
+    namespaces,
+)
 from kvdock.segments.verify import Checked
-from kvdock.segments.inspect import Location, locate
-from kvdock.segments.survey import NamespaceSurvey, PoolSurvey, namespaces
 from kvdock_cli.commands import store
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.reports import store as report
@@ -276,7 +281,7 @@ def test_a_namespace_that_goes_meanwhile_spoils_no_other(
         shutil.rmtree(home / gone, ignore_errors=True)
         return found
 
-    monkeypatch.setattr("kvdock.segments.survey.namespaces", listed_first)
+    monkeypatch.setattr("kvdock.segments.inspect.namespaces", listed_first)
     assert command(str(root), json=True) == 0
     printed = capsys.readouterr().out
     assert stays in printed

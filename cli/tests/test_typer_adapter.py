@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kvdock_cli.typer_adapter import (adapted, described)
+from kvdock_cli.typer_adapter import adapted, described
 
 
 class Colour(enum.StrEnum):
@@ -22,7 +22,7 @@ def run(function: Any, *arguments: str) -> Any:
     return CliRunner().invoke(app, list(arguments))
 
 
-def every_kind(  # noqa: PLR0913 - that is the point
+def every_kind(
     name: str,
     where: Path = Path("here"),
     /,
@@ -47,7 +47,7 @@ def every_kind(  # noqa: PLR0913 - that is the point
     Returns:
         Nothing.
     """
-    print((name, where, must, colour, set_, max_keys, loud))  # noqa: T201 - seen by the test
+    print((name, where, must, colour, set_, max_keys, loud))
 
 
 def test_a_plain_signature_becomes_arguments_and_options() -> None:
@@ -80,7 +80,7 @@ def test_the_help_is_the_docstring() -> None:
 
 def test_a_parameter_with_typers_own_words_is_left_alone() -> None:
     def own(text: Annotated[str, typer.Option("-x")] = "y") -> None:
-        print(text)  # noqa: T201 - seen by the test
+        print(text)
 
     assert run(own, "-x", "z").output == "z\n"
 

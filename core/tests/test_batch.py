@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvdock.batch import (Batch, BatchResult, Operation, Outcome, checked)
+from kvdock.batch import Batch, BatchResult, Operation, Outcome, checked
 from kvdock.errors import BatchError
 
 

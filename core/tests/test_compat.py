@@ -8,7 +8,10 @@ import pytest
 
 from kvdock.compat import CompatKeys, Spelling
 from kvdock.errors import KvdockError, NamespaceError
-from kvdock.pools.spec import (DType, Part, Per, PoolKind, PoolSpec, Shard, Sharding)
+from kvdock.pools.enums import DType, Per, PoolKind, Sharding
+from kvdock.pools.part import Part
+from kvdock.pools.shard import Shard
+from kvdock.pools.spec import PoolSpec
 
 MODEL = "org/Model"
 

@@ -21,9 +21,9 @@ from kvdock import (
     Support,
 )
 from kvdock.config.core import Integrity
-from kvdock.plugin.discovery import Candidate
-from kvdock.dock import examined
 from kvdock.errors import PluginError, SettingsError
+from kvdock.plugin.backend import examined
+from kvdock.plugin.discovery import Candidate
 
 if TYPE_CHECKING:
     from tiny import Shelf

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -8,17 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdock.errors import PoolError
-from kvdock.hits import (
-    Bools,
-    Hits,
-    Int32s,
-    agree,
-    allowed_prefixes,
-    evaluate,
-    intersect,
-    needed_pages,
-)
-from kvdock.pools.spec import (DType, HitPolicy, Part, PoolKind, PoolSpec)
+from kvdock.hits import Hits, agree, allowed_prefixes, evaluate, intersect, needed_pages
+from kvdock.pools.enums import DType, HitPolicy, PoolKind
+from kvdock.pools.part import Part
+from kvdock.pools.spec import PoolSpec
+
+if TYPE_CHECKING:
+    from kvdock.arrays import BoolArray, Int32Array
 
 
 def pool(name: str = "kv", **changes: Any) -> PoolSpec:
@@ -190,9 +186,9 @@ def test_room_for_fewer_pages_cuts_to_a_prefix_that_works() -> None:
 
 def all_ranks(local: list[Hits | None], pages: int, names: list[str]) -> list[Hits]:
     """Run `agree` on every rank with an all-reduce that sees all of them."""
-    sent: list[Int32s] = []
+    sent: list[Int32Array] = []
 
-    def send(vector: Int32s) -> Int32s:
+    def send(vector: Int32Array) -> Int32Array:
         sent.append(vector.copy())
         return vector
 
@@ -240,7 +236,7 @@ def test_a_pool_of_another_stage_is_cut_by_the_ranks_that_have_it() -> None:
 
 
 def test_an_all_reduce_may_work_in_place() -> None:
-    def in_place(vector: Int32s) -> None:
+    def in_place(vector: Int32Array) -> None:
         vector[1:] = 0
 
     hits = Hits({"kv": 2}, np.ones(3, np.bool_))
@@ -248,9 +244,9 @@ def test_an_all_reduce_may_work_in_place() -> None:
 
 
 def test_hits_about_another_prefix_are_refused_after_the_collective() -> None:
-    calls: list[Bools] = []
+    calls: list[BoolArray] = []
 
-    def record(vector: Int32s) -> None:
+    def record(vector: Int32Array) -> None:
         calls.append(vector.astype(np.bool_))
 
     with pytest.raises(PoolError, match="hits about 4 pages where 2"):

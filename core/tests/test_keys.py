@@ -9,19 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdock.errors import KvdockError, NamespaceError
-from kvdock.keys import (
+from kvdock.keys import build_keys, check_hashes, check_suffixes, key_suffixes
+from kvdock.namespace import (
     DIGEST_CHARS,
     Namespace,
-    build_keys,
     canonical,
-    check_hashes,
-    check_suffixes,
-    key_suffixes,
     namespace_digest,
     namespace_record,
 )
-from kvdock.pools.spec import (DType, Layout, ObjectUnit, Part, Per, PoolKind, PoolSpec, Shard, Sharding)
-from kvdock.pools.shard import every_shard
+from kvdock.pools.enums import DType, Layout, ObjectUnit, Per, PoolKind, Sharding
+from kvdock.pools.part import Part
+from kvdock.pools.shard import Shard, every_shard
+from kvdock.pools.spec import PoolSpec
 
 K, V = (Part(name, DType.FP8_E4M3, (4, 16), shard_axis=0) for name in ("k", "v"))
 KV = PoolSpec(

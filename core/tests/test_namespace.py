@@ -9,9 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdock.errors import NamespaceError
-from kvdock.keys import Namespace, canonical, namespace_digest, namespace_record
-from kvdock.namespace import (RECORD_NAME, Difference, decode_record, diff_records, flatten_record, format_layers, load_record, verify_record)
-from kvdock.pools.spec import (DType, Part, PoolKind, PoolSpec)
+from kvdock.namespace import (
+    RECORD_NAME,
+    Difference,
+    Namespace,
+    canonical,
+    decode_record,
+    diff_records,
+    flatten_record,
+    format_layers,
+    load_record,
+    namespace_digest,
+    namespace_record,
+    verify_record,
+)
+from kvdock.pools.enums import DType, PoolKind
+from kvdock.pools.part import Part
+from kvdock.pools.spec import PoolSpec
 
 KV = PoolSpec(
     name="kv",

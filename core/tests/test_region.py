@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdock.errors import RegionError
-from kvdock.pools.objects import segments_of
-from kvdock.pools.spec import (ContextSplit, DType, Layout, ObjectUnit, Part, Per, PoolKind, PoolSpec, Shard, Sharding)
-from kvdock.region import (Block, Region, block_of)
+from kvdock.pools.enums import (
+    ContextSplit,
+    DType,
+    Layout,
+    ObjectUnit,
+    Per,
+    PoolKind,
+    Sharding,
+)
+from kvdock.pools.layout import segments_of
+from kvdock.pools.part import Part
+from kvdock.pools.shard import Shard
+from kvdock.pools.spec import PoolSpec
+from kvdock.region import Block, Region, block_of
+
+if TYPE_CHECKING:
+    from kvdock.arrays import ByteArray
 
 # Axes of the canonical array that the oracle slices.
 CANONICAL = ("page", "layer", "token", "outer", "head", "row")
@@ -24,8 +38,6 @@ IN_MEMORY = {
     Layout.PAGE_HEAD: ("page", "head", "token", "layer", "outer", "row"),
     Layout.PAGE_OBJECT: ("page", "layer", "token", "outer", "head", "row"),
 }
-
-Bytes = npt.NDArray[np.uint8]
 
 
 @st.composite
@@ -80,7 +92,9 @@ def cases(draw: st.DrawFn) -> tuple[PoolSpec, Shard]:
     return pool, shard
 
 
-def canonical(pool: PoolSpec, shard: Shard, pages: int, seed: int) -> dict[str, Bytes]:
+def canonical(
+    pool: PoolSpec, shard: Shard, pages: int, seed: int
+) -> dict[str, ByteArray]:
     """Return one array of distinct bytes per part, indexed by CANONICAL."""
     random = np.random.default_rng(seed)
     return {
@@ -101,7 +115,7 @@ def canonical(pool: PoolSpec, shard: Shard, pages: int, seed: int) -> dict[str, 
     }
 
 
-def in_layout(pool: PoolSpec, arrays: dict[str, Bytes]) -> list[Bytes]:
+def in_layout(pool: PoolSpec, arrays: dict[str, ByteArray]) -> list[ByteArray]:
     """Lay the arrays out as an engine with this layout would."""
     if pool.layout is Layout.PAGE_OBJECT:
         rows = [array.reshape(len(array), -1) for array in arrays.values()]
@@ -111,7 +125,7 @@ def in_layout(pool: PoolSpec, arrays: dict[str, Bytes]) -> list[Bytes]:
 
 
 def expected(
-    pool: PoolSpec, shard: Shard, arrays: dict[str, Bytes], page: int
+    pool: PoolSpec, shard: Shard, arrays: dict[str, ByteArray], page: int
 ) -> list[bytes]:
     """Return the bytes of a page's objects by slicing the real arrays."""
     mine = pool.local_layers(shard)

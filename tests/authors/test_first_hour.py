@@ -16,11 +16,18 @@ from typing import Any
 import attrs
 import pytest
 
-from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
-from kvdock.plugin.hookspecs import (AttachConfig, Capacity, Finding)
-from kvdock.plugin.manifest import (Capability, KindSupport, Manifest, Scope, Support, Verdict)
-from kvdock.region import Region
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.plugin.hookspecs import AttachConfig, Capacity, Finding
+from kvdock.plugin.manifest import (
+    Capability,
+    KindSupport,
+    Manifest,
+    Scope,
+    Support,
+    Verdict,
+)
 from kvdock.pools.shard import Shard
+from kvdock.region import Region
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial.md"

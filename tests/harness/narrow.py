@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import attrs
 
-from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
-from kvdock.plugin.manifest import (KindSupport, Manifest, Scope, Support)
-from kvdock.pools.spec import (HitPolicy, Layout, PoolKind)
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.plugin.manifest import KindSupport, Manifest, Scope, Support
+from kvdock.pools.enums import HitPolicy, Layout, PoolKind
 from kvdock.testing.reference import Handle, MemoryReference
 
 

@@ -13,14 +13,14 @@ import attrs
 import pytest
 
 from kvdock.plugin.hookspecs import hookimpl
-from kvdock.pools.spec import PoolKind
+from kvdock.pools.enums import PoolKind
 from kvdock.testing import BackendContract, Oracle
 from kvdock.testing.reference import FolderReference, FolderShelf, Handle, ShelfOracle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvdock.batch import (Batch, BatchResult)
+    from kvdock.batch import Batch, BatchResult
     from kvdock.plugin.manifest import Manifest
 
 RECORD = "KVDOCK_WATCHED"

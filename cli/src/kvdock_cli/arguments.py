@@ -7,10 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from kvdock.config.sources import load_configuration
+from kvdock.config.structure import structure
 from kvdock.errors import PoolError
-from kvdock.models.description import (ModelDescription, describe, load_model, shipped_models)
-from kvdock.routing.plan import Needs
-from kvdock.config.fields import structure
+from kvdock.models.description import (
+    ModelDescription,
+    describe,
+    load_model,
+    shipped_models,
+)
+from kvdock.routing.verdicts import Needs
 from kvdock_cli.output import UsageProblem
 
 _LONGEST_S = 1_000_000

@@ -7,18 +7,18 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
-from kvdock.plugin.discovery import BrokenPlugin
 from kvdock.errors import KvdockError, PluginError, SettingsError
+from kvdock.plugin.discovery import BrokenPlugin
 from kvdock_cli.reports._tables import plain
 
 FINE, PROBLEM, USAGE = 0, 1, 2
 
 
-class Unwritten(KvdockError):  # noqa: N818 - as the one below
+class Unwritten(KvdockError):
     """Standard output takes no more."""
 
 
-class UsageProblem(KvdockError):  # noqa: N818 - it asks wrongly, nothing failed
+class UsageProblem(KvdockError):
     """The command was asked for something that makes no sense."""
 
 

@@ -15,14 +15,14 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from kvdock.plugin.validation import Stage
-from kvdock.plugin.discovery import (BrokenPlugin, imported, installed, unrivalled)
 from kvdock.errors import nearest
+from kvdock.plugin.discovery import BrokenPlugin, imported, installed, unrivalled
+from kvdock.plugin.validation import Stage
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.typer_adapter import adapted
 
 if TYPE_CHECKING:
-    from kvdock.plugin.discovery import (Candidate, PluginProblem)
+    from kvdock.plugin.discovery import Candidate, PluginProblem
 
 GROUP = "kvdock.commands"
 
@@ -30,17 +30,17 @@ GROUP = "kvdock.commands"
 class CommandGroup(TyperGroup):
     """The commands that are installed, each imported on its own."""
 
-    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's own
+    def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         alone, problems = unrivalled(installed(GROUP))
         self._candidates = {one.name: one for one in alone}
         self._problems = {one.name: one for one in problems}
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - typer's own
+    def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands without importing any."""
         return sorted({*self._candidates, *self._problems})
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - typer's own
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import one command; a broken one says why when it is run."""
         if cmd_name in self._problems:
             return _broken(self._problems[cmd_name])
@@ -55,7 +55,7 @@ class CommandGroup(TyperGroup):
             return _broken(broken.problem)
 
 
-def load(candidate: Candidate) -> Any:  # noqa: ANN401 - a class that typer keeps private
+def load(candidate: Candidate) -> Any:
     """Import a command and make it one of typer's.
 
     Raises:
@@ -86,7 +86,7 @@ def problems() -> tuple[PluginProblem, ...]:
     return found
 
 
-def _made(name: str, found: object, about: str) -> Any:  # noqa: ANN401 - a class that typer keeps private
+def _made(name: str, found: object, about: str) -> Any:
     """Build the command; `about` describes a mapping, which cannot itself."""
     if isinstance(found, typer.Typer):
         outer = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -107,7 +107,7 @@ def _made(name: str, found: object, about: str) -> Any:  # noqa: ANN401 - a clas
     return get_command(inner)
 
 
-def _function(found: object) -> Any:  # noqa: ANN401 - any signature
+def _function(found: object) -> Any:
     if not callable(found) or inspect.isclass(found):
         raise TypeError(f"{found!r} is not a function")
     return adapted(found)

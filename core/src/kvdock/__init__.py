@@ -11,27 +11,28 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvdock.models.assembly import Assembly as Assembly
-    from kvdock.models.assembly import Deployment as Deployment
-    from kvdock.models.assembly import assemble as assemble
     from kvdock.batch import Batch as Batch
     from kvdock.batch import BatchResult as BatchResult
     from kvdock.batch import Operation as Operation
     from kvdock.batch import Outcome as Outcome
-    from kvdock.models.memory_budget import HostBudget as HostBudget
-    from kvdock.plugin.discovery import PluginProblem as PluginProblem
-    from kvdock.dock import Backend as Backend
     from kvdock.dock import Dock as Dock
     from kvdock.errors import KvdockError as KvdockError
     from kvdock.errors import NoRoute as NoRoute
     from kvdock.hits import Hits as Hits
+    from kvdock.keys import key_suffixes as key_suffixes
+    from kvdock.models.assembly import Assembly as Assembly
+    from kvdock.models.assembly import Deployment as Deployment
+    from kvdock.models.assembly import assemble as assemble
+    from kvdock.models.description import load_model as load_model
+    from kvdock.models.memory_budget import HostBudget as HostBudget
+    from kvdock.namespace import Namespace as Namespace
+    from kvdock.plugin.backend import Backend as Backend
+    from kvdock.plugin.discovery import PluginProblem as PluginProblem
     from kvdock.plugin.hookspecs import AttachConfig as AttachConfig
     from kvdock.plugin.hookspecs import Capacity as Capacity
     from kvdock.plugin.hookspecs import Finding as Finding
     from kvdock.plugin.hookspecs import HostMemory as HostMemory
     from kvdock.plugin.hookspecs import hookimpl as hookimpl
-    from kvdock.keys import Namespace as Namespace
-    from kvdock.keys import key_suffixes as key_suffixes
     from kvdock.plugin.manifest import API_VERSION as API_VERSION
     from kvdock.plugin.manifest import Capability as Capability
     from kvdock.plugin.manifest import KindSupport as KindSupport
@@ -39,25 +40,24 @@ if TYPE_CHECKING:
     from kvdock.plugin.manifest import Scope as Scope
     from kvdock.plugin.manifest import Support as Support
     from kvdock.plugin.manifest import Verdict as Verdict
-    from kvdock.models.description import load_model as load_model
-    from kvdock.pools.spec import ContextSplit as ContextSplit
-    from kvdock.pools.spec import DType as DType
-    from kvdock.pools.spec import HitPolicy as HitPolicy
-    from kvdock.pools.spec import Layout as Layout
-    from kvdock.pools.spec import Part as Part
-    from kvdock.pools.spec import Per as Per
-    from kvdock.pools.spec import PoolKind as PoolKind
-    from kvdock.pools.spec import PoolName as PoolName
+    from kvdock.pools.enums import ContextSplit as ContextSplit
+    from kvdock.pools.enums import DType as DType
+    from kvdock.pools.enums import HitPolicy as HitPolicy
+    from kvdock.pools.enums import Layout as Layout
+    from kvdock.pools.enums import Per as Per
+    from kvdock.pools.enums import PoolKind as PoolKind
+    from kvdock.pools.enums import PoolName as PoolName
+    from kvdock.pools.enums import Sharding as Sharding
+    from kvdock.pools.part import Part as Part
+    from kvdock.pools.shard import Shard as Shard
     from kvdock.pools.spec import PoolSpec as PoolSpec
-    from kvdock.pools.spec import Shard as Shard
-    from kvdock.pools.spec import Sharding as Sharding
     from kvdock.region import Block as Block
     from kvdock.region import Region as Region
-    from kvdock.routing.plan import Needs as Needs
     from kvdock.routing.plan import Plan as Plan
     from kvdock.routing.plan import plan_routes as plan_routes
-    from kvdock.transfer import Attachment as Attachment
-    from kvdock.transfer import Session as Session
+    from kvdock.routing.verdicts import Needs as Needs
+    from kvdock.transfer.attachment import Attachment as Attachment
+    from kvdock.transfer.manager import Session as Session
 
 _HOMES = MappingProxyType(
     {
@@ -67,19 +67,13 @@ _HOMES = MappingProxyType(
             "Operation",
             "Outcome",
         ),
-        "dock": (
-            "Backend",
-            "Dock",
-        ),
+        "dock": ("Dock",),
         "errors": (
             "KvdockError",
             "NoRoute",
         ),
         "hits": ("Hits",),
-        "keys": (
-            "Namespace",
-            "key_suffixes",
-        ),
+        "keys": ("key_suffixes",),
         "models.assembly": (
             "Assembly",
             "Deployment",
@@ -87,6 +81,8 @@ _HOMES = MappingProxyType(
         ),
         "models.description": ("load_model",),
         "models.memory_budget": ("HostBudget",),
+        "namespace": ("Namespace",),
+        "plugin.backend": ("Backend",),
         "plugin.discovery": ("PluginProblem",),
         "plugin.hookspecs": (
             "AttachConfig",
@@ -104,39 +100,37 @@ _HOMES = MappingProxyType(
             "Support",
             "Verdict",
         ),
-        "pools.spec": (
+        "pools.enums": (
             "ContextSplit",
             "DType",
             "HitPolicy",
             "Layout",
-            "Part",
             "Per",
             "PoolKind",
             "PoolName",
-            "PoolSpec",
-            "Shard",
             "Sharding",
         ),
+        "pools.part": ("Part",),
+        "pools.shard": ("Shard",),
+        "pools.spec": ("PoolSpec",),
         "region": (
             "Block",
             "Region",
         ),
         "routing.plan": (
-            "Needs",
             "Plan",
             "plan_routes",
         ),
-        "transfer": (
-            "Attachment",
-            "Session",
-        ),
+        "routing.verdicts": ("Needs",),
+        "transfer.attachment": ("Attachment",),
+        "transfer.manager": ("Session",),
     }
 )
 _HOME = MappingProxyType(
     {name: module for module, names in _HOMES.items() for name in names}
 )
 
-__all__ = sorted(_HOME)  # noqa: PLE0605 - told once, in _HOMES
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> object:

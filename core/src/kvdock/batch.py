@@ -20,8 +20,7 @@ from kvdock.errors import BatchError
 if TYPE_CHECKING:
     from typing import Self
 
-Int64s = npt.NDArray[np.int64]
-Outcomes = npt.NDArray[np.uint8]
+    from kvdock.arrays import Int64Array, OutcomeArray
 
 
 class Operation(StrEnum):
@@ -65,7 +64,7 @@ class Outcome(IntEnum):
 _LAST = int(max(Outcome))
 
 
-def _matrix(value: npt.ArrayLike) -> Int64s:
+def _matrix(value: npt.ArrayLike) -> Int64Array:
     return np.asarray(value, np.int64)
 
 
@@ -89,8 +88,8 @@ class Batch:
 
     operation: Operation
     keys: Sequence[str]
-    addresses: Int64s = attrs.field(default=_NOTHING, converter=_matrix, repr=False)
-    sizes: Int64s = attrs.field(default=_NOTHING, converter=_matrix, repr=False)
+    addresses: Int64Array = attrs.field(default=_NOTHING, converter=_matrix, repr=False)
+    sizes: Int64Array = attrs.field(default=_NOTHING, converter=_matrix, repr=False)
     deadline_s: float = float("inf")
     pool: str = ""
 
@@ -100,7 +99,7 @@ class Batch:
         if not moves and not self.addresses.size:
             return
         rows = len(self.keys)
-        if self.addresses.shape != self.sizes.shape or self.addresses.ndim != 2:  # noqa: PLR2004 - (n, segments)
+        if self.addresses.shape != self.sizes.shape or self.addresses.ndim != 2:
             raise BatchError(
                 f"addresses {self.addresses.shape} and sizes {self.sizes.shape} "
                 "are not both (keys, segments)"
@@ -113,14 +112,14 @@ class Batch:
         return len(self.keys)
 
     @property
-    def object_bytes(self) -> Int64s:
+    def object_bytes(self) -> Int64Array:
         """Bytes of each object, int64 (n,)."""
         if not self.sizes.size:
             return np.zeros(len(self.keys), np.int64)
         if self.sizes.strides[0] == 0:
             # One repeated row (see Region.addresses): sum it once.
             return np.broadcast_to(self.sizes[0].sum(), len(self.keys))
-        return cast("Int64s", self.sizes.sum(axis=1))
+        return cast("Int64Array", self.sizes.sum(axis=1))
 
     def remaining_s(self) -> float:
         """Return the seconds left until the deadline, never below 0."""
@@ -139,7 +138,7 @@ class Batch:
         )
 
 
-def _codes(value: npt.ArrayLike) -> Outcomes:
+def _codes(value: npt.ArrayLike) -> OutcomeArray:
     found = np.asarray(value)
     if found.dtype == np.uint8:
         return found
@@ -162,8 +161,8 @@ class BatchResult:
         nbytes: int64 (n,), bytes moved for each key; only read for GET.
     """
 
-    outcomes: Outcomes = attrs.field(converter=_codes)
-    nbytes: Int64s = attrs.field(converter=_matrix)
+    outcomes: OutcomeArray = attrs.field(converter=_codes)
+    nbytes: Int64Array = attrs.field(converter=_matrix)
 
     @classmethod
     def of(cls, batch: Batch, outcomes: npt.ArrayLike) -> BatchResult:

@@ -11,12 +11,18 @@ and `mem_cache/storage/mooncake_store/mooncake_store.py` (components).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 
 from kvdock.errors import NamespaceError
 from kvdock.keys import check_hashes
-from kvdock.pools.spec import (PoolKind, PoolName, PoolSpec, Shard, Sharding)
-from kvdock.pools.enums import Word
+from kvdock.pools.enums import PoolKind, PoolName, Sharding
+from kvdock.strict_enum import Word
+
+if TYPE_CHECKING:
+    from kvdock.pools.shard import Shard
+    from kvdock.pools.spec import PoolSpec
 
 
 class Spelling(Word):

@@ -32,7 +32,7 @@ class PoolError(KvdockError):
     """A pool description contradicts itself or the shard it is used with."""
 
 
-class UnknownWord(PoolError, ValueError):  # noqa: N818 - says what it is
+class UnknownWord(PoolError, ValueError):
     """A word is not in a closed list; a ValueError too, as enums promise."""
 
 
@@ -60,7 +60,7 @@ class PluginError(KvdockError):
     """A plugin that was asked for cannot be used."""
 
 
-class NoRoute(KvdockError):  # noqa: N818 - the field's word, not "NoRouteError"
+class NoRoute(KvdockError):
     """No installed backend takes a pool that the engine cannot do without.
 
     What is wrong is a table, so the way out has a line of its own.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 if TYPE_CHECKING:
-    from kvdock.batch import (Operation, Outcome)
+    from kvdock.batch import Operation, Outcome
 
 
 @attrs.frozen(kw_only=True)

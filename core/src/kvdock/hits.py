@@ -10,18 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
+from kvdock.arrays import BoolArray, Int32Array
 from kvdock.errors import PoolError
-from kvdock.pools.spec import (HitPolicy, PoolSpec)
+from kvdock.pools.enums import HitPolicy
 
-Bools = npt.NDArray[np.bool_]
-Int32s = npt.NDArray[np.int32]
+if TYPE_CHECKING:
+    from kvdock.pools.spec import PoolSpec
 
-ReduceMin = Callable[[Int32s], Int32s | None]
+ReduceMin = Callable[[Int32Array], Int32Array | None]
 """An all-reduce: the element-wise minimum over ranks, returned or in place."""
 
 
@@ -36,7 +38,7 @@ class Hits:
     """
 
     found: Mapping[str, int]
-    restorable: Bools = attrs.field(repr=False)
+    restorable: BoolArray = attrs.field(repr=False)
 
     @classmethod
     def nothing(cls, pages: int) -> Hits:
@@ -64,12 +66,12 @@ class Hits:
         return _last(self.restorable[: max(0, pages) + 1])
 
 
-def _last(allowed: Bools) -> int:
+def _last(allowed: BoolArray) -> int:
     """Return the place of the last true entry; entry 0 is always true."""
     return len(allowed) - 1 - int(allowed[::-1].argmax())
 
 
-def allowed_prefixes(pool: PoolSpec, exists: Bools) -> Bools:
+def allowed_prefixes(pool: PoolSpec, exists: BoolArray) -> BoolArray:
     """Return which prefixes one pool allows.
 
     Args:
@@ -95,13 +97,13 @@ def allowed_prefixes(pool: PoolSpec, exists: Bools) -> Bools:
             # Only the ends of blocks are prefixes that this form can restore.
             block = pool.block_pages
             rows = exists[: pages // block * block].reshape(-1, block)
-            whole: Bools = np.all(rows[:, block - pool.group_pages :], axis=1)
+            whole: BoolArray = np.all(rows[:, block - pool.group_pages :], axis=1)
             allowed[1:] = False
             allowed[block : _leading(whole) * block + 1 : block] = True
     return allowed
 
 
-def _leading(exists: Bools) -> int:
+def _leading(exists: BoolArray) -> int:
     """Return how many entries are true before the first that is not."""
     if not len(exists):
         return 0
@@ -109,7 +111,7 @@ def _leading(exists: Bools) -> int:
     return len(exists) if exists[first] else first
 
 
-def needed_pages(pool: PoolSpec, prefix: int) -> Bools:
+def needed_pages(pool: PoolSpec, prefix: int) -> BoolArray:
     """Return which of a prefix's pages a pool must load to restore it.
 
     The pages of a block group are the last `group_pages` of each whole block:
@@ -154,7 +156,7 @@ def evaluate(
             if pool.physical:
                 raise PoolError(f"nobody said which pages of {pool.name!r} exist")
             answer = np.ones(pages, np.bool_)
-        there: Bools = np.asarray(answer, np.bool_)
+        there: BoolArray = np.asarray(answer, np.bool_)
         if there.shape != (pages,):
             raise PoolError(
                 f"pool {pool.name!r}: {there.shape} answers for {pages} pages"
@@ -166,7 +168,7 @@ def evaluate(
     return Hits(found, restorable)
 
 
-def intersect(restorable: Sequence[Bools]) -> Bools:
+def intersect(restorable: Sequence[BoolArray]) -> BoolArray:
     """Return the prefixes that every rank can restore.
 
     Args:

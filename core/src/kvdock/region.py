@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 from kvdock.errors import RegionError
-from kvdock.pools.validators import (as_whole, is_whole)
-from kvdock.pools.objects import LAYOUT_AXES
-from kvdock.pools.spec import (Layout, Part, PoolSpec, Shard, StoredObject)
+from kvdock.pools.enums import Layout
+from kvdock.pools.objects import LAYOUT_AXES, StoredObject
+from kvdock.pools.validators import as_whole, is_whole
 
-Int64s = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    from kvdock.arrays import Int64Array
+    from kvdock.pools.part import Part
+    from kvdock.pools.shard import Shard
+    from kvdock.pools.spec import PoolSpec
 
 
 @attrs.frozen
@@ -86,9 +90,9 @@ class Region:
     pool: str
     pages: int
     objects: tuple[StoredObject, ...]
-    bases: Int64s = attrs.field(repr=False)
-    strides: Int64s = attrs.field(repr=False)
-    sizes: Int64s = attrs.field(repr=False)
+    bases: Int64Array = attrs.field(repr=False)
+    strides: Int64Array = attrs.field(repr=False)
+    sizes: Int64Array = attrs.field(repr=False)
     layout: Layout
     blocks: tuple[Block, ...]
     owners: tuple[object, ...] = attrs.field(default=(), repr=False)
@@ -167,11 +171,11 @@ class Region:
         return int(self.sizes.shape[1])
 
     @property
-    def object_bytes(self) -> Int64s:
+    def object_bytes(self) -> Int64Array:
         """Bytes of each object of a page, int64 (objects,)."""
-        return cast("Int64s", self.sizes.sum(axis=1))
+        return cast("Int64Array", self.sizes.sum(axis=1))
 
-    def check(self, pages: npt.ArrayLike) -> Int64s:
+    def check(self, pages: npt.ArrayLike) -> Int64Array:
         """Return page indices as int64 after a bounds check.
 
         Raises:
@@ -192,7 +196,7 @@ class Region:
             )
         return indices
 
-    def addresses(self, pages: npt.ArrayLike) -> tuple[Int64s, Int64s]:
+    def addresses(self, pages: npt.ArrayLike) -> tuple[Int64Array, Int64Array]:
         """Turn page indices into addresses and sizes.
 
         Args:
@@ -233,7 +237,7 @@ class Region:
             target[indices] = source
 
     def _columns(
-        self, indices: Int64s, rows: npt.NDArray[np.uint8]
+        self, indices: Int64Array, rows: npt.NDArray[np.uint8]
     ) -> list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]:
         total = int(self.object_bytes.sum())
         if rows.shape != (len(indices), total) or rows.dtype != np.uint8:
@@ -374,7 +378,7 @@ def _runs(
 
 def _contiguous(
     axes: list[tuple[int, int, int]], item_bytes: int
-) -> tuple[Int64s, int, list[int]]:
+) -> tuple[Int64Array, int, list[int]]:
     """Cut a block of an array into runs of adjacent bytes.
 
     Args:

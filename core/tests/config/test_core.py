@@ -6,9 +6,9 @@ from typing import Any
 import attrs
 import pytest
 
-from kvdock.config.core import (BreakerSettings, CoreSettings, Deadlines)
+from kvdock.config.core import BreakerSettings, CoreSettings, Deadlines
+from kvdock.config.structure import structure
 from kvdock.errors import SettingsError
-from kvdock.config.fields import structure
 
 CALLS = [one.name for one in attrs.fields(Deadlines) if one.name != "grace"]
 BOUNDED = [("deadlines", name) for name in CALLS] + [

@@ -8,9 +8,9 @@ from pathlib import Path
 import attrs
 import pytest
 
+from kvdock.config.fields import count, duration, option, secret, size
+from kvdock.config.structure import Elsewhere, structure
 from kvdock.errors import SettingsError
-from kvdock.config.structure import Elsewhere
-from kvdock.config.fields import (count, duration, option, secret, size, structure)
 
 
 @attrs.frozen(kw_only=True)

@@ -8,11 +8,19 @@ from typing import Any
 import attrs
 import pytest
 
-from kvdock.config.sources import (Setting, explain, load_configuration)
-from kvdock.config.core import (CallSettings, CoreSettings, Integrity, Staging, StopPolicy, TransferSettings)
+from kvdock.config.core import (
+    CallSettings,
+    CoreSettings,
+    Integrity,
+    Staging,
+    StopPolicy,
+    TransferSettings,
+)
+from kvdock.config.fields import option, secret, size
+from kvdock.config.sources import Setting, explain, load_configuration
+from kvdock.config.structure import Elsewhere, structure
 from kvdock.errors import SettingsError
-from kvdock.config.structure import Elsewhere
-from kvdock.config.fields import (option, parse_seconds, secret, size, structure)
+from kvdock.units import parse_seconds
 
 
 @attrs.frozen

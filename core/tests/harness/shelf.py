@@ -14,24 +14,28 @@ from typing import Any
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 import pluggy
 
+from kvdock.arrays import ByteArray
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.config.core import CoreSettings, Integrity
+from kvdock.config.structure import structure
+from kvdock.dock import Dock
+from kvdock.keys import key_suffixes
+from kvdock.namespace import Namespace
 from kvdock.plugin import hookspecs
-from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
-from kvdock.config.core import (CoreSettings, Integrity)
-from kvdock.plugin.discovery import (Candidate, LoadedPlugin)
-from kvdock.dock import Backend, Dock
-from kvdock.plugin.hookspecs import (AttachConfig, hookimpl)
-from kvdock.keys import Namespace, key_suffixes
-from kvdock.plugin.manifest import (API_VERSION, KindSupport, Manifest, Scope, Support)
-from kvdock.pools.spec import (HitPolicy, Layout, Part, Per, PoolKind, PoolSpec, Shard)
+from kvdock.plugin.backend import Backend
+from kvdock.plugin.discovery import Candidate, LoadedPlugin
+from kvdock.plugin.hookspecs import AttachConfig, hookimpl
+from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
+from kvdock.pools.enums import HitPolicy, Layout, Per, PoolKind
+from kvdock.pools.part import Part
+from kvdock.pools.shard import Shard
+from kvdock.pools.spec import PoolSpec
 from kvdock.region import Region
-from kvdock.routing.plan import Needs
-from kvdock.transfer import Attachment
-from kvdock.config.fields import structure
+from kvdock.routing.verdicts import Needs
+from kvdock.transfer.attachment import Attachment
 
-Bytes = npt.NDArray[np.uint8]
 Trouble = Callable[[Batch], BatchResult | None]
 """Called before a batch; answers it in the shelf's place, or lets it pass."""
 
@@ -241,7 +245,7 @@ class Engine:
     overrides: Mapping[str, str] = attrs.field(factory=dict)
     observers: Sequence[object] = ()
     shard: Shard = attrs.field(factory=Shard)
-    memory: dict[str, Bytes] = attrs.field(init=False)
+    memory: dict[str, ByteArray] = attrs.field(init=False)
     attachment: Attachment = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -274,7 +278,7 @@ class Engine:
     def shelf(self) -> Shelf:
         return self.shelves[0]
 
-    def content(self, pool: str, page_hash: str) -> Bytes:
+    def content(self, pool: str, page_hash: str) -> ByteArray:
         """What a page of a pool holds, by its hash alone."""
         spec = next(one for one in self.pools if one.name == pool)
         seed = [int(page_hash, 16), *pool.encode()]
@@ -282,7 +286,7 @@ class Engine:
         size = spec.page_bytes(self.shard)
         return generator.integers(0, 256, size, np.uint8)
 
-    def rows(self, pool: str, pages: Sequence[int]) -> Bytes:
+    def rows(self, pool: str, pages: Sequence[int]) -> ByteArray:
         """Pages of a pool as the engine sees them, in any layout."""
         berth = self.attachment._moorings.berths[pool]
         rows = np.zeros((len(pages), berth.page_bytes), np.uint8)
@@ -342,7 +346,7 @@ def until(condition: Callable[[], bool], patience_s: float = 5.0) -> None:
 __all__ = [
     "HASTE_S",
     "PAGES",
-    "Bytes",
+    "ByteArray",
     "Engine",
     "Integrity",
     "Shelf",

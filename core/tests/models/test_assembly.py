@@ -2,23 +2,27 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
 
-from kvdock.models.assembly import (Assembly, Deployment, assemble)
-from kvdock.models.memory_budget import HostBudget
 from kvdock.errors import PoolError
-from kvdock.keys import (
-    Namespace,
-    check_suffixes,
-    key_suffixes,
-    namespace_digest,
-    namespace_record,
+from kvdock.keys import check_suffixes, key_suffixes
+from kvdock.models.assembly import Assembly, Deployment, assemble
+from kvdock.models.description import (
+    ModelDescription,
+    describe,
+    load_model,
+    shipped_models,
 )
-from kvdock.models.description import (ModelDescription, describe, load_model, shipped_models)
-from kvdock.pools.spec import (ContextSplit, DType, HitPolicy, PoolKind, PoolSpec, Shard, Sharding)
+from kvdock.models.memory_budget import HostBudget
+from kvdock.namespace import Namespace, namespace_digest, namespace_record
+from kvdock.pools.enums import ContextSplit, DType, HitPolicy, PoolKind, Sharding
+from kvdock.pools.shard import Shard
+
+if TYPE_CHECKING:
+    from kvdock.pools.spec import PoolSpec
 
 DRAFTED = [
     (name, draft)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvdock.errors import PoolError
-from kvdock.models.description import (describe, load_model, shipped_models)
+from kvdock.models.description import describe, load_model, shipped_models
 
 GOOD: dict[str, Any] = {
     "model": "org/Model",

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from kvdock.models.memory_budget import HostBudget
 from kvdock.errors import PoolError
-from kvdock.pools.factories import (mla, swa)
-from kvdock.pools.spec import Shard
+from kvdock.models.memory_budget import HostBudget
+from kvdock.pools.factories import mla, swa
+from kvdock.pools.shard import Shard
 
 GIB = 1 << 30
 KV = mla("kv", layers=range(2), page_tokens=1024, latent=500, rope=12, anchor=True)

@@ -14,19 +14,20 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 from shelf import Engine, Shelf, attention, draft, hashes, hasty, patient, until
 
-from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
-from kvdock.dock import Backend, Dock
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.dock import Dock
 from kvdock.errors import AttachError, PluginError, SettingsError
 from kvdock.events import PagesRestored
-from kvdock.plugin.hookspecs import (Capacity, hookimpl)
-from kvdock.plugin.observer import (Observer, find_observer, observe)
 from kvdock.observers.metrics import Metrics, MetricsSettings
 from kvdock.observers.tracing import Tracing
+from kvdock.plugin.hookspecs import Capacity, hookimpl
+from kvdock.plugin.observer import Observer, find_observer, observe
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from kvdock.events import Event
+    from kvdock.plugin.backend import Backend
 
 
 def measured(**more: Any) -> tuple[Engine, CollectorRegistry]:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvdock.plugin import discovery
-from kvdock.plugin.validation import Stage
-from kvdock.plugin.discovery import (BrokenPlugin, Candidate, load_all)
 from kvdock.errors import PluginError
+from kvdock.plugin import discovery
+from kvdock.plugin.discovery import BrokenPlugin, Candidate, load_all
+from kvdock.plugin.validation import Stage
 
 if TYPE_CHECKING:
     from tiny import Shelf

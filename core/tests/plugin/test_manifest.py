@@ -7,8 +7,15 @@ import attrs
 import pytest
 
 from kvdock.errors import ManifestError, PoolError
-from kvdock.plugin.manifest import (API_VERSION, Capability, KindSupport, Manifest, Scope, Support)
-from kvdock.pools.spec import (HitPolicy, Layout, PoolKind, Sharding)
+from kvdock.plugin.manifest import (
+    API_VERSION,
+    Capability,
+    KindSupport,
+    Manifest,
+    Scope,
+    Support,
+)
+from kvdock.pools.enums import HitPolicy, Layout, PoolKind, Sharding
 
 
 def manifest(**changes: Any) -> Manifest:

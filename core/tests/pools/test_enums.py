@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from kvdock.errors import PoolError
-from kvdock.pools.spec import (DType, Layout, Part, PoolKind)
-from kvdock.pools.enums import Word
+from kvdock.pools.enums import DType, Layout, PoolKind
+from kvdock.pools.part import Part
+from kvdock.strict_enum import Word
 
 
 def test_a_wrong_word_is_refused_with_the_nearest_one() -> None:

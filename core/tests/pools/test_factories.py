@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from kvdock.pools import factories
 from kvdock.errors import PoolError
-from kvdock.pools.options import window_pages
-from kvdock.pools.spec import (DType, HitPolicy, Layout, PoolKind, PoolSpec, Shard, Sharding)
+from kvdock.pools import factories
+from kvdock.pools.enums import DType, HitPolicy, Layout, PoolKind, Sharding
+from kvdock.pools.factories import window_pages
+from kvdock.pools.shard import Shard
+from kvdock.pools.spec import PoolSpec
 
 P, L, H, D = 64, 4, 8, 128
 BASE: dict[str, Any] = {"layers": range(L), "page_tokens": P}

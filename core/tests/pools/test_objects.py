@@ -8,9 +8,19 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvdock.errors import PoolError
-from kvdock.pools.objects import Coordinate
-from kvdock.pools.spec import (ContextSplit, DType, Layout, ObjectUnit, Part, Per, PoolKind, PoolSpec, Shard, Sharding, StoredObject)
-from kvdock.pools.shard import (Layers, every_shard)
+from kvdock.pools.enums import (
+    ContextSplit,
+    DType,
+    Layout,
+    ObjectUnit,
+    Per,
+    PoolKind,
+    Sharding,
+)
+from kvdock.pools.objects import Coordinate, StoredObject
+from kvdock.pools.part import Part
+from kvdock.pools.shard import Layers, Shard, every_shard
+from kvdock.pools.spec import PoolSpec
 
 LAYERS = 7
 

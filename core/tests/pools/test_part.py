@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from kvdock.errors import PoolError
-from kvdock.pools.spec import (DType, Part, Per)
+from kvdock.pools.enums import DType, Per
+from kvdock.pools.part import Part
 
 
 def test_an_entry_counts_what_lies_above_at_and_below_the_divided_axis() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdock.errors import PoolError
-from kvdock.pools.shard import (Shard, even_shares, every_shard, stages_of)
+from kvdock.pools.shard import Shard, even_shares, every_shard, stages_of
 
 
 @given(st.integers(0, 200), st.integers(1, 17))

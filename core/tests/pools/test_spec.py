@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 
 from kvdock.errors import PoolError
-from kvdock.pools.spec import (ContextSplit, DType, HitPolicy, Part, Per, PoolKind, PoolSpec, Shard, Sharding, check_pools)
+from kvdock.pools.enums import ContextSplit, DType, HitPolicy, Per, PoolKind, Sharding
+from kvdock.pools.part import Part
+from kvdock.pools.shard import Shard
+from kvdock.pools.spec import PoolSpec, check_pools
 
 K = Part("k", DType.BF16, (8, 16), shard_axis=0)
 LATENT = Part("kv", DType.BF16, (576,))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdock.config.core import BreakerSettings
-from kvdock.resilience.breaker import (Breaker, BreakerState)
+from kvdock.resilience.breaker import Breaker, BreakerState
 
 
 class Clock:

@@ -13,14 +13,15 @@ import pytest
 from shelf import Engine, Shelf, attention, hashes, hasty, patient, until
 from stalls import timed
 
-from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import AttachError
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.transfer.health_check import Probe
 
 if TYPE_CHECKING:
     from kvdock.plugin.hookspecs import AttachConfig
-    from kvdock.pools.spec import (PoolSpec, Shard)
+    from kvdock.pools.shard import Shard
+    from kvdock.pools.spec import PoolSpec
     from kvdock.region import Region
 
 Answer = Callable[[Batch], Any]
@@ -38,7 +39,7 @@ def raising(_: Batch) -> BatchResult:
     raise RuntimeError("boom")
 
 
-class Unspeakable(Exception):  # noqa: N818 - it cannot even be printed
+class Unspeakable(Exception):
     def __str__(self) -> str:
         raise ValueError("no words")
 

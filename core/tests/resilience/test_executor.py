@@ -12,8 +12,7 @@ import pytest
 from shelf import until
 from stalls import timed
 
-from kvdock.resilience.executor import (Crashed, Crew, NoHands, Overrun)
-from kvdock.resilience.quota import Room
+from kvdock.resilience.executor import Crashed, Crew, NoHands, Overrun, Room
 
 
 def soon(seconds: float = 5.0) -> float:
@@ -270,7 +269,7 @@ def test_many_threads_at_once_lose_no_call() -> None:
     assert ended(crew)
 
 
-class Alarm(Exception):  # noqa: N818 - what a host's handler of signals raises
+class Alarm(Exception):
     pass
 
 
@@ -295,7 +294,7 @@ def test_a_signal_while_a_call_is_booked_as_late_loses_neither(
 
 
 def test_signals_at_any_moment_leave_a_crew_that_works() -> None:
-    draw, armed = random.Random(0), False  # noqa: S311 - spreads signals
+    draw, armed = random.Random(0), False
     crew, results, rings = Crew("t", 2, 2), list[int](), 0
     end = time.monotonic() + 0.5
 

@@ -7,10 +7,21 @@ import attrs
 import pytest
 
 from kvdock.errors import NoRoute, PluginError, PoolError
-from kvdock.pools.factories import (logical, mamba, mha, mla)
-from kvdock.plugin.manifest import (API_VERSION, Capability, KindSupport, Manifest, Scope, Support, Verdict)
-from kvdock.pools.spec import (HitPolicy, Layout, ObjectUnit, PoolKind, PoolSpec, Shard, Sharding)
-from kvdock.routing.plan import (Check, Needs, Path, Plan, Route, plan_routes)
+from kvdock.plugin.manifest import (
+    API_VERSION,
+    Capability,
+    KindSupport,
+    Manifest,
+    Scope,
+    Support,
+    Verdict,
+)
+from kvdock.pools.enums import HitPolicy, Layout, ObjectUnit, PoolKind, Sharding
+from kvdock.pools.factories import logical, mamba, mha, mla
+from kvdock.pools.shard import Shard
+from kvdock.pools.spec import PoolSpec
+from kvdock.routing.plan import Plan, Route, plan_routes
+from kvdock.routing.verdicts import Check, Needs, Path
 
 EVERYTHING = KindSupport(
     hit_policies=HitPolicy,

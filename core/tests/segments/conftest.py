@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvdock.batch import (Batch, BatchResult, Operation)
+from kvdock.batch import Batch, BatchResult, Operation
 from kvdock.segments import Limits, Place, SegmentStore, Tenure, ThreadEngine
 from kvdock.segments.inspect import Location, locate
 

@@ -223,7 +223,7 @@ def test_clear_reaches_all_pools_of_the_namespace_and_no_other(
 
 
 def test_only_the_own_namespace_can_be_cleared(open_depot: OpenDepot) -> None:
-    from kvdock.batch import (Batch, Operation)
+    from kvdock.batch import Batch, Operation
 
     other = open_depot(namespace=OTHER)
     other.put(range(3))

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvdock.batch import (Operation, Outcome)
+from kvdock.batch import Operation, Outcome
 from kvdock.segments import ThreadEngine
-from kvdock.segments.survey import collect
+from kvdock.segments.inspect import collect
 
 OpenDepot = Callable[..., Any]
 

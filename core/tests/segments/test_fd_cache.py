@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvdock.batch import (Batch, Operation, Outcome)
+from kvdock.batch import Batch, Operation, Outcome
 from kvdock.segments import directory
 
 OpenDepot = Callable[..., Any]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvdock.segments import (Tenure, ownership)
+from kvdock.segments import Tenure, ownership
 from kvdock.segments.cleanup import sweep
+from kvdock.segments.inspect import collect
 from kvdock.segments.paths import open_file
-from kvdock.segments.survey import collect
 
 OpenDepot = Callable[..., Any]
 QUOTA = 2 << 20

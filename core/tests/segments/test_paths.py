@@ -10,13 +10,20 @@ from typing import Any
 import attrs
 import pytest
 
-from kvdock.batch import (Batch, Operation)
+from kvdock.batch import Batch, Operation
 from kvdock.errors import KvdockError, NamespaceError
-from kvdock.segments import (Place, SegmentStore, ThreadEngine, paths)
+from kvdock.segments import Place, SegmentStore, ThreadEngine, paths
+from kvdock.segments.inspect import clear, collect, namespaces, survey
+from kvdock.segments.ownership import FILE_NAME, Tenure
+from kvdock.segments.paths import (
+    RECORD_NAME,
+    IndexName,
+    open_namespace,
+    open_root,
+    pool_folder,
+    read_record,
+)
 from kvdock.segments.verify import verify
-from kvdock.segments.paths import (RECORD_NAME, IndexName, open_namespace, open_root, pool_folder, read_record)
-from kvdock.segments.survey import clear, collect, namespaces, survey
-from kvdock.segments.ownership import (FILE_NAME, Tenure)
 
 OpenDepot = Callable[..., Any]
 RECORD = b'{"model":"tiny"}'

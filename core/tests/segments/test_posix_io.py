@@ -18,7 +18,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdock.segments import (Moved, ThreadEngine, Transfer, daemon_threads)
+from kvdock.segments import Moved, ThreadEngine, Transfer, posix_io
 from kvdock.segments.io import DEADLINE
 
 
@@ -68,7 +68,7 @@ def test_scattered_objects_come_back_as_they_were(
     tmp_path_factory: pytest.TempPathFactory,
     sizes: list[list[int]],
     seed: int,
-    direct: bool,  # noqa: FBT001 - drawn
+    direct: bool,
 ) -> None:
     engine = ThreadEngine(2, direct=direct)
     token = opened(engine, tmp_path_factory.mktemp("t"), len(sizes) * 28672)
@@ -252,13 +252,13 @@ def test_a_read_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> Non
 def test_calls_that_begin_at_once_share_the_helpers_that_close_ends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    begin = daemon_threads.Daemons.__init__
+    begin = posix_io.Daemons.__init__
 
-    def slowly(one: daemon_threads.Daemons, most: int) -> None:
+    def slowly(one: posix_io.Daemons, most: int) -> None:
         time.sleep(0.1)
         begin(one, most)
 
-    monkeypatch.setattr(daemon_threads.Daemons, "__init__", slowly)
+    monkeypatch.setattr(posix_io.Daemons, "__init__", slowly)
     before = set(threading.enumerate())
     engine = ThreadEngine(2)
     token = opened(engine, tmp_path, 64 << 20)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvdock.errors import KvdockError
-from kvdock.segments.verify import (Checked, verify)
 from kvdock.segments.format import RECORDS_AT
+from kvdock.segments.verify import Checked, verify
 
 OpenDepot = Callable[..., Any]
 

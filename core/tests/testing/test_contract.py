@@ -9,14 +9,15 @@ import attrs
 import pytest
 import watched
 
-from kvdock.plugin.manifest import (API_VERSION, KindSupport, Manifest, Scope, Support)
-from kvdock.pools.spec import (HitPolicy, Layout, PoolKind, Shard, Sharding)
+from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
+from kvdock.pools.enums import HitPolicy, Layout, PoolKind, Sharding
+from kvdock.pools.shard import Shard
+from kvdock.routing.verdicts import Needs, consider
 from kvdock.testing import BackendContract
 from kvdock.testing.cases import selection
-from kvdock.testing.contract import groups
-from kvdock.testing.subprocess import run_tests
+from kvdock.testing.contract.suite import groups
 from kvdock.testing.samples import Sample
-from kvdock.routing.verdicts import (Needs, consider)
+from kvdock.testing.subprocess import run_tests
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

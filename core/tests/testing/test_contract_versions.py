@@ -10,11 +10,11 @@ import attrs
 import pytest
 
 from kvdock.plugin import discovery
-from kvdock.plugin.validation import Stage
-from kvdock.plugin.discovery import (Candidate, PluginProblem)
+from kvdock.plugin.discovery import Candidate, PluginProblem
 from kvdock.plugin.hookspecs import hookimpl
-from kvdock.plugin.manifest import (API_VERSION, KindSupport, Manifest)
-from kvdock.pools.spec import PoolKind
+from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest
+from kvdock.plugin.validation import Stage
+from kvdock.pools.enums import PoolKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

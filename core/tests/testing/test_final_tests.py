@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvdock.testing import BackendContract, SealedError
-from kvdock.testing.subprocess import (Record, run_tests)
+from kvdock.testing.subprocess import Record, run_tests
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvdock.pools.spec import PoolKind
+from kvdock.pools.enums import PoolKind
+from kvdock.testing.harness import Harness
 from kvdock.testing.loading import load_backend
 from kvdock.testing.reference import FolderShelf
-from kvdock.testing.harness import Harness
-from kvdock.testing.subprocess import run_tests
 from kvdock.testing.samples import Sample, page_hashes
+from kvdock.testing.subprocess import run_tests
 
 if TYPE_CHECKING:
     from pathlib import Path

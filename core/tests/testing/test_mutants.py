@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvdock.testing.cases import is_contract_test
-from kvdock.testing.mutants import MUTANTS, Mutant, word_of
+from kvdock.testing.mutants import MUTANTS
 from kvdock.testing.mutants.__main__ import caught, hunt, summary, table
+from kvdock.testing.mutants.mutant import Mutant, word_of
 from kvdock.testing.mutants.suite import contract_of
 
 if TYPE_CHECKING:

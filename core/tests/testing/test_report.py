@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import attrs
 import pytest
 
-from kvdock.errors import KvdockError
 from kvdock.config.fields import option
+from kvdock.errors import KvdockError
 from kvdock.testing import report
 from kvdock.testing.report import settled
 from kvdock.testing.subprocess import run_tests
@@ -138,7 +138,9 @@ def test_a_run_ends_with_whoever_asked_for_it(tmp_path: Path) -> None:
         f"    Path({str(told)!r}).write_text(str(os.getpid()))\n"
         "    time.sleep(60)\n"
     )
-    code = f"from kvdock.testing.subprocess import run_tests; run_tests([{str(suite)!r}])"
+    code = (
+        f"from kvdock.testing.subprocess import run_tests; run_tests([{str(suite)!r}])"
+    )
     with subprocess.Popen([sys.executable, "-c", code]) as asker:
         assert soon(lambda: told.exists() and bool(told.read_text()))
         asker.kill()

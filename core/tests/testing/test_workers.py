@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kvdock.pools.spec import PoolKind
-from kvdock.testing.loading import load_backend
+from kvdock.pools.enums import PoolKind
 from kvdock.testing.harness import Harness
+from kvdock.testing.loading import load_backend
 from kvdock.testing.samples import Sample
 from kvdock.testing.workers import Worker
 
@@ -21,7 +21,7 @@ PATIENCE_S = 20.0
 
 CODE = """
 import sys
-from kvdock.pools.spec import PoolKind
+from kvdock.pools.enums import PoolKind
 from kvdock.testing.loading import load_backend
 from kvdock.testing.harness import Harness
 from kvdock.testing.samples import Sample, page_hashes

@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -24,17 +24,22 @@ from shelf import (
 )
 from stalls import timed
 
-from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
-from kvdock.config.core import (CoreSettings, Integrity, Staging)
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.config.core import CoreSettings, Integrity, Staging
 from kvdock.dock import Dock
 from kvdock.errors import AttachError, KvdockError, RegionError
-from kvdock.pools.factories import logical
-from kvdock.keys import Namespace
+from kvdock.namespace import Namespace
 from kvdock.plugin.manifest import Support
-from kvdock.pools.spec import (Layout, PoolSpec, Shard)
+from kvdock.pools.enums import Layout
+from kvdock.pools.factories import logical
+from kvdock.pools.shard import Shard
 from kvdock.region import Region
-from kvdock.routing.plan import (Check, Path)
-from kvdock.transfer import (NO_PAGE, Attachment)
+from kvdock.routing.verdicts import Check, Path
+from kvdock.transfer.attachment import Attachment
+from kvdock.transfer.result import NO_PAGE
+
+if TYPE_CHECKING:
+    from kvdock.pools.spec import PoolSpec
 
 
 def waiting_for(event: threading.Event) -> Trouble:
@@ -298,7 +303,9 @@ def test_a_signal_that_ends_the_wait_leaves_the_call_its_memory(
 
 
 @pytest.mark.parametrize("staging", Staging)
-@pytest.mark.parametrize("inside", ["kvdock.transfer.attached_pool.build_keys", "sealed"])
+@pytest.mark.parametrize(
+    "inside", ["kvdock.transfer.attached_pool.build_keys", "sealed"]
+)
 def test_a_signal_before_the_call_leaves_no_page_and_no_area_held(
     staging: Staging, inside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import attrs
 from shelf import Engine, Shelf, attention, draft, hashes, indexer, patient, until
 from stalls import Taken
 
-from kvdock.batch import (Batch, Operation, Outcome)
+from kvdock.batch import Batch, Operation, Outcome
 from kvdock.plugin.hookspecs import hookimpl
 
 if TYPE_CHECKING:

@@ -31,15 +31,16 @@ from shelf import (
 )
 from stalls import LateError, timed
 
-from kvdock.batch import (Operation, Outcome)
+from kvdock.batch import Operation, Outcome
 from kvdock.config.core import Staging
-from kvdock.plugin.manifest import Support
 from kvdock.observers.faults import Fault, FaultInjector, FaultSettings
-from kvdock.transfer import (Moved, Session)
+from kvdock.plugin.manifest import Support
+from kvdock.transfer.manager import Session
 from kvdock.transfer.modes import Staged
 
 if TYPE_CHECKING:
-    from kvdock.region import Int64s
+    from kvdock.arrays import Int64Array
+    from kvdock.transfer.result import Moved
 
 T = TypeVar("T")
 
@@ -91,7 +92,7 @@ def check_loaded(engine: Engine, names: Sequence[str], moved: Moved) -> None:
             assert (needed == Outcome.OK).all()
 
 
-def recycle(engine: Engine) -> dict[str, Int64s]:
+def recycle(engine: Engine) -> dict[str, Int64Array]:
     """Give every page that is not busy another use, as an engine would."""
     free = {}
     for pool, berth in engine.attachment.berths.items():
@@ -256,7 +257,7 @@ def test_without_a_fault_everything_is_restored() -> None:
 
 
 def test_a_dropped_rank_loses_only_its_own_pages() -> None:
-    from kvdock.pools.spec import Shard
+    from kvdock.pools.shard import Shard
 
     engines = []
     for rank in range(2):

@@ -29,8 +29,8 @@ from kvdock import (
     hookimpl,
 )
 from kvdock.errors import AttachError, KvdockError, PluginError
-from kvdock.routing.plan import (Needs, Path)
-from kvdock.transfer.host_memory import (Loan, own_memory)
+from kvdock.routing.verdicts import Needs, Path
+from kvdock.transfer.host_memory import Loan, own_memory
 
 if TYPE_CHECKING:
     from kvdock.config.core import CoreSettings

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 import xxhash
@@ -8,12 +10,23 @@ from hypothesis import strategies as st
 from shelf import attention, hashes, indexer, states
 
 from kvdock.batch import Outcome
-from kvdock.pools.spec import (Layout, PoolSpec, Shard)
+from kvdock.pools.enums import Layout
+from kvdock.pools.objects import TRAILER_BYTES
+from kvdock.pools.shard import Shard
 from kvdock.region import Region
 from kvdock.transfer.host_memory import ALIGN_BYTES
+from kvdock.transfer.integrity import (
+    TRAILER,
+    Hasher,
+    Trailers,
+    compared,
+    key_digests,
+    sealed,
+)
 from kvdock.transfer.staging import Staging
-from kvdock.transfer.integrity import (TRAILER, Hasher, Trailers, compared, key_digests, sealed)
-from kvdock.routing.verdicts import TRAILER_BYTES
+
+if TYPE_CHECKING:
+    from kvdock.pools.spec import PoolSpec
 
 PAGES = 5
 POOLS = [attention(layout=layout) for layout in Layout] + [states(), indexer()]

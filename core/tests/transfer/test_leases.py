@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdock.transfer.leases import (Leases, Side)
+from kvdock.transfer.leases import Leases, Side
 
 
 def test_a_page_has_one_lease_at_a_time() -> None:

@@ -22,13 +22,17 @@ from shelf import (
 )
 from stalls import Taken, timed
 
-from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError, RegionError
-from kvdock.keys import Namespace
-from kvdock.pools.spec import Shard
+from kvdock.namespace import Namespace
+from kvdock.pools.shard import Shard
 from kvdock.region import Region
-from kvdock.transfer import (NO_PAGE, Attachment, Session, Side, Ticket, TicketState)
+from kvdock.transfer.attachment import Attachment
+from kvdock.transfer.futures import Ticket, TicketState
+from kvdock.transfer.leases import Side
+from kvdock.transfer.manager import Session
+from kvdock.transfer.result import NO_PAGE
 
 
 def engine_with(*pools: Any, **transfers: Any) -> Engine:

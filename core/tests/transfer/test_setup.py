@@ -11,11 +11,11 @@ from shelf import Shelf, attention, draft
 
 from kvdock.dock import Dock
 from kvdock.errors import AttachError
-from kvdock.plugin.hookspecs import (AttachConfig, hookimpl)
-from kvdock.keys import Namespace
-from kvdock.pools.spec import Shard
+from kvdock.namespace import Namespace
+from kvdock.plugin.hookspecs import AttachConfig, hookimpl
+from kvdock.pools.shard import Shard
 from kvdock.region import Region
-from kvdock.transfer import Attachment
+from kvdock.transfer.attachment import Attachment
 
 if TYPE_CHECKING:
     from kvdock.pools.spec import PoolSpec

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvdock_sglang import (doctor, engine_patches)
-from kvdock_sglang.launch_flags import (DOOR, EXTRA, Flags, command_line, configuration)
+from kvdock_sglang import doctor, engine_patches
+from kvdock_sglang.launch_flags import DOOR, EXTRA, Flags, command_line, configuration
 
 if TYPE_CHECKING:
     from pathlib import Path

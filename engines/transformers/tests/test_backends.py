@@ -11,10 +11,10 @@ from typing import Any
 import attrs
 import pytest
 
-from kvdock import (Dock, KvdockError, Scope)
+from kvdock import Dock, KvdockError, Scope
+from kvdock.errors import SettingsError
 from kvdock.plugin import discovery
 from kvdock.plugin.discovery import Candidate
-from kvdock.errors import SettingsError
 from kvdock_transformers import backends
 from kvdock_transformers.backends import (
     choose,

@@ -9,8 +9,8 @@ import pytest
 from kvdock.dock import Dock
 from kvdock.errors import SettingsError
 from kvdock.plugin.hookspecs import AttachConfig
-from kvdock_file.store import limits_of
 from kvdock_file.settings import FileSettings
+from kvdock_file.store import limits_of
 
 
 def given(**settings: object) -> FileSettings:

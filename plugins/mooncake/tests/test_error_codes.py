@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvdock import Outcome
-from kvdock_mooncake.error_codes import (NO_ANSWER, NO_TIME, outcomes_of, sentence_of)
+from kvdock_mooncake.error_codes import NO_ANSWER, NO_TIME, outcomes_of, sentence_of
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from types import MappingProxyType
 import pytest
 
 from kvdock import Shard
+from kvdock.config.structure import structure
 from kvdock.errors import SettingsError
-from kvdock.config.fields import structure
 from kvdock_mooncake.settings import MooncakeSettings, Pin, Protocol, split_address
 
 NONE: Mapping[str, str] = MappingProxyType({})

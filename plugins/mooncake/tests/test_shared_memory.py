@@ -27,13 +27,13 @@ from kvdock import (
     Shard,
 )
 from kvdock.config.core import CoreSettings
-from kvdock.routing.plan import Path
-from kvdock.config.fields import structure
+from kvdock.config.structure import structure
+from kvdock.routing.verdicts import Path
 from kvdock_mooncake import plugin
 from kvdock_mooncake.client import Client, State
-from kvdock_mooncake.shared_clients import _CLIENTS
 from kvdock_mooncake.server import Server, start_owner
 from kvdock_mooncake.settings import MooncakeSettings
+from kvdock_mooncake.shared_clients import _CLIENTS
 
 pytestmark = [pytest.mark.mooncake, pytest.mark.slow]
 

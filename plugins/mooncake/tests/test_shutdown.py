@@ -6,7 +6,7 @@ import os
 import threading
 import time
 
-from kvdock_mooncake.shutdown import (BACKGROUND, Background)
+from kvdock_mooncake.shutdown import BACKGROUND, Background
 
 
 def test_the_end_waits_for_what_runs_and_lets_nothing_begin() -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kvdock.dock import Backend, Dock
+from kvdock.dock import Dock
 from kvdock.errors import KvdockError
 from kvdock.plugin.hookspecs import Finding
-from kvdock.pools.spec import (HitPolicy, Part, Per, PoolKind, PoolSpec, Shard, Sharding)
+from kvdock.pools.enums import HitPolicy, Per, PoolKind, Sharding
+from kvdock.pools.part import Part
+from kvdock.pools.shard import Shard
+from kvdock.pools.spec import PoolSpec
 
 if TYPE_CHECKING:
+    from kvdock.plugin.backend import Backend
     from kvdock.plugin.manifest import KindSupport
 
 _PAGE_BYTES = 4096
@@ -48,11 +52,11 @@ def try_out(backend: Backend, settings: Mapping[str, object]) -> tuple[Finding, 
     Goes the way of an engine's pages: keys, memory, trailers and deadlines.
     Every step is a finding; whatever stops the trial is one as well.
     """
-    import numpy as np  # noqa: PLC0415 - 65 ms that a listing saves
+    import numpy as np
 
-    from kvdock.keys import Namespace  # noqa: PLC0415 - same
-    from kvdock.region import Region  # noqa: PLC0415 - same
-    from kvdock.transfer import Attachment  # noqa: PLC0415 - same
+    from kvdock.namespace import Namespace
+    from kvdock.region import Region
+    from kvdock.transfer.attachment import Attachment
 
     shard = Shard()
     try:

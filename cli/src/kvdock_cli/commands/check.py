@@ -5,10 +5,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from kvdock.plugin.discovery import require
-from kvdock.dock import Backend
 from kvdock.config.structure import secrets_in
-from kvdock_cli.arguments import (backend_settings, patience, settings_of)
+from kvdock.plugin.backend import Backend
+from kvdock.plugin.discovery import require
+from kvdock_cli.arguments import backend_settings, patience, settings_of
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import emit
 from kvdock_cli.reports import check as report
@@ -45,7 +45,7 @@ def check(
     require([name], plugins, found.problems)
     settings = backend_settings(name, set_)
     # Only this command needs the kit, and the kit needs pytest.
-    from kvdock.testing import report as checkup  # noqa: PLC0415 - see above
+    from kvdock.testing import report as checkup
 
     schema = plugins[name].manifest.settings
     whole = {**settings, **(tight or {})}

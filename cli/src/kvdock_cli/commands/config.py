@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from kvdock.config.sources import explain, load_configuration
 from kvdock.plugin import discovery
-from kvdock.config.sources import (explain, load_configuration)
-from kvdock.plugin.observer import (GROUP, load_observers)
+from kvdock.plugin.observer import GROUP, load_observers
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import emit
 from kvdock_cli.reports import config as report

@@ -6,15 +6,16 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from kvdock.plugin import discovery
 from kvdock.config.sources import load_configuration
-from kvdock.dock import Backend, examined
+from kvdock.config.structure import structure
 from kvdock.errors import SettingsError, nearest
-from kvdock.plugin.hookspecs import (AttachConfig, Finding)
-from kvdock.plugin.observer import (Observer, load_observers)
-from kvdock.config.fields import structure
+from kvdock.plugin import discovery
+from kvdock.plugin.backend import Backend, examined
+from kvdock.plugin.hookspecs import AttachConfig, Finding
+from kvdock.plugin.observer import Observer, load_observers
 from kvdock_cli import registry
-from kvdock_cli.arguments import (patience, settings_of)
+from kvdock_cli.arguments import patience, settings_of
+from kvdock_cli.commands._self_test import try_out
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports.doctor import (
@@ -26,7 +27,6 @@ from kvdock_cli.reports.doctor import (
     as_text,
     rows_of,
 )
-from kvdock_cli.commands._self_test import try_out
 
 GROUP = "kvdock.doctors"
 
@@ -152,7 +152,7 @@ def _doctors() -> tuple[dict[discovery.Candidate, Any], tuple[Any, ...]]:
     return doctors, problems
 
 
-def _asking(ask: Any, settings: Mapping[str, str]) -> Ask:  # noqa: ANN401 - a stranger's function
+def _asking(ask: Any, settings: Mapping[str, str]) -> Ask:
     return lambda: ask(settings)
 
 

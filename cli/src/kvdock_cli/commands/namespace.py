@@ -7,12 +7,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 from kvdock.errors import NamespaceError
-from kvdock.namespace import (RECORD_NAME, diff_records, load_record)
+from kvdock.namespace import RECORD_NAME, diff_records, load_record
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import namespace as report
 
 
-def show(dir: Path, /, *, json: bool = False) -> int:  # noqa: A002 - the word for it
+def show(dir: Path, /, *, json: bool = False) -> int:
     """Show what the bytes of a namespace belong to, and verify its digest.
 
     Args:

@@ -7,8 +7,8 @@ from importlib import metadata, resources
 from pathlib import Path
 from string import Template
 
-from kvdock.plugin.discovery import installed
 from kvdock.errors import KvdockError
+from kvdock.plugin.discovery import installed
 from kvdock.plugin.manifest import API_VERSION
 from kvdock_cli.output import UsageProblem, emit
 

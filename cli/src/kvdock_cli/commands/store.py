@@ -10,12 +10,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from kvdock.errors import NamespaceError
-from kvdock.config.fields import (format_bytes, parse_bytes)
+from kvdock.units import format_bytes, parse_bytes
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import store as report
 
 if TYPE_CHECKING:
-    from kvdock.segments.survey import NamespaceSurvey
+    from kvdock.segments.inspect import NamespaceSurvey
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ def ls(root: str, /, *, json: bool = False) -> int:
         root: The store's root directory.
         json: Print one line of JSON.
     """
-    from kvdock.segments.survey import survey  # noqa: PLC0415 - numpy
+    from kvdock.segments.inspect import survey
 
     home = Path(root)
     found = [done for _, done in _each(home, "", lambda one: survey(home, one))]
@@ -42,7 +42,7 @@ def stat(root: str, namespace: str, /, *, json: bool = False) -> int:
         namespace: The namespace, or enough of its first digits.
         json: Print one line of JSON.
     """
-    from kvdock.segments.survey import chosen, survey  # noqa: PLC0415 - numpy
+    from kvdock.segments.inspect import chosen, survey
 
     found = survey(Path(root), chosen(Path(root), namespace))
     return emit(report.survey_text(found), report.survey_data(found), as_json=json)
@@ -66,7 +66,8 @@ def verify(
         shared_root: Heal under a root that others own or may write.
         json: Print one line of JSON.
     """
-    from kvdock.segments import (verify as checking, survey)  # noqa: PLC0415 - numpy
+    from kvdock.segments import inspect as survey
+    from kvdock.segments import verify as checking
 
     home = Path(root)
     seen = _each(home, namespace, lambda one: survey.survey(home, one))
@@ -106,7 +107,7 @@ def gc(
         shared_root: Accept a root that others own or may write.
         json: Print one line of JSON.
     """
-    from kvdock.segments.survey import collect  # noqa: PLC0415 - numpy
+    from kvdock.segments.inspect import collect
 
     home = Path(root)
     if to and not namespace:
@@ -141,7 +142,7 @@ def clear(
         shared_root: Accept a root that others own or may write.
         json: Print one line of JSON.
     """
-    from kvdock.segments import survey  # noqa: PLC0415 - numpy
+    from kvdock.segments import inspect as survey
 
     home = Path(root)
     one = survey.chosen(home, namespace)
@@ -169,7 +170,7 @@ def _confirm(found: NamespaceSurvey) -> None:
 
 def _each(root: Path, prefix: str, do: Callable[[str], T]) -> list[tuple[str, T]]:
     """Do the same for the namespace that is named, or for all that stay."""
-    from kvdock.segments.survey import chosen, namespaces  # noqa: PLC0415 - numpy
+    from kvdock.segments.inspect import chosen, namespaces
 
     if prefix:
         one = chosen(root, prefix)
@@ -191,8 +192,8 @@ def _progress(total_bytes: int) -> Iterator[Callable[[int], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console  # noqa: PLC0415 - only for terminals
-    from rich.progress import (  # noqa: PLC0415 - same
+    from rich.console import Console
+    from rich.progress import (
         BarColumn,
         DownloadColumn,
         Progress,

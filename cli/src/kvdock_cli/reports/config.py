@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kvdock_cli.reports._tables import columns, plain
 from kvdock_cli.reports.list import unusable
-from kvdock_cli.reports._tables import (columns, plain)
 
 if TYPE_CHECKING:
     from kvdock.config.sources import Setting

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock_cli.reports._tables import (columns, plain)
+from kvdock_cli.reports._tables import columns, plain
 
 if TYPE_CHECKING:
-    from kvdock.plugin.discovery import (Candidate, PluginProblem)
+    from kvdock.plugin.discovery import Candidate, PluginProblem
     from kvdock.plugin.hookspecs import Finding
 
 SCHEMA = "kvdock.doctor/1"

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock.pools.spec import PoolKind
-from kvdock.config.fields import format_bytes
-from kvdock_cli.reports.list import (by_kind, plugin_data)
-from kvdock_cli.reports._tables import (columns, plain, words)
+from kvdock.pools.enums import PoolKind
+from kvdock.units import format_bytes
+from kvdock_cli.reports._tables import columns, plain, words
+from kvdock_cli.reports.list import by_kind, plugin_data
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,7 +85,7 @@ def settings_data(cls: type | None) -> list[dict[str, object]]:
     return [_setting(field) for field in attrs.fields(cls)]
 
 
-def _setting(field: Any) -> dict[str, object]:  # noqa: ANN401 - an attribute of any type
+def _setting(field: Any) -> dict[str, object]:
     default = field.default
     if isinstance(default, attrs.Factory):  # type: ignore[arg-type] # typed as a function
         # One that needs the instance depends on the other settings.

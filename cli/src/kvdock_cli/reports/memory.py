@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.config.fields import format_bytes
+from kvdock.units import format_bytes
 
 if TYPE_CHECKING:
     from kvdock.models.memory_budget import HostBudget

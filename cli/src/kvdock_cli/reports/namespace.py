@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kvdock.keys import namespace_digest
-from kvdock.namespace import flatten_record
-from kvdock_cli.reports._tables import (columns, plain)
+from kvdock.namespace import flatten_record, namespace_digest
+from kvdock_cli.reports._tables import columns, plain
 
 if TYPE_CHECKING:
     from kvdock.namespace import Difference

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from kvdock_cli.reports._tables import plain
 
 if TYPE_CHECKING:
-    from kvdock.pools.spec import Shard
-    from kvdock.routing.plan import (Option, Plan, Route)
+    from kvdock.pools.shard import Shard
+    from kvdock.routing.plan import Plan, Route
+    from kvdock.routing.verdicts import Option
 
 SCHEMA = "kvdock.route/1"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from kvdock.config.fields import format_bytes
-from kvdock_cli.reports._tables import (columns, plain)
+from kvdock.units import format_bytes
+from kvdock_cli.reports._tables import columns, plain
 
 if TYPE_CHECKING:
+    from kvdock.segments.inspect import NamespaceSurvey
     from kvdock.segments.verify import Checked
-    from kvdock.segments.survey import NamespaceSurvey
 
 _SHORT = 12  # digits that tell namespaces apart for people
 _FEW = 20  # bad pages that are shown one by one
@@ -150,7 +150,7 @@ def _model(one: NamespaceSurvey) -> str:
 def _day(stamp_ns: int) -> str:
     if not stamp_ns:
         return "never"
-    from datetime import UTC, datetime  # noqa: PLC0415 - 2 ms that others save
+    from datetime import UTC, datetime
 
     moment = datetime.fromtimestamp(stamp_ns // 10**9, UTC)
     return moment.strftime("%Y-%m-%d %H:%M UTC")

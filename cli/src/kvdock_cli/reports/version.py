@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from kvdock_cli.reports._tables import (columns, plain)
+from kvdock_cli.reports._tables import columns, plain
 
 SCHEMA = "kvdock.version/1"
 

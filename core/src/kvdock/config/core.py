@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import attrs
 
-from kvdock.config.fields import (choice, count, duration, option, size)
+from kvdock.config.fields import choice, count, duration, option, size
 
 
 class Integrity(StrEnum):

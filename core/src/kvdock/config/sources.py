@@ -27,9 +27,16 @@ from typing import Any, cast
 import attrs
 
 from kvdock.config.core import CoreSettings
+from kvdock.config.structure import (
+    HIDDEN,
+    check_known,
+    fields_of,
+    filled,
+    group_of,
+    structure,
+    told_by,
+)
 from kvdock.errors import SettingsError, nearest
-from kvdock.config.structure import (HIDDEN, check_known, fields_of, group_of, told_by)
-from kvdock.config.fields import (filled, structure)
 
 FILE_VARIABLE = "KVDOCK_CONFIG"
 """Names the file to read; there is no other place that is looked into."""

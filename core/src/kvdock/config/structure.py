@@ -6,16 +6,21 @@ never shows the value of a secret.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
 from kvdock.config.convert import converter
 from kvdock.errors import SettingsError, nearest
 
+if TYPE_CHECKING:
+    from kvdock.config.fields import T
+
 NOTHING_GIVEN: Mapping[str, str] = MappingProxyType({})
+
 
 HIDDEN = "<hidden>"
 """What is shown of a secret."""
@@ -182,7 +187,7 @@ def _objection(field: attrs.Attribute[Any], value: object) -> Exception | None:
             value = converter().structure(value, cast("type", field.type))
         if field.validator:
             field.validator(None, field, value)
-    except Exception as error:  # noqa: BLE001 - whatever a schema raises
+    except Exception as error:
         return next(one for one in _leaves(error) if isinstance(one, Exception))
     return None
 
@@ -204,3 +209,70 @@ def secrets_in(cls: type, given: Mapping[str, object]) -> Iterator[str]:
     for _, field, value in _walked(cls, given):
         if _hidden(field) and value:
             yield str(value)
+
+
+def structure(
+    cls: type[T],
+    given: Mapping[str, object],
+    *,
+    where: str,
+    origins: Mapping[str, str] = NOTHING_GIVEN,
+    environ: Mapping[str, str] = os.environ,
+) -> T:
+    """Build a settings class from a mapping.
+
+    What is not given is taken from the variables of others that the class
+    names, and then from its defaults.
+
+    Args:
+        cls: An attrs class.
+        given: Setting names and values; text is read as what is wanted.
+        where: Whose settings these are, for messages.
+        origins: Setting, with dots, to where it comes from, for messages.
+        environ: Where the variables of others are read.
+
+    Raises:
+        SettingsError: On an unknown key (with the right one, or the nearest),
+            a missing one, or a value of the wrong kind.
+    """
+    check_known(cls, given, where=where, origins=origins)
+    full, more = filled(cls, given, environ)
+    check_complete(cls, full, where=where)
+    try:
+        return converter().structure(full, cls)
+    except Exception as error:
+        wrong = refusal(cls, full, where, {**origins, **more}, error)
+        # The cause would show what is secret in a traceback.
+        raise wrong from (None if any(secrets_in(cls, full)) else error)
+
+
+def filled(
+    cls: type, given: Mapping[str, object], environ: Mapping[str, str] = os.environ
+) -> tuple[dict[str, object], dict[str, str]]:
+    """Take what is not given from the variables of others.
+
+    Returns:
+        All that is known of the settings, and where each comes from that was
+        not given, by name with dots.
+
+    Raises:
+        SettingsError: If a variable cannot be read.
+    """
+    full, origins = dict(given), dict[str, str]()
+    for name, field in fields_of(cls).items():
+        below = given.get(name, {})
+        if (group := group_of(field)) and isinstance(below, Mapping):
+            more, told = filled(group, below, environ)
+            if told:
+                full[name] = more
+                origins |= {f"{name}.{one}": of for one, of in told.items()}
+            continue
+        other = elsewhere_of(field)
+        if name not in given and (text := environ.get(other.variable)):
+            origins[name] = f"environment {other.variable}"
+            try:
+                full[name] = other.read(text)
+            except SettingsError as error:
+                what = f"{name} ({origins[name]}): {error.what}"
+                raise SettingsError(what, fix=error.fix) from None
+    return full, origins

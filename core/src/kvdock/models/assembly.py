@@ -9,16 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock.models.arguments import arguments
 from kvdock.errors import KvdockError, PoolError, nearest
+from kvdock.models.description import arguments
+from kvdock.pools.enums import ContextSplit, DType, Layout, Per, PoolKind, Sharding
 from kvdock.pools.factories import FAMILIES
-from kvdock.pools.validators import (as_row, as_whole, countable, is_whole, positive, row, switch)
-from kvdock.pools.spec import (ContextSplit, DType, Layout, Per, PoolKind, PoolSpec, Sharding, check_pools)
-from kvdock.pools.shard import (Layers, Shard, even_shares, every_shard, stages_of)
+from kvdock.pools.shard import Layers, Shard, even_shares, every_shard, stages_of
+from kvdock.pools.spec import PoolSpec, check_pools
+from kvdock.pools.validators import (
+    as_row,
+    as_whole,
+    countable,
+    is_whole,
+    positive,
+    row,
+    switch,
+)
 
 if TYPE_CHECKING:
+    from kvdock.models.description import ModelDescription, Table
     from kvdock.models.memory_budget import HostBudget
-    from kvdock.models.description import (ModelDescription, Table)
 
 # Families whose rows are attention KV and follow its element type.
 _KV_FAMILIES = ("mha", "k_only", "mla", "swa")
@@ -30,7 +39,7 @@ MAX_PROCESSES = 1 << 16
 """A deployment of more is a slip of the keyboard, and takes hours to divide."""
 
 
-def _positive_row(_: object, field: attrs.Attribute[Any], value: Any) -> None:  # noqa: ANN401 - what a caller gives
+def _positive_row(_: object, field: attrs.Attribute[Any], value: Any) -> None:
     row(_, field, value)
     if any(count < 1 for count in value):
         raise PoolError(f"{field.name} are at least 1 each, not {value}")

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kvdock.errors import PoolError, nearest
-from kvdock.pools.validators import (as_whole, countable, is_whole)
-from kvdock.config.fields import format_bytes
+from kvdock.pools.validators import as_whole, countable, is_whole
+from kvdock.units import format_bytes
 
 if TYPE_CHECKING:
-    from kvdock.pools.spec import (PoolSpec, Shard)
+    from kvdock.pools.shard import Shard
+    from kvdock.pools.spec import PoolSpec
 
 RESERVE_BYTES = 10 << 30
 """Left to everything else on the host.
@@ -54,7 +55,7 @@ class HostBudget:
             reserve_bytes: What is to stay untouched.
             root: Where `proc` and `sys` are mounted.
         """
-        import psutil  # type: ignore[import-untyped]  # noqa: PLC0415 - has no types; only who allocates needs it
+        import psutil  # type: ignore[import-untyped]
 
         limits = {"the machine": int(psutil.virtual_memory().available)}
         limits |= _control_groups(root)

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from kvdock.batch import (Batch, BatchResult)
+from kvdock.batch import Batch, BatchResult
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.observer import Observer
 
@@ -29,8 +29,8 @@ class Tracing:
         provider: A tracer provider; None for the process's own.
     """
 
-    def __init__(self, provider: Any = None) -> None:  # noqa: ANN401 - the library's class
-        from opentelemetry import trace  # noqa: PLC0415 - an extra
+    def __init__(self, provider: Any = None) -> None:
+        from opentelemetry import trace
 
         self._tracer = trace.get_tracer("kvdock", tracer_provider=provider)
         self._error = trace.StatusCode.ERROR

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock.plugin.validation import (Breach, Stage, accept)
 from kvdock.errors import PluginError, nearest
+from kvdock.plugin.validation import Breach, Stage, accept
 
 if TYPE_CHECKING:
     import pluggy
@@ -52,7 +52,7 @@ class PluginProblem:
         )
 
 
-class BrokenPlugin(PluginError):  # noqa: N818 - a plugin's state, like NoRoute
+class BrokenPlugin(PluginError):
     """A plugin was asked for and is broken; `problem` says how."""
 
     def __init__(self, problem: PluginProblem) -> None:

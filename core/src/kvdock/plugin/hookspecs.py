@@ -17,12 +17,12 @@ import attrs
 import pluggy
 
 from kvdock.errors import AttachError
-from kvdock.pools.spec import Shard
+from kvdock.pools.shard import Shard
 
 if TYPE_CHECKING:
-    from kvdock.batch import (Batch, BatchResult)
+    from kvdock.batch import Batch, BatchResult
     from kvdock.events import Event
-    from kvdock.plugin.manifest import (Capability, Manifest, Verdict)
+    from kvdock.plugin.manifest import Capability, Manifest, Verdict
     from kvdock.pools.spec import PoolSpec
     from kvdock.region import Region
 
@@ -161,7 +161,7 @@ def kvdock_check_capability(
     capability: Capability,
     pool: PoolSpec,
     shard: Shard,
-    settings: Any,  # noqa: ANN401 - the plugin's own class
+    settings: Any,
 ) -> Verdict | None:
     """Judge one capability for one pool, where the manifest is too coarse.
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import attrs
 
 from kvdock.errors import ManifestError, nearest
-from kvdock.pools.spec import (HitPolicy, Layout, PoolKind, Sharding)
+from kvdock.pools.enums import HitPolicy, Layout, PoolKind, Sharding
 
 API_VERSION = 1
 """Number of the contract between the core and a plugin."""

@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock.plugin.validation import Stage
-from kvdock.plugin.discovery import (BrokenPlugin, Candidate, PluginProblem, imported, installed, unrivalled)
+from kvdock.config.structure import structure
 from kvdock.errors import KvdockError, PluginError, SettingsError, nearest
-from kvdock.config.fields import structure
+from kvdock.plugin.discovery import (
+    BrokenPlugin,
+    Candidate,
+    PluginProblem,
+    imported,
+    installed,
+    unrivalled,
+)
+from kvdock.plugin.validation import Stage
 
 if TYPE_CHECKING:
     from kvdock.dock import Dock

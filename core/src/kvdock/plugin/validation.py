@@ -13,9 +13,9 @@ from typing import Any, cast
 import attrs
 import pluggy
 
-from kvdock.plugin import hookspecs
 from kvdock.errors import ManifestError, nearest
-from kvdock.plugin.manifest import (API_VERSION, Manifest)
+from kvdock.plugin import hookspecs
+from kvdock.plugin.manifest import API_VERSION, Manifest
 
 _LISTENS = "kvdock_observe"
 """The hook of observers that wraps nothing."""
@@ -34,7 +34,7 @@ class Stage(StrEnum):
     """Comparing hooks with their specifications."""
 
 
-class Breach(Exception):  # noqa: N818 - becomes a PluginProblem, never reaches a user
+class Breach(Exception):
     """A plugin breaks the contract; discovery adds whose plugin it is."""
 
     def __init__(self, stage: Stage, cause: str, fix: str) -> None:

@@ -7,21 +7,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 from types import MappingProxyType
-from typing import NoReturn
 
-from kvdock.errors import UnknownWord, nearest
-
-
-class Word(StrEnum):
-    """Base of the closed lists: a wrong word is refused with the nearest."""
-
-    @classmethod
-    def _missing_(cls, value: object) -> NoReturn:
-        known = [member.value for member in cls]
-        raise UnknownWord(
-            f"{value!r} is no {cls.__name__}",
-            fix=nearest(str(value), known) or f"Known are {', '.join(known)}.",
-        )
+from kvdock.strict_enum import Word
 
 
 class PoolName(StrEnum):
@@ -115,7 +102,7 @@ _BITS = MappingProxyType(
 class Per(Word):
     """What a part's shape is counted for."""
 
-    TOKEN = "token"  # noqa: S105 - a unit, not a secret
+    TOKEN = "token"
     """One entry per token and layer (attention)."""
     PAGE = "page"
     """One entry per page and layer (states, padded pages)."""

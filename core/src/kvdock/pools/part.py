@@ -7,8 +7,8 @@ import math
 import attrs
 
 from kvdock.errors import PoolError
-from kvdock.pools.validators import (as_row, as_whole, checked_name, row, whole)
-from kvdock.pools.enums import (DType, Per)
+from kvdock.pools.enums import DType, Per
+from kvdock.pools.validators import as_row, as_whole, checked_name, row, whole
 
 
 @attrs.frozen

@@ -9,7 +9,7 @@ from typing import Any, cast
 import attrs
 
 from kvdock.errors import PoolError
-from kvdock.pools.validators import (as_row, as_whole, positive, row, whole)
+from kvdock.pools.validators import as_row, as_whole, positive, row, whole
 
 Layers = tuple[int, int]
 """Half-open range of global layer numbers: first, past the last."""
@@ -21,7 +21,7 @@ def _range(layers: Layers) -> Layers:
 
 def _ordered(_: object, field: attrs.Attribute[Any], value: tuple[int, ...]) -> None:
     row(_, field, value)
-    if len(value) != 2 or not 0 <= value[0] < value[1]:  # noqa: PLR2004 - first, past the last
+    if len(value) != 2 or not 0 <= value[0] < value[1]:
         raise PoolError(
             f"layers {value} are no range of layer numbers",
             fix="Pass layers=(first, past_the_last) of this pipeline stage.",

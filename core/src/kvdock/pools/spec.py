@@ -15,11 +15,31 @@ from typing import Any
 import attrs
 
 from kvdock.errors import PoolError, nearest
-from kvdock.pools.validators import (as_row, as_whole, checked_name, countable, positive, row, switch, whole)
-from kvdock.pools.objects import (Coordinate, StoredObject, objects_of)
+from kvdock.pools.enums import (
+    ContextSplit,
+    DType,
+    HitPolicy,
+    Layout,
+    ObjectUnit,
+    Per,
+    PoolKind,
+    PoolName,
+    Sharding,
+)
+from kvdock.pools.layout import objects_of
+from kvdock.pools.objects import Coordinate, StoredObject
 from kvdock.pools.part import Part
-from kvdock.pools.shard import (Shard, even_shares)
-from kvdock.pools.enums import (ContextSplit, DType, HitPolicy, Layout, ObjectUnit, Per, PoolKind, PoolName, Sharding)
+from kvdock.pools.shard import Shard, even_shares
+from kvdock.pools.validators import (
+    as_row,
+    as_whole,
+    checked_name,
+    countable,
+    positive,
+    row,
+    switch,
+    whole,
+)
 
 __all__ = (
     "ContextSplit",

@@ -54,7 +54,7 @@ class Breaker:
         settings: BreakerSettings,
         moved: Callable[[BreakerState], None] = lambda _: None,
         clock: Clock = time.monotonic,
-        jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2),  # noqa: S311 - spreads load, guards nothing
+        jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2),
     ) -> None:
         self._settings = settings
         self._moved = moved

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import attrs
 import numpy as np
 
-from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import AttachError, BatchError, KvdockError
 from kvdock.events import BreakerMoved, CallsBehind, Event
-from kvdock.resilience.breaker import (Breaker, BreakerState)
-from kvdock.throttled_log import (Complaints, told)
-from kvdock.resilience.executor import (Crashed, Crew, NoHands, Overrun)
-from kvdock.resilience.background import (LOST, Errands)
+from kvdock.resilience.background import LOST, Errands
+from kvdock.resilience.breaker import Breaker, BreakerState
+from kvdock.resilience.executor import Crashed, Crew, NoHands, Overrun
 from kvdock.resilience.negative_cache import Misses
 from kvdock.synchronization import seconds_until
+from kvdock.throttled_log import Complaints, told
 
 if TYPE_CHECKING:
     from kvdock.config.core import CoreSettings
-    from kvdock.dock import Backend
+    from kvdock.plugin.backend import Backend
     from kvdock.plugin.hookspecs import AttachConfig
     from kvdock.pools.spec import PoolSpec
     from kvdock.region import Region
@@ -129,7 +129,7 @@ class Line:
         for listen in self._listeners:
             try:
                 listen(event)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code
+            except (Exception, SystemExit) as error:
                 what = f"an observer failed: {told(error)}"
                 self._complaints.say("observer", what, error)
 
@@ -138,7 +138,7 @@ class Line:
         for operation, breaker in self.breakers.items():
             self._tell_breaker(operation, breaker.state)
 
-    def attach(self, pool: PoolSpec, region: Region, config: AttachConfig) -> Any:  # noqa: ANN401 - the plugin's handle
+    def attach(self, pool: PoolSpec, region: Region, config: AttachConfig) -> Any:
         """Register a pool's memory within its deadline.
 
         Raises:
@@ -335,7 +335,7 @@ class Line:
         """Make a call; its failure is told from an interrupt of who waits."""
         try:
             return self.backend.batch_io(handle, batch)
-        except Exception as error:  # noqa: BLE001 - a stranger's code
+        except Exception as error:
             return error
 
     def _failed(self, breaker: Breaker, batch: Batch, error: Exception) -> Outcome:
@@ -416,14 +416,14 @@ class Line:
         for step in steps:
             try:
                 step()
-            except BaseException as error:  # noqa: BLE001 - the others come all the same
+            except BaseException as error:
                 what = f"backend {self.name}: closing failed with {told(error)}"
                 self._complaints.say("closing", what, error)
 
     def _release(self, handle: object) -> None:
         try:
             self.backend.release(handle)
-        except Exception as error:  # noqa: BLE001 - a stranger's code
+        except Exception as error:
             self._complaints.say(
                 "release", f"backend {self.name} failed to release a pool", error
             )

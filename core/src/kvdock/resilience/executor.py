@@ -17,10 +17,10 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from kvdock.resilience.quota import Room
-from kvdock.synchronization import (lock_and_condition, seconds_until)
+from kvdock.synchronization import lock_and_condition, seconds_until
 
 log = logging.getLogger("kvdock")
+
 
 Late = Callable[[Any], None]
 """Called with the result (None if it raised) once a call left behind ends."""
@@ -30,18 +30,61 @@ Steps = list[Callable[[], None]]
 """What comes last, when everything has ended."""
 
 
-class Overrun(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
+_LIVES = 4
+"""So many times its size a room may hold, when what hung was forgiven."""
+
+
+class Room:
+    """How many calls of one kind may run while nobody waits for them.
+
+    Each kind has a room of its own: one that hangs leaves the others theirs.
+    Only a crew enters and leaves it, under its lock.
+
+    Args:
+        most: Calls at once, besides those that were forgiven.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken = 0
+        self._forgiven = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether no more are started."""
+        return self.taken - self._forgiven >= self.most
+
+    @property
+    def spent(self) -> bool:
+        """Whether it is full until a call ends, whatever else happens."""
+        return self.taken >= _LIVES * self.most
+
+    def forgive(self) -> None:
+        """Make room although nothing has ended, within limits."""
+        self._forgiven = min(self.taken, (_LIVES - 1) * self.most)
+
+    def enter(self) -> None:
+        """Count one more."""
+        self.taken += 1
+
+    def exit(self) -> None:
+        """Count one less."""
+        self.taken -= 1
+        self._forgiven = min(self._forgiven, self.taken)
+
+
+class Overrun(Exception):
     """The call did not end by its deadline and was left behind."""
 
 
-class NoHands(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
+class NoHands(Exception):
     """The call was not started: closed, forked, too much under way.
 
     Or no thread could be started, which the message then says.
     """
 
 
-class Crashed(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
+class Crashed(Exception):
     """The work raised what would end a thread, such as SystemExit."""
 
 
@@ -80,9 +123,9 @@ class _Job:
         work, self.work = self.work, None
         try:
             self.result = self.context.run(work) if work else None
-        except Exception as error:  # noqa: BLE001 - carried to the caller
+        except Exception as error:
             self.error = error
-        except BaseException as error:  # noqa: BLE001 - same, but it must not end him
+        except BaseException as error:
             self.error = Crashed(repr(error))
 
 
@@ -155,7 +198,7 @@ class Crew:
         late: Late | None = None,
         *,
         closes: bool = False,
-    ) -> Any:  # noqa: ANN401 - whatever the work returns
+    ) -> Any:
         """Run `work` on a thread of the crew and wait for it.
 
         Args:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from kvdock.arrays import BoolArray
     from kvdock.config.core import MissSettings
-    from kvdock.hits import Bools
 
 
 class Misses:
@@ -42,7 +42,7 @@ class Misses:
         """Whether absent keys are remembered at all."""
         return bool(self._settings.keys and self._settings.absent)
 
-    def known(self, keys: Sequence[str]) -> Bools | None:
+    def known(self, keys: Sequence[str]) -> BoolArray | None:
         """Return which keys are believed missing, or None for none of them."""
         # Usually nothing is known: one pass in C, no lock.
         if not self._until or self._until.keys().isdisjoint(keys):

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kvdock.errors import NoRoute, PluginError, nearest
-from kvdock.pools.spec import (PoolSpec, Shard, check_pools)
-from kvdock.routing.verdicts import (Check, Judge, Needs, Option, Path, consider)
+from kvdock.pools.spec import PoolSpec, check_pools
+from kvdock.routing.verdicts import Check, Judge, Needs, Option, Path, consider
 
 if TYPE_CHECKING:
     from kvdock.plugin.manifest import Manifest
+    from kvdock.pools.shard import Shard
 
 __all__ = (
     "Check",
@@ -122,7 +123,7 @@ def as_table(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def plan_routes(  # noqa: PLR0913 - the whole question in one call
+def plan_routes(
     pools: Sequence[PoolSpec],
     shard: Shard,
     manifests: Mapping[str, Manifest],

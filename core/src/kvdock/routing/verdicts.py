@@ -14,19 +14,26 @@ import attrs
 
 from kvdock.config.convert import to_word
 from kvdock.config.core import Integrity
-from kvdock.plugin.manifest import (Capability, KindSupport, Manifest, Scope, Support, Verdict)
-from kvdock.pools.objects import segments_of
-from kvdock.pools.spec import (ObjectUnit, PoolSpec, Shard)
+from kvdock.plugin.manifest import (
+    Capability,
+    KindSupport,
+    Manifest,
+    Scope,
+    Support,
+    Verdict,
+)
+from kvdock.pools.enums import ObjectUnit
+from kvdock.pools.layout import segments_of
+from kvdock.pools.objects import TRAILER_BYTES
+from kvdock.pools.shard import Shard
+from kvdock.pools.spec import PoolSpec
 
 Judge = Callable[[str, Capability, PoolSpec, Shard], Verdict | None]
 """(backend, capability, pool, shard) to its own verdict, or None."""
 
+
 HASH_CHARS = 64
 """A page hash in hex; 64 more characters are the namespace's digest."""
-
-
-TRAILER_BYTES = 40
-"""What the core adds to an object whose backend does not verify it."""
 
 
 class Check(StrEnum):
@@ -267,7 +274,7 @@ def _one_piece(case: _Case, *, allocate: bool) -> tuple[Path, ObjectUnit, str, b
     return Path.STAGED, ObjectUnit.PAGE, note, False
 
 
-def declared(  # noqa: C901, PLR0911, PLR0912 - one answer for each capability
+def declared(
     capability: Capability,
     pool: PoolSpec,
     shard: Shard,

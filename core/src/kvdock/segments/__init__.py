@@ -4,12 +4,11 @@ For backends that keep bytes in files. Loaded only by plugins that ask for it
 (`pip install kvdock[segments]`); nothing else of the core imports it.
 """
 
-from kvdock.segments.io import (Engine, Moved, Transfer)
-from kvdock.segments.limits import Limits
-from kvdock.segments.place import Place
-from kvdock.segments.store import SegmentStore, Usage
+from kvdock.segments.io import Engine, Moved, Transfer
+from kvdock.segments.limits import Limits, Place
 from kvdock.segments.ownership import Tenure
 from kvdock.segments.posix_io import ThreadEngine
+from kvdock.segments.store import SegmentStore, Usage
 
 __all__ = [
     "Engine",

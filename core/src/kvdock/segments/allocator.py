@@ -20,17 +20,16 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from kvdock.segments.cleanup import sweep
 from kvdock.segments.fd_cache import OUT_OF_FILES
-from kvdock.segments.full import is_told, mebibytes, why_full
+from kvdock.segments.format import header_of, index_bytes
 from kvdock.segments.limits import (
     LEAST_SEGMENTS,
     MOST_SLOTS,
     least_bytes,
     slot_bytes_of,
 )
-from kvdock.segments.cleanup import sweep
 from kvdock.segments.paths import IndexName
-from kvdock.segments.format import (header_of, index_bytes)
 from kvdock.segments.segment import (
     Segment,
     erase_records,
@@ -40,14 +39,14 @@ from kvdock.segments.segment import (
     read_contents,
     read_uses,
 )
+from kvdock.segments.usage import is_told, mebibytes, why_full
 
 if TYPE_CHECKING:
-    from kvdock.segments.io import Engine
     from kvdock.segments.directory import Folder
     from kvdock.segments.index import Index
-    from kvdock.segments.limits import Limits
+    from kvdock.segments.io import Engine
+    from kvdock.segments.limits import Limits, Place
     from kvdock.segments.usage import Neighbours
-    from kvdock.segments.place import Place
 
 log = logging.getLogger("kvdock.segments")
 

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.batch import (Outcome, Outcomes)
+from kvdock.batch import Outcome
 from kvdock.segments import paths
-from kvdock.segments.fd_cache import OpenFiles
-from kvdock.segments.directory import Folder
-from kvdock.segments.index import Index, Int64s
 from kvdock.segments.cleanup import sweep
-from kvdock.segments.format import (Bools, Records, UInt64s, key_digests, key_seed)
+from kvdock.segments.directory import Folder
+from kvdock.segments.fd_cache import OpenFiles
+from kvdock.segments.format import Records, key_digests, key_seed
+from kvdock.segments.index import ABSENT, Index
 from kvdock.segments.segment import (
     Segment,
     open_index,
     read_records,
     retire_records,
 )
-from kvdock.segments.table import ABSENT
 
 if TYPE_CHECKING:
+    from kvdock.arrays import BoolArray, Int64Array, OutcomeArray, UInt64Array
     from kvdock.segments.io import Engine
-    from kvdock.segments.place import Place
+    from kvdock.segments.limits import Place
 
 _USES_S = 10.0
 """Time between two notes of when pages were used."""
@@ -58,14 +58,14 @@ class Held:
 
     segments: tuple[Segment, ...]
     tokens: tuple[int, ...]
-    shut: UInt64s
+    shut: UInt64Array
 
     @property
-    def strides(self) -> Int64s:
+    def strides(self) -> Int64Array:
         """Bytes from a slot to the next, int64 (segments,)."""
         return np.array([segment.slot_bytes for segment in self.segments], np.int64)
 
-    def place_of(self, identities: UInt64s) -> Int64s:
+    def place_of(self, identities: UInt64Array) -> Int64Array:
         """Return which segment has each identity, int64 (n,), or `ABSENT`."""
         places = np.full(len(identities), ABSENT, np.int64)
         for place, segment in enumerate(self.segments):
@@ -88,11 +88,11 @@ class Found:
         version: The index's when they were looked up.
     """
 
-    digests: UInt64s
-    there: Int64s
-    rows: Int64s
+    digests: UInt64Array
+    there: Int64Array
+    rows: Int64Array
     records: Records
-    numbers: Int64s
+    numbers: Int64Array
     version: int
 
 
@@ -210,7 +210,7 @@ class Catalogue:
             found = self._look_up(found.digests)
         return found
 
-    def _standing(self, found: Found) -> Bools:
+    def _standing(self, found: Found) -> BoolArray:
         """Return which records are on disk as they are known, bool (m,)."""
         standing = np.zeros(len(found.rows), np.bool_)
         order = np.argsort(found.rows)
@@ -230,7 +230,7 @@ class Catalogue:
                 standing[mine] = stored == found.records[mine]
         return standing
 
-    def _look_up(self, digests: UInt64s) -> Found:
+    def _look_up(self, digests: UInt64Array) -> Found:
         with self.lock:
             rows = self.index.find(digests)
             there = np.flatnonzero(rows != ABSENT)
@@ -244,7 +244,7 @@ class Catalogue:
                 version=self.index.version,
             )
 
-    def note_use(self, found: Found, which: Bools) -> None:
+    def note_use(self, found: Found, which: BoolArray) -> None:
         """Note that pages were asked for, unless they are gone by now."""
         with self.lock:
             rows, believed = found.rows[which], found.records["check"][which]
@@ -260,7 +260,7 @@ class Catalogue:
                 folder.drop(segment)
                 folder.doubt()
 
-    def count(self, verb: str, outcomes: Outcomes) -> None:
+    def count(self, verb: str, outcomes: OutcomeArray) -> None:
         """Count outcomes by name."""
         found = np.bincount(outcomes, minlength=len(Outcome)).tolist()
         with self.lock:
@@ -303,7 +303,7 @@ class Catalogue:
         for folder in list(self.folders.values()):
             folder.flush_uses()
 
-    def hold(self, numbers: Int64s) -> Held:
+    def hold(self, numbers: Int64Array) -> Held:
         """Open the files of segments, by number; `release` ends it."""
         held: list[Segment] = []
         tokens = []
@@ -327,7 +327,7 @@ class Catalogue:
         """End the use of files."""
         self._files.release(held.segments)
 
-    def retire(self, rows: Int64s, believed: Records) -> Bools:
+    def retire(self, rows: Int64Array, believed: Records) -> BoolArray:
         """Forget records, here and on disk, so that a rewrite heals them.
 
         Args:
@@ -348,7 +348,9 @@ class Catalogue:
         self.counts["pages_retired"] += int((~raced).sum())
         return raced
 
-    def _retire_in(self, segment: Segment, rows: Int64s, believed: Records) -> Bools:
+    def _retire_in(
+        self, segment: Segment, rows: Int64Array, believed: Records
+    ) -> BoolArray:
         """Forget records of one segment; return which had been replaced."""
         slots = rows - segment.rows.first
         same = np.zeros(len(slots), np.bool_)

@@ -11,10 +11,18 @@ from contextlib import suppress
 import attrs
 
 from kvdock.segments import ownership
-from kvdock.segments.paths import (RECORD_NAME, IndexName, data_segment, is_folder, listing, open_folder, parse_pool_folder)
-from kvdock.segments.format import (HEADER_BYTES, is_newer)
-from kvdock.segments.segment import open_index, read_header
+from kvdock.segments.format import HEADER_BYTES, is_newer
 from kvdock.segments.ownership import Tenure
+from kvdock.segments.paths import (
+    RECORD_NAME,
+    IndexName,
+    data_segment,
+    is_folder,
+    listing,
+    open_folder,
+    parse_pool_folder,
+)
+from kvdock.segments.segment import open_index, read_header
 
 _PASSES = 16  # over a folder that is cleared while others write
 
@@ -247,7 +255,9 @@ def _unlink_abandoned(
 
 def _given_up(fd: int, name: IndexName, kept_by: Tenure | None) -> bool:
     """Return whether a segment has no writer, and nobody pins it."""
-    if kept_by is not Tenure.SILENCE and not (ownership.claim(fd) and ownership.unpinned(fd)):
+    if kept_by is not Tenure.SILENCE and not (
+        ownership.claim(fd) and ownership.unpinned(fd)
+    ):
         return False
     if kept_by is Tenure.LOCKS or name.state == "idx":
         return True

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvdock.segments.fd_cache import OUT_OF_FILES
-from kvdock.segments.limits import MOST_SLOTS
-from kvdock.segments.paths import (SETTLED_NS, IndexName, data_segment, listing)
 from kvdock.segments.format import index_bytes
+from kvdock.segments.limits import MOST_SLOTS
+from kvdock.segments.paths import SETTLED_NS, IndexName, data_segment, listing
 from kvdock.segments.segment import (
     Contents,
     Segment,

@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
+
+if TYPE_CHECKING:
+    from kvdock.arrays import BoolArray, Int64Array, UInt64Array
 
 FORMAT_VERSION = 1
 """Version of the layout; files of another one are not read, and those of a later
@@ -61,9 +64,6 @@ RECORD = np.dtype(
 )
 
 Records = npt.NDArray[np.void]
-UInt64s = npt.NDArray[np.uint64]
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 # Odd constants of one line each, drawn once at random. The fold below is not
 # xxh3 because a million records have to be checked in one numpy expression.
@@ -94,7 +94,7 @@ def uses_at(slots: int) -> int:
     return RECORDS_AT + slots * RECORD_BYTES
 
 
-def fold(rows: Records) -> UInt64s:
+def fold(rows: Records) -> UInt64Array:
     """Return the self-check of headers or records, uint64 (n,).
 
     Args:
@@ -118,12 +118,12 @@ def sealed(rows: Records) -> Records:
 
 
 def records_of(
-    digests: UInt64s,
-    checksums: UInt64s,
+    digests: UInt64Array,
+    checksums: UInt64Array,
     nbytes: int,
     *,
     place: tuple[int, int],
-    slots: Int64s,
+    slots: Int64Array,
 ) -> Records:
     """Make the records of objects that were stored just now.
 
@@ -180,7 +180,7 @@ def is_newer(raw: bytes) -> bool:
     return bool(row["magic"][0] == MAGIC and row["version"][0] > FORMAT_VERSION)
 
 
-def valid(rows: Records, segment: int, slots: Int64s) -> Bools:
+def valid(rows: Records, segment: int, slots: Int64Array) -> BoolArray:
     """Return which records are whole and belong to this place, bool (n,).
 
     Args:
@@ -191,7 +191,7 @@ def valid(rows: Records, segment: int, slots: Int64s) -> Bools:
     good = rows["check"] == fold(rows)
     good &= rows["segment"] == np.uint64(segment)
     good &= rows["slot"] == slots
-    return cast("Bools", good)
+    return cast("BoolArray", good)
 
 
 def key_seed(namespace: str) -> int:
@@ -203,7 +203,7 @@ def key_seed(namespace: str) -> int:
     return int(namespace[:16], 16)
 
 
-def key_digests(keys: Sequence[str], seed: int) -> UInt64s:
+def key_digests(keys: Sequence[str], seed: int) -> UInt64Array:
     """Return 128-bit digests of keys, uint64 (n, 2), low word first.
 
     Args:

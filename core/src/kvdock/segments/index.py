@@ -8,22 +8,175 @@ object among them. Not thread-safe: the store holds a lock around each call.
 from __future__ import annotations
 
 import bisect
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.segments.format import (RECORD, Records, UInt64s)
-from kvdock.segments.table import ABSENT, Table
+from kvdock.segments.format import RECORD, Records
 
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+if TYPE_CHECKING:
+    from kvdock.arrays import BoolArray, Int64Array, UInt64Array
 
 T = TypeVar("T", bound=np.generic)
 
+
 _GROWTH = 1.25
+
+
 _WORDS = RECORD.itemsize // 8
+
+
+ABSENT = -1
+"""Row number of a key that is not there."""
+
+
+_LANES = 8
+
+
+_ROW = np.uint64(0xFFFFFFFF)
+
+
+_TAG = np.uint64(32)
+
+
+_EMPTY = np.uint64(0)
+
+
+_TOMB = _ROW  # row number 2**32 - 2: one that no caller has
+
+
+_FULLEST = 0.5  # share of lanes in use; above it, too many buckets overflow
+
+
+_ROOMY = 0.35  # share at most after making room, so that it lasts
+
+
+_SMALLEST = 64  # buckets
+
+
+_STEP = 1 << 16  # rows handled at once, so that temporaries stay in the cache
+
+
+class Table:
+    """Row numbers by digest. Not thread-safe; digests belong to the caller."""
+
+    def __init__(self) -> None:
+        self._lanes = np.zeros((_SMALLEST, _LANES), np.uint64)
+        self._used = 0  # lanes that are not empty, tombstones included
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the table, bytes."""
+        return self._lanes.nbytes
+
+    def find(self, digests: UInt64Array, known: UInt64Array) -> Int64Array:
+        """Return the row of each key, int64 (n,), or `ABSENT`.
+
+        Args:
+            digests: uint64 (n, 2), what to look for.
+            known: uint64 (rows, 2), the digest of each row.
+        """
+        found = np.full(len(digests), ABSENT, np.int64)
+        asked = np.arange(len(digests))
+        buckets = self._home(digests)
+        tags = digests[:, 1] >> _TAG
+        while len(asked):
+            lines = self._lanes.take(buckets, axis=0)
+            which, lane = np.nonzero((lines >> _TAG) == tags[:, None])
+            rows = (lines[which, lane] & _ROW).astype(np.int64) - 1
+            real = (rows >= 0) & (rows < len(known))
+            which, rows = which[real], rows[real]
+            who = asked[which]
+            # Not `take`: it would copy all of an array that is a view.
+            stored, wanted = known[rows], digests[who]
+            same = (stored[:, 0] == wanted[:, 0]) & (stored[:, 1] == wanted[:, 1])
+            found[who[same]] = rows[same]
+            left = np.flatnonzero(found[asked] == ABSENT)
+            onward = left[(lines[left] != _EMPTY).all(axis=1)]
+            asked, tags = asked[onward], tags[onward]
+            buckets = self._next(buckets[onward])
+        return found
+
+    def add(self, digests: UInt64Array, rows: Int64Array, known: UInt64Array) -> None:
+        """Map digests to rows; none of them may be in the table already.
+
+        Args:
+            digests: uint64 (n, 2), all different.
+            rows: int64 (n,).
+            known: uint64 (rows, 2), the digest of each row, for growing.
+        """
+        self._make_room(len(rows), known)
+        for start in range(0, len(rows), _STEP):
+            part = slice(start, start + _STEP)
+            self._place(digests[part], rows[part])
+
+    def reserve(self, more: int, known: UInt64Array) -> None:
+        """Make room for many keys at once."""
+        self._make_room(more, known)
+
+    def remove(self, digests: UInt64Array, rows: Int64Array) -> None:
+        """Forget those keys that are mapped to just these rows."""
+        asked = np.arange(len(rows))
+        buckets = self._home(digests)
+        wanted = (rows + 1).astype(np.uint64)
+        while len(asked):
+            lines = self._lanes.take(buckets, axis=0)
+            match = (lines & _ROW) == wanted[asked][:, None]
+            which, lane = np.nonzero(match)
+            full = (lines != _EMPTY).all(axis=1)
+            gone = full[which]
+            self._lanes[buckets[which], lane] = np.where(gone, _TOMB, _EMPTY)
+            self._used -= int((~gone).sum())
+            onward = full & ~match.any(axis=1)
+            asked, buckets = asked[onward], self._next(buckets[onward])
+
+    def _home(self, digests: UInt64Array) -> Int64Array:
+        mask = np.uint64(len(self._lanes) - 1)
+        return cast("Int64Array", (digests[:, 0] & mask).astype(np.int64))
+
+    def _next(self, buckets: Int64Array) -> Int64Array:
+        return (buckets + 1) & (len(self._lanes) - 1)
+
+    def _make_room(self, more: int, known: UInt64Array) -> None:
+        limit = _FULLEST * self._lanes.size
+        if self._used + more <= limit:
+            return
+        lanes = self._lanes.ravel()
+        old = lanes[(lanes != _EMPTY) & (lanes != _TOMB)]
+        buckets = len(self._lanes)
+        while len(old) + more > _ROOMY * buckets * _LANES:
+            buckets *= 2
+        rows = (old & _ROW).astype(np.int64) - 1
+        self._lanes = np.zeros((buckets, _LANES), np.uint64)
+        self._used = 0
+        for start in range(0, len(rows), _STEP):
+            part = rows[start : start + _STEP]
+            self._place(known[part], part)
+
+    def _place(self, digests: UInt64Array, rows: Int64Array) -> None:
+        entries = (digests[:, 1] >> _TAG) << _TAG
+        entries |= (rows + 1).astype(np.uint64)
+        buckets = self._home(digests)
+        while len(entries):
+            order = np.argsort(buckets, kind="stable")
+            buckets, entries = buckets[order], entries[order]
+            lines = self._lanes.take(buckets, axis=0)
+            free = (lines == _EMPTY) | (lines == _TOMB)
+            first = np.ones(len(buckets), np.bool_)
+            np.not_equal(buckets[1:], buckets[:-1], out=first[1:])
+            if not first.all():
+                # How many before it in this batch want the same bucket.
+                starts = np.flatnonzero(first)
+                nth = np.arange(len(buckets)) - starts[np.cumsum(first) - 1]
+                free = np.cumsum(free, axis=1) == (nth + 1)[:, None]
+            lane = np.argmax(free, axis=1)
+            fits = free[np.arange(len(lane)), lane]
+            at, where = buckets[fits], lane[fits]
+            self._used += int((self._lanes[at, where] == _EMPTY).sum())
+            self._lanes[at, where] = entries[fits]
+            buckets, entries = self._next(buckets[~fits]), entries[~fits]
 
 
 @attrs.frozen
@@ -45,9 +198,9 @@ class Index:
 
     def __init__(self) -> None:
         self.records: Records = np.zeros(0, RECORD)
-        self.used_ns: Int64s = np.zeros(0, np.int64)
+        self.used_ns: Int64Array = np.zeros(0, np.int64)
         self.segment_of: npt.NDArray[np.int32] = np.zeros(0, np.int32)
-        self.live_in: Int64s = np.zeros(0, np.int64)  # records of each segment
+        self.live_in: Int64Array = np.zeros(0, np.int64)  # records of each segment
         self.version = 0  # of the set of keys
         self._table = Table()
         self._end = 0  # rows handed out, free ones among them
@@ -107,17 +260,17 @@ class Index:
             slots += before
         bisect.insort(self._gaps, (first, slots))
 
-    def find(self, digests: UInt64s) -> Int64s:
+    def find(self, digests: UInt64Array) -> Int64Array:
         """Return the row of each key, int64 (n,), or `ABSENT`."""
         return self._table.find(digests, self._digests())
 
-    def live(self, rows: Rows) -> Bools:
+    def live(self, rows: Rows) -> BoolArray:
         """Return which slots of a segment hold a record, bool (slots,)."""
-        return cast("Bools", self.records["check"][rows.span] != 0)
+        return cast("BoolArray", self.records["check"][rows.span] != 0)
 
     def put(
         self,
-        rows: Int64s,
+        rows: Int64Array,
         records: Records,
         used_ns: npt.ArrayLike,
         *,
@@ -143,7 +296,7 @@ class Index:
             self._map(digests[last], rows[last])
         self.version += 1
 
-    def load(self, rows: Rows, records: Records, used_ns: Int64s) -> None:
+    def load(self, rows: Rows, records: Records, used_ns: Int64Array) -> None:
         """Replace all that is known of a segment by what was read from it."""
         old = self.records[rows.span]
         changed = np.flatnonzero(old["check"] != records["check"])
@@ -154,7 +307,7 @@ class Index:
         if len(fresh):
             self.put(fresh + rows.first, records[fresh], used_ns[fresh])
 
-    def forget(self, rows: Int64s) -> None:
+    def forget(self, rows: Int64Array) -> None:
         """Empty these rows."""
         there = rows[self.records["check"][rows] != 0]
         if not len(there):
@@ -164,15 +317,15 @@ class Index:
         self.records[there] = np.zeros((), RECORD)
         self.used_ns[there] = 0
 
-    def touch(self, rows: Int64s, now_ns: int) -> None:
+    def touch(self, rows: Int64Array, now_ns: int) -> None:
         """Note that these rows were used."""
         self.used_ns[rows] = now_ns
 
-    def _digests(self) -> UInt64s:
+    def _digests(self) -> UInt64Array:
         words = self.records.view(np.uint64).reshape(-1, _WORDS)
         return words[:, :2]
 
-    def _map(self, digests: UInt64s, rows: Int64s) -> None:
+    def _map(self, digests: UInt64Array, rows: Int64Array) -> None:
         there = self._table.find(digests, self._digests())
         known = there != ABSENT
         if known.any():
@@ -191,7 +344,7 @@ class Index:
         self.segment_of = _longer(self.segment_of, wanted)
 
 
-def _last_of_equals(digests: UInt64s) -> Int64s:
+def _last_of_equals(digests: UInt64Array) -> Int64Array:
     low = np.sort(digests[:, 0])
     if not (low[1:] == low[:-1]).any():
         return np.arange(len(digests))

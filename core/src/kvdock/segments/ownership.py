@@ -17,7 +17,7 @@ from contextlib import suppress
 from enum import StrEnum
 
 from kvdock.errors import KvdockError
-from kvdock.segments.paths import (read_aside, write_aside)
+from kvdock.segments.paths import read_aside, write_aside
 
 FILE_NAME = "tenure"
 """How the writers of a namespace are told to live, for tools that look at it."""

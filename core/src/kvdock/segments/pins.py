@@ -12,7 +12,7 @@ from kvdock.segments import ownership
 from kvdock.segments.segment import open_index, read_record
 
 if TYPE_CHECKING:
-    from kvdock.segments.catalog import (Catalogue, Found)
+    from kvdock.segments.catalog import Catalogue, Found
 
 
 class Pins:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,23 +21,92 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate, pairwise
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 import xxhash
 
 from kvdock.segments import paths
-from kvdock.segments.daemon_threads import Daemons
-from kvdock.segments.io import (Int64s, Moved, Transfer)
-from kvdock.segments.memory import EMPTY_CHECKSUM, address_space
+from kvdock.segments.io import EMPTY_CHECKSUM, Moved, Transfer, address_space
+
+if TYPE_CHECKING:
+    from kvdock.arrays import Int64Array
 
 _GRANULE = 512 << 10  # bytes between two looks at the clock; half an L2 cache
+
+
 _TASK = 1 << 20  # bytes that a helper takes at once
+
+
 _MOST_BUFFERS = 1024  # IOV_MAX of Linux
+
+
 _BLOCK = 4096  # file offsets of direct I/O
+
+
 _MEMORY_BLOCK = 512  # memory addresses of direct I/O
 
+
 _Move = Callable[[int, list[memoryview], int], int]
+
+
+_Calls = SimpleQueue[tuple[Future[None], Callable[[], None]] | None]
+
+
+class Daemons:
+    """Daemon threads that do calls, each started when it is first wanted.
+
+    Args:
+        most: Most threads.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._calls: _Calls = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def submit(self, call: Callable[[], None]) -> Future[None]:
+        """Let one of them do a call, after those that were asked for before.
+
+        Raises:
+            RuntimeError: If no thread can be started.
+        """
+        with self._lock:
+            if len(self._threads) < self._most:
+                thread = threading.Thread(
+                    target=_serve, args=(self._calls,), name="kvdock-io", daemon=True
+                )
+                thread.start()
+                self._threads.append(thread)
+        future: Future[None] = Future()
+        self._calls.put((future, call))
+        return future
+
+    def close(self) -> None:
+        """End the threads, and wait for them; a later call starts new ones."""
+        with self._lock:
+            ending, self._threads = self._threads, []
+        for _ in ending:
+            self._calls.put(None)
+        for thread in ending:
+            thread.join()
+
+
+def _serve(calls: _Calls) -> None:
+    while asked := calls.get():
+        future, call = asked
+        if future.set_running_or_notify_cancel():
+            try:
+                call()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+        # A call holds on to a batch and its memory.
+        del asked, future, call
 
 
 @attrs.frozen(eq=False)
@@ -44,13 +114,13 @@ class _Job:
     """A transfer in the order of its files, as lists for the inner loop."""
 
     write: bool
-    order: Int64s
+    order: Int64Array
     files: list[int]
     offsets: list[int]
     addresses: list[list[int]]
     sizes: list[list[int]]
     pieces: int
-    totals: Int64s
+    totals: Int64Array
     runs: list[int]  # first object of each run, and the number of objects
     deadline_s: float
     moved: Moved

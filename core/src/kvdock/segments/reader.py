@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvdock.batch import (Batch, BatchResult, Outcome, Outcomes)
-from kvdock.segments.io import (DEADLINE, Engine, Moved, Transfer)
-from kvdock.segments.table import ABSENT
+from kvdock.batch import Batch, BatchResult, Outcome
+from kvdock.segments.index import ABSENT
+from kvdock.segments.io import DEADLINE, Engine, Moved, Transfer
 
 if TYPE_CHECKING:
-    from kvdock.segments.catalog import (Catalogue, Found, Held)
-    from kvdock.segments.index import Int64s
+    from kvdock.arrays import Int64Array, OutcomeArray
+    from kvdock.segments.catalog import Catalogue, Found, Held
     from kvdock.segments.format import Records
 
 _DAMAGE = (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
@@ -50,7 +50,7 @@ class Reader:
         catalogue.count("get", outcomes)
         return BatchResult.of(batch, outcomes)
 
-    def _load(self, batch: Batch, found: Found, held: Held) -> Outcomes:
+    def _load(self, batch: Batch, found: Found, held: Held) -> OutcomeArray:
         """Read and verify objects; return an outcome for each."""
         there, believed = found.there, found.records
         wanted = batch.object_bytes[there].astype(np.uint64)
@@ -81,7 +81,9 @@ class Reader:
         self._heal(found.rows, believed, outcomes)
         return outcomes
 
-    def _heal(self, rows: Int64s, believed: Records, outcomes: Outcomes) -> None:
+    def _heal(
+        self, rows: Int64Array, believed: Records, outcomes: OutcomeArray
+    ) -> None:
         """Retire what is damaged; what was only recycled becomes ABSENT."""
         if not outcomes.any():
             return
@@ -96,7 +98,7 @@ class Reader:
             self._catalogue.counts["pages_raced"] += int(raced.sum())
 
 
-def _verified(moved: Moved, believed: Records) -> Outcomes:
+def _verified(moved: Moved, believed: Records) -> OutcomeArray:
     """Hold what an engine moved against what was stored."""
     nbytes = believed["nbytes"].astype(np.int64)
     outcomes = np.full(len(nbytes), Outcome.OK, np.uint8)

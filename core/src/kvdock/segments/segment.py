@@ -12,18 +12,28 @@ from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
 from kvdock.segments import ownership as tenure
-from kvdock.segments.paths import (IndexName, open_file)
-from kvdock.segments.format import (COMMITS_AT, HEADER_BYTES, RECORD, RECORD_BYTES, RECORDS_AT, USE_BYTES, Records, index_bytes, parse_header, uses_at, valid)
+from kvdock.segments.format import (
+    COMMITS_AT,
+    HEADER_BYTES,
+    RECORD,
+    RECORD_BYTES,
+    RECORDS_AT,
+    USE_BYTES,
+    Records,
+    index_bytes,
+    parse_header,
+    uses_at,
+    valid,
+)
 from kvdock.segments.ownership import Tenure
+from kvdock.segments.paths import IndexName, open_file
 
 if TYPE_CHECKING:
+    from kvdock.arrays import BoolArray, Int64Array
     from kvdock.segments.index import Rows
 
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _MOST_SLOTS = 1 << 24
 
@@ -48,8 +58,8 @@ class Contents:
     object_bytes: int
     commits: int
     records: Records
-    used_ns: Int64s
-    wrong_slots: Int64s
+    used_ns: Int64Array
+    wrong_slots: Int64Array
     wrong_records: Records
 
 
@@ -127,7 +137,7 @@ def read_commits(fd: int) -> int:
     return int.from_bytes(os.pread(fd, 8, COMMITS_AT), "little")
 
 
-def read_uses(fd: int, slots: int) -> Int64s:
+def read_uses(fd: int, slots: int) -> Int64Array:
     """Return when each slot was last used, int64 (slots,); 0 where unknown."""
     raw = os.pread(fd, slots * USE_BYTES, uses_at(slots))
     return np.frombuffer(raw.ljust(slots * USE_BYTES, b"\0"), "<i8").astype(np.int64)
@@ -138,7 +148,7 @@ def read_record(fd: int, slot: int) -> bytes:
     return os.pread(fd, RECORD_BYTES, RECORDS_AT + slot * RECORD_BYTES)
 
 
-def _runs(slots: Int64s) -> Iterator[tuple[int, int]]:
+def _runs(slots: Int64Array) -> Iterator[tuple[int, int]]:
     """Divide ascending slots into runs of neighbours: (first, last + 1)."""
     edges = np.flatnonzero(np.diff(slots, prepend=-2, append=-2) != 1).tolist()
     # The last edge closes the last run.
@@ -146,7 +156,7 @@ def _runs(slots: Int64s) -> Iterator[tuple[int, int]]:
     return pairwise(edges)
 
 
-def read_records(fd: int, slots: Int64s) -> Records:
+def read_records(fd: int, slots: Int64Array) -> Records:
     """Read records; neighbours in one call.
 
     Args:
@@ -164,7 +174,7 @@ def read_records(fd: int, slots: Int64s) -> Records:
     return np.frombuffer(raw, RECORD)
 
 
-def write_records(fd: int, slots: Int64s, records: Records) -> None:
+def write_records(fd: int, slots: Int64Array, records: Records) -> None:
     """Write records; neighbours in one call.
 
     Args:
@@ -180,14 +190,14 @@ def write_records(fd: int, slots: Int64s, records: Records) -> None:
             raise OSError(errno.ENOSPC, "an index file could not be written whole")
 
 
-def erase_records(fd: int, slots: Int64s) -> None:
+def erase_records(fd: int, slots: Int64Array) -> None:
     """Overwrite records with zeros: these slots hold nothing."""
     if len(slots):
         ordered = np.sort(slots)
         write_records(fd, ordered, np.zeros(len(ordered), RECORD))
 
 
-def retire_records(fd: int, slots: Int64s, believed: Records) -> Bools:
+def retire_records(fd: int, slots: Int64Array, believed: Records) -> BoolArray:
     """Erase records that are still what they are believed to be.
 
     Args:
@@ -289,7 +299,7 @@ class Segment:
             return True
         return False
 
-    def commit(self, slots: Int64s, records: Records) -> None:
+    def commit(self, slots: Int64Array, records: Records) -> None:
         """Publish records whose pages are written.
 
         Args:
@@ -311,7 +321,7 @@ class Segment:
         )
         self.name = name
 
-    def write_uses(self, used_ns: Int64s) -> None:
+    def write_uses(self, used_ns: Int64Array) -> None:
         """Keep the times of use for other processes and the next start."""
         self.touched = False
         raw = used_ns.astype("<i8").tobytes()

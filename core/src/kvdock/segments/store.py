@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import KvdockError
-from kvdock.segments import (paths, ownership)
+from kvdock.segments import ownership, paths
+from kvdock.segments.allocator import Space
 from kvdock.segments.catalog import Catalogue
-from kvdock.segments.fd_cache import OUT_OF_FILES
-from kvdock.segments.full import is_told
-from kvdock.segments.limits import Limits
 from kvdock.segments.cleanup import clear_namespace
-from kvdock.segments.usage import Neighbours
+from kvdock.segments.fd_cache import OUT_OF_FILES
+from kvdock.segments.limits import Limits
+from kvdock.segments.ownership import Tenure
 from kvdock.segments.pins import Pins
 from kvdock.segments.reader import Reader
-from kvdock.segments.allocator import Space
-from kvdock.segments.ownership import Tenure
+from kvdock.segments.usage import Neighbours, is_told
 from kvdock.segments.writer import Writer
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kvdock.segments.io import Engine
-    from kvdock.segments.place import Place
+    from kvdock.segments.limits import Place
 
 log = logging.getLogger("kvdock.segments")
 

@@ -21,7 +21,6 @@ from kvdock.segments.inspect import Location, folders_of, index_names, location
 from kvdock.segments.paths import open_file
 from kvdock.segments.segment import (
     Contents,
-    Int64s,
     open_index,
     read_contents,
     read_record,
@@ -29,6 +28,7 @@ from kvdock.segments.segment import (
 )
 
 if TYPE_CHECKING:
+    from kvdock.arrays import Int64Array
     from kvdock.segments.paths import IndexName
 
 _PIECE_BYTES = 4 << 20
@@ -150,7 +150,7 @@ class _Checker:
         if self.heal:
             self._forget(fd, contents, np.array(bad, np.int64))
 
-    def _forget(self, fd: int, contents: Contents, bad: Int64s) -> None:
+    def _forget(self, fd: int, contents: Contents, bad: Int64Array) -> None:
         erased = retire_records(fd, bad, contents.records[bad])
         wrong = retire_records(fd, contents.wrong_slots, contents.wrong_records)
         self.tally.forgotten += int(erased.sum()) + int(wrong.sum())

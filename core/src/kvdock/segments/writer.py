@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.batch import (Batch, BatchResult, Outcome, Outcomes)
-from kvdock.segments.io import (DEADLINE, Engine, Moved, Transfer)
-from kvdock.segments.memory import EMPTY_CHECKSUM
-from kvdock.segments.format import (Records, UInt64s, records_of)
+from kvdock.batch import Batch, BatchResult, Outcome
+from kvdock.segments.format import Records, records_of
+from kvdock.segments.io import DEADLINE, EMPTY_CHECKSUM, Engine, Moved, Transfer
 
 if TYPE_CHECKING:
+    from kvdock.arrays import Int64Array, OutcomeArray, UInt64Array
+    from kvdock.segments.allocator import Space
     from kvdock.segments.catalog import Catalogue
     from kvdock.segments.directory import Folder
-    from kvdock.segments.index import Int64s
     from kvdock.segments.segment import Segment
-    from kvdock.segments.allocator import Space
 
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ESTALE)
 """Errors that say that there is no place, and not that something is broken."""
@@ -39,7 +38,7 @@ class Active:
 
     folder: Folder
     segment: Segment
-    free: Int64s
+    free: Int64Array
     pending: int = 0
 
 
@@ -48,7 +47,7 @@ class Reserved:
     """Slots of one segment that a batch may write."""
 
     active: Active
-    slots: Int64s
+    slots: Int64Array
 
 
 @attrs.define(eq=False)
@@ -62,7 +61,7 @@ class _Fresh:
     """
 
     batch: Batch
-    digests: UInt64s
+    digests: UInt64Array
     absent_at: int
 
 
@@ -111,7 +110,7 @@ class Writer:
         self._catalogue.count("put", outcomes)
         return BatchResult.of(batch, outcomes)
 
-    def _store(self, fresh: _Fresh, todo: Int64s, size: int) -> Outcomes:
+    def _store(self, fresh: _Fresh, todo: Int64Array, size: int) -> OutcomeArray:
         """Store objects of one size; return an outcome for each."""
         outcomes = np.full(len(todo), Outcome.REFUSED, np.uint8)
         folder = self._catalogue.folder(size)
@@ -130,8 +129,8 @@ class Writer:
         return outcomes
 
     def _write(
-        self, fresh: _Fresh, rows: Int64s, reserved: Reserved, size: int
-    ) -> Outcomes:
+        self, fresh: _Fresh, rows: Int64Array, reserved: Reserved, size: int
+    ) -> OutcomeArray:
         """Write objects into reserved slots and publish those that are whole."""
         segment = reserved.active.segment
         sums = np.full(len(rows), EMPTY_CHECKSUM, np.uint64)
@@ -155,7 +154,7 @@ class Writer:
         return outcomes
 
     def _publish(
-        self, fresh: _Fresh, segment: Segment, slots: Int64s, records: Records
+        self, fresh: _Fresh, segment: Segment, slots: Int64Array, records: Records
     ) -> bool:
         """Make written objects visible; False if that failed.
 
@@ -185,7 +184,7 @@ class Writer:
         return True
 
     def _move(
-        self, batch: Batch, rows: Int64s, reserved: Reserved, segment: Segment
+        self, batch: Batch, rows: Int64Array, reserved: Reserved, segment: Segment
     ) -> Moved:
         held = self._catalogue.hold(np.array([segment.rows.number]))
         try:
@@ -225,7 +224,7 @@ class Writer:
                 del self._active[folder]
             return Reserved(active, take)
 
-    def settle(self, reserved: Reserved, unused: Int64s) -> None:
+    def settle(self, reserved: Reserved, unused: Int64Array) -> None:
         """Return reserved slots, all of them; some of them were not filled."""
         active = reserved.active
         with self._reserving:
@@ -264,7 +263,7 @@ def _not_moved(count: int, *, shut: bool) -> Moved:
     return moved
 
 
-def _judged(moved: Moved, size: int) -> Outcomes:
+def _judged(moved: Moved, size: int) -> OutcomeArray:
     """Return the outcome of each object that an engine wrote."""
     outcomes = np.full(len(moved.errors), Outcome.OK, np.uint8)
     outcomes[moved.nbytes != size] = Outcome.REFUSED
@@ -275,7 +274,7 @@ def _judged(moved: Moved, size: int) -> Outcomes:
     return outcomes
 
 
-def _without_repeats(digests: UInt64s) -> tuple[Int64s, Int64s]:
+def _without_repeats(digests: UInt64Array) -> tuple[Int64Array, Int64Array]:
     """Return the first of equal keys, and for each key which of those it is."""
     every = np.arange(len(digests))
     low = np.sort(digests[:, 0])

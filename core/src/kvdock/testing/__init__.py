@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvdock.testing.contract import BackendContract as BackendContract
     from kvdock.testing.contract import FaultContract as FaultContract
-    from kvdock.testing.contract import SealedError as SealedError
+    from kvdock.testing.contract.final_tests import SealedError as SealedError
     from kvdock.testing.oracles import Oracle as Oracle
 
 __all__ = ["BackendContract", "FaultContract", "Oracle", "SealedError"]
@@ -29,9 +29,9 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'kvdock.testing' has no attribute {name!r}")
     if name == "Oracle":
-        from kvdock.testing import oracles  # noqa: PLC0415 - see above
+        from kvdock.testing import oracles
 
         return oracles.Oracle
-    from kvdock.testing import contract  # noqa: PLC0415 - needs pytest
+    from kvdock.testing import contract
 
     return getattr(contract, name)

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.errors import KvdockError
-from kvdock.plugin.hookspecs import (AttachConfig, HostMemory, hookimpl)
-from kvdock.plugin.manifest import (Manifest, Support)
+from kvdock.plugin.hookspecs import AttachConfig, HostMemory, hookimpl
+from kvdock.plugin.manifest import Manifest, Support
 from kvdock.testing.reference import Handle, MemoryReference
 
 if TYPE_CHECKING:
     from kvdock.pools.spec import PoolSpec
-    from kvdock.region import (Block, Region)
+    from kvdock.region import Block, Region
 
 WIPED = 0xDD
 """What memory holds that is nobody's any more."""

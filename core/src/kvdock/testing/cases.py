@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import attrs
 
-from kvdock.plugin.manifest import (Capability, KindSupport, Manifest, Scope, Support)
+from kvdock.plugin.manifest import Capability, KindSupport, Manifest, Scope, Support
+from kvdock.pools.enums import HitPolicy, Layout, PoolKind
 from kvdock.pools.shard import Shard
 from kvdock.testing.samples import Sample, possible_shardings
-from kvdock.pools.enums import (HitPolicy, Layout, PoolKind)
 
 UNDECLARED = "UNDECLARED"
 """The word by which a test is skipped about which a manifest is silent."""
@@ -188,7 +188,7 @@ def _sample_case(manifest: Manifest, kind: PoolKind, words: tuple[str, ...]) -> 
     return Case("-".join((kind, *words)), _fitted(manifest, sample))
 
 
-def plain_sample(manifest: Manifest, kind: PoolKind, **words: Any) -> Sample:  # noqa: ANN401 - as `Sample` takes them
+def plain_sample(manifest: Manifest, kind: PoolKind, **words: Any) -> Sample:
     """Return a sample pool of a kind in words that are declared for it.
 
     Args:

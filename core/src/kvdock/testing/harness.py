@@ -15,33 +15,28 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvdock.batch import (Batch, BatchResult, Operation, Outcome, Outcomes)
-from kvdock.plugin.hookspecs import (AttachConfig, HostMemory)
-from kvdock.keys import (
-    Namespace,
-    build_keys,
-    check_suffixes,
-    namespace_digest,
-    namespace_record,
-)
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.keys import build_keys, check_suffixes
+from kvdock.namespace import Namespace, namespace_digest, namespace_record
+from kvdock.plugin.hookspecs import AttachConfig, HostMemory
 from kvdock.plugin.manifest import Scope
-from kvdock.pools.spec import (PoolSpec, Shard)
-from kvdock.routing.plan import (Path, Route)
+from kvdock.pools.shard import Shard
+from kvdock.routing.verdicts import Needs, Path
 from kvdock.testing.cases import plain_sample
 from kvdock.testing.memory import BLANK, Bring, PageMemory, bringer, plain, staging_of
 from kvdock.testing.routes import ANCHOR, route_pools
-from kvdock.routing.verdicts import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kvdock.dock import Backend
-    from kvdock.pools.spec import PoolKind
+    from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
+    from kvdock.plugin.backend import Backend
+    from kvdock.pools.enums import PoolKind
+    from kvdock.pools.spec import PoolSpec
     from kvdock.region import Region
+    from kvdock.routing.plan import Route
     from kvdock.testing.samples import Sample
 
-Bools = npt.NDArray[np.bool_]
-Int64s = npt.NDArray[np.int64]
 
 PATIENCE_S = 30.0
 """Deadline of calls that are not about deadlines."""
@@ -90,7 +85,7 @@ class Rig:
             np.concatenate([part.nbytes for part in parts]),
         )
 
-    def places(self, count: int) -> Int64s:
+    def places(self, count: int) -> Int64Array:
         """Return page indices for `count` pages, in no handy order."""
         first, last = self.own
         assert count <= last - first, "the rig has too few pages"
@@ -100,7 +95,7 @@ class Rig:
         self,
         operation: Operation,
         hashes: Sequence[str],
-        places: Int64s,
+        places: Int64Array,
         deadline_s: float | None = None,
     ) -> tuple[Batch, npt.NDArray[np.uint8] | None]:
         """Build a batch that moves pages, and its staging rows if it has any."""
@@ -125,7 +120,7 @@ class Rig:
 
     def put(
         self, hashes: Sequence[str], *, seed: int = 0, deadline_s: float | None = None
-    ) -> Outcomes:
+    ) -> OutcomeArray:
         """Store the content of page hashes.
 
         Asserts that the engine's memory is only read, then overwrites it: a
@@ -147,11 +142,11 @@ class Rig:
                 )
         self.memory.check_untouched(map(int, places), *self.own)
         self.memory.blank(*self.own)
-        return cast("Outcomes", result.outcomes.reshape(-1, self.objects))
+        return cast("OutcomeArray", result.outcomes.reshape(-1, self.objects))
 
     def get(
         self, hashes: Sequence[str], *, seed: int = 0, deadline_s: float | None = None
-    ) -> Outcomes:
+    ) -> OutcomeArray:
         """Load pages into blank memory.
 
         Asserts that every object that is OK has its own bytes in its own
@@ -179,7 +174,7 @@ class Rig:
                     f"answered OK, but page {place} does not hold {stored.coordinate}"
                 )
         self.memory.check_untouched(map(int, places), *self.own)
-        return cast("Outcomes", outcomes)
+        return cast("OutcomeArray", outcomes)
 
     def stored(self, hashes: Sequence[str], *, seed: int = 0) -> None:
         """Store pages and assert that every object was taken."""
@@ -205,7 +200,7 @@ class Rig:
         )
         self.loaded(hashes, seed=seed)
 
-    def exists_soon(self, hashes: Sequence[str]) -> Bools:
+    def exists_soon(self, hashes: Sequence[str]) -> BoolArray:
         """Ask until every page is there, for a moment at most."""
         deadline = time.monotonic() + SOON_S
         found = self.exists(hashes)
@@ -214,18 +209,18 @@ class Rig:
             found = self.exists(hashes)
         return found
 
-    def exists(self, hashes: Sequence[str]) -> Bools:
+    def exists(self, hashes: Sequence[str]) -> BoolArray:
         """Return which pages are there whole, bool (pages,)."""
         deadline = time.monotonic() + PATIENCE_S
         batch = Batch(Operation.EXISTS, self.keys(hashes), deadline_s=deadline)
         outcomes = self.call(batch).outcomes.reshape(-1, self.objects)
-        return cast("Bools", (outcomes == Outcome.OK).all(axis=1))
+        return cast("BoolArray", (outcomes == Outcome.OK).all(axis=1))
 
-    def delete(self, hashes: Sequence[str]) -> Outcomes:
+    def delete(self, hashes: Sequence[str]) -> OutcomeArray:
         """Forget pages; return uint8 (pages, objects), outcomes."""
         deadline = time.monotonic() + PATIENCE_S
         batch = Batch(Operation.DELETE, self.keys(hashes), deadline_s=deadline)
-        return cast("Outcomes", self.call(batch).outcomes.reshape(-1, self.objects))
+        return cast("OutcomeArray", self.call(batch).outcomes.reshape(-1, self.objects))
 
     def clear(self) -> Outcome:
         """Forget the namespace; return what became of that."""
@@ -264,7 +259,7 @@ class Rig:
             self.lent.pop().give_back()
 
 
-def spelled(outcomes: Outcomes) -> str:
+def spelled(outcomes: OutcomeArray) -> str:
     """Write outcomes in words with their counts, for messages."""
     codes, counts = np.unique(outcomes, return_counts=True)
     return ", ".join(
@@ -295,7 +290,7 @@ class Harness:
         self,
         pools: Sequence[PoolSpec],
         shard: Shard | None = None,
-        **needs: Any,  # noqa: ANN401 - as `Needs` takes them
+        **needs: Any,
     ) -> tuple[Route, ...]:
         """Ask the router for pools that lie where the plugin wants them."""
         return route_pools(
@@ -368,7 +363,7 @@ class Harness:
                 pytest.skip(f"not declared: {one.reason}")
         pytest.fail(f"pool {route.pool.name!r} finds no route: {route.reason}")
 
-    def sample(self, kind: PoolKind, **words: Any) -> Sample:  # noqa: ANN401 - as `Sample` takes them
+    def sample(self, kind: PoolKind, **words: Any) -> Sample:
         """Return a sample pool of a kind as the manifest declares it."""
         return plain_sample(self.backend.manifest, kind, **words)
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvdock.plugin import discovery
 from kvdock.errors import KvdockError
-from kvdock.testing.report import (VARIABLE, settled)
+from kvdock.plugin import discovery
 from kvdock.testing.contract import BackendContract, FaultContract
 from kvdock.testing.contract.suite import Suite
+from kvdock.testing.report import VARIABLE, settled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +51,7 @@ class _Given(Suite, sealed=True):
         return settled(settings, asked()["settings"], tmp_path)
 
     @pytest.fixture
-    def small(self, config: Mapping[str, object], tmp_path: Path) -> Any:  # noqa: ANN401 - a mapping or None
+    def small(self, config: Mapping[str, object], tmp_path: Path) -> Any:
         """Return the settings of a small store, if some were given."""
         small = asked()["small"]
         if small is None:

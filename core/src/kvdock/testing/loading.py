@@ -6,8 +6,8 @@ from typing import Any
 
 import attrs
 
-from kvdock.plugin.discovery import (Candidate, imported, installed, load_all, require)
-from kvdock.dock import Backend
+from kvdock.plugin.backend import Backend
+from kvdock.plugin.discovery import Candidate, imported, installed, load_all, require
 
 
 def load_backend(plugin: str) -> Backend:
@@ -35,5 +35,5 @@ def _uninstalled(value: str) -> Candidate:
     plugin: Any = imported(unnamed)
     try:
         return attrs.evolve(unnamed, name=plugin.kvdock_manifest().name)
-    except Exception:  # noqa: BLE001 - loading it names what is wrong
+    except Exception:
         return unnamed

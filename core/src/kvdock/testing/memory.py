@@ -13,19 +13,22 @@ from typing import TYPE_CHECKING, cast
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
-from kvdock.pools.spec import (Layout, Part, Per, PoolSpec, Shard, StoredObject)
-from kvdock.region import (Block, Region)
+from kvdock.arrays import ByteArray
+from kvdock.pools.enums import Layout, Per
+from kvdock.region import Block, Region
 from kvdock.testing.samples import local_content
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvdock.dock import Backend
-    from kvdock.plugin.hookspecs import (AttachConfig, HostMemory)
+    from kvdock.plugin.backend import Backend
+    from kvdock.plugin.hookspecs import AttachConfig, HostMemory
+    from kvdock.pools.objects import StoredObject
+    from kvdock.pools.part import Part
+    from kvdock.pools.shard import Shard
+    from kvdock.pools.spec import PoolSpec
 
-Bytes = npt.NDArray[np.uint8]
 
 GUARD_BYTES = 192
 """Bytes before and after each block that nobody may touch."""
@@ -36,11 +39,11 @@ GUARD = 0xC3
 BLANK = 0xA5
 """What a page holds before it is read."""
 
-Bring = Callable[[int], Bytes]
+Bring = Callable[[int], ByteArray]
 """From a number of bytes to memory of that size."""
 
 
-def plain(nbytes: int) -> Bytes:
+def plain(nbytes: int) -> ByteArray:
     """Return memory of nobody's."""
     return np.zeros(nbytes, np.uint8)
 
@@ -48,7 +51,7 @@ def plain(nbytes: int) -> Bytes:
 def bringer(backend: Backend, config: AttachConfig, lent: list[HostMemory]) -> Bring:
     """Return who brings memory that a backend reaches, noting what is its own."""
 
-    def bring(nbytes: int) -> Bytes:
+    def bring(nbytes: int) -> ByteArray:
         found = backend.allocate(nbytes, config)
         if found is None:
             return plain(nbytes)
@@ -58,7 +61,7 @@ def bringer(backend: Backend, config: AttachConfig, lent: list[HostMemory]) -> B
     return bring
 
 
-def staging_of(region: Region, bring: Bring) -> tuple[Bytes, Region]:
+def staging_of(region: Region, bring: Bring) -> tuple[ByteArray, Region]:
     """Return a row for each page of a region, and what a plugin is told of them.
 
     As in the core, a plugin whose pages are staged never hears of the engine's
@@ -101,7 +104,7 @@ class PageMemory:
     pool: PoolSpec
     shard: Shard
     pages: int
-    blocks: tuple[Bytes, ...]
+    blocks: tuple[ByteArray, ...]
 
     @classmethod
     def of(
@@ -127,7 +130,7 @@ class PageMemory:
         return memory
 
     @property
-    def insides(self) -> list[Bytes]:
+    def insides(self) -> list[ByteArray]:
         """The blocks without their guards."""
         return [block[GUARD_BYTES:-GUARD_BYTES] for block in self.blocks]
 
@@ -141,7 +144,7 @@ class PageMemory:
             for part in self.pool.parts:
                 self._view(part, page)[:] = BLANK
 
-    def _view(self, part: Part, page: int) -> Bytes:
+    def _view(self, part: Part, page: int) -> ByteArray:
         """Return one part of a page as (layer, entry, unit, row bytes)."""
         pool, shard = self.pool, self.shard
         layers = len(pool.local_layers(shard))
@@ -156,7 +159,7 @@ class PageMemory:
             each = [layers * pool.part_bytes(one, shard) for one in pool.parts]
             row = self.insides[0].reshape(self.pages, -1)[page]
             flat = row[sum(each[:at]) : sum(each[: at + 1])]
-            return cast("Bytes", flat.reshape(*extents.values(), part.row_bytes))
+            return cast("ByteArray", flat.reshape(*extents.values(), part.row_bytes))
         order = {
             Layout.PAGE_FIRST: ("token", "layer", "head"),
             Layout.PAGE_HEAD: ("head", "token", "layer"),
@@ -166,7 +169,7 @@ class PageMemory:
             whole = self.insides[at].reshape(layers, self.pages, *shape[1:], -1)
             return whole[:, page]
         whole = self.insides[at].reshape(self.pages, *shape, -1)
-        return cast("Bytes", whole[page].transpose(_TO_CANONICAL[pool.layout]))
+        return cast("ByteArray", whole[page].transpose(_TO_CANONICAL[pool.layout]))
 
     def write(self, page: int, page_hash: str, seed: int = 0) -> None:
         """Place the content of a page hash into a page."""

@@ -18,19 +18,21 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 import numpy as np
 
-from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.config.fields import option, size
 from kvdock.errors import KvdockError
-from kvdock.plugin.hookspecs import (AttachConfig, Finding, hookimpl)
 from kvdock.keys import key_suffixes
-from kvdock.plugin.manifest import (API_VERSION, KindSupport, Manifest, Scope, Support)
-from kvdock.pools.spec import (HitPolicy, PoolKind, PoolSpec, Shard)
-from kvdock.config.fields import (option, size)
+from kvdock.plugin.hookspecs import AttachConfig, Finding, hookimpl
+from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
+from kvdock.pools.enums import HitPolicy, PoolKind
 from kvdock.testing.oracles import Oracle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvdock.region import (Block, Region)
+    from kvdock.pools.shard import Shard
+    from kvdock.pools.spec import PoolSpec
+    from kvdock.region import Block, Region
 
 CHECK_BYTES = 32
 """What a shelf keeps before the bytes: a digest of key and bytes."""

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from kvdock.config.structure import HIDDEN
 from kvdock.errors import KvdockError
 from kvdock.plugin.manifest import API_VERSION
-from kvdock.config.structure import HIDDEN
-from kvdock.testing.subprocess import (Ended, Record, run_tests)
+from kvdock.testing.subprocess import Ended, Record, run_tests
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -162,7 +162,7 @@ def _about(
 
 def _groups() -> dict[str, str]:
     # Imported late: this is where pytest comes in.
-    from kvdock.testing import contract  # noqa: PLC0415 - needs pytest
+    from kvdock.testing import contract
 
     whole = contract.groups(contract.BackendContract)
     return whole | contract.groups(contract.FaultContract)

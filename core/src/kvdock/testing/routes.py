@@ -6,15 +6,24 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.plugin.manifest import (Capability, KindSupport, Manifest, Scope, Support, Verdict)
-from kvdock.pools.spec import (PoolKind, PoolSpec, Shard)
-from kvdock.routing.plan import (Route, plan_routes)
+from kvdock.plugin.manifest import (
+    Capability,
+    KindSupport,
+    Manifest,
+    Scope,
+    Support,
+    Verdict,
+)
+from kvdock.pools.enums import PoolKind
+from kvdock.pools.spec import PoolSpec
+from kvdock.routing.plan import Route, plan_routes
 from kvdock.testing.samples import PAGE_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvdock.dock import Backend
+    from kvdock.plugin.backend import Backend
+    from kvdock.pools.shard import Shard
     from kvdock.routing.verdicts import Needs
 
 ANCHOR = PoolSpec(

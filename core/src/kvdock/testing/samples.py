@@ -16,9 +16,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from kvdock.pools.enums import DType, HitPolicy, Layout, Per, PoolKind, Sharding
 from kvdock.pools.part import Part
 from kvdock.pools.spec import PoolSpec
-from kvdock.pools.enums import (DType, HitPolicy, Layout, Per, PoolKind, Sharding)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -105,7 +105,7 @@ def _ran(
 
     Whatever ends the wait also ends the command and all that it has started.
     """
-    process = subprocess.Popen(  # noqa: S603 - this interpreter, our own words
+    process = subprocess.Popen(
         command,
         env=environ,
         stdin=subprocess.DEVNULL,

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from kvdock.pools.spec import Shard
+from kvdock.pools.shard import Shard
+from kvdock.testing.harness import Harness, Rig, spelled
 from kvdock.testing.loading import load_backend
-from kvdock.testing.harness import (Harness, Rig, spelled)
 from kvdock.testing.samples import Sample
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ ANSWER_S = 60.0
 """How long an answer may take before the other process counts as hung."""
 
 
-class WorkerDied(AssertionError):  # noqa: N818 - says what happened
+class WorkerDied(AssertionError):
     """The other process ended, or hung, instead of answering."""
 
 
@@ -70,7 +70,7 @@ class Worker:
             cast("Any", self.process.stdin).write(line.encode())
             cast("Any", self.process.stdin).flush()
 
-    def answer(self) -> Any:  # noqa: ANN401 - whatever the command returns
+    def answer(self) -> Any:
         """Wait for the next answer.
 
         Raises:
@@ -94,7 +94,7 @@ class Worker:
             raise AssertionError(f"in another process:\n{found['error']}")
         return found["ok"]
 
-    def ask(self, do: str, **words: object) -> Any:  # noqa: ANN401 - as `answer`
+    def ask(self, do: str, **words: object) -> Any:
         """Tell it what to do and return the answer."""
         self.send(do, **words)
         return self.answer()
@@ -198,7 +198,7 @@ def serve() -> None:
         order: Callable[..., object] = getattr(orders, words.pop("do"))
         try:
             reply({"ok": order(**words)})
-        except Exception:  # noqa: BLE001 - told to the one who asked
+        except Exception:
             reply({"error": traceback.format_exc()})
 
 

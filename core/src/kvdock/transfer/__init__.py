@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kvdock.transfer.attachment import Attachment
-from kvdock.transfer.leases import (Lease, Leases, Side)
-from kvdock.transfer.result import (NO_PAGE, Moved)
+from kvdock.transfer.futures import Ticket, TicketState
+from kvdock.transfer.leases import Lease, Leases, Side
 from kvdock.transfer.manager import Session
-from kvdock.transfer.futures import (Ticket, TicketState)
+from kvdock.transfer.result import NO_PAGE, Moved
 
 __all__ = [
     "NO_PAGE",

@@ -10,21 +10,26 @@ from typing import TYPE_CHECKING, cast
 import attrs
 import numpy as np
 
-from kvdock.batch import (Batch, Operation, Outcome, Outcomes)
+from kvdock.batch import Batch, Operation, Outcome
 from kvdock.events import BatchEnded, PagesHeld
 from kvdock.keys import build_keys
-from kvdock.transfer.leases import (Lease, Leases)
+from kvdock.transfer.leases import Lease, Leases
+from kvdock.transfer.modes import Cargo, Way
 from kvdock.transfer.page_indices import named_again
-from kvdock.transfer.modes import (Cargo, Way)
 
 if TYPE_CHECKING:
-    from kvdock.hits import Bools
+    from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
     from kvdock.pools.spec import PoolSpec
-    from kvdock.region import (Int64s, Region)
+    from kvdock.region import Region
     from kvdock.resilience.channel import Line
 
+
 _WRONG = (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
+
+
 _DEAD = (*_WRONG, Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
+
+
 _EXISTS_KEYS = 16384
 """Keys of one lookup: a bound like any other batch has."""
 
@@ -67,7 +72,7 @@ class Berth:
         """Return the keys of pages, page-major."""
         return build_keys(self.namespace, hashes, self.suffixes)
 
-    def exists(self, hashes: Sequence[str], deadline_s: float) -> Bools:
+    def exists(self, hashes: Sequence[str], deadline_s: float) -> BoolArray:
         """Ask which pages are there; a page is there if all its objects are."""
         if self.line.cut_off(Operation.EXISTS):
             self._tell_cut_off(Operation.EXISTS, len(hashes))
@@ -89,15 +94,15 @@ class Berth:
             if self.line.misses.keeps_absent and np.count_nonzero(found):
                 self.line.misses.absent(_chosen(names, found == Outcome.ABSENT))
             self._tell(Operation.EXISTS, found, 0, began)
-        return cast("Bools", _by_page(outcomes, len(self.suffixes)) == Outcome.OK)
+        return cast("BoolArray", _by_page(outcomes, len(self.suffixes)) == Outcome.OK)
 
     def move(
         self,
         operation: Operation,
         hashes: Sequence[str],
-        pages: Int64s,
+        pages: Int64Array,
         deadline_s: float,
-    ) -> Outcomes:
+    ) -> OutcomeArray:
         """Store or load pages in batches; an outcome for each page.
 
         Args:
@@ -111,8 +116,8 @@ class Berth:
         return self._in_batches(operation, hashes, pages, deadline_s)
 
     def _load(
-        self, hashes: Sequence[str], pages: Int64s, deadline_s: float
-    ) -> Outcomes:
+        self, hashes: Sequence[str], pages: Int64Array, deadline_s: float
+    ) -> OutcomeArray:
         """Load more than a batch; a later one must not overwrite a page."""
         again = named_again(pages)
         if not self.pool.physical or not again.any():
@@ -127,9 +132,9 @@ class Berth:
         self,
         operation: Operation,
         hashes: Sequence[str],
-        pages: Int64s,
+        pages: Int64Array,
         deadline_s: float,
-    ) -> Outcomes:
+    ) -> OutcomeArray:
         outcomes = np.full(len(hashes), Outcome.TIMEOUT, np.uint8)
         for start in range(0, len(hashes), self.batch_pages):
             if start and time.monotonic() >= deadline_s:
@@ -143,8 +148,8 @@ class Berth:
         return outcomes
 
     def _put_anew(
-        self, hashes: Sequence[str], pages: Int64s, deadline_s: float
-    ) -> Outcomes:
+        self, hashes: Sequence[str], pages: Int64Array, deadline_s: float
+    ) -> OutcomeArray:
         """Store pages; those whose wrong objects still lie there come last."""
         keys = self.keys(hashes)
         outcomes = np.full(len(hashes), Outcome.REFUSED, np.uint8)
@@ -159,18 +164,18 @@ class Berth:
                 self.line.errands.drops.wait(_chosen(keys, mine), deadline_s)
         return outcomes
 
-    def _dropped(self, keys: Sequence[str]) -> Bools:
+    def _dropped(self, keys: Sequence[str]) -> BoolArray:
         """Return of which pages an object is being dropped, bool (n,)."""
         found = self.line.errands.drops.among(keys).reshape(-1, len(self.suffixes))
-        return cast("Bools", found.any(axis=1))
+        return cast("BoolArray", found.any(axis=1))
 
     def _move(
         self,
         operation: Operation,
         hashes: Sequence[str],
-        pages: Int64s,
+        pages: Int64Array,
         deadline_s: float,
-    ) -> Outcomes:
+    ) -> OutcomeArray:
         if self.line.cut_off(operation):
             self._tell_cut_off(operation, len(hashes))
             return np.full(len(hashes), Outcome.UNAVAILABLE, np.uint8)
@@ -198,12 +203,14 @@ class Berth:
             rest = rest[~free]
         return outcomes
 
-    def _lease(self, operation: Operation, pages: Int64s) -> tuple[Bools, Lease]:
+    def _lease(
+        self, operation: Operation, pages: Int64Array
+    ) -> tuple[BoolArray, Lease]:
         if self.pool.physical:
             return self.leases.take(pages, writing=operation is Operation.GET)
         return np.ones(len(pages), np.bool_), Lease(self.leases, pages[:0])
 
-    def _carry(self, cargo: Cargo) -> Outcomes:
+    def _carry(self, cargo: Cargo) -> OutcomeArray:
         began = time.monotonic()
         codes = self.way.carry(self.line, self.handle, cargo)
         outcomes = _by_page(codes, len(self.suffixes))
@@ -219,7 +226,7 @@ class Berth:
         self._tell(cargo.operation, codes, nbytes, began)
         return outcomes
 
-    def _bury(self, keys: Sequence[str], codes: Outcomes) -> None:
+    def _bury(self, keys: Sequence[str], codes: OutcomeArray) -> None:
         """Drop wrong objects, and do not ask again for those that failed."""
         dead = np.isin(codes, _DEAD)
         # Where all of a batch is lost the breaker decides, not the keys.
@@ -238,7 +245,7 @@ class Berth:
             self._tell(operation, codes, 0, time.monotonic())
 
     def _tell(
-        self, operation: Operation, codes: Outcomes, nbytes: int, began: float
+        self, operation: Operation, codes: OutcomeArray, nbytes: int, began: float
     ) -> None:
         if not self.line.observed:
             return
@@ -275,12 +282,43 @@ class Berth:
             )
 
 
-def _chosen(keys: Sequence[str], which: Bools) -> list[str]:
+def _chosen(keys: Sequence[str], which: BoolArray) -> list[str]:
     return [key for key, one in zip(keys, which.tolist(), strict=True) if one]
 
 
-def _by_page(outcomes: Outcomes, objects: int) -> Outcomes:
+def _by_page(outcomes: OutcomeArray, objects: int) -> OutcomeArray:
     """Fold the outcomes of a page's objects: the worst one counts."""
     if objects == 1:
         return outcomes
-    return cast("Outcomes", outcomes.reshape(-1, objects).max(axis=1))
+    return cast("OutcomeArray", outcomes.reshape(-1, objects).max(axis=1))
+
+
+def move(
+    operation: Operation,
+    berth: Berth,
+    hashes: Sequence[str],
+    where: tuple[Int64Array, Int64Array],
+    deadline_s: float,
+) -> OutcomeArray:
+    """Move the chosen positions of one pool; an outcome per position.
+
+    Args:
+        operation: PUT or GET.
+        berth: The pool.
+        hashes: All page hashes.
+        where: int64 (n,), the page of each position, and the positions.
+        deadline_s: Until when, on `time.monotonic()`'s clock.
+    """
+    own, chosen = where
+    outcomes = np.full(len(hashes), Outcome.ABSENT, np.uint8)
+    if not len(chosen):
+        return outcomes
+    if operation is Operation.PUT and not berth.writes:
+        # Another rank stores these very bytes.
+        outcomes[chosen] = Outcome.OK
+        return outcomes
+    if len(chosen) == len(hashes):
+        return berth.move(operation, hashes, own, deadline_s)
+    names = [hashes[at] for at in chosen.tolist()]
+    outcomes[chosen] = berth.move(operation, names, own[chosen], deadline_s)
+    return outcomes

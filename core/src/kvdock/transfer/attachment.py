@@ -18,28 +18,30 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.batch import (Batch, Operation, Outcome, Outcomes)
+from kvdock.batch import Batch, Operation, Outcome
 from kvdock.config.core import CoreSettings
 from kvdock.errors import AttachError, KvdockError, nearest
 from kvdock.events import PagesRestored
-from kvdock.hits import Bools, Hits, evaluate
-from kvdock.plugin.hookspecs import AttachConfig
+from kvdock.hits import Hits, evaluate
 from kvdock.keys import check_hashes
-from kvdock.transfer.setup import (Moorings, moor)
-from kvdock.transfer.page_indices import (indices, move, placed)
-from kvdock.transfer.result import (NO_PAGE, Moved)
+from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.synchronization import check_deadline
+from kvdock.transfer.attached_pool import move
+from kvdock.transfer.page_indices import indices, placed
+from kvdock.transfer.result import NO_PAGE, Moved
+from kvdock.transfer.setup import Moorings, moor
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
     from kvdock.dock import Dock
     from kvdock.events import Event
+    from kvdock.namespace import Namespace
     from kvdock.plugin.hookspecs import Finding
-    from kvdock.keys import Namespace
     from kvdock.pools.spec import PoolSpec
-    from kvdock.region import (Int64s, Region)
+    from kvdock.region import Region
     from kvdock.routing.plan import Plan
     from kvdock.transfer.attached_pool import Berth
     from kvdock.transfer.leases import Leases
@@ -54,7 +56,7 @@ class Attachment:
     _moorings: Moorings = attrs.field(repr=False)
 
     @classmethod
-    def open(  # noqa: PLR0913 - what an engine has to say, half of it optional
+    def open(
         cls,
         dock: Dock,
         plan: Plan,
@@ -207,7 +209,7 @@ class Attachment:
         berths = self.berths
         where = self.places(hashes, pages)
         deadline_s = time.monotonic() + self.core.deadlines.put
-        outcomes: dict[str, Outcomes] = {}
+        outcomes: dict[str, OutcomeArray] = {}
         nbytes: dict[str, int] = {}
         good = np.ones(len(hashes), np.bool_)
         for name, berth in sorted(berths.items(), key=lambda one: one[1].pool.anchor):
@@ -238,8 +240,8 @@ class Attachment:
         berths = self.berths
         where = self.places(hashes, pages)
         deadline_s = time.monotonic() + self.core.deadlines.get
-        outcomes: dict[str, Outcomes] = {}
-        loaded: dict[str, Bools] = {}
+        outcomes: dict[str, OutcomeArray] = {}
+        loaded: dict[str, BoolArray] = {}
         reach = len(hashes)
         for name, berth in sorted(
             berths.items(), key=lambda one: not one[1].pool.anchor
@@ -258,7 +260,7 @@ class Attachment:
         }
         return Moved(hits.best, outcomes, nbytes, where)
 
-    def lookup(self, pool: str, hashes: Sequence[str], deadline_s: float) -> Bools:
+    def lookup(self, pool: str, hashes: Sequence[str], deadline_s: float) -> BoolArray:
         """Find out which pages of one pool are there, bool (n,).
 
         For engines that fold the answers of their pools themselves, as `write`
@@ -275,7 +277,7 @@ class Attachment:
 
     def write(
         self, pool: str, hashes: Sequence[str], pages: npt.ArrayLike, deadline_s: float
-    ) -> Outcomes:
+    ) -> OutcomeArray:
         """Store pages of one pool.
 
         Args:
@@ -288,7 +290,7 @@ class Attachment:
 
     def read(
         self, pool: str, hashes: Sequence[str], pages: npt.ArrayLike, deadline_s: float
-    ) -> Outcomes:
+    ) -> OutcomeArray:
         """Load pages of one pool; as `write`."""
         return self._one(Operation.GET, pool, hashes, (pages, deadline_s))
 
@@ -306,7 +308,7 @@ class Attachment:
         pool: str,
         hashes: Sequence[str],
         how: tuple[npt.ArrayLike, float],
-    ) -> Outcomes:
+    ) -> OutcomeArray:
         pages, deadline_s = how
         berth = self._berth(pool)
         check_hashes(hashes)
@@ -344,7 +346,7 @@ class Attachment:
 
     def places(
         self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]
-    ) -> dict[str, Int64s]:
+    ) -> dict[str, Int64Array]:
         """Return each pool's page index for each position, checked.
 
         Raises:
@@ -354,7 +356,7 @@ class Attachment:
         known = [route.pool.name for route in self.plan.routes]
         return placed(self.berths, known, hashes, pages)
 
-    def tell_restored(self, loaded: Mapping[str, Bools], prefix: int) -> None:
+    def tell_restored(self, loaded: Mapping[str, BoolArray], prefix: int) -> None:
         """Tell observers how much of a prefix each pool has.
 
         `get` and prefetches do it by themselves. An engine that loads pool by

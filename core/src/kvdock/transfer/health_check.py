@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import KvdockError
-from kvdock.plugin.hookspecs import Finding
 from kvdock.keys import build_keys
+from kvdock.plugin.hookspecs import Finding
 
 if TYPE_CHECKING:
     from kvdock.resilience.channel import Line
-    from kvdock.transfer.staging import (Area, Staging)
+    from kvdock.transfer.staging import Area, Staging
 
 
 _DROP_S = 2.0

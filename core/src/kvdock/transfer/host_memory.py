@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from kvdock.synchronization import lock_and_condition
 
 if TYPE_CHECKING:
-    from kvdock.plugin.hookspecs import (AttachConfig, HostMemory)
+    from kvdock.arrays import ByteArray
+    from kvdock.plugin.hookspecs import AttachConfig, HostMemory
     from kvdock.pools.spec import PoolSpec
     from kvdock.resilience.channel import Line
 
@@ -26,8 +26,6 @@ log = logging.getLogger("kvdock")
 
 ALIGN_BYTES = 4096
 """Where memory begins, for direct I/O."""
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class Loan:
@@ -40,7 +38,7 @@ class Loan:
     """
 
     def __init__(
-        self, memory: Bytes, give_back: Callable[[], None] | None = None
+        self, memory: ByteArray, give_back: Callable[[], None] | None = None
     ) -> None:
         self.memory = memory
         self._give_back = give_back
@@ -82,7 +80,7 @@ Lender = Callable[[int], Loan]
 """From a number of bytes to memory."""
 
 
-def aligned(raw: Bytes) -> Bytes:
+def aligned(raw: ByteArray) -> ByteArray:
     """Cut memory so that it begins on a page of the system's.
 
     Args:

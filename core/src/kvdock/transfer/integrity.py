@@ -18,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from kvdock.batch import (Outcome, Outcomes)
-from kvdock.region import (Block, Int64s, Region)
-from kvdock.transfer.host_memory import (Lender, Loan, own_memory)
-from kvdock.routing.verdicts import TRAILER_BYTES
+from kvdock.batch import Outcome
+from kvdock.pools.objects import TRAILER_BYTES
+from kvdock.region import Block, Region
+from kvdock.transfer.host_memory import Lender, Loan, own_memory
 
 if TYPE_CHECKING:
-    from kvdock.pools.spec import StoredObject
+    from kvdock.arrays import Int64Array, OutcomeArray, UInt64Array
+    from kvdock.pools.objects import StoredObject
 
 FORMAT = 1
 """Version of the trailer; one that this core does not know is a miss."""
@@ -46,7 +47,6 @@ TRAILER: np.dtype[np.void] = np.dtype(
 _MAGIC = b"KVTR"
 
 Sealed = npt.NDArray[np.void]
-Digests = npt.NDArray[np.uint64]
 
 
 def key_digests(keys: Sequence[str]) -> npt.NDArray[np.bytes_]:
@@ -59,7 +59,7 @@ def key_digests(keys: Sequence[str]) -> npt.NDArray[np.bytes_]:
     return np.frombuffer(b"".join(digests), "S16")
 
 
-def sealed(keys: Sequence[str], nbytes: npt.ArrayLike, digests: Digests) -> Sealed:
+def sealed(keys: Sequence[str], nbytes: npt.ArrayLike, digests: UInt64Array) -> Sealed:
     """Return the trailers that belong to objects.
 
     Args:
@@ -76,7 +76,7 @@ def sealed(keys: Sequence[str], nbytes: npt.ArrayLike, digests: Digests) -> Seal
     return trailers
 
 
-def compared(found: Sealed, wanted: Sealed) -> Outcomes:
+def compared(found: Sealed, wanted: Sealed) -> OutcomeArray:
     """Hold trailers that were read against those that belong there.
 
     Returns:
@@ -147,7 +147,7 @@ class Hasher:
             )
         )
 
-    def digests(self, pages: Int64s) -> Digests:
+    def digests(self, pages: Int64Array) -> UInt64Array:
         """Return XXH3-64 of each page's objects, uint64 (n, objects)."""
         numbers = pages.tolist()
         columns = [_column(pieces, numbers) for pieces in self.objects]
@@ -213,17 +213,19 @@ class Trailers:
         )
         return cls(longer, Hasher.of(region), slots, loan)
 
-    def seal(self, keys: Sequence[str], pages: Int64s) -> None:
+    def seal(self, keys: Sequence[str], pages: Int64Array) -> None:
         """Write the trailers of pages that are about to be stored."""
         digests = self.hasher.digests(pages).ravel()
         trailers = sealed(keys, self._nbytes(len(pages)), digests)
         self.slots[pages] = trailers.reshape(len(pages), -1)
 
-    def blank(self, pages: Int64s) -> None:
+    def blank(self, pages: Int64Array) -> None:
         """Erase trailers, so that one left from before proves nothing."""
         self.slots[pages] = np.zeros((), TRAILER)
 
-    def check(self, keys: Sequence[str], pages: Int64s, outcomes: Outcomes) -> Outcomes:
+    def check(
+        self, keys: Sequence[str], pages: Int64Array, outcomes: OutcomeArray
+    ) -> OutcomeArray:
         """Verify what was read and is OK so far.
 
         Args:
@@ -245,7 +247,7 @@ class Trailers:
         verified[chosen] = compared(self.slots[read].ravel(), wanted)
         return verified
 
-    def _nbytes(self, pages: int) -> Int64s:
+    def _nbytes(self, pages: int) -> Int64Array:
         each = self.region.object_bytes - TRAILER_BYTES
         return np.tile(each, pages)
 
@@ -255,7 +257,7 @@ def with_trailer(stored: StoredObject) -> StoredObject:
     return attrs.evolve(stored, nbytes=stored.nbytes + TRAILER_BYTES)
 
 
-def _with_piece(region: Region, base: Int64s, stride: int) -> npt.NDArray[np.int64]:
+def _with_piece(region: Region, base: Int64Array, stride: int) -> npt.NDArray[np.int64]:
     """Return bases, strides and sizes with a piece more, int64 (3, o, s + 1)."""
     rows, width = region.sizes.shape
     tables = np.zeros((3, rows, width + 1), np.int64)

@@ -15,11 +15,10 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.synchronization import (LONGEST_S, lock_and_condition)
+from kvdock.synchronization import LONGEST_S, lock_and_condition
 
 if TYPE_CHECKING:
-    from kvdock.hits import Bools
-    from kvdock.region import Int64s
+    from kvdock.arrays import BoolArray, Int64Array
 
 
 @attrs.frozen(eq=False)
@@ -27,7 +26,7 @@ class Lease:
     """Pages held for one storage call. Ending it twice does nothing."""
 
     book: Leases
-    pages: Int64s = attrs.field(repr=False)
+    pages: Int64Array = attrs.field(repr=False)
     _open: list[bool] = attrs.field(factory=lambda: [True], repr=False)
 
     def end(self) -> None:
@@ -69,7 +68,7 @@ class Leases:
         """Return how many pages have references of a side."""
         return int(np.count_nonzero(self._references[side]))
 
-    def take(self, pages: Int64s, *, writing: bool) -> tuple[Bools, Lease]:
+    def take(self, pages: Int64Array, *, writing: bool) -> tuple[BoolArray, Lease]:
         """Lease those pages that nobody else touches, for a storage call.
 
         A page that is given twice is leased once: its second position would
@@ -104,8 +103,8 @@ class Leases:
     def end(self, lease: Lease) -> None:
         """Let a lease's pages go, once."""
         with self._lock:
-            if lease._open[0]:  # noqa: SLF001 - the lease's own book
-                lease._open[0] = False  # noqa: SLF001 - same
+            if lease._open[0]:
+                lease._open[0] = False
                 self._leased[lease.pages] = False
                 self._changed.notify_all()
 
@@ -115,7 +114,7 @@ class Leases:
             np.add.at(self._references[side], np.asarray(pages, np.int64), references)
             self._changed.notify_all()
 
-    def busy(self, pages: npt.ArrayLike) -> Bools:
+    def busy(self, pages: npt.ArrayLike) -> BoolArray:
         """Return which pages must not be recycled yet, bool (n,)."""
         with self._lock:
             return self._busy(np.asarray(pages, np.int64))
@@ -128,7 +127,7 @@ class Leases:
                 lambda: not self._busy(which).any(), min(timeout_s, LONGEST_S)
             )
 
-    def _busy(self, which: Int64s) -> Bools:
+    def _busy(self, which: Int64Array) -> BoolArray:
         busy = self._leased[which]
         for references in self._references.values():
             busy |= references[which] > 0

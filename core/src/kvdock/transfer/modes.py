@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 import numpy as np
 
-from kvdock.batch import (Batch, Operation, Outcome, Outcomes)
+from kvdock.batch import Batch, Operation, Outcome
 
 if TYPE_CHECKING:
-    from kvdock.region import (Int64s, Region)
-    from kvdock.transfer.leases import Lease
+    from kvdock.arrays import Int64Array, OutcomeArray
+    from kvdock.region import Region
     from kvdock.resilience.channel import Line
-    from kvdock.transfer.staging import Staging
     from kvdock.transfer.integrity import Trailers
+    from kvdock.transfer.leases import Lease
+    from kvdock.transfer.staging import Staging
 
 
 @attrs.frozen(eq=False)
@@ -41,7 +42,7 @@ class Cargo:
     operation: Operation
     pool: str
     keys: Sequence[str]
-    pages: Int64s = attrs.field(repr=False)
+    pages: Int64Array = attrs.field(repr=False)
     deadline_s: float
     lease: Lease
     let_go: Callable[[], None] = attrs.field(repr=False)
@@ -51,13 +52,13 @@ class Cargo:
         self.lease.end()
         self.let_go()
 
-    def batch(self, addresses: Int64s, sizes: Int64s) -> Batch:
+    def batch(self, addresses: Int64Array, sizes: Int64Array) -> Batch:
         """Return the batch that moves these pages from or to memory."""
         return Batch(
             self.operation, self.keys, addresses, sizes, self.deadline_s, self.pool
         )
 
-    def all(self, outcome: Outcome) -> Outcomes:
+    def all(self, outcome: Outcome) -> OutcomeArray:
         """Return the same outcome for every key."""
         return np.full(len(self.keys), outcome, np.uint8)
 
@@ -69,7 +70,7 @@ class Way(Protocol):
     def region(self) -> Region:
         """The memory that the backend is told about."""
 
-    def carry(self, line: Line, handle: object, cargo: Cargo) -> Outcomes:
+    def carry(self, line: Line, handle: object, cargo: Cargo) -> OutcomeArray:
         """Move a batch; uint8 (n * objects,), verified."""
 
 
@@ -79,7 +80,7 @@ class Marks:
 
     region: Region
 
-    def carry(self, line: Line, handle: object, cargo: Cargo) -> Outcomes:
+    def carry(self, line: Line, handle: object, cargo: Cargo) -> OutcomeArray:
         """Store or look for the keys."""
         nothing = np.zeros((len(cargo.keys), 0), np.int64)
         answer = line.run(handle, cargo.batch(nothing, nothing))
@@ -97,7 +98,7 @@ class Direct:
     region: Region
     trailers: Trailers | None = None
 
-    def carry(self, line: Line, handle: object, cargo: Cargo) -> Outcomes:
+    def carry(self, line: Line, handle: object, cargo: Cargo) -> OutcomeArray:
         """Move pages with their trailers, if they have any."""
         if self.trailers is not None and not self.trailers.loan.enter():
             cargo.lease.end()
@@ -136,7 +137,7 @@ class Direct:
             self.trailers.loan.leave()
 
 
-def _unproven(operation: Operation, outcomes: Outcomes) -> Outcomes:
+def _unproven(operation: Operation, outcomes: OutcomeArray) -> OutcomeArray:
     """Return what counts of a batch of which a later piece was left behind.
 
     Pieces before that one came back in time. What they read lies in memory
@@ -181,14 +182,14 @@ class Staged:
         """The staging memory."""
         return self.staging.region
 
-    def carry(self, line: Line, handle: object, cargo: Cargo) -> Outcomes:
+    def carry(self, line: Line, handle: object, cargo: Cargo) -> OutcomeArray:
         """Copy out and store, or load, verify and copy in."""
         try:
             return self._carry(line, handle, cargo)
         finally:
             cargo.lease.end()
 
-    def _carry(self, line: Line, handle: object, cargo: Cargo) -> Outcomes:
+    def _carry(self, line: Line, handle: object, cargo: Cargo) -> OutcomeArray:
         area = self.staging.take(cargo.deadline_s)
         if area is None and self.staging.held:
             line.report_held(cargo.pool)

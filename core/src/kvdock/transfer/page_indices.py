@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.batch import (Operation, Outcome, Outcomes)
 from kvdock.errors import RegionError, nearest
 from kvdock.keys import check_hashes
 from kvdock.transfer.result import NO_PAGE
 
 if TYPE_CHECKING:
-    from kvdock.hits import Bools
-    from kvdock.region import Int64s
+    from kvdock.arrays import BoolArray, Int64Array
     from kvdock.transfer.attached_pool import Berth
 
 
@@ -24,7 +22,7 @@ def placed(
     known: Collection[str],
     hashes: Sequence[str],
     pages: Mapping[str, npt.ArrayLike],
-) -> dict[str, Int64s]:
+) -> dict[str, Int64Array]:
     """Return each pool's page index for each position, checked.
 
     Args:
@@ -45,7 +43,7 @@ def placed(
                 f"pages are given for {name!r}, which is not attached",
                 fix=nearest(name, berths),
             )
-    places: dict[str, Int64s] = {}
+    places: dict[str, Int64Array] = {}
     for name, berth in berths.items():
         source = berth.pool.indices_from
         given = pages.get(name, pages.get(source) if source else None)
@@ -60,7 +58,7 @@ def placed(
     return places
 
 
-def indices(pool: str, given: npt.ArrayLike, count: int) -> Int64s:
+def indices(pool: str, given: npt.ArrayLike, count: int) -> Int64Array:
     """Return page indices as int64 (count,), `NO_PAGE` among them.
 
     Raises:
@@ -82,42 +80,11 @@ def indices(pool: str, given: npt.ArrayLike, count: int) -> Int64s:
     return found.astype(np.int64, copy=False)
 
 
-def named_again(pages: Int64s) -> Bools:
+def named_again(pages: Int64Array) -> BoolArray:
     """Return at which positions a page stands that an earlier one has, bool (n,).
 
     A load can fill it for one of them only: the first, as within one batch.
     """
-    again = cast("Bools", pages != NO_PAGE)
+    again = cast("BoolArray", pages != NO_PAGE)
     again[np.unique(pages, return_index=True)[1]] = False
     return again
-
-
-def move(
-    operation: Operation,
-    berth: Berth,
-    hashes: Sequence[str],
-    where: tuple[Int64s, Int64s],
-    deadline_s: float,
-) -> Outcomes:
-    """Move the chosen positions of one pool; an outcome per position.
-
-    Args:
-        operation: PUT or GET.
-        berth: The pool.
-        hashes: All page hashes.
-        where: int64 (n,), the page of each position, and the positions.
-        deadline_s: Until when, on `time.monotonic()`'s clock.
-    """
-    own, chosen = where
-    outcomes = np.full(len(hashes), Outcome.ABSENT, np.uint8)
-    if not len(chosen):
-        return outcomes
-    if operation is Operation.PUT and not berth.writes:
-        # Another rank stores these very bytes.
-        outcomes[chosen] = Outcome.OK
-        return outcomes
-    if len(chosen) == len(hashes):
-        return berth.move(operation, hashes, own, deadline_s)
-    names = [hashes[at] for at in chosen.tolist()]
-    outcomes[chosen] = berth.move(operation, names, own[chosen], deadline_s)
-    return outcomes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 if TYPE_CHECKING:
-    from kvdock.batch import (Int64s, Outcomes)
+    from kvdock.arrays import Int64Array, OutcomeArray
 
 NO_PAGE = -1
 """Page index of a position for which a pool has no page."""
@@ -29,6 +29,6 @@ class Moved:
     """
 
     pages: int
-    outcomes: Mapping[str, Outcomes] = attrs.field(repr=False)
+    outcomes: Mapping[str, OutcomeArray] = attrs.field(repr=False)
     nbytes: Mapping[str, int]
-    places: Mapping[str, Int64s] = attrs.field(factory=dict, repr=False)
+    places: Mapping[str, Int64Array] = attrs.field(factory=dict, repr=False)

@@ -9,27 +9,29 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.config.core import (CoreSettings, Integrity)
+from kvdock.config.core import CoreSettings, Integrity
 from kvdock.config.core import Staging as StagingChoice
 from kvdock.errors import AttachError, KvdockError, nearest
 from kvdock.events import PoolRouted
-from kvdock.keys import check_suffixes, namespace_digest, namespace_record
+from kvdock.keys import check_suffixes
+from kvdock.namespace import namespace_digest, namespace_record
 from kvdock.region import Region
-from kvdock.routing.plan import (Check, Path, Plan, Route)
+from kvdock.resilience.channel import Line, named
+from kvdock.routing.verdicts import Check, Path
 from kvdock.transfer.attached_pool import Berth
-from kvdock.transfer.leases import Leases
-from kvdock.resilience.channel import (Line, named)
-from kvdock.transfer.host_memory import lender
 from kvdock.transfer.health_check import Probe
-from kvdock.transfer.staging import Staging
+from kvdock.transfer.host_memory import lender
 from kvdock.transfer.integrity import Trailers
-from kvdock.transfer.modes import (Direct, Marks, Staged, Way)
+from kvdock.transfer.leases import Leases
+from kvdock.transfer.modes import Direct, Marks, Staged, Way
+from kvdock.transfer.staging import Staging
 
 if TYPE_CHECKING:
     from kvdock.dock import Dock
+    from kvdock.namespace import Namespace
     from kvdock.plugin.hookspecs import AttachConfig
-    from kvdock.keys import Namespace
     from kvdock.pools.spec import PoolSpec
+    from kvdock.routing.plan import Plan, Route
     from kvdock.transfer.host_memory import Lender
 
 
@@ -69,7 +71,7 @@ class Moorings:
         return ended
 
 
-def moor(  # noqa: PLR0913 - all that `Attachment.open` was told
+def moor(
     dock: Dock,
     plan: Plan,
     namespace: Namespace,

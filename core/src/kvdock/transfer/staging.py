@@ -8,19 +8,22 @@ nobody looks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from kvdock.batch import (Outcome, Outcomes)
-from kvdock.region import (Block, Int64s, Region)
-from kvdock.transfer.host_memory import (ALIGN_BYTES, Bytes, Lender, own_memory)
-from kvdock.transfer.integrity import (TRAILER, compared, sealed, with_trailer)
-from kvdock.synchronization import (lock_and_condition, seconds_until)
-from kvdock.routing.verdicts import TRAILER_BYTES
+from kvdock.batch import Outcome
+from kvdock.pools.objects import TRAILER_BYTES
+from kvdock.region import Block, Region
+from kvdock.synchronization import lock_and_condition, seconds_until
+from kvdock.transfer.host_memory import ALIGN_BYTES, Lender, own_memory
+from kvdock.transfer.integrity import TRAILER, compared, sealed, with_trailer
+
+if TYPE_CHECKING:
+    from kvdock.arrays import ByteArray, Int64Array, OutcomeArray
 
 OBJECT_ALIGN_BYTES = 64
 """Where each object of a row begins."""
@@ -36,13 +39,13 @@ class Area:
 
     staging: Staging
     first: int
-    rows: Bytes = attrs.field(repr=False)
+    rows: ByteArray = attrs.field(repr=False)
 
-    def numbers(self, pages: int) -> Int64s:
+    def numbers(self, pages: int) -> Int64Array:
         """Return the page indices of the first rows in the staging region."""
         return np.arange(self.first, self.first + pages)
 
-    def payload(self, at: int, pages: int) -> Bytes:
+    def payload(self, at: int, pages: int) -> ByteArray:
         """Return object `at` of the first pages without its trailer."""
         start, size = self.staging.starts[at], self.staging.payload[at]
         return self.rows[:pages, start : start + size]
@@ -161,7 +164,9 @@ class Staging:
             for trailers in self._tails(area, pages):
                 trailers[:] = np.zeros((), TRAILER)
 
-    def check(self, area: Area, keys: Sequence[str], outcomes: Outcomes) -> Outcomes:
+    def check(
+        self, area: Area, keys: Sequence[str], outcomes: OutcomeArray
+    ) -> OutcomeArray:
         """Verify the objects of an area that are OK so far."""
         each = len(self.payload)
         pages = len(keys) // each
@@ -197,7 +202,11 @@ class Staging:
 
 
 def _region(
-    source: Region, memory: Bytes, staging: Staging, sizes: list[list[int]], tail: int
+    source: Region,
+    memory: ByteArray,
+    staging: Staging,
+    sizes: list[list[int]],
+    tail: int,
 ) -> Region:
     """Describe staging memory as a pool's, trailers in the objects."""
     if tail and any(len(row) > 1 for row in sizes):

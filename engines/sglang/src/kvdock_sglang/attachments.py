@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.batch import (Outcome, Outcomes)
+from kvdock.batch import Outcome
 from kvdock.config.core import Staging
 from kvdock.errors import KvdockError, NoRoute
 from kvdock.events import PagesRestored
 from kvdock.plugin.manifest import Scope
-from kvdock.pools.spec import HitPolicy
-from kvdock.transfer import Attachment
+from kvdock.pools.enums import HitPolicy
 from kvdock.routing.verdicts import Needs
+from kvdock.transfer.attachment import Attachment
 from kvdock_sglang.flat import FlatPages
 from kvdock_sglang.pool_names import EnginePool
 from kvdock_sglang.settings import Drafts, Given
@@ -30,11 +30,11 @@ from kvdock_sglang.settings import Drafts, Given
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
     from kvdock.dock import Dock
-    from kvdock.hits import Bools
-    from kvdock.keys import Namespace
-    from kvdock.pools.spec import (PoolSpec, Shard)
-    from kvdock.region import Int64s
+    from kvdock.namespace import Namespace
+    from kvdock.pools.shard import Shard
+    from kvdock.pools.spec import PoolSpec
     from kvdock.routing.plan import Plan
     from kvdock_sglang.host_pools import HostPool
     from kvdock_sglang.namespace import Ranks
@@ -65,21 +65,23 @@ class Lane:
         """What the pool is."""
         return self.pool.spec
 
-    def lookup(self, hashes: Sequence[str], deadline_s: float) -> Bools:
+    def lookup(self, hashes: Sequence[str], deadline_s: float) -> BoolArray:
         """Say which pages could be loaded, bool (n,)."""
         if self.attachment is None:
             return np.ones(len(hashes), np.bool_)
         return self.attachment.lookup(self.spec.name, hashes, deadline_s)
 
     def write(
-        self, hashes: Sequence[str], pages: Int64s, deadline_s: float
-    ) -> Outcomes:
+        self, hashes: Sequence[str], pages: Int64Array, deadline_s: float
+    ) -> OutcomeArray:
         """Store pages; a draft that nobody takes is quietly left out."""
         if self.attachment is None:
             return np.full(len(hashes), Outcome.OK, np.uint8)
         return self.attachment.write(self.spec.name, hashes, pages, deadline_s)
 
-    def read(self, hashes: Sequence[str], pages: Int64s, deadline_s: float) -> Outcomes:
+    def read(
+        self, hashes: Sequence[str], pages: Int64Array, deadline_s: float
+    ) -> OutcomeArray:
         """Load pages; those of a draft that nobody takes become zeros.
 
         What the memory held before belongs to another prefix. A draft model

@@ -18,10 +18,20 @@ import attrs
 
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError, SettingsError
-from kvdock.plugin.hookspecs import (AttachConfig, Finding)
+from kvdock.plugin.hookspecs import AttachConfig, Finding
 from kvdock.plugin.observer import observe
 from kvdock_sglang import engine_patches
-from kvdock_sglang.launch_flags import (DOOR, EXTRA, PREFETCH, WAIT, Flags, command_line, configuration, engine_problems, from_words)
+from kvdock_sglang.launch_flags import (
+    DOOR,
+    EXTRA,
+    PREFETCH,
+    WAIT,
+    Flags,
+    command_line,
+    configuration,
+    engine_problems,
+    from_words,
+)
 from kvdock_sglang.settings import collect
 
 if TYPE_CHECKING:

@@ -17,13 +17,14 @@ import numpy as np
 
 from kvdock.batch import Outcome
 from kvdock.errors import RegionError
-from kvdock.region import (Block, Region, block_of)
+from kvdock.region import Block, Region, block_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvdock.pools.spec import (PoolSpec, Shard)
-    from kvdock.transfer import Attachment
+    from kvdock.pools.shard import Shard
+    from kvdock.pools.spec import PoolSpec
+    from kvdock.transfer.attachment import Attachment
 
 
 @attrs.frozen(eq=False)

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.hits import Bools, Hits, evaluate
-from kvdock.pools.spec import (HitPolicy, PoolSpec)
+from kvdock.hits import Hits, evaluate
+from kvdock.pools.enums import HitPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from kvdock.arrays import BoolArray
+    from kvdock.pools.spec import PoolSpec
 
 
 @attrs.frozen(eq=False)
@@ -27,13 +30,13 @@ class Asked:
     """
 
     spec: PoolSpec
-    there: Bools
+    there: BoolArray
 
     @classmethod
     def of(
         cls,
         spec: PoolSpec,
-        there: Bools,
+        there: BoolArray,
         *,
         policy: str,
         window: int = 0,

@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kvdock.errors import PoolError
-from kvdock.pools.spec import (DType, HitPolicy, Layout, Part, Per, PoolKind, PoolSpec, Shard, Sharding)
+from kvdock.pools.enums import DType, HitPolicy, Layout, Per, PoolKind, Sharding
+from kvdock.pools.part import Part
+from kvdock.pools.spec import PoolSpec
 from kvdock.region import Region
 from kvdock_sglang.pool_names import WINDOWS, EnginePool, is_draft
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from kvdock.pools.shard import Shard
 
 
 @attrs.frozen(kw_only=True)
@@ -190,7 +194,7 @@ class _Known:
             )
         return found
 
-    def whole_pages(self, buffer: Any) -> _Shape:  # noqa: ANN401 - tensor or tensors
+    def whole_pages(self, buffer: Any) -> _Shape:
         """Describe pages that are opaque rows of bytes, one per layer.
 
         Laid out layer first, each layer is a tensor of its own. That is told

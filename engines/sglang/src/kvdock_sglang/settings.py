@@ -13,10 +13,12 @@ from typing import Any
 
 import attrs
 
+from kvdock.config.core import CoreSettings, Staging
+from kvdock.config.fields import choice, option, secret
 from kvdock.config.sources import load_configuration
-from kvdock.config.core import (CoreSettings, Staging)
+from kvdock.config.structure import structure
 from kvdock.errors import SettingsError, nearest
-from kvdock.config.fields import (choice, format_seconds, option, secret, structure)
+from kvdock.units import format_seconds
 from kvdock_sglang.pool_names import POOL_NAMES
 
 ENGINE_KEYS = frozenset(

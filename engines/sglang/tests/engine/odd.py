@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pluggy
 
-from kvdock.plugin import hookspecs
-from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
-from kvdock.plugin.discovery import (Candidate, LoadedPlugin)
-from kvdock.dock import Backend, Dock
-from kvdock.plugin.hookspecs import (AttachConfig, hookimpl)
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.dock import Dock
 from kvdock.keys import key_suffixes
-from kvdock.plugin.manifest import (API_VERSION, KindSupport, Manifest, Scope, Support)
-from kvdock.pools.spec import (HitPolicy, PoolKind, PoolSpec, Shard)
+from kvdock.plugin import hookspecs
+from kvdock.plugin.backend import Backend
+from kvdock.plugin.discovery import Candidate, LoadedPlugin
+from kvdock.plugin.hookspecs import AttachConfig, hookimpl
+from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
+from kvdock.pools.enums import HitPolicy, PoolKind
 
 if TYPE_CHECKING:
+    from kvdock.pools.shard import Shard
+    from kvdock.pools.spec import PoolSpec
     from kvdock.region import Region
 
 

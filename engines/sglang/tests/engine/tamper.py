@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import kvdock_trace
-from kvdock.batch import (Batch, Operation)
+from kvdock.batch import Batch, Operation
 from kvdock.dock import Dock
 from kvdock.region import Region
-from kvdock.transfer import Attachment
+from kvdock.transfer.attachment import Attachment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ def alter(trace: Path) -> int:
             names.update((name, None) for name, ok in good if ok)
     replaced = 0
     for kept in trace.glob("*.pickle"):
-        plan, space, settings = pickle.loads(kept.read_bytes())  # noqa: S301 - written by the same tests
+        plan, space, settings = pickle.loads(kept.read_bytes())
         scratch, regions = {}, {}
         for route in plan.accepted:
             name, count = route.pool.name, max(1, len(stored.get(route.pool.name, {})))

@@ -24,12 +24,15 @@ from sglang.srt.mem_cache.storage.mooncake_store.mooncake_store import MooncakeS
 
 from kvdock.compat import CompatKeys, Spelling
 from kvdock.errors import NamespaceError
-from kvdock.pools.spec import (PoolSpec, Shard, Sharding)
+from kvdock.pools.enums import Sharding
+from kvdock.pools.shard import Shard
 from kvdock_sglang.host_pools import Place, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from kvdock.pools.spec import PoolSpec
 
 MODEL = "org/Model"
 TP = Shard(tp_rank=1, tp_size=2)

@@ -249,8 +249,12 @@ def test_without_the_hook_the_layout_stays_whatever_the_plugin_needs(
     assert layout_for(monkeypatch, Support.NO) == "layer_first"
 
 
-@pytest.mark.parametrize("closed", engine_patches.CLOSED, ids=lambda one: one.target[-40:])
-def test_every_hook_finds_its_function_in_this_sglang(closed: engine_patches.Closed) -> None:
+@pytest.mark.parametrize(
+    "closed", engine_patches.CLOSED, ids=lambda one: one.target[-40:]
+)
+def test_every_hook_finds_its_function_in_this_sglang(
+    closed: engine_patches.Closed,
+) -> None:
     assert callable(pkgutil.resolve_name(closed.target))
 
 

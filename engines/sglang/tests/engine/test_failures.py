@@ -25,7 +25,7 @@ from sglang.srt.mem_cache.unified_cache.storage_attachment import StorageAttachm
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError, NoRoute
 from kvdock.plugin.manifest import Support
-from kvdock.pools.spec import PoolKind
+from kvdock.pools.enums import PoolKind
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
@@ -87,7 +87,7 @@ def test_a_lenient_engine_restores_the_target_beside_an_empty_draft(
     load: Callable[[odd.Odd], odd.Odd],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    late: bool,  # noqa: FBT001 - a parameter of the test
+    late: bool,
 ) -> None:
     load(odd.Odd(draft=Support.NO))
     target, draft = zoo.mha_host(), zoo.mha_host(layers=1)

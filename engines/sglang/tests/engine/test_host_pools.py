@@ -14,7 +14,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
 
 from kvdock.errors import KvdockError, PoolError
-from kvdock.pools.spec import Shard
+from kvdock.pools.shard import Shard
 from kvdock_sglang import host_pools
 from kvdock_sglang.pool_names import POOL_NAMES
 

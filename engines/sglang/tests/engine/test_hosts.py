@@ -17,7 +17,7 @@ from sglang.srt.server_args import ServerArgs
 
 from kvdock.errors import NoRoute
 from kvdock_sglang import storage
-from kvdock_sglang.namespace import (ranks_on_host, target_kv_heads)
+from kvdock_sglang.namespace import ranks_on_host, target_kv_heads
 
 
 def run_on(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:

@@ -11,7 +11,7 @@ from sglang.srt import runtime_context
 from sglang.srt.server_args import ServerArgs
 
 from kvdock.plugin.hookspecs import AttachConfig
-from kvdock_sglang.namespace import (STARTED_WITH, Ranks, namespace, started_with)
+from kvdock_sglang.namespace import STARTED_WITH, Ranks, namespace, started_with
 from kvdock_sglang.settings import AdapterSettings
 
 

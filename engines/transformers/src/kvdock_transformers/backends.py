@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from kvdock import (Dock, KvdockError, Plan, Scope)
-from kvdock.plugin import discovery
+from kvdock import Dock, KvdockError, Plan, Scope
 from kvdock.config.sources import load_configuration
 from kvdock.errors import PluginError, SettingsError
+from kvdock.plugin import discovery
 
 SERVERS = "kvdock.servers"
 """Entry points of servers that backends bring for demos, by backend."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from kvdock import Attachment, Dock, Namespace, Plan, PoolSpec, Shard
 from kvdock.batch import Outcome
-from kvdock.transfer import NO_PAGE
+from kvdock.transfer.result import NO_PAGE
 from kvdock_transformers.backends import Settings
 from kvdock_transformers.paged import PagedModel
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvdock.plugin.hookspecs import (AttachConfig, Capacity, Finding, hookimpl)
 from kvdock.keys import key_suffixes
-from kvdock.plugin.manifest import (API_VERSION, KindSupport, Manifest, Scope, Support)
-from kvdock.pools.spec import (HitPolicy, PoolKind, PoolSpec, Shard)
+from kvdock.plugin.hookspecs import AttachConfig, Capacity, Finding, hookimpl
+from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
+from kvdock.pools.enums import HitPolicy, PoolKind
 from kvdock_file.settings import FileSettings
 
 if TYPE_CHECKING:
-    from kvdock.batch import (Batch, BatchResult)
+    from kvdock.batch import Batch, BatchResult
+    from kvdock.pools.shard import Shard
+    from kvdock.pools.spec import PoolSpec
     from kvdock.region import Region
     from kvdock.segments import SegmentStore
 
@@ -49,7 +51,7 @@ def kvdock_manifest() -> Manifest:
 @hookimpl
 def kvdock_probe(config: AttachConfig) -> Sequence[Finding]:
     """Look whether the root can be used, and how much room it has."""
-    from kvdock_file.probe import examine  # noqa: PLC0415 - keeps a listing light
+    from kvdock_file.probe import examine
 
     return examine(config.settings)
 
@@ -59,7 +61,7 @@ def kvdock_register_pool(
     pool: PoolSpec, region: Region, config: AttachConfig
 ) -> SegmentStore:
     """Open the store of this namespace and pool."""
-    from kvdock_file.store import open_store  # noqa: PLC0415 - same
+    from kvdock_file.store import open_store
 
     return open_store(pool, region, config)
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from kvdock.errors import KvdockError
 from kvdock.plugin.hookspecs import Finding
-from kvdock.segments.full import bytes_by_namespace, way_out
 from kvdock.segments.paths import open_root
-from kvdock.config.fields import format_bytes
+from kvdock.segments.usage import bytes_by_namespace, way_out
+from kvdock.units import format_bytes
 
 if TYPE_CHECKING:
     from kvdock_file.settings import FileSettings

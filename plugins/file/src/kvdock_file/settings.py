@@ -6,8 +6,8 @@ from pathlib import Path
 
 import attrs
 
+from kvdock.config.fields import option, size
 from kvdock.errors import SettingsError
-from kvdock.config.fields import (option, size)
 
 
 @attrs.frozen
@@ -59,5 +59,5 @@ class FileSettings:
             raise SettingsError(
                 f"segment_bytes {self.segment_bytes} is less than 64 KiB"
             )
-        if not 1 <= self.threads <= 256:  # noqa: PLR2004 - more is a mistake
+        if not 1 <= self.threads <= 256:
             raise SettingsError(f"threads {self.threads} is not between 1 and 256")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvdock.keys import canonical
+from kvdock.namespace import canonical
 from kvdock.segments import Limits, Place, SegmentStore, Tenure, ThreadEngine
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ import attrs
 import numpy as np
 
 if TYPE_CHECKING:
-    from kvdock.batch import (Batch, Int64s)
+    from kvdock.arrays import Int64Array
+    from kvdock.batch import Batch
     from kvdock.region import Block
 
 
-def repeated(sizes: Int64s) -> bool:
+def repeated(sizes: Int64Array) -> bool:
     """Return whether all rows are a view of one, as a region makes them."""
     return len(sizes) > 0 and sizes.strides[0] == 0
 
@@ -24,7 +25,7 @@ def parts(batch: Batch, rows: int) -> Iterator[tuple[int, Batch]]:
         yield start, batch.part(start, start + rows)
 
 
-def rounds(keys: Sequence[str]) -> list[Int64s]:
+def rounds(keys: Sequence[str]) -> list[Int64Array]:
     """Divide rows so that no key comes twice in one round."""
     seen: dict[str, int] = {}
     rounds: list[list[int]] = []
@@ -36,7 +37,7 @@ def rounds(keys: Sequence[str]) -> list[Int64s]:
     return [np.array(rows, np.int64) for rows in rounds]
 
 
-def rows_of(batch: Batch, rows: Int64s) -> Batch:
+def rows_of(batch: Batch, rows: Int64Array) -> Batch:
     """Return some keys of a batch with their memory."""
     keys = [batch.keys[row] for row in rows.tolist()]
     if not len(batch.addresses):
@@ -82,7 +83,7 @@ def pieces_of(batch: Batch) -> tuple[list[Any], list[Any]]:
     )
 
 
-def sizes_of(store: Any, keys: list[str]) -> Int64s:  # noqa: ANN401 - the library's own class
+def sizes_of(store: Any, keys: list[str]) -> Int64Array:
     """Return the stored bytes of each key, 0 where they are not known."""
     found = store.batch_get_replica_desc(keys)
     sizes = np.zeros(len(keys), np.int64)

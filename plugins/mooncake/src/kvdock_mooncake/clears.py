@@ -33,7 +33,7 @@ and clear them, not quite at once. Whoever opened first would find what another
 rank's lease has kept, and hold it with a lease of its own."""
 
 
-class Shut(Exception):  # noqa: N818 - leaves a client's `using`, never this plugin
+class Shut(Exception):
     """No call may be made: shut, or in a forked child."""
 
 
@@ -71,7 +71,7 @@ class Space:
         with self._lock:
             self._inside -= 1
 
-    def clear(self, client: Client, store: Any, deadline_s: float) -> int:  # noqa: ANN401 - the library's own class
+    def clear(self, client: Client, store: Any, deadline_s: float) -> int:
         """Forget the namespace; return 0, or the library's number."""
         with self._lock:
             if not self.closed and self._held_s():
@@ -84,7 +84,7 @@ class Space:
             self._open()
             raise
 
-    def _clear(self, client: Client, store: Any, deadline_s: float) -> int:  # noqa: ANN401 - the library's own class
+    def _clear(self, client: Client, store: Any, deadline_s: float) -> int:
         client.sightings.forget_all()
         until = min(deadline_s, time.monotonic() + _WAITED_FOR_S)
         while True:
@@ -147,6 +147,6 @@ class Space:
             )
         client.release(member)
 
-    def _remove(self, store: Any) -> int:  # noqa: ANN401 - the library's own class
+    def _remove(self, store: Any) -> int:
         """Remove all that no lease holds; return 0, or the library's number."""
         return min(0, int(store.remove_by_regex(f"^{re.escape(self.namespace)}/.*")))

@@ -21,17 +21,17 @@ import attrs
 
 from kvdock.errors import RegionError
 from kvdock.region import Block
-from kvdock_mooncake.inflight import Allowance
-from kvdock_mooncake.shared_segments import ARENA
-from kvdock_mooncake.shutdown import BACKGROUND
 from kvdock_mooncake.clears import Shut, Space
-from kvdock_mooncake.error_codes import (MASTER_LOST, sentence_of)
+from kvdock_mooncake.connect import join, limit_patience, put_config
+from kvdock_mooncake.error_codes import MASTER_LOST, sentence_of
 from kvdock_mooncake.health import Health
-from kvdock_mooncake.connect import (join, limit_patience, put_config)
-from kvdock_mooncake.lookup_cache import Sightings
+from kvdock_mooncake.inflight import Allowance
 from kvdock_mooncake.library import Library, load
+from kvdock_mooncake.lookup_cache import Sightings
 from kvdock_mooncake.master import Master
 from kvdock_mooncake.registered_memory import KnownMemory
+from kvdock_mooncake.shared_segments import ARENA
+from kvdock_mooncake.shutdown import BACKGROUND
 from kvdock_mooncake.spill import SpillFolder
 from kvdock_mooncake.warmup import Scratch
 
@@ -180,7 +180,7 @@ class Client:
         finally:
             self.leave(member)
 
-    def enter(self, member: Member) -> Any:  # noqa: ANN401 - the library's own class
+    def enter(self, member: Member) -> Any:
         """Lend the store until `leave`; see `using`.
 
         Raises:
@@ -306,7 +306,7 @@ class Client:
                 return may and not remove(store)
         except Shut:
             return False
-        except Exception as error:  # noqa: BLE001 - the library's, of any kind
+        except Exception as error:
             log.debug("mooncake: an errand failed: %s", error)
             return False
 
@@ -360,7 +360,7 @@ class Client:
     def _register(self, block: Block) -> None:
         self._register_with(self._store, block)
 
-    def _register_with(self, store: Any, block: Block) -> None:  # noqa: ANN401 - the library's own class
+    def _register_with(self, store: Any, block: Block) -> None:
         status = store.register_buffer(block.address, block.nbytes)
         if not status:
             ARENA.enter(block, self)
@@ -419,14 +419,14 @@ class Client:
         self.health.reset()
         try:
             self._swap(join(self.library, self.settings))
-        except Exception as error:  # noqa: BLE001 - nobody may be left waiting
+        except Exception as error:
             log.warning("the Mooncake cluster cannot be joined again: %s", error)
         self.sightings.forget_all()
         with self._changed:
             if self.state is State.RENEWING:
                 self.state = State.READY
 
-    def _swap(self, store: Any) -> None:  # noqa: ANN401 - the library's own class
+    def _swap(self, store: Any) -> None:
         """Take a new store and shut the old one, or the new one if it is unfit.
 
         The last pool may have left meanwhile, and shut the old one.

@@ -9,11 +9,15 @@ Source: Mooncake 0.3.13, mooncake-store/include/types.h, ErrorCode.
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
-from kvdock.batch import (Int64s, Outcome, Outcomes)
+from kvdock.batch import Outcome
+
+if TYPE_CHECKING:
+    from kvdock.arrays import Int64Array, OutcomeArray
 
 NO_ROOM = -200
 """No segment has room: full of leased objects, or there is no segment."""
@@ -93,7 +97,7 @@ for _number, _code in _CODES.items():
 _OUTCOMES.flags.writeable = False
 
 
-def outcomes_of(numbers: Int64s) -> Outcomes:
+def outcomes_of(numbers: Int64Array) -> OutcomeArray:
     """Return the outcome of each number; 0 and above is OK.
 
     Args:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
-from kvdock.batch import (Int64s, Operation)
-from kvdock_mooncake.error_codes import (LEASED, NO_ROOM, NOT_FOUND, NOT_READY, TRANSFER_FAILED, sentence_of)
+from kvdock.batch import Operation
+from kvdock_mooncake.error_codes import (
+    LEASED,
+    NO_ROOM,
+    NOT_FOUND,
+    NOT_READY,
+    TRANSFER_FAILED,
+    sentence_of,
+)
+
+if TYPE_CHECKING:
+    from kvdock.arrays import Int64Array
 
 log = logging.getLogger("kvdock")
 
@@ -48,7 +59,7 @@ class Health:
     def _stuck_s(self) -> float:
         return max(_STUCK_LEAST_S, _STUCK_TTLS * self.client_ttl_s)
 
-    def note(self, operation: Operation, numbers: Int64s) -> None:
+    def note(self, operation: Operation, numbers: Int64Array) -> None:
         """Log what failed, each reason at most twice a minute.
 
         Args:
@@ -74,7 +85,7 @@ class Health:
                 sentence_of(number),
             )
 
-    def _judge(self, operation: Operation, numbers: Int64s, now: float) -> None:
+    def _judge(self, operation: Operation, numbers: Int64Array, now: float) -> None:
         moved = numbers > 0 if operation is Operation.GET else numbers == 0
         if moved.any():
             self.fine(operation)

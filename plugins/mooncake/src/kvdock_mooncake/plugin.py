@@ -6,21 +6,29 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from kvdock.config.structure import structure
 from kvdock.errors import KvdockError, PluginError
-from kvdock.plugin.hookspecs import (AttachConfig, Finding, HostMemory, hookimpl)
 from kvdock.keys import key_suffixes
-from kvdock.plugin.manifest import (API_VERSION, Capability, KindSupport, Manifest, Scope, Support, Verdict)
-from kvdock.config.fields import structure
-from kvdock.pools.enums import (HitPolicy, PoolKind)
+from kvdock.plugin.hookspecs import AttachConfig, Finding, HostMemory, hookimpl
+from kvdock.plugin.manifest import (
+    API_VERSION,
+    Capability,
+    KindSupport,
+    Manifest,
+    Scope,
+    Support,
+    Verdict,
+)
+from kvdock.pools.enums import HitPolicy, PoolKind
 from kvdock_mooncake.settings import MooncakeSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvdock.batch import (Batch, BatchResult)
+    from kvdock.batch import Batch, BatchResult
+    from kvdock.pools.shard import Shard
     from kvdock.pools.spec import PoolSpec
     from kvdock.region import Region
-    from kvdock.pools.shard import Shard
     from kvdock_mooncake.pool import PoolHandle
 
 _ANY_POOL = KindSupport(
@@ -61,7 +69,7 @@ def kvdock_manifest() -> Manifest:
 @hookimpl
 def kvdock_probe(config: AttachConfig) -> Sequence[Finding]:
     """Look at the library, the master and the host."""
-    from kvdock_mooncake.probe import findings  # noqa: PLC0415 - keeps a listing light
+    from kvdock_mooncake.probe import findings
 
     return findings(config.settings or _unsaid())
 
@@ -79,7 +87,7 @@ def kvdock_check_capability(
         return Verdict(Support.NATIVE, "without a standalone client any memory will do")
     if capability is not Capability.STORE:
         return None
-    from kvdock_mooncake.library import installed, the_wheel  # noqa: PLC0415 - as above
+    from kvdock_mooncake.library import installed, the_wheel
 
     try:
         the_wheel(installed())
@@ -112,7 +120,7 @@ def kvdock_allocate(nbytes: int, config: AttachConfig) -> HostMemory | None:
     settings = _joins_with(config)
     if not settings.standalone:
         return None
-    from kvdock_mooncake.shared_memory import allocate  # noqa: PLC0415 - as above
+    from kvdock_mooncake.shared_memory import allocate
 
     return allocate(settings, nbytes, config)
 
@@ -122,10 +130,10 @@ def kvdock_register_pool(
     pool: PoolSpec, region: Region, config: AttachConfig
 ) -> PoolHandle:
     """Join the cluster, or share the client that has, and register memory."""
-    from kvdock_mooncake.shared_clients import join_pool  # noqa: PLC0415 - as above
-    from kvdock_mooncake.pool import PoolHandle  # noqa: PLC0415 - as above
-    from kvdock_mooncake.spill import owner_of  # noqa: PLC0415 - as above
-    from kvdock_mooncake.warmup import nothing_stored  # noqa: PLC0415 - as above
+    from kvdock_mooncake.pool import PoolHandle
+    from kvdock_mooncake.shared_clients import join_pool
+    from kvdock_mooncake.spill import owner_of
+    from kvdock_mooncake.warmup import nothing_stored
 
     del pool
     settings = _joins_with(config)

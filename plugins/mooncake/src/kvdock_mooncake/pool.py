@@ -12,12 +12,33 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.batch import (Batch, BatchResult, Int64s, Operation, Outcome, Outcomes)
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock_mooncake.batching import (
+    marked,
+    parts,
+    pieces_of,
+    repeated,
+    rounds,
+    rows_of,
+    sizes_of,
+)
 from kvdock_mooncake.clears import Shut, Space
-from kvdock_mooncake.error_codes import (BAD_ARGUMENTS, LEASED, MASTER_LOST, MASTER_SILENT, NO_ANSWER, NO_ROOM, NO_TIME, NOT_FOUND, NOT_READY, TRANSFER_FAILED, outcomes_of)
-from kvdock_mooncake.batching import (marked, parts, pieces_of, repeated, rounds, rows_of, sizes_of)
+from kvdock_mooncake.error_codes import (
+    BAD_ARGUMENTS,
+    LEASED,
+    MASTER_LOST,
+    MASTER_SILENT,
+    NO_ANSWER,
+    NO_ROOM,
+    NO_TIME,
+    NOT_FOUND,
+    NOT_READY,
+    TRANSFER_FAILED,
+    outcomes_of,
+)
 
 if TYPE_CHECKING:
+    from kvdock.arrays import Int64Array, OutcomeArray
     from kvdock_mooncake.client import Client, Member
 
 log = logging.getLogger("kvdock")
@@ -91,7 +112,7 @@ class PoolHandle:
         finally:
             client.leave(self.member)
 
-    def _run(self, store: Any, batch: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
+    def _run(self, store: Any, batch: Batch) -> BatchResult:
         match batch.operation:
             case Operation.EXISTS:
                 return BatchResult.of(batch, self._exists(store, batch))
@@ -106,7 +127,7 @@ class PoolHandle:
 
     # --- Look up -------------------------------------------------------------
 
-    def _exists(self, store: Any, batch: Batch) -> Outcomes:  # noqa: ANN401 - the library's own class
+    def _exists(self, store: Any, batch: Batch) -> OutcomeArray:
         known = self.client.sightings.known(batch.keys)
         numbers = np.ones(len(batch), np.int64)
         if known.any():
@@ -133,7 +154,7 @@ class PoolHandle:
             outcomes[np.array(unfit, np.bool_)] = Outcome.ABSENT
         return outcomes
 
-    def _ask(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
+    def _ask(self, store: Any, batch: Batch) -> Sequence[int]:
         if self.client.library.probes:
             return [int(one) for one in store.batch_probe_key(batch.keys)]
         answer: Sequence[int] = store.batch_is_exist(batch.keys)
@@ -141,7 +162,7 @@ class PoolHandle:
 
     # --- Move ----------------------------------------------------------------
 
-    def _put(self, store: Any, asked: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
+    def _put(self, store: Any, asked: Batch) -> BatchResult:
         """Store; a number of 0 says that the key is there, not who wrote it."""
         batch = marked(asked, self.client.mark)
         unfit = self.client.unfit
@@ -162,7 +183,9 @@ class PoolHandle:
         self.client.health.note(Operation.PUT, numbers)
         return BatchResult.of(asked, outcomes_of(numbers))
 
-    def _waiting(self, store: Any, batch: Batch, call: Call, passing: int) -> Int64s:  # noqa: ANN401 - the library's own class
+    def _waiting(
+        self, store: Any, batch: Batch, call: Call, passing: int
+    ) -> Int64Array:
         """Move a batch; try again for a little while what may soon succeed.
 
         There is no room until eviction has freed some, in steps of some ten
@@ -181,7 +204,7 @@ class PoolHandle:
             numbers[rows] = self._moved(store, rows_of(batch, rows), call)
         return numbers
 
-    def _replace(self, store: Any, batch: Batch) -> Int64s:  # noqa: ANN401 - the library's own class
+    def _replace(self, store: Any, batch: Batch) -> Int64Array:
         """Write over objects of a wrong length: their keys refuse every put."""
         numbers = self._remove_unleased(store, batch)
         gone = np.flatnonzero((numbers == 0) | (numbers == NOT_FOUND))
@@ -190,7 +213,7 @@ class PoolHandle:
         numbers[gone] = self._waiting(store, anew, self._write, NO_ROOM)
         return numbers
 
-    def _get(self, store: Any, batch: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
+    def _get(self, store: Any, batch: Batch) -> BatchResult:
         """Load; the numbers are the bytes that each object really has."""
         wanted = batch.object_bytes
         if not wanted.all():
@@ -210,7 +233,7 @@ class PoolHandle:
 
     def _get_with_marks(
         self,
-        store: Any,  # noqa: ANN401 - the library's own class
+        store: Any,
         batch: Batch,
         marks: npt.NDArray[np.bool_],
     ) -> BatchResult:
@@ -227,11 +250,11 @@ class PoolHandle:
 
     def _judge_lengths(
         self,
-        store: Any,  # noqa: ANN401 - the library's own class
+        store: Any,
         batch: Batch,
-        numbers: Int64s,
-        outcomes: Outcomes,
-        nbytes: Int64s,
+        numbers: Int64Array,
+        outcomes: OutcomeArray,
+        nbytes: Int64Array,
     ) -> None:
         """Find objects of a wrong length among what failed, and mark them.
 
@@ -253,7 +276,7 @@ class PoolHandle:
             rows = np.flatnonzero(wrong).tolist()
             self.client.unfit.update(batch.keys[row] for row in rows)
 
-    def _write(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
+    def _write(self, store: Any, batch: Batch) -> Sequence[int]:
         config = self.client.put_config
         addresses, sizes = pieces_of(batch)
         put = (
@@ -264,7 +287,7 @@ class PoolHandle:
         answer: Sequence[int] = put(batch.keys, addresses, sizes, config)
         return answer
 
-    def _read(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
+    def _read(self, store: Any, batch: Batch) -> Sequence[int]:
         addresses, sizes = pieces_of(batch)
         get = (
             store.batch_get_into
@@ -281,7 +304,7 @@ class PoolHandle:
     # bytes of whatever is stored there next, and be told that all is well
     # (seen with 0.3.13). The lease of a reader is what keeps it safe.
 
-    def _delete(self, store: Any, batch: Batch) -> Outcomes:  # noqa: ANN401 - the library's own class
+    def _delete(self, store: Any, batch: Batch) -> OutcomeArray:
         """Remove keys; one that is not there is as good as removed."""
         numbers = self._remove_unleased(store, batch)
         # Not announced any more, and written over by the next put.
@@ -292,7 +315,7 @@ class PoolHandle:
         outcomes[outcomes == Outcome.ABSENT] = Outcome.OK
         return outcomes
 
-    def _remove_unleased(self, store: Any, batch: Batch) -> Int64s:  # noqa: ANN401 - the library's own class
+    def _remove_unleased(self, store: Any, batch: Batch) -> Int64Array:
         """Remove keys; wait for leases if they surely end in time."""
         self.client.sightings.forget(batch.keys)
         numbers = self._each(store, batch, self._remove)
@@ -309,13 +332,13 @@ class PoolHandle:
             numbers[leased] = np.where(again == NO_TIME, LEASED, again)
         return numbers
 
-    def _remove(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
+    def _remove(self, store: Any, batch: Batch) -> Sequence[int]:
         if "batch_remove" in self.client.library.methods:
             removed: Sequence[int] = store.batch_remove(batch.keys)
             return removed
         return [int(store.remove(key)) for key in batch.keys]
 
-    def _clear(self, store: Any, batch: Batch) -> Outcomes:  # noqa: ANN401 - the library's own class
+    def _clear(self, store: Any, batch: Batch) -> OutcomeArray:
         """Forget the own namespace, and nothing that begins otherwise."""
         outcomes = np.full(len(batch), Outcome.REFUSED, np.uint8)
         for row, prefix in enumerate(batch.keys):
@@ -329,7 +352,7 @@ class PoolHandle:
 
     # --- In calls of bounded size ---------------------------------------------
 
-    def _moved(self, store: Any, batch: Batch, call: Call) -> Int64s:  # noqa: ANN401 - the library's own class
+    def _moved(self, store: Any, batch: Batch, call: Call) -> Int64Array:
         """Move a batch in calls that are bounded by pieces and by bytes.
 
         No call names a key twice: the library then fills only the last one's
@@ -348,7 +371,7 @@ class PoolHandle:
         settings = self.client.settings
         most = min(settings.max_pieces // pieces, settings.max_call_bytes // largest)
 
-        def bounded(store: Any, part: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
+        def bounded(store: Any, part: Batch) -> Sequence[int]:
             allowance, most = self.client.allowance, len(part) * pieces
             if not allowance.enter(most, part.deadline_s):
                 return [NO_TIME] * len(part)
@@ -361,11 +384,11 @@ class PoolHandle:
 
     def _each(
         self,
-        store: Any,  # noqa: ANN401 - the library's own class
+        store: Any,
         batch: Batch,
         call: Call,
         rows: int = _LOOKUP_KEYS,
-    ) -> Int64s:
+    ) -> Int64Array:
         """Call for so many keys at a time, until the deadline."""
         numbers = np.full(len(batch), NO_TIME, np.int64)
         for start, part in [(0, batch)] if len(batch) <= rows else parts(batch, rows):
@@ -380,7 +403,7 @@ class PoolHandle:
                 break
         return numbers
 
-    def _master_answered(self, numbers: Int64s) -> bool:
+    def _master_answered(self, numbers: Int64Array) -> bool:
         if numbers[0] in MASTER_LOST and np.isin(numbers, MASTER_LOST).all():
             if not self._only_owners_lost(numbers):
                 self.client.master.lost()
@@ -391,7 +414,7 @@ class PoolHandle:
             self.client.master.found()
         return True
 
-    def _only_owners_lost(self, numbers: Int64s) -> bool:
+    def _only_owners_lost(self, numbers: Int64Array) -> bool:
         """Return whether the master answers although every key says no.
 
         A read from the disk of an owner that has died ends in the same number:

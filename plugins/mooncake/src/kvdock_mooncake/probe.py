@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from kvdock.errors import KvdockError
 from kvdock.plugin.hookspecs import Finding
-from kvdock.config.fields import format_bytes
-from kvdock_mooncake.connect import (check_library, check_transport)
+from kvdock.units import format_bytes
+from kvdock_mooncake.connect import check_library, check_transport
 from kvdock_mooncake.library import Library, installed, load, the_wheel
 from kvdock_mooncake.master import Master
 

@@ -15,14 +15,14 @@ import attrs
 import numpy as np
 
 from kvdock.errors import RegionError
-from kvdock.config.fields import format_bytes
+from kvdock.units import format_bytes
 
 if TYPE_CHECKING:
-    from kvdock.batch import Int64s
+    from kvdock.arrays import Int64Array
     from kvdock.region import Block
 
 
-def _none() -> Int64s:
+def _none() -> Int64Array:
     return np.zeros(0, np.int64)
 
 
@@ -35,7 +35,7 @@ class KnownMemory:
     """
 
     _users: dict[Block, int] = attrs.field(factory=dict, init=False)
-    _bounds: tuple[Int64s, Int64s] = attrs.field(
+    _bounds: tuple[Int64Array, Int64Array] = attrs.field(
         factory=lambda: (_none(), _none()), init=False
     )
 
@@ -87,7 +87,7 @@ class KnownMemory:
             self._sort()
             unregister(known)
 
-    def covers(self, addresses: Int64s, sizes: Int64s) -> bool:
+    def covers(self, addresses: Int64Array, sizes: Int64Array) -> bool:
         """Return whether every piece lies in one registered range.
 
         Args:

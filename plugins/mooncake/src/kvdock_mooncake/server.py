@@ -16,8 +16,9 @@ from pathlib import Path
 
 import attrs
 
+from kvdock.config.structure import structure
 from kvdock.errors import KvdockError
-from kvdock.config.fields import (format_bytes, structure)
+from kvdock.units import format_bytes
 from kvdock_mooncake.library import program, search_path
 from kvdock_mooncake.settings import MooncakeSettings
 
@@ -176,8 +177,8 @@ def _start(command: Sequence[str], port: int, log: Path | None) -> Server | None
     environment = dict(os.environ)
     if path := search_path(environment.get("LD_LIBRARY_PATH", "")):
         environment["LD_LIBRARY_PATH"] = path
-    with open(log or os.devnull, "ab") as output:  # noqa: PTH123 - a path or the null device
-        process = subprocess.Popen(  # noqa: S603 - a program of the installed wheel
+    with open(log or os.devnull, "ab") as output:
+        process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,

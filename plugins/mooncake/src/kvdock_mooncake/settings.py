@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.errors import SettingsError
+from kvdock.config.fields import choice, count, duration, option, size
 from kvdock.config.structure import Elsewhere
-from kvdock.config.fields import (choice, count, duration, format_bytes, option, parse_bytes, size)
+from kvdock.errors import SettingsError
+from kvdock.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from kvdock.pools.shard import Shard

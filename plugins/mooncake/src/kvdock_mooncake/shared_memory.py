@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvdock.plugin.hookspecs import (AttachConfig, HostMemory)
-from kvdock_mooncake.shared_segments import ARENA
-from kvdock_mooncake.shared_clients import join_pool
+from kvdock.plugin.hookspecs import AttachConfig, HostMemory
 from kvdock_mooncake.registered_memory import RawMemory
+from kvdock_mooncake.shared_clients import join_pool
+from kvdock_mooncake.shared_segments import ARENA
 from kvdock_mooncake.spill import owner_of
 
 if TYPE_CHECKING:

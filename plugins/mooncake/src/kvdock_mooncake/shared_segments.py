@@ -14,7 +14,7 @@ import attrs
 
 from kvdock.errors import RegionError
 from kvdock.region import Block
-from kvdock.config.fields import format_bytes
+from kvdock.units import format_bytes
 
 
 @attrs.define(eq=False)

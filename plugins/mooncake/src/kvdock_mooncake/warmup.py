@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.region import Block
-from kvdock_mooncake.error_codes import (NO_ROOM, TRANSFER_FAILED, sentence_of)
+from kvdock_mooncake.error_codes import NO_ROOM, TRANSFER_FAILED, sentence_of
 from kvdock_mooncake.master import ClusterError
 from kvdock_mooncake.registered_memory import RawMemory
 
@@ -52,7 +52,7 @@ class Scratch:
         """All of it, to be registered."""
         return Block(int(self.memory.ctypes.data), 2 * _BYTES)
 
-    def prove(self, store: Any, namespace: str, put_config: Any) -> int:  # noqa: ANN401 - the library's own classes
+    def prove(self, store: Any, namespace: str, put_config: Any) -> int:
         """Store it, read it back and remove it, under a key of our own.
 
         Peers may not be reachable in the first moments, so it is tried again.
@@ -84,7 +84,7 @@ class Scratch:
             fix="Look at the master's log.",
         )
 
-    def _there_and_back(self, store: Any, key: str, put_config: Any) -> int:  # noqa: ANN401 - the library's own classes
+    def _there_and_back(self, store: Any, key: str, put_config: Any) -> int:
         """Store it and read it back; return the bytes or the library's number."""
         here, size = self.block.address, _BYTES
         self.memory[1] = 0

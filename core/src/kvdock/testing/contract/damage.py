@@ -9,8 +9,8 @@ import pytest
 
 from kvdock.batch import Outcome
 from kvdock.testing.cases import Case, claimed, contract_test, one_sample
+from kvdock.testing.harness import Harness, Rig, spelled
 from kvdock.testing.oracles import Oracle
-from kvdock.testing.harness import (Harness, Rig, spelled)
 from kvdock.testing.samples import page_hashes
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import pytest
 
 from kvdock.errors import SettingsError
 from kvdock.plugin.hookspecs import AttachConfig
-from kvdock.plugin.manifest import (Capability, Manifest, Scope, Support)
-from kvdock.pools.spec import (Layout, ObjectUnit, PoolKind, Shard, Sharding)
-from kvdock.routing.plan import (Path, Route)
+from kvdock.plugin.manifest import Capability, Manifest, Scope, Support
+from kvdock.pools.enums import Layout, ObjectUnit, PoolKind, Sharding
+from kvdock.routing.verdicts import Path
 from kvdock.testing.cases import (
     UNDECLARED,
     Case,
@@ -29,6 +29,8 @@ from kvdock.testing.samples import Sample, page_hashes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from kvdock.pools.shard import Shard
+    from kvdock.routing.plan import Route
     from kvdock.testing.harness import Harness
 
 

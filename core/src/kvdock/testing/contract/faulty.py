@@ -9,28 +9,29 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kvdock.batch import Outcome
-from kvdock.config.core import (CoreSettings, Deadlines, Integrity)
+from kvdock.config.core import CoreSettings, Deadlines, Integrity
 from kvdock.dock import Dock
+from kvdock.namespace import Namespace
+from kvdock.observers.faults import Fault, FaultInjector, FaultSettings
 from kvdock.plugin.hookspecs import AttachConfig
-from kvdock.keys import Namespace
 from kvdock.plugin.manifest import Scope
 from kvdock.plugin.observer import put_around
-from kvdock.observers.faults import Fault, FaultInjector, FaultSettings
-from kvdock.pools.spec import (HitPolicy, Shard)
-from kvdock.transfer import Attachment
+from kvdock.pools.enums import HitPolicy
+from kvdock.pools.shard import Shard
+from kvdock.routing.verdicts import Needs
 from kvdock.testing.cases import Case, contract_test, one_sample
+from kvdock.testing.harness import PATIENCE_S, SOON_S, Harness
 from kvdock.testing.loading import load_backend
 from kvdock.testing.memory import PageMemory
-from kvdock.testing.harness import (PATIENCE_S, SOON_S, Harness)
 from kvdock.testing.samples import Sample, page_hashes
-from kvdock.routing.verdicts import Needs
+from kvdock.transfer.attachment import Attachment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from kvdock.plugin.manifest import Manifest
     from kvdock.pools.spec import PoolSpec
-    from kvdock.transfer import Moved
+    from kvdock.transfer.result import Moved
 
 PAGES = page_hashes(8)
 DEADLINE_S = 0.5

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kvdock.batch import (Batch, Operation, Outcome)
-from kvdock.pools.spec import (PoolKind, PoolSpec, Shard)
+from kvdock.batch import Batch, Operation, Outcome
+from kvdock.pools.enums import PoolKind
+from kvdock.pools.shard import Shard
 from kvdock.testing.cases import contract_test, limited, one_sample, samples
-from kvdock.testing.harness import (PATIENCE_S, Harness, Rig, spelled)
+from kvdock.testing.harness import PATIENCE_S, Harness, Rig, spelled
 from kvdock.testing.samples import Sample, page_hash, page_hashes
 from kvdock.testing.workers import Worker
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kvdock.plugin.manifest import Manifest
+    from kvdock.pools.spec import PoolSpec
 
 
 LONGEST_TRIED_BYTES = 1 << 16

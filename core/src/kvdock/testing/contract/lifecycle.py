@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kvdock.batch import (Batch, Operation, Outcome)
-from kvdock.plugin.manifest import (Manifest, Scope, Support)
+from kvdock.batch import Batch, Operation, Outcome
+from kvdock.plugin.manifest import Manifest, Scope, Support
 from kvdock.testing.cases import Case, contract_test, graded, one_sample
-from kvdock.testing.harness import (PATIENCE_S, Harness, Rig)
+from kvdock.testing.harness import PATIENCE_S, Harness, Rig
 from kvdock.testing.samples import Sample, page_hashes
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def _child(rig: Rig, *, safe: bool) -> None:
         outcomes = rig.get(PAGES)
     except AssertionError:
         raise
-    except Exception:  # noqa: BLE001 - refusing by an error is allowed if declared
+    except Exception:
         assert not safe, "declared fork safe, but it raised"
         return
     if safe:
@@ -238,7 +238,7 @@ def forked(job: Callable[[], None]) -> Iterator[Callable[[], str]]:
         try:
             job()
             word = "fine"
-        except BaseException as error:  # noqa: BLE001 - told to the parent
+        except BaseException as error:
             word = f"{type(error).__name__}: {error}"
         finally:
             os.write(write_end, word.encode()[:4000])

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvdock.batch import (Operation, Outcome)
+from kvdock.batch import Operation, Outcome
 from kvdock.testing.cases import Case, contract_test, graded, one_sample
-from kvdock.testing.harness import (Harness, Rig, spelled)
+from kvdock.testing.harness import Harness, Rig, spelled
 from kvdock.testing.samples import Sample, page_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from kvdock.plugin.manifest import (Manifest, Support)
+    from kvdock.plugin.manifest import Manifest, Support
     from kvdock.pools.spec import PoolSpec
 
 PAGE_BYTES = 16384

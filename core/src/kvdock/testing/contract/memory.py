@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from kvdock.plugin.hookspecs import AttachConfig
-from kvdock.plugin.manifest import (Capability, Support)
-from kvdock.pools.spec import Shard
+from kvdock.plugin.manifest import Capability, Support
+from kvdock.pools.shard import Shard
+from kvdock.routing.verdicts import Needs, declared
 from kvdock.testing.cases import contract_test, graded, one_sample
 from kvdock.testing.samples import Sample, page_hashes
-from kvdock.routing.verdicts import (Needs, declared)
 
 if TYPE_CHECKING:
     from kvdock.plugin.hookspecs import HostMemory

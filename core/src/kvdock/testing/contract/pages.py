@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kvdock.batch import (Batch, Operation, Outcome)
+from kvdock.batch import Batch, Operation, Outcome
 from kvdock.hits import evaluate
 from kvdock.testing.cases import contract_test, limited, one_sample, samples
-from kvdock.testing.harness import (PATIENCE_S, Harness, spelled)
+from kvdock.testing.harness import PATIENCE_S, Harness, spelled
 from kvdock.testing.routes import ANCHOR
 from kvdock.testing.samples import Sample, page_hash, page_hashes
 
 if TYPE_CHECKING:
-    from kvdock.pools.spec import PoolKind
+    from kvdock.pools.enums import PoolKind
 
 ODD_BYTES = (1, 511, 4097, 65537)
 """Page sizes that are a multiple of nothing."""

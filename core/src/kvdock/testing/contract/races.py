@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvdock.batch import Outcome
-from kvdock.plugin.manifest import (Scope, Support)
+from kvdock.plugin.manifest import Scope, Support
 from kvdock.testing.cases import claimed, contract_test, one_sample, reaching
-from kvdock.testing.harness import (Harness, spelled)
+from kvdock.testing.harness import Harness, spelled
 from kvdock.testing.samples import Sample, page_hashes
 from kvdock.testing.workers import Worker
 
@@ -41,7 +41,7 @@ def together(*jobs: Callable[[], None]) -> None:
         gate.wait()
         try:
             job()
-        except BaseException as error:  # noqa: BLE001 - handed to the caller
+        except BaseException as error:
             raised.append(error)
 
     threads = [threading.Thread(target=run, args=(job,)) for job in jobs]

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.plugin.manifest import (Manifest, Scope, Support)
-from kvdock.pools.spec import (Layout, PoolKind, PoolSpec, Shard, Sharding)
+from kvdock.plugin.manifest import Manifest, Scope, Support
+from kvdock.pools.enums import Layout, PoolKind, Sharding
+from kvdock.pools.shard import Shard
 from kvdock.testing.cases import Case, contract_test, graded_by_kind, samples
 from kvdock.testing.contract.declared import only_route
 from kvdock.testing.samples import HEADS, Sample, page_hashes
@@ -15,7 +16,8 @@ from kvdock.testing.samples import HEADS, Sample, page_hashes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvdock.testing.harness import (Harness, Rig)
+    from kvdock.pools.spec import PoolSpec
+    from kvdock.testing.harness import Harness, Rig
 
 PAGES = page_hashes(3)
 

@@ -25,7 +25,7 @@ from kvdock.testing.samples import Sample, page_hashes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvdock.testing.harness import (Harness, Rig)
+    from kvdock.testing.harness import Harness, Rig
 
 PAGES = page_hashes(6)
 CHOICES = st.lists(st.sampled_from(range(len(PAGES))), min_size=1, max_size=6)

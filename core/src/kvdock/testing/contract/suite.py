@@ -10,14 +10,19 @@ import pytest
 
 from kvdock.errors import KvdockError
 from kvdock.testing.cases import chooser_of, is_contract_test
-from kvdock.testing.contract.final_tests import (OPEN, check_collected, check_seal, contract_of)
-from kvdock.testing.loading import load_backend
+from kvdock.testing.contract.final_tests import (
+    OPEN,
+    check_collected,
+    check_seal,
+    contract_of,
+)
 from kvdock.testing.harness import Harness
+from kvdock.testing.loading import load_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from kvdock.dock import Backend
+    from kvdock.plugin.backend import Backend
     from kvdock.testing.oracles import Oracle
 
 

@@ -8,7 +8,7 @@ import pytest
 from kvdock.batch import Outcome
 from kvdock.plugin.manifest import Scope
 from kvdock.testing.cases import Case, contract_test, one_sample, reaching, samples
-from kvdock.testing.harness import (Harness, Rig, spelled)
+from kvdock.testing.harness import Harness, Rig, spelled
 from kvdock.testing.samples import Sample, page_hashes
 
 

@@ -11,8 +11,9 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from kvdock.testing.mutants import MUTANTS, Mutant, suite, word_of
-from kvdock.testing.subprocess import (Ended, Record, run_tests)
+from kvdock.testing.mutants import MUTANTS, suite
+from kvdock.testing.mutants.mutant import Mutant, word_of
+from kvdock.testing.subprocess import Ended, Record, run_tests
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvdock.plugin.hookspecs import (AttachConfig, HostMemory, hookimpl)
+from kvdock.plugin.hookspecs import AttachConfig, HostMemory, hookimpl
+from kvdock.testing.allocating_reference import WIPED, OwnMemoryReference, Piece
 from kvdock.testing.mutants.mutant import MemoryMutant
-from kvdock.testing.allocating_reference import (WIPED, OwnMemoryReference, Piece)
 
 
 class MemoryNeverBrought(OwnMemoryReference, MemoryMutant):

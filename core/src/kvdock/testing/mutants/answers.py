@@ -9,7 +9,7 @@ from typing import cast
 import attrs
 import numpy as np
 
-from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.testing.mutants.mutant import MemoryMutant
 from kvdock.testing.reference import Handle, store_segments
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from kvdock.plugin.hookspecs import (AttachConfig, hookimpl)
+from kvdock.plugin.hookspecs import AttachConfig, hookimpl
 from kvdock.testing.mutants.mutant import MemoryMutant
 
 if TYPE_CHECKING:
-    from kvdock.batch import (Batch, BatchResult, Outcome)
+    from kvdock.batch import Batch, BatchResult, Outcome
     from kvdock.pools.spec import PoolSpec
     from kvdock.region import Region
     from kvdock.testing.reference import Handle

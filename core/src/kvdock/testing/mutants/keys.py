@@ -14,8 +14,9 @@ from kvdock.testing.reference import FolderShelf, Handle, ReferenceSettings, She
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kvdock.batch import (Batch, BatchResult)
-    from kvdock.pools.spec import (PoolSpec, Shard)
+    from kvdock.batch import Batch, BatchResult
+    from kvdock.pools.shard import Shard
+    from kvdock.pools.spec import PoolSpec
 
 
 FILE_NAME_BYTES = 255

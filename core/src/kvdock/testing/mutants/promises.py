@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.plugin.hookspecs import hookimpl
-from kvdock.plugin.manifest import (Manifest, Scope)
+from kvdock.plugin.manifest import Manifest, Scope
 from kvdock.testing.mutants.mutant import FolderMutant, MemoryMutant
 from kvdock.testing.reference import DictShelf, Handle, ReferenceSettings, Shelf
 

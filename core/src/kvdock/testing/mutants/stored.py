@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from kvdock.batch import (Batch, BatchResult, Operation, Outcome)
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.testing.mutants.mutant import FolderMutant, MemoryMutant
 from kvdock.testing.reference import (
     CHECK_BYTES,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvdock.testing.contract import BackendContract, FaultContract
-from kvdock.testing.mutants import MUTANTS, FolderMutant, Mutant, word_of
+from kvdock.testing.mutants import MUTANTS
+from kvdock.testing.mutants.mutant import FolderMutant, Mutant, word_of
 from kvdock.testing.reference import FolderShelf, ShelfOracle
 
 if TYPE_CHECKING:

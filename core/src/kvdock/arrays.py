@@ -1,0 +1,14 @@
+"""Types of the arrays that go between modules, one name each."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+BoolArray = npt.NDArray[np.bool_]
+ByteArray = npt.NDArray[np.uint8]
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+UInt64Array = npt.NDArray[np.uint64]
+OutcomeArray = npt.NDArray[np.uint8]
+"""One `Outcome` for each row."""

@@ -1,0 +1,214 @@
+"""One loaded backend behind a typed facade."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kvdock.config.structure import structure
+from kvdock.errors import KvdockError, PluginError
+from kvdock.plugin import discovery, validation
+from kvdock.plugin.hookspecs import AttachConfig, Capacity, Finding, HostMemory
+from kvdock.plugin.manifest import Capability, Manifest, Support, Verdict
+
+if TYPE_CHECKING:
+    from kvdock.batch import Batch, BatchResult
+    from kvdock.pools.shard import Shard
+    from kvdock.pools.spec import PoolSpec
+    from kvdock.region import Region
+
+
+_OBSERVER = "observer:"
+"""How a plugin manager's names of observers begin."""
+
+
+@attrs.frozen(eq=False)
+class Backend:
+    """One loaded backend: a typed method for each of its hooks."""
+
+    plugin: discovery.LoadedPlugin
+
+    @property
+    def name(self) -> str:
+        """The backend's one name."""
+        return self.plugin.candidate.name
+
+    @property
+    def manifest(self) -> Manifest:
+        """What it declares."""
+        return self.plugin.manifest
+
+    @property
+    def observers(self) -> tuple[str, ...]:
+        """The names of the observers around it."""
+        return tuple(
+            name.removeprefix(_OBSERVER)
+            for name, _ in self.plugin.manager.list_name_plugin()
+            if name.startswith(_OBSERVER)
+        )
+
+    def put_around(self, name: str, built: object) -> None:
+        """Put an observer around it, for as long as it is loaded.
+
+        Raises:
+            PluginError: If one of that name is there already, or it does more
+                than to wrap and to listen.
+        """
+        self.check_observer(name, built)
+        self.plugin.manager.register(built, name=f"{_OBSERVER}{name}")
+
+    def check_observer(self, name: str, built: object) -> None:
+        """Refuse what cannot be put around it.
+
+        Raises:
+            PluginError: As `put_around`.
+        """
+        if name in self.observers:
+            raise PluginError(
+                f"observer {name!r} is around backend {self.name!r} already",
+                fix="Put observers around a dock once, after it is loaded.",
+            )
+        try:
+            validation.check_observer(built)
+        except validation.Breach as breach:
+            what = f"observer {name!r} cannot be used: {breach.cause}"
+            raise PluginError(what, fix=breach.fix) from breach
+
+    def settings(self, given: Mapping[str, object] | None) -> Any:
+        """Build its settings from a mapping.
+
+        Raises:
+            SettingsError: On an unknown, missing or wrong setting.
+        """
+        where = f"backend {self.name!r}"
+        cls = self.manifest.settings
+        if cls is None:
+            structure(_NoSettings, given or {}, where=where)
+            return None
+        return structure(cls, given or {}, where=where)
+
+    def probe(self, config: AttachConfig) -> tuple[Finding, ...]:
+        """Ask whether it could work here; a failing probe is a finding."""
+        return examined(lambda: self.plugin.hooks.kvdock_probe(config=config))
+
+    def check_capability(
+        self,
+        capability: Capability,
+        pool: PoolSpec,
+        shard: Shard,
+        settings: object = None,
+    ) -> Verdict | None:
+        """Ask for its own verdict; None where the manifest answers.
+
+        A backend that fails to answer is refused with that as the reason: it
+        must not keep the others from taking the pool.
+        """
+        try:
+            found = self.plugin.hooks.kvdock_check_capability(
+                capability=capability, pool=pool, shard=shard, settings=settings
+            )
+        except Exception as error:
+            why = f"{self.name} failed to judge {capability}: "
+            return Verdict(Support.NO, f"{why}{type(error).__name__}: {error}")
+        if found is not None and not isinstance(found, Verdict):
+            why = f"{self.name} judged {capability} with {found!r}, which is no Verdict"
+            return Verdict(Support.NO, why)
+        return found
+
+    def allocate(self, nbytes: int, config: AttachConfig) -> HostMemory | None:
+        """Ask for memory that it reaches; None where any memory will do.
+
+        Raises:
+            KvdockError: If it has none, or the answer is no such memory.
+        """
+        if "kvdock_allocate" not in self.plugin.implemented:
+            return None
+        found = self.plugin.hooks.kvdock_allocate(nbytes=nbytes, config=config)
+        if found is None:
+            return None
+        if not isinstance(found, HostMemory):
+            raise PluginError(
+                f"kvdock_allocate of {self.name} returned {found!r}",
+                fix="It returns a HostMemory, or None where any memory will do.",
+            )
+        from kvdock.region import block_of
+
+        try:
+            given = block_of(memoryview(found.buffer)).nbytes
+        except (TypeError, KvdockError) as error:
+            found.give_back()
+            raise PluginError(
+                f"kvdock_allocate of {self.name} brought what is no memory: {error}",
+                fix="Its buffer is writable and contiguous, with the buffer protocol.",
+            ) from error
+        if given != nbytes:
+            found.give_back()
+            raise PluginError(
+                f"kvdock_allocate of {self.name} was asked for {nbytes} bytes and "
+                f"brought {given}"
+            )
+        return found
+
+    def register_pool(
+        self, pool: PoolSpec, region: Region, config: AttachConfig
+    ) -> object:
+        """Hand it a pool's memory; return its handle."""
+        return self.plugin.hooks.kvdock_register_pool(
+            pool=pool, region=region, config=config
+        )
+
+    def key_suffix(self, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
+        """Ask how it ends the keys of a page's objects."""
+        found: Sequence[str] = self.plugin.hooks.kvdock_key_suffix(
+            pool=pool, shard=shard
+        )
+        return (found,) if isinstance(found, str) else tuple(found)
+
+    def batch_io(self, handle: object, batch: Batch) -> BatchResult:
+        """Run one batch and hold the answer against it.
+
+        Raises:
+            BatchError: If the answer is not one outcome per key.
+        """
+        from kvdock.batch import checked
+
+        result = self.plugin.hooks.kvdock_batch_io(handle=handle, batch=batch)
+        return checked(batch, result)
+
+    def capacity(self, handle: object) -> Capacity | None:
+        """Ask how full its store is; None where it does not say.
+
+        Raises:
+            TypeError: If the answer is no `Capacity`.
+        """
+        found = self.plugin.hooks.kvdock_capacity(handle=handle)
+        if found is not None and not isinstance(found, Capacity):
+            raise TypeError(f"kvdock_capacity returned {found!r}, which is no Capacity")
+        return found
+
+    def release(self, handle: object) -> None:
+        """Tell it that a pool has ended."""
+        self.plugin.hooks.kvdock_release(handle=handle)
+
+
+def examined(ask: Callable[[], Iterable[Finding] | None]) -> tuple[Finding, ...]:
+    """Ask for findings; whatever goes wrong with that is a finding too."""
+    try:
+        found: tuple[object, ...] = tuple(ask() or ())
+    except KvdockError as error:
+        return (Finding(ok=False, what=error.what, hint=error.fix),)
+    except (Exception, SystemExit) as error:
+        return (Finding(ok=False, what=f"{type(error).__name__}: {error}"),)
+    return tuple(
+        one
+        if isinstance(one, Finding)
+        else Finding(ok=False, what=f"{one!r} is no Finding", hint="Return Findings.")
+        for one in found
+    )
+
+
+@attrs.frozen
+class _NoSettings:
+    """The settings of a backend that has none."""

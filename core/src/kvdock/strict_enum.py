@@ -1,0 +1,20 @@
+"""Enumerations that name the nearest member when a value is unknown."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NoReturn
+
+from kvdock.errors import UnknownWord, nearest
+
+
+class Word(StrEnum):
+    """Base of the closed lists: a wrong word is refused with the nearest."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        known = [member.value for member in cls]
+        raise UnknownWord(
+            f"{value!r} is no {cls.__name__}",
+            fix=nearest(str(value), known) or f"Known are {', '.join(known)}.",
+        )
