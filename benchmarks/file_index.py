@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from kvdock.batch import Batch, Operation
-from kvdock.segments import Place, SegmentStore, ThreadEngine
+from kvdock.segments import PosixIOEngine, SegmentStore, StoreLocation
 from kvdock.segments.format import (
     RECORD,
     header_of,
     key_digests,
     key_seed,
-    sealed,
     uses_at,
+    with_checksums,
 )
 from kvdock.segments.paths import IndexName
 
@@ -57,7 +57,7 @@ def write_segments(root: Path, pages: int) -> None:
         with (folder / str(name)).open("wb") as file:
             file.write(header_of(segment, 1, SLOTS, PAGE_BYTES, PAGE_BYTES))
             file.seek(128)
-            file.write(sealed(records).tobytes())
+            file.write(with_checksums(records).tobytes())
             file.truncate(uses_at(SLOTS) + 8 * SLOTS)
         with (folder / name.data).open("wb") as file:
             file.truncate(SLOTS * PAGE_BYTES)
@@ -78,10 +78,12 @@ def measure(folder: Path, pages: int) -> dict[str, float]:
     """
     root = folder / f"index-{pages}"
     write_segments(root, pages)
-    place = Place(root=root, namespace=NAMESPACE, pool=POOL, object_bytes=(PAGE_BYTES,))
+    place = StoreLocation(
+        root=root, namespace=NAMESPACE, pool=POOL, object_bytes=(PAGE_BYTES,)
+    )
     before = resident_bytes()
     begun = time.perf_counter()
-    store = SegmentStore(place, ThreadEngine())
+    store = SegmentStore(place, PosixIOEngine())
     rebuild_s = time.perf_counter() - begun
     grown = resident_bytes() - before
     rng = np.random.default_rng(1)

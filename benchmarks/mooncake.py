@@ -45,7 +45,7 @@ from kvdock import (
 )
 from kvdock.config.core import CoreSettings, Integrity
 from kvdock.keys import build_keys
-from kvdock.routing.verdicts import Needs
+from kvdock.routing.verdicts import RouteRequirements
 from kvdock_mooncake.library import load
 from kvdock_mooncake.server import start_master, start_owner
 
@@ -106,8 +106,8 @@ class Attached:
     @property
     def client(self) -> Any:
         """The plugin's client, to reach the library behind its back."""
-        (berth, *_) = self.attachment.berths.values()
-        handle: Any = berth.handle
+        (attached, *_) = self.attachment.pools_by_name.values()
+        handle: Any = attached.handle
         return handle.client
 
 
@@ -124,7 +124,7 @@ def attached(
     they would be compared with nothing.
     """
     dock = Dock.load(require=("mooncake",))
-    needs = Needs(checks=integrity)
+    needs = RouteRequirements(checks=integrity)
     plan = dock.plan(pools, Shard(), ("mooncake",), needs=needs)
     memory = {
         pool.name: np.ones(pages * pool.page_bytes(Shard()), np.uint8) for pool in pools
@@ -225,7 +225,7 @@ def preparation_s(settings: dict[str, object], rounds: int) -> float:
         client = one.client
         real, client._store = client._store, InstantStore()
         hashes, places = hashes_of(1 << 21, BATCH), np.arange(BATCH)
-        berths: list[Any] = list(one.attachment.berths.values())
+        berths: list[Any] = list(one.attachment.pools_by_name.values())
 
         def prepare(operation: Operation) -> None:
             for berth in berths:

@@ -45,7 +45,7 @@ from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard
 from kvdock.pools.spec import PoolSpec
 from kvdock.region import Region
-from kvdock.routing.verdicts import Needs
+from kvdock.routing.verdicts import RouteRequirements
 from kvdock.transfer.attachment import Attachment
 
 PAGE_BYTES = 64 * 1024
@@ -147,7 +147,7 @@ def attached(
     )  # fmt: skip
     memory = np.ones((PAGES, PAGE_BYTES), np.uint8)
     core = core or CoreSettings()
-    plan = dock.plan([pool], Shard(), needs=Needs(checks=core.integrity))
+    plan = dock.plan([pool], Shard(), needs=RouteRequirements(checks=core.integrity))
     regions = {"kv": Region.of(pool, Shard(), [memory], PAGES)}
     return (
         Attachment.open(dock, plan, Namespace(model="m"), regions, core=core),
@@ -182,8 +182,8 @@ def overhead(count: int) -> dict[str, float]:
     observed, wrapped = attached(Copier(), observed=True)
     name = [f"{0:064x}"]
     batch = Batch(Operation.EXISTS, name, pool="kv")
-    handle = plain.berths["kv"].handle
-    line = observed.berths["kv"].line
+    handle = plain.pools_by_name["kv"].handle
+    channel = observed.pools_by_name["kv"].channel
     event = {
         "backend": "copier", "pool": "kv", "operation": Operation.EXISTS,
         "outcomes": {Outcome.OK: 1}, "nbytes": PAGE_BYTES, "seconds": 0.001,
@@ -192,7 +192,7 @@ def overhead(count: int) -> dict[str, float]:
         {
             "hook": lambda: backend.batch_io(handle, batch),
             "wrapped": lambda: wrapped.batch_io(handle, batch),
-            "told": lambda: line.tell(BatchEnded(**event)),  # type: ignore[arg-type]  # as written above
+            "told": lambda: channel.notify(BatchEnded(**event)),  # type: ignore[arg-type]  # as written above
             "exists": lambda: plain.exists(name),
             "exists_observed": lambda: observed.exists(name),
         },
@@ -213,18 +213,18 @@ def overhead(count: int) -> dict[str, float]:
 
 def handing_over(count: int) -> dict[str, float]:
     """What a thread of the crew adds to a call."""
-    from kvdock.resilience.executor import Crew
+    from kvdock.resilience.executor import DeadlineExecutor
 
-    crew = Crew("bench", 1, 1)
+    executor = DeadlineExecutor("bench", 1, 1)
     times = rounds(
         {
             "here": lambda: None,
-            "there": lambda: crew.call(lambda: None, time.monotonic() + 5),
+            "there": lambda: executor.run(lambda: None, time.monotonic() + 5),
         },
         count,
         500,
     )
-    crew.finish(time.monotonic() + 5, lambda: None)
+    executor.shutdown(time.monotonic() + 5, lambda: None)
     return {"hand_over_us": (times["there"] - times["here"]) * 1e6}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvdock.plugin.discovery import installed
+from kvdock.plugin.discovery import list_entry_points
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/reference/cli-json.md").read_text()
@@ -31,6 +31,8 @@ def test_every_schema_is_described(schema: str) -> None:
     assert f"`{schema}`" in PAGE
 
 
-@pytest.mark.parametrize("command", [one.name for one in installed("kvdock.commands")])
+@pytest.mark.parametrize(
+    "command", [one.name for one in list_entry_points("kvdock.commands")]
+)
 def test_every_command_has_a_section(command: str) -> None:
     assert re.search(rf"^## `kvdock {command}\b", PAGE, re.MULTILINE)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvdock.models.assembly import Deployment, assemble
-from kvdock.models.description import describe
+from kvdock.models.description import parse_description
 from kvdock.pools.factories import FAMILIES
 
 PAGE = Path(__file__).parents[1] / "docs/reference/model-descriptions.md"
@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[1] / "docs/reference/model-descriptions.md"
 def test_the_example_can_be_assembled(packed: bool) -> None:
     found = re.search(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert found is not None
-    model = describe("example", tomllib.loads(found[1]))
+    model = parse_description("example", tomllib.loads(found[1]))
     pools = assemble(model, Deployment(tp_size=2, packed=packed), draft="mtp").pools
     names = [pool.name for pool in pools]
     assert names == (["kv", "mamba"] if packed else ["kv", "mamba", "draft"])

@@ -11,9 +11,9 @@ import attrs
 import pytest
 
 from kvdock.errors import PluginError, SettingsError
-from kvdock.testing.report import Checkup
+from kvdock.testing.report import CheckReport
 from kvdock.testing.report import _about as checkup_of
-from kvdock.testing.subprocess import Ended, Record
+from kvdock.testing.subprocess import FinishedRun, Record
 from kvdock_cli.commands.check import check
 from kvdock_cli.commands.doctor import doctor
 from kvdock_cli.output import UsageProblem
@@ -27,11 +27,13 @@ GROUPS = {
 }
 
 
-def ended(name: str, case: str, how: str, why: str = "", raised: str = "") -> Ended:
-    return Ended("TestContract", name, case, how, why, raised, 0.5)
+def ended(
+    name: str, case: str, how: str, why: str = "", raised: str = ""
+) -> FinishedRun:
+    return FinishedRun("TestContract", name, case, how, why, raised, 0.5)
 
 
-def checkup(*tests: Ended, **changes: object) -> Checkup:
+def checkup(*tests: FinishedRun, **changes: object) -> CheckReport:
     record = Record(
         ended=tests, planned=len(tests), unfinished="", status=0, broken="", said=""
     )
@@ -42,7 +44,7 @@ def checkup(*tests: Ended, **changes: object) -> Checkup:
         "settings": "root=/data",
     }
     record = attrs.evolve(record, **changes)  # type: ignore[arg-type] # its fields
-    return Checkup(name="alpha", about=about, record=record, groups=GROUPS)
+    return CheckReport(name="alpha", about=about, record=record, groups=GROUPS)
 
 
 GOOD = checkup(
@@ -77,7 +79,7 @@ def as_golden(name: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "made"), [("check", GOOD), ("check-bad", BAD), ("check-dead", DEAD)]
 )
-def test_the_report_reads_as_it_did(name: str, made: Checkup) -> None:
+def test_the_report_reads_as_it_did(name: str, made: CheckReport) -> None:
     as_golden(f"{name}.txt", report.as_text(made, "alpha (kvdock-alpha 1.2)"))
 
 
@@ -88,7 +90,7 @@ def test_the_report_as_data_is_what_the_docs_say() -> None:
 
 
 @pytest.mark.parametrize(("made", "ok"), [(GOOD, True), (BAD, False), (DEAD, False)])
-def test_ok_means_that_all_ran_and_none_failed(made: Checkup, ok: bool) -> None:
+def test_ok_means_that_all_ran_and_none_failed(made: CheckReport, ok: bool) -> None:
     assert made.ok is ok
 
 
@@ -102,7 +104,7 @@ def test_a_backend_that_is_not_installed_is_named() -> None:
         check("fiel")
 
 
-Checked = Callable[..., Checkup]
+Checked = Callable[..., CheckReport]
 
 
 def test_settings_reach_the_kit_from_wherever_they_are_given(
@@ -110,7 +112,7 @@ def test_settings_reach_the_kit_from_wherever_they_are_given(
 ) -> None:
     asked: dict[str, object] = {}
 
-    def stand_in(name: str, settings: object, **words: object) -> Checkup:
+    def stand_in(name: str, settings: object, **words: object) -> CheckReport:
         asked.update(name=name, settings=settings, **words)
         return GOOD
 
@@ -173,7 +175,7 @@ def test_a_folder_is_where_the_command_was_given(
 ) -> None:
     asked: dict[str, object] = {}
 
-    def stand_in(_: str, settings: object, **words: object) -> Checkup:
+    def stand_in(_: str, settings: object, **words: object) -> CheckReport:
         asked.update(settings=settings, **words)
         return GOOD
 

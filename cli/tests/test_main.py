@@ -11,14 +11,14 @@ import pytest
 
 from kvdock.errors import KvdockError, NoRoute, PluginError, SettingsError
 from kvdock.plugin.discovery import BrokenPlugin, Candidate
-from kvdock.plugin.validation import Stage
+from kvdock.plugin.validation import LoadStage
 from kvdock_cli.output import UsageProblem, exit_code
 
 if TYPE_CHECKING:
     from tiny import Shelf
 
 BROKEN = Candidate(name="a", value="a", distribution="d", version="1").problem(
-    Stage.IMPORT, "broken", "Mend it."
+    LoadStage.IMPORT, "broken", "Mend it."
 )
 
 

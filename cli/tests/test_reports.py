@@ -32,11 +32,11 @@ from kvdock import (
 )
 from kvdock.config.fields import option, size
 from kvdock.plugin.discovery import Candidate, LoadedPlugin, PluginProblem
-from kvdock.plugin.validation import Stage
+from kvdock.plugin.validation import LoadStage
 from kvdock.pools.enums import ObjectUnit
 from kvdock.routing.plan import Route
-from kvdock.routing.verdicts import Option
-from kvdock.routing.verdicts import Path as RoutePath
+from kvdock.routing.verdicts import RouteOption
+from kvdock.routing.verdicts import TransferMode as RoutePath
 from kvdock_cli.reports import doctor, list, manifest, route, version
 from kvdock_cli.reports._tables import columns, plain
 
@@ -105,7 +105,7 @@ BROKEN = PluginProblem(
     distribution="kvdock-gamma",
     version="0.9",
     entry_point="kvdock_gamma",
-    stage=Stage.IMPORT,
+    stage=LoadStage.IMPORT,
     cause="ModuleNotFoundError: No module named 'gamma'",
     fix="Reinstall kvdock-gamma, or install what it needs.",
 )
@@ -150,8 +150,8 @@ PLAN = Plan(
             RoutePath.ZERO_COPY,
             "as it should be",
             (
-                Option("alpha", (CAN,), RoutePath.ZERO_COPY, ObjectUnit.PAGE),
-                Option("beta", (CAN, CANNOT), RoutePath.STAGED, ObjectUnit.PART),
+                RouteOption("alpha", (CAN,), RoutePath.ZERO_COPY, ObjectUnit.PAGE),
+                RouteOption("beta", (CAN, CANNOT), RoutePath.STAGED, ObjectUnit.PART),
             ),
         ),
         Route(
@@ -159,7 +159,11 @@ PLAN = Plan(
             None,
             RoutePath.NONE,
             "alpha: it does not say",
-            (Option("alpha", (CAN, CANNOT), RoutePath.ZERO_COPY, ObjectUnit.PAGE),),
+            (
+                RouteOption(
+                    "alpha", (CAN, CANNOT), RoutePath.ZERO_COPY, ObjectUnit.PAGE
+                ),
+            ),
         ),
         Route(
             attrs.evolve(DRAFT, name="other"),

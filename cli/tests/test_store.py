@@ -17,7 +17,7 @@ import pytest
 
 from kvdock.batch import Batch, Operation
 from kvdock.errors import KvdockError, NamespaceError
-from kvdock.segments import Place, SegmentStore, ThreadEngine
+from kvdock.segments import PosixIOEngine, SegmentStore, StoreLocation
 from kvdock.segments.inspect import (
     Location,
     NamespaceSurvey,
@@ -25,7 +25,7 @@ from kvdock.segments.inspect import (
     locate,
     namespaces,
 )
-from kvdock.segments.verify import Checked
+from kvdock.segments.verify import VerifyReport
 from kvdock_cli.commands import store
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.reports import store as report
@@ -45,7 +45,7 @@ POOL = PoolSurvey(
     pages=1000,
     stored_bytes=65_536_000,
     file_bytes=66 << 20,
-    wrong_records=2,
+    corrupt_records=2,
 )
 SURVEY = NamespaceSurvey(
     namespace="0123456789abcdef" * 4,
@@ -68,11 +68,11 @@ SPOT = Location(
     record_path=Path("/store/ns/kv.65536/0001.00000001.idx"),
     record_offset=256,
 )
-CHECKED = Checked(
+CHECKED = VerifyReport(
     namespace=SURVEY.namespace,
     good=998,
     bad=(SPOT,) * 22,
-    wrong_records=3,
+    corrupt_records=3,
     unreadable_segments=(SPOT.record_path,),
     forgotten=0,
 )
@@ -125,14 +125,14 @@ def root(tmp_path: Path) -> Path:
     for namespace, record in zip(NAMESPACES, RECORDS, strict=True):
         memory = np.arange(20 * PAGE_BYTES, dtype=np.uint8).reshape(20, PAGE_BYTES)
         at = memory.ctypes.data + np.arange(20).reshape(-1, 1) * PAGE_BYTES
-        place = Place(
+        place = StoreLocation(
             root=tmp_path / "store",
             namespace=namespace,
             pool="kv",
             object_bytes=(PAGE_BYTES,),
             record=record,
         )
-        with SegmentStore(place, ThreadEngine()) as opened:
+        with SegmentStore(place, PosixIOEngine()) as opened:
             keys = [key_of(namespace, number) for number in range(20)]
             sizes = np.full(at.shape, PAGE_BYTES)
             opened.run(Batch(Operation.PUT, keys, at, sizes))

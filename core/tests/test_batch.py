@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvdock.batch import Batch, BatchResult, Operation, Outcome, checked
+from kvdock.batch import Batch, BatchResult, Operation, Outcome, validate_result
 from kvdock.errors import BatchError
 
 
@@ -73,17 +73,20 @@ def test_a_claim_of_success_is_held_against_the_bytes(
     nbytes: int, outcome: Outcome
 ) -> None:
     claimed = BatchResult(np.zeros(2, np.uint8), np.array([128, nbytes]))
-    assert checked(batch(2), claimed).outcomes.tolist() == [Outcome.OK, outcome]
+    assert validate_result(batch(2), claimed).outcomes.tolist() == [Outcome.OK, outcome]
 
 
 def test_a_longer_answer_does_not_hide_an_earlier_failure() -> None:
     claimed = BatchResult([Outcome.CORRUPT], [500])
-    assert checked(batch(1), claimed).outcomes.tolist() == [Outcome.CORRUPT]
+    assert validate_result(batch(1), claimed).outcomes.tolist() == [Outcome.CORRUPT]
 
 
 def test_an_unknown_code_is_an_error_and_not_a_success() -> None:
     strange = BatchResult([0, 77], [128, 128])
-    assert checked(batch(2), strange).outcomes.tolist() == [Outcome.OK, Outcome.ERROR]
+    assert validate_result(batch(2), strange).outcomes.tolist() == [
+        Outcome.OK,
+        Outcome.ERROR,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +94,7 @@ def test_an_unknown_code_is_an_error_and_not_a_success() -> None:
 )
 def test_what_is_no_answer_per_key_is_refused(answer: object) -> None:
     with pytest.raises(BatchError):
-        checked(batch(2), answer)
+        validate_result(batch(2), answer)
 
 
 @pytest.mark.parametrize("outcomes", [[True, False], [0.0, 1.0], ["0", "0"]])

@@ -13,16 +13,16 @@ from kvdock import (
     DType,
     Finding,
     KvdockError,
-    Needs,
     NoRoute,
     Part,
     PoolSpec,
+    RouteRequirements,
     Shard,
     Support,
 )
 from kvdock.config.core import Integrity
 from kvdock.errors import PluginError, SettingsError
-from kvdock.plugin.backend import examined
+from kvdock.plugin.backend import run_probe
 from kvdock.plugin.discovery import Candidate
 
 if TYPE_CHECKING:
@@ -173,11 +173,11 @@ def leaving() -> Iterable[Finding]:
     ids=["late", "refusal", "exit", "no-finding", "no-findings"],
 )
 def test_a_probe_that_goes_wrong_is_a_finding(ask: object, finding: Finding) -> None:
-    assert examined(ask) == (finding,)  # type: ignore[arg-type] # wrong on purpose
+    assert run_probe(ask) == (finding,)  # type: ignore[arg-type] # wrong on purpose
 
 
 def test_no_answer_is_no_finding() -> None:
-    assert examined(lambda: None) == ()
+    assert run_probe(lambda: None) == ()
 
 
 def test_settings_of_a_backend_without_any_are_refused(shelf: Shelf) -> None:
@@ -250,7 +250,7 @@ def test_a_plan_may_hang_on_the_settings_of_a_backend(sharer: Dock) -> None:
     shared = sharer.plan([KV], Shard(), settings=given).anchor
     assert shared.reason.startswith("staged (not in memory of sharer's allocator)")
     for settings, allocate in ((given, True), (None, False)):
-        needs = Needs(allocator=None, checks=Integrity.OFF)
+        needs = RouteRequirements(allocator=None, checks=Integrity.OFF)
         found = sharer.plan([KV], Shard(), needs=needs, settings=settings).anchor
         assert found.allocate == allocate
     with pytest.raises(SettingsError, match="unknown setting 'sharde'"):

@@ -20,7 +20,7 @@ from kvdock.pools.enums import (
     PoolKind,
     Sharding,
 )
-from kvdock.pools.layout import segments_of
+from kvdock.pools.layout import count_buffers
 from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard
 from kvdock.pools.spec import PoolSpec
@@ -177,7 +177,7 @@ def test_addresses_name_the_bytes_that_the_array_has_there(
         pieces = [layer.copy() for array in memory for layer in array]
         assert read(*Region.of(pool, shard, pieces, pages).addresses(wanted)) == there
     if pages > 1:
-        assert segments_of(pool, shard) == region.segments
+        assert count_buffers(pool, shard) == region.buffers
     nbytes = [one.nbytes for one in pool.objects(shard)]
     assert region.object_bytes.tolist() == nbytes
     assert sum(nbytes) == pool.page_bytes(shard)
@@ -240,7 +240,7 @@ def test_a_head_group_is_one_run_of_bytes_only_where_heads_come_first() -> None:
     segments = {
         layout: Region.of(
             pool_of(layout, head_group=1, object_unit="part"), Shard(), [memory], 5
-        ).segments
+        ).buffers
         for layout in Layout
     }
     assert segments[Layout.PAGE_HEAD] == 1
@@ -311,7 +311,7 @@ def test_a_huge_unsigned_index_does_not_wrap_around() -> None:
 def test_no_pages_are_no_addresses() -> None:
     region = Region.of(pool_of(), Shard(), [Block(4096, 360)], 5)
     addresses, sizes = region.addresses([])
-    assert addresses.shape == sizes.shape == (0, region.segments)
+    assert addresses.shape == sizes.shape == (0, region.buffers)
 
 
 def test_gather_refuses_rows_of_another_size() -> None:

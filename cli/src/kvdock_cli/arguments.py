@@ -11,11 +11,11 @@ from kvdock.config.structure import structure
 from kvdock.errors import PoolError
 from kvdock.models.description import (
     ModelDescription,
-    describe,
     load_model,
+    parse_description,
     shipped_models,
 )
-from kvdock.routing.verdicts import Needs
+from kvdock.routing.verdicts import RouteRequirements
 from kvdock_cli.output import UsageProblem
 
 _LONGEST_S = 1_000_000
@@ -66,14 +66,14 @@ def backend_settings(name: str, pairs: Iterable[str]) -> Mapping[str, object]:
     return load_configuration(given).backends[name]
 
 
-def needs_of(words: Iterable[str]) -> Needs:
+def needs_of(words: Iterable[str]) -> RouteRequirements:
     """Read what a deployment needs, as FIELD=VALUE or FIELD.
 
     Raises:
         SettingsError: If a field is unknown or a value is of the wrong kind.
     """
     pairs = (word if "=" in word else f"{word}=true" for word in words)
-    return structure(Needs, settings_of(pairs, "--need"), where="--need")
+    return structure(RouteRequirements, settings_of(pairs, "--need"), where="--need")
 
 
 def model_of(name: str, pools: Sequence[str], layers: int) -> ModelDescription:
@@ -97,7 +97,9 @@ def model_of(name: str, pools: Sequence[str], layers: int) -> ModelDescription:
             tables[0]["anchor"] = True
         if tables:
             about = {"model": "--pool", "summary": "", "page_tokens": 64}
-            return describe("--pool", about | {"layers": layers, "pools": tables})
+            return parse_description(
+                "--pool", about | {"layers": layers, "pools": tables}
+            )
     except PoolError as error:
         raise UsageProblem(error.what, fix=error.fix) from error
     raise UsageProblem(

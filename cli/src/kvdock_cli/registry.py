@@ -15,9 +15,14 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from kvdock.errors import nearest
-from kvdock.plugin.discovery import BrokenPlugin, imported, installed, unrivalled
-from kvdock.plugin.validation import Stage
+from kvdock.errors import did_you_mean
+from kvdock.plugin.discovery import (
+    BrokenPlugin,
+    import_entry_point,
+    list_entry_points,
+    split_duplicates,
+)
+from kvdock.plugin.validation import LoadStage
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.typer_adapter import adapted
 
@@ -32,7 +37,7 @@ class CommandGroup(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        alone, problems = unrivalled(installed(GROUP))
+        alone, problems = split_duplicates(list_entry_points(GROUP))
         self._candidates = {one.name: one for one in alone}
         self._problems = {one.name: one for one in problems}
 
@@ -45,7 +50,7 @@ class CommandGroup(TyperGroup):
         if cmd_name in self._problems:
             return _broken(self._problems[cmd_name])
         if cmd_name not in self._candidates:
-            close = nearest(cmd_name, self.list_commands(ctx))
+            close = did_you_mean(cmd_name, self.list_commands(ctx))
             raise UsageProblem(
                 f"there is no command {cmd_name!r}", fix=close or "See `kvdock --help`."
             )
@@ -61,14 +66,14 @@ def load(candidate: Candidate) -> Any:
     Raises:
         BrokenPlugin: If it cannot be imported or is no command.
     """
-    found = imported(candidate)
+    found = import_entry_point(candidate)
     module = sys.modules[candidate.value.partition(":")[0].strip()]
     try:
         return _made(candidate.name, found, inspect.getdoc(module) or "")
     except Exception as error:
         raise BrokenPlugin(
             candidate.problem(
-                Stage.VALIDATE,
+                LoadStage.VALIDATE,
                 f"it is no command: {type(error).__name__}: {error}",
                 "Name a function, a mapping of functions or a typer.Typer.",
             )
@@ -77,7 +82,7 @@ def load(candidate: Candidate) -> Any:
 
 def problems() -> tuple[PluginProblem, ...]:
     """Import every command and return what is wrong with any."""
-    alone, found = unrivalled(installed(GROUP))
+    alone, found = split_duplicates(list_entry_points(GROUP))
     for candidate in alone:
         try:
             load(candidate)

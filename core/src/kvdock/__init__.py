@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from kvdock.region import Region as Region
     from kvdock.routing.plan import Plan as Plan
     from kvdock.routing.plan import plan_routes as plan_routes
-    from kvdock.routing.verdicts import Needs as Needs
+    from kvdock.routing.verdicts import RouteRequirements as RouteRequirements
     from kvdock.transfer.attachment import Attachment as Attachment
-    from kvdock.transfer.manager import Session as Session
+    from kvdock.transfer.manager import TransferManager as TransferManager
 
 _HOMES = MappingProxyType(
     {
@@ -121,9 +121,9 @@ _HOMES = MappingProxyType(
             "Plan",
             "plan_routes",
         ),
-        "routing.verdicts": ("Needs",),
+        "routing.verdicts": ("RouteRequirements",),
         "transfer.attachment": ("Attachment",),
-        "transfer.manager": ("Session",),
+        "transfer.manager": ("TransferManager",),
     }
 )
 _HOME = MappingProxyType(

@@ -138,7 +138,7 @@ class Batch:
         )
 
 
-def _codes(value: npt.ArrayLike) -> OutcomeArray:
+def _as_codes(value: npt.ArrayLike) -> OutcomeArray:
     found = np.asarray(value)
     if found.dtype == np.uint8:
         return found
@@ -161,13 +161,13 @@ class BatchResult:
         nbytes: int64 (n,), bytes moved for each key; only read for GET.
     """
 
-    outcomes: OutcomeArray = attrs.field(converter=_codes)
+    outcomes: OutcomeArray = attrs.field(converter=_as_codes)
     nbytes: Int64Array = attrs.field(converter=_matrix)
 
     @classmethod
     def of(cls, batch: Batch, outcomes: npt.ArrayLike) -> BatchResult:
         """Answer a batch; what is OK moved exactly its bytes."""
-        codes = _codes(outcomes)
+        codes = _as_codes(outcomes)
         moved = batch.object_bytes
         if np.count_nonzero(codes):
             moved = np.where(codes == Outcome.OK, moved, 0)
@@ -184,7 +184,7 @@ class BatchResult:
         return cast("npt.NDArray[np.bool_]", self.outcomes == Outcome.OK)
 
 
-def checked(batch: Batch, result: object) -> BatchResult:
+def validate_result(batch: Batch, result: object) -> BatchResult:
     """Hold an answer against its batch.
 
     Lengths are compared with what was asked for: a result that claims OK for

@@ -18,14 +18,14 @@ import attrs
 from kvdock.errors import NamespaceError
 from kvdock.keys import check_hashes
 from kvdock.pools.enums import PoolKind, PoolName, Sharding
-from kvdock.strict_enum import Word
+from kvdock.strict_enum import StrictEnum
 
 if TYPE_CHECKING:
     from kvdock.pools.shard import Shard
     from kvdock.pools.spec import PoolSpec
 
 
-class Spelling(Word):
+class Spelling(StrictEnum):
     """Which of the engine's two families of names."""
 
     WHOLE_PAGES = "whole_pages"

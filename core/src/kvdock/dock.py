@@ -20,7 +20,7 @@ from kvdock.routing.plan import Plan, plan_routes
 if TYPE_CHECKING:
     from kvdock.plugin.manifest import Capability, Verdict
     from kvdock.pools.spec import PoolSpec
-    from kvdock.routing.verdicts import Judge, Needs
+    from kvdock.routing.verdicts import CapabilityCheck, RouteRequirements
 
 
 log = logging.getLogger("kvdock")
@@ -46,10 +46,10 @@ class Dock:
         Raises:
             PluginError: If a required backend is missing or broken.
         """
-        names = discovery.allowed(environ)
-        candidates = discovery.installed()
-        absent = discovery.absent(candidates, names)
-        kept = tuple(discovery.kept(candidates, names))
+        names = discovery.allow_list(environ)
+        candidates = discovery.list_entry_points()
+        absent = discovery.missing_allowed(candidates, names)
+        kept = tuple(discovery.filter_allowed(candidates, names))
         return cls.of(kept, require=require, problems=absent)
 
     @classmethod
@@ -82,7 +82,7 @@ class Dock:
         *,
         overrides: Mapping[str, str] | None = None,
         strict: bool = False,
-        needs: Needs | None = None,
+        needs: RouteRequirements | None = None,
         settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> Plan:
         """Choose a backend for every pool; see `plan_routes`.
@@ -124,7 +124,7 @@ class Dock:
 
         It is memory of the backend's where that reaches no other, and plain
         memory otherwise. Pools in it are planned with
-        `Needs(allocator=backend)`, and give it back when they are detached.
+        `RouteRequirements(allocator=backend)`, and give it back when they are detached.
 
         Args:
             backend: Its name.
@@ -145,7 +145,7 @@ class Dock:
         )
         return chosen.allocate(nbytes, config) or _plain(nbytes)
 
-    def _judge(self, given: Mapping[str, Mapping[str, object]]) -> Judge:
+    def _judge(self, given: Mapping[str, Mapping[str, object]]) -> CapabilityCheck:
         settings = {
             name: self.backends[name].settings(own)
             for name, own in given.items()

@@ -32,7 +32,7 @@ class PoolError(KvdockError):
     """A pool description contradicts itself or the shard it is used with."""
 
 
-class UnknownWord(PoolError, ValueError):
+class UnknownValueError(PoolError, ValueError):
     """A word is not in a closed list; a ValueError too, as enums promise."""
 
 
@@ -75,7 +75,7 @@ class AttachError(KvdockError):
     """A backend refused a pool when memory was to be attached."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a "did you mean" sentence for a misspelled word, or ""."""
     close = difflib.get_close_matches(word, sorted(known), n=1)
     return f"Did you mean {close[0]!r}?" if close else ""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kvdock.errors import RegionError
 from kvdock.pools.enums import Layout
 from kvdock.pools.objects import LAYOUT_AXES, StoredObject
-from kvdock.pools.validators import as_whole, is_whole
+from kvdock.pools.validators import as_int, is_int
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
@@ -120,8 +120,8 @@ class Region:
         Raises:
             RegionError: If the memory is not as large as the pages.
         """
-        pages = as_whole(pages)
-        if not is_whole(pages):
+        pages = as_int(pages)
+        if not is_int(pages):
             raise RegionError(
                 f"pool {pool.name!r}: pages is a whole number, not {pages!r}"
             )
@@ -166,7 +166,7 @@ class Region:
         )
 
     @property
-    def segments(self) -> int:
+    def buffers(self) -> int:
         """Number of contiguous pieces of the largest object of a page."""
         return int(self.sizes.shape[1])
 
@@ -214,7 +214,7 @@ class Region:
             # One object a page: the repeated row stays a view of one page's sizes.
             rows = indices[:, None] * self.strides[0] + self.bases[0]
             return rows, np.broadcast_to(self.sizes[0], rows.shape)
-        shape = (len(indices) * len(self.objects), self.segments)
+        shape = (len(indices) * len(self.objects), self.buffers)
         where = self.bases + indices[:, None, None] * self.strides
         sizes = np.broadcast_to(self.sizes, (len(indices), *self.sizes.shape))
         return where.reshape(shape), sizes.reshape(shape)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NoReturn
 
-from kvdock.errors import UnknownWord, nearest
+from kvdock.errors import UnknownValueError, did_you_mean
 
 
-class Word(StrEnum):
+class StrictEnum(StrEnum):
     """Base of the closed lists: a wrong word is refused with the nearest."""
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
         known = [member.value for member in cls]
-        raise UnknownWord(
+        raise UnknownValueError(
             f"{value!r} is no {cls.__name__}",
-            fix=nearest(str(value), known) or f"Known are {', '.join(known)}.",
+            fix=did_you_mean(str(value), known) or f"Known are {', '.join(known)}.",
         )

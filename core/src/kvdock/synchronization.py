@@ -8,11 +8,11 @@ import time
 
 from kvdock.errors import KvdockError
 
-LONGEST_S = threading.TIMEOUT_MAX / 2
+MAX_WAIT_S = threading.TIMEOUT_MAX / 2
 """Longest wait that a lock takes, with room for rounding: 146 years."""
 
 
-def lock_and_condition() -> tuple[threading.Lock, threading.Condition]:
+def new_condition() -> tuple[threading.Lock, threading.Condition]:
     """Return a lock and what waits under it; to be entered by the lock.
 
     The lock itself is entered in C. A condition's own way in and out is
@@ -40,10 +40,10 @@ def check_deadline(deadline_s: float) -> None:
         )
 
 
-def seconds_until(deadline_s: float) -> float:
+def remaining_s(deadline_s: float) -> float:
     """Return how long to wait, also where the deadline is never.
 
     Args:
         deadline_s: Until when, on `time.monotonic()`'s clock; may be infinite.
     """
-    return min(max(0.0, deadline_s - time.monotonic()), LONGEST_S)
+    return min(max(0.0, deadline_s - time.monotonic()), MAX_WAIT_S)

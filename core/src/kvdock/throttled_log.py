@@ -17,7 +17,7 @@ EVERY_S = 30.0
 """Seconds between two lines of the same kind."""
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return what an error is and says; a stranger's may fail to say it."""
     try:
         return f"{type(error).__name__}: {error}"
@@ -25,7 +25,7 @@ def told(error: BaseException) -> str:
         return type(error).__name__
 
 
-class Complaints:
+class ThrottledLog:
     """The log of one backend's failures, limited by kind."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,7 +34,9 @@ class Complaints:
         self._last: dict[str, float] = {}
         self._held: dict[str, int] = {}
 
-    def say(self, kind: str, message: str, error: BaseException | None = None) -> None:
+    def warning(
+        self, kind: str, message: str, error: BaseException | None = None
+    ) -> None:
         """Log a failure unless one of its kind was logged a moment ago."""
         now = self._clock()
         with self._lock:

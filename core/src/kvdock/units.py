@@ -8,9 +8,7 @@ import sys
 from types import MappingProxyType
 from typing import TypeGuard, cast
 
-from kvdock.config.structure import (
-    Elsewhere,
-)
+from kvdock.config.structure import Alias
 from kvdock.errors import SettingsError
 
 _POWERS = MappingProxyType({"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50})
@@ -91,5 +89,5 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
-def _about(help: str, elsewhere: Elsewhere | None, **more: object) -> dict[str, object]:
-    return {"help": help, "elsewhere": elsewhere or Elsewhere(), **more}
+def _about(help: str, elsewhere: Alias | None, **more: object) -> dict[str, object]:
+    return {"help": help, "elsewhere": elsewhere or Alias(), **more}

@@ -37,7 +37,7 @@ def test_the_bounds_hold_for_settings_made_in_code_too() -> None:
     with pytest.raises(SettingsError, match="put must be at least 1 ms"):
         Deadlines(put=0)
     with pytest.raises(SettingsError, match="probe must be at least 1 ms"):
-        BreakerSettings(probe=0)
+        BreakerSettings(probe_timeout=0)
 
 
 def test_a_moment_of_grace_may_be_none() -> None:

@@ -12,13 +12,13 @@ from kvdock.config.core import (
     CallSettings,
     CoreSettings,
     Integrity,
-    Staging,
+    StagingPolicy,
     StopPolicy,
     TransferSettings,
 )
 from kvdock.config.fields import option, secret, size
 from kvdock.config.sources import Setting, explain, load_configuration
-from kvdock.config.structure import Elsewhere, structure
+from kvdock.config.structure import Alias, structure
 from kvdock.errors import SettingsError
 from kvdock.units import parse_seconds
 
@@ -32,17 +32,13 @@ class StoreSettings:
 
 @attrs.frozen
 class ForeignLimits:
-    room: int = size(
-        1 << 10, help="How much.", elsewhere=Elsewhere(variable="THEIR_ROOM")
-    )
+    room: int = size(1 << 10, help="How much.", elsewhere=Alias(variable="THEIR_ROOM"))
 
 
 @attrs.frozen
 class ForeignSettings:
-    server: str = option(
-        "", help="Where.", elsewhere=Elsewhere(variable="THEIR_SERVER")
-    )
-    token: str = secret("", help="Who.", elsewhere=Elsewhere(variable="THEIR_TOKEN"))
+    server: str = option("", help="Where.", elsewhere=Alias(variable="THEIR_SERVER"))
+    token: str = secret("", help="Who.", elsewhere=Alias(variable="THEIR_TOKEN"))
     limits: ForeignLimits = attrs.field(factory=ForeignLimits)
 
 
@@ -201,7 +197,7 @@ def test_what_is_wrong_is_refused_by_name_with_the_way_out(
     ("build", "name", "wrong", "right"),
     [
         (CoreSettings, "integrity", "offf", Integrity.OFF),
-        (CallSettings, "staging", "alway", Staging.ALWAYS),
+        (CallSettings, "staging", "alway", StagingPolicy.ALWAYS),
         (TransferSettings, "stop", "wait_compleet", StopPolicy.WAIT_COMPLETE),
     ],
 )

@@ -33,7 +33,7 @@ from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard
 from kvdock.pools.spec import PoolSpec
 from kvdock.region import Region
-from kvdock.routing.verdicts import Needs
+from kvdock.routing.verdicts import RouteRequirements
 from kvdock.transfer.attachment import Attachment
 
 Trouble = Callable[[Batch], BatchResult | None]
@@ -258,7 +258,7 @@ class Engine:
             self.pools,
             self.shard,
             overrides=self.overrides,
-            needs=Needs(checks=self.core.integrity),
+            needs=RouteRequirements(checks=self.core.integrity),
         )
         self.memory = {
             pool.name: np.zeros((PAGES, pool.page_bytes(self.shard)), np.uint8)
@@ -288,18 +288,18 @@ class Engine:
 
     def rows(self, pool: str, pages: Sequence[int]) -> ByteArray:
         """Pages of a pool as the engine sees them, in any layout."""
-        berth = self.attachment._moorings.berths[pool]
-        rows = np.zeros((len(pages), berth.page_bytes), np.uint8)
-        berth.region.gather(pages, rows)
+        attached = self.attachment._backends.pools[pool]
+        rows = np.zeros((len(pages), attached.page_bytes), np.uint8)
+        attached.region.gather(pages, rows)
         return rows
 
     def fill(self, names: Sequence[str], pages: Sequence[int]) -> None:
         """Compute the pages of a prefix, as a prefill would."""
         for pool in self.pools:
             if pool.physical:
-                berth = self.attachment._moorings.berths[pool.name]
+                attached = self.attachment._backends.pools[pool.name]
                 rows = np.stack([self.content(pool.name, name) for name in names])
-                berth.region.scatter(pages, rows)
+                attached.region.scatter(pages, rows)
 
     def where(self, pages: Sequence[int]) -> dict[str, Sequence[int]]:
         return {pool.name: pages for pool in self.pools if pool.physical}

@@ -12,8 +12,8 @@ from kvdock.keys import check_suffixes, key_suffixes
 from kvdock.models.assembly import Assembly, Deployment, assemble
 from kvdock.models.description import (
     ModelDescription,
-    describe,
     load_model,
+    parse_description,
     shipped_models,
 )
 from kvdock.models.memory_budget import HostBudget
@@ -189,7 +189,7 @@ def test_a_store_that_spills_to_disks_sees_the_same_pools() -> None:
 
 def second_geometry() -> ModelDescription:
     window = {"family": "swa", "heads": 2, "window": 128}
-    return describe(
+    return parse_description(
         "two-windows",
         {
             "model": "m",
@@ -249,7 +249,7 @@ def test_every_ratio_of_compression_is_a_pool_like_others() -> None:
             ),
         ],
     }
-    assembly = assemble(describe("all-ratios", data))
+    assembly = assemble(parse_description("all-ratios", data))
     sizes = [pool.page_bytes(Shard()) for pool in assembly.pools[1:]]
     assert sizes == [256 // ratio * 272 for ratio in ratios]
 

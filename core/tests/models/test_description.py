@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvdock.errors import PoolError
-from kvdock.models.description import describe, load_model, shipped_models
+from kvdock.models.description import load_model, parse_description, shipped_models
 
 GOOD: dict[str, Any] = {
     "model": "org/Model",
@@ -100,4 +100,4 @@ def test_a_wrong_outer_form_is_refused_by_name(
 ) -> None:
     data = {key: value for key, value in (GOOD | changes).items() if value is not None}
     with pytest.raises(PoolError, match=message):
-        describe("mine", data)
+        parse_description("mine", data)

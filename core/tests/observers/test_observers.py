@@ -85,7 +85,7 @@ def test_what_never_comes_back_through_the_hook_is_counted_as_well() -> None:
         assert value(registry, "kvdock_calls_behind", backend="shelf") == 3
         assert value(registry, "kvdock_pool_pages", pool="kv", state="leased") == 1
         go_on.set()
-        assert cache.settle(5)
+        assert cache.wait_idle(5)
         assert value(registry, "kvdock_calls_behind", backend="shelf") == 0
         assert value(registry, "kvdock_pool_pages", pool="kv", state="leased") == 0
 
@@ -116,8 +116,8 @@ def test_what_only_an_adapter_knows_is_told_once_however_many_backends_there_are
         shelves=two, pools=[attention(), draft()], overrides={"draft": "two"}
     )
     with engine.attachment as cache:
-        cache.tell(PagesRestored(pages={"kv": 3}, target=3, draft=0))
-        cache.tell(PagesRestored(pages={"draft": 2}, target=0, draft=2))
+        cache.notify(PagesRestored(pages={"kv": 3}, target=3, draft=0))
+        cache.notify(PagesRestored(pages={"draft": 2}, target=0, draft=2))
     assert value(registry, "kvdock_restored_prefix_pages_total") == 3
     assert value(registry, "kvdock_restored_pages_total", pool="draft") == 2
     assert value(registry, "kvdock_draft_restored_ratio") == pytest.approx(2 / 3)
@@ -151,7 +151,7 @@ def test_how_full_a_store_is_is_asked_between_batches() -> None:
     engine, registry = measured(shelves=[Measured()])
     with engine.attachment as cache:
         cache.exists(hashes(1))
-        assert cache.settle(5)
+        assert cache.wait_idle(5)
         labels = {"backend": "shelf"}
         assert value(registry, "kvdock_store_bytes", **labels, state="used") == 100
         assert value(registry, "kvdock_store_bytes", **labels, state="limit") == 400
@@ -164,7 +164,7 @@ def test_a_store_that_does_not_know_how_full_it_is_costs_nothing(answer: Any) ->
     engine, registry = measured(shelves=[shelf])
     with engine.attachment as cache:
         cache.exists(hashes(1))
-        assert cache.settle(5)
+        assert cache.wait_idle(5)
         (gauge,) = [
             one for one in registry.collect() if one.name == "kvdock_store_bytes"
         ]
@@ -193,7 +193,7 @@ def test_a_store_that_hangs_when_asked_how_full_it_is_is_asked_once() -> None:
             assert cache.get(names, engine.where([1])).pages == 1
         assert len(asked) == 1
         go_on.set()
-        assert cache.settle(5)
+        assert cache.wait_idle(5)
 
 
 def test_the_share_of_restored_prefixes_that_have_their_draft_is_kept() -> None:
@@ -413,10 +413,10 @@ def test_an_engine_that_loads_pool_by_pool_tells_what_it_restored() -> None:
         cache.put(names, engine.where(range(3)))
         codes = cache.read("kv", names, [4, 5, 6], time.monotonic() + 10)
         whole = codes == Outcome.OK
-        cache.tell_restored({"kv": whole, "draft": np.array([True, False, True])}, 3)
+        cache.notify_restored({"kv": whole, "draft": np.array([True, False, True])}, 3)
         assert value(registry, "kvdock_restored_prefix_pages_total") == 3
         assert value(registry, "kvdock_restored_draft_pages_total") == 2
-        cache.tell_restored({"kv": whole}, 3)
+        cache.notify_restored({"kv": whole}, 3)
         assert value(registry, "kvdock_restored_prefix_pages_total") == 6
         assert value(registry, "kvdock_restored_draft_pages_total") == 2
 

@@ -9,7 +9,7 @@ import pytest
 from kvdock.errors import PluginError
 from kvdock.plugin import discovery
 from kvdock.plugin.discovery import BrokenPlugin, Candidate, load_all
-from kvdock.plugin.validation import Stage
+from kvdock.plugin.validation import LoadStage
 
 if TYPE_CHECKING:
     from tiny import Shelf
@@ -22,37 +22,37 @@ MANIFEST = 'return Manifest(\n        name="NAME", api=API_VERSION, summary="a b
 BROKEN = {
     "imports_nothing": (
         [("from kvdock import", "import nowhere\nfrom kvdock import")],
-        Stage.IMPORT,
+        LoadStage.IMPORT,
         "ModuleNotFoundError: No module named 'nowhere'",
         "Reinstall kvdock-bad",
     ),
     "exits": (
         [("from kvdock import", "raise SystemExit(3)\nfrom kvdock import")],
-        Stage.IMPORT,
+        LoadStage.IMPORT,
         "SystemExit: 3",
         "Reinstall kvdock-bad",
     ),
     "wrong_api_number": (
         [("api=API_VERSION", "api=99")],
-        Stage.MANIFEST,
+        LoadStage.MANIFEST,
         "it is written for API 99, this kvdock speaks 1",
         "Upgrade kvdock.",
     ),
     "old_api_number": (
         [("api=API_VERSION", "api=0")],
-        Stage.MANIFEST,
+        LoadStage.MANIFEST,
         "it is written for API 0, this kvdock speaks 1",
         "Upgrade kvdock-bad.",
     ),
     "misspelt_hook": (
         [(REGISTER, "def kvdock_regster_pool(pool, region, config)")],
-        Stage.VALIDATE,
+        LoadStage.VALIDATE,
         "there is no hook 'kvdock_regster_pool'",
         "Did you mean 'kvdock_register_pool'?",
     ),
     "invented_argument": (
         [(REGISTER, "def kvdock_register_pool(pool, regoin, config)")],
-        Stage.VALIDATE,
+        LoadStage.VALIDATE,
         (
             "hook 'kvdock_register_pool' takes 'regoin', which its specification "
             "does not have"
@@ -61,7 +61,7 @@ BROKEN = {
     ),
     "default_argument": (
         [(REGISTER, "def kvdock_register_pool(pool, region, config=None)")],
-        Stage.VALIDATE,
+        LoadStage.VALIDATE,
         (
             "hook 'kvdock_register_pool' gives 'config' a default, so it would "
             "never be passed"
@@ -70,7 +70,7 @@ BROKEN = {
     ),
     "any_arguments": (
         [(REGISTER, "def kvdock_register_pool(*arguments)")],
-        Stage.VALIDATE,
+        LoadStage.VALIDATE,
         "hook 'kvdock_register_pool' takes '*arguments', which is never passed",
         "Use plain arguments",
     ),
@@ -79,7 +79,7 @@ BROKEN = {
             (NUMBER, f"{NUMBER}, Support"),
             (SUMMARY, f"{SUMMARY} host_allocator=Support.NATIVE,"),
         ],
-        Stage.VALIDATE,
+        LoadStage.VALIDATE,
         "its manifest declares host_allocator, and it has no kvdock_allocate",
         "Add the hook, or declare host_allocator=Support.NO.",
     ),
@@ -88,7 +88,7 @@ BROKEN = {
             (NUMBER, f"{NUMBER}, Support"),
             (SUMMARY, f"{SUMMARY} direct_transfer=Support.NATIVE,"),
         ],
-        Stage.VALIDATE,
+        LoadStage.VALIDATE,
         (
             "its manifest declares direct_transfer, and no hook of API 1 moves pages "
             "to a peer's memory"
@@ -97,67 +97,67 @@ BROKEN = {
     ),
     "no_manifest": (
         [("@hookimpl\ndef kvdock_manifest()", "def something()")],
-        Stage.MANIFEST,
+        LoadStage.MANIFEST,
         "it has no manifest",
         "Add a function kvdock_manifest()",
     ),
     "unmarked_manifest": (
         [("@hookimpl\ndef kvdock_manifest()", "def kvdock_manifest()")],
-        Stage.MANIFEST,
+        LoadStage.MANIFEST,
         "its kvdock_manifest() is not marked",
         "Mark it with @hookimpl.",
     ),
     "raising_manifest": (
         [("return Manifest(", "1 / 0\n    return Manifest(")],
-        Stage.MANIFEST,
+        LoadStage.MANIFEST,
         "its manifest raised ZeroDivisionError: division by zero",
         "upgrade kvdock-bad or kvdock.",
     ),
     "refused_manifest": (
         [('{"mha": KindSupport()}', "{}")],
-        Stage.MANIFEST,
+        LoadStage.MANIFEST,
         "its manifest is refused: backend 'bad' takes no kind of pool",
         "Correct what kvdock_manifest() returns.",
     ),
     "manifest_of_another_kind": (
         [(MANIFEST, 'return dict(\n        name="NAME"')],
-        Stage.MANIFEST,
+        LoadStage.MANIFEST,
         "its manifest is a dict",
         "Return a kvdock.Manifest.",
     ),
     "manifest_of_another_name": (
         [('name="NAME"', 'name="other"')],
-        Stage.MANIFEST,
+        LoadStage.MANIFEST,
         "its manifest says 'other', its entry point 'bad'",
         "Give both the same name.",
     ),
     "missing_required_hook": (
         [(f"@hookimpl\n{REGISTER}", "def something(pool)")],
-        Stage.VALIDATE,
+        LoadStage.VALIDATE,
         "the required hook 'kvdock_register_pool' is missing",
         "Add it.",
     ),
     "unmarked_required_hook": (
         [(f"@hookimpl\n{REGISTER}", REGISTER)],
-        Stage.VALIDATE,
+        LoadStage.VALIDATE,
         "the hook 'kvdock_register_pool' is not marked",
         "Mark it with @hookimpl.",
     ),
     "unmarked_optional_hook": (
         [("import API_VERSION", "import API_VERSION\ndef kvdock_release(handle): 0")],
-        Stage.VALIDATE,
+        LoadStage.VALIDATE,
         "the hook 'kvdock_release' is not marked",
         "Mark it with @hookimpl.",
     ),
     "asynchronous_hook": (
         [("def kvdock_batch_io", "async def kvdock_batch_io")],
-        Stage.VALIDATE,
+        LoadStage.VALIDATE,
         "hook 'kvdock_batch_io' is asynchronous, but nobody awaits it",
         "Define it with `def`",
     ),
     "wrapper": (
         [(f"@hookimpl\n{REGISTER}", f"@hookimpl(wrapper=True)\n{REGISTER}")],
-        Stage.VALIDATE,
+        LoadStage.VALIDATE,
         "hook 'kvdock_register_pool' is marked as a wrapper",
         "use a plain @hookimpl.",
     ),
@@ -169,7 +169,7 @@ def every() -> tuple[Candidate, ...]:
     """Return what a shelf holds: what is really installed stays out of it."""
     return tuple(
         one
-        for one in discovery.installed()
+        for one in discovery.list_entry_points()
         if one.value.startswith(("kvdock_good", "kvdock_bad"))
     )
 
@@ -212,7 +212,7 @@ def test_of_two_plugins_with_one_name_neither_is_used(shelf: Shelf) -> None:
         "kvdock-bad-rival",
     ]
     for problem in problems:
-        assert problem.stage is Stage.DISCOVER
+        assert problem.stage is LoadStage.DISCOVER
         assert problem.cause == (
             "the name is claimed by kvdock-bad (kvdock_bad) and "
             "kvdock-bad-rival (kvdock_bad_rival)"
@@ -222,7 +222,7 @@ def test_of_two_plugins_with_one_name_neither_is_used(shelf: Shelf) -> None:
 def test_a_class_is_no_plugin(shelf: Shelf) -> None:
     shelf.add("bad", "class Plugin: pass", attribute="Plugin")
     _, (problem,) = load_all(every())
-    assert problem.stage is Stage.IMPORT
+    assert problem.stage is LoadStage.IMPORT
     assert problem.cause == "Plugin is a class"
 
 
@@ -289,7 +289,7 @@ def test_what_a_plugin_prints_is_kept_from_standard_output(
 
 def test_discovery_imports_no_plugin(shelf: Shelf) -> None:
     shelf.add_backend("good")
-    assert "good" in {candidate.name for candidate in discovery.installed()}
+    assert "good" in {candidate.name for candidate in discovery.list_entry_points()}
     assert "kvdock_good" not in sys.modules
 
 
@@ -333,21 +333,21 @@ def test_the_allow_list_is_names_with_commas(
     value: str | None, names: set[str] | None
 ) -> None:
     environ = {} if value is None else {"KVDOCK_PLUGINS": value}
-    assert discovery.allowed(environ) == names
+    assert discovery.allow_list(environ) == names
 
 
 def test_an_allow_list_keeps_the_others_from_being_imported(shelf: Shelf) -> None:
     shelf.add_backend("good")
     shelf.add_backend("bad", ("from kvdock", "import nowhere\nfrom kvdock"))
-    kept = tuple(discovery.kept(every(), frozenset({"good"})))
+    kept = tuple(discovery.filter_allowed(every(), frozenset({"good"})))
     assert [candidate.name for candidate in kept] == ["good"]
-    assert tuple(discovery.kept(every(), None)) == every()
+    assert tuple(discovery.filter_allowed(every(), None)) == every()
 
 
 def test_a_name_on_the_allow_list_that_nobody_has_is_a_problem(shelf: Shelf) -> None:
     shelf.add_backend("good")
-    (problem,) = discovery.absent(every(), frozenset({"good", "god"}))
-    assert (problem.name, problem.stage) == ("god", Stage.DISCOVER)
+    (problem,) = discovery.missing_allowed(every(), frozenset({"good", "god"}))
+    assert (problem.name, problem.stage) == ("god", LoadStage.DISCOVER)
     assert problem.cause == "KVDOCK_PLUGINS names it, but it is not installed"
     assert problem.fix == "Did you mean 'good'?"
-    assert not discovery.absent(every(), None)
+    assert not discovery.missing_allowed(every(), None)

@@ -5,7 +5,7 @@ import pytest
 from kvdock.errors import PoolError
 from kvdock.pools.enums import DType, Layout, PoolKind
 from kvdock.pools.part import Part
-from kvdock.strict_enum import Word
+from kvdock.strict_enum import StrictEnum
 
 
 def test_a_wrong_word_is_refused_with_the_nearest_one() -> None:
@@ -41,5 +41,5 @@ def test_layouts_with_equal_bytes_share_a_stored_order() -> None:
 
 
 def test_closed_lists_hold_no_word_twice() -> None:
-    for words in Word.__subclasses__():
+    for words in StrictEnum.__subclasses__():
         assert len({word.value for word in words}) == len(words.__members__)

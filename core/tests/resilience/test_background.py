@@ -12,8 +12,8 @@ from shelf import Engine, hashes, hasty, patient, until
 from stalls import timed
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
-from kvdock.config.core import Staging
-from kvdock.resilience.background import Drops
+from kvdock.config.core import StagingPolicy
+from kvdock.resilience.background import PendingDeletes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +80,7 @@ def test_calls_that_never_end_do_not_keep_a_healthy_store_out(outage: Outage) ->
         assert cache.breakers()["shelf"][Operation.GET] == "closed"
         assert engine.shelf.inside == outage.hung
         outage.over.set()
-        assert cache.settle(5)
+        assert cache.wait_idle(5)
 
 
 def test_hung_probes_are_so_many_and_no_more_and_that_is_said_once(
@@ -123,7 +123,7 @@ def test_threads_that_hang_are_bounded_over_any_number_of_outages(
         assert "get stays cut off, and no probe is started" in caplog.text
         outage.over.set()
         until(lambda: loads(engine, names, 10))
-        assert cache.settle(5)
+        assert cache.wait_idle(5)
 
 
 def test_too_many_calls_that_hang_cut_off_what_works_until_a_probe_says_so(
@@ -164,7 +164,7 @@ def test_deletions_that_hang_leave_probes_their_room(outage: Outage) -> None:
         failing = False
         until(lambda: loads(engine, names[5:], 11))
         outage.over.set()
-        assert cache.settle(5)
+        assert cache.wait_idle(5)
 
 
 def test_a_put_does_not_wait_for_a_deletion_that_was_given_up(outage: Outage) -> None:
@@ -188,7 +188,7 @@ def test_a_put_does_not_wait_for_a_deletion_that_was_given_up(outage: Outage) ->
         assert cache.breakers()["shelf"][Operation.DELETE] == "open"
         assert outage.hung == 2
         outage.over.set()
-        assert cache.settle(5)
+        assert cache.wait_idle(5)
 
 
 def test_deletions_are_tried_again_once_a_probe_could_delete(outage: Outage) -> None:
@@ -201,8 +201,14 @@ def test_deletions_are_tried_again_once_a_probe_could_delete(outage: Outage) -> 
         for name in names:
             damage(engine, name)
         assert not loads(engine, names[:1], 10)
-        line = cache.berths["kv"].line
-        until(lambda: not line.errands.drops.among(list(engine.shelf.objects)).any())
+        channel = cache.pools_by_name["kv"].channel
+        until(
+            lambda: (
+                not channel.background.pending_deletes.pending(
+                    list(engine.shelf.objects)
+                ).any()
+            )
+        )
         assert not loads(engine, names[1:], 11)
         assert cache.breakers()["shelf"][Operation.DELETE] == "open"
         outage.on = False
@@ -211,7 +217,7 @@ def test_deletions_are_tried_again_once_a_probe_could_delete(outage: Outage) -> 
         )
         assert cache.breakers()["shelf"][Operation.DELETE] == "closed"
         outage.over.set()
-        assert cache.settle(5)
+        assert cache.wait_idle(5)
 
 
 @pytest.mark.parametrize("fails", ["raises", "answers"])
@@ -230,7 +236,7 @@ def test_deletions_that_fail_open_their_breaker(fails: str) -> None:
         for name in names:
             damage(engine, name)
             assert not loads(engine, [name], 10)
-            assert cache.settle(5)
+            assert cache.wait_idle(5)
         assert cache.breakers()["shelf"][Operation.DELETE] == "open"
         deletions = [one for one in engine.shelf.calls if one.operation == "delete"]
         assert len(deletions) == 2
@@ -239,7 +245,7 @@ def test_deletions_that_fail_open_their_breaker(fails: str) -> None:
 def test_probes_of_a_kind_make_calls_of_that_kind_but_never_clear() -> None:
     engine = Engine()
     with engine.attachment as cache:
-        probe = cache._moorings.probes["kv"]
+        probe = cache._backends.health_checks["kv"]
         for operation in Operation:
             engine.shelf.calls.clear()
             probe.run(operation, time.monotonic() + 5)
@@ -256,7 +262,7 @@ def test_staging_that_calls_hold_for_ever_is_missed_at_once(
     core = hasty(
         "get",
         breaker={**QUICK, "overruns": 2},
-        calls={"staging": Staging.ALWAYS, "staging_areas": 2},
+        calls={"staging": StagingPolicy.ALWAYS, "staging_areas": 2},
     )
     engine = Engine(core=core)
     with engine.attachment as cache:
@@ -283,50 +289,53 @@ def soon(seconds: float = 10.0) -> float:
 
 
 def test_a_key_is_dropped_by_one_deletion_at_a_time() -> None:
-    drops = Drops()
-    first = drops.begin(["a", "b"], soon())
-    second = drops.begin(["b", "c"], soon())
+    pending_deletes = PendingDeletes()
+    first = pending_deletes.start(["a", "b"], soon())
+    second = pending_deletes.start(["b", "c"], soon())
     assert first is not None
     assert first.keys == ("a", "b")
     assert second is not None
     assert second.keys == ("c",)
-    assert drops.begin(["a", "c"], soon()) is None
-    assert drops.among(["c", "x", "a"]).tolist() == [True, False, True]
-    assert drops.end(first)
-    assert drops.among(["c", "x", "a"]).tolist() == [True, False, False]
-    assert drops.end(second)
-    assert not drops
+    assert pending_deletes.start(["a", "c"], soon()) is None
+    assert pending_deletes.pending(["c", "x", "a"]).tolist() == [True, False, True]
+    assert pending_deletes.finish(first)
+    assert pending_deletes.pending(["c", "x", "a"]).tolist() == [True, False, False]
+    assert pending_deletes.finish(second)
+    assert not pending_deletes
 
 
 def test_who_waits_goes_on_once_his_keys_are_gone() -> None:
-    drops = Drops()
-    mine, other = drops.begin(["a"], soon()), drops.begin(["b"], soon())
+    pending_deletes = PendingDeletes()
+    mine, other = (
+        pending_deletes.start(["a"], soon()),
+        pending_deletes.start(["b"], soon()),
+    )
     assert mine is not None
     assert other is not None
-    ending = threading.Timer(0.05, drops.end, (mine,))
+    ending = threading.Timer(0.05, pending_deletes.finish, (mine,))
     ending.start()
-    drops.wait(["a"], soon(5))
-    assert drops.among(["a", "b"]).tolist() == [False, True]
+    pending_deletes.wait(["a"], soon(5))
+    assert pending_deletes.pending(["a", "b"]).tolist() == [False, True]
     ending.join()
 
 
 def test_a_deletion_that_hangs_is_given_up_and_told_of_once() -> None:
-    drops = Drops()
-    hung = drops.begin(["a"], soon(0.05))
-    assert drops.overdue() == []
-    drops.wait(["a"], soon(5))
-    assert not drops.among(["a"]).any()
-    assert drops.overdue() == [hung]
-    assert drops.overdue() == []
+    pending_deletes = PendingDeletes()
+    hung = pending_deletes.start(["a"], soon(0.05))
+    assert pending_deletes.expired() == []
+    pending_deletes.wait(["a"], soon(5))
+    assert not pending_deletes.pending(["a"]).any()
+    assert pending_deletes.expired() == [hung]
+    assert pending_deletes.expired() == []
     assert hung is not None
-    assert not drops.end(hung)
+    assert not pending_deletes.finish(hung)
 
 
 def test_the_late_end_of_a_deletion_does_not_end_the_next_one() -> None:
-    drops = Drops()
-    hung = drops.begin(["a", "b"], soon(-1))
-    again = drops.begin(["a"], soon())
+    pending_deletes = PendingDeletes()
+    hung = pending_deletes.start(["a", "b"], soon(-1))
+    again = pending_deletes.start(["a"], soon())
     assert hung is not None
     assert again is not None
-    assert drops.end(hung)
-    assert drops.among(["a", "b"]).tolist() == [True, False]
+    assert pending_deletes.finish(hung)
+    assert pending_deletes.pending(["a", "b"]).tolist() == [True, False]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdock.config.core import BreakerSettings
-from kvdock.resilience.breaker import Breaker, BreakerState
+from kvdock.resilience.breaker import BreakerState, CircuitBreaker
 
 
 class Clock:
@@ -20,57 +20,57 @@ class Clock:
         return self.now
 
 
-def made(**given: Any) -> tuple[Breaker, Clock, list[BreakerState]]:
+def made(**given: Any) -> tuple[CircuitBreaker, Clock, list[BreakerState]]:
     clock = Clock()
     states: list[BreakerState] = []
     settings = BreakerSettings(
         **{"failures": 3, "overruns": 2, "backoff": 1.0, "backoff_most": 4.0, **given}
     )
-    breaker = Breaker(settings, states.append, clock, jitter=lambda: 1.0)
+    breaker = CircuitBreaker(settings, states.append, clock, jitter=lambda: 1.0)
     return breaker, clock, states
 
 
-def opened(**given: Any) -> tuple[Breaker, Clock, list[BreakerState]]:
+def opened(**given: Any) -> tuple[CircuitBreaker, Clock, list[BreakerState]]:
     breaker, clock, states = made(**given)
     for _ in range(3):
-        breaker.failed()
+        breaker.record_failure()
     return breaker, clock, states
 
 
 def test_it_opens_after_failures_in_a_row_only() -> None:
     breaker, _, states = made()
     for _ in range(5):
-        breaker.failed()
-        breaker.failed()
-        breaker.succeeded()
-    assert breaker.admits()
+        breaker.record_failure()
+        breaker.record_failure()
+        breaker.record_success()
+    assert breaker.allows_call()
     for _ in range(3):
-        breaker.failed()
-    assert not breaker.admits()
+        breaker.record_failure()
+    assert not breaker.allows_call()
     assert states == [BreakerState.OPEN]
 
 
 def test_calls_that_overrun_weigh_more() -> None:
     breaker, _, _ = made()
-    breaker.failed(overran=True)
-    assert breaker.admits()
-    breaker.failed(overran=True)
-    assert not breaker.admits()
+    breaker.record_failure(overran=True)
+    assert breaker.allows_call()
+    breaker.record_failure(overran=True)
+    assert not breaker.allows_call()
 
 
 def test_the_engine_gets_through_only_after_a_probe_and_one_at_a_time() -> None:
     breaker, clock, states = opened()
-    assert not breaker.wants_probe()
+    assert not breaker.probe_due()
     clock.now += 1.0
-    assert not breaker.admits()
-    assert breaker.wants_probe()
-    assert not breaker.wants_probe()
-    assert not breaker.admits()
-    breaker.probed(alive=True)
-    assert breaker.admits()
-    assert not breaker.admits()
-    breaker.succeeded()
-    assert breaker.admits()
+    assert not breaker.allows_call()
+    assert breaker.probe_due()
+    assert not breaker.probe_due()
+    assert not breaker.allows_call()
+    breaker.record_probe(alive=True)
+    assert breaker.allows_call()
+    assert not breaker.allows_call()
+    breaker.record_success()
+    assert breaker.allows_call()
     assert states == [BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.CLOSED]
 
 
@@ -79,13 +79,13 @@ def test_a_failed_trial_opens_again_and_waits_twice_as_long() -> None:
     waits = []
     for _ in range(4):
         waited = 0.0
-        while not breaker.wants_probe():
+        while not breaker.probe_due():
             clock.now += 0.5
             waited += 0.5
         waits.append(waited)
-        breaker.probed(alive=True)
-        assert breaker.admits()
-        breaker.failed()
+        breaker.record_probe(alive=True)
+        assert breaker.allows_call()
+        breaker.record_failure()
     assert waits in ([2.0, 2.0, 4.0, 4.0], [1.0, 2.0, 4.0, 4.0])
 
 
@@ -94,19 +94,19 @@ def test_a_dead_probe_doubles_the_wait_up_to_the_most() -> None:
     waits = []
     for _ in range(4):
         waited = 0.0
-        while not breaker.wants_probe():
+        while not breaker.probe_due():
             clock.now += 0.5
             waited += 0.5
         waits.append(waited)
-        breaker.probed(alive=False)
+        breaker.record_probe(alive=False)
     assert waits == [1.0, 2.0, 4.0, 4.0]
     assert breaker.state is BreakerState.OPEN
 
 
-def waited(breaker: Breaker, clock: Clock) -> float:
+def waited(breaker: CircuitBreaker, clock: Clock) -> float:
     """How long it takes until the next probe is due."""
     began = clock.now
-    while not breaker.wants_probe():
+    while not breaker.probe_due():
         clock.now += 0.5
     return clock.now - began
 
@@ -122,7 +122,7 @@ def test_probes_that_hang_follow_each_other_after_twice_the_time() -> None:
         32.0,
     ]
     # One that ends says that the others mean nothing.
-    breaker.probed(alive=False)
+    breaker.record_probe(alive=False)
     assert waited(breaker, clock) == 2.0
 
 
@@ -130,7 +130,7 @@ def test_the_end_of_something_that_hung_is_worth_a_look_soon() -> None:
     breaker, clock, _ = opened()
     for _ in range(6):
         waited(breaker, clock)
-    breaker.stirred()
+    breaker.on_late_end()
     assert waited(breaker, clock) == 1.0
     # Still nobody has answered.
     assert waited(breaker, clock) == 128.0
@@ -139,51 +139,51 @@ def test_the_end_of_something_that_hung_is_worth_a_look_soon() -> None:
 def test_the_end_of_something_that_hung_puts_no_probe_off() -> None:
     breaker, clock, _ = opened()
     clock.now += 0.75
-    breaker.stirred()
+    breaker.on_late_end()
     clock.now += 0.25
-    assert breaker.wants_probe()
+    assert breaker.probe_due()
 
 
 def test_a_breaker_can_be_opened_for_what_others_have_done() -> None:
     breaker, clock, states = made()
-    breaker.cut()
-    breaker.cut()
-    assert not breaker.admits()
+    breaker.trip()
+    breaker.trip()
+    assert not breaker.allows_call()
     assert waited(breaker, clock) == 1.0
-    breaker.probed(alive=True)
-    assert breaker.admits()
-    breaker.succeeded()
+    breaker.record_probe(alive=True)
+    assert breaker.allows_call()
+    breaker.record_success()
     assert states == [BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.CLOSED]
 
 
 def test_a_trial_that_says_nothing_leaves_room_for_the_next() -> None:
     breaker, clock, _ = opened()
     clock.now += 1.0
-    assert breaker.wants_probe()
-    breaker.probed(alive=True)
-    assert breaker.admits()
-    breaker.undecided()
-    assert breaker.admits()
+    assert breaker.probe_due()
+    breaker.record_probe(alive=True)
+    assert breaker.allows_call()
+    breaker.record_ignored()
+    assert breaker.allows_call()
 
 
 def test_late_failures_do_not_prolong_an_open_breaker() -> None:
     breaker, clock, _ = opened()
     clock.now += 0.9
-    breaker.failed()
+    breaker.record_failure()
     clock.now += 0.1
-    assert breaker.wants_probe()
+    assert breaker.probe_due()
 
 
-STORY: dict[str, Callable[[Breaker, Clock], object]] = {
-    "ok": lambda breaker, _: breaker.succeeded(),
-    "bad": lambda breaker, _: breaker.failed(),
-    "late": lambda breaker, _: breaker.failed(overran=True),
-    "probe": lambda breaker, _: breaker.wants_probe(),
-    "alive": lambda breaker, _: breaker.probed(alive=True),
-    "dead": lambda breaker, _: breaker.probed(alive=False),
-    "none": lambda breaker, _: breaker.undecided(),
-    "stir": lambda breaker, _: breaker.stirred(),
-    "cut": lambda breaker, _: breaker.cut(),
+STORY: dict[str, Callable[[CircuitBreaker, Clock], object]] = {
+    "ok": lambda breaker, _: breaker.record_success(),
+    "bad": lambda breaker, _: breaker.record_failure(),
+    "late": lambda breaker, _: breaker.record_failure(overran=True),
+    "probe": lambda breaker, _: breaker.probe_due(),
+    "alive": lambda breaker, _: breaker.record_probe(alive=True),
+    "dead": lambda breaker, _: breaker.record_probe(alive=False),
+    "none": lambda breaker, _: breaker.record_ignored(),
+    "stir": lambda breaker, _: breaker.on_late_end(),
+    "cut": lambda breaker, _: breaker.trip(),
     "tick": lambda _, clock: setattr(clock, "now", clock.now + 0.7),
 }
 
@@ -199,12 +199,12 @@ def test_no_story_lets_a_call_through_an_open_breaker_unprobed(
         if before is BreakerState.OPEN and breaker.state is not BreakerState.OPEN:
             assert word == "alive"
         if breaker.state is BreakerState.OPEN:
-            assert not breaker.admits()
+            assert not breaker.allows_call()
     assert all(one is not two for one, two in itertools.pairwise(states))
 
 
 def test_ranks_do_not_come_back_all_at_once() -> None:
-    factors = {Breaker(BreakerSettings())._jitter() for _ in range(20)}
+    factors = {CircuitBreaker(BreakerSettings())._jitter() for _ in range(20)}
     assert len(factors) > 10
     assert all(0.8 <= factor <= 1.2 for factor in factors)
 

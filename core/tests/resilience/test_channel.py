@@ -16,7 +16,7 @@ from stalls import timed
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import AttachError
 from kvdock.plugin.hookspecs import hookimpl
-from kvdock.transfer.health_check import Probe
+from kvdock.transfer.health_check import HealthCheck
 
 if TYPE_CHECKING:
     from kvdock.plugin.hookspecs import AttachConfig
@@ -71,7 +71,7 @@ def test_an_answer_that_is_none_is_named_in_the_log_and_is_a_miss(
         assert loaded.outcomes["kv"].tolist() == [Outcome.ERROR] * 2
         assert said in caplog.text
         assert "get of 2 keys of pool kv" in caplog.text
-        assert not cache.leases("kv").busy(range(2)).any()
+        assert not cache.leases("kv").in_use(range(2)).any()
 
 
 def test_the_log_says_each_kind_once_and_then_how_often(
@@ -132,7 +132,7 @@ def test_probes_go_the_way_of_the_operation_and_clean_up(operation: Operation) -
         until(lambda: move(names, engine.where(range(2))).pages == 2)
         probe = next(one for one in engine.shelf.calls if one.operation is operation)
         assert not set(probe.keys) & kept
-        assert cache.settle(5)
+        assert cache.wait_idle(5)
         assert set(engine.shelf.objects) == kept
 
 
@@ -153,7 +153,7 @@ def test_an_open_breaker_lets_a_hanging_backend_cost_nothing() -> None:
             assert timed(lambda: cache.exists(names), 0.02).best == 0
         assert 1 < engine.shelf.inside <= 8
         go_on.set()
-        assert cache.settle(5)
+        assert cache.wait_idle(5)
 
 
 def test_too_many_calls_left_behind_cut_a_backend_off_without_a_breaker() -> None:
@@ -172,7 +172,7 @@ def test_too_many_calls_left_behind_cut_a_backend_off_without_a_breaker() -> Non
         loaded = timed(lambda: cache.get(hashes(1), engine.where([0])), 0.1)
         assert loaded.outcomes["kv"].tolist() == [Outcome.UNAVAILABLE]
         go_on.set()
-        assert cache.settle(5)
+        assert cache.wait_idle(5)
 
 
 def test_one_dead_object_does_not_open_the_breaker_but_is_not_asked_again() -> None:
@@ -304,7 +304,7 @@ def test_one_backend_that_hangs_does_not_hold_up_another() -> None:
         bad.trouble = None
         assert cache.put(names, engine.where([0, 1])).pages == 2
         go_on.set()
-        assert cache.settle(5)
+        assert cache.wait_idle(5)
 
 
 def test_the_self_test_goes_the_whole_way_and_leaves_nothing() -> None:
@@ -322,7 +322,7 @@ def test_a_self_test_that_is_interrupted_leaves_nothing_attached(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Probe, "self_test", interrupted)
+    monkeypatch.setattr(HealthCheck, "self_test", interrupted)
     shelf = Shelf()
     with pytest.raises(KeyboardInterrupt):
         Engine([shelf], core=patient(self_test=True))

@@ -5,8 +5,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdock.config.core import MissSettings
-from kvdock.resilience.negative_cache import Misses
+from kvdock.config.core import NegativeCacheSettings
+from kvdock.resilience.negative_cache import NegativeCache
 
 
 class Clock:
@@ -16,68 +16,72 @@ class Clock:
         return self.now
 
 
-def made(keys: int = 8) -> tuple[Misses, Clock]:
+def made(keys: int = 8) -> tuple[NegativeCache, Clock]:
     clock = Clock()
-    return Misses(MissSettings(keys=keys, absent=1.0, dead=10.0), clock), clock
+    return NegativeCache(
+        NegativeCacheSettings(max_keys=keys, absent_ttl=1.0, corrupt_ttl=10.0), clock
+    ), clock
 
 
-def known(misses: Misses, *keys: str) -> list[bool]:
-    found = misses.known(keys)
+def known(negative_cache: NegativeCache, *keys: str) -> list[bool]:
+    found = negative_cache.lookup(keys)
     return [False] * len(keys) if found is None else found.tolist()
 
 
 def test_absent_keys_are_believed_for_a_moment_and_dead_ones_longer() -> None:
-    misses, clock = made()
-    misses.absent(["a"])
-    misses.dead(["b"])
-    assert known(misses, "a", "b", "c") == [True, True, False]
+    negative_cache, clock = made()
+    negative_cache.add_absent(["a"])
+    negative_cache.add_corrupt(["b"])
+    assert known(negative_cache, "a", "b", "c") == [True, True, False]
     clock.now += 1.1
-    assert known(misses, "a", "b", "c") == [False, True, False]
+    assert known(negative_cache, "a", "b", "c") == [False, True, False]
     clock.now += 10
-    assert known(misses, "a", "b", "c") == [False] * 3
-    assert len(misses) == 0
+    assert known(negative_cache, "a", "b", "c") == [False] * 3
+    assert len(negative_cache) == 0
 
 
 def test_a_dead_key_that_is_absent_for_a_moment_stays_dead() -> None:
-    misses, clock = made()
-    misses.dead(["a"])
-    misses.absent(["a"])
+    negative_cache, clock = made()
+    negative_cache.add_corrupt(["a"])
+    negative_cache.add_absent(["a"])
     clock.now += 5
-    assert known(misses, "a") == [True]
+    assert known(negative_cache, "a") == [True]
 
 
 def test_what_was_stored_is_asked_for_again() -> None:
-    misses, _ = made()
-    misses.dead(["a", "b"])
-    misses.forget(["a"])
-    assert known(misses, "a", "b") == [False, True]
+    negative_cache, _ = made()
+    negative_cache.add_corrupt(["a", "b"])
+    negative_cache.discard(["a"])
+    assert known(negative_cache, "a", "b") == [False, True]
 
 
 @given(st.lists(st.lists(st.sampled_from("abcdefghij"), unique=True), max_size=12))
 def test_it_never_grows_over_its_bound_and_keeps_the_newest(
     batches: list[list[str]],
 ) -> None:
-    misses, _ = made(keys=3)
+    negative_cache, _ = made(keys=3)
     for batch in batches:
-        misses.absent(batch)
-        assert len(misses) <= 3
+        negative_cache.add_absent(batch)
+        assert len(negative_cache) <= 3
         if batch:
-            assert known(misses, *batch[:3]) == [True] * len(batch[:3])
+            assert known(negative_cache, *batch[:3]) == [True] * len(batch[:3])
 
 
 def test_a_bound_of_nothing_switches_it_off() -> None:
-    misses, _ = made(keys=0)
-    misses.dead(["a"])
-    assert known(misses, "a") == [False]
+    negative_cache, _ = made(keys=0)
+    negative_cache.add_corrupt(["a"])
+    assert known(negative_cache, "a") == [False]
 
 
 def test_a_full_book_takes_new_keys_as_quickly_as_an_empty_one() -> None:
-    misses = Misses(MissSettings(keys=65536, absent=3600.0))
-    misses.absent([f"{key:064x}" for key in range(65536)])
+    negative_cache = NegativeCache(
+        NegativeCacheSettings(max_keys=65536, absent_ttl=3600.0)
+    )
+    negative_cache.add_absent([f"{key:064x}" for key in range(65536)])
     fresh = [f"{key:064x}" for key in range(65536, 131072)]
     began_s = time.thread_time()
     for start in range(0, len(fresh), 8192):
-        misses.absent(fresh[start : start + 8192])
+        negative_cache.add_absent(fresh[start : start + 8192])
     # It took two seconds when each of them looked for the oldest.
     assert time.thread_time() - began_s < 0.5
-    assert len(misses) == 65536
+    assert len(negative_cache) == 65536

@@ -21,7 +21,7 @@ from kvdock.pools.factories import logical, mamba, mha, mla
 from kvdock.pools.shard import Shard
 from kvdock.pools.spec import PoolSpec
 from kvdock.routing.plan import Plan, Route, plan_routes
-from kvdock.routing.verdicts import Check, Needs, Path
+from kvdock.routing.verdicts import IntegrityCheck, RouteRequirements, TransferMode
 
 EVERYTHING = KindSupport(
     hit_policies=HitPolicy,
@@ -76,96 +76,101 @@ def route(pool: PoolSpec, manifest: Manifest, **how: Any) -> Route:
 SPLIT = attrs.evolve(HEADS, head_group=2)
 STATE = mamba("state", conv=[(8, 3)], **BASE)
 
-REFUSALS: dict[str, tuple[PoolSpec, dict[str, Any], Needs, str]] = {
+REFUSALS: dict[str, tuple[PoolSpec, dict[str, Any], RouteRequirements, str]] = {
     "kinds": (
         KV,
         {"kinds": {PoolKind.MHA: EVERYTHING}},
-        Needs(),
+        RouteRequirements(),
         "does not take mla pools",
     ),
     "hit_policies": (
         STATE,
         {"kind": {"hit_policies": [HitPolicy.ALL_PAGES]}},
-        Needs(),
+        RouteRequirements(),
         "does not take hit policy trailing_pages",
     ),
     "layouts": (
         KV,
         {"kind": {"layouts": [Layout.PAGE_FIRST]}},
-        Needs(),
+        RouteRequirements(),
         "does not take layout page_object",
     ),
     "shardings": (
         attrs.evolve(KV, sharding=Sharding.DCP),
         {"kind": {"shardings": [Sharding.HEADS]}},
-        Needs(),
+        RouteRequirements(),
         "does not take sharding dcp",
     ),
     "split_heads": (
         SPLIT,
         {"kind": {"split_heads": Support.NO}},
-        Needs(),
+        RouteRequirements(),
         "has no split heads",
     ),
     "draft": (
         DRAFT,
         {"kind": {"draft": Support.UNDECLARED}},
-        Needs(),
+        RouteRequirements(),
         "says nothing about draft",
     ),
     "max_object_bytes": (
         KV,
         {"max_object_bytes": 100},
-        Needs(),
+        RouteRequirements(),
         "objects of 100 bytes at most, this pool needs 1536",
     ),
     "max_batch_keys": (
         SPLIT,
         {"max_batch_keys": 1},
-        Needs(),
+        RouteRequirements(),
         "batches of 1 keys at most, this pool needs 2",
     ),
     "max_key_bytes": (
         KV,
         {"max_key_bytes": 130},
-        Needs(),
+        RouteRequirements(),
         "keys of 130 bytes at most, this pool needs 137",
     ),
     "sharing": (
         KV,
         {"sharing": Scope.HOST},
-        Needs(sharing=Scope.CLUSTER),
+        RouteRequirements(sharing=Scope.CLUSTER),
         "shares with host, not cluster",
     ),
     "durability": (
         KV,
         {"durability": Scope.PROCESS},
-        Needs(durability=Scope.HOST),
+        RouteRequirements(durability=Scope.HOST),
         "outlives process, not host",
     ),
     "clear_reach": (
         KV,
         {"clear_reach": Scope.CLUSTER},
-        Needs(clear_reach=Scope.NAMESPACE),
+        RouteRequirements(clear_reach=Scope.NAMESPACE),
         "clears as far as cluster",
     ),
     "integrity": (
         KV,
         {"integrity": Support.UNDECLARED},
-        Needs(integrity=True),
+        RouteRequirements(integrity=True),
         "says nothing about integrity",
     ),
     "eviction": (
         KV,
         {"eviction": Support.NO},
-        Needs(eviction=True),
+        RouteRequirements(eviction=True),
         "has no eviction",
     ),
-    "fork_safe": (KV, {}, Needs(fork_safe=True), "says nothing about fork safe"),
+    "fork_safe": (
+        KV,
+        {},
+        RouteRequirements(fork_safe=True),
+        "says nothing about fork safe",
+    ),
     "direct_transfer": (
         KV,
         {"direct_transfer": Support.NO},
-        Needs(direct_transfer=True),
+        RouteRequirements(direct_transfer=True),
         "has no direct transfer",
     ),
 }
@@ -181,21 +186,25 @@ def test_a_manifest_that_lacks_what_is_needed_is_refused_with_the_reason(
     assert reason in found.reason
 
 
-PATHS: dict[str, tuple[dict[str, Any], Needs, str]] = {
-    "zero_copy": ({"zero_copy": Support.NO}, Needs(), "staged, one object a page"),
+PATHS: dict[str, tuple[dict[str, Any], RouteRequirements, str]] = {
+    "zero_copy": (
+        {"zero_copy": Support.NO},
+        RouteRequirements(),
+        "staged, one object a page",
+    ),
     "multi_buffer": (
         {"kind": {"multi_buffer": Support.NO}},
-        Needs(),
+        RouteRequirements(),
         "staged (6 pieces a page), one object a page",
     ),
     "memory_registration": (
         {"memory_registration": Support.NATIVE},
-        Needs(registrable=False),
+        RouteRequirements(registrable=False),
         "staged (other cannot register this memory), one object a page",
     ),
     "host_allocator": (
         {"host_allocator": Support.NATIVE},
-        Needs(),
+        RouteRequirements(),
         "staged (not in memory of other's allocator), one object a page",
     ),
 }
@@ -215,17 +224,17 @@ def test_what_a_backend_cannot_reach_is_staged_with_the_reason(field: str) -> No
         )
         reason = reason.replace("6", "16")
     found = route(pool, backend("other", **said), needs=needs)
-    assert (found.backend, found.path) == ("other", Path.STAGED)
+    assert (found.backend, found.mode) == ("other", TransferMode.STAGED)
     assert found.reason == reason
 
 
 def test_a_deployment_that_copies_every_page_reads_so_in_the_table() -> None:
-    asked = Needs(staged=True)
+    asked = RouteRequirements(staged=True)
     found = route(SCATTERED, backend("other"), needs=asked)
-    assert found.path is Path.STAGED
+    assert found.mode is TransferMode.STAGED
     assert found.reason == "staged (asked for), one object a page"
     mark = logical("mark", page_tokens=8)
-    assert route(mark, backend("other"), needs=asked).path is Path.NONE
+    assert route(mark, backend("other"), needs=asked).mode is TransferMode.NONE
 
 
 def test_every_field_of_a_manifest_takes_part_in_routing() -> None:
@@ -237,11 +246,11 @@ def test_every_field_of_a_manifest_takes_part_in_routing() -> None:
 
 def test_memory_still_to_be_allocated_comes_from_the_backend() -> None:
     bringer = backend("bringer", host_allocator=Support.NATIVE)
-    later = route(KV, bringer, needs=Needs(allocator=None))
-    assert (later.path, later.allocate) == (Path.ZERO_COPY, True)
-    given = route(KV, bringer, needs=Needs(allocator="bringer"))
-    assert (given.path, given.allocate) == (Path.ZERO_COPY, False)
-    plain = route(KV, backend("plain"), needs=Needs(allocator=None))
+    later = route(KV, bringer, needs=RouteRequirements(allocator=None))
+    assert (later.mode, later.allocate) == (TransferMode.ZERO_COPY, True)
+    given = route(KV, bringer, needs=RouteRequirements(allocator="bringer"))
+    assert (given.mode, given.allocate) == (TransferMode.ZERO_COPY, False)
+    plain = route(KV, backend("plain"), needs=RouteRequirements(allocator=None))
     assert not plain.allocate
 
 
@@ -265,11 +274,11 @@ def test_whether_any_memory_will_do_may_be_the_backends_own_word(
         [KV],
         Shard(),
         {"bringer": bringer},
-        needs=Needs(allocator=allocator),
+        needs=RouteRequirements(allocator=allocator),
         judge=judge,
     ).anchor
     copied = not own and allocator == ""
-    assert (found.path is Path.STAGED) == copied
+    assert (found.mode is TransferMode.STAGED) == copied
     assert ("its own word" in found.reason) == copied
     assert found.allocate == (not own and allocator is None)
 
@@ -280,28 +289,28 @@ ONE_PIECE = {"multi_buffer": Support.NO}
 @pytest.mark.parametrize(
     ("layout", "head_group", "path", "unit"),
     [
-        (Layout.PAGE_OBJECT, 0, Path.ZERO_COPY, ObjectUnit.PAGE),
-        (Layout.PAGE_FIRST, 0, Path.ZERO_COPY, ObjectUnit.PART),
-        (Layout.PAGE_FIRST_DIRECT, 0, Path.ZERO_COPY, ObjectUnit.PART),
-        (Layout.LAYER_FIRST, 0, Path.ZERO_COPY, ObjectUnit.LAYER),
-        (Layout.PAGE_HEAD, 2, Path.ZERO_COPY, ObjectUnit.PART),
-        (Layout.PAGE_FIRST, 2, Path.STAGED, ObjectUnit.PAGE),
-        (Layout.PAGE_OBJECT, 2, Path.STAGED, ObjectUnit.PAGE),
+        (Layout.PAGE_OBJECT, 0, TransferMode.ZERO_COPY, ObjectUnit.PAGE),
+        (Layout.PAGE_FIRST, 0, TransferMode.ZERO_COPY, ObjectUnit.PART),
+        (Layout.PAGE_FIRST_DIRECT, 0, TransferMode.ZERO_COPY, ObjectUnit.PART),
+        (Layout.LAYER_FIRST, 0, TransferMode.ZERO_COPY, ObjectUnit.LAYER),
+        (Layout.PAGE_HEAD, 2, TransferMode.ZERO_COPY, ObjectUnit.PART),
+        (Layout.PAGE_FIRST, 2, TransferMode.STAGED, ObjectUnit.PAGE),
+        (Layout.PAGE_OBJECT, 2, TransferMode.STAGED, ObjectUnit.PAGE),
     ],
 )
 def test_a_backend_of_one_piece_gets_the_largest_unit_that_is_one(
-    layout: Layout, head_group: int, path: Path, unit: ObjectUnit
+    layout: Layout, head_group: int, path: TransferMode, unit: ObjectUnit
 ) -> None:
     pool = attrs.evolve(HEADS, layout=layout, head_group=head_group)
     found = route(pool, backend("poor", kind=ONE_PIECE))
-    assert (found.path, found.pool.object_unit) == (path, unit)
+    assert (found.mode, found.pool.object_unit) == (path, unit)
 
 
 def test_smaller_units_must_still_fit_a_batch() -> None:
     pool = attrs.evolve(HEADS, layout=Layout.LAYER_FIRST)
     roomy = route(pool, backend("poor", kind=ONE_PIECE, max_batch_keys=6))
     tight = route(pool, backend("poor", kind=ONE_PIECE, max_batch_keys=5))
-    assert (roomy.path, tight.path) == (Path.ZERO_COPY, Path.STAGED)
+    assert (roomy.mode, tight.mode) == (TransferMode.ZERO_COPY, TransferMode.STAGED)
 
 
 def test_smaller_units_make_smaller_objects() -> None:
@@ -364,7 +373,7 @@ def test_an_optional_pool_is_refused_with_a_reason_unless_strict() -> None:
     by = [backend("a", kind={"draft": Support.NO})]
     lenient = plan(KV, DRAFT, by=by)
     (refused,) = lenient.refused
-    assert (refused.pool.name, refused.path) == ("draft", Path.NONE)
+    assert (refused.pool.name, refused.mode) == ("draft", TransferMode.NONE)
     assert refused.reason == "a: a has no draft for mla pools"
     with pytest.raises(NoRoute, match=r"no backend takes draft\n(.|\n)*has no draft"):
         plan(KV, DRAFT, by=by, strict=True)
@@ -428,18 +437,18 @@ def test_the_table_shows_winner_and_reasons() -> None:
 
 def test_a_backend_that_does_not_verify_gets_trailers_and_the_table_says_so() -> None:
     one = plan(KV, by=[backend(integrity=Support.UNDECLARED)]).anchor
-    assert one.check is Check.TRAILER
+    assert one.check is IntegrityCheck.TRAILER
     assert one.reason == "zero copy, one object a page; verified by a trailer"
-    assert plan(KV).anchor.check is Check.BACKEND
+    assert plan(KV).anchor.check is IntegrityCheck.BACKEND
 
 
 def test_a_trailer_is_a_second_piece() -> None:
     poor = backend(kind={"multi_buffer": Support.NO}, integrity=Support.NO)
     one = plan(KV, by=[poor]).anchor
-    assert one.path is Path.STAGED
+    assert one.mode is TransferMode.STAGED
     assert "a trailer is a second piece" in one.reason
-    unchecked = plan(KV, by=[poor], needs=Needs(checks="off")).anchor
-    assert unchecked.path is Path.ZERO_COPY
+    unchecked = plan(KV, by=[poor], needs=RouteRequirements(checks="off")).anchor
+    assert unchecked.mode is TransferMode.ZERO_COPY
     assert "UNVERIFIED by choice" in unchecked.reason
 
 
@@ -448,14 +457,14 @@ def test_a_trailer_counts_towards_the_largest_object() -> None:
     limited = backend(integrity=Support.NO, max_object_bytes=largest)
     with pytest.raises(NoRoute, match="trailer included"):
         plan(KV, by=[limited])
-    assert plan(KV, by=[limited], needs=Needs(checks="off")).anchor.backend
+    assert plan(KV, by=[limited], needs=RouteRequirements(checks="off")).anchor.backend
 
 
 def test_verifying_can_be_doubled_but_counting_needs_none() -> None:
-    always = Needs(checks="always")
-    assert plan(KV, needs=always).anchor.check is Check.TRAILER
+    always = RouteRequirements(checks="always")
+    assert plan(KV, needs=always).anchor.check is IntegrityCheck.TRAILER
     mark = PoolSpec(
         name="mark", kind="logical", parts=(), layers=(), page_tokens=8, anchor=True
     )
     counted = plan(mark, by=[backend(integrity=Support.NO)]).anchor
-    assert counted.check is Check.BACKEND
+    assert counted.check is IntegrityCheck.BACKEND

@@ -13,7 +13,13 @@ import numpy.typing as npt
 import pytest
 
 from kvdock.batch import Batch, BatchResult, Operation
-from kvdock.segments import Limits, Place, SegmentStore, Tenure, ThreadEngine
+from kvdock.segments import (
+    PosixIOEngine,
+    SegmentStore,
+    StoreLimits,
+    StoreLocation,
+    WriterLiveness,
+)
 from kvdock.segments.inspect import Location, locate
 
 PAGE_BYTES = 8192
@@ -104,20 +110,22 @@ def open_depot(tmp_path: Path) -> Iterator[OpenDepot]:
         pool: str = "kv",
         namespace: str = NAMESPACE,
         direct: bool = False,
-        tenure: Tenure = Tenure.LOCKS,
+        liveness: WriterLiveness = WriterLiveness.LOCKS,
         **limits: Any,
     ) -> Depot:
         root = root or tmp_path / "store"
-        place = Place(
+        place = StoreLocation(
             root=root,
             namespace=namespace,
             pool=pool,
             object_bytes=(page_bytes,),
-            tenure=tenure,
+            liveness=liveness,
         )
         limits = {"segment_bytes": 256 << 10} | limits
-        engine = ThreadEngine(2, direct=direct)
-        depot = Depot(root, SegmentStore(place, engine, Limits(**limits)), page_bytes)
+        engine = PosixIOEngine(2, direct=direct)
+        depot = Depot(
+            root, SegmentStore(place, engine, StoreLimits(**limits)), page_bytes
+        )
         opened.append(depot)
         return depot
 

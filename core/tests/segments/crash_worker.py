@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.batch import Batch, Operation
-from kvdock.segments import Limits, Place, SegmentStore, ThreadEngine
+from kvdock.segments import PosixIOEngine, SegmentStore, StoreLimits, StoreLocation
 
 Numbers = npt.NDArray[np.int64]
 
@@ -33,9 +33,11 @@ def keys_of(numbers: Numbers) -> list[str]:
 
 
 def open_store(root: Path) -> SegmentStore:
-    place = Place(root=root, namespace=NAMESPACE, pool="kv", object_bytes=(PAGE_BYTES,))
-    limits = Limits(quota_bytes=QUOTA, segment_bytes=256 << 10)
-    return SegmentStore(place, ThreadEngine(2), limits)
+    place = StoreLocation(
+        root=root, namespace=NAMESPACE, pool="kv", object_bytes=(PAGE_BYTES,)
+    )
+    limits = StoreLimits(quota_bytes=QUOTA, segment_bytes=256 << 10)
+    return SegmentStore(place, PosixIOEngine(2), limits)
 
 
 def batch(

@@ -13,7 +13,7 @@ import pytest
 
 from kvdock.batch import Outcome
 from kvdock.errors import SettingsError
-from kvdock.segments import ThreadEngine
+from kvdock.segments import PosixIOEngine
 
 OpenDepot = Callable[..., Any]
 QUOTA = 2 << 20
@@ -297,7 +297,7 @@ def test_a_disk_that_fails_each_put_does_not_fill_the_log(
     def fail(*_: object, **__: object) -> int:
         raise OSError(errno.EIO, "broken")
 
-    monkeypatch.setattr(ThreadEngine, "open_file", fail)
+    monkeypatch.setattr(PosixIOEngine, "open_file", fail)
     for number in range(20):
         assert list(depot.put([number]).outcomes) == [Outcome.REFUSED]
     failed = depot.store.counts["segments_failed"]

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from kvdock.batch import Operation, Outcome
-from kvdock.segments import ThreadEngine
-from kvdock.segments.inspect import collect
+from kvdock.segments import PosixIOEngine
+from kvdock.segments.inspect import gc
 
 OpenDepot = Callable[..., Any]
 
@@ -143,7 +143,7 @@ def test_pages_whose_file_cannot_be_opened_are_not_dropped(
         raise OSError(error, os.strerror(error))
 
     with monkeypatch.context() as patched:
-        patched.setattr(ThreadEngine, "open_file", refuse)
+        patched.setattr(PosixIOEngine, "open_file", refuse)
         assert shut.get(range(8)) == [Outcome.ERROR] * 8
     assert shut.get(range(8)) == [Outcome.OK] * 8
     assert open_depot().get(range(8)) == [Outcome.OK] * 8
@@ -253,12 +253,12 @@ def test_what_is_lost_counts_for_the_quota_and_comes_back(
     living = open_depot()
     assert living.store.fill()[0] == before
     namespace = depot.store.place.namespace
-    freed = collect(depot.root, namespace)
+    freed = gc(depot.root, namespace)
     assert freed == before - sum(path.stat().st_size for path in folder.iterdir())
     assert [torn.exists(), bare.exists(), later.exists()] == [False, False, True]
     left = living.get(range(100)).count(OK)
     assert 0 < left < 100
-    assert collect(depot.root, namespace, newer=True) > 0
+    assert gc(depot.root, namespace, newer=True) > 0
     assert not later.exists()
     assert living.get(range(100)).count(OK) == left
     assert living.put(range(100)).ok.all()

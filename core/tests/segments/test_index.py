@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdock.segments.format import RECORD, Records, sealed
-from kvdock.segments.index import ABSENT, Index, Rows, Table
+from kvdock.segments.format import RECORD, Records, with_checksums
+from kvdock.segments.index import ABSENT, HashTable, Index, RowRange
 
 if TYPE_CHECKING:
     from kvdock.arrays import UInt64Array
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def test_segments_of_any_size_use_the_rows_of_those_that_went() -> None:
     index, chance = Index(), np.random.default_rng(1)
-    here: list[Rows] = []
+    here: list[RowRange] = []
     most = 0
     for _ in range(2000):
         here.append(index.open_rows(int(chance.integers(100, 2000))))
@@ -30,7 +30,7 @@ def test_segments_of_any_size_use_the_rows_of_those_that_went() -> None:
 
 def test_no_two_segments_share_a_row() -> None:
     index, chance = Index(), np.random.default_rng(2)
-    here: list[Rows] = []
+    here: list[RowRange] = []
     for _ in range(500):
         here.append(index.open_rows(int(chance.integers(50))))
         if len(here) > 8:
@@ -63,7 +63,7 @@ def digests_of(pairs: Iterable[tuple[int, int]]) -> UInt64Array:
 def test_a_table_is_a_dict_however_crowded(
     steps: list[tuple[bool, list[tuple[int, int]]]],
 ) -> None:
-    table = Table()
+    table = HashTable()
     model: dict[tuple[int, int], int] = {}
     known = np.zeros((0, 2), np.uint64)
     for adds, pairs in steps:
@@ -83,7 +83,7 @@ def test_a_table_is_a_dict_however_crowded(
 
 
 def test_removing_another_row_of_a_key_leaves_it() -> None:
-    table = Table()
+    table = HashTable()
     known = digests_of([(1, 2 << 32), (1, 2 << 32)])
     table.add(known[:1], np.array([0]), known)
     table.remove(known[1:], np.array([1]))
@@ -94,7 +94,7 @@ def records_of(keys: list[int]) -> Records:
     records = np.zeros(len(keys), RECORD)
     records["key_low"] = keys
     records["key_high"] = np.array(keys, np.uint64) << np.uint64(32)
-    return sealed(records)
+    return with_checksums(records)
 
 
 def digests_at(keys: list[int]) -> UInt64Array:
@@ -150,5 +150,5 @@ def test_the_index_takes_less_than_200_bytes_a_page() -> None:
         records = np.zeros(1024, RECORD)
         records["key_low"] = rng.integers(1, 2**63, 1024)
         records["key_high"] = rng.integers(1, 2**63, 1024)
-        index.load(rows, sealed(records), np.zeros(1024, np.int64))
+        index.load(rows, with_checksums(records), np.zeros(1024, np.int64))
         assert index.nbytes < 200 * max(4096, rows.first + 1024)

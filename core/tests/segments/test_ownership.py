@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from kvdock.segments import Tenure, ownership
-from kvdock.segments.cleanup import sweep
-from kvdock.segments.inspect import collect
+from kvdock.segments import WriterLiveness, ownership
+from kvdock.segments.cleanup import collect_garbage
+from kvdock.segments.inspect import gc
 from kvdock.segments.paths import open_file
 
 OpenDepot = Callable[..., Any]
 QUOTA = 2 << 20
 
 
-@pytest.fixture(params=list(Tenure))
-def kept_by(request: pytest.FixtureRequest) -> Tenure:
-    return Tenure(request.param)
+@pytest.fixture(params=list(WriterLiveness))
+def kept_by(request: pytest.FixtureRequest) -> WriterLiveness:
+    return WriterLiveness(request.param)
 
 
 def index_files(depot: Any) -> list[str]:
@@ -28,9 +28,9 @@ def index_files(depot: Any) -> list[str]:
 
 
 def test_two_writers_never_share_a_segment(
-    open_depot: OpenDepot, kept_by: Tenure
+    open_depot: OpenDepot, kept_by: WriterLiveness
 ) -> None:
-    depots = [open_depot(tenure=kept_by, quota_bytes=QUOTA) for _ in range(2)]
+    depots = [open_depot(liveness=kept_by, quota_bytes=QUOTA) for _ in range(2)]
     for start in range(0, 600, 10):
         for number, depot in enumerate(depots):
             first = 10_000 * number + start
@@ -43,33 +43,33 @@ def test_two_writers_never_share_a_segment(
 
 
 def test_a_segment_of_a_closed_store_is_filled_up(
-    open_depot: OpenDepot, kept_by: Tenure
+    open_depot: OpenDepot, kept_by: WriterLiveness
 ) -> None:
     for start in range(0, 40, 10):
-        depot = open_depot(tenure=kept_by)
+        depot = open_depot(liveness=kept_by)
         depot.put(range(start, start + 10))
         depot.store.close()
     assert len(index_files(depot)) <= 2
-    assert open_depot(tenure=kept_by).get(range(40)) == [0] * 40
+    assert open_depot(liveness=kept_by).get(range(40)) == [0] * 40
 
 
 def test_without_locks_a_silent_writer_loses_its_segment_and_goes_on(
     open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = open_depot(tenure=Tenure.SILENCE)
+    slow = open_depot(liveness=WriterLiveness.TIMEOUT)
     slow.put(range(10))
-    other = open_depot(tenure=Tenure.SILENCE)
+    other = open_depot(liveness=WriterLiveness.TIMEOUT)
     other.put(range(10, 20))
     assert len(index_files(slow)) == 2  # it is not silent for long enough
     monkeypatch.setattr(ownership, "SILENCE_S", 0.0)
-    taker = open_depot(tenure=Tenure.SILENCE)
+    taker = open_depot(liveness=WriterLiveness.TIMEOUT)
     taker.there([99])
     for start in range(100, 160, 10):
         taker.put(range(start, start + 10))
     assert taker.store.counts["segments_adopted"] >= 1
     assert slow.put(range(20, 30)).ok.all()
     everything = [*range(30), *range(100, 160)]
-    fresh = open_depot(tenure=Tenure.SILENCE)
+    fresh = open_depot(liveness=WriterLiveness.TIMEOUT)
     assert fresh.get(everything) == [0] * len(everything)
     assert "get_corrupt" not in fresh.store.counts
 
@@ -77,51 +77,51 @@ def test_without_locks_a_silent_writer_loses_its_segment_and_goes_on(
 def test_without_locks_half_made_segments_are_swept_when_they_are_old(
     open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    depot = open_depot(tenure=Tenure.SILENCE)
+    depot = open_depot(liveness=WriterLiveness.TIMEOUT)
     depot.put(range(3))
     folder = depot.where(0).path.parent
     half: Path = folder / "00000000000000aa.00000001.new"
     half.write_bytes(b"half made")
-    open_depot(tenure=Tenure.SILENCE)
+    open_depot(liveness=WriterLiveness.TIMEOUT)
     assert half.exists()
     monkeypatch.setattr(ownership, "ABANDONED_S", -1.0)
-    open_depot(tenure=Tenure.SILENCE)
+    open_depot(liveness=WriterLiveness.TIMEOUT)
     assert not half.exists()
 
 
 def test_without_locks_nothing_can_be_pinned(open_depot: OpenDepot) -> None:
-    depot = open_depot(tenure=Tenure.SILENCE)
+    depot = open_depot(liveness=WriterLiveness.TIMEOUT)
     depot.put([1])
     assert depot.store.pin(depot.keys([1])) == [False]
 
 
 def test_what_a_living_writer_fills_is_not_collected(
-    open_depot: OpenDepot, kept_by: Tenure
+    open_depot: OpenDepot, kept_by: WriterLiveness
 ) -> None:
-    depot = open_depot(tenure=kept_by)
+    depot = open_depot(liveness=kept_by)
     depot.put(range(40))
     filled = [name for name in index_files(depot) if name.endswith(".open")]
     assert filled
-    collect(depot.root, depot.store.place.namespace, to_bytes=0)
+    gc(depot.root, depot.store.place.namespace, to_bytes=0)
     assert index_files(depot) == filled
     assert 0 in depot.get(range(40))
 
 
 def test_without_a_note_what_may_live_is_not_collected(
-    open_depot: OpenDepot, kept_by: Tenure, monkeypatch: pytest.MonkeyPatch
+    open_depot: OpenDepot, kept_by: WriterLiveness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    depot = open_depot(tenure=kept_by)
+    depot = open_depot(liveness=kept_by)
     depot.put(range(3))
     (folder,) = depot.root.glob("*/kv.*")
     (folder.parent / ownership.FILE_NAME).unlink()
     half = folder / "00000000000000aa.00000001.new"
     half.write_bytes(b"half made")
     namespace = depot.store.place.namespace
-    collect(depot.root, namespace, to_bytes=0)
+    gc(depot.root, namespace, to_bytes=0)
     assert len(index_files(depot)) == 2
     monkeypatch.setattr(ownership, "ABANDONED_S", -1.0)
-    collect(depot.root, namespace, to_bytes=0)
-    left = 1 if kept_by is Tenure.LOCKS else 0  # a lock tells that it lives
+    gc(depot.root, namespace, to_bytes=0)
+    left = 1 if kept_by is WriterLiveness.LOCKS else 0  # a lock tells that it lives
     assert len(index_files(depot)) == left
 
 
@@ -129,10 +129,10 @@ def test_one_writer_without_locks_is_enough_for_locks_to_tell_nothing(
     open_depot: OpenDepot,
 ) -> None:
     namespace = open_depot().store.place.namespace
-    for kept_by in (Tenure.LOCKS, Tenure.SILENCE, Tenure.LOCKS):
-        depot = open_depot(tenure=kept_by)
+    for kept_by in (WriterLiveness.LOCKS, WriterLiveness.TIMEOUT, WriterLiveness.LOCKS):
+        depot = open_depot(liveness=kept_by)
     noted = (depot.root / namespace / ownership.FILE_NAME).read_text()
-    assert noted == Tenure.SILENCE
+    assert noted == WriterLiveness.TIMEOUT
 
 
 def test_a_segment_that_is_swept_before_it_is_claimed_is_made_anew(
@@ -145,7 +145,7 @@ def test_a_segment_that_is_swept_before_it_is_claimed_is_made_anew(
         made = open_file(folder, name, flags)
         if name.endswith(".new") and not swept:
             swept.append(name)
-            sweep(folder, Tenure.LOCKS)
+            collect_garbage(folder, WriterLiveness.LOCKS)
         return made
 
     monkeypatch.setattr("kvdock.segments.segment.open_file", make)
@@ -168,7 +168,7 @@ def test_what_was_finished_while_it_was_swept_keeps_its_pages(
         half_made.rename(index)  # its writer, between our look and our lock
         return True
 
-    monkeypatch.setattr("kvdock.segments.cleanup._given_up", finish)
-    assert sweep(folder, Tenure.LOCKS) == 0
+    monkeypatch.setattr("kvdock.segments.cleanup._is_abandoned", finish)
+    assert collect_garbage(folder, WriterLiveness.LOCKS) == 0
     os.close(folder)
     assert open_depot().get(range(32)) == [0] * 32

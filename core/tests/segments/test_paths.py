@@ -12,9 +12,9 @@ import pytest
 
 from kvdock.batch import Batch, Operation
 from kvdock.errors import KvdockError, NamespaceError
-from kvdock.segments import Place, SegmentStore, ThreadEngine, paths
-from kvdock.segments.inspect import clear, collect, namespaces, survey
-from kvdock.segments.ownership import FILE_NAME, Tenure
+from kvdock.segments import PosixIOEngine, SegmentStore, StoreLocation, paths
+from kvdock.segments.inspect import clear, describe_namespace, gc, namespaces
+from kvdock.segments.ownership import FILE_NAME, WriterLiveness
 from kvdock.segments.paths import (
     RECORD_NAME,
     IndexName,
@@ -30,8 +30,8 @@ RECORD = b'{"model":"tiny"}'
 NAMESPACE = hashlib.sha256(RECORD).hexdigest()
 
 
-def place(root: Path, namespace: str = NAMESPACE, record: bytes = b"") -> Place:
-    return Place(
+def place(root: Path, namespace: str = NAMESPACE, record: bytes = b"") -> StoreLocation:
+    return StoreLocation(
         root=root, namespace=namespace, pool="kv", object_bytes=(64,), record=record
     )
 
@@ -78,7 +78,7 @@ def test_a_namespace_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     root.mkdir(mode=0o700)
     (root / NAMESPACE).symlink_to(outside)
     with pytest.raises(KvdockError, match="Not a directory"):
-        SegmentStore(place(root), ThreadEngine())
+        SegmentStore(place(root), PosixIOEngine())
     assert not list(outside.iterdir())
 
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_opened_is_named_and_leaves_nothing_open(
     before = open_files()
     for _ in range(2):
         with pytest.raises(KvdockError, match=r"cannot be opened.*Let this user"):
-            SegmentStore(two, ThreadEngine())
+            SegmentStore(two, PosixIOEngine())
     assert open_files() == before
 
 
@@ -127,7 +127,7 @@ def test_segments_that_are_links_are_not_followed(
 )
 def test_only_a_digest_is_a_namespace(tmp_path: Path, name: str) -> None:
     with pytest.raises(NamespaceError, match="is no namespace"):
-        SegmentStore(place(tmp_path / "root", namespace=name), ThreadEngine())
+        SegmentStore(place(tmp_path / "root", namespace=name), PosixIOEngine())
     assert not (tmp_path / "root").exists()
 
 
@@ -153,19 +153,19 @@ def test_hostile_keys_stay_in_the_store(open_depot: OpenDepot) -> None:
 
 def test_the_record_of_a_namespace_is_kept_and_compared(tmp_path: Path) -> None:
     root = tmp_path / "root"
-    SegmentStore(place(root, record=RECORD), ThreadEngine()).close()
+    SegmentStore(place(root, record=RECORD), PosixIOEngine()).close()
     kept = root / NAMESPACE / "namespace.json"
     assert hashlib.sha256(kept.read_bytes()).hexdigest() == NAMESPACE
-    SegmentStore(place(root, record=RECORD), ThreadEngine()).close()
+    SegmentStore(place(root, record=RECORD), PosixIOEngine()).close()
     kept.write_bytes(b'{"model":"another"}')
     for record in (RECORD, b""):
         with pytest.raises(NamespaceError, match="does not fit its name"):
-            SegmentStore(place(root, record=record), ThreadEngine())
+            SegmentStore(place(root, record=record), PosixIOEngine())
 
 
 def test_a_record_of_another_namespace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NamespaceError, match="another's"):
-        SegmentStore(place(tmp_path / "root", record=b"{}"), ThreadEngine())
+        SegmentStore(place(tmp_path / "root", record=b"{}"), PosixIOEngine())
 
 
 def test_a_namespace_without_a_record_can_be_opened(tmp_path: Path) -> None:
@@ -202,14 +202,14 @@ def test_what_is_only_named_like_a_part_of_the_store_is_passed_over(
     make(depot.root / ("ab" * 32))
     namespace = depot.store.place.namespace
     assert namespaces(depot.root) == (namespace,)
-    assert [(one.pool, one.pages) for one in survey(depot.root, namespace).pools] == [
-        ("kv", 20)
-    ]
+    assert [
+        (one.pool, one.pages) for one in describe_namespace(depot.root, namespace).pools
+    ] == [("kv", 20)]
     assert verify(depot.root, namespace).good == 20
     fresh = open_depot()
     assert fresh.get(range(20)) == [0] * 20
     assert fresh.put(range(20, 40)).ok.all()
-    collect(depot.root, namespace, to_bytes=1 << 30)
+    gc(depot.root, namespace, to_bytes=1 << 30)
     assert fresh.get(range(40)) == [0] * 40
     assert clear(depot.root, namespace)
 
@@ -238,7 +238,7 @@ def test_a_store_that_cannot_be_looked_at_is_an_error_in_our_words(
 
     monkeypatch.setattr(paths, "open_folder", refuse)
     with pytest.raises(KvdockError, match="cannot be worked on: Permission denied"):
-        survey(depot.root, depot.store.place.namespace)
+        describe_namespace(depot.root, depot.store.place.namespace)
 
 
 def test_a_namespace_without_pages_goes_once_nobody_has_it_open(
@@ -249,29 +249,29 @@ def test_a_namespace_without_pages_goes_once_nobody_has_it_open(
     depot.clear()
     namespace = depot.store.place.namespace
     (depot.root / namespace / RECORD_NAME).write_bytes(b"{}")
-    collect(depot.root, namespace)
+    gc(depot.root, namespace)
     assert namespaces(depot.root) == (namespace,)
     assert depot.put(range(20)).ok.all()
     assert depot.get(range(20)) == [0] * 20
     depot.store.close()
-    collect(depot.root, namespace)
+    gc(depot.root, namespace)
     assert namespaces(depot.root) == (namespace,)
     clear(depot.root, namespace)
     stray = depot.root / namespace / "stray"
     stray.touch()
-    collect(depot.root, namespace)
+    gc(depot.root, namespace)
     assert namespaces(depot.root) == (namespace,)
     stray.unlink()
-    collect(depot.root, namespace)
+    gc(depot.root, namespace)
     assert namespaces(depot.root) == ()
     assert open_depot().put(range(20)).ok.all()
 
 
 def test_without_locks_a_namespace_without_pages_stays(open_depot: OpenDepot) -> None:
-    depot = open_depot(tenure=Tenure.SILENCE)
+    depot = open_depot(liveness=WriterLiveness.TIMEOUT)
     namespace = depot.store.place.namespace
     depot.store.close()
-    collect(depot.root, namespace)
+    gc(depot.root, namespace)
     assert namespaces(depot.root) == (namespace,)
 
 
@@ -287,7 +287,7 @@ def test_a_namespace_that_goes_while_it_is_opened_is_made_anew(
         fd = opened(parent, name, create=create)
         if name == namespace and create:
             monkeypatch.setattr(paths, "open_folder", opened)
-            collect(depot.root, namespace)
+            gc(depot.root, namespace)
             assert namespaces(depot.root) == ()
         return fd
 
@@ -308,5 +308,5 @@ def test_a_record_that_is_no_object_describes_nothing(
         (folder / "namespace.json").symlink_to("/etc/passwd")
     else:
         (folder / "namespace.json").write_bytes(record)
-    (seen,) = [survey(tmp_path, one) for one in namespaces(tmp_path)]
+    (seen,) = [describe_namespace(tmp_path, one) for one in namespaces(tmp_path)]
     assert (seen.model, seen.recorded) == ("", record is not None)

@@ -18,21 +18,21 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdock.segments import Moved, ThreadEngine, Transfer, posix_io
+from kvdock.segments import IORequest, IOResult, PosixIOEngine, posix_io
 from kvdock.segments.io import DEADLINE
 
 
 @pytest.fixture(params=["buffered", "direct"])
-def engine(request: pytest.FixtureRequest) -> Iterator[ThreadEngine]:
-    made = ThreadEngine(2, direct=request.param == "direct")
+def engine(request: pytest.FixtureRequest) -> Iterator[PosixIOEngine]:
+    made = PosixIOEngine(2, direct=request.param == "direct")
     yield made
     made.close()
 
 
 def transfer(
     token: int, offsets: list[int], addresses: object, sizes: object, **more: float
-) -> Transfer:
-    return Transfer(
+) -> IORequest:
+    return IORequest(
         files=(token,),
         file_of=np.zeros(len(offsets), np.int64),
         offsets=np.array(offsets, np.int64),
@@ -42,7 +42,7 @@ def transfer(
     )
 
 
-def opened(engine: ThreadEngine, folder: Path, nbytes: int) -> int:
+def opened(engine: PosixIOEngine, folder: Path, nbytes: int) -> int:
     here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         token = engine.open_file("data", here, create=True)
@@ -52,7 +52,7 @@ def opened(engine: ThreadEngine, folder: Path, nbytes: int) -> int:
     return token
 
 
-def moved_all(moved: Moved, nbytes: list[int]) -> bool:
+def moved_all(moved: IOResult, nbytes: list[int]) -> bool:
     return not moved.errors.any() and moved.nbytes.tolist() == nbytes
 
 
@@ -70,7 +70,7 @@ def test_scattered_objects_come_back_as_they_were(
     seed: int,
     direct: bool,
 ) -> None:
-    engine = ThreadEngine(2, direct=direct)
+    engine = PosixIOEngine(2, direct=direct)
     token = opened(engine, tmp_path_factory.mktemp("t"), len(sizes) * 28672)
     source = np.random.default_rng(1).integers(0, 256, 400_000, np.uint8)
     target = np.zeros_like(source)
@@ -92,7 +92,7 @@ def test_scattered_objects_come_back_as_they_were(
     assert written.checksums.tolist() == loaded.checksums.tolist() == sums
 
 
-def test_large_objects_are_moved_whole(engine: ThreadEngine, tmp_path: Path) -> None:
+def test_large_objects_are_moved_whole(engine: PosixIOEngine, tmp_path: Path) -> None:
     nbytes = 5 << 20
     token = opened(engine, tmp_path, 2 * nbytes)
     with mmap.mmap(-1, 4 * nbytes) as memory:
@@ -110,7 +110,7 @@ def test_large_objects_are_moved_whole(engine: ThreadEngine, tmp_path: Path) -> 
 
 
 def test_the_end_of_a_file_is_short_and_not_an_error(
-    engine: ThreadEngine, tmp_path: Path
+    engine: PosixIOEngine, tmp_path: Path
 ) -> None:
     token = opened(engine, tmp_path, 3 * 4096)
     target = np.zeros((4, 4096), np.uint8)
@@ -121,7 +121,7 @@ def test_the_end_of_a_file_is_short_and_not_an_error(
     engine.close_file(token)
 
 
-def test_one_bad_address_fails_alone(engine: ThreadEngine, tmp_path: Path) -> None:
+def test_one_bad_address_fails_alone(engine: PosixIOEngine, tmp_path: Path) -> None:
     token = opened(engine, tmp_path, 3 * 4096)
     with mmap.mmap(-1, 3 * 4096) as memory:
         holder = ctypes.c_char.from_buffer(memory)
@@ -136,7 +136,7 @@ def test_one_bad_address_fails_alone(engine: ThreadEngine, tmp_path: Path) -> No
 
 
 def test_a_closed_file_is_an_errno_for_each_object(
-    engine: ThreadEngine, tmp_path: Path
+    engine: PosixIOEngine, tmp_path: Path
 ) -> None:
     token = opened(engine, tmp_path, 4096)
     engine.close_file(token)
@@ -147,7 +147,7 @@ def test_a_closed_file_is_an_errno_for_each_object(
 
 
 def test_a_deadline_in_the_past_begins_nothing(
-    engine: ThreadEngine, tmp_path: Path
+    engine: PosixIOEngine, tmp_path: Path
 ) -> None:
     token = opened(engine, tmp_path, 8 * 4096)
     target = np.ones((8, 4096), np.uint8)
@@ -162,7 +162,7 @@ def test_a_deadline_in_the_past_begins_nothing(
 
 
 def test_a_small_read_does_not_wait_for_a_long_write(tmp_path: Path) -> None:
-    engine = ThreadEngine(2)
+    engine = PosixIOEngine(2)
     nbytes = 64 << 20
     token = opened(engine, tmp_path, nbytes + 4096)
     source = np.ones((64, 1 << 20), np.uint8)
@@ -200,7 +200,7 @@ def test_a_helper_that_comes_late_touches_no_memory(
     def out_of_threads(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    engine = ThreadEngine(2)
+    engine = PosixIOEngine(2)
     nbytes = 4 << 20
     token = opened(engine, tmp_path, nbytes)
     memory = np.ones(nbytes, np.uint8)
@@ -227,9 +227,9 @@ def test_a_helper_that_comes_late_touches_no_memory(
 HUNG = """
 import os, sys, threading, time
 import numpy as np
-from kvdock.segments import ThreadEngine, Transfer
+from kvdock.segments import PosixIOEngine as PosixIOEngine, IORequest as Transfer
 
-engine = ThreadEngine(2)
+engine = PosixIOEngine(2)
 here = os.open(sys.argv[1], os.O_RDONLY)
 token = engine.open_file("data", here, create=True)
 os.ftruncate(token, 4 << 20)
@@ -252,15 +252,15 @@ def test_a_read_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> Non
 def test_calls_that_begin_at_once_share_the_helpers_that_close_ends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    begin = posix_io.Daemons.__init__
+    begin = posix_io.DaemonThreads.__init__
 
-    def slowly(one: posix_io.Daemons, most: int) -> None:
+    def slowly(one: posix_io.DaemonThreads, most: int) -> None:
         time.sleep(0.1)
         begin(one, most)
 
-    monkeypatch.setattr(posix_io.Daemons, "__init__", slowly)
+    monkeypatch.setattr(posix_io.DaemonThreads, "__init__", slowly)
     before = set(threading.enumerate())
-    engine = ThreadEngine(2)
+    engine = PosixIOEngine(2)
     token = opened(engine, tmp_path, 64 << 20)
     room = np.zeros((64, 1 << 20), np.uint8)
     offsets = [at << 20 for at in range(64)]

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from kvdock.batch import Outcome
-from kvdock.segments.directory import Folder
+from kvdock.segments.directory import SegmentDirectory
 from kvdock.segments.segment import Segment
 
 WORKER = Path(__file__).with_name("crash_worker.py")
@@ -152,13 +152,16 @@ def test_two_threads_that_see_a_segment_go_forget_it_once(
     depot.put(range(8))
     open_depot().clear()
     (folder,) = depot.store._catalogue.folders.values()
-    meet, drop_if_gone = threading.Barrier(2, timeout=10), Folder._drop_if_gone
+    meet, drop_if_gone = (
+        threading.Barrier(2, timeout=10),
+        SegmentDirectory._drop_if_gone,
+    )
 
-    def gone(self: Folder, segment: Segment) -> bool:
+    def gone(self: SegmentDirectory, segment: Segment) -> bool:
         meet.wait()
         return drop_if_gone(self, segment)
 
-    monkeypatch.setattr(Folder, "_drop_if_gone", gone)
+    monkeypatch.setattr(SegmentDirectory, "_drop_if_gone", gone)
     with ThreadPoolExecutor(2) as pool:
         scans = [pool.submit(folder.scan) for _ in range(2)]
         assert [scan.result(10) for scan in scans]

@@ -9,12 +9,12 @@ import pytest
 
 from kvdock.errors import KvdockError
 from kvdock.segments.format import RECORDS_AT
-from kvdock.segments.verify import Checked, verify
+from kvdock.segments.verify import VerifyReport, verify
 
 OpenDepot = Callable[..., Any]
 
 
-def checked(depot: Any, *, heal: bool = False) -> Checked:
+def checked(depot: Any, *, heal: bool = False) -> VerifyReport:
     return verify(depot.root, depot.store.place.namespace, heal=heal)
 
 
@@ -56,7 +56,7 @@ def test_a_torn_record_is_a_page_that_is_lost(open_depot: OpenDepot) -> None:
     with an_index(depot).open("r+b") as file:
         os.pwrite(file.fileno(), b"zzzz", RECORDS_AT + 64 * 5 + 3)
     seen = checked(depot)
-    assert (seen.good, seen.bad, seen.wrong_records, seen.ok) == (19, (), 1, False)
+    assert (seen.good, seen.bad, seen.corrupt_records, seen.ok) == (19, (), 1, False)
     assert checked(depot, heal=True).forgotten == 1
     assert checked(depot).ok
     again = open_depot()
@@ -69,7 +69,7 @@ def test_a_page_beyond_the_end_of_its_file_is_lost(open_depot: OpenDepot) -> Non
     depot.put(range(6))
     depot.store.close()
     os.truncate(depot.where(0).path, 3 * 8192)
-    assert (checked(depot).good, checked(depot).wrong_records) == (3, 3)
+    assert (checked(depot).good, checked(depot).corrupt_records) == (3, 3)
 
 
 @pytest.mark.parametrize("damage", ["torn", "another-version", "no-pages", "empty"])

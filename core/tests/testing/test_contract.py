@@ -12,7 +12,7 @@ import watched
 from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
 from kvdock.pools.enums import HitPolicy, Layout, PoolKind, Sharding
 from kvdock.pools.shard import Shard
-from kvdock.routing.verdicts import Needs, consider
+from kvdock.routing.verdicts import RouteRequirements, evaluate_backend
 from kvdock.testing import BackendContract
 from kvdock.testing.cases import selection
 from kvdock.testing.contract.suite import groups
@@ -192,30 +192,48 @@ def test_every_test_of_the_contract_belongs_to_a_group() -> None:
     assert set(groups(BackendContract)) == set(runs(manifest()))
 
 
-ASKED: Mapping[str, tuple[Sample, Needs]] = {
-    "kinds": (Sample(kind=PoolKind.MLA), Needs()),
+ASKED: Mapping[str, tuple[Sample, RouteRequirements]] = {
+    "kinds": (Sample(kind=PoolKind.MLA), RouteRequirements()),
     "hit_policies": (
         Sample(kind=PoolKind.MHA, hit_policy=HitPolicy.TRAILING_PAGES),
-        Needs(),
+        RouteRequirements(),
     ),
-    "layouts": (Sample(kind=PoolKind.MHA, layout=Layout.PAGE_FIRST), Needs()),
-    "shardings": (Sample(kind=PoolKind.MHA), Needs()),
-    "split_heads": (Sample(kind=PoolKind.MHA, head_group=1), Needs()),
-    "draft": (Sample(kind=PoolKind.MHA, draft=True), Needs()),
-    "multi_buffer": (Sample(kind=PoolKind.MHA, layout=Layout.LAYER_FIRST), Needs()),
-    "zero_copy": (Sample(kind=PoolKind.MHA), Needs()),
-    "memory_registration": (Sample(kind=PoolKind.MHA), Needs(registrable=False)),
-    "host_allocator": (Sample(kind=PoolKind.MHA), Needs()),
-    "direct_transfer": (Sample(kind=PoolKind.MHA), Needs(direct_transfer=True)),
-    "integrity": (Sample(kind=PoolKind.MHA), Needs(integrity=True)),
-    "eviction": (Sample(kind=PoolKind.MHA), Needs(eviction=True)),
-    "durability": (Sample(kind=PoolKind.MHA), Needs(durability=Scope.HOST)),
-    "sharing": (Sample(kind=PoolKind.MHA), Needs(sharing=Scope.HOST)),
-    "clear_reach": (Sample(kind=PoolKind.MHA), Needs(clear_reach=Scope.NAMESPACE)),
-    "max_object_bytes": (Sample(kind=PoolKind.MHA, page_bytes=600), Needs()),
-    "max_batch_keys": (Sample(kind=PoolKind.MHA, head_group=1), Needs()),
-    "max_key_bytes": (Sample(kind=PoolKind.MHA), Needs()),
-    "fork_safe": (Sample(kind=PoolKind.MHA), Needs(fork_safe=True)),
+    "layouts": (
+        Sample(kind=PoolKind.MHA, layout=Layout.PAGE_FIRST),
+        RouteRequirements(),
+    ),
+    "shardings": (Sample(kind=PoolKind.MHA), RouteRequirements()),
+    "split_heads": (Sample(kind=PoolKind.MHA, head_group=1), RouteRequirements()),
+    "draft": (Sample(kind=PoolKind.MHA, draft=True), RouteRequirements()),
+    "multi_buffer": (
+        Sample(kind=PoolKind.MHA, layout=Layout.LAYER_FIRST),
+        RouteRequirements(),
+    ),
+    "zero_copy": (Sample(kind=PoolKind.MHA), RouteRequirements()),
+    "memory_registration": (
+        Sample(kind=PoolKind.MHA),
+        RouteRequirements(registrable=False),
+    ),
+    "host_allocator": (Sample(kind=PoolKind.MHA), RouteRequirements()),
+    "direct_transfer": (
+        Sample(kind=PoolKind.MHA),
+        RouteRequirements(direct_transfer=True),
+    ),
+    "integrity": (Sample(kind=PoolKind.MHA), RouteRequirements(integrity=True)),
+    "eviction": (Sample(kind=PoolKind.MHA), RouteRequirements(eviction=True)),
+    "durability": (Sample(kind=PoolKind.MHA), RouteRequirements(durability=Scope.HOST)),
+    "sharing": (Sample(kind=PoolKind.MHA), RouteRequirements(sharing=Scope.HOST)),
+    "clear_reach": (
+        Sample(kind=PoolKind.MHA),
+        RouteRequirements(clear_reach=Scope.NAMESPACE),
+    ),
+    "max_object_bytes": (
+        Sample(kind=PoolKind.MHA, page_bytes=600),
+        RouteRequirements(),
+    ),
+    "max_batch_keys": (Sample(kind=PoolKind.MHA, head_group=1), RouteRequirements()),
+    "max_key_bytes": (Sample(kind=PoolKind.MHA), RouteRequirements()),
+    "fork_safe": (Sample(kind=PoolKind.MHA), RouteRequirements(fork_safe=True)),
 }
 """A pool, and a deployment, to which the field makes a difference."""
 
@@ -233,10 +251,12 @@ def test_every_declared_capability_changes_a_route(field: str) -> None:
     sample, needs = ASKED[field]
     if field != "host_allocator":
         needs = attrs.evolve(needs, allocator="probe")
-    full = consider(sample.pool(), Shard(), manifest(), needs)
-    less = consider(sample.pool(), Shard(), manifest(**OTHER_ROUTED[field]), needs)
-    assert (full.accepted, full.path, full.unit) != (
+    full = evaluate_backend(sample.pool(), Shard(), manifest(), needs)
+    less = evaluate_backend(
+        sample.pool(), Shard(), manifest(**OTHER_ROUTED[field]), needs
+    )
+    assert (full.accepted, full.mode, full.unit) != (
         less.accepted,
-        less.path,
+        less.mode,
         less.unit,
     ), f"no rule of the router reads {field}"

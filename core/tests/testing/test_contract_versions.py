@@ -13,7 +13,7 @@ from kvdock.plugin import discovery
 from kvdock.plugin.discovery import Candidate, PluginProblem
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest
-from kvdock.plugin.validation import Stage
+from kvdock.plugin.validation import LoadStage
 from kvdock.pools.enums import PoolKind
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def numbered(api: int) -> Manifest:
 
 def test_a_plugin_of_an_older_number_is_to_be_upgraded(module: ModuleType) -> None:
     problem = problem_with(module, numbered(API_VERSION - 1))
-    assert problem.stage is Stage.MANIFEST
+    assert problem.stage is LoadStage.MANIFEST
     assert f"API {API_VERSION - 1}" in problem.cause
     assert f"speaks {API_VERSION}" in problem.cause
     assert problem.fix == "Upgrade kvdock-versioned."
@@ -66,7 +66,7 @@ def test_a_plugin_of_an_older_number_is_to_be_upgraded(module: ModuleType) -> No
 
 def test_a_plugin_of_a_newer_number_asks_for_a_newer_kvdock(module: ModuleType) -> None:
     problem = problem_with(module, numbered(API_VERSION + 1))
-    assert problem.stage is Stage.MANIFEST
+    assert problem.stage is LoadStage.MANIFEST
     assert f"API {API_VERSION + 1}" in problem.cause
     assert problem.fix == "Upgrade kvdock."
 
@@ -92,7 +92,7 @@ def test_a_word_of_the_future_names_both_that_might_be_too_old(
         return Manifest(name=NAME, api=API_VERSION, summary="-", kinds={}, **words)
 
     problem = problem_with(module, future)
-    assert problem.stage is Stage.MANIFEST
+    assert problem.stage is LoadStage.MANIFEST
     assert "teleportation" in problem.cause
     assert "upgrade kvdock-versioned or kvdock" in problem.fix
 

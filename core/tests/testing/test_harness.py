@@ -33,12 +33,12 @@ def test_a_tidy_harness_leaves_no_page_of_its_own(
     other.rig(POOL).stored(page_hashes(3))
     tidy = harness(tmp_path, tidy=True)
     for model in ("one", "two"):
-        rig = tidy.rig(POOL, model=model)
-        rig.stored(page_hashes(4))
+        setup = tidy.rig(POOL, model=model)
+        setup.stored(page_hashes(4))
         if released or forgotten:
-            rig.release()
+            setup.release()
         if forgotten:
-            tidy.forget(rig)
+            tidy.forget(setup)
     tidy.close()
     assert len(FolderShelf(tmp_path).names()) == 3
     other.close()

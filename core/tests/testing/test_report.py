@@ -14,7 +14,7 @@ import pytest
 from kvdock.config.fields import option
 from kvdock.errors import KvdockError
 from kvdock.testing import report
-from kvdock.testing.report import settled
+from kvdock.testing.report import resolve_settings
 from kvdock.testing.subprocess import run_tests
 
 if TYPE_CHECKING:
@@ -160,10 +160,12 @@ def test_missing_folders_become_temporary_ones(tmp_path: Path) -> None:
         root: Path = option(help="Where.")
         spare: Path | None = option(None, help="Where else.")
 
-    assert settled(Settings, {}, tmp_path) == {"root": str(tmp_path / "root")}
-    assert settled(Settings, {"root": "/data"}, tmp_path) == {"root": "/data"}
-    assert settled(Settings, {"root": "{tmp}/a"}, tmp_path) == {"root": f"{tmp_path}/a"}
-    assert settled(None, {}, tmp_path) == {}
+    assert resolve_settings(Settings, {}, tmp_path) == {"root": str(tmp_path / "root")}
+    assert resolve_settings(Settings, {"root": "/data"}, tmp_path) == {"root": "/data"}
+    assert resolve_settings(Settings, {"root": "{tmp}/a"}, tmp_path) == {
+        "root": f"{tmp_path}/a"
+    }
+    assert resolve_settings(None, {}, tmp_path) == {}
 
 
 def test_a_missing_pytest_is_told_with_its_remedy(

@@ -25,7 +25,7 @@ from shelf import (
 from stalls import timed
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
-from kvdock.config.core import CoreSettings, Integrity, Staging
+from kvdock.config.core import CoreSettings, Integrity, StagingPolicy
 from kvdock.dock import Dock
 from kvdock.errors import AttachError, KvdockError, RegionError
 from kvdock.namespace import Namespace
@@ -34,7 +34,7 @@ from kvdock.pools.enums import Layout
 from kvdock.pools.factories import logical
 from kvdock.pools.shard import Shard
 from kvdock.region import Region
-from kvdock.routing.verdicts import Check, Path
+from kvdock.routing.verdicts import IntegrityCheck, TransferMode
 from kvdock.transfer.attachment import Attachment
 from kvdock.transfer.result import NO_PAGE
 
@@ -53,10 +53,10 @@ def waiting_for(event: threading.Event) -> Trouble:
 
 @pytest.mark.parametrize(
     ("integrity", "staging", "multi", "layout"),
-    list(product(Integrity, Staging, (Support.NATIVE, Support.NO), Layout)),
+    list(product(Integrity, StagingPolicy, (Support.NATIVE, Support.NO), Layout)),
 )
 def test_pages_come_back_byte_for_byte_whatever_the_way(
-    integrity: Integrity, staging: Staging, multi: Support, layout: Layout
+    integrity: Integrity, staging: StagingPolicy, multi: Support, layout: Layout
 ) -> None:
     core = patient(integrity=integrity, calls={"staging": staging, "batch_pages": 3})
     pools = [attention(layout=layout), draft(), indexer(), states()]
@@ -134,10 +134,10 @@ def test_sidecars_are_read_only_as_far_as_the_anchor_was() -> None:
         assert [len(call) for call in engine.shelf.calls] == [6, 2]
 
 
-@pytest.mark.parametrize("staging", list(Staging))
+@pytest.mark.parametrize("staging", list(StagingPolicy))
 @pytest.mark.parametrize("damage", ["flip", "cut", "extend", "swap", "trailer"])
 def test_damage_in_the_store_is_a_miss_and_is_dropped(
-    staging: Staging, damage: str
+    staging: StagingPolicy, damage: str
 ) -> None:
     engine = Engine(core=patient(calls={"staging": staging}))
     with engine.attachment as cache:
@@ -199,7 +199,7 @@ def test_a_page_is_stored_anew_once_its_wrong_object_is_gone(*, ends: bool) -> N
         second_is = Outcome.OK if ends else Outcome.REFUSED
         assert stored.outcomes["kv"].tolist() == [Outcome.OK, second_is, Outcome.OK]
         go_on.set()
-        assert cache.settle(5)
+        assert cache.wait_idle(5)
         assert (second in objects) is ends
         found = cache.get(names, engine.where(range(6, 9)))
         assert found.pages == (3 if ends else 1)
@@ -231,7 +231,7 @@ def test_a_backend_of_single_buffers_gets_trailers_through_staging() -> None:
     pools = [attention(layout=Layout.LAYER_FIRST, kind="k_only")]
     engine = Engine([Shelf(multi_buffer=Support.NO)], pools, patient())
     route = engine.attachment.plan.anchor
-    assert (route.path, route.check) == (Path.STAGED, Check.TRAILER)
+    assert (route.mode, route.check) == (TransferMode.STAGED, IntegrityCheck.TRAILER)
     engine.attachment.close()
 
 
@@ -254,7 +254,7 @@ def test_a_late_get_keeps_its_pages_until_it_really_ends() -> None:
         )
         assert loaded.outcomes["kv"].tolist() == [Outcome.TIMEOUT] * 2
         leases = cache.leases("kv")
-        assert leases.busy(range(4)).tolist() == [True, True, False, False]
+        assert leases.in_use(range(4)).tolist() == [True, True, False, False]
         # Other pages are free to use, these are refused at once.
         engine.shelf.trouble = None
         again = cache.get(names, engine.where([1, 2, 3, 4]))
@@ -263,7 +263,7 @@ def test_a_late_get_keeps_its_pages_until_it_really_ends() -> None:
         assert stored.outcomes["kv"].tolist() == [Outcome.REFUSED]
         go_on.set()
         assert leases.wait(range(4), 5)
-        assert cache.settle(5)
+        assert cache.wait_idle(5)
         # The late bytes did land, where nobody had looked meanwhile.
         assert engine.holds("kv", names[0], 0)
 
@@ -272,9 +272,9 @@ class Alarm(BaseException):  # what a host's handler of signals may raise
     pass
 
 
-@pytest.mark.parametrize("staging", Staging)
+@pytest.mark.parametrize("staging", StagingPolicy)
 def test_a_signal_that_ends_the_wait_leaves_the_call_its_memory(
-    staging: Staging,
+    staging: StagingPolicy,
 ) -> None:
     engine = Engine(core=patient(calls={"staging": staging, "staging_areas": 1}))
     names, gate = hashes(4), threading.Event()
@@ -291,26 +291,26 @@ def test_a_signal_that_ends_the_wait_leaves_the_call_its_memory(
             signal.setitimer(signal.ITIMER_REAL, 0.1)
             with pytest.raises(Alarm):
                 cache.get(names, engine.where(range(4)))
-            direct = staging is Staging.ROUTED
-            assert cache.leases("kv").busy(range(4)).all() == direct
-            assert not cache.settle(0.0)
+            direct = staging is StagingPolicy.ROUTED
+            assert cache.leases("kv").in_use(range(4)).all() == direct
+            assert not cache.wait_idle(0.0)
             gate.set()
-            assert cache.settle(5.0)
-            assert not cache.leases("kv").busy(range(4)).any()
+            assert cache.wait_idle(5.0)
+            assert not cache.leases("kv").in_use(range(4)).any()
             assert cache.get(names, engine.where(range(4))).pages == 4
     finally:
         signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("staging", Staging)
+@pytest.mark.parametrize("staging", StagingPolicy)
 @pytest.mark.parametrize(
     "inside", ["kvdock.transfer.attached_pool.build_keys", "sealed"]
 )
 def test_a_signal_before_the_call_leaves_no_page_and_no_area_held(
-    staging: Staging, inside: str, monkeypatch: pytest.MonkeyPatch
+    staging: StagingPolicy, inside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if inside == "sealed":
-        module = "trailers" if staging is Staging.ROUTED else "staging"
+        module = "trailers" if staging is StagingPolicy.ROUTED else "staging"
         inside = f"kvdock.sessions.{module}.sealed"
 
     def ring(*_: object) -> None:
@@ -322,7 +322,7 @@ def test_a_signal_before_the_call_leaves_no_page_and_no_area_held(
             patched.setattr(inside, ring)
             with pytest.raises(Alarm):
                 cache.put(hashes(2), engine.where(range(2)))
-        assert not cache.leases("kv").busy(range(2)).any()
+        assert not cache.leases("kv").in_use(range(2)).any()
         assert cache.put(hashes(2), engine.where(range(2))).pages == 2
 
 
@@ -336,9 +336,9 @@ def test_late_bytes_of_a_staged_get_never_reach_the_engine() -> None:
         engine.blank()
         engine.shelf.trouble = waiting_for(go_on)
         assert cache.get(names, engine.where(range(2))).pages == 0
-        assert not cache.leases("kv").busy(range(2)).any()
+        assert not cache.leases("kv").in_use(range(2)).any()
         go_on.set()
-        assert cache.settle(5)
+        assert cache.wait_idle(5)
         assert (engine.memory["kv"] == 0xEE).all()
 
 
@@ -399,8 +399,8 @@ def test_a_backend_gets_no_more_keys_at_once_than_it_takes(
         assert max(map(len, engine.shelf.calls)) == limit
 
 
-@pytest.mark.parametrize("staging", list(Staging))
-def test_an_engine_may_move_its_pools_one_by_one(staging: Staging) -> None:
+@pytest.mark.parametrize("staging", list(StagingPolicy))
+def test_an_engine_may_move_its_pools_one_by_one(staging: StagingPolicy) -> None:
     core = patient(calls={"staging": staging})
     engine = Engine(pools=[attention(), indexer()], core=core)
     names = hashes(4)
@@ -425,8 +425,8 @@ def test_an_engine_may_move_its_pools_one_by_one(staging: Staging) -> None:
         assert cache.write("kv", names, range(4), past).all()
 
 
-@pytest.mark.parametrize("staging", Staging)
-def test_never_is_a_deadline_like_any_other(staging: Staging) -> None:
+@pytest.mark.parametrize("staging", StagingPolicy)
+def test_never_is_a_deadline_like_any_other(staging: StagingPolicy) -> None:
     engine = Engine(core=patient(calls={"staging": staging}))
     names, never = hashes(4), float("inf")
     with engine.attachment as cache:
@@ -435,21 +435,21 @@ def test_never_is_a_deadline_like_any_other(staging: Staging) -> None:
         assert cache.lookup("kv", names, never).all()
         assert not cache.read("kv", names, range(4), never).any()
         assert cache.leases("kv").wait(range(4), never)
-        assert cache.settle(never)
+        assert cache.wait_idle(never)
         assert cache.close(never)
 
 
 def test_the_pools_can_be_named_while_another_thread_closes() -> None:
     engine = Engine(core=patient(), pools=(attention(), draft()))
-    moorings = engine.attachment._moorings
+    backends = engine.attachment._backends
 
     class Closing(dict[str, Any]):
         def values(self) -> Any:
             for berth in super().values():
                 yield berth
-                moorings.close(0.0)
+                backends.close(0.0)
 
-    object.__setattr__(moorings, "berths", Closing(moorings.berths))
+    object.__setattr__(backends, "berths", Closing(backends.pools))
     assert [pool.name for pool in engine.attachment.pools] == ["kv", "draft"]
     assert engine.attachment.close()
 
@@ -463,7 +463,7 @@ def test_what_is_no_deadline_is_refused_and_holds_no_page(deadline: Any) -> None
                 move("kv", hashes(2), [0, 1], deadline)
         with pytest.raises(KvdockError, match="a deadline is a number"):
             cache.lookup("kv", hashes(2), deadline)
-        assert not cache.leases("kv").busy([0, 1]).any()
+        assert not cache.leases("kv").in_use([0, 1]).any()
 
 
 def test_bad_input_is_refused_by_name() -> None:
@@ -504,8 +504,8 @@ def test_clearing_reaches_the_namespace() -> None:
         assert list(engine.shelf.objects) == ["other/x"]
 
 
-@pytest.mark.parametrize("staging", list(Staging))
-def test_pieces_before_a_late_one_are_not_called_loaded(staging: Staging) -> None:
+@pytest.mark.parametrize("staging", list(StagingPolicy))
+def test_pieces_before_a_late_one_are_not_called_loaded(staging: StagingPolicy) -> None:
     """They were neither verified nor copied when the call was given up."""
     core = hasty("get", calls={"staging": staging})
     engine = Engine([Shelf(max_batch_keys=1)], core=core)
@@ -527,7 +527,7 @@ def test_pieces_before_a_late_one_are_not_called_loaded(staging: Staging) -> Non
     assert Outcome.OK not in moved.outcomes["kv"].tolist()
     assert moved.pages == 0
     go_on.set()
-    assert cache.settle(20)
+    assert cache.wait_idle(20)
     cache.close()
 
 
@@ -570,8 +570,8 @@ def test_memory_described_in_another_layout_than_planned_is_refused(
     )
 
 
-@pytest.mark.parametrize("staging", list(Staging))
-def test_a_backend_is_told_the_layout_of_the_pool(staging: Staging) -> None:
+@pytest.mark.parametrize("staging", list(StagingPolicy))
+def test_a_backend_is_told_the_layout_of_the_pool(staging: StagingPolicy) -> None:
     core = patient(calls={"staging": staging})
     engine = Engine([Shelf()], [attention(layout=Layout.PAGE_HEAD)], core)
     with engine.attachment:

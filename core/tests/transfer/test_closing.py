@@ -17,7 +17,7 @@ from kvdock.plugin.hookspecs import hookimpl
 if TYPE_CHECKING:
     import pytest
 
-    from kvdock.transfer.result import Moved
+    from kvdock.transfer.result import TransferResult
 
 
 @attrs.define(eq=False)
@@ -38,18 +38,18 @@ class Leisurely(Shelf):
 def test_no_call_begins_once_a_pool_is_being_released() -> None:
     shelf = Leisurely()
     engine = Engine([shelf], core=patient())
-    breaker = engine.attachment._moorings.lines["shelf"].breakers[Operation.PUT]
-    admits = breaker.admits
+    breaker = engine.attachment._backends.channels["shelf"].breakers[Operation.PUT]
+    admits = breaker.allows_call
 
     def hesitates() -> bool:
         # What looked before the closing began, and goes on in the middle of it.
         assert shelf.begun.wait(10)
         return admits()
 
-    breaker.admits = hesitates  # type: ignore[method-assign]  # a slow thread
+    breaker.allows_call = hesitates  # type: ignore[method-assign]  # a slow thread
     calls: list[Batch] = []
     shelf.trouble = calls.append
-    moved: list[Moved] = []
+    moved: list[TransferResult] = []
     storing = threading.Thread(
         target=lambda: moved.append(
             engine.attachment.put(hashes(1), engine.where([0])),
@@ -101,15 +101,15 @@ def test_a_pool_whose_release_would_end_the_thread_keeps_no_other_from_it(
 def test_a_forked_child_misses_at_once_and_releases_nothing() -> None:
     engine = Engine(core=patient())
     with engine.attachment as cache:
-        line = cache._moorings.lines["shelf"]
-        crew = line._crew
-        kept = crew._pid, crew._lock
+        channel = cache._backends.channels["shelf"]
+        executor = channel._executor
+        kept = executor._pid, executor._lock
         # As a thread leaves it that is inside while the process forks.
-        crew._pid, crew._lock = os.getpid() + 1, Taken()  # type: ignore[assignment]  # no lock
+        executor._pid, executor._lock = os.getpid() + 1, Taken()  # type: ignore[assignment]  # no lock
         assert cache.exists(hashes(1)).best == 0
         stored = cache.put(hashes(1), engine.where([0]))
         assert stored.outcomes["kv"].tolist() == [Outcome.UNAVAILABLE]
         assert cache.clear() == {"shelf": Outcome.UNAVAILABLE}
-        assert line.close(time.monotonic() + 1)
-        crew._pid, crew._lock = kept
+        assert channel.close(time.monotonic() + 1)
+        executor._pid, executor._lock = kept
         assert not engine.shelf.released

@@ -32,15 +32,15 @@ from shelf import (
 from stalls import LateError, timed
 
 from kvdock.batch import Operation, Outcome
-from kvdock.config.core import Staging
+from kvdock.config.core import StagingPolicy
 from kvdock.observers.faults import Fault, FaultInjector, FaultSettings
 from kvdock.plugin.manifest import Support
-from kvdock.transfer.manager import Session
-from kvdock.transfer.modes import Staged
+from kvdock.transfer.manager import TransferManager
+from kvdock.transfer.modes import StagedTransfer
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
-    from kvdock.transfer.result import Moved
+    from kvdock.transfer.result import TransferResult
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class Trial:
     kinds: tuple[Fault, ...]
     rate: float = 1.0
     seed: int = 0
-    staging: Staging = Staging.ROUTED
+    staging: StagingPolicy = StagingPolicy.ROUTED
     multi_buffer: Support = Support.NATIVE
     max_batch_keys: int = 0
     operations: tuple[Operation, ...] = tuple(Operation)
@@ -78,10 +78,10 @@ def nothing_left_behind() -> Iterator[None]:
     assert descriptors() == files
 
 
-def check_loaded(engine: Engine, names: Sequence[str], moved: Moved) -> None:
+def check_loaded(engine: Engine, names: Sequence[str], moved: TransferResult) -> None:
     """What is called loaded is right, and the prefix has all it needs."""
     for pool in engine.pools:
-        codes, where = moved.outcomes[pool.name], moved.places[pool.name]
+        codes, where = moved.outcomes[pool.name], moved.page_indices[pool.name]
         for at, page in enumerate(where.tolist()):
             if codes[at] == Outcome.OK:
                 assert engine.holds(pool.name, names[at], page)
@@ -95,12 +95,12 @@ def check_loaded(engine: Engine, names: Sequence[str], moved: Moved) -> None:
 def recycle(engine: Engine) -> dict[str, Int64Array]:
     """Give every page that is not busy another use, as an engine would."""
     free = {}
-    for pool, berth in engine.attachment.berths.items():
-        if berth.pool.physical:
-            free[pool] = np.flatnonzero(~berth.leases.busy(range(PAGES)))
-            reused = np.full((len(free[pool]), berth.page_bytes), REUSED, np.uint8)
+    for pool, attached in engine.attachment.pools_by_name.items():
+        if attached.pool.physical:
+            free[pool] = np.flatnonzero(~attached.leases.in_use(range(PAGES)))
+            reused = np.full((len(free[pool]), attached.page_bytes), REUSED, np.uint8)
             # Through the region: pages are no rows of memory in every layout.
-            berth.region.scatter(free[pool], reused)
+            attached.region.scatter(free[pool], reused)
     return free
 
 
@@ -127,12 +127,12 @@ def drive_once(trial: Trial) -> None:
     with nothing_left_behind():
         engine = Engine([shelf], POOLS, core, observers=[faults])
         cache = engine.attachment
-        session = Session(cache)
+        session = TransferManager(cache)
         try:
             engine.fill(names, range(COUNT))
             in_time(lambda: cache.put(names, engine.where(range(COUNT))))
-            ticket = session.offload(names, engine.where(range(COUNT)))
-            assert ticket.wait(20)
+            future = session.offload(names, engine.where(range(COUNT)))
+            assert future.wait(20)
             best = in_time(lambda: cache.exists(names)).best
             places = range(COUNT, 2 * COUNT)
             moved = in_time(
@@ -140,27 +140,29 @@ def drive_once(trial: Trial) -> None:
             )
             check_loaded(engine, names, moved)
             places = range(2 * COUNT, 3 * COUNT)
-            ticket = session.prefetch(
+            future = session.prefetch(
                 names, {"kv": places, "indexer": places, "draft": places},
                 {"mamba": [20, 21]},
             )  # fmt: skip
-            assert ticket.wait(20)
-            assert ticket.result is not None
-            check_loaded(engine, names, ticket.result)
+            assert future.wait(20)
+            assert future.result is not None
+            check_loaded(engine, names, future.result)
             free = recycle(engine)
             if trial.clears:
                 # Those that hang find nothing any more once they go on.
                 in_time(cache.clear)
             faults.release()
             assert session.drain(5)
-            assert cache.settle(5)
+            assert cache.wait_idle(5)
             # Late bytes landed only in pages that were still held back.
             for pool, pages in free.items():
                 assert (engine.rows(pool, pages.tolist()) == REUSED).all()
-                assert not cache.leases(pool).busy(range(PAGES)).any()
-            for berth in cache.berths.values():
-                if isinstance(berth.way, Staged):
-                    assert len(berth.way.staging._free) == core.calls.staging_areas
+                assert not cache.leases(pool).in_use(range(PAGES)).any()
+            for attached in cache.pools_by_name.values():
+                if isinstance(attached.mode, StagedTransfer):
+                    assert (
+                        len(attached.mode.staging._free) == core.calls.staging_buffers
+                    )
             assert session.close()
             assert sorted(map(str, shelf.released)) == sorted(
                 pool.name for pool in POOLS
@@ -184,9 +186,11 @@ def drive(trial: Trial) -> None:
     drive_once(trial)
 
 
-@pytest.mark.parametrize("staging", list(Staging))
+@pytest.mark.parametrize("staging", list(StagingPolicy))
 @pytest.mark.parametrize("kind", list(Fault))
-def test_each_fault_alone_is_a_miss_in_time(kind: Fault, staging: Staging) -> None:
+def test_each_fault_alone_is_a_miss_in_time(
+    kind: Fault, staging: StagingPolicy
+) -> None:
     drive(Trial((kind,), staging=staging))
 
 
@@ -198,7 +202,7 @@ def test_each_fault_alone_is_a_miss_in_time(kind: Fault, staging: Staging) -> No
         kinds=st.sets(st.sampled_from(Fault), min_size=1).map(tuple),
         rate=st.sampled_from([0.15, 0.4, 1.0]),
         seed=st.integers(0, 1 << 16),
-        staging=st.sampled_from(Staging),
+        staging=st.sampled_from(StagingPolicy),
         multi_buffer=st.sampled_from([Support.NATIVE, Support.NO]),
         max_batch_keys=st.sampled_from([0, 1, 3]),
         operations=st.sets(st.sampled_from(Operation), min_size=1).map(tuple),
@@ -210,9 +214,11 @@ def test_any_mixture_of_faults_is_a_miss_in_time(trial: Trial) -> None:
     drive(trial)
 
 
-@pytest.mark.parametrize("staging", list(Staging))
+@pytest.mark.parametrize("staging", list(StagingPolicy))
 @pytest.mark.parametrize("pool", [pool.name for pool in POOLS])
-def test_late_bytes_land_in_no_page_of_another_use(pool: str, staging: Staging) -> None:
+def test_late_bytes_land_in_no_page_of_another_use(
+    pool: str, staging: StagingPolicy
+) -> None:
     """Of each pool alone: the anchor's misses would spare the others."""
     gets = (Operation.GET,)
     drive(
@@ -230,10 +236,10 @@ def hands() -> Iterator[ProcessPoolExecutor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("staging", list(Staging))
+@pytest.mark.parametrize("staging", list(StagingPolicy))
 @pytest.mark.parametrize("size", range(2, len(Fault) + 1))
 def test_every_combination_of_faults_is_a_miss_in_time(
-    hands: ProcessPoolExecutor, size: int, staging: Staging
+    hands: ProcessPoolExecutor, size: int, staging: StagingPolicy
 ) -> None:
     trials = [
         Trial(kinds, rate=0.6, seed=seed, staging=staging, clears=bool(seed % 2))

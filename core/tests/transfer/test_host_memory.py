@@ -29,8 +29,8 @@ from kvdock import (
     hookimpl,
 )
 from kvdock.errors import AttachError, KvdockError, PluginError
-from kvdock.routing.verdicts import Needs, Path
-from kvdock.transfer.host_memory import Loan, own_memory
+from kvdock.routing.verdicts import RouteRequirements, TransferMode
+from kvdock.transfer.host_memory import HostBuffer, allocate_host
 
 if TYPE_CHECKING:
     from kvdock.config.core import CoreSettings
@@ -101,7 +101,7 @@ def _holds(piece: Brought, address: int) -> bool:
 def opened(shelf: Shelf, core: CoreSettings, memory: object, owner: str) -> Attachment:
     pool = attention()
     dock = Dock({shelf.name: shelf.backend()})
-    needs = Needs(checks=core.integrity, allocator=owner)
+    needs = RouteRequirements(checks=core.integrity, allocator=owner)
     plan = dock.plan([pool], Shard(), needs=needs)
     region = Region.of(pool, Shard(), [memory], PAGES)
     return Attachment.open(dock, plan, Namespace(model="m"), {"kv": region}, core=core)
@@ -136,7 +136,7 @@ def test_whatever_the_core_needs_lies_in_memory_of_the_backend(
     bytes_ = memory.buffer if memory else plain_memory()
     with opened(shelf, core, bytes_, "shelf" if brought else "") as attachment:
         route = attachment.plan.anchor
-        assert (route.path is Path.ZERO_COPY) == brought
+        assert (route.mode is TransferMode.ZERO_COPY) == brought
         there_and_back(attachment, bytes_)
         taken = len(shelf.pieces)
     assert [piece.back for piece in shelf.pieces[brought:]] == [1] * (taken - brought)
@@ -239,32 +239,32 @@ def test_what_is_no_memory_is_given_back(
 
 def test_memory_is_given_back_only_when_nobody_is_inside() -> None:
     back = threading.Event()
-    loan = Loan(np.zeros(8, np.uint8), back.set)
-    assert loan.enter()
-    ending = threading.Thread(target=loan.end)
+    buffer = HostBuffer(np.zeros(8, np.uint8), back.set)
+    assert buffer.acquire()
+    ending = threading.Thread(target=buffer.close)
     ending.start()
 
     def refused() -> bool:
-        inside = loan.enter()
+        inside = buffer.acquire()
         if inside:
-            loan.leave()
+            buffer.release()
         return not inside
 
     until(refused)
     assert not back.is_set(), "somebody is inside"
-    loan.leave()
+    buffer.release()
     ending.join(5)
     assert back.is_set()
-    assert not loan.enter()
+    assert not buffer.acquire()
 
 
 def test_memory_of_the_cores_own_costs_no_counting() -> None:
-    loan = own_memory(5000)
-    loan.end()
-    assert loan.enter(), "Python keeps it as long as anybody refers to it"
-    assert len(loan.memory) == 5000
-    assert loan.memory.ctypes.data % 4096 == 0
-    loan.leave()
+    buffer = allocate_host(5000)
+    buffer.close()
+    assert buffer.acquire(), "Python keeps it as long as anybody refers to it"
+    assert len(buffer.memory) == 5000
+    assert buffer.memory.ctypes.data % 4096 == 0
+    buffer.release()
 
 
 def test_a_batch_that_comes_after_the_end_touches_nothing() -> None:
@@ -275,21 +275,21 @@ def test_a_batch_that_comes_after_the_end_touches_nothing() -> None:
         memory = dock.allocate("shelf", plain_memory().nbytes).buffer
         core = patient(calls={"staging": staging})
         attachment = opened(shelf, core, memory, "shelf")
-        berth = attachment.berths["kv"]
+        attached = attachment.pools_by_name["kv"]
         assert attachment.close()
         before = [piece.array.copy() for piece in shelf.pieces]
         for operation in (Operation.PUT, Operation.GET):
-            codes = berth.move(operation, hashes(2), np.arange(2), np.inf)
+            codes = attached.transfer(operation, hashes(2), np.arange(2), np.inf)
             assert not (codes == Outcome.OK).any()
         for piece, was in zip(shelf.pieces, before, strict=True):
             assert np.array_equal(piece.array, was)
-        assert berth.leases.leased_pages == 0
+        assert attached.leases.leased_pages == 0
 
 
 def test_a_self_test_that_comes_after_the_end_touches_nothing() -> None:
     shelf = Bringer()
     attachment = opened(shelf, patient(), plain_memory(), "")
-    probe = attachment._moorings.probes["kv"]
+    probe = attachment._backends.health_checks["kv"]
     assert all(finding.ok for finding in probe.self_test(5.0))
     assert attachment.close()
     with pytest.raises(KvdockError, match="is closed"):

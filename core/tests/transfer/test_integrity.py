@@ -18,12 +18,12 @@ from kvdock.transfer.host_memory import ALIGN_BYTES
 from kvdock.transfer.integrity import (
     TRAILER,
     Hasher,
-    Trailers,
-    compared,
-    key_digests,
-    sealed,
+    TrailerBuffers,
+    compare_trailers,
+    make_trailers,
+    trailer_key_digests,
 )
-from kvdock.transfer.staging import Staging
+from kvdock.transfer.staging import StagingBuffers
 
 if TYPE_CHECKING:
     from kvdock.pools.spec import PoolSpec
@@ -47,7 +47,7 @@ def keys_of(region: Region, pages: int) -> list[str]:
 
 def test_a_trailer_is_forty_bytes_everywhere() -> None:
     assert TRAILER.itemsize == TRAILER_BYTES == 40
-    [one] = sealed(["k"], [5], np.array([0x0102030405060708], np.uint64))
+    [one] = make_trailers(["k"], [5], np.array([0x0102030405060708], np.uint64))
     assert one.tobytes() == (
         b"KVTR\x01\x00\x00\x00"
         + xxhash.xxh3_128_digest(b"k")
@@ -79,7 +79,7 @@ def test_the_trailer_is_the_last_piece_of_its_object_in_registered_memory(
     pool: PoolSpec,
 ) -> None:
     plain = region_of(pool)
-    longer = Trailers.behind(plain).region
+    longer = TrailerBuffers.attach_to(plain).region
     assert (longer.object_bytes == plain.object_bytes + TRAILER_BYTES).all()
     for before, after in zip(plain.sizes.tolist(), longer.sizes.tolist(), strict=True):
         pieces = [size for size in before if size]
@@ -94,51 +94,57 @@ def test_the_trailer_is_the_last_piece_of_its_object_in_registered_memory(
 
 def test_only_what_was_sealed_under_this_key_passes() -> None:
     region = region_of(attention())
-    trailers = Trailers.behind(region)
+    trailers = TrailerBuffers.attach_to(region)
     keys, pages = keys_of(region, 3), np.array([1, 2, 4])
     fine = np.zeros(3, np.uint8)
-    trailers.seal(keys, pages)
-    assert trailers.check(keys, pages, fine).tolist() == [0, 0, 0]
-    swapped = trailers.check([keys[1], keys[0], keys[2]], pages, fine)
+    trailers.write(keys, pages)
+    assert trailers.verify(keys, pages, fine).tolist() == [0, 0, 0]
+    swapped = trailers.verify([keys[1], keys[0], keys[2]], pages, fine)
     assert swapped.tolist() == [Outcome.CORRUPT, Outcome.CORRUPT, 0]
-    trailers.blank(pages[:1])
-    assert trailers.check(keys, pages, fine).tolist() == [Outcome.CORRUPT, 0, 0]
+    trailers.clear(pages[:1])
+    assert trailers.verify(keys, pages, fine).tolist() == [Outcome.CORRUPT, 0, 0]
 
 
 def test_what_the_backend_calls_a_miss_stays_that_miss() -> None:
     region = region_of(attention())
-    trailers = Trailers.behind(region)
+    trailers = TrailerBuffers.attach_to(region)
     keys, pages = keys_of(region, 3), np.array([0, 1, 2])
-    trailers.seal(keys, pages)
+    trailers.write(keys, pages)
     said = np.array([Outcome.ABSENT, Outcome.OK, Outcome.TIMEOUT], np.uint8)
-    assert trailers.check(keys, pages, said).tolist() == said.tolist()
+    assert trailers.verify(keys, pages, said).tolist() == said.tolist()
 
 
 def test_another_length_under_the_same_key_says_so() -> None:
     keys = ["a", "b", "c"]
     digests = np.zeros(3, np.uint64)
-    found = sealed(keys, [9, 10, 11], digests)
-    wanted = sealed(keys, [10, 10, 10], digests)
-    assert compared(found, wanted).tolist() == [Outcome.SHORT, Outcome.OK, Outcome.LONG]
+    found = make_trailers(keys, [9, 10, 11], digests)
+    wanted = make_trailers(keys, [10, 10, 10], digests)
+    assert compare_trailers(found, wanted).tolist() == [
+        Outcome.SHORT,
+        Outcome.OK,
+        Outcome.LONG,
+    ]
 
 
 @given(st.integers(0, TRAILER_BYTES - 1), st.integers(1, 255))
 def test_any_altered_byte_of_a_trailer_is_seen(at: int, flip: int) -> None:
-    wanted = sealed(["key"], [64], np.array([12345], np.uint64))
+    wanted = make_trailers(["key"], [64], np.array([12345], np.uint64))
     raw = bytearray(wanted.tobytes())
     raw[at] ^= flip
     found = np.frombuffer(bytes(raw), TRAILER)
-    assert compared(found, wanted)[0] != Outcome.OK
+    assert compare_trailers(found, wanted)[0] != Outcome.OK
 
 
 def test_digests_that_end_in_zero_bytes_are_still_told_apart() -> None:
-    wanted = sealed(["key"], [64], np.array([1], np.uint64))
+    wanted = make_trailers(["key"], [64], np.array([1], np.uint64))
     cut = wanted.copy()
     raw = bytearray(wanted.tobytes())
     raw[23] = 0
     cut = np.frombuffer(bytes(raw), TRAILER)
-    assert (compared(cut, wanted)[0] == Outcome.OK) == (bytes(raw) == wanted.tobytes())
-    assert len(key_digests(["x", "y"])) == 2
+    assert (compare_trailers(cut, wanted)[0] == Outcome.OK) == (
+        bytes(raw) == wanted.tobytes()
+    )
+    assert len(trailer_key_digests(["x", "y"])) == 2
 
 
 @pytest.mark.parametrize("trailers", [True, False])
@@ -148,7 +154,7 @@ def test_a_staging_row_holds_each_object_in_one_run(
     pool: PoolSpec, *, pieces: bool, trailers: bool
 ) -> None:
     region = region_of(pool)
-    staging = Staging(region, 2, 3, trailers=trailers, pieces=pieces)
+    staging = StagingBuffers(region, 2, 3, trailers=trailers, pieces=pieces)
     tail = TRAILER_BYTES if trailers else 0
     assert (staging.region.object_bytes == region.object_bytes + tail).all()
     assert staging.region.pages == 6
@@ -164,11 +170,11 @@ def test_a_staging_row_holds_each_object_in_one_run(
 
 
 def test_an_area_belongs_to_one_batch_until_it_is_given_back() -> None:
-    staging = Staging(region_of(attention()), 2, 3, trailers=True)
-    first, second = staging.take(0.0), staging.take(0.0)
+    staging = StagingBuffers(region_of(attention()), 2, 3, trailers=True)
+    first, second = staging.acquire(0.0), staging.acquire(0.0)
     assert first is not None
     assert second is not None
     assert not np.shares_memory(first.rows, second.rows)
-    assert staging.take(0.0) is None
-    first.give_back()
-    assert staging.take(0.0) is first
+    assert staging.acquire(0.0) is None
+    first.release()
+    assert staging.acquire(0.0) is first

@@ -7,71 +7,71 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdock.transfer.leases import Leases, Side
+from kvdock.transfer.leases import PageLeases, Reference
 
 
 def test_a_page_has_one_lease_at_a_time() -> None:
-    book = Leases(6)
+    book = PageLeases(6)
     free, lease = book.take(np.array([1, 2]), writing=True)
     again, other = book.take(np.array([2, 3]), writing=False)
     assert free.tolist() == [True, True]
     assert again.tolist() == [False, True]
     assert book.leased_pages == 3
     lease.end()
-    assert book.busy(range(6)).tolist() == [False, False, False, True, False, False]
+    assert book.in_use(range(6)).tolist() == [False, False, False, True, False, False]
     other.end()
     assert book.leased_pages == 0
 
 
 def test_ending_twice_does_not_end_somebody_elses_lease() -> None:
-    book = Leases(2)
+    book = PageLeases(2)
     _, first = book.take(np.array([0]), writing=True)
     first.end()
     _, second = book.take(np.array([0]), writing=True)
     first.end()
-    assert book.busy([0]).all()
+    assert book.in_use([0]).all()
     second.end()
 
 
 def test_a_page_that_is_named_twice_is_leased_to_its_first_place() -> None:
-    free, lease = Leases(4).take(np.array([3, 1, 3, 3]), writing=True)
+    free, lease = PageLeases(4).take(np.array([3, 1, 3, 3]), writing=True)
     assert free.tolist() == [True, True, False, False]
     assert lease.pages.tolist() == [3, 1]
 
 
 def test_nothing_is_loaded_into_a_page_under_a_device_copy() -> None:
-    book = Leases(2)
-    book.refer(Side.DEVICE, [0], 1)
+    book = PageLeases(2)
+    book.add_references(Reference.DEVICE, [0], 1)
     assert book.take(np.array([0, 1]), writing=True)[0].tolist() == [False, True]
     reading, lease = book.take(np.array([0]), writing=False)
     assert reading.tolist() == [True]
     lease.end()
-    assert book.busy([0]).all()
-    book.refer(Side.DEVICE, [0], -1)
-    assert not book.busy([0]).any()
+    assert book.in_use([0]).all()
+    book.add_references(Reference.DEVICE, [0], -1)
+    assert not book.in_use([0]).any()
 
 
 def test_references_are_counted_apart_and_all_keep_a_page() -> None:
-    book = Leases(3)
-    book.refer(Side.HOST, [1, 1, 2], 1)
-    book.refer(Side.DEVICE, [1], 1)
-    assert book.referred_pages(Side.HOST) == 2
-    assert book.referred_pages(Side.DEVICE) == 1
-    book.refer(Side.HOST, [1], -1)
-    book.refer(Side.DEVICE, [1], -1)
-    assert book.busy(range(3)).tolist() == [False, True, True]
+    book = PageLeases(3)
+    book.add_references(Reference.HOST, [1, 1, 2], 1)
+    book.add_references(Reference.DEVICE, [1], 1)
+    assert book.referred_pages(Reference.HOST) == 2
+    assert book.referred_pages(Reference.DEVICE) == 1
+    book.add_references(Reference.HOST, [1], -1)
+    book.add_references(Reference.DEVICE, [1], -1)
+    assert book.in_use(range(3)).tolist() == [False, True, True]
 
 
 def test_who_waits_for_pages_is_woken_when_the_last_is_free() -> None:
-    book = Leases(2)
+    book = PageLeases(2)
     _, lease = book.take(np.array([0]), writing=True)
-    book.refer(Side.HOST, [1], 1)
+    book.add_references(Reference.HOST, [1], 1)
     assert not book.wait([0, 1], 0.01)
     woken: list[bool] = []
     thread = threading.Thread(target=lambda: woken.append(book.wait([0, 1], 10)))
     thread.start()
     lease.end()
-    book.refer(Side.HOST, [1], -1)
+    book.add_references(Reference.HOST, [1], -1)
     thread.join()
     assert woken == [True]
 
@@ -80,7 +80,7 @@ def test_who_waits_for_pages_is_woken_when_the_last_is_free() -> None:
 def test_whatever_the_order_no_page_is_lost_or_shared(
     requests: list[list[int]], random: object
 ) -> None:
-    book = Leases(8)
+    book = PageLeases(8)
     held: dict[int, int] = {}
     leases = []
     for number, pages in enumerate(requests):
@@ -102,7 +102,7 @@ def test_a_signal_while_a_lease_is_given_leaves_none(
     def ring(*_: object) -> None:
         raise KeyboardInterrupt
 
-    book = Leases(4)
+    book = PageLeases(4)
     monkeypatch.setattr("kvdock.transfer.leases.Lease", ring)
     with pytest.raises(KeyboardInterrupt):
         book.take(np.arange(2), writing=True)

@@ -29,9 +29,9 @@ from kvdock.namespace import Namespace
 from kvdock.pools.shard import Shard
 from kvdock.region import Region
 from kvdock.transfer.attachment import Attachment
-from kvdock.transfer.futures import Ticket, TicketState
-from kvdock.transfer.leases import Side
-from kvdock.transfer.manager import Session
+from kvdock.transfer.futures import TransferFuture, TransferState
+from kvdock.transfer.leases import Reference
+from kvdock.transfer.manager import TransferManager
 from kvdock.transfer.result import NO_PAGE
 
 
@@ -56,27 +56,27 @@ def stored(engine: Engine, count: int) -> list[str]:
 
 def test_a_prefetch_loads_in_batches_and_says_how_far_it_is() -> None:
     engine = engine_with()
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         names = stored(engine, 7)
-        ticket = session.prefetch(names, {"kv": range(7)})
-        assert ticket.wait(5)
-        assert (ticket.state, ticket.moved_pages) == (TicketState.DONE, 7)
-        assert ticket.result is not None
-        assert ticket.result.pages == 7
+        future = session.prefetch(names, {"kv": range(7)})
+        assert future.wait(5)
+        assert (future.state, future.moved_pages) == (TransferState.DONE, 7)
+        assert future.result is not None
+        assert future.result.pages == 7
         assert [len(call) for call in engine.shelf.calls] == [2, 2, 2, 1]
         assert all(engine.holds("kv", name, at) for at, name in enumerate(names))
 
 
 def test_an_offload_writes_each_batch_sidecars_first() -> None:
     engine = engine_with(attention(), indexer())
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         names = hashes(3)
         engine.fill(names, range(3))
         ended = threading.Event()
-        ticket = session.offload(names, {"kv": range(3)}, lambda _: ended.set())
+        future = session.offload(names, {"kv": range(3)}, lambda _: ended.set())
         assert ended.wait(5)
-        assert ticket.result is not None
-        assert ticket.result.pages == 3
+        assert future.result is not None
+        assert future.result.pages == 3
         order = [call.pool for call in engine.shelf.calls]
         assert order == ["indexer", "kv", "indexer", "kv"]
 
@@ -84,14 +84,14 @@ def test_an_offload_writes_each_batch_sidecars_first() -> None:
 @pytest.mark.parametrize("begin", ["offload", "prefetch"])
 def test_a_session_can_be_closed_by_what_follows_a_transfer(begin: str) -> None:
     engine = Engine(core=patient(transfers={"batch_pages": 2}))
-    session = Session(engine.attachment)
+    session = TransferManager(engine.attachment)
     names = hashes(4)
     engine.fill(names, range(4))
     engine.attachment.put(names, {"kv": range(4)})
     closed = []
     over = threading.Event()
 
-    def close(_: Ticket) -> None:
+    def close(_: TransferFuture) -> None:
         closed.append(timed(session.close, 2))
         over.set()
 
@@ -102,24 +102,24 @@ def test_a_session_can_be_closed_by_what_follows_a_transfer(begin: str) -> None:
 
 def test_a_trailing_window_is_read_at_the_boundary_that_was_reached() -> None:
     engine = engine_with(attention(), states())
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         names = stored(engine, 6)
         # The fifth attention page is gone, and the state of the fourth.
         for key in list(engine.shelf.objects):
             if f"/{names[4]}.kv" in key or f"/{names[3]}.mamba" in key:
                 del engine.shelf.objects[key]
-        ticket = session.prefetch(names, {"kv": range(6)}, {"mamba": [11]})
-        assert ticket.wait(5)
-        result = ticket.result
+        future = session.prefetch(names, {"kv": range(6)}, {"mamba": [11]})
+        assert future.wait(5)
+        result = future.result
         assert result is not None
         assert result.pages == 3
-        assert result.places["mamba"].tolist() == [-1, -1, 11, -1, -1, -1]
+        assert result.page_indices["mamba"].tolist() == [-1, -1, 11, -1, -1, -1]
         assert engine.holds("mamba", names[2], 11)
 
 
 def test_a_window_that_is_lost_on_the_way_moves_the_boundary_back() -> None:
     engine = engine_with(attention(), states())
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         names = stored(engine, 4)
 
         def lose_the_last_state(batch: Batch) -> BatchResult | None:
@@ -130,25 +130,25 @@ def test_a_window_that_is_lost_on_the_way_moves_the_boundary_back() -> None:
             return None
 
         engine.shelf.trouble = lose_the_last_state
-        ticket = session.prefetch(names, {"kv": range(4)}, {"mamba": [9]})
-        assert ticket.wait(5)
-        assert ticket.result is not None
-        assert ticket.result.pages == 3
+        future = session.prefetch(names, {"kv": range(4)}, {"mamba": [9]})
+        assert future.wait(5)
+        assert future.result is not None
+        assert future.result.pages == 3
         assert engine.holds("mamba", names[2], 9)
 
 
 def test_a_missing_draft_does_not_cut_the_prefix() -> None:
     engine = engine_with(attention(), draft())
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         names = stored(engine, 5)
         for key in list(engine.shelf.objects):
             if ".draft" in key and f"/{names[0]}" not in key:
                 del engine.shelf.objects[key]
-        ticket = session.prefetch(names, {"kv": range(5)})
-        assert ticket.wait(5)
-        assert ticket.result is not None
-        assert ticket.result.pages == 5
-        assert (ticket.result.outcomes["draft"] == Outcome.OK).sum() == 1
+        future = session.prefetch(names, {"kv": range(5)})
+        assert future.wait(5)
+        assert future.result is not None
+        assert future.result.pages == 5
+        assert (future.result.outcomes["draft"] == Outcome.OK).sum() == 1
 
 
 class Gate:
@@ -168,44 +168,44 @@ class Gate:
 def test_stopping_keeps_what_is_complete() -> None:
     engine = engine_with(attention(), states())
     gate = Gate(Operation.GET)
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         names = stored(engine, 8)
         engine.shelf.trouble = gate
-        ticket = session.prefetch(names, {"kv": range(8)}, {"mamba": [20]})
+        future = session.prefetch(names, {"kv": range(8)}, {"mamba": [20]})
         until(lambda: gate.arrived == 1)
-        assert not ticket.done
-        ticket.stop()
+        assert not future.done
+        future.stop()
         gate.turns.release(2)
-        assert ticket.wait(5)
-        assert ticket.result is not None
+        assert future.wait(5)
+        assert future.result is not None
         # The batch under way is kept, with the state at its end.
-        assert ticket.result.pages == 2
+        assert future.result.pages == 2
         assert engine.holds("mamba", names[1], 20)
 
 
 def test_cancelling_takes_effect_between_batches_and_frees_the_pages() -> None:
     engine = engine_with()
     gate = Gate(Operation.GET)
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         names = stored(engine, 8)
         engine.shelf.trouble = gate
-        ticket = session.prefetch(names, {"kv": range(8)})
+        future = session.prefetch(names, {"kv": range(8)})
         until(lambda: gate.arrived == 1)
         book = engine.attachment.leases("kv")
         assert book.leased_pages == 2
-        assert book.referred_pages(Side.HOST) == 8
-        ticket.cancel()
+        assert book.referred_pages(Reference.HOST) == 8
+        future.cancel()
         gate.turns.release()
-        assert ticket.wait(5)
-        assert (ticket.state, ticket.result) == (TicketState.CANCELLED, None)
-        until(lambda: not book.busy(range(8)).any())
+        assert future.wait(5)
+        assert (future.state, future.result) == (TransferState.CANCELLED, None)
+        until(lambda: not book.in_use(range(8)).any())
         assert gate.arrived == 1
 
 
 def test_a_full_queue_refuses_at_once_instead_of_growing() -> None:
     engine = engine_with(queue=2)
     gate = Gate(Operation.PUT)
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         engine.shelf.trouble = gate
         engine.fill(hashes(1), [0])
         first = session.offload(hashes(1), {"kv": [0]})
@@ -216,7 +216,7 @@ def test_a_full_queue_refuses_at_once_instead_of_growing() -> None:
         engine.shelf.trouble = None
         gate.turns.release()
         assert all(one.wait(5) for one in [first, *others])
-        assert not engine.attachment.leases("kv").busy([0]).any()
+        assert not engine.attachment.leases("kv").in_use([0]).any()
 
 
 def test_a_transfer_without_a_thread_is_refused_and_holds_nothing(
@@ -229,31 +229,31 @@ def test_a_transfer_without_a_thread_is_refused_and_holds_nothing(
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", refuse)
-            ticket = session.offload(names, engine.where(range(4)))
-        assert ticket.state is TicketState.REFUSED
-        assert not engine.attachment.leases("kv").busy(range(4)).any()
+            future = session.offload(names, engine.where(range(4)))
+        assert future.state is TransferState.REFUSED
+        assert not engine.attachment.leases("kv").in_use(range(4)).any()
         again = session.offload(names, engine.where(range(4)))
         assert again.wait(5)
-        assert again.state is TicketState.DONE
+        assert again.state is TransferState.DONE
 
 
 def test_a_forked_child_is_refused_and_waits_for_no_worker() -> None:
     engine = engine_with()
     names = stored(engine, 4)
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         assert session.prefetch(names, engine.where(range(4))).wait(10)
         child = os.fork()
         if not child:
-            ticket = session.prefetch(names, engine.where(range(4)))
-            os._exit(0 if ticket.state is TicketState.REFUSED else 1)
+            future = session.prefetch(names, engine.where(range(4)))
+            os._exit(0 if future.state is TransferState.REFUSED else 1)
         assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_forked_child_closes_without_waiting_for_the_parents_workers() -> None:
-    session = Session(engine_with().attachment)
+    session = TransferManager(engine_with().attachment)
     lanes = session._reads, session._writes
     kept = [(lane._pid, lane._lock) for lane in lanes]
     for lane in lanes:
@@ -267,7 +267,7 @@ def test_a_forked_child_closes_without_waiting_for_the_parents_workers() -> None
 def test_reads_do_not_wait_for_writes() -> None:
     engine = engine_with()
     gate = Gate(Operation.PUT)
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         names = stored(engine, 2)
         engine.shelf.trouble = gate
         engine.fill(hashes(1, first=9), [9])
@@ -292,36 +292,36 @@ def test_the_stop_policy_says_how_long_the_engine_waits(
 ) -> None:
     engine = engine_with(stop=policy, stop_base=base, stop_growth="0 s")
     gate = Gate(Operation.GET)
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         names = stored(engine, 2)
         engine.shelf.trouble = gate
-        ticket = session.prefetch(names, {"kv": range(2)})
-        assert ticket.ready() is ready
+        future = session.prefetch(names, {"kv": range(2)})
+        assert future.should_stop_waiting() is ready
         gate.turns.release()
-        assert ticket.wait(5)
-        assert ticket.ready()
+        assert future.wait(5)
+        assert future.should_stop_waiting()
 
 
 def test_more_tokens_get_more_time() -> None:
     engine = engine_with(stop="timeout", stop_base="0 s", stop_growth="1000 s")
     gate = Gate(Operation.GET)
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         names = stored(engine, 2)
         engine.shelf.trouble = gate
-        assert not session.prefetch(names, {"kv": range(2)}).ready()
+        assert not session.prefetch(names, {"kv": range(2)}).should_stop_waiting()
         gate.turns.release()
 
 
 def test_closing_drains_writes_and_leaves_no_thread() -> None:
     before = threading.active_count()
     engine = engine_with()
-    session = Session(engine.attachment)
+    session = TransferManager(engine.attachment)
     names = hashes(9)
     engine.fill(names, range(9))
-    ticket = session.offload(names, {"kv": range(9)})
+    future = session.offload(names, {"kv": range(9)})
     assert session.close()
-    assert ticket.result is not None
-    assert ticket.result.pages == 9
+    assert future.result is not None
+    assert future.result.pages == 9
     assert engine.shelf.released == ["kv"]
     assert threading.active_count() == before
 
@@ -331,7 +331,7 @@ def test_closing_over_a_hanging_store_ends_within_its_deadline() -> None:
     engine = hurried("put", "close")
     gate = Gate(Operation.PUT)
     engine.shelf.trouble = gate
-    session = Session(engine.attachment)
+    session = TransferManager(engine.attachment)
     engine.fill(hashes(6), range(6))
     tickets = [session.offload(hashes(6), {"kv": range(6)}) for _ in range(3)]
     until(lambda: gate.arrived == 1)
@@ -339,18 +339,18 @@ def test_closing_over_a_hanging_store_ends_within_its_deadline() -> None:
     gate.turns.release(20)
     until(lambda: engine.shelf.released == ["kv"])
     until(lambda: threading.active_count() == before)
-    assert all(ticket.done for ticket in tickets)
+    assert all(future.done for future in tickets)
 
 
 def test_a_store_that_takes_nothing_is_not_asked_for_every_batch() -> None:
     engine = engine_with()
     engine.shelf.trouble = lambda batch: BatchResult.all(batch, Outcome.REFUSED)
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         engine.fill(hashes(8), range(8))
-        ticket = session.offload(hashes(8), {"kv": range(8)})
-        assert ticket.wait(5)
-        assert ticket.result is not None
-        assert ticket.result.pages == 0
+        future = session.offload(hashes(8), {"kv": range(8)})
+        assert future.wait(5)
+        assert future.result is not None
+        assert future.result.pages == 0
         assert len(engine.shelf.calls) == 1
 
 
@@ -358,13 +358,13 @@ def test_an_offload_goes_on_past_pages_that_only_a_sidecar_has() -> None:
     engine = engine_with(attention(), indexer())
     names = hashes(6)
     engine.fill(names, range(6))
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         where = {"kv": [NO_PAGE, NO_PAGE, 2, 3, 4, 5], "indexer": range(6)}
-        ticket = session.offload(names, where)
-        assert ticket.wait(10)
-        assert ticket.result is not None
-        assert not ticket.result.outcomes["indexer"].any()
-        assert not ticket.result.outcomes["kv"][2:].any()
+        future = session.offload(names, where)
+        assert future.wait(10)
+        assert future.result is not None
+        assert not future.result.outcomes["indexer"].any()
+        assert not future.result.outcomes["kv"][2:].any()
 
 
 def test_a_stage_without_the_anchor_moves_its_other_pools() -> None:
@@ -376,7 +376,7 @@ def test_a_stage_without_the_anchor_moves_its_other_pools() -> None:
     attachment = Attachment.open(
         dock, plan, Namespace(model="m"), regions, core=patient()
     )
-    with Session(attachment) as session:
+    with TransferManager(attachment) as session:
         stored = session.offload(hashes(4), {"mamba": range(4)})
         assert stored.wait(10)
         assert stored.result is not None
@@ -389,7 +389,7 @@ def test_a_stage_without_the_anchor_moves_its_other_pools() -> None:
 
 def test_bad_input_is_refused_before_it_is_queued() -> None:
     engine = engine_with(attention(), states())
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         with pytest.raises(RegionError, match="no attached pool with a trailing"):
             session.prefetch(hashes(1), {"kv": [0]}, {"kv": [1]})
         with pytest.raises(RegionError, match="0 spare pages for a window of 1"):
@@ -400,24 +400,24 @@ def test_bad_input_is_refused_before_it_is_queued() -> None:
 
 def test_a_page_that_has_no_place_ends_the_prefix() -> None:
     engine = engine_with()
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         names = stored(engine, 3)
-        ticket = session.prefetch(names, {"kv": np.array([4, NO_PAGE, 5])})
-        assert ticket.wait(5)
-        assert ticket.result is not None
-        assert ticket.result.pages == 1
+        future = session.prefetch(names, {"kv": np.array([4, NO_PAGE, 5])})
+        assert future.wait(5)
+        assert future.result is not None
+        assert future.result.pages == 1
 
 
 @pytest.mark.parametrize("batch_pages", [1, 4])
 def test_a_prefetch_fills_no_page_twice(batch_pages: int) -> None:
     engine = engine_with(batch_pages=batch_pages)
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         names = stored(engine, 3)
         engine.blank()
-        ticket = session.prefetch(names, {"kv": [7, 8, 7]})
-        assert ticket.wait(5)
-        assert ticket.result is not None
-        assert ticket.result.pages == 2
+        future = session.prefetch(names, {"kv": [7, 8, 7]})
+        assert future.wait(5)
+        assert future.result is not None
+        assert future.result.pages == 2
         assert engine.holds("kv", names[0], 7)
 
 
@@ -425,15 +425,15 @@ def test_an_attachment_that_is_closed_meanwhile_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = engine_with()
-    places = Attachment.places
+    places = Attachment.resolve_pages
 
     def closes(self: Attachment, *given: Any) -> Any:
         found = places(self, *given)
         self.close()
         return found
 
-    monkeypatch.setattr(Attachment, "places", closes)
-    session = Session(engine.attachment)
+    monkeypatch.setattr(Attachment, "resolve_pages", closes)
+    session = TransferManager(engine.attachment)
     with pytest.raises(KvdockError, match="the attachment is closed"):
         session.prefetch(hashes(1), {"kv": [0]})
     session.close()
@@ -441,20 +441,20 @@ def test_an_attachment_that_is_closed_meanwhile_is_named(
 
 def test_a_ticket_may_be_waited_for_without_end() -> None:
     engine = engine_with()
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         names = stored(engine, 1)
         assert session.prefetch(names, {"kv": [0]}).wait(math.inf)
 
 
 def test_a_prefetch_reads_nothing_behind_a_hole() -> None:
     engine = engine_with(attention(), indexer())
-    with Session(engine.attachment) as session:
+    with TransferManager(engine.attachment) as session:
         names = stored(engine, 4)
         gone = next(key for key in engine.shelf.objects if f"/{names[0]}.kv" in key)
         del engine.shelf.objects[gone]
-        ticket = session.prefetch(names, {"kv": range(4)})
-        assert ticket.wait(5)
-        assert ticket.result is not None
-        assert ticket.result.pages == 0
+        future = session.prefetch(names, {"kv": range(4)})
+        assert future.wait(5)
+        assert future.result is not None
+        assert future.result.pages == 0
         # The second page was in the same batch; nothing else is asked for.
         assert [call.pool for call in engine.shelf.calls] == ["kv"]

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvdock_sglang import doctor, engine_patches
-from kvdock_sglang.launch_flags import DOOR, EXTRA, Flags, command_line, configuration
+from kvdock_sglang.launch_flags import (
+    EXTRA,
+    LOADER_KEYS,
+    Flags,
+    command_line,
+    configuration,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +45,7 @@ def test_a_plugin_and_its_settings_end_in_a_command_that_passes_the_examination(
     assert "--hicache-storage-backend dynamic" in line
     assert not wrong({"command": line})
     extra = json.loads(Flags.of(line).given[EXTRA])
-    assert extra == {**DOOR, **given}
+    assert extra == {**LOADER_KEYS, **given}
 
 
 def test_a_command_that_does_not_wait_for_pages_is_told_what_that_costs(
@@ -160,7 +166,7 @@ def test_groups_and_sglangs_own_settings_are_kept_with_their_types(
     assert not wrong(given)
     line = doctor.examine(given)[-1].what.partition("\n")[2]
     assert json.loads(Flags.of(line).given[EXTRA]) == {
-        **DOOR,
+        **LOADER_KEYS,
         "plugin": "file",
         "root": str(tmp_path),
         "prefetch_threshold": 16,
@@ -174,7 +180,7 @@ def test_groups_and_sglangs_own_settings_are_kept_with_their_types(
 def test_an_examined_command_keeps_what_the_operator_has_and_gets_what_lacks(
     tmp_path: Path,
 ) -> None:
-    extra = json.dumps({**DOOR, "plugin": "file", "root": str(tmp_path)})
+    extra = json.dumps({**LOADER_KEYS, "plugin": "file", "root": str(tmp_path)})
     mine = (
         'sglang serve --model-path "$MODEL" --tp-size 8 '
         f"--hicache-storage-backend file {EXTRA} '{extra}'"

@@ -14,8 +14,10 @@ from kvdock_file.settings import FileSettings
 def test_a_check_of_the_installed_backend_can_damage_what_it_stored(
     tmp_path: Path,
 ) -> None:
-    (found,) = [one for one in discovery.installed(ORACLES) if one.name == "file"]
-    make: Any = discovery.imported(found)
+    (found,) = [
+        one for one in discovery.list_entry_points(ORACLES) if one.name == "file"
+    ]
+    make: Any = discovery.import_entry_point(found)
     oracle = make(FileSettings(root=tmp_path))
     assert isinstance(oracle, Oracle)
     assert oracle.peek(f"{'0' * 64}/{'1' * 64}.kv") is None

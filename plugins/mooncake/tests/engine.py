@@ -64,8 +64,8 @@ class Pool:
     @property
     def client(self) -> int:
         """Which client of the plugin it has."""
-        (berth,) = self.attachment.berths.values()
-        handle: Any = berth.handle
+        (attached,) = self.attachment.pools_by_name.values()
+        handle: Any = attached.handle
         return id(handle.client)
 
     def move(self, what: str) -> dict[str, object]:

@@ -101,11 +101,11 @@ def test_a_frozen_owner_holds_pages_back_until_late_bytes_cannot_land(
         assert attachment.leases("kv").leased_pages == PAGES
         refused = attachment.get(HASHES, places)
         assert set(refused.outcomes["kv"]) <= {Outcome.REFUSED, Outcome.UNAVAILABLE}
-        assert not attachment.settle(0.0)
+        assert not attachment.wait_idle(0.0)
     finally:
         os.kill(own.process.pid, signal.SIGCONT)
     eventually(lambda: attachment.leases("kv").leased_pages == 0, within_s=70)
-    assert attachment.settle(5.0)
+    assert attachment.wait_idle(5.0)
     memory[:] = 0
     eventually(lambda: attachment.get(HASHES, places).pages == PAGES)
     assert np.array_equal(memory, wanted)

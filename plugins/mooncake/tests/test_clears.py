@@ -11,7 +11,7 @@ import pytest
 
 from kvdock import Batch, Operation, Outcome
 from kvdock_mooncake import plugin
-from kvdock_mooncake.clears import Space
+from kvdock_mooncake.clears import NamespaceState
 from kvdock_mooncake.client import State
 
 pytestmark = [pytest.mark.mooncake, pytest.mark.slow]
@@ -194,12 +194,12 @@ def test_a_read_that_raised_may_have_been_given_leases(
 
 def test_a_clear_does_not_overtake_the_calls_that_had_begun() -> None:
     """A read that is under way may still be given leases."""
-    space = Space("ab" * 32, 10.0)
-    assert space.enter()
-    assert space._held_s() > 0
-    space.closed = True
-    assert not space.enter()
-    space.leave()
-    assert space._held_s() == 0
-    space.lease()
-    assert 10 < space._held_s() <= 11
+    allocator = NamespaceState("ab" * 32, 10.0)
+    assert allocator.acquire()
+    assert allocator.leased_for_s() > 0
+    allocator.clearing = True
+    assert not allocator.acquire()
+    allocator.release()
+    assert allocator.leased_for_s() == 0
+    allocator.note_lease()
+    assert 10 < allocator.leased_for_s() <= 11

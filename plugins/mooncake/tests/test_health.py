@@ -23,43 +23,43 @@ def test_only_transfers_that_all_fail_for_long_count_as_a_stuck_store(
     clock: list[float],
 ) -> None:
     health = Health(replaceable=True)
-    health.note(Operation.GET, FAILED)
+    health.record(Operation.GET, FAILED)
     clock[0] += 29
-    health.note(Operation.GET, FAILED)
-    assert not health.stuck
-    health.note(Operation.GET, MIXED)
+    health.record(Operation.GET, FAILED)
+    assert not health.is_stuck
+    health.record(Operation.GET, MIXED)
     clock[0] += 29
-    health.note(Operation.GET, FAILED)
-    assert not health.stuck
+    health.record(Operation.GET, FAILED)
+    assert not health.is_stuck
     clock[0] += 31
-    health.note(Operation.GET, FAILED)
-    assert health.stuck
+    health.record(Operation.GET, FAILED)
+    assert health.is_stuck
 
 
 def test_what_moves_no_bytes_says_nothing_about_transfers(clock: list[float]) -> None:
     """The master answers for a wedged store, and takes what it has already."""
     health = Health(replaceable=True)
     for _ in range(32):
-        health.note(Operation.EXISTS, np.ones(2, np.int64))
-        health.note(Operation.GET, FAILED)
-        health.note(Operation.PUT, np.zeros(2, np.int64))
-        health.note(Operation.DELETE, np.zeros(2, np.int64))
+        health.record(Operation.EXISTS, np.ones(2, np.int64))
+        health.record(Operation.GET, FAILED)
+        health.record(Operation.PUT, np.zeros(2, np.int64))
+        health.record(Operation.DELETE, np.zeros(2, np.int64))
         clock[0] += 1
-    assert health.stuck
+    assert health.is_stuck
     health.reset()
     for _ in range(32):
-        health.note(Operation.EXISTS, FAILED)
+        health.record(Operation.EXISTS, FAILED)
         clock[0] += 1
-    assert not health.stuck
+    assert not health.is_stuck
 
 
 def test_puts_that_fail_now_and_then_are_no_stuck_store(clock: list[float]) -> None:
     health = Health(replaceable=True)
     for _ in range(3):
-        health.note(Operation.PUT, FAILED)
+        health.record(Operation.PUT, FAILED)
         clock[0] += 31
-        health.note(Operation.PUT, np.zeros(2, np.int64))
-    assert not health.stuck
+        health.record(Operation.PUT, np.zeros(2, np.int64))
+    assert not health.is_stuck
 
 
 def test_a_store_that_was_replaced_in_vain_is_given_longer(clock: list[float]) -> None:
@@ -67,25 +67,25 @@ def test_a_store_that_was_replaced_in_vain_is_given_longer(clock: list[float]) -
     waited = []
     for _ in range(3):
         began = clock[0]
-        while not health.stuck:
-            health.note(Operation.GET, FAILED)
+        while not health.is_stuck:
+            health.record(Operation.GET, FAILED)
             clock[0] += 1
         waited.append(clock[0] - began)
         health.reset()
     assert waited == [32, 62, 122]
-    health.note(Operation.GET, MIXED)
-    health.note(Operation.GET, FAILED)
+    health.record(Operation.GET, MIXED)
+    health.record(Operation.GET, FAILED)
     clock[0] += 31
-    health.note(Operation.GET, FAILED)
-    assert health.stuck
+    health.record(Operation.GET, FAILED)
+    assert health.is_stuck
 
 
 def test_a_store_that_may_not_be_replaced_is_never_stuck(clock: list[float]) -> None:
     health = Health(replaceable=False)
-    health.note(Operation.GET, FAILED)
+    health.record(Operation.GET, FAILED)
     clock[0] += 100
-    health.note(Operation.GET, FAILED)
-    assert not health.stuck
+    health.record(Operation.GET, FAILED)
+    assert not health.is_stuck
 
 
 def test_each_reason_is_logged_once_in_a_while(
@@ -93,12 +93,12 @@ def test_each_reason_is_logged_once_in_a_while(
 ) -> None:
     health = Health(replaceable=True)
     for _ in range(5):
-        health.note(Operation.GET, np.array([-801, -704, -801], np.int64))
+        health.record(Operation.GET, np.array([-801, -704, -801], np.int64))
     assert [record.getMessage() for record in caplog.records] == [
         "mooncake: get of 2 keys of 3 failed: the library's own checksum differs (-801)"
     ]
     clock[0] += 31
-    health.note(Operation.GET, np.array([-801], np.int64))
+    health.record(Operation.GET, np.array([-801], np.int64))
     assert len(caplog.records) == 2
 
 
@@ -108,24 +108,24 @@ def test_a_store_that_moves_bytes_again_is_not_replaced_after_all(
     """A call that hung has kept it from being replaced until then."""
     health = Health(replaceable=True)
     for _ in range(2):
-        health.note(Operation.GET, FAILED)
-        health.note(Operation.PUT, FAILED)
+        health.record(Operation.GET, FAILED)
+        health.record(Operation.PUT, FAILED)
         clock[0] += 31
-    assert health.stuck
-    health.note(Operation.PUT, np.zeros(2, np.int64))
-    assert health.stuck, "a put of what is there already moves nothing"
-    health.note(Operation.GET, MIXED)
-    assert not health.stuck
+    assert health.is_stuck
+    health.record(Operation.PUT, np.zeros(2, np.int64))
+    assert health.is_stuck, "a put of what is there already moves nothing"
+    health.record(Operation.GET, MIXED)
+    assert not health.is_stuck
 
 
 def test_a_master_that_waits_long_for_the_lost_makes_a_store_stuck_later(
     clock: list[float],
 ) -> None:
     health = Health(replaceable=True, client_ttl_s=60.0)
-    health.note(Operation.GET, FAILED)
+    health.record(Operation.GET, FAILED)
     clock[0] += 100
-    health.note(Operation.GET, FAILED)
-    assert not health.stuck
+    health.record(Operation.GET, FAILED)
+    assert not health.is_stuck
     clock[0] += 100
-    health.note(Operation.GET, FAILED)
-    assert health.stuck
+    health.record(Operation.GET, FAILED)
+    assert health.is_stuck

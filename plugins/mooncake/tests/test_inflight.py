@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 
-from kvdock_mooncake.inflight import Allowance
+from kvdock_mooncake.inflight import InFlightLimit
 
 
 def test_threads_together_stay_below_the_bound() -> None:
-    allowance = Allowance(10)
+    allowance = InFlightLimit(10)
     under_way, most = 0, 0
     lock = threading.Lock()
 
@@ -34,7 +34,7 @@ def test_threads_together_stay_below_the_bound() -> None:
 
 
 def test_a_call_with_more_pieces_than_the_bound_goes_alone() -> None:
-    allowance = Allowance(10)
+    allowance = InFlightLimit(10)
     with allowance.take(100, time.monotonic() + 1) as granted:
         assert granted
         with allowance.take(1, time.monotonic() - 1) as second:
@@ -44,5 +44,5 @@ def test_a_call_with_more_pieces_than_the_bound_goes_alone() -> None:
 
 
 def test_no_deadline_at_all_is_no_overflow() -> None:
-    with Allowance(1).take(1, float("inf")) as granted:
+    with InFlightLimit(1).take(1, float("inf")) as granted:
         assert granted

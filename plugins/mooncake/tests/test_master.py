@@ -36,16 +36,16 @@ def address(listener: socket.socket) -> str:
 def test_nobody_at_the_address_is_an_error_with_a_way_out() -> None:
     nobody = f"127.0.0.1:{free_port()}"
     with pytest.raises(ClusterError, match=f"no Mooncake master answers at {nobody}"):
-        Master(nobody).look()
+        Master(nobody).connect()
     with pytest.raises(SettingsError, match="is not host:port"):
-        Master("nonsense").look()
+        Master("nonsense").connect()
 
 
 def test_a_standalone_client_that_is_away_is_not_called_a_master() -> None:
     nobody = f"127.0.0.1:{free_port()}"
     settings = MooncakeSettings(master="127.0.0.1:1", standalone=nobody)
     with pytest.raises(ClusterError, match=f"client answers at {nobody}") as told:
-        Master.of(settings).look()
+        Master.of(settings).connect()
     assert "mooncake_client" in told.value.fix
     assert "`standalone` (MOONCAKE_CLIENT)" in told.value.fix
 
@@ -56,14 +56,14 @@ def test_one_of_several_etcd_servers_is_enough(
 ) -> None:
     nobody = f"127.0.0.1:{free_port()}"
     both = separator.join((nobody, address(listener)))
-    Master(f"etcd://{both}").look()
+    Master(f"etcd://{both}").connect()
     with pytest.raises(ClusterError, match="no etcd answers"):
-        Master(f"etcd://{nobody}{separator}{nobody}").look()
+        Master(f"etcd://{nobody}{separator}{nobody}").connect()
 
 
 def test_an_address_of_another_scheme_is_not_looked_at() -> None:
-    assert Master("k8s://somewhere").places == ()
-    Master("k8s://somewhere").look()
+    assert Master("k8s://somewhere").addresses == ()
+    Master("k8s://somewhere").connect()
 
 
 def test_a_lost_master_is_away_until_it_is_back(
@@ -80,16 +80,16 @@ def test_a_lost_master_is_away_until_it_is_back(
         return there[0]
 
     monkeypatch.setattr(Master, "answers", answers)
-    assert not one.away()
-    one.lost()
+    assert not one.is_down()
+    one.mark_down()
     for _ in range(40):
-        assert one.away()
+        assert one.is_down()
         clock[0] += 0.1
     assert 6 <= len(looks) <= 8, "it is looked for now and then, not by every call"
     there[0] = True
     clock[0] += 1
-    assert not one.away()
-    assert not one.away()
+    assert not one.is_down()
+    assert not one.is_down()
     assert len(looks) <= 9
 
 
@@ -99,16 +99,16 @@ def test_one_that_listens_and_never_answers_is_tried_less_and_less(
     one = Master(address(listener))
     waits = []
     for _ in range(7):
-        one.lost()
+        one.mark_down()
         began = clock[0]
-        while one.away():
+        while one.is_down():
             clock[0] += 0.25
         waits.append(clock[0] - began)
     assert waits == [0.5, 1, 2, 4, 8, 8, 8]
-    one.found()
-    one.lost()
+    one.mark_up()
+    one.mark_down()
     clock[0] += 0.5
-    assert not one.away()
+    assert not one.is_down()
 
 
 def test_while_one_caller_looks_the_others_do_not_wait(
@@ -124,14 +124,14 @@ def test_while_one_caller_looks_the_others_do_not_wait(
     monkeypatch.setattr(Master, "answers", answers)
     monkeypatch.setattr(room, "_LOOK_EVERY_S", 0.0)
     one = Master("127.0.0.1:1")
-    one.lost()
+    one.mark_down()
     monkeypatch.setattr(room, "_LOOK_EVERY_S", 60.0)
     seen: list[bool] = []
-    caller = threading.Thread(target=lambda: seen.append(one.away()))
+    caller = threading.Thread(target=lambda: seen.append(one.is_down()))
     caller.start()
     assert looking.wait(10)
     began = time.monotonic()
-    assert one.away()
+    assert one.is_down()
     assert time.monotonic() - began < 1
     go.set()
     caller.join(10)

@@ -18,17 +18,17 @@ from kvdock import (
     HostMemory,
     KvdockError,
     Namespace,
-    Needs,
     Outcome,
     Part,
     Per,
     PoolSpec,
     Region,
+    RouteRequirements,
     Shard,
 )
 from kvdock.config.core import CoreSettings
 from kvdock.config.structure import structure
-from kvdock.routing.verdicts import Path
+from kvdock.routing.verdicts import TransferMode
 from kvdock_mooncake import plugin
 from kvdock_mooncake.client import Client, State
 from kvdock_mooncake.server import Server, start_owner
@@ -85,20 +85,20 @@ def pieces() -> int:
 
 def opened(
     given: Given, memory: Any, core: CoreSettings, owner: str
-) -> tuple[Attachment, Path]:
+) -> tuple[Attachment, TransferMode]:
     dock = Dock.load(require=("mooncake",))
     settings = {"mooncake": given}
     plan = dock.plan(
         [KV],
         Shard(),
         ("mooncake",),
-        needs=Needs(checks=core.integrity, allocator=owner),
+        needs=RouteRequirements(checks=core.integrity, allocator=owner),
         settings=settings,
     )
     region = Region.of(KV, Shard(), (memory,), PAGES)
     space = Namespace(model=f"shared {core.integrity} {core.calls.staging} {owner}")
     attachment = Attachment.open(dock, plan, space, {"kv": region}, settings, core=core)
-    return attachment, plan.anchor.path
+    return attachment, plan.anchor.mode
 
 
 WAYS = list(product(("auto", "off"), ("routed", "always"), ("mooncake", "")))
@@ -119,7 +119,7 @@ def test_an_attachment_goes_through_a_client_that_owns_the_memory(
     memory = dock.allocate("mooncake", nbytes, given) if allocator else None
     view = np.frombuffer(memory.buffer if memory else bytearray(nbytes), np.uint8)
     attachment, path = opened(given, view, core, allocator)
-    assert path is (Path.ZERO_COPY if allocator else Path.STAGED)
+    assert path is (TransferMode.ZERO_COPY if allocator else TransferMode.STAGED)
     with attachment:
         view[:] = np.random.default_rng(7).integers(0, 256, nbytes, np.uint8)
         wanted, places = view.copy(), {"kv": np.arange(PAGES)}
@@ -148,7 +148,7 @@ def test_memory_that_came_back_is_handed_out_again(given: Given) -> None:
 def test_a_plan_without_the_settings_is_refused_with_what_to_do(given: Given) -> None:
     dock = Dock.load(require=("mooncake",))
     plan = dock.plan([KV], Shard(), ("mooncake",))
-    assert plan.anchor.path is Path.ZERO_COPY
+    assert plan.anchor.mode is TransferMode.ZERO_COPY
     view = np.zeros(PAGES * PAGE_BYTES, np.uint8)
     regions = {"kv": Region.of(KV, Shard(), (view,), PAGES)}
     with pytest.raises(KvdockError, match="does not register") as told:
@@ -161,7 +161,7 @@ def test_the_environment_names_a_client_as_well(
 ) -> None:
     dock = Dock.load(require=("mooncake",))
     monkeypatch.setenv("MOONCAKE_CLIENT", owner.address)
-    assert dock.plan([KV], Shard(), ("mooncake",)).anchor.path is Path.STAGED
+    assert dock.plan([KV], Shard(), ("mooncake",)).anchor.mode is TransferMode.STAGED
 
 
 def test_pages_in_shared_memory_are_stored_and_outlive_the_attachment(

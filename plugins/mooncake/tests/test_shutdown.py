@@ -6,11 +6,11 @@ import os
 import threading
 import time
 
-from kvdock_mooncake.shutdown import BACKGROUND, Background
+from kvdock_mooncake.shutdown import BACKGROUND_CALLS, BackgroundCalls
 
 
 def test_the_end_waits_for_what_runs_and_lets_nothing_begin() -> None:
-    background = Background()
+    background = BackgroundCalls()
     inside, go = threading.Event(), threading.Event()
 
     def run() -> None:
@@ -39,7 +39,7 @@ def test_a_forked_child_ends_without_waiting_for_its_parents_calls() -> None:
     inside, go = threading.Event(), threading.Event()
 
     def run() -> None:
-        with BACKGROUND.call():
+        with BACKGROUND_CALLS.call():
             inside.set()
             go.wait(20)
 
@@ -48,7 +48,7 @@ def test_a_forked_child_ends_without_waiting_for_its_parents_calls() -> None:
     assert inside.wait(10)
     child = os.fork()
     if not child:
-        BACKGROUND.end()  # as the interpreter would
+        BACKGROUND_CALLS.end()  # as the interpreter would
         os._exit(0)
     until = time.monotonic() + 10
     while not (ended := os.waitpid(child, os.WNOHANG)[0]) and time.monotonic() < until:

@@ -9,7 +9,7 @@ import pytest
 from kvdock import Shard
 from kvdock.errors import SettingsError
 from kvdock_mooncake.settings import MooncakeSettings
-from kvdock_mooncake.spill import SpillFolder, owner_of
+from kvdock_mooncake.spill import SpillDirectory, owner_of
 
 
 @pytest.fixture
@@ -23,23 +23,23 @@ def test_each_process_spills_into_a_directory_of_its_own(
     """Ranks of data, pipeline and context parallelism may have equal shards."""
     ranks = [owner_of("", Shard(tp_rank=rank, tp_size=2)) for rank in range(2)]
     told = [owner_of(process, Shard()) for process in ("dp0.pp1", "dp0.pp2")]
-    claimed = [SpillFolder.claim(settings, owner) for owner in (*ranks, *told)]
+    claimed = [SpillDirectory.claim(settings, owner) for owner in (*ranks, *told)]
     assert len({one.path for one in claimed}) == 4
     assert [Path(one.path).name for one in claimed[2:]] == ["dp0.pp1", "dp0.pp2"]
     assert all(Path(one.path).is_dir() for one in claimed)
     assert not any(Path(claimed[0].path).iterdir())
     for one in claimed:
-        one.leave()
+        one.mark_clean()
 
 
 def test_two_processes_never_spill_into_one_directory(
     settings: MooncakeSettings,
 ) -> None:
-    first = SpillFolder.claim(settings, "me")
+    first = SpillDirectory.claim(settings, "me")
     with pytest.raises(SettingsError, match="another process"):
-        SpillFolder.claim(settings, "me")
-    first.leave()
-    SpillFolder.claim(settings, "me").leave()
+        SpillDirectory.claim(settings, "me")
+    first.mark_clean()
+    SpillDirectory.claim(settings, "me").mark_clean()
 
 
 def test_only_after_a_lost_owner_is_the_master_waited_for(
@@ -47,43 +47,43 @@ def test_only_after_a_lost_owner_is_the_master_waited_for(
 ) -> None:
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)
-    first = SpillFolder.claim(settings, "me")
-    first.settle(7.0)
+    first = SpillDirectory.claim(settings, "me")
+    first.wait_for_previous_owner(7.0)
     first._lock.close()  # as a killed process would
-    second = SpillFolder.claim(settings, "me")
+    second = SpillDirectory.claim(settings, "me")
     assert second.lost
-    second.settle(7.0)
+    second.wait_for_previous_owner(7.0)
     assert waits == [7.0]
-    second.leave()
-    third = SpillFolder.claim(settings, "me")
+    second.mark_clean()
+    third = SpillDirectory.claim(settings, "me")
     assert not third.lost
-    third.settle(7.0)
-    third.leave()
+    third.wait_for_previous_owner(7.0)
+    third.mark_clean()
     assert waits == [7.0]
 
 
 def test_an_owner_that_did_not_wait_to_the_end_leaves_the_waiting_to_the_next(
     settings: MooncakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = SpillFolder.claim(settings, "me")
-    first.settle(7.0)
+    first = SpillDirectory.claim(settings, "me")
+    first.wait_for_previous_owner(7.0)
     first._lock.close()  # as a killed process would
 
     def interrupted(_: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("time.sleep", interrupted)
-    second = SpillFolder.claim(settings, "me")
+    second = SpillDirectory.claim(settings, "me")
     with pytest.raises(KeyboardInterrupt):
-        second.settle(7.0)
-    second.leave()
-    third = SpillFolder.claim(settings, "me")
+        second.wait_for_previous_owner(7.0)
+    second.mark_clean()
+    third = SpillDirectory.claim(settings, "me")
     assert third.lost
-    third.leave()
+    third.mark_clean()
 
 
 def test_a_path_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
     wrong = MooncakeSettings(ssd_offload=True, ssd_path=str(tmp_path / "plain"))
     with pytest.raises(SettingsError, match="cannot be made"):
-        SpillFolder.claim(wrong, "me")
+        SpillDirectory.claim(wrong, "me")

@@ -46,7 +46,7 @@ def pools_of(kinds: Mapping[PoolKind, KindSupport]) -> tuple[PoolSpec, ...]:
     return tuple(found)
 
 
-def try_out(backend: Backend, settings: Mapping[str, object]) -> tuple[Finding, ...]:
+def self_test(backend: Backend, settings: Mapping[str, object]) -> tuple[Finding, ...]:
     """Store, find, load, compare and drop a page of each kind.
 
     Goes the way of an engine's pages: keys, memory, trailers and deadlines.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from kvdock.config.structure import secrets_in
+from kvdock.config.structure import secret_values
 from kvdock.plugin.backend import Backend
 from kvdock.plugin.discovery import require
 from kvdock_cli.arguments import backend_settings, patience, settings_of
@@ -52,12 +52,12 @@ def check(
     for one in (settings, whole):
         # Each of some hundred tests would fail in the same way.
         folder = Path(tempfile.gettempdir())
-        Backend(plugins[name]).settings(checkup.settled(schema, one, folder))
+        Backend(plugins[name]).settings(checkup.resolve_settings(schema, one, folder))
     done = checkup.check(
         name,
-        checkup.placed(schema, settings),
-        small=None if tight is None else checkup.placed(schema, tight),
-        secrets=tuple(secrets_in(schema, whole)) if schema else (),
+        checkup.with_scratch_paths(schema, settings),
+        small=None if tight is None else checkup.with_scratch_paths(schema, tight),
+        secrets=tuple(secret_values(schema, whole)) if schema else (),
         faults=faults,
         timeout_s=patience(timeout),
     )

@@ -29,7 +29,7 @@ def show(
         json: Print one line of JSON.
     """
     backends = load()
-    observers, problems = load_observers(discovery.installed(GROUP))
+    observers, problems = load_observers(discovery.list_entry_points(GROUP))
     schemas = {
         f"backends.{plugin.manifest.name}": plugin.manifest.settings
         for plugin in backends.plugins

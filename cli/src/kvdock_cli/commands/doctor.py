@@ -8,14 +8,14 @@ from typing import Any
 
 from kvdock.config.sources import load_configuration
 from kvdock.config.structure import structure
-from kvdock.errors import SettingsError, nearest
+from kvdock.errors import SettingsError, did_you_mean
 from kvdock.plugin import discovery
-from kvdock.plugin.backend import Backend, examined
+from kvdock.plugin.backend import Backend, run_probe
 from kvdock.plugin.hookspecs import AttachConfig, Finding
 from kvdock.plugin.observer import Observer, load_observers
 from kvdock_cli import registry
 from kvdock_cli.arguments import patience, settings_of
-from kvdock_cli.commands._self_test import try_out
+from kvdock_cli.commands._self_test import self_test as try_out
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports.doctor import (
@@ -119,7 +119,7 @@ def _check_known(name: str | None, known: Sequence[str]) -> None:
     if name is not None and name not in known:
         raise UsageProblem(
             f"there is nothing called {name!r} to examine",
-            fix=nearest(name, known) or f"Known: {', '.join(sorted(set(known)))}.",
+            fix=did_you_mean(name, known) or f"Known: {', '.join(sorted(set(known)))}.",
         )
 
 
@@ -142,11 +142,11 @@ def _settings_of(observer: Observer, given: Mapping[str, object]) -> tuple[Row, 
 
 
 def _doctors() -> tuple[dict[discovery.Candidate, Any], tuple[Any, ...]]:
-    alone, problems = discovery.unrivalled(discovery.installed(GROUP))
+    alone, problems = discovery.split_duplicates(discovery.list_entry_points(GROUP))
     doctors = {}
     for candidate in alone:
         try:
-            doctors[candidate] = discovery.imported(candidate)
+            doctors[candidate] = discovery.import_entry_point(candidate)
         except discovery.BrokenPlugin as broken:
             problems += (broken.problem,)
     return doctors, problems
@@ -185,7 +185,9 @@ def _backend(
 def _within(timeout_s: float, ask: Ask) -> Iterable[Finding]:
     """Ask on a thread of its own, so that one that hangs is a finding."""
     answers: list[Iterable[Finding]] = []
-    thread = threading.Thread(target=lambda: answers.append(examined(ask)), daemon=True)
+    thread = threading.Thread(
+        target=lambda: answers.append(run_probe(ask)), daemon=True
+    )
     thread.start()
     thread.join(timeout_s)
     if answers:

@@ -28,13 +28,13 @@ def list_backends(*, json: bool = False, markdown: bool = False) -> int:
 
 def load() -> list.Listing:
     """Load every backend that KVDOCK_PLUGINS allows."""
-    names = discovery.allowed(os.environ)
-    candidates = discovery.installed()
-    kept = tuple(discovery.kept(candidates, names))
+    names = discovery.allow_list(os.environ)
+    candidates = discovery.list_entry_points()
+    kept = tuple(discovery.filter_allowed(candidates, names))
     plugins, problems = discovery.load_all(kept)
     return list.Listing(
         plugins=tuple(plugins.values()),
-        observers=discovery.installed(OBSERVERS),
-        problems=(*problems, *discovery.absent(candidates, names)),
+        observers=discovery.list_entry_points(OBSERVERS),
+        problems=(*problems, *discovery.missing_allowed(candidates, names)),
         hidden=sorted({one.name for one in candidates} - {one.name for one in kept}),
     )

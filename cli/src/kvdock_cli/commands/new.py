@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from kvdock.errors import KvdockError
-from kvdock.plugin.discovery import installed
+from kvdock.plugin.discovery import list_entry_points
 from kvdock.plugin.manifest import API_VERSION
 from kvdock_cli.output import UsageProblem, emit
 
@@ -99,7 +99,7 @@ def project(name: str) -> dict[str, str]:
 
 def _taken(name: str) -> str:
     """Return which distribution has a name already, or ""."""
-    for candidate in installed():
+    for candidate in list_entry_points():
         if candidate.name == name:
             return candidate.distribution
     wanted = f"kvdock-{name}"

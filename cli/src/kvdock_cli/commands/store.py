@@ -27,7 +27,7 @@ def ls(root: str, /, *, json: bool = False) -> int:
         root: The store's root directory.
         json: Print one line of JSON.
     """
-    from kvdock.segments.inspect import survey
+    from kvdock.segments.inspect import describe_namespace as survey
 
     home = Path(root)
     found = [done for _, done in _each(home, "", lambda one: survey(home, one))]
@@ -42,9 +42,10 @@ def stat(root: str, namespace: str, /, *, json: bool = False) -> int:
         namespace: The namespace, or enough of its first digits.
         json: Print one line of JSON.
     """
-    from kvdock.segments.inspect import chosen, survey
+    from kvdock.segments.inspect import describe_namespace as survey
+    from kvdock.segments.inspect import resolve_prefix
 
-    found = survey(Path(root), chosen(Path(root), namespace))
+    found = survey(Path(root), resolve_prefix(Path(root), namespace))
     return emit(report.survey_text(found), report.survey_data(found), as_json=json)
 
 
@@ -70,7 +71,7 @@ def verify(
     from kvdock.segments import verify as checking
 
     home = Path(root)
-    seen = _each(home, namespace, lambda one: survey.survey(home, one))
+    seen = _each(home, namespace, lambda one: survey.describe_namespace(home, one))
     total = sum(pool.stored_bytes for _, one in seen for pool in one.pools)
     with _progress(total) as tell:
         checked = _each(
@@ -107,7 +108,7 @@ def gc(
         shared_root: Accept a root that others own or may write.
         json: Print one line of JSON.
     """
-    from kvdock.segments.inspect import collect
+    from kvdock.segments.inspect import gc as collect
 
     home = Path(root)
     if to and not namespace:
@@ -145,9 +146,9 @@ def clear(
     from kvdock.segments import inspect as survey
 
     home = Path(root)
-    one = survey.chosen(home, namespace)
+    one = survey.resolve_prefix(home, namespace)
     if not yes:
-        _confirm(survey.survey(home, one))
+        _confirm(survey.describe_namespace(home, one))
     freed = [(one, survey.clear(home, one, shared=shared_root))]
     return emit(
         report.freed_text(freed), report.freed_data("clear", freed), as_json=json
@@ -170,10 +171,10 @@ def _confirm(found: NamespaceSurvey) -> None:
 
 def _each(root: Path, prefix: str, do: Callable[[str], T]) -> list[tuple[str, T]]:
     """Do the same for the namespace that is named, or for all that stay."""
-    from kvdock.segments.inspect import chosen, namespaces
+    from kvdock.segments.inspect import namespaces, resolve_prefix
 
     if prefix:
-        one = chosen(root, prefix)
+        one = resolve_prefix(root, prefix)
         return [(one, do(one))]
     done = []
     for one in namespaces(root):

@@ -29,7 +29,7 @@ def versions(*, json: bool) -> int:
                 path_of(one.value),
             )
             for group in (discovery.GROUP, registry.GROUP)
-            for one in discovery.installed(group)
+            for one in discovery.list_entry_points(group)
             if one.distribution != "kvdock-cli"
         ),
     ]

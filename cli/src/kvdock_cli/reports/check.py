@@ -9,39 +9,39 @@ from typing import TYPE_CHECKING
 from kvdock_cli.reports._tables import columns
 
 if TYPE_CHECKING:
-    from kvdock.testing.report import Checkup
-    from kvdock.testing.subprocess import Ended
+    from kvdock.testing.report import CheckReport
+    from kvdock.testing.subprocess import FinishedRun
 
 SCHEMA = "kvdock.check/1"
 
 _SHOWN = 4  # cases of one failed test that are named
 
 
-def as_text(checkup: Checkup, who: str) -> str:
+def as_text(report: CheckReport, who: str) -> str:
     """Render the report; it can be pasted as it is."""
-    about = dict(checkup.about) | {"backend": who}
-    blocks = [columns(list(about.items())), _table(checkup)]
-    if checkup.failed:
-        blocks.append(["FAILED", *_grouped(checkup.failed)])
-    if checkup.skipped:
-        blocks.append(["NOT TRIED", *_reasons(checkup.skipped)])
-    blocks.append(_verdict(checkup))
+    about = dict(report.about) | {"backend": who}
+    blocks = [columns(list(about.items())), _table(report)]
+    if report.failed:
+        blocks.append(["FAILED", *_grouped(report.failed)])
+    if report.skipped:
+        blocks.append(["NOT TRIED", *_reasons(report.skipped)])
+    blocks.append(_verdict(report))
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def as_data(checkup: Checkup, who: str) -> dict[str, object]:
+def as_data(report: CheckReport, who: str) -> dict[str, object]:
     """Describe the report as data."""
-    record = checkup.record
+    record = report.record
     return {
         "schema": SCHEMA,
-        "ok": checkup.ok,
-        "about": dict(checkup.about) | {"backend": who},
-        "counts": dict(_counts(checkup)),
-        "died": _death(checkup),
+        "ok": report.ok,
+        "about": dict(report.about) | {"backend": who},
+        "counts": dict(_counts(report)),
+        "died": _death(report),
         "broken": record.broken,
         "tests": [
             {
-                "group": checkup.groups.get(one.name, ""),
+                "group": report.groups.get(one.name, ""),
                 "test": one.name,
                 "case": one.case,
                 "outcome": one.how,
@@ -53,16 +53,16 @@ def as_data(checkup: Checkup, who: str) -> dict[str, object]:
     }
 
 
-def _counts(checkup: Checkup) -> collections.Counter[str]:
+def _counts(report: CheckReport) -> collections.Counter[str]:
     counts = collections.Counter(passed=0, failed=0, skipped=0, xfailed=0)
-    counts.update(one.how for one in checkup.record.ended)
+    counts.update(one.how for one in report.record.ended)
     return counts
 
 
-def _table(checkup: Checkup) -> list[str]:
+def _table(report: CheckReport) -> list[str]:
     rows: list[tuple[str, ...]] = [("GROUP", "PASSED", "FAILED", "NOT TRIED")]
-    for title in dict.fromkeys(checkup.groups.values()):
-        mine = [one for one in checkup.record.ended if _group(checkup, one) == title]
+    for title in dict.fromkeys(report.groups.values()):
+        mine = [one for one in report.record.ended if _group(report, one) == title]
         if mine:
             hows = collections.Counter(one.how for one in mine)
             numbers = (str(hows[how]) for how in ("passed", "failed", "skipped"))
@@ -70,14 +70,14 @@ def _table(checkup: Checkup) -> list[str]:
     return columns(rows) if len(rows) > 1 else []
 
 
-def _group(checkup: Checkup, one: Ended) -> str:
-    return checkup.groups.get(one.name, one.suite)
+def _group(report: CheckReport, one: FinishedRun) -> str:
+    return report.groups.get(one.name, one.suite)
 
 
-def _grouped(failed: tuple[Ended, ...]) -> list[str]:
+def _grouped(failed: tuple[FinishedRun, ...]) -> list[str]:
     """Name each failed test once, with its cases and what was first said."""
     lines = []
-    by_name: dict[str, list[Ended]] = {}
+    by_name: dict[str, list[FinishedRun]] = {}
     for one in failed:
         by_name.setdefault(one.name, []).append(one)
     for name, cases in by_name.items():
@@ -92,14 +92,14 @@ def _grouped(failed: tuple[Ended, ...]) -> list[str]:
     return lines
 
 
-def _reasons(skipped: tuple[Ended, ...]) -> list[str]:
+def _reasons(skipped: tuple[FinishedRun, ...]) -> list[str]:
     counts = collections.Counter(one.why for one in skipped)
     rows = [(f"{count} x", why) for why, count in sorted(counts.items())]
     return [f"  {line}" for line in columns(rows)]
 
 
-def _death(checkup: Checkup) -> str:
-    record = checkup.record
+def _death(report: CheckReport) -> str:
+    record = report.record
     if record.broken or (record.planned and not record.left):
         return ""
     how = f"ended with status {record.status}"
@@ -112,21 +112,21 @@ def _death(checkup: Checkup) -> str:
     return f"the process {how} before the first test"
 
 
-def _verdict(checkup: Checkup) -> list[str]:
-    record = checkup.record
+def _verdict(report: CheckReport) -> list[str]:
+    record = report.record
     if record.broken:
         return [f"the tests could not be collected: {record.broken}"]
     if not record.ended and not record.left:
         return ["no test ran", record.said.strip()]
     lines = []
     if record.left:
-        died = f"{_death(checkup)}; {record.left} tests were not run"
+        died = f"{_death(report)}; {record.left} tests were not run"
         lines = [died, record.said.strip()]
-    counts = _counts(checkup)
+    counts = _counts(report)
     said = ", ".join(
         f"{count} {how.replace('skipped', 'not tried')}"
         for how, count in counts.items()
         if count or how in ("passed", "failed")
     )
-    keeps = "keeps" if checkup.ok else "does not keep"
-    return [*lines, f"{said}: {checkup.name} {keeps} what it declares"]
+    keeps = "keeps" if report.ok else "does not keep"
+    return [*lines, f"{said}: {report.name} {keeps} what it declares"]

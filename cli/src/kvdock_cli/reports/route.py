@@ -9,7 +9,7 @@ from kvdock_cli.reports._tables import plain
 if TYPE_CHECKING:
     from kvdock.pools.shard import Shard
     from kvdock.routing.plan import Plan, Route
-    from kvdock.routing.verdicts import Option
+    from kvdock.routing.verdicts import RouteOption
 
 SCHEMA = "kvdock.route/1"
 
@@ -35,7 +35,7 @@ def _route(route: Route, shard: Shard) -> dict[str, object]:
         "page_tokens": pool.page_tokens,
         "page_bytes": pool.page_bytes(shard),
         "backend": route.backend,
-        "path": route.path.value,
+        "path": route.mode.value,
         "object_unit": pool.object_unit.value,
         "objects_per_page": 0 if route.absent else len(pool.objects(shard)),
         "absent": route.absent,
@@ -45,12 +45,12 @@ def _route(route: Route, shard: Shard) -> dict[str, object]:
     }
 
 
-def _option(option: Option) -> dict[str, object]:
+def _option(option: RouteOption) -> dict[str, object]:
     return {
         "backend": option.backend,
         "accepted": option.accepted,
         "reason": option.reason,
-        "path": option.path.value,
+        "path": option.mode.value,
         "object_unit": option.unit.value,
         "verdicts": [
             {

@@ -10,7 +10,7 @@ from kvdock_cli.reports._tables import columns, plain
 
 if TYPE_CHECKING:
     from kvdock.segments.inspect import NamespaceSurvey
-    from kvdock.segments.verify import Checked
+    from kvdock.segments.verify import VerifyReport
 
 _SHORT = 12  # digits that tell namespaces apart for people
 _FEW = 20  # bad pages that are shown one by one
@@ -59,7 +59,7 @@ def survey_text(one: NamespaceSurvey) -> str:
             format_bytes(pool.stored_bytes),
             format_bytes(pool.file_bytes),
             str(pool.segments),
-            str(pool.wrong_records),
+            str(pool.corrupt_records),
         )
         for pool in one.pools
     ]
@@ -71,15 +71,15 @@ def survey_data(one: NamespaceSurvey) -> dict[str, object]:
     return {"schema": "kvdock.store-stat/1", "ok": True, "namespace": plain(one)}
 
 
-def checked_text(found: Sequence[Checked]) -> str:
+def checked_text(found: Sequence[VerifyReport]) -> str:
     """Render what verifying found; what is wrong by its place on disk."""
     lines = []
     for one in found:
         verdict = f"{one.good} pages are right"
         if one.bad:
             verdict += f", {len(one.bad)} are not"
-        if one.wrong_records:
-            verdict += f", {one.wrong_records} are lost (records not whole)"
+        if one.corrupt_records:
+            verdict += f", {one.corrupt_records} are lost (records not whole)"
         if one.unreadable_segments:
             verdict += f", unreadable segments: {len(one.unreadable_segments)}"
         lines.append(f"{one.namespace[:_SHORT]}  {verdict}")
@@ -98,13 +98,13 @@ def _few(lines: Iterable[str]) -> list[str]:
     return every[:_FEW] + more
 
 
-def _ways_out(found: Sequence[Checked]) -> list[str]:
+def _ways_out(found: Sequence[VerifyReport]) -> list[str]:
     """Say what to do about what is wrong."""
     lines = []
     forgotten = sum(one.forgotten for one in found)
     if forgotten:
         lines.append(f"{forgotten} records are forgotten: the next write heals them.")
-    elif any(one.bad or one.wrong_records for one in found):
+    elif any(one.bad or one.corrupt_records for one in found):
         lines.append(
             "Reads of these are misses; verify --heal forgets them, so that the "
             "next write stores them anew."
@@ -117,7 +117,7 @@ def _ways_out(found: Sequence[Checked]) -> list[str]:
     return lines
 
 
-def checked_data(found: Sequence[Checked]) -> dict[str, object]:
+def checked_data(found: Sequence[VerifyReport]) -> dict[str, object]:
     """Describe what verifying found as data; what is wrong is a problem."""
     return {
         "schema": "kvdock.store-verify/1",

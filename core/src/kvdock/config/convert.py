@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
 
-from kvdock.errors import SettingsError, nearest
+from kvdock.errors import SettingsError, did_you_mean
 
 if TYPE_CHECKING:
     from cattrs import Converter
@@ -82,7 +82,7 @@ def to_word(value: object, kind: type[StrEnum]) -> StrEnum:
     words = [str(word) for word in kind]
     if str(value) in words:
         return kind(str(value))
-    hint = nearest(str(value), words) or f"Known words: {', '.join(words)}."
+    hint = did_you_mean(str(value), words) or f"Known words: {', '.join(words)}."
     raise SettingsError(f"{value!r} is not known", fix=hint)
 
 

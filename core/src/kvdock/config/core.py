@@ -24,7 +24,7 @@ class Integrity(StrEnum):
     """Nobody: wrong bytes of the right length would be served."""
 
 
-class Staging(StrEnum):
+class StagingPolicy(StrEnum):
     """Which pools are moved through memory of the core."""
 
     ROUTED = "routed"
@@ -73,45 +73,53 @@ class BreakerSettings:
     """When a backend is cut off, and when it is tried again."""
 
     failures: int = count(5, least=1, help="Failed calls in a row that open it.")
-    overruns: int = count(2, least=1, help="Calls over their deadline that open it.")
+    abandoned_calls: int = count(
+        2, least=1, help="Calls over their deadline that open it."
+    )
     backoff: float = duration(
         "1 s", least=_LEAST, help="Time until the first probe; doubles."
     )
-    backoff_most: float = duration(
+    max_backoff: float = duration(
         "60 s", least=_LEAST, help="Longest time between probes, unless they hang."
     )
-    probe: float = duration("1 s", least=_LEAST, help="How long a probe may take.")
-    probes: int = count(
+    probe_timeout: float = duration(
+        "1 s", least=_LEAST, help="How long a probe may take."
+    )
+    max_hanging_probes: int = count(
         12, least=1, help="Probes of one operation that may hang at once."
     )
 
 
 @attrs.frozen(kw_only=True)
-class MissSettings:
+class NegativeCacheSettings:
     """How long an answer "not there" is believed without asking again."""
 
-    keys: int = count(65536, help="Keys remembered for each backend; 0 for none.")
-    absent: float = duration(
+    max_keys: int = count(65536, help="Keys remembered for each backend; 0 for none.")
+    absent_ttl: float = duration(
         "0 s", help="Lifetime of a key that was absent; 0 asks every time."
     )
-    dead: float = duration("30 s", help="Lifetime of a key whose bytes were wrong.")
+    corrupt_ttl: float = duration(
+        "30 s", help="Lifetime of a key whose bytes were wrong."
+    )
 
 
 @attrs.frozen(kw_only=True)
 class CallSettings:
     """How much goes on at once."""
 
-    at_once: int = count(8, least=1, help="Calls at once in each backend.")
-    overrun: int = count(
+    max_concurrent_calls: int = count(8, least=1, help="Calls at once in each backend.")
+    max_abandoned_calls: int = count(
         8, least=1, help="Calls over their deadline until a backend is cut off."
     )
     batch_pages: int = count(1024, least=1, help="Most pages of one batch.")
     batch_bytes: int = size(32 << 20, help="Most bytes of one batch.")
-    staging: Staging = choice(Staging.ROUTED, help="Which pools are staged.")
-    staging_areas: int = count(
+    staging: StagingPolicy = choice(
+        StagingPolicy.ROUTED, help="Which pools are staged."
+    )
+    staging_buffers: int = count(
         4, least=1, help="Batches that a staged pool may have under way."
     )
-    capacity_every: float = duration(
+    capacity_interval: float = duration(
         "10 s", help="How often an observed backend is asked how full it is."
     )
 
@@ -140,6 +148,6 @@ class CoreSettings:
     observers: tuple[str, ...] = option((), help="Observers to switch on, by name.")
     deadlines: Deadlines = attrs.field(factory=Deadlines)
     breaker: BreakerSettings = attrs.field(factory=BreakerSettings)
-    misses: MissSettings = attrs.field(factory=MissSettings)
+    negative_cache: NegativeCacheSettings = attrs.field(factory=NegativeCacheSettings)
     calls: CallSettings = attrs.field(factory=CallSettings)
     transfers: TransferSettings = attrs.field(factory=TransferSettings)

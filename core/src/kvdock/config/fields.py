@@ -18,9 +18,7 @@ from kvdock.errors import SettingsError
 from kvdock.units import _about, format_seconds, parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
-    from kvdock.config.structure import (
-        Elsewhere,
-    )
+    from kvdock.config.structure import Alias
 
 T = TypeVar("T")
 
@@ -29,7 +27,7 @@ def option(
     default: object = attrs.NOTHING,
     *,
     help: str,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: Alias | None = None,
 ) -> Any:
     """Declare a setting of a type that has no function of its own here."""
     return attrs.field(default=default, metadata=_about(help, elsewhere))
@@ -39,7 +37,7 @@ def secret(
     default: object = attrs.NOTHING,
     *,
     help: str,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: Alias | None = None,
 ) -> Any:
     """Declare a setting that is never shown: a password, a token."""
     return attrs.field(
@@ -47,7 +45,7 @@ def secret(
     )
 
 
-def size(default: int, *, help: str, elsewhere: Elsewhere | None = None) -> Any:
+def size(default: int, *, help: str, elsewhere: Alias | None = None) -> Any:
     """Declare a setting that is a size in bytes."""
     return attrs.field(
         default=default,
@@ -107,7 +105,7 @@ def choice(
     default: StrEnum,
     *,
     help: str,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: Alias | None = None,
 ) -> Any:
     """Declare a setting that is one of the words of the default's list.
 

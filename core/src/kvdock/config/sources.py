@@ -31,12 +31,12 @@ from kvdock.config.structure import (
     HIDDEN,
     check_known,
     fields_of,
-    filled,
     group_of,
+    origin_suffix,
     structure,
-    told_by,
+    with_env_fallbacks,
 )
-from kvdock.errors import SettingsError, nearest
+from kvdock.errors import SettingsError, did_you_mean
 
 FILE_VARIABLE = "KVDOCK_CONFIG"
 """Names the file to read; there is no other place that is looked into."""
@@ -145,12 +145,12 @@ def load_configuration(
     origins: dict[str, str] = {}
     for source in sources:
         _check_sections(source)
-        _lay_over(values, source.values, source.origin, origins)
+        merge_tree(values, source.values, source.origin, origins)
     core = structure(
         CoreSettings,
         cast("Tree", values["core"]),
         where="core",
-        origins=_below("core", origins),
+        origins=_under("core", origins),
         environ=environ,
     )
     return Configuration(
@@ -199,7 +199,7 @@ def environment(environ: Mapping[str, str]) -> list[Source]:
             known = [*OWN_VARIABLES, *(f"{PREFIX}{one.upper()}__" for one in SECTIONS)]
             raise SettingsError(
                 f"environment variable {name} is no setting",
-                fix=nearest(name, known)
+                fix=did_you_mean(name, known)
                 or 'Settings look like KVDOCK_CORE__DEADLINES__GET="2 s".',
             )
         tree: object = environ[name]
@@ -239,14 +239,14 @@ def explain(
     """
     core = attrs.asdict(configuration.core)
     rows = list(
-        _rows(CoreSettings, "core", core, _below("core", configuration.origins))
+        _rows(CoreSettings, "core", core, _under("core", configuration.origins))
     )
     for where in sorted(schemas):
         section, _, name = where.partition(".")
         given = getattr(configuration, section).get(name, {})
-        origins = _below(where, configuration.origins)
+        origins = _under(where, configuration.origins)
         check_known(schemas[where], given, where=where, origins=origins)
-        full, more = filled(schemas[where], given, environ)
+        full, more = with_env_fallbacks(schemas[where], given, environ)
         rows += _rows(schemas[where], where, full, {**origins, **more})
     for section in ("backends", "observers"):
         for name in getattr(configuration, section):
@@ -254,8 +254,8 @@ def explain(
                 known = [one.partition(".")[2] for one in schemas if section in one]
                 raise SettingsError(
                     f"settings are given for {name!r}, which is not among the "
-                    f"{section}{told_by(configuration.origins, f'{section}.{name}')}",
-                    fix=nearest(name, known),
+                    f"{section}{origin_suffix(configuration.origins, f'{section}.{name}')}",
+                    fix=did_you_mean(name, known),
                 )
     return tuple(rows)
 
@@ -265,7 +265,8 @@ def _check_sections(source: Source) -> None:
         if section not in SECTIONS:
             raise SettingsError(
                 f"{source.origin}: there is no section {section!r}",
-                fix=nearest(section, SECTIONS) or f"Sections: {', '.join(SECTIONS)}.",
+                fix=did_you_mean(section, SECTIONS)
+                or f"Sections: {', '.join(SECTIONS)}.",
             )
         entries = [given] if section == "core" else [given, *_values(given)]
         if not all(isinstance(entry, Mapping) for entry in entries):
@@ -278,7 +279,7 @@ def _values(given: object) -> list[object]:
     return list(given.values()) if isinstance(given, Mapping) else []
 
 
-def _lay_over(
+def merge_tree(
     values: dict[str, object],
     stronger: Tree,
     origin: str,
@@ -301,13 +302,13 @@ def _lay_over(
                 )
             mine: dict[str, object] = dict(below)
             values[key] = mine
-            _lay_over(mine, value, origin, origins, name)
+            merge_tree(mine, value, origin, origins, name)
         else:
             values[key] = value
             origins[name] = origin
 
 
-def _below(where: str, origins: Mapping[str, str]) -> dict[str, str]:
+def _under(where: str, origins: Mapping[str, str]) -> dict[str, str]:
     """Return where the settings of one place come from, by their own names."""
     return {
         name.removeprefix(f"{where}."): origin
@@ -323,7 +324,7 @@ def _rows(
         path = f"{where}.{name}"
         if group := group_of(field):
             below = cast("Tree", given.get(name, {}))
-            yield from _rows(group, path, below, _below(name, origins))
+            yield from _rows(group, path, below, _under(name, origins))
             continue
         value = given.get(name, field.default)
         if isinstance(value, attrs.Factory):  # type: ignore[arg-type]  # attrs' stub calls the class a function
@@ -332,10 +333,12 @@ def _rows(
         if value is attrs.NOTHING:
             yield Setting(path, "", "MISSING", text)
         else:
-            yield Setting(path, shown(value, field), origins.get(name, DEFAULT), text)
+            yield Setting(
+                path, display_value(value, field), origins.get(name, DEFAULT), text
+            )
 
 
-def shown(value: object, field: attrs.Attribute[object]) -> str:
+def display_value(value: object, field: attrs.Attribute[object]) -> str:
     """Return a value as text, without what must not be seen."""
     if field.metadata.get("secret"):
         return HIDDEN if value else ""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 
 from kvdock.config.convert import converter
-from kvdock.errors import SettingsError, nearest
+from kvdock.errors import SettingsError, did_you_mean
 
 if TYPE_CHECKING:
     from kvdock.config.fields import T
@@ -27,7 +27,7 @@ HIDDEN = "<hidden>"
 
 
 @attrs.frozen(kw_only=True)
-class Elsewhere:
+class Alias:
     """What others call a setting.
 
     Args:
@@ -60,11 +60,11 @@ def check_known(
     for key, value in given.items():
         name = f"{path}{key}"
         if key not in fields:
-            what = f"{where}: unknown setting {name!r}{told_by(origins, name)}"
+            what = f"{where}: unknown setting {name!r}{origin_suffix(origins, name)}"
             raise SettingsError(what, fix=_right_name(key, fields))
         if group := group_of(fields[key]):
             if not isinstance(value, Mapping):
-                told = told_by(origins, name)
+                told = origin_suffix(origins, name)
                 raise SettingsError(f"{where}: {name!r} is a group of settings{told}")
             check_known(group, value, where=where, origins=origins, path=f"{name}.")
 
@@ -91,13 +91,13 @@ def fields_of(cls: type) -> dict[str, attrs.Attribute[Any]]:
     return {field.name: field for field in attrs.fields(cls)}
 
 
-def elsewhere_of(field: attrs.Attribute[Any]) -> Elsewhere:
+def alias_of(field: attrs.Attribute[Any]) -> Alias:
     """Return what others call a setting."""
-    found: Elsewhere = field.metadata.get("elsewhere") or Elsewhere()
+    found: Alias = field.metadata.get("elsewhere") or Alias()
     return found
 
 
-def told_by(origins: Mapping[str, str], name: str) -> str:
+def origin_suffix(origins: Mapping[str, str], name: str) -> str:
     """Say in brackets where a setting, or what lies below it, comes from."""
     told = {
         origin
@@ -116,12 +116,14 @@ def group_of(field: attrs.Attribute[Any]) -> type | None:
 def _right_name(key: str, fields: Mapping[str, attrs.Attribute[Any]]) -> str:
     """Say what a setting is called here, as well as that can be known."""
     for name, field in fields.items():
-        if key in elsewhere_of(field).names:
+        if key in alias_of(field).names:
             return f"Here it is {name!r}: {field.metadata.get('help', '')}"
-    return nearest(key, fields) or f"Known settings: {', '.join(fields) or 'none'}."
+    return (
+        did_you_mean(key, fields) or f"Known settings: {', '.join(fields) or 'none'}."
+    )
 
 
-def refusal(
+def explain_error(
     cls: type,
     given: Mapping[str, object],
     where: str,
@@ -134,12 +136,12 @@ def refusal(
     found = [
         (name, field, reason)
         for name, field, value in _walked(cls, given)
-        if (reason := _objection(field, value)) and str(reason) in texts
+        if (reason := _field_error(field, value)) and str(reason) in texts
     ]
     if not found:
         # The settings do not fit together.
         what = "; ".join(_words(reason)[0] for reason in reasons)
-        for value in secrets_in(cls, given):
+        for value in secret_values(cls, given):
             what = what.replace(value, HIDDEN)
         return SettingsError(f"{where}: {what}", fix=_words(reasons[0])[1])
     said = []
@@ -148,7 +150,7 @@ def refusal(
         what = f": {HIDDEN} is not what it takes" if _hidden(field) else f": {what}"
         # Some reasons begin with the name as the class has it.
         what = what.removeprefix(f": {field.name}")
-        said.append(f"{name}{told_by(origins, name)}{what}")
+        said.append(f"{name}{origin_suffix(origins, name)}{what}")
     _, field, reason = found[0]
     fix = "" if _hidden(field) else _words(reason)[1]
     return SettingsError(f"{where}: {'; '.join(said)}", fix=fix)
@@ -175,7 +177,7 @@ def _walked(
             yield f"{path}{name}", field, given[name]
 
 
-def _objection(field: attrs.Attribute[Any], value: object) -> Exception | None:
+def _field_error(field: attrs.Attribute[Any], value: object) -> Exception | None:
     """Return why a setting does not take a value, whatever the others are."""
     change: Any = field.converter
     try:
@@ -204,7 +206,7 @@ def _hidden(field: attrs.Attribute[Any]) -> bool:
     return bool(field.metadata.get("secret"))
 
 
-def secrets_in(cls: type, given: Mapping[str, object]) -> Iterator[str]:
+def secret_values(cls: type, given: Mapping[str, object]) -> Iterator[str]:
     """Yield the secrets among settings, as text."""
     for _, field, value in _walked(cls, given):
         if _hidden(field) and value:
@@ -236,17 +238,17 @@ def structure(
             a missing one, or a value of the wrong kind.
     """
     check_known(cls, given, where=where, origins=origins)
-    full, more = filled(cls, given, environ)
+    full, more = with_env_fallbacks(cls, given, environ)
     check_complete(cls, full, where=where)
     try:
         return converter().structure(full, cls)
     except Exception as error:
-        wrong = refusal(cls, full, where, {**origins, **more}, error)
+        wrong = explain_error(cls, full, where, {**origins, **more}, error)
         # The cause would show what is secret in a traceback.
-        raise wrong from (None if any(secrets_in(cls, full)) else error)
+        raise wrong from (None if any(secret_values(cls, full)) else error)
 
 
-def filled(
+def with_env_fallbacks(
     cls: type, given: Mapping[str, object], environ: Mapping[str, str] = os.environ
 ) -> tuple[dict[str, object], dict[str, str]]:
     """Take what is not given from the variables of others.
@@ -262,12 +264,12 @@ def filled(
     for name, field in fields_of(cls).items():
         below = given.get(name, {})
         if (group := group_of(field)) and isinstance(below, Mapping):
-            more, told = filled(group, below, environ)
+            more, told = with_env_fallbacks(group, below, environ)
             if told:
                 full[name] = more
                 origins |= {f"{name}.{one}": of for one, of in told.items()}
             continue
-        other = elsewhere_of(field)
+        other = alias_of(field)
         if name not in given and (text := environ.get(other.variable)):
             origins[name] = f"environment {other.variable}"
             try:

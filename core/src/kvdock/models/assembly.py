@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock.errors import KvdockError, PoolError, nearest
-from kvdock.models.description import arguments
+from kvdock.errors import KvdockError, PoolError, did_you_mean
+from kvdock.models.description import bind_arguments
 from kvdock.pools.enums import ContextSplit, DType, Layout, Per, PoolKind, Sharding
 from kvdock.pools.factories import FAMILIES
 from kvdock.pools.shard import Layers, Shard, even_shares, every_shard, stages_of
 from kvdock.pools.spec import PoolSpec, check_pools
 from kvdock.pools.validators import (
-    as_row,
-    as_whole,
-    countable,
-    is_whole,
+    as_int,
+    as_int_tuple,
+    boolean,
+    int_tuple,
+    is_int,
+    non_negative,
     positive,
-    row,
-    switch,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ MAX_PROCESSES = 1 << 16
 
 
 def _positive_row(_: object, field: attrs.Attribute[Any], value: Any) -> None:
-    row(_, field, value)
+    int_tuple(_, field, value)
     if any(count < 1 for count in value):
         raise PoolError(f"{field.name} are at least 1 each, not {value}")
 
@@ -66,28 +66,28 @@ class Deployment:
         packed: Draft layers lie behind the target's in the same pools.
     """
 
-    tp_size: int = attrs.field(default=1, converter=as_whole, validator=positive)
-    pp_size: int = attrs.field(default=1, converter=as_whole, validator=positive)
+    tp_size: int = attrs.field(default=1, converter=as_int, validator=positive)
+    pp_size: int = attrs.field(default=1, converter=as_int, validator=positive)
     pp_layers: tuple[int, ...] = attrs.field(
-        default=(), converter=as_row, validator=_positive_row
+        default=(), converter=as_int_tuple, validator=_positive_row
     )
-    cp_size: int = attrs.field(default=1, converter=as_whole, validator=positive)
-    dcp_size: int = attrs.field(default=1, converter=as_whole, validator=positive)
+    cp_size: int = attrs.field(default=1, converter=as_int, validator=positive)
+    dcp_size: int = attrs.field(default=1, converter=as_int, validator=positive)
     context: ContextSplit = attrs.field(
         default=ContextSplit.REPLICATED, converter=ContextSplit
     )
     interleave_tokens: int = attrs.field(
-        default=1, converter=as_whole, validator=positive
+        default=1, converter=as_int, validator=positive
     )
-    page_tokens: int = attrs.field(default=0, converter=as_whole, validator=countable)
+    page_tokens: int = attrs.field(default=0, converter=as_int, validator=non_negative)
     dtype: DType | None = attrs.field(
         default=None, converter=attrs.converters.optional(DType)
     )
     layout: Layout = attrs.field(default=Layout.PAGE_OBJECT, converter=Layout)
     share_tp: tuple[int, ...] = attrs.field(
-        default=(), converter=as_row, validator=_positive_row
+        default=(), converter=as_int_tuple, validator=_positive_row
     )
-    packed: bool = attrs.field(default=False, validator=switch)
+    packed: bool = attrs.field(default=False, validator=boolean)
 
     def __attrs_post_init__(self) -> None:
         """Refuse more processes than anybody has."""
@@ -202,7 +202,7 @@ def assemble(
         if draft not in model.drafts:
             raise PoolError(
                 f"{where} has no draft {draft!r}",
-                fix=nearest(draft, model.drafts)
+                fix=did_you_mean(draft, model.drafts)
                 or f"It has {', '.join(model.drafts) or 'none'}.",
             )
         with_it = model.drafts[draft]
@@ -303,7 +303,8 @@ class _Builder:
         if family not in FAMILIES:
             raise PoolError(
                 f"{where}: no family {family!r}",
-                fix=nearest(family, FAMILIES) or f"Known are {', '.join(FAMILIES)}.",
+                fix=did_you_mean(family, FAMILIES)
+                or f"Known are {', '.join(FAMILIES)}.",
             )
         given |= self._for_dtype(where, family, given.pop("when", {}))
         layers = _layers(where, given.pop("layers", "all"), numbers)
@@ -316,7 +317,9 @@ class _Builder:
         if draft:
             given |= {"draft": True, "required": False}
         constructor = FAMILIES[family]
-        words = arguments(where, constructor, given, besides=("layers", "page_tokens"))
+        words = bind_arguments(
+            where, constructor, given, besides=("layers", "page_tokens")
+        )
         try:
             pool = constructor(layers=layers, page_tokens=self.page_tokens, **words)
             return self._divided(pool, table)
@@ -338,7 +341,8 @@ class _Builder:
             if dtype not in list(DType):
                 raise PoolError(
                     f"{where}: `when` names {dtype!r}, which is no element type",
-                    fix=nearest(str(dtype), DType) or f"Known are {', '.join(DType)}.",
+                    fix=did_you_mean(str(dtype), DType)
+                    or f"Known are {', '.join(DType)}.",
                 )
         if self.plan.dtype is None:
             return {}
@@ -387,7 +391,7 @@ def _layers(where: str, text: object, numbers: Sequence[int]) -> tuple[int, ...]
                 raise PoolError(f"{where}: layers {word.strip()!r} run backwards")
             # One past the end is enough to be refused below.
             found += range(first, max(first, min(last, count)) + 1, max(step, 1))
-    elif isinstance(text, list) and all(map(is_whole, text)):
+    elif isinstance(text, list) and all(map(is_int, text)):
         found = list(text)
     else:
         raise PoolError(f"{where}: layers {text!r} are neither text nor a list")

@@ -18,9 +18,9 @@ from typing import Any, get_args, get_type_hints
 
 import attrs
 
-from kvdock.errors import KvdockError, PoolError, nearest
-from kvdock.pools.validators import is_whole
-from kvdock.strict_enum import Word
+from kvdock.errors import KvdockError, PoolError, did_you_mean
+from kvdock.pools.validators import is_int
+from kvdock.strict_enum import StrictEnum
 
 Table = Mapping[str, object]
 
@@ -48,7 +48,7 @@ _SHAPES = Sequence[Sequence[int]]
 _PLAIN: Mapping[Any, tuple[Callable[[object], bool], str]] = MappingProxyType(
     {
         bool: (lambda value: isinstance(value, bool), "true or false"),
-        int: (is_whole, "a whole number"),
+        int: (is_int, "a whole number"),
         str: (lambda value: isinstance(value, str), "text"),
         str | None: (lambda value: isinstance(value, str), "text"),
     }
@@ -56,14 +56,14 @@ _PLAIN: Mapping[Any, tuple[Callable[[object], bool], str]] = MappingProxyType(
 
 
 @attrs.frozen
-class _Wanted:
+class _Parameter:
     """What a constructor takes: field to type, and what it cannot do without."""
 
     types: Mapping[str, Any]
     required: frozenset[str]
 
 
-def arguments(
+def bind_arguments(
     where: str,
     constructor: Callable[..., object],
     given: Mapping[str, object],
@@ -82,13 +82,13 @@ def arguments(
     Raises:
         PoolError: On a field that is unknown, missing or of the wrong type.
     """
-    wanted = _wanted(constructor)
+    wanted = _parameters(constructor)
     known = [name for name in wanted.types if name not in besides]
     for name in given:
         if name not in known:
             raise PoolError(
                 f"{where}: unknown field {name!r}",
-                fix=nearest(name, known) or f"Known are {', '.join(known)}.",
+                fix=did_you_mean(name, known) or f"Known are {', '.join(known)}.",
             )
     for name in known:
         if name in wanted.required and name not in given:
@@ -99,7 +99,7 @@ def arguments(
     }
 
 
-def _wanted(constructor: Callable[..., object]) -> _Wanted:
+def _parameters(constructor: Callable[..., object]) -> _Parameter:
     hints = get_type_hints(constructor)
     types: dict[str, Any] = {}
     required: set[str] = set()
@@ -112,11 +112,11 @@ def _wanted(constructor: Callable[..., object]) -> _Wanted:
             types[name] = hints[name]
             if one.default is one.empty:
                 required.add(name)
-    return _Wanted(types, frozenset(required))
+    return _Parameter(types, frozenset(required))
 
 
 def _read(where: str, value: object, wanted: Any) -> object:
-    if inspect.isclass(wanted) and issubclass(wanted, Word):
+    if inspect.isclass(wanted) and issubclass(wanted, StrictEnum):
         try:
             return wanted(value)  # type: ignore[arg-type]  # a word refuses what is none
         except KvdockError as error:
@@ -132,14 +132,14 @@ def _read(where: str, value: object, wanted: Any) -> object:
 def _shape(where: str, value: object) -> tuple[int, ...]:
     """Read a shape; one number is a shape of one axis."""
     extents = value if isinstance(value, list | tuple) else [value]
-    if not all(map(is_whole, extents)):
+    if not all(map(is_int, extents)):
         raise PoolError(f"{where} is a shape of whole numbers, not {value!r}")
     return tuple(extents)
 
 
 def _shapes(where: str, value: object) -> tuple[tuple[int, ...], ...]:
     """Read a list of shapes; one shape is a list of one."""
-    if isinstance(value, list | tuple) and not any(map(is_whole, value)):
+    if isinstance(value, list | tuple) and not any(map(is_int, value)):
         return tuple(_shape(where, one) for one in value)
     return (_shape(where, value),)
 
@@ -209,16 +209,16 @@ def load_model(name: str) -> ModelDescription:
             raise PoolError(
                 f"cannot read {path}: byte {error.start} is not UTF-8"
             ) from error
-        return describe(path.stem, _parsed(path.name, text))
+        return parse_description(path.stem, _parsed(path.name, text))
     known = shipped_models()
     if name not in known:
         raise PoolError(
             f"no model {name!r} is described",
-            fix=nearest(name, known)
+            fix=did_you_mean(name, known)
             or f"Known are {', '.join(known)}; or pass a .toml or .json file.",
         )
     entry = resources.files("kvdock").joinpath(_FOLDER, f"{name}.toml")
-    return describe(name, _parsed(name, entry.read_text(encoding="utf-8")))
+    return parse_description(name, _parsed(name, entry.read_text(encoding="utf-8")))
 
 
 def _parsed(name: str, text: str) -> Table:
@@ -233,7 +233,7 @@ def _parsed(name: str, text: str) -> Table:
     return found
 
 
-def describe(name: str, data: Table) -> ModelDescription:
+def parse_description(name: str, data: Table) -> ModelDescription:
     """Check the outer form of a description.
 
     Raises:
@@ -251,22 +251,22 @@ def describe(name: str, data: Table) -> ModelDescription:
         source=str(data.get("source", "")),
         layers=_count(where, data, "layers"),
         page_tokens=_count(where, data, "page_tokens", MAX_PAGE_TOKENS),
-        pools=_tables(where, data),
+        pools=_parse_pools(where, data),
         drafts={
-            draft: _draft(f"{where}: draft {draft!r}", table)
+            draft: _parse_draft(f"{where}: draft {draft!r}", table)
             for draft, table in drafts.items()
         },
     )
 
 
-def _draft(where: str, data: object) -> DraftDescription:
+def _parse_draft(where: str, data: object) -> DraftDescription:
     if not isinstance(data, Mapping):
         raise PoolError(f"{where} is no table")
     _check_fields(where, data, _DRAFT_FIELDS, optional=("source",))
     return DraftDescription(
         summary=str(data["summary"]),
         layers=_count(where, data, "layers"),
-        pools=_tables(where, data),
+        pools=_parse_pools(where, data),
         source=str(data.get("source", "")),
     )
 
@@ -278,7 +278,7 @@ def _check_fields(
         if field not in known and field not in optional:
             raise PoolError(
                 f"{where}: unknown field {field!r}",
-                fix=nearest(field, [*known, *optional])
+                fix=did_you_mean(field, [*known, *optional])
                 or f"Known are {', '.join([*known, *optional])}.",
             )
     for field in known:
@@ -288,14 +288,14 @@ def _check_fields(
 
 def _count(where: str, data: Table, field: str, most: int = MAX_LAYERS) -> int:
     value = data[field]
-    if not is_whole(value):
+    if not is_int(value):
         raise PoolError(f"{where}: {field} is a whole number, not {value!r}")
     if not 1 <= value <= most:
         raise PoolError(f"{where}: {field} is at least 1 and at most {most}")
     return value
 
 
-def _tables(where: str, data: Table) -> tuple[Table, ...]:
+def _parse_pools(where: str, data: Table) -> tuple[Table, ...]:
     value = data["pools"]
     if (
         not isinstance(value, list)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.errors import PoolError, nearest
-from kvdock.pools.validators import as_whole, countable, is_whole
+from kvdock.errors import PoolError, did_you_mean
+from kvdock.pools.validators import as_int, is_int, non_negative
 from kvdock.units import format_bytes
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ class HostBudget:
         reserve_bytes: What stays untouched of it.
     """
 
-    free_bytes: int = attrs.field(converter=as_whole, validator=countable)
+    free_bytes: int = attrs.field(converter=as_int, validator=non_negative)
     limited_by: str
     reserve_bytes: int = attrs.field(
-        default=RESERVE_BYTES, converter=as_whole, validator=countable
+        default=RESERVE_BYTES, converter=as_int, validator=non_negative
     )
 
     @classmethod
@@ -124,7 +124,7 @@ class HostBudget:
         _check_names(pages, [pool.name for pool in pools])
         _check_ranks(ranks)
         for name, given in pages.items():
-            if not is_whole(as_whole(given)) or given < 0:
+            if not is_int(as_int(given)) or given < 0:
                 raise PoolError(f"pool {name!r} cannot have {given!r} pages")
         rows: list[str] = []
         total = 0
@@ -155,12 +155,12 @@ def _check_names(given: Iterable[str], known: Sequence[str]) -> None:
         if name not in known:
             raise PoolError(
                 f"pages are given for {name!r}, which is no pool with pages here",
-                fix=nearest(name, known) or f"Known are {', '.join(known)}.",
+                fix=did_you_mean(name, known) or f"Known are {', '.join(known)}.",
             )
 
 
 def _check_ranks(ranks: int) -> None:
-    if not is_whole(as_whole(ranks)) or ranks < 1:
+    if not is_int(as_int(ranks)) or ranks < 1:
         raise PoolError(f"{ranks!r} ranks cannot share a host")
 
 

@@ -49,7 +49,7 @@ class Backend:
             if name.startswith(_OBSERVER)
         )
 
-    def put_around(self, name: str, built: object) -> None:
+    def add_observer(self, name: str, built: object) -> None:
         """Put an observer around it, for as long as it is loaded.
 
         Raises:
@@ -72,7 +72,7 @@ class Backend:
             )
         try:
             validation.check_observer(built)
-        except validation.Breach as breach:
+        except validation.ContractViolation as breach:
             what = f"observer {name!r} cannot be used: {breach.cause}"
             raise PluginError(what, fix=breach.fix) from breach
 
@@ -91,7 +91,7 @@ class Backend:
 
     def probe(self, config: AttachConfig) -> tuple[Finding, ...]:
         """Ask whether it could work here; a failing probe is a finding."""
-        return examined(lambda: self.plugin.hooks.kvdock_probe(config=config))
+        return run_probe(lambda: self.plugin.hooks.kvdock_probe(config=config))
 
     def check_capability(
         self,
@@ -172,10 +172,10 @@ class Backend:
         Raises:
             BatchError: If the answer is not one outcome per key.
         """
-        from kvdock.batch import checked
+        from kvdock.batch import validate_result
 
         result = self.plugin.hooks.kvdock_batch_io(handle=handle, batch=batch)
-        return checked(batch, result)
+        return validate_result(batch, result)
 
     def capacity(self, handle: object) -> Capacity | None:
         """Ask how full its store is; None where it does not say.
@@ -193,7 +193,7 @@ class Backend:
         self.plugin.hooks.kvdock_release(handle=handle)
 
 
-def examined(ask: Callable[[], Iterable[Finding] | None]) -> tuple[Finding, ...]:
+def run_probe(ask: Callable[[], Iterable[Finding] | None]) -> tuple[Finding, ...]:
     """Ask for findings; whatever goes wrong with that is a finding too."""
     try:
         found: tuple[object, ...] = tuple(ask() or ())

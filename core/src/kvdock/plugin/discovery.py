@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock.errors import PluginError, nearest
-from kvdock.plugin.validation import Breach, Stage, accept
+from kvdock.errors import PluginError, did_you_mean
+from kvdock.plugin.validation import ContractViolation, LoadStage, validate_plugin
 
 if TYPE_CHECKING:
     import pluggy
@@ -38,7 +38,7 @@ class PluginProblem:
     distribution: str
     version: str
     entry_point: str
-    stage: Stage
+    stage: LoadStage
     cause: str
     fix: str
 
@@ -70,7 +70,7 @@ class Candidate:
     version: str
     group: str = GROUP
 
-    def problem(self, stage: Stage, cause: str, fix: str) -> PluginProblem:
+    def problem(self, stage: LoadStage, cause: str, fix: str) -> PluginProblem:
         """Describe a failure of this candidate."""
         return PluginProblem(
             name=self.name,
@@ -100,7 +100,7 @@ class LoadedPlugin:
         return self.manager.hook
 
 
-def installed(group: str = GROUP) -> tuple[Candidate, ...]:
+def list_entry_points(group: str = GROUP) -> tuple[Candidate, ...]:
     """Return the entry points of a group, sorted by name.
 
     Reads package metadata only and imports nothing.
@@ -129,7 +129,7 @@ def _identity(distribution: metadata.Distribution | None) -> tuple[str, str]:
     return str(name[0]), str(version[0])
 
 
-def allowed(environ: Mapping[str, str] = os.environ) -> frozenset[str] | None:
+def allow_list(environ: Mapping[str, str] = os.environ) -> frozenset[str] | None:
     """Return the names that KVDOCK_PLUGINS allows, or None for all."""
     value = environ.get(ALLOW_VARIABLE)
     if value is None:
@@ -137,7 +137,7 @@ def allowed(environ: Mapping[str, str] = os.environ) -> frozenset[str] | None:
     return frozenset(filter(None, (name.strip() for name in value.split(","))))
 
 
-def kept(
+def filter_allowed(
     candidates: Iterable[Candidate], names: frozenset[str] | None
 ) -> Iterator[Candidate]:
     """Yield the candidates that an allow-list lets through."""
@@ -146,7 +146,7 @@ def kept(
             yield candidate
 
 
-def absent(
+def missing_allowed(
     candidates: Iterable[Candidate], names: frozenset[str] | None
 ) -> tuple[PluginProblem, ...]:
     """Return a problem for each name of an allow-list that nobody has."""
@@ -158,15 +158,15 @@ def absent(
             distribution="?",
             version="?",
             entry_point="?",
-            stage=Stage.DISCOVER,
+            stage=LoadStage.DISCOVER,
             cause=f"{ALLOW_VARIABLE} names it, but it is not installed",
-            fix=nearest(name, known) or f"Try: pip install kvdock-{name}",
+            fix=did_you_mean(name, known) or f"Try: pip install kvdock-{name}",
         )
         for name in sorted((names or frozenset()) - known)
     )
 
 
-def unrivalled(
+def split_duplicates(
     candidates: Sequence[Candidate],
 ) -> tuple[tuple[Candidate, ...], tuple[PluginProblem, ...]]:
     """Part the candidates that own their name from those that share it.
@@ -185,7 +185,7 @@ def unrivalled(
         owners = " and ".join(f"{one.distribution} ({one.value})" for one in rivals)
         problems.append(
             candidate.problem(
-                Stage.DISCOVER,
+                LoadStage.DISCOVER,
                 f"the name is claimed by {owners}",
                 "Uninstall all but one of them; until then none is used.",
             )
@@ -193,7 +193,7 @@ def unrivalled(
     return tuple(alone), tuple(problems)
 
 
-def imported(candidate: Candidate) -> object:
+def import_entry_point(candidate: Candidate) -> object:
     """Import what an entry point names.
 
     Raises:
@@ -209,7 +209,7 @@ def imported(candidate: Candidate) -> object:
     except (Exception, SystemExit) as error:
         raise BrokenPlugin(
             candidate.problem(
-                Stage.IMPORT,
+                LoadStage.IMPORT,
                 f"{type(error).__name__}: {error}",
                 f"Reinstall {candidate.distribution}, or install what it needs.",
             )
@@ -226,7 +226,7 @@ def load_all(
         The plugins that passed, by name, and a problem for each that did not.
     """
     plugins: dict[str, LoadedPlugin] = {}
-    alone, problems = unrivalled(candidates)
+    alone, problems = split_duplicates(candidates)
     for candidate in alone:
         try:
             plugins[candidate.name] = _loaded(candidate)
@@ -236,11 +236,11 @@ def load_all(
 
 
 def _loaded(candidate: Candidate) -> LoadedPlugin:
-    plugin = imported(candidate)
+    plugin = import_entry_point(candidate)
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            accepted = accept(plugin, candidate.name, candidate.distribution)
-    except Breach as breach:
+            accepted = validate_plugin(plugin, candidate.name, candidate.distribution)
+    except ContractViolation as breach:
         raise BrokenPlugin(
             candidate.problem(breach.stage, breach.cause, breach.fix)
         ) from breach
@@ -278,7 +278,7 @@ def require(
                 raise BrokenPlugin(problem)
         raise PluginError(
             f"no backend {name!r} is installed",
-            fix=nearest(name, plugins)
+            fix=did_you_mean(name, plugins)
             or f"Installed: {', '.join(sorted(plugins)) or 'none'}. "
             f"Try: pip install kvdock-{name}",
         )

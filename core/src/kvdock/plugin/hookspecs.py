@@ -274,7 +274,7 @@ def kvdock_capacity(handle: object) -> Capacity | None:
     """Say how full the store is.
 
     Called between batches on a thread of its own, at most once in
-    `calls.capacity_every`, and only if somebody observes. Backends that
+    `calls.capacity_interval`, and only if somebody observes. Backends that
     cannot know it leave it out.
 
     Returns:

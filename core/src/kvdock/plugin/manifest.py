@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from kvdock.errors import ManifestError, nearest
+from kvdock.errors import ManifestError, did_you_mean
 from kvdock.pools.enums import HitPolicy, Layout, PoolKind, Sharding
 
 API_VERSION = 1
@@ -180,7 +180,7 @@ def _are(kind: type[StrEnum]) -> _Validator:
         for one in value if isinstance(value, frozenset) else (value,):
             if not isinstance(one, kind):
                 words = [member.value for member in kind]
-                close = nearest(one, words) if isinstance(one, str) else ""
+                close = did_you_mean(one, words) if isinstance(one, str) else ""
                 raise ManifestError(
                     f"{attribute.name}: {one!r} is no {kind.__name__}",
                     fix=close or f"Known are {', '.join(words)}.",

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kvdock.config.structure import structure
-from kvdock.errors import KvdockError, PluginError, SettingsError, nearest
+from kvdock.errors import KvdockError, PluginError, SettingsError, did_you_mean
 from kvdock.plugin.discovery import (
     BrokenPlugin,
     Candidate,
     PluginProblem,
-    imported,
-    installed,
-    unrivalled,
+    import_entry_point,
+    list_entry_points,
+    split_duplicates,
 )
-from kvdock.plugin.validation import Stage
+from kvdock.plugin.validation import LoadStage
 
 if TYPE_CHECKING:
     from kvdock.dock import Dock
@@ -55,12 +55,12 @@ def find_observer(name: str) -> Observer:
     Raises:
         PluginError: If none of that name is installed, or it cannot be used.
     """
-    candidates = [one for one in installed(GROUP) if one.name == name]
+    candidates = [one for one in list_entry_points(GROUP) if one.name == name]
     if not candidates:
-        known = {one.name for one in installed(GROUP)}
+        known = {one.name for one in list_entry_points(GROUP)}
         raise PluginError(
             f"no observer {name!r} is installed",
-            fix=nearest(name, known)
+            fix=did_you_mean(name, known)
             or f"Installed: {', '.join(sorted(known)) or 'none'}.",
         )
     found, problems = load_observers(candidates)
@@ -79,7 +79,7 @@ def load_observers(
         others.
     """
     found: dict[str, Observer] = {}
-    alone, problems = unrivalled(candidates)
+    alone, problems = split_duplicates(candidates)
     for candidate in alone:
         try:
             found[candidate.name] = _loaded(candidate)
@@ -116,7 +116,7 @@ def observe(
         if name not in names:
             raise SettingsError(
                 f"settings are given for observer {name!r}, which is not switched on",
-                fix=nearest(name, names) or f"Add {name!r} to core.observers.",
+                fix=did_you_mean(name, names) or f"Add {name!r} to core.observers.",
             )
     built: dict[str, object] = {}
     for name in dict.fromkeys(names):
@@ -153,15 +153,15 @@ def put_around(dock: Dock, name: str, built: object) -> None:
             than to wrap and to listen.
     """
     for backend in dock.backends.values():
-        backend.put_around(name, built)
+        backend.add_observer(name, built)
 
 
 def _loaded(candidate: Candidate) -> Observer:
-    found = imported(candidate)
+    found = import_entry_point(candidate)
     if not isinstance(found, Observer) or found.name != candidate.name:
         raise BrokenPlugin(
             candidate.problem(
-                Stage.MANIFEST,
+                LoadStage.MANIFEST,
                 f"it is {found!r}, and no Observer of that name",
                 "Point its entry point at a kvdock.observers.Observer of that name.",
             )

@@ -13,7 +13,7 @@ from typing import Any, cast
 import attrs
 import pluggy
 
-from kvdock.errors import ManifestError, nearest
+from kvdock.errors import ManifestError, did_you_mean
 from kvdock.plugin import hookspecs
 from kvdock.plugin.manifest import API_VERSION, Manifest
 
@@ -21,7 +21,7 @@ _LISTENS = "kvdock_observe"
 """The hook of observers that wraps nothing."""
 
 
-class Stage(StrEnum):
+class LoadStage(StrEnum):
     """How far a plugin came before it failed."""
 
     DISCOVER = "discover"
@@ -34,16 +34,16 @@ class Stage(StrEnum):
     """Comparing hooks with their specifications."""
 
 
-class Breach(Exception):
+class ContractViolation(Exception):
     """A plugin breaks the contract; discovery adds whose plugin it is."""
 
-    def __init__(self, stage: Stage, cause: str, fix: str) -> None:
+    def __init__(self, stage: LoadStage, cause: str, fix: str) -> None:
         super().__init__(stage, cause, fix)
         self.stage, self.cause, self.fix = stage, cause, fix
 
 
 @attrs.frozen(eq=False)
-class Accepted:
+class ValidatedPlugin:
     """What a plugin that keeps the contract consists of."""
 
     manifest: Manifest
@@ -51,7 +51,7 @@ class Accepted:
     implemented: frozenset[str]
 
 
-def accept(plugin: object, name: str, distribution: str) -> Accepted:
+def validate_plugin(plugin: object, name: str, distribution: str) -> ValidatedPlugin:
     """Check a plugin and give it a plugin manager of its own.
 
     Args:
@@ -63,8 +63,8 @@ def accept(plugin: object, name: str, distribution: str) -> Accepted:
         Breach: At the first thing that is wrong.
     """
     if inspect.isclass(plugin):
-        raise Breach(
-            Stage.IMPORT,
+        raise ContractViolation(
+            LoadStage.IMPORT,
             f"{plugin.__qualname__} is a class",
             "Point the entry point at a module or at an instance.",
         )
@@ -77,11 +77,11 @@ def accept(plugin: object, name: str, distribution: str) -> Accepted:
         _check_hooks(manager, plugin, own)
         manager.register(plugin, name=name)
         manager.check_pending()
-    except Breach:
+    except ContractViolation:
         raise
     except Exception as error:
         raise _strange(error) from error
-    return Accepted(manifest, manager, frozenset(own))
+    return ValidatedPlugin(manifest, manager, frozenset(own))
 
 
 def check_observer(observer: object) -> None:
@@ -97,17 +97,17 @@ def check_observer(observer: object) -> None:
         _check_names(manager, own)
         _check_arguments(observer, own)
         manager.register(observer)
-    except Breach:
+    except ContractViolation:
         raise
     except Exception as error:
         raise _strange(error) from error
 
 
-def _strange(error: Exception) -> Breach:
+def _strange(error: Exception) -> ContractViolation:
     # A property that raises, a signature that cannot be read, a rule of pluggy's
     # that is not checked here: one plugin's defect stays its own.
-    return Breach(
-        Stage.VALIDATE,
+    return ContractViolation(
+        LoadStage.VALIDATE,
         f"{type(error).__name__}: {' '.join(str(error).split())}",
         "Compare its hooks with kvdock.plugin.hookspecs.",
     )
@@ -123,14 +123,14 @@ def _wrapping(manager: pluggy.PluginManager, observer: object) -> dict[str, str]
         hook = options["specname"] or attribute
         wraps = options["wrapper"] or options["hookwrapper"]
         if wraps and hook == _LISTENS:
-            raise Breach(
-                Stage.VALIDATE,
+            raise ContractViolation(
+                LoadStage.VALIDATE,
                 f"hook {hook!r} is marked as a wrapper, and there is nothing to wrap",
                 "Mark it with a plain @hookimpl.",
             )
         if not wraps and hook != _LISTENS:
-            raise Breach(
-                Stage.VALIDATE,
+            raise ContractViolation(
+                LoadStage.VALIDATE,
                 f"hook {hook!r} would answer in the place of a backend",
                 "Mark it with @hookimpl(wrapper=True).",
             )
@@ -146,8 +146,8 @@ def _marked(manager: pluggy.PluginManager, plugin: object) -> dict[str, str]:
         if options is None:
             continue
         if options["wrapper"] or options["hookwrapper"]:
-            raise Breach(
-                Stage.VALIDATE,
+            raise ContractViolation(
+                LoadStage.VALIDATE,
                 f"hook {attribute!r} is marked as a wrapper",
                 "A backend answers its hooks itself; use a plain @hookimpl.",
             )
@@ -165,18 +165,18 @@ def _manifest(
         if callable(hook):
             cause = "its kvdock_manifest() is not marked"
             fix = "Mark it with @hookimpl."
-        raise Breach(Stage.MANIFEST, cause, fix)
+        raise ContractViolation(LoadStage.MANIFEST, cause, fix)
     try:
         found = hook()
     except ManifestError as error:
-        raise Breach(
-            Stage.MANIFEST,
+        raise ContractViolation(
+            LoadStage.MANIFEST,
             f"its manifest is refused: {error.what}",
             error.fix or "Correct what kvdock_manifest() returns.",
         ) from error
     except (Exception, SystemExit) as error:
-        raise Breach(
-            Stage.MANIFEST,
+        raise ContractViolation(
+            LoadStage.MANIFEST,
             f"its manifest raised {type(error).__name__}: {error}",
             f"It may be written for another kvdock; upgrade {distribution} or kvdock.",
         ) from error
@@ -189,20 +189,20 @@ def _check_manifest(found: object, name: str, distribution: str) -> None:
     number = getattr(found, "api", API_VERSION)
     if number != API_VERSION:
         newer = isinstance(number, int) and number > API_VERSION
-        raise Breach(
-            Stage.MANIFEST,
+        raise ContractViolation(
+            LoadStage.MANIFEST,
             f"it is written for API {number!r}, this kvdock speaks {API_VERSION}",
             f"Upgrade {'kvdock' if newer else distribution}.",
         )
     if not isinstance(found, Manifest):
-        raise Breach(
-            Stage.MANIFEST,
+        raise ContractViolation(
+            LoadStage.MANIFEST,
             f"its manifest is a {type(found).__name__}",
             "Return a kvdock.Manifest.",
         )
     if found.name != name:
-        raise Breach(
-            Stage.MANIFEST,
+        raise ContractViolation(
+            LoadStage.MANIFEST,
             f"its manifest says {found.name!r}, its entry point {name!r}",
             "Give both the same name.",
         )
@@ -211,14 +211,14 @@ def _check_manifest(found: object, name: str, distribution: str) -> None:
 def _check_promises(manifest: Manifest, own: Mapping[str, str]) -> None:
     """Refuse what could never be kept, as there is no hook that would do it."""
     if manifest.host_allocator and "kvdock_allocate" not in own:
-        raise Breach(
-            Stage.VALIDATE,
+        raise ContractViolation(
+            LoadStage.VALIDATE,
             "its manifest declares host_allocator, and it has no kvdock_allocate",
             "Add the hook, or declare host_allocator=Support.NO.",
         )
     if manifest.direct_transfer:
-        raise Breach(
-            Stage.VALIDATE,
+        raise ContractViolation(
+            LoadStage.VALIDATE,
             "its manifest declares direct_transfer, and no hook of API "
             f"{API_VERSION} moves pages to a peer's memory",
             "Declare direct_transfer=Support.NO.",
@@ -232,14 +232,14 @@ def _check_hooks(
     for name in sorted(known - set(own)):
         # An optional hook without its mark would never be called, silently.
         if inspect.isroutine(getattr(plugin, name, None)):
-            raise Breach(
-                Stage.VALIDATE,
+            raise ContractViolation(
+                LoadStage.VALIDATE,
                 f"the hook {name!r} is not marked",
                 "Mark it with @hookimpl.",
             )
         if name in hookspecs.REQUIRED:
-            raise Breach(
-                Stage.VALIDATE, f"the required hook {name!r} is missing", "Add it."
+            raise ContractViolation(
+                LoadStage.VALIDATE, f"the required hook {name!r} is missing", "Add it."
             )
     _check_arguments(plugin, own)
 
@@ -249,10 +249,10 @@ def _check_names(manager: pluggy.PluginManager, own: Collection[str]) -> set[str
     known = {name for name in dir(manager.hook) if name.startswith("kvdock_")}
     for name in own:
         if name not in known:
-            raise Breach(
-                Stage.VALIDATE,
+            raise ContractViolation(
+                LoadStage.VALIDATE,
                 f"there is no hook {name!r}",
-                nearest(name, known) or f"Hooks are {', '.join(sorted(known))}.",
+                did_you_mean(name, known) or f"Hooks are {', '.join(sorted(known))}.",
             )
     return known
 
@@ -266,31 +266,31 @@ def _check_arguments(plugin: object, own: Mapping[str, str]) -> None:
 def _check_hook(name: str, hook: Callable[..., Any], offered: Collection[str]) -> None:
     """Check that a hook answers when called, and is given what it takes."""
     if inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook):
-        raise Breach(
-            Stage.VALIDATE,
+        raise ContractViolation(
+            LoadStage.VALIDATE,
             f"hook {name!r} is asynchronous, but nobody awaits it",
             "Define it with `def`; every call runs on a thread of the core.",
         )
     for parameter in inspect.signature(hook).parameters.values():
         if parameter.default is not parameter.empty:
             # pluggy takes an argument with a default for one to leave out.
-            raise Breach(
-                Stage.VALIDATE,
+            raise ContractViolation(
+                LoadStage.VALIDATE,
                 f"hook {name!r} gives {parameter.name!r} a default, "
                 "so it would never be passed",
                 "Remove the default.",
             )
         if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
-            raise Breach(
-                Stage.VALIDATE,
+            raise ContractViolation(
+                LoadStage.VALIDATE,
                 f"hook {name!r} takes {str(parameter)!r}, which is never passed",
                 "Use plain arguments of the hook's specification, or fewer.",
             )
         if parameter.name not in offered:
-            raise Breach(
-                Stage.VALIDATE,
+            raise ContractViolation(
+                LoadStage.VALIDATE,
                 f"hook {name!r} takes {parameter.name!r}, which its specification "
                 "does not have",
-                nearest(parameter.name, offered)
+                did_you_mean(parameter.name, offered)
                 or f"It may take {', '.join(offered) or 'nothing'}.",
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from types import MappingProxyType
 
-from kvdock.strict_enum import Word
+from kvdock.strict_enum import StrictEnum
 
 
 class PoolName(StrEnum):
@@ -32,7 +32,7 @@ class PoolName(StrEnum):
     """Sliding-window KV of a draft model."""
 
 
-class PoolKind(Word):
+class PoolKind(StrictEnum):
     """What the bytes of a pool mean; routing and conformance go by this."""
 
     MHA = "mha"
@@ -53,7 +53,7 @@ class PoolKind(Word):
     """An anchor that only counts pages and holds no bytes."""
 
 
-class DType(Word):
+class DType(StrictEnum):
     """Logical element types; equal widths are still different types."""
 
     F32 = "f32"
@@ -99,7 +99,7 @@ _BITS = MappingProxyType(
 )
 
 
-class Per(Word):
+class Per(StrictEnum):
     """What a part's shape is counted for."""
 
     TOKEN = "token"
@@ -108,7 +108,7 @@ class Per(Word):
     """One entry per page and layer (states, padded pages)."""
 
 
-class HitPolicy(Word):
+class HitPolicy(StrictEnum):
     """Which pages of a pool must exist for a prefix to be restorable."""
 
     ALL_PAGES = "all_pages"
@@ -120,7 +120,7 @@ class HitPolicy(Word):
     blocks. Reports how far whole groups reach and never cuts a prefix."""
 
 
-class Sharding(Word):
+class Sharding(StrictEnum):
     """How the ranks of a deployment divide the bytes of one page."""
 
     HEADS = "heads"
@@ -134,7 +134,7 @@ class Sharding(Word):
     decode-context-parallel rank takes each n-th run of tokens of a page."""
 
 
-class ContextSplit(Word):
+class ContextSplit(StrictEnum):
     """How context-parallel ranks divide a pool, on top of its sharding."""
 
     REPLICATED = "replicated"
@@ -147,7 +147,7 @@ class ContextSplit(Word):
     """Each page lies whole on one of them, which writes it."""
 
 
-class Layout(Word):
+class Layout(StrictEnum):
     """How a pool's pages lie in host memory."""
 
     LAYER_FIRST = "layer_first"
@@ -178,7 +178,7 @@ _STORED_ORDER = MappingProxyType(
 )
 
 
-class ObjectUnit(Word):
+class ObjectUnit(StrictEnum):
     """How much of a page goes under one key."""
 
     PAGE = "page"

@@ -15,7 +15,7 @@ from kvdock.errors import PoolError
 from kvdock.pools.enums import DType, HitPolicy, Per, PoolKind, Sharding
 from kvdock.pools.part import Part
 from kvdock.pools.spec import PoolSpec
-from kvdock.pools.validators import as_whole, is_whole
+from kvdock.pools.validators import as_int, is_int
 
 if TYPE_CHECKING:
     from kvdock.pools.enums import ContextSplit, Layout
@@ -77,7 +77,7 @@ def check_kind(name: str, kind: PoolKind, *known: PoolKind) -> None:
 def check_counts(name: str, **counts: int) -> None:
     """Refuse dimensions that divide or fill nothing."""
     for field, count in counts.items():
-        if not is_whole(as_whole(count)) or count < 1:
+        if not is_int(as_int(count)) or count < 1:
             raise PoolError(f"pool {name!r}: {field} must be at least 1, not {count!r}")
 
 

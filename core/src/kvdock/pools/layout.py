@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kvdock.pools.spec import PoolSpec
 
 
-def objects_of(pool: PoolSpec, shard: Shard) -> tuple[StoredObject, ...]:
+def stored_objects(pool: PoolSpec, shard: Shard) -> tuple[StoredObject, ...]:
     """Return what one page of a shard is stored as, in key order.
 
     Order: head group, then part, then layer. A logical anchor is one object
@@ -73,17 +73,17 @@ def _object(
     )
 
 
-def segments_of(pool: PoolSpec, shard: Shard) -> int:
+def count_buffers(pool: PoolSpec, shard: Shard) -> int:
     """Return how many runs of bytes the largest object of a page has.
 
     The same number that a region of more than one page finds, without any
     memory: routing asks it before there is some.
     """
-    objects = objects_of(pool, shard)
-    return max((_segments(pool, shard, stored) for stored in objects), default=0)
+    objects = stored_objects(pool, shard)
+    return max((_buffers(pool, shard, stored) for stored in objects), default=0)
 
 
-def _segments(pool: PoolSpec, shard: Shard, stored: StoredObject) -> int:
+def _buffers(pool: PoolSpec, shard: Shard, stored: StoredObject) -> int:
     parts = [p for p in pool.parts if p.name in stored.parts and p.entry_bytes]
     runs = [_runs(pool, shard, part, stored) for part in parts]
     whole = stored.layers == pool.local_layers(shard) and (

@@ -8,7 +8,7 @@ import attrs
 
 from kvdock.errors import PoolError
 from kvdock.pools.enums import DType, Per
-from kvdock.pools.validators import as_row, as_whole, checked_name, row, whole
+from kvdock.pools.validators import as_int, as_int_tuple, identifier, int_tuple, integer
 
 
 @attrs.frozen
@@ -26,14 +26,14 @@ class Part:
             mixed rows, padding, a quantisation recipe. In the namespace.
     """
 
-    name: str = attrs.field(validator=checked_name)
+    name: str = attrs.field(validator=identifier)
     dtype: DType = attrs.field(converter=DType)
-    shape: tuple[int, ...] = attrs.field(converter=as_row, validator=row)
+    shape: tuple[int, ...] = attrs.field(converter=as_int_tuple, validator=int_tuple)
     per: Per = attrs.field(default=Per.TOKEN, converter=Per)
     shard_axis: int | None = attrs.field(
         default=None,
-        converter=attrs.converters.optional(as_whole),
-        validator=attrs.validators.optional(whole),
+        converter=attrs.converters.optional(as_int),
+        validator=attrs.validators.optional(integer),
     )
     encoding: str = ""
 

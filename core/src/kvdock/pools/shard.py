@@ -9,18 +9,18 @@ from typing import Any, cast
 import attrs
 
 from kvdock.errors import PoolError
-from kvdock.pools.validators import as_row, as_whole, positive, row, whole
+from kvdock.pools.validators import as_int, as_int_tuple, int_tuple, integer, positive
 
 Layers = tuple[int, int]
 """Half-open range of global layer numbers: first, past the last."""
 
 
 def _range(layers: Layers) -> Layers:
-    return cast("Layers", as_row(layers))
+    return cast("Layers", as_int_tuple(layers))
 
 
 def _ordered(_: object, field: attrs.Attribute[Any], value: tuple[int, ...]) -> None:
-    row(_, field, value)
+    int_tuple(_, field, value)
     if len(value) != 2 or not 0 <= value[0] < value[1]:
         raise PoolError(
             f"layers {value} are no range of layer numbers",
@@ -45,14 +45,14 @@ class Shard:
             stage; None means that one stage holds all of them.
     """
 
-    tp_rank: int = attrs.field(default=0, converter=as_whole, validator=whole)
-    tp_size: int = attrs.field(default=1, converter=as_whole, validator=positive)
-    pp_rank: int = attrs.field(default=0, converter=as_whole, validator=whole)
-    pp_size: int = attrs.field(default=1, converter=as_whole, validator=positive)
-    cp_rank: int = attrs.field(default=0, converter=as_whole, validator=whole)
-    cp_size: int = attrs.field(default=1, converter=as_whole, validator=positive)
-    dcp_rank: int = attrs.field(default=0, converter=as_whole, validator=whole)
-    dcp_size: int = attrs.field(default=1, converter=as_whole, validator=positive)
+    tp_rank: int = attrs.field(default=0, converter=as_int, validator=integer)
+    tp_size: int = attrs.field(default=1, converter=as_int, validator=positive)
+    pp_rank: int = attrs.field(default=0, converter=as_int, validator=integer)
+    pp_size: int = attrs.field(default=1, converter=as_int, validator=positive)
+    cp_rank: int = attrs.field(default=0, converter=as_int, validator=integer)
+    cp_size: int = attrs.field(default=1, converter=as_int, validator=positive)
+    dcp_rank: int = attrs.field(default=0, converter=as_int, validator=integer)
+    dcp_size: int = attrs.field(default=1, converter=as_int, validator=positive)
     layers: Layers | None = attrs.field(
         default=None,
         converter=attrs.converters.optional(_range),

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from kvdock.errors import PoolError, nearest
+from kvdock.errors import PoolError, did_you_mean
 from kvdock.pools.enums import (
     ContextSplit,
     DType,
@@ -26,19 +26,19 @@ from kvdock.pools.enums import (
     PoolName,
     Sharding,
 )
-from kvdock.pools.layout import objects_of
+from kvdock.pools.layout import stored_objects
 from kvdock.pools.objects import Coordinate, StoredObject
 from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard, even_shares
 from kvdock.pools.validators import (
-    as_row,
-    as_whole,
-    checked_name,
-    countable,
+    as_int,
+    as_int_tuple,
+    boolean,
+    identifier,
+    int_tuple,
+    integer,
+    non_negative,
     positive,
-    row,
-    switch,
-    whole,
 )
 
 __all__ = (
@@ -61,7 +61,7 @@ __all__ = (
 
 
 def _ascending(_: object, field: attrs.Attribute[Any], value: tuple[int, ...]) -> None:
-    row(_, field, value)
+    int_tuple(_, field, value)
     if list(value) != sorted(set(value)) or any(layer < 0 for layer in value):
         raise PoolError(f"layers {value} are not ascending global layer numbers")
 
@@ -99,30 +99,30 @@ class PoolSpec:
         object_unit: How much goes under one key; the router sets it.
     """
 
-    name: str = attrs.field(validator=checked_name)
+    name: str = attrs.field(validator=identifier)
     kind: PoolKind = attrs.field(converter=PoolKind)
     parts: tuple[Part, ...] = attrs.field(converter=_parts)
-    layers: tuple[int, ...] = attrs.field(converter=as_row, validator=_ascending)
-    page_tokens: int = attrs.field(converter=as_whole, validator=positive)
-    anchor: bool = attrs.field(default=False, validator=switch)
-    draft: bool = attrs.field(default=False, validator=switch)
-    required: bool = attrs.field(default=True, validator=switch)
+    layers: tuple[int, ...] = attrs.field(converter=as_int_tuple, validator=_ascending)
+    page_tokens: int = attrs.field(converter=as_int, validator=positive)
+    anchor: bool = attrs.field(default=False, validator=boolean)
+    draft: bool = attrs.field(default=False, validator=boolean)
+    required: bool = attrs.field(default=True, validator=boolean)
     indices_from: str | None = None
     hit_policy: HitPolicy = attrs.field(
         default=HitPolicy.ALL_PAGES, converter=HitPolicy
     )
-    window_pages: int = attrs.field(default=0, converter=as_whole, validator=countable)
-    block_pages: int = attrs.field(default=0, converter=as_whole, validator=countable)
-    group_pages: int = attrs.field(default=0, converter=as_whole, validator=countable)
+    window_pages: int = attrs.field(default=0, converter=as_int, validator=non_negative)
+    block_pages: int = attrs.field(default=0, converter=as_int, validator=non_negative)
+    group_pages: int = attrs.field(default=0, converter=as_int, validator=non_negative)
     sharding: Sharding = attrs.field(converter=Sharding)
     context: ContextSplit = attrs.field(
         default=ContextSplit.REPLICATED, converter=ContextSplit
     )
     interleave_tokens: int = attrs.field(
-        default=1, converter=as_whole, validator=positive
+        default=1, converter=as_int, validator=positive
     )
     layout: Layout = attrs.field(default=Layout.PAGE_OBJECT, converter=Layout)
-    head_group: int = attrs.field(default=0, converter=as_whole, validator=whole)
+    head_group: int = attrs.field(default=0, converter=as_int, validator=integer)
     object_unit: ObjectUnit = attrs.field(default=ObjectUnit.PAGE, converter=ObjectUnit)
 
     @sharding.default
@@ -342,8 +342,8 @@ class PoolSpec:
         return tuple((head, head + group) for head in range(start, stop, group))
 
     def objects(self, shard: Shard) -> tuple[StoredObject, ...]:
-        """Return what one page of this shard is stored as; see `objects_of`."""
-        return objects_of(self, shard)
+        """Return what one page of this shard is stored as; see `stored_objects`."""
+        return stored_objects(self, shard)
 
     def writes(self, shard: Shard) -> bool:
         """Return whether this rank is the one that stores its objects.
@@ -409,7 +409,8 @@ def _check_source(pool: PoolSpec, named: Mapping[str, PoolSpec]) -> None:
     shares = f"pool {pool.name!r} shares the indices of {pool.indices_from!r}"
     if source is None:
         raise PoolError(
-            f"{shares}, which is not there", fix=nearest(str(pool.indices_from), named)
+            f"{shares}, which is not there",
+            fix=did_you_mean(str(pool.indices_from), named),
         )
     if source.indices_from is not None:
         raise PoolError(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 
 
-def as_whole(value: int) -> int:
+def as_int(value: int) -> int:
     """Take a whole number of any library for Python's own."""
     if isinstance(value, bool):
         return value  # an index would make a number of it
@@ -31,52 +31,52 @@ def as_whole(value: int) -> int:
         return value
 
 
-def as_row(values: Iterable[int]) -> tuple[int, ...]:
+def as_int_tuple(values: Iterable[int]) -> tuple[int, ...]:
     """Take a row of whole numbers of any library for a tuple of Python's."""
     try:
-        return tuple(map(as_whole, values))
+        return tuple(map(as_int, values))
     except TypeError:
         return values  # type: ignore[return-value]  # `row` refuses it by name
 
 
-def is_whole(value: object) -> TypeGuard[int]:
+def is_int(value: object) -> TypeGuard[int]:
     """Return whether it is a whole number; a switch is none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def whole(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+def integer(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     """Refuse what is no whole number."""
-    if not is_whole(value):
+    if not is_int(value):
         raise PoolError(f"{attribute.name} is a whole number, not {value!r}")
 
 
 def positive(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     """Refuse counts below one."""
-    whole(_, attribute, value)
-    if is_whole(value) and value < 1:
+    integer(_, attribute, value)
+    if is_int(value) and value < 1:
         raise PoolError(f"{attribute.name} must be at least 1, not {value}")
 
 
-def countable(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+def non_negative(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     """Refuse counts below zero."""
-    whole(_, attribute, value)
-    if is_whole(value) and value < 0:
+    integer(_, attribute, value)
+    if is_int(value) and value < 0:
         raise PoolError(f"{attribute.name} must be at least 0, not {value}")
 
 
-def row(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+def int_tuple(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     """Refuse what is no row of whole numbers."""
-    if not isinstance(value, tuple) or not all(map(is_whole, value)):
+    if not isinstance(value, tuple) or not all(map(is_int, value)):
         raise PoolError(f"{attribute.name} is a row of whole numbers, not {value!r}")
 
 
-def switch(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+def boolean(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     """Refuse what is neither true nor false: "no" would be true."""
     if not isinstance(value, bool):
         raise PoolError(f"{attribute.name} is true or false, not {value!r}")
 
 
-def checked_name(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+def identifier(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     """Refuse names that could not stand in a key."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise PoolError(

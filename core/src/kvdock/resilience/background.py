@@ -17,27 +17,27 @@ import numpy as np
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.events import Event, StoreFilled
-from kvdock.resilience.breaker import Breaker, BreakerState
-from kvdock.resilience.executor import Room
-from kvdock.synchronization import lock_and_condition, seconds_until
-from kvdock.throttled_log import Complaints, told
+from kvdock.resilience.breaker import BreakerState, CircuitBreaker
+from kvdock.resilience.executor import ConcurrencyQuota
+from kvdock.synchronization import new_condition, remaining_s
+from kvdock.throttled_log import ThrottledLog, describe_error
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray
     from kvdock.config.core import CoreSettings
     from kvdock.plugin.backend import Backend
-    from kvdock.resilience.executor import Crew
+    from kvdock.resilience.executor import DeadlineExecutor
 
 
-LOST = (Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
+BACKEND_FAILURES = (Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
 """What speaks against a backend, if all of a batch ends like that."""
 
 
-_PATIENCE = 2
+DELETE_DEADLINE_FACTOR = 2
 """Deletions that nobody waits for may take so many times their deadline."""
 
 
-class Errands:
+class BackgroundTasks:
     """The background work of one line.
 
     Args:
@@ -54,23 +54,25 @@ class Errands:
         self,
         backend: Backend,
         core: CoreSettings,
-        crew: Crew,
-        breakers: Mapping[Operation, Breaker],
-        complaints: Complaints,
+        executor: DeadlineExecutor,
+        breakers: Mapping[Operation, CircuitBreaker],
+        complaints: ThrottledLog,
         tell: Callable[[Event], None] | None,
     ) -> None:
-        self.drops = Drops()
+        self.pending_deletes = PendingDeletes()
         self._backend = backend
         self._core = core
-        self._crew = crew
+        self._executor = executor
         self._breakers = breakers
         self._complaints = complaints
         self._tell = tell
         self._closed = False
         self._probe: Callable[[Operation, float], BatchResult] | None = None
-        self._probing = {one: Room(core.breaker.probes) for one in Operation}
-        self._dropping = Room(max(1, core.calls.overrun // 2))
-        self._measuring = Room(1)
+        self._probing = {
+            one: ConcurrencyQuota(core.breaker.max_hanging_probes) for one in Operation
+        }
+        self._dropping = ConcurrencyQuota(max(1, core.calls.max_abandoned_calls // 2))
+        self._measuring = ConcurrencyQuota(1)
         asked = tell is not None and "kvdock_capacity" in backend.plugin.implemented
         self._measure_at_s = time.monotonic() if asked else math.inf
 
@@ -78,29 +80,31 @@ class Errands:
         """Start nothing new."""
         self._closed = True
 
-    def probe_with(self, probe: Callable[[Operation, float], BatchResult]) -> None:
+    def set_health_check(
+        self, probe: Callable[[Operation, float], BatchResult]
+    ) -> None:
         """Take a harmless call to find out whether the backend is back."""
         # One pool speaks for all: it is the backend that is back or is not.
         self._probe = self._probe or probe
 
-    def probe(self, operation: Operation) -> None:
+    def start_probe(self, operation: Operation) -> None:
         """Start a probe for an operation that is cut off, if one is due."""
-        probe, room = self._probe, self._probing[operation]
+        probe, quota = self._probe, self._probing[operation]
         if (
             self._closed
-            or self._crew.forked
+            or self._executor.in_forked_child
             or probe is None
-            or not self._breakers[operation].wants_probe()
+            or not self._breakers[operation].probe_due()
         ):
             return
-        if self._crew.spent:
+        if self._executor.exhausted:
             # A probe that succeeds could let nobody through.
-            self._hangs(operation, "calls", self._crew.behind)
-        elif not self._crew.leave(room, lambda: self._run_probe(probe, operation)):
-            self._hangs(operation, "probes", room.taken)
+            self._hangs(operation, "calls", self._executor.abandoned)
+        elif not self._executor.spawn(quota, lambda: self._run_probe(probe, operation)):
+            self._hangs(operation, "probes", quota.taken)
 
     def _hangs(self, operation: Operation, what: str, count: int) -> None:
-        self._complaints.say(
+        self._complaints.warning(
             f"cut {operation} {what}",
             f"backend {self._backend.name}: {operation} stays cut off, and no probe is "
             f"started: {count} {what} have not ended",
@@ -110,110 +114,126 @@ class Errands:
         self, probe: Callable[[Operation, float], BatchResult], operation: Operation
     ) -> None:
         breaker = self._breakers[operation]
-        deadline_s = time.monotonic() + self._core.breaker.probe
+        deadline_s = time.monotonic() + self._core.breaker.probe_timeout
         alive = False
         try:
-            alive = not np.isin(probe(operation, deadline_s).outcomes, LOST).any()
+            alive = not np.isin(
+                probe(operation, deadline_s).outcomes, BACKEND_FAILURES
+            ).any()
         except Exception as error:
-            what = f"backend {self._backend.name}: a probe failed: {told(error)}"
-            self._complaints.say("probe", what)
+            what = (
+                f"backend {self._backend.name}: a probe failed: {describe_error(error)}"
+            )
+            self._complaints.warning("probe", what)
         finally:
             # An answer that comes late is no recovery, but a reason to look.
             if time.monotonic() > deadline_s:
-                breaker.stirred()
+                breaker.on_late_end()
             else:
                 if alive:
-                    self._forgive(operation)
-                breaker.probed(alive=alive)
+                    self._discount_abandoned(operation)
+                breaker.record_probe(alive=alive)
 
-    def _forgive(self, operation: Operation) -> None:
+    def _discount_abandoned(self, operation: Operation) -> None:
         """Let nothing that hangs since before keep a backend out that works."""
         rooms = [self._probing[operation]]
         if operation is Operation.DELETE:
             rooms.append(self._dropping)
-        self._crew.forgive(*rooms)
+        self._executor.discount_abandoned(*rooms)
 
-    def drop(self, handle: object, pool: str, keys: Sequence[str]) -> None:
+    def delete_corrupt(self, handle: object, pool: str, keys: Sequence[str]) -> None:
         """Delete objects whose bytes are wrong, if there is room for that."""
         breaker = self._breakers[Operation.DELETE]
-        for late in self.drops.overdue():
+        for late in self.pending_deletes.expired():
             self._late(late)
         if self._closed:
             return
-        if not breaker.admits():
-            self.probe(Operation.DELETE)
+        if not breaker.allows_call():
+            self.start_probe(Operation.DELETE)
             return
-        deadline_s = time.monotonic() + _PATIENCE * self._core.deadlines.delete
-        drop = self.drops.begin(keys, deadline_s + self._core.deadlines.grace)
-        if drop is None:
-            breaker.undecided()
+        deadline_s = (
+            time.monotonic() + DELETE_DEADLINE_FACTOR * self._core.deadlines.delete
+        )
+        delete = self.pending_deletes.start(
+            keys, deadline_s + self._core.deadlines.grace
+        )
+        if delete is None:
+            breaker.record_ignored()
             return
-        batch = Batch(Operation.DELETE, drop.keys, deadline_s=deadline_s, pool=pool)
-        if not self._crew.leave(
-            self._dropping, lambda: self._run_drop(drop, handle, batch)
+        batch = Batch(Operation.DELETE, delete.keys, deadline_s=deadline_s, pool=pool)
+        if not self._executor.spawn(
+            self._dropping, lambda: self._run_delete(delete, handle, batch)
         ):
-            self.drops.end(drop)
-            breaker.undecided()
+            self.pending_deletes.finish(delete)
+            breaker.record_ignored()
 
-    def _run_drop(self, drop: Drop, handle: object, batch: Batch) -> None:
+    def _run_delete(self, delete: PendingDelete, handle: object, batch: Batch) -> None:
         breaker = self._breakers[Operation.DELETE]
         lost = True
         try:
             lost = bool(
-                np.isin(self._backend.batch_io(handle, batch).outcomes, LOST).all()
+                np.isin(
+                    self._backend.batch_io(handle, batch).outcomes, BACKEND_FAILURES
+                ).all()
             )
         except Exception as error:
-            self._complain_of_drop(drop, "raised", f"raised {told(error)}", error)
+            self._log_delete_failure(
+                delete, "raised", f"raised {describe_error(error)}", error
+            )
         finally:
-            in_time = self.drops.end(drop)
-            if time.monotonic() >= drop.give_up_s:
+            in_time = self.pending_deletes.finish(delete)
+            if time.monotonic() >= delete.expires_s:
                 if in_time:
-                    self._late(drop)
-                breaker.stirred()
+                    self._late(delete)
+                breaker.on_late_end()
             elif lost:
-                breaker.failed()
+                breaker.record_failure()
             else:
-                breaker.succeeded()
+                breaker.record_success()
 
-    def _late(self, drop: Drop) -> None:
+    def _late(self, delete: PendingDelete) -> None:
         """Book a deletion that has been given up."""
-        self._breakers[Operation.DELETE].failed(overran=True)
-        self._complain_of_drop(drop, "late", "passed its deadline and was given up")
+        self._breakers[Operation.DELETE].record_failure(overran=True)
+        self._log_delete_failure(delete, "late", "passed its deadline and was given up")
 
-    def _complain_of_drop(
-        self, drop: Drop, kind: str, what: str, error: Exception | None = None
+    def _log_delete_failure(
+        self,
+        delete: PendingDelete,
+        kind: str,
+        what: str,
+        error: Exception | None = None,
     ) -> None:
-        self._complaints.say(
+        self._complaints.warning(
             f"{kind} drop",
-            f"backend {self._backend.name}: deleting {len(drop.keys)} objects that are "
+            f"backend {self._backend.name}: deleting {len(delete.keys)} objects that are "
             f"not what was stored {what}",
             error,
         )
 
-    def measure(self, handle: object) -> None:
+    def poll_capacity(self, handle: object) -> None:
         """Ask how full the store is, if it is time to."""
         if time.monotonic() < self._measure_at_s or self._closed:
             return
         # One question at a time, and none to a backend that is cut off.
         self._measure_at_s = math.inf
         whole = all(one.state is BreakerState.CLOSED for one in self._breakers.values())
-        if not whole or not self._crew.leave(
-            self._measuring, lambda: self._run_measure(handle)
+        if not whole or not self._executor.spawn(
+            self._measuring, lambda: self._run_poll(handle)
         ):
-            self._measure_later()
+            self._schedule_poll()
 
-    def _measure_later(self) -> None:
-        self._measure_at_s = time.monotonic() + self._core.calls.capacity_every
+    def _schedule_poll(self) -> None:
+        self._measure_at_s = time.monotonic() + self._core.calls.capacity_interval
 
-    def _run_measure(self, handle: object) -> None:
+    def _run_poll(self, handle: object) -> None:
         name = self._backend.name
         try:
             found = self._backend.capacity(handle)
         except Exception as error:
-            what = f"backend {name}: asked how full it is: {told(error)}"
-            self._complaints.say("capacity", what, error)
+            what = f"backend {name}: asked how full it is: {describe_error(error)}"
+            self._complaints.warning("capacity", what, error)
             found = None
-        self._measure_later()
+        self._schedule_poll()
         if found is not None and self._tell is not None:
             self._tell(
                 StoreFilled(
@@ -225,7 +245,7 @@ class Errands:
 
 
 @attrs.frozen(eq=False)
-class Drop:
+class PendingDelete:
     """One deletion.
 
     Args:
@@ -234,52 +254,52 @@ class Drop:
     """
 
     keys: tuple[str, ...]
-    give_up_s: float
+    expires_s: float
 
 
-class Drops:
+class PendingDeletes:
     """What one backend is about to forget."""
 
     def __init__(self) -> None:
-        self._lock, self._changed = lock_and_condition()
-        self._by_key: dict[str, Drop] = {}
-        self._running: list[Drop] = []
+        self._lock, self._changed = new_condition()
+        self._by_key: dict[str, PendingDelete] = {}
+        self._running: list[PendingDelete] = []
 
     def __bool__(self) -> bool:
         """Whether anything may be being dropped."""
         return bool(self._by_key)
 
-    def begin(self, keys: Sequence[str], give_up_s: float) -> Drop | None:
+    def start(self, keys: Sequence[str], give_up_s: float) -> PendingDelete | None:
         """Note a deletion of those keys that nobody is dropping already."""
         with self._lock:
             self._forget_late()
             fresh = tuple(key for key in keys if key not in self._by_key)
             if not fresh:
                 return None
-            drop = Drop(fresh, give_up_s)
-            self._running.append(drop)
-            self._by_key.update(dict.fromkeys(fresh, drop))
-            return drop
+            delete = PendingDelete(fresh, give_up_s)
+            self._running.append(delete)
+            self._by_key.update(dict.fromkeys(fresh, delete))
+            return delete
 
-    def end(self, drop: Drop) -> bool:
+    def finish(self, delete: PendingDelete) -> bool:
         """Note that a deletion has ended; return whether it was expected."""
         with self._lock:
-            expected = drop in self._running
+            expected = delete in self._running
             if expected:
-                self._running.remove(drop)
-                self._forget(drop)
+                self._running.remove(delete)
+                self._forget(delete)
             return expected
 
-    def overdue(self) -> list[Drop]:
+    def expired(self) -> list[PendingDelete]:
         """Return the deletions that were given up since the last time."""
         now = time.monotonic()
         with self._lock:
-            late = [drop for drop in self._running if drop.give_up_s <= now]
-            self._running = [drop for drop in self._running if drop not in late]
+            late = [delete for delete in self._running if delete.expires_s <= now]
+            self._running = [delete for delete in self._running if delete not in late]
             self._forget_late()
             return late
 
-    def among(self, keys: Sequence[str]) -> BoolArray:
+    def pending(self, keys: Sequence[str]) -> BoolArray:
         """Return which of these are being dropped, bool (n,)."""
         with self._lock:
             self._forget_late()
@@ -292,20 +312,20 @@ class Drops:
         """
         with self._lock:
             mine = {self._by_key[key] for key in keys if key in self._by_key}
-            last_s = max((drop.give_up_s for drop in mine), default=deadline_s)
+            last_s = max((delete.expires_s for delete in mine), default=deadline_s)
             self._changed.wait_for(
                 lambda: self._by_key.keys().isdisjoint(keys),
-                seconds_until(min(deadline_s, last_s)),
+                remaining_s(min(deadline_s, last_s)),
             )
 
     def _forget_late(self) -> None:
         now = time.monotonic()
-        for drop in {one for one in self._by_key.values() if one.give_up_s <= now}:
-            self._forget(drop)
+        for delete in {one for one in self._by_key.values() if one.expires_s <= now}:
+            self._forget(delete)
 
-    def _forget(self, drop: Drop) -> None:
-        for key in drop.keys:
+    def _forget(self, delete: PendingDelete) -> None:
+        for key in delete.keys:
             # It may have been given up, and another one begun.
-            if self._by_key.get(key) is drop:
+            if self._by_key.get(key) is delete:
                 del self._by_key[key]
         self._changed.notify_all()

@@ -38,7 +38,7 @@ class BreakerState(StrEnum):
     """One at a time, on trial."""
 
 
-class Breaker:
+class CircuitBreaker:
     """The state of one operation of one backend.
 
     Args:
@@ -74,21 +74,21 @@ class Breaker:
         """Where it stands."""
         return self._state
 
-    def admits(self) -> bool:
+    def allows_call(self) -> bool:
         """Return whether a call may go through; it then must be reported."""
         # Closed is the usual case and needs no lock.
         if self._state is BreakerState.CLOSED:
             return True
         with self._lock:
-            return self._admits_now()
+            return self._allows_now()
 
-    def _admits_now(self) -> bool:
+    def _allows_now(self) -> bool:
         # It may have closed since the first look.
         trial = self._state is BreakerState.HALF_OPEN and not self._trying
         self._trying = self._trying or trial
         return trial or self._state is BreakerState.CLOSED
 
-    def wants_probe(self) -> bool:
+    def probe_due(self) -> bool:
         """Return, once for each backoff, whether a probe is due."""
         if self._state is BreakerState.CLOSED:
             return False
@@ -104,7 +104,7 @@ class Breaker:
             self._wait(self._backoff_s * 2**self._unanswered)
         return due
 
-    def probed(self, *, alive: bool) -> None:
+    def record_probe(self, *, alive: bool) -> None:
         """Report how a probe ended, in time."""
         with self._lock:
             self._unanswered = 0
@@ -117,7 +117,7 @@ class Breaker:
         if alive:
             self._moved(BreakerState.HALF_OPEN)
 
-    def stirred(self) -> None:
+    def on_late_end(self) -> None:
         """Report that something that hung has ended: it is worth a look."""
         if self._state is BreakerState.CLOSED:
             return
@@ -126,7 +126,7 @@ class Breaker:
             self._wait(self._settings.backoff)
             self._retry_at = min(self._retry_at, retry_at)
 
-    def cut(self) -> None:
+    def trip(self) -> None:
         """Open it for a reason that lies not in its own calls."""
         with self._lock:
             opening = self._state is not BreakerState.OPEN
@@ -135,7 +135,7 @@ class Breaker:
         if opening:
             self._moved(BreakerState.OPEN)
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Report a call that was answered."""
         if self._state is BreakerState.CLOSED and not (self._failures | self._overruns):
             return
@@ -149,7 +149,7 @@ class Breaker:
         if closing:
             self._moved(BreakerState.CLOSED)
 
-    def failed(self, *, overran: bool = False) -> None:
+    def record_failure(self, *, overran: bool = False) -> None:
         """Report a call that raised, broke the contract, or came too late."""
         with self._lock:
             self._failures += 1
@@ -158,7 +158,7 @@ class Breaker:
                 self._state is BreakerState.CLOSED
                 and (
                     self._failures >= self._settings.failures
-                    or self._overruns >= self._settings.overruns
+                    or self._overruns >= self._settings.abandoned_calls
                 )
             )
             if opening:
@@ -166,7 +166,7 @@ class Breaker:
         if opening:
             self._moved(BreakerState.OPEN)
 
-    def undecided(self) -> None:
+    def record_ignored(self) -> None:
         """Report a call that says nothing about the backend's health."""
         if self._state is not BreakerState.CLOSED:
             with self._lock:
@@ -183,7 +183,7 @@ class Breaker:
             self._wait(self._backoff_s)
 
     def _back_off(self) -> None:
-        self._backoff_s = min(self._backoff_s * 2, self._settings.backoff_most)
+        self._backoff_s = min(self._backoff_s * 2, self._settings.max_backoff)
         self._wait(self._backoff_s)
 
     def _wait(self, seconds: float) -> None:

@@ -19,12 +19,17 @@ import numpy as np
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import AttachError, BatchError, KvdockError
 from kvdock.events import BreakerMoved, CallsBehind, Event
-from kvdock.resilience.background import LOST, Errands
-from kvdock.resilience.breaker import Breaker, BreakerState
-from kvdock.resilience.executor import Crashed, Crew, NoHands, Overrun
-from kvdock.resilience.negative_cache import Misses
-from kvdock.synchronization import seconds_until
-from kvdock.throttled_log import Complaints, told
+from kvdock.resilience.background import BACKEND_FAILURES, BackgroundTasks
+from kvdock.resilience.breaker import BreakerState, CircuitBreaker
+from kvdock.resilience.executor import (
+    CallRejected,
+    DeadlineExceeded,
+    DeadlineExecutor,
+    WorkerExit,
+)
+from kvdock.resilience.negative_cache import NegativeCache
+from kvdock.synchronization import remaining_s
+from kvdock.throttled_log import ThrottledLog, describe_error
 
 if TYPE_CHECKING:
     from kvdock.config.core import CoreSettings
@@ -39,7 +44,7 @@ T = TypeVar("T")
 
 
 @attrs.frozen(eq=False)
-class Answer:
+class CallResult:
     """What became of a batch.
 
     Args:
@@ -49,10 +54,10 @@ class Answer:
     """
 
     result: BatchResult
-    late: bool = False
+    abandoned: bool = False
 
 
-def named(call: Callable[[], T]) -> T:
+def as_kvdock_error(call: Callable[[], T]) -> T:
     """Make a call while attaching; any failure is one that says what it is.
 
     Raises:
@@ -63,10 +68,10 @@ def named(call: Callable[[], T]) -> T:
     except KvdockError:
         raise
     except Exception as error:
-        raise AttachError(told(error), fix="See `kvdock doctor`.") from error
+        raise AttachError(describe_error(error), fix="See `kvdock doctor`.") from error
 
 
-class Line:
+class BackendChannel:
     """The way to one backend.
 
     Args:
@@ -77,15 +82,15 @@ class Line:
     def __init__(self, backend: Backend, core: CoreSettings) -> None:
         self.backend = backend
         self.name = backend.name
-        self.misses = Misses(core.misses)
+        self.negative_cache = NegativeCache(core.negative_cache)
         self.core = core
-        self._crew = Crew(
+        self._executor = DeadlineExecutor(
             f"kvdock-{self.name}",
-            core.calls.at_once,
-            core.calls.overrun,
-            self._tell_behind,
+            core.calls.max_concurrent_calls,
+            core.calls.max_abandoned_calls,
+            self._notify_abandoned,
         )
-        self._complaints = Complaints()
+        self._log = ThrottledLog()
         # Called straight: the relay would cost each batch two microseconds.
         self._listeners = tuple(
             one.function
@@ -96,17 +101,17 @@ class Line:
         self._steps: list[Callable[[], None]] = []
         self._closing = False
         self._ending = threading.Lock()
-        self.breakers: Mapping[Operation, Breaker] = {
-            operation: Breaker(core.breaker, self._teller(operation))
+        self.breakers: Mapping[Operation, CircuitBreaker] = {
+            operation: CircuitBreaker(core.breaker, self._on_breaker_change(operation))
             for operation in Operation
         }
-        self.errands = Errands(
+        self.background = BackgroundTasks(
             backend,
             core,
-            self._crew,
+            self._executor,
             self.breakers,
-            self._complaints,
-            self.tell if self._listeners else None,
+            self._log,
+            self.notify if self._listeners else None,
         )
 
     @property
@@ -115,44 +120,46 @@ class Line:
         return bool(self._listeners)
 
     @property
-    def behind(self) -> int:
+    def abandoned_calls(self) -> int:
         """Calls that nobody waits for and that have not ended."""
-        return self._crew.behind
+        return self._executor.abandoned
 
     @property
     def threads(self) -> int:
         """Threads of this line that are alive."""
-        return self._crew.threads
+        return self._executor.threads
 
-    def tell(self, event: Event) -> None:
+    def notify(self, event: Event) -> None:
         """Pass an event to the observers; theirs is never our failure."""
         for listen in self._listeners:
             try:
                 listen(event)
             except (Exception, SystemExit) as error:
-                what = f"an observer failed: {told(error)}"
-                self._complaints.say("observer", what, error)
+                what = f"an observer failed: {describe_error(error)}"
+                self._log.warning("observer", what, error)
 
-    def tell_breakers(self) -> None:
+    def notify_breakers(self) -> None:
         """Tell observers where every breaker stands, before it ever moves."""
         for operation, breaker in self.breakers.items():
-            self._tell_breaker(operation, breaker.state)
+            self._notify_breaker(operation, breaker.state)
 
-    def attach(self, pool: PoolSpec, region: Region, config: AttachConfig) -> Any:
+    def register_pool(
+        self, pool: PoolSpec, region: Region, config: AttachConfig
+    ) -> Any:
         """Register a pool's memory within its deadline.
 
         Raises:
             AttachError: If the backend refuses, fails, or takes too long.
         """
-        handle = self.attaching(
+        handle = self.call_attach(
             pool,
             lambda: self.backend.register_pool(pool, region, config),
             self._release_late,
         )
-        self.at_end(lambda: self._release(handle))
+        self.on_close(lambda: self._release(handle))
         return handle
 
-    def attaching(
+    def call_attach(
         self, pool: PoolSpec, call: Callable[[], T], late: Callable[[T], None]
     ) -> T:
         """Make a call of attaching within its deadline.
@@ -165,29 +172,31 @@ class Line:
         try:
             return cast(
                 "T",
-                self._crew.call(
-                    lambda: named(call), time.monotonic() + timeout_s, late=late
+                self._executor.run(
+                    lambda: as_kvdock_error(call),
+                    time.monotonic() + timeout_s,
+                    late=late,
                 ),
             )
-        except Overrun as error:
+        except DeadlineExceeded as error:
             raise AttachError(
                 f"{who} did not attach pool {pool.name!r} within {timeout_s:g} s",
                 fix="See `kvdock doctor`, or raise core.deadlines.attach.",
             ) from error
-        except (NoHands, Crashed) as error:
+        except (CallRejected, WorkerExit) as error:
             raise AttachError(f"{who} failed on pool {pool.name!r}: {error}") from error
         except KvdockError as error:
             raise AttachError(
                 f"{who} refuses pool {pool.name!r}: {error.what}", fix=error.fix
             ) from error
 
-    def at_end(self, step: Callable[[], None]) -> None:
+    def on_close(self, step: Callable[[], None]) -> None:
         """Add something to do when no call is under way; the last one first."""
         self._steps.append(step)
 
-    def run(
+    def call(
         self, handle: object, batch: Batch, late: Callable[[], None] | None = None
-    ) -> Answer:
+    ) -> CallResult:
         """Run a batch in pieces that the backend takes.
 
         Args:
@@ -197,7 +206,7 @@ class Line:
         """
         limit = self.backend.manifest.max_batch_keys or max(1, len(batch))
         if len(batch) <= limit:
-            return self._run_one(handle, batch, late)
+            return self._call_one(handle, batch, late)
         parts: list[BatchResult] = []
         behind = False
         for start in range(0, len(batch), limit):
@@ -206,44 +215,44 @@ class Line:
                 # The memory is not ours while the late one may use it.
                 parts.append(BatchResult.all(piece, Outcome.TIMEOUT))
                 continue
-            answer = self._run_one(handle, piece, late)
-            behind = answer.late
+            answer = self._call_one(handle, piece, late)
+            behind = answer.abandoned
             parts.append(answer.result)
         whole = BatchResult(
             np.concatenate([part.outcomes for part in parts]),
             np.concatenate([part.nbytes for part in parts]),
         )
-        return Answer(whole, behind)
+        return CallResult(whole, behind)
 
-    def cut_off(self, operation: Operation) -> bool:
+    def rejects(self, operation: Operation) -> bool:
         """Return whether a call would be turned away, before preparing one.
 
         Building the keys of a long prefix, or hashing pages that nobody will
         take, would cost the engine more than the call that is not made.
         """
-        if self._crew.forked:
+        if self._executor.in_forked_child:
             return True
         breaker = self.breakers[operation]
         if breaker.state is not BreakerState.OPEN:
-            if not self._crew.full:
+            if not self._executor.at_capacity:
                 return False
             # Only a probe can tell whether calls that hang hang for ever.
-            breaker.cut()
-        self.errands.probe(operation)
+            breaker.trip()
+        self.background.start_probe(operation)
         # A probe only starts here; it lets nobody through before it ends.
         return True
 
-    def report_wrong(self, pool: str, objects: int) -> None:
+    def log_corrupt(self, pool: str, objects: int) -> None:
         """Log that objects came back with other bytes than were stored."""
-        self._complaints.say(
+        self._log.warning(
             f"wrong {pool}",
             f"backend {self.name}: {objects} objects of pool {pool} are not what "
             "was stored; they count as misses and are dropped",
         )
 
-    def report_held(self, pool: str) -> None:
+    def log_staging_exhausted(self, pool: str) -> None:
         """Log that calls left behind have all the staging memory of a pool."""
-        self._complaints.say(
+        self._log.warning(
             f"held {pool}",
             f"backend {self.name}: pool {pool} is cut off: calls that were left "
             "behind hold all its staging memory until they end "
@@ -263,73 +272,77 @@ class Line:
         Returns:
             Whether everything has ended.
         """
-        if self._crew.forked:
+        if self._executor.in_forked_child:
             return True  # the pools are the parent's, who releases them
         self._closing = True
-        self.errands.close()
+        self.background.close()
         # Whoever has not begun by now never will: nothing comes after a release.
-        self._crew.retire()
+        self._executor.stop_accepting()
         # Who comes second waits: he must not close the crew under the first.
-        if not self._ending.acquire(timeout=seconds_until(deadline_s)):
+        if not self._ending.acquire(timeout=remaining_s(deadline_s)):
             return False
         try:
-            return self._let_go(deadline_s)
+            return self._release_handles(deadline_s)
         finally:
             self._ending.release()
 
-    def _let_go(self, deadline_s: float) -> bool:
+    def _release_handles(self, deadline_s: float) -> bool:
         # The other way round: what pools lie in goes after them.
         steps, self._steps = self._steps[::-1], []
         # Half of the time for calls under way, the rest to let go.
         now = time.monotonic()
-        if not self._crew.drain(now + max(0.0, deadline_s - now) / 2):
+        if not self._executor.wait_idle(now + max(0.0, deadline_s - now) / 2):
             log.warning(
                 "backend %s: closed with %d calls still running; its pools are "
                 "released when they end",
                 self.name,
-                self._crew.behind,
+                self._executor.abandoned,
             )
-            return self._crew.finish(now, lambda: self._one_by_one(steps))
+            return self._executor.shutdown(now, lambda: self._one_by_one(steps))
         for at, step in enumerate(steps):
             end = min(deadline_s, time.monotonic() + self.core.deadlines.release)
             share = (deadline_s - time.monotonic()) / (len(steps) - at)
             self._step_within(step, min(end, time.monotonic() + share))
-        return self._crew.finish(deadline_s, lambda: None)
+        return self._executor.shutdown(deadline_s, lambda: None)
 
-    def settle(self, timeout_s: float) -> bool:
+    def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no call is under way, those left behind included."""
-        return self._crew.drain(time.monotonic() + timeout_s)
+        return self._executor.wait_idle(time.monotonic() + timeout_s)
 
-    def _run_one(
+    def _call_one(
         self, handle: object, batch: Batch, late: Callable[[], None] | None
-    ) -> Answer:
+    ) -> CallResult:
         breaker = self.breakers[batch.operation]
         if batch.deadline_s <= time.monotonic():
-            return Answer(BatchResult.all(batch, Outcome.TIMEOUT))
-        if self._crew.forked or self._closing or not breaker.admits():
-            self.errands.probe(batch.operation)
-            return Answer(BatchResult.all(batch, Outcome.UNAVAILABLE))
+            return CallResult(BatchResult.all(batch, Outcome.TIMEOUT))
+        if self._executor.in_forked_child or self._closing or not breaker.allows_call():
+            self.background.start_probe(batch.operation)
+            return CallResult(BatchResult.all(batch, Outcome.UNAVAILABLE))
         try:
-            result: BatchResult | Exception = self._crew.call(
+            result: BatchResult | Exception = self._executor.run(
                 lambda: self._attempt(handle, batch),
                 batch.deadline_s + self.core.deadlines.grace,
-                late=lambda _: self._ended_late(late),
+                late=lambda _: self._on_late_end(late),
             )
-        except Overrun:
-            breaker.failed(overran=True)
-            self._complain("late", batch, "passed its deadline and was left behind")
-            return Answer(BatchResult.all(batch, Outcome.TIMEOUT), late=True)
-        except (NoHands, Crashed) as error:
-            return Answer(BatchResult.all(batch, self._failed(breaker, batch, error)))
+        except DeadlineExceeded:
+            breaker.record_failure(overran=True)
+            self._log_failure("late", batch, "passed its deadline and was left behind")
+            return CallResult(BatchResult.all(batch, Outcome.TIMEOUT), abandoned=True)
+        except (CallRejected, WorkerExit) as error:
+            return CallResult(
+                BatchResult.all(batch, self._record_failure(breaker, batch, error))
+            )
         except BaseException:
             # Who waits was interrupted: that is the host's, and no failure.
-            breaker.undecided()
+            breaker.record_ignored()
             raise
         if isinstance(result, Exception):
             # Storage never stops an engine: these keys are a miss.
-            return Answer(BatchResult.all(batch, self._failed(breaker, batch, result)))
-        self._judge(breaker, batch, result)
-        return Answer(result)
+            return CallResult(
+                BatchResult.all(batch, self._record_failure(breaker, batch, result))
+            )
+        self._record_result(breaker, batch, result)
+        return CallResult(result)
 
     def _attempt(self, handle: object, batch: Batch) -> BatchResult | Exception:
         """Make a call; its failure is told from an interrupt of who waits."""
@@ -338,78 +351,88 @@ class Line:
         except Exception as error:
             return error
 
-    def _failed(self, breaker: Breaker, batch: Batch, error: Exception) -> Outcome:
+    def _record_failure(
+        self, breaker: CircuitBreaker, batch: Batch, error: Exception
+    ) -> Outcome:
         """Book a call that was not started, raised, or broke the contract."""
-        if isinstance(error, NoHands):
-            breaker.undecided()
-            cut = "too many calls were left behind" if self._crew.full else ""
+        if isinstance(error, CallRejected):
+            breaker.record_ignored()
+            cut = (
+                "too many calls were left behind" if self._executor.at_capacity else ""
+            )
             why = str(error) or cut
-            self._complain("hands", batch, f"was not started: {why or 'it is busy'}")
+            self._log_failure("hands", batch, f"was not started: {why or 'it is busy'}")
             return Outcome.UNAVAILABLE if why else Outcome.TIMEOUT
-        breaker.failed()
+        breaker.record_failure()
         if isinstance(error, BatchError):
-            self._complain("contract", batch, f"broke the contract: {error}")
+            self._log_failure("contract", batch, f"broke the contract: {error}")
         else:
-            self._complain("raised", batch, f"raised {told(error)}", error)
+            self._log_failure("raised", batch, f"raised {describe_error(error)}", error)
         return Outcome.ERROR
 
-    def _judge(self, breaker: Breaker, batch: Batch, result: BatchResult) -> None:
+    def _record_result(
+        self, breaker: CircuitBreaker, batch: Batch, result: BatchResult
+    ) -> None:
         """Tell the breaker whether an answer in time speaks for the backend."""
         # The usual answer, all OK, takes no further look.
         if not np.count_nonzero(result.outcomes):
-            breaker.succeeded()
+            breaker.record_success()
             return
-        lost = np.isin(result.outcomes, LOST)
+        lost = np.isin(result.outcomes, BACKEND_FAILURES)
         if lost.all() and len(lost):
-            breaker.failed()
+            breaker.record_failure()
         else:
-            breaker.succeeded()
+            breaker.record_success()
         if lost.any():
             worst = Outcome(int(result.outcomes[lost][0])).name.lower()
             what = f"lost {int(lost.sum())} of them, the first with {worst}"
-            self._complain(f"lost {worst}", batch, what)
+            self._log_failure(f"lost {worst}", batch, what)
 
-    def _complain(
+    def _log_failure(
         self, kind: str, batch: Batch, what: str, error: Exception | None = None
     ) -> None:
-        self._complaints.say(
+        self._log.warning(
             f"{kind} {batch.operation} {batch.pool}",
             f"backend {self.name}: {batch.operation} of {len(batch)} keys of pool "
             f"{batch.pool} {what}",
             error,
         )
 
-    def _ended_late(self, late: Callable[[], None] | None) -> None:
+    def _on_late_end(self, late: Callable[[], None] | None) -> None:
         if late is not None:
             late()
         for breaker in self.breakers.values():
-            breaker.stirred()
+            breaker.on_late_end()
 
-    def _tell_behind(self) -> None:
+    def _notify_abandoned(self) -> None:
         if self._listeners:
             # The last one to tell must tell the last number.
             with self._counting:
-                self.tell(CallsBehind(backend=self.name, calls=self.behind))
+                self.notify(CallsBehind(backend=self.name, calls=self.abandoned_calls))
 
-    def _teller(self, operation: Operation) -> Callable[[BreakerState], None]:
+    def _on_breaker_change(
+        self, operation: Operation
+    ) -> Callable[[BreakerState], None]:
         def moved(state: BreakerState) -> None:
             level = log.warning if state is BreakerState.OPEN else log.info
             level("backend %s: breaker for %s is %s", self.name, operation, state)
-            self._tell_breaker(operation, state)
+            self._notify_breaker(operation, state)
 
         return moved
 
-    def _tell_breaker(self, operation: Operation, state: BreakerState) -> None:
-        self.tell(
+    def _notify_breaker(self, operation: Operation, state: BreakerState) -> None:
+        self.notify(
             BreakerMoved(backend=self.name, operation=operation, state=str(state))
         )
 
     def _step_within(self, step: Callable[[], None], deadline_s: float) -> None:
         try:
-            self._crew.call(lambda: self._one_by_one([step]), deadline_s, closes=True)
-        except Overrun:
+            self._executor.run(
+                lambda: self._one_by_one([step]), deadline_s, closes=True
+            )
+        except DeadlineExceeded:
             log.warning("backend %s: releasing a pool takes too long", self.name)
-        except NoHands as error:
+        except CallRejected as error:
             log.warning("backend %s: a pool is not released: %s", self.name, error)
 
     def _one_by_one(self, steps: list[Callable[[], None]]) -> None:
@@ -417,14 +440,16 @@ class Line:
             try:
                 step()
             except BaseException as error:
-                what = f"backend {self.name}: closing failed with {told(error)}"
-                self._complaints.say("closing", what, error)
+                what = (
+                    f"backend {self.name}: closing failed with {describe_error(error)}"
+                )
+                self._log.warning("closing", what, error)
 
     def _release(self, handle: object) -> None:
         try:
             self.backend.release(handle)
         except Exception as error:
-            self._complaints.say(
+            self._log.warning(
                 "release", f"backend {self.name} failed to release a pool", error
             )
 

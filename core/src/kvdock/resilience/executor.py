@@ -17,12 +17,12 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from kvdock.synchronization import lock_and_condition, seconds_until
+from kvdock.synchronization import new_condition, remaining_s
 
 log = logging.getLogger("kvdock")
 
 
-Late = Callable[[Any], None]
+OnLateEnd = Callable[[Any], None]
 """Called with the result (None if it raised) once a call left behind ends."""
 
 
@@ -30,11 +30,11 @@ Steps = list[Callable[[], None]]
 """What comes last, when everything has ended."""
 
 
-_LIVES = 4
+MAX_DISCOUNTS = 4
 """So many times its size a room may hold, when what hung was forgiven."""
 
 
-class Room:
+class ConcurrencyQuota:
     """How many calls of one kind may run while nobody waits for them.
 
     Each kind has a room of its own: one that hangs leaves the others theirs.
@@ -55,36 +55,36 @@ class Room:
         return self.taken - self._forgiven >= self.most
 
     @property
-    def spent(self) -> bool:
+    def exhausted(self) -> bool:
         """Whether it is full until a call ends, whatever else happens."""
-        return self.taken >= _LIVES * self.most
+        return self.taken >= MAX_DISCOUNTS * self.most
 
-    def forgive(self) -> None:
+    def discount(self) -> None:
         """Make room although nothing has ended, within limits."""
-        self._forgiven = min(self.taken, (_LIVES - 1) * self.most)
+        self._forgiven = min(self.taken, (MAX_DISCOUNTS - 1) * self.most)
 
-    def enter(self) -> None:
+    def acquire(self) -> None:
         """Count one more."""
         self.taken += 1
 
-    def exit(self) -> None:
+    def release(self) -> None:
         """Count one less."""
         self.taken -= 1
         self._forgiven = min(self._forgiven, self.taken)
 
 
-class Overrun(Exception):
+class DeadlineExceeded(Exception):
     """The call did not end by its deadline and was left behind."""
 
 
-class NoHands(Exception):
+class CallRejected(Exception):
     """The call was not started: closed, forked, too much under way.
 
     Or no thread could be started, which the message then says.
     """
 
 
-class Crashed(Exception):
+class WorkerExit(Exception):
     """The work raised what would end a thread, such as SystemExit."""
 
 
@@ -92,29 +92,31 @@ class _Job:
     """One call, from the hand-over to its end."""
 
     __slots__ = (
-        "begun",
+        "started",
         "context",
         "done",
-        "ended",
+        "finished",
         "error",
         "late",
-        "left_behind",
+        "abandoned",
         "result",
-        "room",
+        "quota",
         "work",
     )
 
-    def __init__(self, work: Callable[[], Any], late: Late | None, room: Room) -> None:
+    def __init__(
+        self, work: Callable[[], Any], late: OnLateEnd | None, quota: ConcurrencyQuota
+    ) -> None:
         self.work: Callable[[], Any] | None = work
         self.late = late
-        self.room = room
+        self.quota = quota
         # The engine's trace goes on in the thread that does the work.
         self.context = contextvars.copy_context()
         self.done = threading.Lock()
         self.done.acquire()
-        self.begun = False
-        self.ended = False
-        self.left_behind = False
+        self.started = False
+        self.finished = False
+        self.abandoned = False
         self.result: Any = None
         self.error: Exception | None = None
 
@@ -126,10 +128,10 @@ class _Job:
         except Exception as error:
             self.error = error
         except BaseException as error:
-            self.error = Crashed(repr(error))
+            self.error = WorkerExit(repr(error))
 
 
-class Crew:
+class DeadlineExecutor:
     """Up to `at_once` calls under way, and up to `overrun` left behind.
 
     Args:
@@ -149,10 +151,10 @@ class Crew:
         self._name = name
         self._at_once = at_once
         self._moved = moved
-        self._lock, self._changed = lock_and_condition()
+        self._lock, self._changed = new_condition()
         self._idle: list[SimpleQueue[_Job | None]] = []
         self._threads: set[threading.Thread] = set()
-        self._overrun = Room(overrun)
+        self._overrun = ConcurrencyQuota(overrun)
         self._busy = 0
         self._behind = 0
         # Until all that follows a call is done as well.
@@ -163,22 +165,22 @@ class Crew:
         self._pid = os.getpid()
 
     @property
-    def behind(self) -> int:
+    def abandoned(self) -> int:
         """Calls that nobody waits for and that have not ended, errands too."""
         return self._behind
 
     @property
-    def full(self) -> bool:
+    def at_capacity(self) -> bool:
         """Whether so many calls are left behind that no more are started."""
         return self._overrun.full
 
     @property
-    def spent(self) -> bool:
+    def exhausted(self) -> bool:
         """Whether it is full until a call ends, whatever else happens."""
-        return self._overrun.spent
+        return self._overrun.exhausted
 
     @property
-    def forked(self) -> bool:
+    def in_forked_child(self) -> bool:
         """Whether this is a child of the crew's process.
 
         It has the crew's books, but none of its threads, and a lock may be
@@ -191,11 +193,11 @@ class Crew:
         """Threads alive, idle ones included."""
         return len(self._threads)
 
-    def call(
+    def run(
         self,
         work: Callable[[], Any],
         deadline_s: float,
-        late: Late | None = None,
+        late: OnLateEnd | None = None,
         *,
         closes: bool = False,
     ) -> Any:
@@ -216,22 +218,22 @@ class Crew:
         """
         job = _Job(work, late, self._overrun)
         try:
-            self._hand_over(job, deadline_s, closes=closes)
-            done = job.done.acquire(timeout=seconds_until(deadline_s))
-            overran = not done and self._leave_behind(job)
-        except NoHands:
+            self._dispatch(job, deadline_s, closes=closes)
+            done = job.done.acquire(timeout=remaining_s(deadline_s))
+            overran = not done and self._abandon(job)
+        except CallRejected:
             raise
         except BaseException:  # an interrupt of the waiting thread
-            if not job.left_behind and not self._leave_behind(job):
-                self._run_late(job)
+            if not job.abandoned and not self._abandon(job):
+                self._run_on_late(job)
             raise
         if overran:
-            raise Overrun
+            raise DeadlineExceeded
         if job.error is not None:
             raise job.error
         return job.result
 
-    def leave(self, room: Room, work: Callable[[], Any]) -> bool:
+    def spawn(self, quota: ConcurrencyQuota, work: Callable[[], Any]) -> bool:
         """Start an errand: work that nobody waits for.
 
         Args:
@@ -241,59 +243,59 @@ class Crew:
         Returns:
             Whether it was started.
         """
-        if self.forked:
+        if self.in_forked_child:
             return False
-        job = _Job(work, None, room)
+        job = _Job(work, None, quota)
         with self._lock:
-            if room.full or self._closing:
+            if quota.full or self._closing:
                 return False
-            room.enter()
+            quota.acquire()
             try:
-                hand = self._hand()
-            except NoHands:
-                room.exit()
+                hand = self._idle_worker()
+            except CallRejected:
+                quota.release()
                 return False
             except BaseException:  # an interrupt
-                room.exit()
+                quota.release()
                 raise
             self._behind += 1
             self._running += 1
-            job.ended = True
+            job.finished = True
             hand.put(job)
         self._moved()
         return True
 
-    def forgive(self, *rooms: Room) -> None:
+    def discount_abandoned(self, *rooms: ConcurrencyQuota) -> None:
         """Take a sign of life: calls that hang no longer keep others out.
 
         Args:
             rooms: Of which errands, besides calls that were left behind.
         """
         with self._lock:
-            for room in (self._overrun, *rooms):
-                room.forgive()
+            for quota in (self._overrun, *rooms):
+                quota.discount()
             self._changed.notify_all()
 
-    def retire(self) -> None:
+    def stop_accepting(self) -> None:
         """Start nothing new but what closes."""
         with self._lock:
             self._closing = True
             self._changed.notify_all()
 
-    def drain(self, deadline_s: float) -> bool:
+    def wait_idle(self, deadline_s: float) -> bool:
         """Wait until nothing runs; return whether that came true.
 
         Calls left behind and errands count until all that follows them is
         done, what `finish` was given included.
         """
-        if self.forked:
+        if self.in_forked_child:
             return True
         with self._lock:
             return self._changed.wait_for(
-                lambda: not self._running, seconds_until(deadline_s)
+                lambda: not self._running, remaining_s(deadline_s)
             )
 
-    def finish(self, deadline_s: float, last: Callable[[], None]) -> bool:
+    def shutdown(self, deadline_s: float, last: Callable[[], None]) -> bool:
         """Close: start nothing new, wait, and do something last.
 
         Args:
@@ -304,66 +306,68 @@ class Crew:
         Returns:
             Whether everything has ended.
         """
-        if self.forked:
+        if self.in_forked_child:
             return True
-        self.retire()
+        self.stop_accepting()
         with self._lock:
             self._closed = True
-        self.drain(deadline_s)
+        self.wait_idle(deadline_s)
         with self._lock:
             self._at_rest.append(last)
             rest = not self._running
             # Counted like a call, so that who waits for rest waits for it too.
             self._running += rest
-            steps = self._one_less() if rest else []
+            steps = self._finish_one() if rest else []
             idle, self._idle = self._idle, []
             # Who still works may be for ever; only the idle are waited for.
             leaving = list(self._threads) if rest else []
         for hand in idle:
             hand.put(None)
-        self._do_last(steps)
+        self._run_final(steps)
         for thread in leaving:
-            thread.join(seconds_until(deadline_s))
+            thread.join(remaining_s(deadline_s))
         return rest
 
-    def _leave_behind(self, job: _Job) -> bool:
+    def _abandon(self, job: _Job) -> bool:
         """Book a call as left behind, unless it is not under way."""
         with self._lock:
-            if job.ended or not job.begun:
+            if job.finished or not job.started:
                 return False
-            job.room.enter()
-            job.ended = job.left_behind = True
+            job.quota.acquire()
+            job.finished = job.abandoned = True
             self._busy -= 1
             self._behind += 1
             self._changed.notify()
         self._moved()
         return True
 
-    def _cut_off(self, *, closes: bool) -> bool:
-        return self._closed or (not closes and (self._closing or self.full))
+    def _is_rejecting(self, *, closes: bool) -> bool:
+        return self._closed or (not closes and (self._closing or self.at_capacity))
 
-    def _hand_over(self, job: _Job, deadline_s: float, *, closes: bool) -> None:
-        if self.forked:
-            raise NoHands("this is a forked child")
+    def _dispatch(self, job: _Job, deadline_s: float, *, closes: bool) -> None:
+        if self.in_forked_child:
+            raise CallRejected("this is a forked child")
         with self._lock:
             if self._busy >= self._at_once:
                 self._changed.wait_for(
-                    lambda: self._cut_off(closes=closes) or self._busy < self._at_once,
-                    seconds_until(deadline_s),
+                    lambda: (
+                        self._is_rejecting(closes=closes) or self._busy < self._at_once
+                    ),
+                    remaining_s(deadline_s),
                 )
             if self._closing and not closes:
-                raise NoHands("it is being closed")
-            if self._cut_off(closes=closes) or self._busy >= self._at_once:
-                raise NoHands
-            hand = self._hand()
+                raise CallRejected("it is being closed")
+            if self._is_rejecting(closes=closes) or self._busy >= self._at_once:
+                raise CallRejected
+            hand = self._idle_worker()
             # Python looks for signals after a call. There is none from taking
             # the thread to giving it the job, so a signal finds both or neither.
             self._busy += 1
             self._running += 1
-            job.begun = True
+            job.started = True
             hand.put(job)
 
-    def _hand(self) -> SimpleQueue[_Job | None]:
+    def _idle_worker(self) -> SimpleQueue[_Job | None]:
         """Return the inbox of an idle thread, or of a new one."""
         if self._idle:
             # The last one that worked: its memory is still in the caches.
@@ -382,7 +386,7 @@ class Crew:
             thread.start()
             self._threads.add(thread)
         except RuntimeError as error:  # a limit of the system
-            raise NoHands(str(error)) from error
+            raise CallRejected(str(error)) from error
         except BaseException:  # an interrupt: nobody will give it anything
             inbox.put(None)
             raise
@@ -403,33 +407,33 @@ class Crew:
     def _ended(self, job: _Job, inbox: SimpleQueue[_Job | None]) -> bool:
         """Book a job out; return whether its thread stays."""
         with self._lock:
-            late, job.ended = job.ended, True
+            late, job.finished = job.finished, True
             if not late:
                 self._busy -= 1
-                staying, last = self._over(inbox)
+                staying, last = self._return_worker(inbox)
         if late:
             # First the books of those who own the memory, then ours: who
             # waits for the crew to come to rest finds everything let go.
-            self._run_late(job)
+            self._run_on_late(job)
             with self._lock:
                 self._behind -= 1
-                job.room.exit()
+                job.quota.release()
             self._moved()
             with self._lock:
-                staying, last = self._over(inbox)
+                staying, last = self._return_worker(inbox)
         else:
             job.done.release()
-        self._do_last(last)
+        self._run_final(last)
         return staying
 
-    def _over(self, inbox: SimpleQueue[_Job | None]) -> tuple[bool, Steps]:
+    def _return_worker(self, inbox: SimpleQueue[_Job | None]) -> tuple[bool, Steps]:
         """Keep a thread or not, and count one job less; with the lock held."""
         staying = not self._closed and len(self._idle) < self._at_once
         if staying:
             self._idle.append(inbox)
-        return staying, self._one_less()
+        return staying, self._finish_one()
 
-    def _one_less(self) -> Steps:
+    def _finish_one(self) -> Steps:
         """Count one job less as running, unless something comes before that.
 
         Returns:
@@ -442,7 +446,7 @@ class Crew:
         self._changed.notify_all()
         return []
 
-    def _do_last(self, last: Steps) -> None:
+    def _run_final(self, last: Steps) -> None:
         while last:
             for step in last:
                 try:
@@ -450,9 +454,9 @@ class Crew:
                 except BaseException:  # it must not end the thread
                     log.exception("%s: what comes last failed", self._name)
             with self._lock:
-                last = self._one_less()
+                last = self._finish_one()
 
-    def _run_late(self, job: _Job) -> None:
+    def _run_on_late(self, job: _Job) -> None:
         if job.late is None:
             return
         try:

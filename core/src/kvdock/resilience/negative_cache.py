@@ -18,14 +18,16 @@ import numpy as np
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray
-    from kvdock.config.core import MissSettings
+    from kvdock.config.core import NegativeCacheSettings
 
 
-class Misses:
+class NegativeCache:
     """Keys believed to be missing, bounded, each until its own time."""
 
     def __init__(
-        self, settings: MissSettings, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: NegativeCacheSettings,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -40,9 +42,9 @@ class Misses:
     @property
     def keeps_absent(self) -> bool:
         """Whether absent keys are remembered at all."""
-        return bool(self._settings.keys and self._settings.absent)
+        return bool(self._settings.max_keys and self._settings.absent_ttl)
 
-    def known(self, keys: Sequence[str]) -> BoolArray | None:
+    def lookup(self, keys: Sequence[str]) -> BoolArray | None:
         """Return which keys are believed missing, or None for none of them."""
         # Usually nothing is known: one pass in C, no lock.
         if not self._until or self._until.keys().isdisjoint(keys):
@@ -56,15 +58,15 @@ class Misses:
         found = np.array(until) > now
         return found if found.any() else None
 
-    def absent(self, keys: Iterable[str]) -> None:
+    def add_absent(self, keys: Iterable[str]) -> None:
         """Believe for the short lifetime that keys are not there."""
-        self._believe(keys, self._settings.absent)
+        self._believe(keys, self._settings.absent_ttl)
 
-    def dead(self, keys: Iterable[str]) -> None:
+    def add_corrupt(self, keys: Iterable[str]) -> None:
         """Believe for the long lifetime that keys are not worth a read."""
-        self._believe(keys, self._settings.dead)
+        self._believe(keys, self._settings.corrupt_ttl)
 
-    def forget(self, keys: Iterable[str]) -> None:
+    def discard(self, keys: Iterable[str]) -> None:
         """Stop believing it: these were just stored."""
         if self._until:
             with self._lock:
@@ -77,7 +79,7 @@ class Misses:
             self._until.clear()
 
     def _believe(self, keys: Iterable[str], lifetime_s: float) -> None:
-        bound = self._settings.keys
+        bound = self._settings.max_keys
         if not bound or not lifetime_s:
             return
         end = self._clock() + lifetime_s

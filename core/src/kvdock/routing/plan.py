@@ -11,22 +11,29 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.errors import NoRoute, PluginError, nearest
+from kvdock.errors import NoRoute, PluginError, did_you_mean
 from kvdock.pools.spec import PoolSpec, check_pools
-from kvdock.routing.verdicts import Check, Judge, Needs, Option, Path, consider
+from kvdock.routing.verdicts import (
+    CapabilityCheck,
+    IntegrityCheck,
+    RouteOption,
+    RouteRequirements,
+    TransferMode,
+    evaluate_backend,
+)
 
 if TYPE_CHECKING:
     from kvdock.plugin.manifest import Manifest
     from kvdock.pools.shard import Shard
 
 __all__ = (
-    "Check",
-    "Judge",
-    "Needs",
-    "Option",
-    "Path",
+    "CapabilityCheck",
+    "IntegrityCheck",
     "Plan",
     "Route",
+    "RouteOption",
+    "RouteRequirements",
+    "TransferMode",
     "as_table",
     "plan_routes",
 )
@@ -50,12 +57,12 @@ class Route:
 
     pool: PoolSpec
     backend: str | None
-    path: Path
+    mode: TransferMode
     reason: str
-    options: tuple[Option, ...] = ()
+    options: tuple[RouteOption, ...] = ()
     absent: bool = False
     allocate: bool = False
-    check: Check = Check.BACKEND
+    check: IntegrityCheck = IntegrityCheck.BACKEND
 
 
 @attrs.frozen
@@ -131,8 +138,8 @@ def plan_routes(
     *,
     overrides: Mapping[str, str] | None = None,
     strict: bool = False,
-    needs: Needs | None = None,
-    judge: Judge | None = None,
+    needs: RouteRequirements | None = None,
+    judge: CapabilityCheck | None = None,
 ) -> Plan:
     """Choose a backend for every pool.
 
@@ -158,13 +165,13 @@ def plan_routes(
     for name in [*preference, *wanted.values()]:
         if name not in manifests:
             raise PluginError(
-                f"no backend {name!r} is loaded", fix=nearest(name, manifests)
+                f"no backend {name!r} is loaded", fix=did_you_mean(name, manifests)
             )
     for name in wanted:
         if name not in {pool.name for pool in pools}:
             raise PluginError(
                 f"a backend is chosen for pool {name!r}, which is not there",
-                fix=nearest(name, [pool.name for pool in pools]),
+                fix=did_you_mean(name, [pool.name for pool in pools]),
             )
     ordered = sorted(pools, key=lambda pool: not pool.anchor)
     routes = tuple(
@@ -173,7 +180,7 @@ def plan_routes(
             shard,
             manifests,
             [wanted[pool.name]] if pool.name in wanted else list(preference),
-            needs or Needs(),
+            needs or RouteRequirements(),
             judge,
         )
         for pool in ordered
@@ -193,28 +200,30 @@ def _route(
     shard: Shard,
     manifests: Mapping[str, Manifest],
     preference: Sequence[str],
-    needs: Needs,
-    judge: Judge | None,
+    needs: RouteRequirements,
+    judge: CapabilityCheck | None,
 ) -> Route:
     if not pool.objects(shard):
         why = "this rank has none of its layers"
-        return Route(pool, None, Path.NONE, why, absent=True)
+        return Route(pool, None, TransferMode.NONE, why, absent=True)
     names = list(preference) or sorted(manifests)
     options = tuple(
-        consider(pool, shard, manifests[name], needs, judge) for name in names
+        evaluate_backend(pool, shard, manifests[name], needs, judge) for name in names
     )
     takers = [option for option in options if option.accepted]
     if not preference:
-        takers.sort(key=lambda option: option.path is Path.STAGED)
+        takers.sort(key=lambda option: option.mode is TransferMode.STAGED)
     if not takers:
         reason = "; ".join(f"{option.backend}: {option.reason}" for option in options)
-        return Route(pool, None, Path.NONE, reason or "no backend is loaded", options)
+        return Route(
+            pool, None, TransferMode.NONE, reason or "no backend is loaded", options
+        )
     best = takers[0]
     routed = attrs.evolve(pool, object_unit=best.unit)
     return Route(
         routed,
         best.backend,
-        best.path,
+        best.mode,
         best.reason,
         options,
         allocate=best.allocate,

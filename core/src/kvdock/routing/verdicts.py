@@ -23,12 +23,12 @@ from kvdock.plugin.manifest import (
     Verdict,
 )
 from kvdock.pools.enums import ObjectUnit
-from kvdock.pools.layout import segments_of
+from kvdock.pools.layout import count_buffers
 from kvdock.pools.objects import TRAILER_BYTES
 from kvdock.pools.shard import Shard
 from kvdock.pools.spec import PoolSpec
 
-Judge = Callable[[str, Capability, PoolSpec, Shard], Verdict | None]
+CapabilityCheck = Callable[[str, Capability, PoolSpec, Shard], Verdict | None]
 """(backend, capability, pool, shard) to its own verdict, or None."""
 
 
@@ -36,7 +36,7 @@ HASH_CHARS = 64
 """A page hash in hex; 64 more characters are the namespace's digest."""
 
 
-class Check(StrEnum):
+class IntegrityCheck(StrEnum):
     """Who proves that a page's bytes are those that were stored."""
 
     BACKEND = "verified by the backend"
@@ -47,7 +47,7 @@ class Check(StrEnum):
     """Nobody, since integrity was switched off."""
 
 
-class Path(StrEnum):
+class TransferMode(StrEnum):
     """How bytes get from the engine's memory to the backend."""
 
     ZERO_COPY = "zero copy"
@@ -62,12 +62,12 @@ def _scope(value: object) -> Scope:
     return cast("Scope", to_word(value, Scope))
 
 
-def _checks(value: object) -> Integrity:
+def _integrity_checks(value: object) -> Integrity:
     return cast("Integrity", to_word(value, Integrity))
 
 
 @attrs.frozen(kw_only=True)
-class Needs:
+class RouteRequirements:
     """What a deployment asks of every backend, beyond its pools.
 
     Args:
@@ -91,7 +91,7 @@ class Needs:
     durability: Scope = attrs.field(default=Scope.NONE, converter=_scope)
     clear_reach: Scope = attrs.field(default=Scope.CLUSTER, converter=_scope)
     integrity: bool = False
-    checks: Integrity = attrs.field(default=Integrity.AUTO, converter=_checks)
+    checks: Integrity = attrs.field(default=Integrity.AUTO, converter=_integrity_checks)
     eviction: bool = False
     fork_safe: bool = False
     direct_transfer: bool = False
@@ -101,7 +101,7 @@ class Needs:
 
 
 @attrs.frozen
-class Option:
+class RouteOption:
     """What one backend said to one pool.
 
     Args:
@@ -116,11 +116,11 @@ class Option:
 
     backend: str
     verdicts: tuple[tuple[Capability, Verdict], ...]
-    path: Path
+    mode: TransferMode
     unit: ObjectUnit
     note: str = ""
     allocate: bool = False
-    check: Check = Check.BACKEND
+    check: IntegrityCheck = IntegrityCheck.BACKEND
 
     @property
     def accepted(self) -> bool:
@@ -133,7 +133,7 @@ class Option:
         refusals = [verdict.reason for _, verdict in self.verdicts if not verdict]
         if refusals:
             return "; ".join(refusals)
-        path = f"{self.path} ({self.note})" if self.note else str(self.path)
+        path = f"{self.mode} ({self.note})" if self.note else str(self.mode)
         emulated = [
             f"{capability} is emulated"
             for capability, verdict in self.verdicts
@@ -143,28 +143,30 @@ class Option:
         if self.unit is not ObjectUnit.PAGE:
             per = f"one object a {self.unit}"
         # What is usual is not repeated in every row.
-        check = [] if self.check is Check.BACKEND else [str(self.check)]
+        check = [] if self.check is IntegrityCheck.BACKEND else [str(self.check)]
         return "; ".join([f"{path}, {per}", *emulated, *check])
 
 
 @attrs.frozen
-class _Case:
+class _Evaluation:
     """One pool before one backend."""
 
     pool: PoolSpec
     shard: Shard
     manifest: Manifest
-    needs: Needs
-    judge: Judge | None
+    needs: RouteRequirements
+    judge: CapabilityCheck | None
 
     @property
-    def check(self) -> Check:
+    def check(self) -> IntegrityCheck:
         """Who verifies the pool's pages."""
         checks = self.needs.checks
         native = self.manifest.integrity is Support.NATIVE
         if not self.pool.physical or (native and checks is not Integrity.ALWAYS):
-            return Check.BACKEND
-        return Check.NONE if checks is Integrity.OFF else Check.TRAILER
+            return IntegrityCheck.BACKEND
+        return (
+            IntegrityCheck.NONE if checks is Integrity.OFF else IntegrityCheck.TRAILER
+        )
 
     def verdict(self, capability: Capability, pool: PoolSpec | None = None) -> Verdict:
         """Ask the backend, and where it has no opinion its manifest."""
@@ -177,36 +179,36 @@ class _Case:
         # A verdict of NO is false, and still the backend's own word.
         if said is not None:
             return said
-        return declared(capability, about, self.shard, self.manifest, self.needs)
+        return from_manifest(capability, about, self.shard, self.manifest, self.needs)
 
 
-def consider(
+def evaluate_backend(
     pool: PoolSpec,
     shard: Shard,
     manifest: Manifest,
-    needs: Needs,
-    judge: Judge | None = None,
-) -> Option:
+    needs: RouteRequirements,
+    judge: CapabilityCheck | None = None,
+) -> RouteOption:
     """Return what a backend says to a pool, with the best way to move it."""
-    case = _Case(pool, shard, manifest, needs, judge)
+    case = _Evaluation(pool, shard, manifest, needs, judge)
     store = case.verdict(Capability.STORE)
     if not store:
         refused = ((Capability.STORE, store),)
-        return Option(manifest.name, refused, Path.NONE, ObjectUnit.PAGE)
-    path, unit, note, allocate = _path(case)
+        return RouteOption(manifest.name, refused, TransferMode.NONE, ObjectUnit.PAGE)
+    path, unit, note, allocate = _transfer_mode(case)
     sized = attrs.evolve(pool, object_unit=unit)
     verdicts = [(Capability.STORE, store)]
     verdicts += [(need, case.verdict(need)) for need in _needed(pool, shard, needs)]
     limits = (Capability.OBJECT_SIZE, Capability.BATCH_SIZE, Capability.KEY_SIZE)
     verdicts += [(limit, case.verdict(limit, sized)) for limit in limits]
-    if case.check is Check.TRAILER:
+    if case.check is IntegrityCheck.TRAILER:
         verdicts.append((Capability.OBJECT_SIZE, _with_trailer(sized, shard, manifest)))
-    return Option(
+    return RouteOption(
         manifest.name, tuple(verdicts), path, unit, note, allocate, case.check
     )
 
 
-def _needed(pool: PoolSpec, shard: Shard, needs: Needs) -> list[Capability]:
+def _needed(pool: PoolSpec, shard: Shard, needs: RouteRequirements) -> list[Capability]:
     """List what a pool needs besides being stored within the limits."""
     wanted = {
         Capability.HIT_POLICY: True,
@@ -225,7 +227,7 @@ def _needed(pool: PoolSpec, shard: Shard, needs: Needs) -> list[Capability]:
     return [capability for capability, asked in wanted.items() if asked]
 
 
-def _path(case: _Case) -> tuple[Path, ObjectUnit, str, bool]:
+def _transfer_mode(case: _Evaluation) -> tuple[TransferMode, ObjectUnit, str, bool]:
     """Choose how bytes move, how much goes under a key, and why.
 
     A whole page under one key needs the fewest requests. Where its pieces are
@@ -235,22 +237,22 @@ def _path(case: _Case) -> tuple[Path, ObjectUnit, str, bool]:
     reach by itself: staging memory is the core's own, and can be registered.
     """
     if not case.pool.physical:
-        return Path.NONE, ObjectUnit.PAGE, "", False
+        return TransferMode.NONE, ObjectUnit.PAGE, "", False
     if not case.verdict(Capability.ZERO_COPY):
-        return Path.STAGED, ObjectUnit.PAGE, "", False
+        return TransferMode.STAGED, ObjectUnit.PAGE, "", False
     if case.needs.staged:
-        return Path.STAGED, ObjectUnit.PAGE, "asked for", False
+        return TransferMode.STAGED, ObjectUnit.PAGE, "asked for", False
     any_memory = case.verdict(Capability.HOST_ALLOCATOR)
     away = _out_of_reach(case, any_memory)
     if away:
-        return Path.STAGED, ObjectUnit.PAGE, away, False
+        return TransferMode.STAGED, ObjectUnit.PAGE, away, False
     allocate = not any_memory and case.needs.allocator is None
     if case.verdict(Capability.MULTI_BUFFER):
-        return Path.ZERO_COPY, ObjectUnit.PAGE, "", allocate
+        return TransferMode.ZERO_COPY, ObjectUnit.PAGE, "", allocate
     return _one_piece(case, allocate=allocate)
 
 
-def _out_of_reach(case: _Case, any_memory: Verdict) -> str:
+def _out_of_reach(case: _Evaluation, any_memory: Verdict) -> str:
     """Return why a backend cannot reach the engine's memory, or ""."""
     registration = case.verdict(Capability.MEMORY_REGISTRATION)
     if not registration:
@@ -259,27 +261,34 @@ def _out_of_reach(case: _Case, any_memory: Verdict) -> str:
     return "" if any_memory or brought else any_memory.reason
 
 
-def _one_piece(case: _Case, *, allocate: bool) -> tuple[Path, ObjectUnit, str, bool]:
+def _one_piece(
+    case: _Evaluation, *, allocate: bool
+) -> tuple[TransferMode, ObjectUnit, str, bool]:
     """Choose for a backend that takes one piece of memory at a time."""
-    if case.check is Check.TRAILER:
+    if case.check is IntegrityCheck.TRAILER:
         # A trailer is one more piece, so the object has to be put together.
-        return Path.STAGED, ObjectUnit.PAGE, "a trailer is a second piece", False
+        return (
+            TransferMode.STAGED,
+            ObjectUnit.PAGE,
+            "a trailer is a second piece",
+            False,
+        )
     for unit in ObjectUnit:
         cut = attrs.evolve(case.pool, object_unit=unit)
-        if segments_of(cut, case.shard) == 1 and case.verdict(
+        if count_buffers(cut, case.shard) == 1 and case.verdict(
             Capability.BATCH_SIZE, cut
         ):
-            return Path.ZERO_COPY, unit, "", allocate
-    note = f"{segments_of(case.pool, case.shard)} pieces a page"
-    return Path.STAGED, ObjectUnit.PAGE, note, False
+            return TransferMode.ZERO_COPY, unit, "", allocate
+    note = f"{count_buffers(case.pool, case.shard)} pieces a page"
+    return TransferMode.STAGED, ObjectUnit.PAGE, note, False
 
 
-def declared(
+def from_manifest(
     capability: Capability,
     pool: PoolSpec,
     shard: Shard,
     manifest: Manifest,
-    needs: Needs,
+    needs: RouteRequirements,
 ) -> Verdict:
     """Judge a capability by the manifest alone."""
     who = manifest.name
@@ -344,7 +353,7 @@ def _graded(capability: Capability, pool: PoolSpec, manifest: Manifest) -> Verdi
     return Verdict(grade, f"{says} for {pool.kind} pools")
 
 
-def _registration(manifest: Manifest, needs: Needs) -> Verdict:
+def _registration(manifest: Manifest, needs: RouteRequirements) -> Verdict:
     if not manifest.memory_registration:
         return Verdict(Support.NATIVE, f"{manifest.name} registers no memory")
     if needs.registrable:

@@ -4,20 +4,20 @@ For backends that keep bytes in files. Loaded only by plugins that ask for it
 (`pip install kvdock[segments]`); nothing else of the core imports it.
 """
 
-from kvdock.segments.io import Engine, Moved, Transfer
-from kvdock.segments.limits import Limits, Place
-from kvdock.segments.ownership import Tenure
-from kvdock.segments.posix_io import ThreadEngine
+from kvdock.segments.io import IOEngine, IORequest, IOResult
+from kvdock.segments.limits import StoreLimits, StoreLocation
+from kvdock.segments.ownership import WriterLiveness
+from kvdock.segments.posix_io import PosixIOEngine
 from kvdock.segments.store import SegmentStore, Usage
 
 __all__ = [
-    "Engine",
-    "Limits",
-    "Moved",
-    "Place",
+    "IOEngine",
+    "IORequest",
+    "IOResult",
+    "PosixIOEngine",
     "SegmentStore",
-    "Tenure",
-    "ThreadEngine",
-    "Transfer",
+    "StoreLimits",
+    "StoreLocation",
     "Usage",
+    "WriterLiveness",
 ]

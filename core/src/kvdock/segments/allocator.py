@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.segments.cleanup import sweep
+from kvdock.segments.cleanup import collect_garbage
 from kvdock.segments.fd_cache import OUT_OF_FILES
 from kvdock.segments.format import header_of, index_bytes
 from kvdock.segments.limits import (
@@ -39,14 +39,14 @@ from kvdock.segments.segment import (
     read_contents,
     read_uses,
 )
-from kvdock.segments.usage import is_told, mebibytes, why_full
+from kvdock.segments.usage import describe_full, is_told, mebibytes
 
 if TYPE_CHECKING:
-    from kvdock.segments.directory import Folder
+    from kvdock.segments.directory import SegmentDirectory
     from kvdock.segments.index import Index
-    from kvdock.segments.io import Engine
-    from kvdock.segments.limits import Limits, Place
-    from kvdock.segments.usage import Neighbours
+    from kvdock.segments.io import IOEngine
+    from kvdock.segments.limits import StoreLimits, StoreLocation
+    from kvdock.segments.usage import NamespaceUsage
 
 log = logging.getLogger("kvdock.segments")
 
@@ -59,7 +59,7 @@ _MARK_SLOTS = 4096  # of a segment whose objects have no bytes
 
 
 @attrs.frozen
-class Space:
+class SegmentAllocator:
     """Segments for one writer in one namespace.
 
     Args:
@@ -73,16 +73,16 @@ class Space:
         counts: What happened, by name.
     """
 
-    place: Place
+    place: StoreLocation
     namespace_fd: int
-    limits: Limits
-    neighbours: Neighbours
-    engine: Engine
+    limits: StoreLimits
+    neighbours: NamespaceUsage
+    engine: IOEngine
     index: Index
     lock: threading.RLock
     counts: Counter[str]
 
-    def acquire(self, folder: Folder) -> Segment | None:
+    def acquire(self, folder: SegmentDirectory) -> Segment | None:
         """Return a segment of this folder with free slots, ours to write.
 
         Returns:
@@ -90,15 +90,17 @@ class Space:
         """
         folder.scan()
         failed = self.counts["segments_failed"]
-        found = self._adopt(folder) or self._create(folder) or self._make_way(folder)
+        found = self.adopt(folder) or self.create(folder) or self.recycle(folder)
         if found is None and self.counts["segments_failed"] == failed:
             self.counts["segments_refused"] += 1
             if is_told(self.counts["segments_refused"]):
                 place = self.place
-                log.warning(why_full(place.root, place.namespace, self._bound(folder)))
+                log.warning(
+                    describe_full(place.root, place.namespace, self._bound(folder))
+                )
         return found
 
-    def _bound(self, folder: Folder) -> str:
+    def _bound(self, folder: SegmentDirectory) -> str:
         """Say what leaves no room for a segment of this folder."""
         floor, quota = self.limits.free_bytes, self.limits.quota_bytes
         free = self.free_bytes()
@@ -113,7 +115,7 @@ class Space:
         """Return the bytes that all pools of the namespace take."""
         return self.neighbours.usage_bytes()
 
-    def _adopt(self, folder: Folder) -> Segment | None:
+    def adopt(self, folder: SegmentDirectory) -> Segment | None:
         """Take over a segment with room that nobody writes."""
         choice = []
         for segment in list(folder.segments.values()):
@@ -129,10 +131,10 @@ class Space:
                     self.counts["segments_adopted"] += 1
                     return segment
                 with self.lock:
-                    segment.let_go(full=True)
+                    segment.release(full=True)
         return None
 
-    def _fits(self, folder: Folder, segment: Segment) -> bool:
+    def _fits(self, folder: SegmentDirectory, segment: Segment) -> bool:
         """Return whether the engine can write this segment's slots."""
         return (
             segment.slot_bytes >= folder.object_bytes
@@ -142,10 +144,10 @@ class Space:
     def _live(self, segment: Segment) -> int:
         return int(self.index.live_in[segment.rows.number])
 
-    def _claim(self, folder: Folder, segment: Segment) -> bool:
+    def _claim(self, folder: SegmentDirectory, segment: Segment) -> bool:
         """Become a segment's writer and learn what it really holds."""
         with self.lock:
-            if not segment.claim():
+            if not segment.acquire():
                 return False
         try:
             size = folder.data_bytes(segment.name)
@@ -162,7 +164,7 @@ class Space:
         if contents is None or contents.slots != segment.rows.slots:
             self.delete(folder, segment)
             return False
-        folder.admit(segment.name, contents)
+        folder.add(segment.name, contents)
         return True
 
     def _learn_uses(self, segment: Segment) -> None:
@@ -173,14 +175,16 @@ class Space:
             known = self.index.used_ns[span]
             known[live] = np.maximum(known, uses)[live]
 
-    def _restore_size(self, folder: Folder, segment: Segment, wanted: int) -> None:
+    def _restore_size(
+        self, folder: SegmentDirectory, segment: Segment, wanted: int
+    ) -> None:
         token = self.engine.open_file(segment.name.data, folder.fd, create=False)
         try:
             preallocate(token, wanted)
         finally:
             self.engine.close_file(token)
 
-    def _create(self, folder: Folder, *, least: float = 0.5) -> Segment | None:
+    def create(self, folder: SegmentDirectory, *, least: float = 0.5) -> Segment | None:
         """Make a segment, as large as there is room for.
 
         Args:
@@ -213,7 +217,7 @@ class Space:
             return None
         return None
 
-    def _slots(self, folder: Folder, slot_bytes: int) -> int:
+    def _slots(self, folder: SegmentDirectory, slot_bytes: int) -> int:
         """Return the usual number of slots of the next segment."""
         if not slot_bytes:
             return _MARK_SLOTS
@@ -224,7 +228,7 @@ class Space:
         most = min(most, max(_FIRST_BYTES, folder.nbytes))
         return max(1, min(MOST_SLOTS, most // slot_bytes))
 
-    def _room(self, folder: Folder) -> int:
+    def _room(self, folder: SegmentDirectory) -> int:
         """Return how many bytes the namespace may still grow by."""
         limits = self.limits
         room = self.free_bytes() - limits.free_bytes
@@ -238,7 +242,9 @@ class Space:
         status = os.fstatvfs(self.namespace_fd)
         return status.f_bavail * status.f_frsize
 
-    def _create_files(self, folder: Folder, slots: int, slot_bytes: int) -> Segment:
+    def _create_files(
+        self, folder: SegmentDirectory, slots: int, slot_bytes: int
+    ) -> Segment:
         name = IndexName(secrets.randbits(64), 1, "new")
         header = header_of(
             name.segment, name.generation, slots, slot_bytes, folder.object_bytes
@@ -261,50 +267,54 @@ class Space:
             raise
         if contents is None:
             raise OSError(errno.EIO, "a new index file does not read back")
-        segment = folder.admit(fresh, contents)
+        segment = folder.add(fresh, contents)
         segment.index_fd = index_fd
         self.counts["segments_created"] += 1
         return segment
 
-    def _make_way(self, folder: Folder) -> Segment | None:
+    def recycle(self, folder: SegmentDirectory) -> Segment | None:
         """Recycle the coldest segment, or delete colder ones elsewhere.
 
         What nobody can read goes first.
         """
-        if folder.leftover_bytes and sweep(folder.fd, folder.tenure, lost=True):
+        if folder.leftover_bytes and collect_garbage(
+            folder.fd, folder.tenure, lost=True
+        ):
             self.counts["leftovers_swept"] += 1
             folder.scan()
-            made = self._create(folder)
+            made = self.create(folder)
             if made:
                 return made
         passed: set[Segment] = set()
         while segment := self._coldest(folder, passed):
-            if self.neighbours.delete_one(folder.fd, colder_than_ns=segment.heat_ns):
+            if self.neighbours.evict_segment(
+                folder.fd, colder_than_ns=segment.last_used_ns
+            ):
                 self.counts["segments_deleted"] += 1
-                made = self._create(folder)
+                made = self.create(folder)
                 if made:
                     return made
             if self._claim(folder, segment):
-                self._thin(segment)
+                self.evict_slots(segment)
                 self.counts["segments_recycled"] += 1
-                self._go_down(folder)
+                self.evict_to_low_watermark(folder)
                 return segment
             passed.add(segment)
         while True:
-            made = self._create(folder, least=0.0)
-            if made or not self._could_make_way(folder):
+            made = self.create(folder, least=0.0)
+            if made or not self.could_recycle(folder):
                 return made
-            if not self.neighbours.delete_one(folder.fd):
+            if not self.neighbours.evict_segment(folder.fd):
                 return None
             self.counts["segments_deleted"] += 1
 
-    def _could_make_way(self, folder: Folder) -> bool:
+    def could_recycle(self, folder: SegmentDirectory) -> bool:
         """Return whether one slot would fit if all other folders were empty."""
         least = least_bytes(folder.object_bytes, self.engine.alignment)
         others = self.neighbours.usage_bytes(but_fd=folder.fd)
         return self._room(folder) + others >= least
 
-    def _go_down(self, folder: Folder) -> None:
+    def evict_to_low_watermark(self, folder: SegmentDirectory) -> None:
         """Empty cold segments as well, until pages are at the low watermark.
 
         Writers adopt them later. A few at a time, as somebody is waiting.
@@ -319,11 +329,13 @@ class Space:
             segment = self._coldest(folder, roomy)
             if segment is None or not self._claim(folder, segment):
                 return
-            self._thin(segment)
+            self.evict_slots(segment)
             with self.lock:
-                segment.let_go(full=True)
+                segment.release(full=True)
 
-    def _coldest(self, folder: Folder, passed: set[Segment]) -> Segment | None:
+    def _coldest(
+        self, folder: SegmentDirectory, passed: set[Segment]
+    ) -> Segment | None:
         """Return the segment whose pages were used the longest time ago.
 
         A segment's pages only grow warmer, so a mean that was taken once is
@@ -338,20 +350,20 @@ class Space:
                 and self._fits(folder, segment)
             ]
             while choice:
-                coldest = min(choice, key=lambda segment: segment.heat_ns)
-                heat_ns = self._heat_ns(coldest)
-                if heat_ns <= coldest.heat_ns:
+                coldest = min(choice, key=lambda segment: segment.last_used_ns)
+                heat_ns = self.mean_last_used_ns(coldest)
+                if heat_ns <= coldest.last_used_ns:
                     return coldest
-                coldest.heat_ns = heat_ns
+                coldest.last_used_ns = heat_ns
         return None
 
-    def _heat_ns(self, segment: Segment) -> float:
+    def mean_last_used_ns(self, segment: Segment) -> float:
         """Return when a segment's pages were last used, their mean."""
         used = self.index.used_ns[segment.rows.span]
         live = self._live(segment)
         return float(used.sum(dtype=np.float64)) / live if live else 0.0
 
-    def _thin(self, segment: Segment) -> None:
+    def evict_slots(self, segment: Segment) -> None:
         """Empty the cold slots of a claimed segment, at least half of them."""
         with self.lock:
             rows = segment.rows
@@ -359,21 +371,21 @@ class Space:
             used = self.index.used_ns[rows.span][live]
             order = np.argsort(used, kind="stable")
             least = max(0, (rows.slots + 1) // 2 - (rows.slots - len(live)))
-            cold = max(least, int((used <= self._usual_ns()).sum()))
+            cold = max(least, int((used <= self.median_last_used_ns()).sum()))
             gone = np.sort(live[order[:cold]])
             self.index.forget(gone + rows.first)
-            segment.heat_ns = 0.0
+            segment.last_used_ns = 0.0
             # Its descriptor is closed under the lock where it was deleted meanwhile.
             erase_records(segment.index_fd, gone)
         self.counts["pages_evicted"] += len(gone)
 
-    def _usual_ns(self) -> float:
+    def median_last_used_ns(self) -> float:
         """Return when half of all pages were last used before, by a sample."""
         used = self.index.used_ns[:: 1 + len(self.index.used_ns) // _SAMPLE]
         used = used[used != 0]
         return float(np.median(used)) if len(used) else 0.0
 
-    def delete(self, folder: Folder, segment: Segment) -> None:
+    def delete(self, folder: SegmentDirectory, segment: Segment) -> None:
         """Delete a segment's files; the index first, so nothing is found."""
         for name in (str(segment.name), segment.name.data):
             with suppress(OSError):

@@ -16,9 +16,9 @@ import numpy as np
 
 from kvdock.batch import Outcome
 from kvdock.segments import paths
-from kvdock.segments.cleanup import sweep
-from kvdock.segments.directory import Folder
-from kvdock.segments.fd_cache import OpenFiles
+from kvdock.segments.cleanup import collect_garbage
+from kvdock.segments.directory import SegmentDirectory
+from kvdock.segments.fd_cache import FdCache
 from kvdock.segments.format import Records, key_digests, key_seed
 from kvdock.segments.index import ABSENT, Index
 from kvdock.segments.segment import (
@@ -30,8 +30,8 @@ from kvdock.segments.segment import (
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray, UInt64Array
-    from kvdock.segments.io import Engine
-    from kvdock.segments.limits import Place
+    from kvdock.segments.io import IOEngine
+    from kvdock.segments.limits import StoreLocation
 
 _USES_S = 10.0
 """Time between two notes of when pages were used."""
@@ -46,7 +46,7 @@ _LOOKS = 3
 
 
 @attrs.frozen(eq=False)
-class Held:
+class OpenSegments:
     """Segments whose files of pages stay open while a batch uses them.
 
     Args:
@@ -58,14 +58,14 @@ class Held:
 
     segments: tuple[Segment, ...]
     tokens: tuple[int, ...]
-    shut: UInt64Array
+    failed: UInt64Array
 
     @property
     def strides(self) -> Int64Array:
         """Bytes from a slot to the next, int64 (segments,)."""
         return np.array([segment.slot_bytes for segment in self.segments], np.int64)
 
-    def place_of(self, identities: UInt64Array) -> Int64Array:
+    def position_of(self, identities: UInt64Array) -> Int64Array:
         """Return which segment has each identity, int64 (n,), or `ABSENT`."""
         places = np.full(len(identities), ABSENT, np.int64)
         for place, segment in enumerate(self.segments):
@@ -74,7 +74,7 @@ class Held:
 
 
 @attrs.frozen(eq=False)
-class Found:
+class LookupResult:
     """Where keys are.
 
     All of it was true at one moment; rows may hold something else by now.
@@ -96,7 +96,7 @@ class Found:
     version: int
 
 
-class Catalogue:
+class Catalog:
     """Finds keys, keeps up with other writers, and drops what is wrong.
 
     Args:
@@ -109,19 +109,19 @@ class Catalogue:
     def __init__(
         self,
         namespace_fd: int,
-        place: Place,
-        engine: Engine,
+        place: StoreLocation,
+        engine: IOEngine,
         counts: Counter[str],
     ) -> None:
         self.lock = threading.RLock()
         self.index = Index()
-        self.folders: dict[int, Folder] = {}
+        self.folders: dict[int, SegmentDirectory] = {}
         self.segments: dict[int, Segment] = {}
         self.counts = counts
         self._namespace_fd = namespace_fd
         self._place = place
         self._seed = key_seed(place.namespace)
-        self._files = OpenFiles(engine)
+        self._files = FdCache(engine)
         self._syncing = threading.Lock()
         self._next_sync_s = 0.0
         self._next_uses_s = time.monotonic() + _USES_S
@@ -132,7 +132,7 @@ class Catalogue:
             self.close()
             raise
 
-    def folder(self, object_bytes: int) -> Folder:
+    def folder(self, object_bytes: int) -> SegmentDirectory:
         """Return the folder of one size of objects, opened when first used."""
         folder = self.folders.get(object_bytes)
         if folder is not None:
@@ -142,16 +142,16 @@ class Catalogue:
                 place = self._place
                 name = paths.pool_folder(place.pool, object_bytes)
                 fd = paths.open_folder(self._namespace_fd, name, create=True)
-                folder = Folder(
+                folder = SegmentDirectory(
                     fd,
                     object_bytes,
                     self.index,
                     self.segments,
                     self.lock,
-                    place.tenure,
+                    place.liveness,
                 )
                 try:
-                    sweep(fd, place.tenure)
+                    collect_garbage(fd, place.liveness)
                     folder.scan()
                 except BaseException:
                     os.close(fd)
@@ -164,7 +164,7 @@ class Catalogue:
         fds = [self._namespace_fd, *(one.fd for one in list(self.folders.values()))]
         return any(map(paths.is_gone, fds))
 
-    def reopen(self) -> None:
+    def recreate_folders(self) -> None:
         """Make folders anew that somebody deleted.
 
         Raises:
@@ -176,27 +176,27 @@ class Catalogue:
                     name = paths.pool_folder(self._place.pool, size)
                     fresh = paths.open_folder(self._namespace_fd, name, create=True)
                     paths.replace_folder(folder.fd, fresh)
-                    folder.doubt()
+                    folder.mark_stale()
 
-    def find(self, keys: Sequence[str]) -> Found:
+    def lookup(self, keys: Sequence[str]) -> LookupResult:
         """Look up keys, again if others have written meanwhile."""
-        self.keep_up()
+        self.refresh()
         digests = key_digests(keys, self._seed)
         found = self._look_up(digests)
-        if len(found.there) < len(keys) and self.keep_up(missed=True):
+        if len(found.there) < len(keys) and self.refresh(missed=True):
             found = self._look_up(digests)
         return found
 
-    def find_stored(self, keys: Sequence[str]) -> Found:
+    def lookup_durable(self, keys: Sequence[str]) -> LookupResult:
         """Look up keys, and whether what is known of them is still on disk.
 
         Another process may have erased a page, or a whole segment, that this
         one goes on finding. That is harmless as long as nobody is told that
         there is no need to store it.
         """
-        found = self.find(keys)
+        found = self.lookup(keys)
         for _ in range(_LOOKS):
-            gone = np.flatnonzero(~self._standing(found))
+            gone = np.flatnonzero(~self._still_stored(found))
             if not len(gone):
                 break
             with self.lock:
@@ -205,12 +205,12 @@ class Catalogue:
                 self.index.forget(np.unique(rows[same]))
             # A segment that was renamed meanwhile is read again as a whole.
             for folder in list(self.folders.values()):
-                folder.doubt()
-            self.keep_up(always=True)
+                folder.mark_stale()
+            self.refresh(always=True)
             found = self._look_up(found.digests)
         return found
 
-    def _standing(self, found: Found) -> BoolArray:
+    def _still_stored(self, found: LookupResult) -> BoolArray:
         """Return which records are on disk as they are known, bool (m,)."""
         standing = np.zeros(len(found.rows), np.bool_)
         order = np.argsort(found.rows)
@@ -230,12 +230,12 @@ class Catalogue:
                 standing[mine] = stored == found.records[mine]
         return standing
 
-    def _look_up(self, digests: UInt64Array) -> Found:
+    def _look_up(self, digests: UInt64Array) -> LookupResult:
         with self.lock:
             rows = self.index.find(digests)
             there = np.flatnonzero(rows != ABSENT)
             rows = rows[there]
-            return Found(
+            return LookupResult(
                 digests=digests,
                 there=there,
                 rows=rows,
@@ -244,7 +244,7 @@ class Catalogue:
                 version=self.index.version,
             )
 
-    def note_use(self, found: Found, which: BoolArray) -> None:
+    def touch(self, found: LookupResult, which: BoolArray) -> None:
         """Note that pages were asked for, unless they are gone by now."""
         with self.lock:
             rows, believed = found.rows[which], found.records["check"][which]
@@ -253,12 +253,12 @@ class Catalogue:
             for number in np.unique(found.numbers[which][still]).tolist():
                 self.segments[number].touched = True
 
-    def lose(self, segment: Segment) -> None:
+    def disown(self, segment: Segment) -> None:
         """Stop being the writer of a segment that somebody else took."""
         for folder in list(self.folders.values()):
             if folder.fd == segment.folder:
                 folder.drop(segment)
-                folder.doubt()
+                folder.mark_stale()
 
     def count(self, verb: str, outcomes: OutcomeArray) -> None:
         """Count outcomes by name."""
@@ -268,7 +268,7 @@ class Catalogue:
                 if found[outcome]:
                     self.counts[f"{verb}_{outcome.name.lower()}"] += found[outcome]
 
-    def keep_up(self, *, missed: bool = False, always: bool = False) -> bool:
+    def refresh(self, *, missed: bool = False, always: bool = False) -> bool:
         """Learn what others changed; return whether anything was new.
 
         Args:
@@ -303,7 +303,7 @@ class Catalogue:
         for folder in list(self.folders.values()):
             folder.flush_uses()
 
-    def hold(self, numbers: Int64Array) -> Held:
+    def open(self, numbers: Int64Array) -> OpenSegments:
         """Open the files of segments, by number; `release` ends it."""
         held: list[Segment] = []
         tokens = []
@@ -313,7 +313,7 @@ class Catalogue:
             if segment is None:
                 continue
             try:
-                tokens.append(self._files.hold(segment))
+                tokens.append(self._files.open(segment))
             except OSError as error:
                 # Out of descriptors, say: that is no reason to drop pages.
                 if error.errno not in _GONE:
@@ -321,13 +321,13 @@ class Catalogue:
                 continue
             segment.touched = True
             held.append(segment)
-        return Held(tuple(held), tuple(tokens), np.array(shut, np.uint64))
+        return OpenSegments(tuple(held), tuple(tokens), np.array(shut, np.uint64))
 
-    def release(self, held: Held) -> None:
+    def release(self, held: OpenSegments) -> None:
         """End the use of files."""
         self._files.release(held.segments)
 
-    def retire(self, rows: Int64Array, believed: Records) -> BoolArray:
+    def invalidate(self, rows: Int64Array, believed: Records) -> BoolArray:
         """Forget records, here and on disk, so that a rewrite heals them.
 
         Args:
@@ -344,11 +344,11 @@ class Catalogue:
             segment = self.segments.get(number)
             if segment is not None:
                 mine = np.flatnonzero(numbers == number)
-                raced[mine] = self._retire_in(segment, rows[mine], believed[mine])
+                raced[mine] = self._invalidate_in(segment, rows[mine], believed[mine])
         self.counts["pages_retired"] += int((~raced).sum())
         return raced
 
-    def _retire_in(
+    def _invalidate_in(
         self, segment: Segment, rows: Int64Array, believed: Records
     ) -> BoolArray:
         """Forget records of one segment; return which had been replaced."""
@@ -369,15 +369,15 @@ class Catalogue:
             self.index.forget(rows[now])
         for folder in list(self.folders.values()):
             if folder.fd == segment.folder:
-                folder.doubt()
+                folder.mark_stale()
         return ~same
 
-    def open_anew(self, segment: Segment) -> None:
+    def reopen(self, segment: Segment) -> None:
         """Open the file of a segment anew that somebody begins to write.
 
         It was opened for reading alone if its disk was read-only then.
         """
-        self._files.open_anew(segment)
+        self._files.reopen(segment)
 
     def close_idle(self) -> int:
         """Close files of pages that no batch uses; return how many."""
@@ -397,7 +397,7 @@ class Catalogue:
             self.folders.clear()
             self.segments.clear()
 
-    def abandon(self) -> None:
+    def close_after_fork(self) -> None:
         """Close what a forked child inherited; its parent keeps its claims."""
         for folder in self.folders.values():
             for segment in folder.segments.values():
@@ -405,4 +405,4 @@ class Catalogue:
                     os.close(segment.index_fd)
             os.close(folder.fd)
         self.folders.clear()
-        self._files.abandon()
+        self._files.close_after_fork()

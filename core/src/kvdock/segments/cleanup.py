@@ -12,7 +12,7 @@ import attrs
 
 from kvdock.segments import ownership
 from kvdock.segments.format import HEADER_BYTES, is_newer
-from kvdock.segments.ownership import Tenure
+from kvdock.segments.ownership import WriterLiveness
 from kvdock.segments.paths import (
     RECORD_NAME,
     IndexName,
@@ -104,7 +104,9 @@ def remove_empty(root: int, namespace: str) -> bool:
         fd = open_folder(root, namespace)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if ownership.remembered(fd) is not Tenure.LOCKS or not _is_empty(fd):
+            if ownership.read_liveness(fd) is not WriterLiveness.LOCKS or not _is_empty(
+                fd
+            ):
                 return False  # other hosts may have it open, and no lock tells
             for pool in pool_folders(fd):
                 os.rmdir(pool, dir_fd=fd)
@@ -136,8 +138,8 @@ def _is_empty(namespace_fd: int) -> bool:
     return True
 
 
-def delete_unowned(
-    namespace_fd: int, pool: str, name: str, kept_by: Tenure | None
+def delete_if_unowned(
+    namespace_fd: int, pool: str, name: str, kept_by: WriterLiveness | None
 ) -> bool:
     """Delete one segment, unless it has a writer or is pinned.
 
@@ -159,12 +161,12 @@ def delete_unowned(
     return False
 
 
-def _delete(folder: int, name: IndexName, kept_by: Tenure | None) -> bool:
+def _delete(folder: int, name: IndexName, kept_by: WriterLiveness | None) -> bool:
     fd = open_index(folder, str(name), write=True)
     try:
-        if not _given_up(fd, name, kept_by):
+        if not _is_abandoned(fd, name, kept_by):
             return False
-        if kept_by is not Tenure.LOCKS:
+        if kept_by is not WriterLiveness.LOCKS:
             # Who renames it has it; the others find that it is not there.
             fresh = attrs.evolve(name, generation=name.generation + 1, state="open")
             os.rename(str(name), str(fresh), src_dir_fd=folder, dst_dir_fd=folder)
@@ -176,9 +178,9 @@ def _delete(folder: int, name: IndexName, kept_by: Tenure | None) -> bool:
     return True
 
 
-def sweep(
+def collect_garbage(
     folder: int,
-    kept_by: Tenure | None,
+    kept_by: WriterLiveness | None,
     *,
     lost: bool = False,
     newer: bool = False,
@@ -205,7 +207,7 @@ def sweep(
         if name.state == "new":
             if not known[name.segment]:
                 freed += _unlink_abandoned(folder, name, kept_by)
-        elif lost and not _of_use(folder, name, newer=newer):
+        elif lost and not _is_readable(folder, name, newer=newer):
             # Pages that another index file describes stay.
             freed += _unlink_abandoned(
                 folder, name, kept_by, with_data=known[name.segment] == 1
@@ -218,7 +220,7 @@ def sweep(
     return freed
 
 
-def _of_use(folder: int, name: IndexName, *, newer: bool) -> bool:
+def _is_readable(folder: int, name: IndexName, *, newer: bool) -> bool:
     """Return whether some version can read a segment, or it is not there."""
     with suppress(OSError):
         fd = open_index(folder, str(name))
@@ -235,13 +237,17 @@ def _of_use(folder: int, name: IndexName, *, newer: bool) -> bool:
 
 
 def _unlink_abandoned(
-    folder: int, name: IndexName, kept_by: Tenure | None, *, with_data: bool = True
+    folder: int,
+    name: IndexName,
+    kept_by: WriterLiveness | None,
+    *,
+    with_data: bool = True,
 ) -> int:
     freed = 0
     with suppress(OSError):
         fd = open_index(folder, str(name), write=True)
         try:
-            if _given_up(fd, name, kept_by):
+            if _is_abandoned(fd, name, kept_by):
                 os.stat(str(name), dir_fd=folder)  # else it is somebody's by now
                 for file in (name.data, str(name)) if with_data else (str(name),):
                     with suppress(FileNotFoundError):
@@ -253,13 +259,13 @@ def _unlink_abandoned(
     return freed
 
 
-def _given_up(fd: int, name: IndexName, kept_by: Tenure | None) -> bool:
+def _is_abandoned(fd: int, name: IndexName, kept_by: WriterLiveness | None) -> bool:
     """Return whether a segment has no writer, and nobody pins it."""
-    if kept_by is not Tenure.SILENCE and not (
-        ownership.claim(fd) and ownership.unpinned(fd)
+    if kept_by is not WriterLiveness.TIMEOUT and not (
+        ownership.acquire(fd) and ownership.is_unpinned(fd)
     ):
         return False
-    if kept_by is Tenure.LOCKS or name.state == "idx":
+    if kept_by is WriterLiveness.LOCKS or name.state == "idx":
         return True
     # Its writer may live where no lock can tell.
     return time.time() - os.fstat(fd).st_mtime > ownership.ABANDONED_S

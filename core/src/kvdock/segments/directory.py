@@ -15,7 +15,7 @@ from kvdock.segments.format import index_bytes
 from kvdock.segments.limits import MOST_SLOTS
 from kvdock.segments.paths import SETTLED_NS, IndexName, data_segment, listing
 from kvdock.segments.segment import (
-    Contents,
+    IndexContents,
     Segment,
     open_index,
     read_commits,
@@ -24,10 +24,10 @@ from kvdock.segments.segment import (
 
 if TYPE_CHECKING:
     from kvdock.segments.index import Index
-from kvdock.segments.ownership import Tenure
+from kvdock.segments.ownership import WriterLiveness
 
 
-class Folder:
+class SegmentDirectory:
     """The segments of one pool with one size of objects.
 
     Args:
@@ -46,11 +46,11 @@ class Folder:
         index: Index,
         numbers: dict[int, Segment],
         lock: threading.RLock,
-        tenure: Tenure,
+        liveness: WriterLiveness,
     ) -> None:
         self.fd = fd
         self.object_bytes = object_bytes
-        self.tenure = tenure
+        self.tenure = liveness
         self.segments: dict[int, Segment] = {}
         self.leftover_bytes = 0  # of files that belong to no known segment
         self._index = index
@@ -65,7 +65,7 @@ class Folder:
         known = sum(segment.nbytes for segment in list(self.segments.values()))
         return known + self.leftover_bytes
 
-    def doubt(self) -> None:
+    def mark_stale(self) -> None:
         """Read the folder again, whatever its time of change says."""
         self._seen_ns = -1
 
@@ -82,7 +82,7 @@ class Folder:
         try:
             return self._scan()
         except OSError:
-            self.doubt()
+            self.mark_stale()
             raise
 
     def _scan(self) -> bool:
@@ -173,7 +173,7 @@ class Folder:
             return 0
         return status.st_size
 
-    def admit(self, name: IndexName, contents: Contents) -> Segment:
+    def add(self, name: IndexName, contents: IndexContents) -> Segment:
         """Take a segment that was read into the index, or read again."""
         with self._lock:
             known = self.segments.get(name.segment)
@@ -183,7 +183,7 @@ class Folder:
             if known is None:
                 rows = self._index.open_rows(contents.slots)
                 known = Segment(
-                    self.fd, name, rows, contents.slot_bytes, tenure=self.tenure
+                    self.fd, name, rows, contents.slot_bytes, liveness=self.tenure
                 )
                 self.segments[name.segment] = known
                 self._numbers[rows.number] = known
@@ -214,7 +214,7 @@ class Folder:
                 > (name.generation, contents.commits)
             ):
                 return False  # another thread has been here meanwhile
-            self.admit(name, contents)
+            self.add(name, contents)
         return True
 
     def _bytes_beside_segments(self, files: dict[str, int]) -> int:
@@ -267,5 +267,5 @@ class Folder:
         for segment in self.segments.values():
             if segment.owned:
                 # Without locks it would count as ours for another minute.
-                segment.let_go(full=self.tenure is Tenure.SILENCE)
+                segment.release(full=self.tenure is WriterLiveness.TIMEOUT)
         os.close(self.fd)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 if TYPE_CHECKING:
-    from kvdock.segments.io import Engine
+    from kvdock.segments.io import IOEngine
     from kvdock.segments.segment import Segment
 
 
@@ -35,7 +35,7 @@ class _Open:
     stale: bool = False
 
 
-class OpenFiles:
+class FdCache:
     """Engine tokens of segments, the least recently used closed first.
 
     Args:
@@ -44,13 +44,13 @@ class OpenFiles:
             has it if that is not said.
     """
 
-    def __init__(self, engine: Engine, most: int | None = None) -> None:
+    def __init__(self, engine: IOEngine, most: int | None = None) -> None:
         self._engine = engine
         self._most = _most_open() if most is None else most
         self._open: OrderedDict[Segment, _Open] = OrderedDict()
         self._lock = threading.Lock()
 
-    def hold(self, segment: Segment) -> int:
+    def open(self, segment: Segment) -> int:
         """Return a segment's token, valid until `release`.
 
         Raises:
@@ -110,7 +110,7 @@ class OpenFiles:
                 if segment not in segments:
                     self._give_up(segment, entry)
 
-    def open_anew(self, segment: Segment) -> None:
+    def reopen(self, segment: Segment) -> None:
         """Keep a segment's file open no longer than it is in use."""
         with self._lock:
             entry = self._open.get(segment)
@@ -133,7 +133,7 @@ class OpenFiles:
                 self._engine.close_file(entry.token)
             self._open.clear()
 
-    def abandon(self) -> None:
+    def close_after_fork(self) -> None:
         """Close what a forked child inherited."""
         # A thread that the child does not have may have held the lock.
         self._lock = threading.Lock()

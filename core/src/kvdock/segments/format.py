@@ -111,7 +111,7 @@ def fold(rows: Records) -> UInt64Array:
     return state
 
 
-def sealed(rows: Records) -> Records:
+def with_checksums(rows: Records) -> Records:
     """Fill in the self-checks of headers or records; return the same rows."""
     rows["check"] = fold(rows)
     return rows
@@ -141,7 +141,7 @@ def records_of(
     records["stored_ns"] = time.time_ns()
     records["segment"], records["generation"] = place
     records["slot"] = slots
-    return sealed(records)
+    return with_checksums(records)
 
 
 def header_of(
@@ -160,7 +160,7 @@ def header_of(
         0,
         0,
     )
-    return sealed(row).tobytes()
+    return with_checksums(row).tobytes()
 
 
 def parse_header(raw: bytes) -> Records | None:

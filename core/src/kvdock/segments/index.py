@@ -59,7 +59,7 @@ _SMALLEST = 64  # buckets
 _STEP = 1 << 16  # rows handled at once, so that temporaries stay in the cache
 
 
-class Table:
+class HashTable:
     """Row numbers by digest. Not thread-safe; digests belong to the caller."""
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class Table:
 
 
 @attrs.frozen
-class Rows:
+class RowRange:
     """The rows of one segment: slot n is row `first` + n."""
 
     number: int
@@ -202,7 +202,7 @@ class Index:
         self.segment_of: npt.NDArray[np.int32] = np.zeros(0, np.int32)
         self.live_in: Int64Array = np.zeros(0, np.int64)  # records of each segment
         self.version = 0  # of the set of keys
-        self._table = Table()
+        self._table = HashTable()
         self._end = 0  # rows handed out, free ones among them
         self._gaps: list[tuple[int, int]] = []  # first row and number, ascending
         self._numbers = 0
@@ -214,14 +214,14 @@ class Index:
         arrays = (self.records, self.used_ns, self.segment_of)
         return self._table.nbytes + sum(array.nbytes for array in arrays)
 
-    def open_rows(self, slots: int) -> Rows:
+    def open_rows(self, slots: int) -> RowRange:
         """Make rows for a segment, all of them empty."""
         first = self._take(slots)
         number = self._free_numbers.pop() if self._free_numbers else self._numbers
         self._numbers = max(self._numbers, number + 1)
         if number >= len(self.live_in):
             self.live_in = _longer(self.live_in, 2 * number + 16)
-        rows = Rows(number, first, slots)
+        rows = RowRange(number, first, slots)
         self.segment_of[rows.span] = number
         return rows
 
@@ -230,7 +230,7 @@ class Index:
         self._grow(self._end + rows)
         self._table.reserve(rows, self._digests())
 
-    def close_rows(self, rows: Rows) -> None:
+    def close_rows(self, rows: RowRange) -> None:
         """Forget a segment with everything in it."""
         self.forget(np.arange(rows.first, rows.first + rows.slots))
         self.segment_of[rows.span] = ABSENT
@@ -264,7 +264,7 @@ class Index:
         """Return the row of each key, int64 (n,), or `ABSENT`."""
         return self._table.find(digests, self._digests())
 
-    def live(self, rows: Rows) -> BoolArray:
+    def live(self, rows: RowRange) -> BoolArray:
         """Return which slots of a segment hold a record, bool (slots,)."""
         return cast("BoolArray", self.records["check"][rows.span] != 0)
 
@@ -296,7 +296,7 @@ class Index:
             self._map(digests[last], rows[last])
         self.version += 1
 
-    def load(self, rows: Rows, records: Records, used_ns: Int64Array) -> None:
+    def load(self, rows: RowRange, records: Records, used_ns: Int64Array) -> None:
         """Replace all that is known of a segment by what was read from it."""
         old = self.records[rows.span]
         changed = np.flatnonzero(old["check"] != records["check"])

@@ -20,14 +20,14 @@ from kvdock.errors import KvdockError, NamespaceError
 from kvdock.segments import ownership, paths
 from kvdock.segments.cleanup import (
     clear_namespace,
-    delete_unowned,
+    collect_garbage,
+    delete_if_unowned,
     pool_folders,
     remove_empty,
-    sweep,
 )
 from kvdock.segments.format import RECORD_BYTES, RECORDS_AT, key_digests, key_seed
-from kvdock.segments.segment import Contents, open_index, read_contents
-from kvdock.segments.usage import Neighbours
+from kvdock.segments.segment import IndexContents, open_index, read_contents
+from kvdock.segments.usage import NamespaceUsage
 
 
 @attrs.frozen(kw_only=True)
@@ -82,7 +82,7 @@ def locate(root: Path, key: str) -> tuple[Location, ...]:
 
 def segments_of(
     root: Path, namespace: str
-) -> Iterator[tuple[str, paths.IndexName, Contents]]:
+) -> Iterator[tuple[str, paths.IndexName, IndexContents]]:
     """Read the index files of a namespace.
 
     Yields:
@@ -174,7 +174,7 @@ def index_names(folder: int) -> tuple[paths.IndexName, ...]:
 
 
 def location(
-    home: Path, folder: str, name: paths.IndexName, contents: Contents, slot: int
+    home: Path, folder: str, name: paths.IndexName, contents: IndexContents, slot: int
 ) -> Location:
     """Return where the object in one slot lies."""
     record = contents.records[slot]
@@ -211,7 +211,7 @@ class PoolSurvey:
     pages: int
     stored_bytes: int
     file_bytes: int
-    wrong_records: int
+    corrupt_records: int
 
 
 @attrs.frozen(kw_only=True)
@@ -258,7 +258,7 @@ def namespaces(root: Path) -> tuple[str, ...]:
         os.close(fd)
 
 
-def chosen(root: Path, prefix: str) -> str:
+def resolve_prefix(root: Path, prefix: str) -> str:
     """Return the one namespace that begins with a prefix.
 
     Raises:
@@ -273,13 +273,13 @@ def chosen(root: Path, prefix: str) -> str:
     )
 
 
-def survey(root: Path, namespace: str) -> NamespaceSurvey:
+def describe_namespace(root: Path, namespace: str) -> NamespaceSurvey:
     """Count what a store holds of one namespace."""
     with namespace_of(root, namespace) as fd:
         record = b""
         with suppress(OSError):  # something else of its name
             record = paths.read_record(fd)
-        listed = Neighbours(fd).bytes_of()
+        listed = NamespaceUsage(fd).bytes_of()
     fits = bool(record) and paths.fits(record, namespace)
     about = _about(record) if fits else {}
     totals = {folder: np.zeros(4, np.int64) for folder in listed}
@@ -287,7 +287,7 @@ def survey(root: Path, namespace: str) -> NamespaceSurvey:
     for folder, _, contents in segments_of(root, namespace):
         live = contents.records["check"] != 0
         nbytes = int(contents.records["nbytes"][live].sum())
-        one = [1, int(live.sum()), nbytes, len(contents.wrong_slots)]
+        one = [1, int(live.sum()), nbytes, len(contents.corrupt_slots)]
         totals.setdefault(folder, np.zeros(4, np.int64))[:] += one
         if live.any():
             used_ns = max(used_ns, int(contents.used_ns[live].max()))
@@ -325,11 +325,11 @@ def _pool_survey(
         pages=pages,
         stored_bytes=stored_bytes,
         file_bytes=file_bytes,
-        wrong_records=wrong_records,
+        corrupt_records=wrong_records,
     )
 
 
-def collect(
+def gc(
     root: Path,
     namespace: str,
     *,
@@ -357,11 +357,11 @@ def collect(
     """
     freed = 0
     with namespace_of(root, namespace, shared=shared) as fd:
-        kept_by = ownership.remembered(fd)
-        neighbours = Neighbours(fd)
-        for folder in neighbours.bytes_of():
+        kept_by = ownership.read_liveness(fd)
+        usage = NamespaceUsage(fd)
+        for folder in usage.bytes_of():
             folder_fd = paths.open_folder(fd, folder)
-            freed += sweep(folder_fd, kept_by, lost=True, newer=newer)
+            freed += collect_garbage(folder_fd, kept_by, lost=True, newer=newer)
             os.close(folder_fd)
         if to_bytes is not None:
             freed += _shrink(root, namespace, fd, to_bytes)
@@ -394,10 +394,10 @@ def _shrink(root: Path, namespace: str, fd: int, to_bytes: int) -> int:
         live = contents.records["check"] != 0
         used = contents.used_ns[live]
         by_use.append((float(used.mean()) if len(used) else 0.0, folder, str(name)))
-    begun = now = Neighbours(fd).usage_bytes()
+    begun = now = NamespaceUsage(fd).usage_bytes()
     for _, folder, file in sorted(by_use):
         if now <= to_bytes:
             break
-        if delete_unowned(fd, folder, file, ownership.remembered(fd)):
-            now = Neighbours(fd).usage_bytes()
+        if delete_if_unowned(fd, folder, file, ownership.read_liveness(fd)):
+            now = NamespaceUsage(fd).usage_bytes()
     return begun - now

@@ -71,11 +71,11 @@ def checksums(
 
 
 @attrs.frozen(eq=False)
-class Transfer:
+class IORequest:
     """Objects to move between host memory and segments.
 
     Args:
-        files: What `Engine.open_file` returned, one for each segment.
+        files: What `IOEngine.open_file` returned, one for each segment.
         file_of: int64 (n,), index into `files` for each object.
         offsets: int64 (n,), where each object begins in its file.
         addresses: int64 (n, segments), host byte addresses.
@@ -96,7 +96,7 @@ class Transfer:
 
 
 @attrs.frozen(eq=False)
-class Moved:
+class IOResult:
     """What became of each object of a transfer, at its place.
 
     Args:
@@ -111,7 +111,7 @@ class Moved:
     checksums: UInt64Array
 
     @classmethod
-    def of(cls, count: int) -> Moved:
+    def of(cls, count: int) -> IOResult:
         """Begin an answer in which nothing has moved."""
         return cls(
             np.full(count, DEADLINE, np.int32),
@@ -120,7 +120,7 @@ class Moved:
         )
 
 
-class Engine(Protocol):
+class IOEngine(Protocol):
     """Moves bytes between host memory and files.
 
     Called from any thread, several at a time. An engine bounds its own
@@ -141,7 +141,7 @@ class Engine(Protocol):
             create: Make the file; it must not be there yet.
 
         Returns:
-            A token for `Transfer.files`: the descriptor itself for engines
+            A token for `IORequest.files`: the descriptor itself for engines
             that need no more.
 
         Raises:
@@ -151,10 +151,10 @@ class Engine(Protocol):
     def close_file(self, token: int) -> None:
         """Let go of a token; no transfer uses it any more."""
 
-    def write(self, transfer: Transfer) -> Moved:
+    def write(self, transfer: IORequest) -> IOResult:
         """Move objects from host memory to their segments."""
 
-    def read(self, transfer: Transfer) -> Moved:
+    def read(self, transfer: IORequest) -> IOResult:
         """Move objects from their segments to host memory."""
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import attrs
 
 from kvdock.errors import SettingsError
 from kvdock.segments.format import index_bytes
-from kvdock.segments.ownership import Tenure
+from kvdock.segments.ownership import WriterLiveness
 
 LEAST_SEGMENTS = 12
 """Segments of a quota: one of them is what eviction takes at once."""
@@ -24,7 +24,7 @@ def _distinct(sizes: Iterable[int]) -> tuple[int, ...]:
 
 
 @attrs.frozen(kw_only=True)
-class Place:
+class StoreLocation:
     """Where the objects of one pool of one namespace are kept.
 
     Args:
@@ -44,11 +44,13 @@ class Place:
     object_bytes: tuple[int, ...] = attrs.field(converter=_distinct)
     record: bytes = attrs.field(default=b"", repr=False)
     shared: bool = False
-    tenure: Tenure = attrs.field(default=Tenure.LOCKS, converter=Tenure)
+    liveness: WriterLiveness = attrs.field(
+        default=WriterLiveness.LOCKS, converter=WriterLiveness
+    )
 
 
 @attrs.frozen(kw_only=True)
-class Limits:
+class StoreLimits:
     """How much a namespace may take.
 
     Args:

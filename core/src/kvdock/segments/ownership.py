@@ -2,7 +2,7 @@
 
 The claim itself is a rename of the index file to its next generation, which
 only one of several can do. What is left to find out is whether the writer of
-an open segment still lives, see `Tenure`.
+an open segment still lives, see `WriterLiveness`.
 
 Nothing rests on it for correctness: every read is verified, so two writers on
 one segment would cost pages and never serve wrong ones.
@@ -35,14 +35,14 @@ ABANDONED_S = 3600.0
 """Age of a half-made segment that nobody is making any more, without locks."""
 
 
-class Tenure(StrEnum):
+class WriterLiveness(StrEnum):
     """How a store tells that the writer of a segment lives."""
 
     LOCKS = "locks"
     """By locks of the kernel, which end with their process: one host, or a file
     system whose locks all hosts see. They belong to an open file, so two stores
     of one process exclude each other as well."""
-    SILENCE = "silence"
+    TIMEOUT = "silence"
     """By watching: a writer that adds nothing for a minute has lost its segment
     to whoever renames it. For file systems that have no locks."""
 
@@ -56,12 +56,12 @@ def _set(fd: int, kind: int, byte: int) -> bool:
     return True
 
 
-def claim(fd: int) -> bool:
+def acquire(fd: int) -> bool:
     """Become the writer of an index file; False if there is one."""
     return _set(fd, fcntl.F_WRLCK, _WRITER)
 
 
-def unpinned(fd: int) -> bool:
+def is_unpinned(fd: int) -> bool:
     """Return whether nobody pins a segment; called by its writer."""
     if not _set(fd, fcntl.F_WRLCK, _PIN):
         return False
@@ -73,7 +73,7 @@ def pin(fd: int) -> bool:
     return _set(fd, fcntl.F_RDLCK, _PIN)
 
 
-def let_go(fd: int) -> None:
+def release(fd: int) -> None:
     """Give up what is held through a descriptor, and close it.
 
     Closing alone would not do: a child that was forked meanwhile has the
@@ -85,18 +85,21 @@ def let_go(fd: int) -> None:
     os.close(fd)
 
 
-def remembered(namespace_fd: int) -> Tenure | None:
+def read_liveness(namespace_fd: int) -> WriterLiveness | None:
     """Return how a namespace's writers are told to live; None if unknown."""
     stored = read_aside(namespace_fd, FILE_NAME)
-    return next((one for one in Tenure if stored == one.encode()), None)
+    return next((one for one in WriterLiveness if stored == one.encode()), None)
 
 
-def remember(namespace_fd: int, kept_by: Tenure) -> None:
+def write_liveness(namespace_fd: int, kept_by: WriterLiveness) -> None:
     """Keep how a namespace's writers are told to live, as long as there is room.
 
     One writer without locks is enough for locks to tell nothing.
     """
-    stored = remembered(namespace_fd)
-    if stored is None or (stored, kept_by) == (Tenure.LOCKS, Tenure.SILENCE):
+    stored = read_liveness(namespace_fd)
+    if stored is None or (stored, kept_by) == (
+        WriterLiveness.LOCKS,
+        WriterLiveness.TIMEOUT,
+    ):
         with suppress(KvdockError):
             write_aside(namespace_fd, FILE_NAME, kept_by.encode())

@@ -12,7 +12,7 @@ from kvdock.segments import ownership
 from kvdock.segments.segment import open_index, read_record
 
 if TYPE_CHECKING:
-    from kvdock.segments.catalog import Catalogue, Found
+    from kvdock.segments.catalog import Catalog, LookupResult
 
 
 class Pins:
@@ -22,8 +22,8 @@ class Pins:
         catalogue: Where keys are.
     """
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalogue = catalog
         self._segment_of: dict[str, int] = {}
         self._locked: dict[int, int] = {}  # descriptor by segment
         self._uses: Counter[int] = Counter()
@@ -34,16 +34,16 @@ class Pins:
 
     def add(self, key: str) -> None:
         """Pin a key, if it is there."""
-        catalogue = self._catalogue
-        with catalogue.lock, suppress(OSError):
-            found = catalogue.find([key])
+        catalog = self._catalogue
+        with catalog.lock, suppress(OSError):
+            found = catalog.lookup([key])
             if key not in self and len(found.there):
                 identity = int(found.records["segment"][0])
                 if self._lock(found, identity):
                     self._segment_of[key] = identity
                     self._uses[identity] += 1
 
-    def _lock(self, found: Found, identity: int) -> bool:
+    def _lock(self, found: LookupResult, identity: int) -> bool:
         """Lock a segment; return whether the record is still in it."""
         slot, record = int(found.records["slot"][0]), found.records.tobytes()
         fd = self._locked.get(identity, -1)
@@ -70,7 +70,7 @@ class Pins:
                 self._uses[identity] -= 1
                 if not self._uses[identity]:
                     del self._uses[identity]
-                    ownership.let_go(self._locked.pop(identity))
+                    ownership.release(self._locked.pop(identity))
 
     def close(self) -> None:
         """Let go of everything."""

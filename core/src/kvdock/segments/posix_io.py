@@ -29,7 +29,7 @@ import numpy as np
 import xxhash
 
 from kvdock.segments import paths
-from kvdock.segments.io import EMPTY_CHECKSUM, Moved, Transfer, address_space
+from kvdock.segments.io import EMPTY_CHECKSUM, IORequest, IOResult, address_space
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
@@ -55,7 +55,7 @@ _Move = Callable[[int, list[memoryview], int], int]
 _Calls = SimpleQueue[tuple[Future[None], Callable[[], None]] | None]
 
 
-class Daemons:
+class DaemonThreads:
     """Daemon threads that do calls, each started when it is first wanted.
 
     Args:
@@ -110,7 +110,7 @@ def _serve(calls: _Calls) -> None:
 
 
 @attrs.frozen(eq=False)
-class _Job:
+class _IOPlan:
     """A transfer in the order of its files, as lists for the inner loop."""
 
     write: bool
@@ -123,10 +123,10 @@ class _Job:
     totals: Int64Array
     runs: list[int]  # first object of each run, and the number of objects
     deadline_s: float
-    moved: Moved
+    moved: IOResult
 
 
-class ThreadEngine:
+class PosixIOEngine:
     """Positional I/O on the calling thread and a few helpers.
 
     Args:
@@ -139,7 +139,7 @@ class ThreadEngine:
         self._direct = direct
         self._threads = max(1, threads)
         self._space = address_space()
-        self._helpers = Daemons(self._threads - 1)
+        self._helpers = DaemonThreads(self._threads - 1)
         self._pid = os.getpid()
 
     def open_file(self, name: str, folder: int, *, create: bool) -> int:
@@ -164,16 +164,16 @@ class ThreadEngine:
         if self._pid == os.getpid():
             self._helpers.close()
 
-    def write(self, transfer: Transfer) -> Moved:
+    def write(self, transfer: IORequest) -> IOResult:
         """Sum and write objects."""
         return self._run(transfer, write=True)
 
-    def read(self, transfer: Transfer) -> Moved:
+    def read(self, transfer: IORequest) -> IOResult:
         """Read and sum objects."""
         return self._run(transfer, write=False)
 
-    def _run(self, transfer: Transfer, *, write: bool) -> Moved:
-        moved = Moved.of(len(transfer))
+    def _run(self, transfer: IORequest, *, write: bool) -> IOResult:
+        moved = IOResult.of(len(transfer))
         if not len(transfer):
             return moved
         job, tasks = _plan(transfer, moved, write=write)
@@ -200,14 +200,14 @@ class ThreadEngine:
                 future.result()
         return moved
 
-    def _pool(self) -> Daemons:
+    def _pool(self) -> DaemonThreads:
         if self._pid != os.getpid():
             # Threads do not survive a fork, the pool's object does.
-            self._helpers = Daemons(self._threads - 1)
+            self._helpers = DaemonThreads(self._threads - 1)
             self._pid = os.getpid()
         return self._helpers
 
-    def _drain(self, job: _Job, todo: deque[tuple[int, int]]) -> None:
+    def _drain(self, job: _IOPlan, todo: deque[tuple[int, int]]) -> None:
         while True:
             try:
                 first, last = todo.popleft()
@@ -215,7 +215,7 @@ class ThreadEngine:
                 return
             self._work(job, first, last)
 
-    def _work(self, job: _Job, first: int, last: int) -> None:
+    def _work(self, job: _IOPlan, first: int, last: int) -> None:
         """Do the runs from first to last."""
         rows: list[int] = []
         sums: list[int] = []
@@ -236,7 +236,7 @@ class ThreadEngine:
             job.moved.nbytes[at] = job.totals[rows]
             job.moved.errors[at] = 0
 
-    def _together(self, job: _Job, start: int, stop: int) -> list[int] | None:
+    def _together(self, job: _IOPlan, start: int, stop: int) -> list[int] | None:
         """Move adjacent objects in one call; return their checksums.
 
         Returns:
@@ -272,7 +272,7 @@ class ThreadEngine:
         return sums if job.write else self._sums(job, start, stop, views)
 
     def _sums(
-        self, job: _Job, start: int, stop: int, views: list[memoryview]
+        self, job: _IOPlan, start: int, stop: int, views: list[memoryview]
     ) -> list[int]:
         if job.pieces == 1:
             return [xxhash.xxh3_64_intdigest(view) for view in views]
@@ -286,7 +286,7 @@ class ThreadEngine:
             sums.append(state.intdigest())
         return sums
 
-    def _single(self, job: _Job, row: int) -> None:
+    def _single(self, job: _IOPlan, row: int) -> None:
         """Move one object, in granules; whatever happens is its outcome."""
         at = job.order[row]
         state = xxhash.xxh3_64()
@@ -331,7 +331,7 @@ class ThreadEngine:
         return groups
 
     def _move(
-        self, job: _Job, row: int, views: list[memoryview], done: int, wanted: int
+        self, job: _IOPlan, row: int, views: list[memoryview], done: int, wanted: int
     ) -> int:
         """Move a group of pieces; return the bytes, fewer at a file's end."""
         file, offset = job.files[row], job.offsets[row] + done
@@ -349,7 +349,7 @@ class ThreadEngine:
         return got
 
     def _bounce(
-        self, job: _Job, file: int, views: list[memoryview], offset: int, wanted: int
+        self, job: _IOPlan, file: int, views: list[memoryview], offset: int, wanted: int
     ) -> int:
         """Move through aligned memory, in whole blocks of the file."""
         length = -(-wanted // _BLOCK) * _BLOCK
@@ -387,8 +387,8 @@ def _after(views: list[memoryview], done: int) -> list[memoryview]:
 
 
 def _plan(
-    transfer: Transfer, moved: Moved, *, write: bool
-) -> tuple[_Job, list[tuple[int, int]]]:
+    transfer: IORequest, moved: IOResult, *, write: bool
+) -> tuple[_IOPlan, list[tuple[int, int]]]:
     """Sort objects by place, join neighbours into runs, runs into tasks."""
     count = len(transfer)
     sizes = transfer.sizes
@@ -417,7 +417,7 @@ def _plan(
     task = before[starts] // _TASK
     edges = [0, *(np.flatnonzero(task[1:] != task[:-1]) + 1).tolist(), len(starts)]
     handles = np.asarray(transfer.files, np.int64)
-    job = _Job(
+    job = _IOPlan(
         write=write,
         order=order,
         files=handles[files].tolist(),

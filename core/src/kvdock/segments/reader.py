@@ -10,11 +10,11 @@ import numpy as np
 
 from kvdock.batch import Batch, BatchResult, Outcome
 from kvdock.segments.index import ABSENT
-from kvdock.segments.io import DEADLINE, Engine, Moved, Transfer
+from kvdock.segments.io import DEADLINE, IOEngine, IORequest, IOResult
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array, OutcomeArray
-    from kvdock.segments.catalog import Catalogue, Found, Held
+    from kvdock.segments.catalog import Catalog, LookupResult, OpenSegments
     from kvdock.segments.format import Records
 
 _DAMAGE = (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
@@ -30,34 +30,36 @@ class Reader:
         engine: Moves their bytes.
     """
 
-    def __init__(self, catalogue: Catalogue, engine: Engine) -> None:
-        self._catalogue = catalogue
+    def __init__(self, catalog: Catalog, engine: IOEngine) -> None:
+        self._catalogue = catalog
         self._engine = engine
 
     def get(self, batch: Batch) -> BatchResult:
         """Fill the memory of a batch."""
-        catalogue = self._catalogue
+        catalog = self._catalogue
         outcomes = np.full(len(batch), Outcome.ABSENT, np.uint8)
-        found = catalogue.find(batch.keys)
+        found = catalog.lookup(batch.keys)
         if len(found.there):
-            with catalogue.lock:
-                catalogue.index.touch(found.rows, time.time_ns())
-                held = catalogue.hold(found.numbers)
+            with catalog.lock:
+                catalog.index.touch(found.rows, time.time_ns())
+                held = catalog.open(found.numbers)
             try:
                 outcomes[found.there] = self._load(batch, found, held)
             finally:
-                catalogue.release(held)
-        catalogue.count("get", outcomes)
+                catalog.release(held)
+        catalog.count("get", outcomes)
         return BatchResult.of(batch, outcomes)
 
-    def _load(self, batch: Batch, found: Found, held: Held) -> OutcomeArray:
+    def _load(
+        self, batch: Batch, found: LookupResult, held: OpenSegments
+    ) -> OutcomeArray:
         """Read and verify objects; return an outcome for each."""
         there, believed = found.there, found.records
         wanted = batch.object_bytes[there].astype(np.uint64)
         outcomes = np.full(len(there), Outcome.OK, np.uint8)
-        files = held.place_of(believed["segment"])
+        files = held.position_of(believed["segment"])
         outcomes[files == ABSENT] = Outcome.CORRUPT  # the file is gone
-        outcomes[np.isin(believed["segment"], held.shut)] = Outcome.ERROR
+        outcomes[np.isin(believed["segment"], held.failed)] = Outcome.ERROR
         outcomes[believed["nbytes"] < wanted] = Outcome.SHORT
         outcomes[believed["nbytes"] > wanted] = Outcome.LONG
         keys = found.digests[there]
@@ -68,7 +70,7 @@ class Reader:
         chosen = np.flatnonzero((outcomes == Outcome.OK) & (wanted > 0))
         if len(chosen):
             at = there[chosen]
-            transfer = Transfer(
+            transfer = IORequest(
                 files=held.tokens,
                 file_of=files[chosen],
                 offsets=believed["slot"][chosen] * held.strides[files[chosen]],
@@ -93,12 +95,12 @@ class Reader:
             once, first, which = np.unique(
                 rows[bad], return_index=True, return_inverse=True
             )
-            raced = self._catalogue.retire(once, believed[bad[first]])[which]
+            raced = self._catalogue.invalidate(once, believed[bad[first]])[which]
             outcomes[bad[raced]] = Outcome.ABSENT
             self._catalogue.counts["pages_raced"] += int(raced.sum())
 
 
-def _verified(moved: Moved, believed: Records) -> OutcomeArray:
+def _verified(moved: IOResult, believed: Records) -> OutcomeArray:
     """Hold what an engine moved against what was stored."""
     nbytes = believed["nbytes"].astype(np.int64)
     outcomes = np.full(len(nbytes), Outcome.OK, np.uint8)

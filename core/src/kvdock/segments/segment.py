@@ -27,19 +27,19 @@ from kvdock.segments.format import (
     uses_at,
     valid,
 )
-from kvdock.segments.ownership import Tenure
+from kvdock.segments.ownership import WriterLiveness
 from kvdock.segments.paths import IndexName, open_file
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array
-    from kvdock.segments.index import Rows
+    from kvdock.segments.index import RowRange
 
 
 _MOST_SLOTS = 1 << 24
 
 
 @attrs.frozen(eq=False)
-class Contents:
+class IndexContents:
     """An index file as it was when it was read.
 
     Args:
@@ -59,8 +59,8 @@ class Contents:
     commits: int
     records: Records
     used_ns: Int64Array
-    wrong_slots: Int64Array
-    wrong_records: Records
+    corrupt_slots: Int64Array
+    corrupt_records: Records
 
 
 def open_index(folder: int, name: str, *, write: bool = False) -> int:
@@ -86,7 +86,7 @@ def read_header(fd: int, name: IndexName) -> Records | None:
     return header
 
 
-def read_contents(fd: int, name: IndexName, data_bytes: int) -> Contents | None:
+def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | None:
     """Read an index file whole.
 
     Args:
@@ -120,15 +120,15 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> Contents | None:
     used_ns = records["stored_ns"].astype(np.int64)
     if len(raw) >= index_bytes(slots):
         used_ns = np.maximum(used_ns, np.frombuffer(raw, "<i8", slots, uses_at(slots)))
-    return Contents(
+    return IndexContents(
         slots=slots,
         slot_bytes=slot_bytes,
         object_bytes=int(header["object_bytes"][0]),
         commits=int.from_bytes(raw[COMMITS_AT : COMMITS_AT + 8], "little"),
         records=records,
         used_ns=used_ns,
-        wrong_slots=wrong_slots,
-        wrong_records=wrong_records,
+        corrupt_slots=wrong_slots,
+        corrupt_records=wrong_records,
     )
 
 
@@ -234,15 +234,15 @@ class Segment:
 
     folder: int
     name: IndexName
-    rows: Rows
+    rows: RowRange
     slot_bytes: int
     commits: int = 0
     index_fd: int = -1
     touched: bool = False  # times of use are newer than on disk
-    heat_ns: float = 0.0  # no page of it was used before, on the whole
-    tenure: Tenure = Tenure.LOCKS
-    watched: tuple[IndexName, int] | None = None
-    silent_since_s: float = 0.0
+    last_used_ns: float = 0.0  # no page of it was used before, on the whole
+    liveness: WriterLiveness = WriterLiveness.LOCKS
+    last_seen: tuple[IndexName, int] | None = None
+    unchanged_since_s: float = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -254,7 +254,7 @@ class Segment:
         """Whether this process is its writer."""
         return self.index_fd >= 0
 
-    def claim(self) -> bool:
+    def acquire(self) -> bool:
         """Become its writer under a new generation; False if it is taken.
 
         Other processes see the new name and read the index again.
@@ -279,19 +279,19 @@ class Segment:
 
     def _abandoned(self, fd: int) -> bool:
         """Return whether it has no writer, and nobody pins it."""
-        if self.tenure is Tenure.LOCKS:
-            return tenure.claim(fd) and tenure.unpinned(fd)
+        if self.liveness is WriterLiveness.LOCKS:
+            return tenure.acquire(fd) and tenure.is_unpinned(fd)
         if self.name.state != "open":
             return True
         now_s = time.monotonic()
         seen = (self.name, read_commits(fd))
-        if seen != self.watched:
-            self.watched, self.silent_since_s = seen, now_s
-        return now_s - self.silent_since_s > tenure.SILENCE_S
+        if seen != self.last_seen:
+            self.last_seen, self.unchanged_since_s = seen, now_s
+        return now_s - self.unchanged_since_s > tenure.SILENCE_S
 
-    def lost(self) -> bool:
+    def was_taken_over(self) -> bool:
         """Return whether another writer took it, which locks rule out."""
-        if self.tenure is Tenure.LOCKS:
+        if self.liveness is WriterLiveness.LOCKS:
             return False
         try:
             os.stat(str(self.name), dir_fd=self.folder, follow_symlinks=False)
@@ -309,7 +309,7 @@ class Segment:
         Raises:
             OSError: If the index cannot be written.
         """
-        if self.lost():
+        if self.was_taken_over():
             raise OSError(errno.ESTALE, "another writer took this segment")
         write_records(self.index_fd, slots, records)
         self.commits += 1
@@ -332,7 +332,7 @@ class Segment:
             finally:
                 os.close(fd)
 
-    def let_go(self, *, full: bool) -> None:
+    def release(self, *, full: bool) -> None:
         """Stop being its writer; called under the lock.
 
         Args:
@@ -345,11 +345,11 @@ class Segment:
         if full:
             with suppress(OSError):
                 self._rename(attrs.evolve(self.name, state="idx"))
-        tenure.let_go(fd)
+        tenure.release(fd)
 
 
 def make_index(
-    folder: int, name: IndexName, header: bytes, slots: int, kept_by: Tenure
+    folder: int, name: IndexName, header: bytes, slots: int, kept_by: WriterLiveness
 ) -> int:
     """Make and claim the index file of a new segment, still called "new".
 
@@ -377,8 +377,8 @@ def make_index(
     return fd
 
 
-def _begin(fd: int, kept_by: Tenure) -> None:
-    swept = kept_by is Tenure.LOCKS and not tenure.claim(fd)
+def _begin(fd: int, kept_by: WriterLiveness) -> None:
+    swept = kept_by is WriterLiveness.LOCKS and not tenure.acquire(fd)
     if swept or not os.fstat(fd).st_nlink:
         raise OSError(errno.EAGAIN, "taken for what a dead writer left")
 

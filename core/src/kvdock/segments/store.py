@@ -17,23 +17,23 @@ import numpy as np
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import KvdockError
 from kvdock.segments import ownership, paths
-from kvdock.segments.allocator import Space
-from kvdock.segments.catalog import Catalogue
+from kvdock.segments.allocator import SegmentAllocator
+from kvdock.segments.catalog import Catalog
 from kvdock.segments.cleanup import clear_namespace
 from kvdock.segments.fd_cache import OUT_OF_FILES
-from kvdock.segments.limits import Limits
-from kvdock.segments.ownership import Tenure
+from kvdock.segments.limits import StoreLimits
+from kvdock.segments.ownership import WriterLiveness
 from kvdock.segments.pins import Pins
 from kvdock.segments.reader import Reader
-from kvdock.segments.usage import Neighbours, is_told
+from kvdock.segments.usage import NamespaceUsage, is_told
 from kvdock.segments.writer import Writer
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from kvdock.segments.io import Engine
-    from kvdock.segments.limits import Place
+    from kvdock.segments.io import IOEngine
+    from kvdock.segments.limits import StoreLocation
 
 log = logging.getLogger("kvdock.segments")
 
@@ -82,12 +82,12 @@ class SegmentStore:
     """
 
     def __init__(
-        self, place: Place, engine: Engine, limits: Limits | None = None
+        self, place: StoreLocation, engine: IOEngine, limits: StoreLimits | None = None
     ) -> None:
         self.place = place
         self.counts: Counter[str] = Counter()
         self._engine = engine
-        self._limits = limits or Limits()
+        self._limits = limits or StoreLimits()
         self._forking = threading.Lock()
         paths.check_namespace(place.namespace)
         self._limits.check(max(place.object_bytes, default=0), engine.alignment)
@@ -113,23 +113,23 @@ class SegmentStore:
             fd = paths.open_namespace(root_fd, place.namespace, place.record)
         finally:
             os.close(root_fd)
-        ownership.remember(fd, place.tenure)
+        ownership.write_liveness(fd, place.liveness)
         return fd
 
     def _begin(self) -> None:
         """Read the store: at the start, and anew in a forked child."""
         self._reopening = threading.Lock()
-        self._catalogue = Catalogue(
+        self._catalogue = Catalog(
             self._namespace_fd,
             self.place,
             self._engine,
             self.counts,
         )
-        self._space = Space(
+        self._space = SegmentAllocator(
             self.place,
             self._namespace_fd,
             self._limits,
-            Neighbours(self._namespace_fd, self.place.tenure),
+            NamespaceUsage(self._namespace_fd, self.place.liveness),
             self._engine,
             self._catalogue.index,
             self._catalogue.lock,
@@ -166,7 +166,7 @@ class SegmentStore:
         self._check_gone()
         match batch.operation:
             case Operation.EXISTS:
-                found = self._catalogue.find(batch.keys)
+                found = self._catalogue.lookup(batch.keys)
                 outcomes = np.full(len(batch), Outcome.ABSENT, np.uint8)
                 outcomes[found.there] = Outcome.OK
                 return BatchResult.of(batch, outcomes)
@@ -186,7 +186,7 @@ class SegmentStore:
             if self._pid != os.getpid():
                 # Threads, locks and claims are the parent's: start over.
                 self._pins.abandon()
-                self._catalogue.abandon()
+                self._catalogue.close_after_fork()
                 self._begin()
 
     def _check_gone(self) -> None:
@@ -200,7 +200,7 @@ class SegmentStore:
             try:
                 if paths.is_gone(self._namespace_fd):
                     paths.replace_folder(self._namespace_fd, self._open_namespace())
-                self._catalogue.reopen()
+                self._catalogue.recreate_folders()
                 self.counts["reopened"] += 1
                 log.warning("store %s was deleted in use: it is made anew", root)
             except (OSError, KvdockError) as error:
@@ -210,9 +210,9 @@ class SegmentStore:
 
     def _delete(self, batch: Batch) -> BatchResult:
         # What has moved to a full segment is looked for under its new name.
-        found = self._catalogue.find_stored(batch.keys)
+        found = self._catalogue.lookup_durable(batch.keys)
         rows, first = np.unique(found.rows, return_index=True)
-        self._catalogue.retire(rows, found.records[first])
+        self._catalogue.invalidate(rows, found.records[first])
         return BatchResult.all(batch, Outcome.OK)
 
     def _clear(self, batch: Batch) -> BatchResult:
@@ -220,8 +220,8 @@ class SegmentStore:
         if own in batch.keys:
             clear_namespace(self._namespace_fd)
             for folder in list(self._catalogue.folders.values()):
-                folder.doubt()
-            self._catalogue.keep_up(always=True)
+                folder.mark_stale()
+            self._catalogue.refresh(always=True)
             self.counts["cleared"] += 1
         outcomes = [Outcome.OK if key == own else Outcome.REFUSED for key in batch.keys]
         return BatchResult.of(batch, outcomes)
@@ -237,7 +237,7 @@ class SegmentStore:
         """
         self._check_fork()
         for key in keys:
-            if key not in self._pins and self.place.tenure is Tenure.LOCKS:
+            if key not in self._pins and self.place.liveness is WriterLiveness.LOCKS:
                 self._pins.add(key)
         return [key in self._pins for key in keys]
 
@@ -248,12 +248,12 @@ class SegmentStore:
     def usage(self) -> Usage:
         """Count what the store takes and holds."""
         self._check_fork()
-        catalogue = self._catalogue
-        catalogue.keep_up(missed=True)
-        with catalogue.lock:
-            live = catalogue.index.records["check"] != 0
-            nbytes = int(catalogue.index.records["nbytes"][live].sum())
-            segments = list(catalogue.segments.values())
+        catalog = self._catalogue
+        catalog.refresh(missed=True)
+        with catalog.lock:
+            live = catalog.index.records["check"] != 0
+            nbytes = int(catalog.index.records["nbytes"][live].sum())
+            segments = list(catalog.segments.values())
         return Usage(
             pages=int(live.sum()),
             page_bytes=nbytes,
@@ -261,8 +261,8 @@ class SegmentStore:
             namespace_bytes=self._space.usage_bytes(),
             quota_bytes=self._limits.quota_bytes,
             free_bytes=self._space.free_bytes(),
-            index_bytes=catalogue.index.nbytes,
-            open_files=catalogue.open_files,
+            index_bytes=catalog.index.nbytes,
+            open_files=catalog.open_files,
             counts=MappingProxyType(dict(self.counts)),
         )
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import attrs
 
 from kvdock.segments import paths
-from kvdock.segments.cleanup import delete_unowned, pool_folders
-from kvdock.segments.ownership import Tenure
+from kvdock.segments.cleanup import delete_if_unowned, pool_folders
+from kvdock.segments.ownership import WriterLiveness
 from kvdock.segments.paths import SETTLED_NS, IndexName, listing, open_folder
 
 _SHORT = 12  # digits that tell namespaces apart for people
@@ -29,7 +29,7 @@ def bytes_by_namespace(root: int) -> dict[str, int]:
         with suppress(OSError):  # it may go meanwhile
             fd = paths.open_folder(root, namespace)
             try:
-                found[namespace] = Neighbours(fd).usage_bytes()
+                found[namespace] = NamespaceUsage(fd).usage_bytes()
             finally:
                 os.close(fd)
     return found
@@ -48,7 +48,7 @@ def mebibytes(nbytes: int) -> str:
     return f"{nbytes / (1 << 20):.1f} MiB"
 
 
-def way_out(root: Path, taken: dict[str, int]) -> str:
+def cleanup_hint(root: Path, taken: dict[str, int]) -> str:
     """Name the command that frees the space of a namespace; "" for none.
 
     Args:
@@ -70,7 +70,7 @@ def _namespaces(count: int) -> str:
     return f"{count} namespaces take" if count > 1 else "one namespace takes"
 
 
-def why_full(root: Path, namespace: str, bound: str) -> str:
+def describe_full(root: Path, namespace: str, bound: str) -> str:
     """Say why a namespace takes no more pages.
 
     Args:
@@ -90,7 +90,7 @@ def why_full(root: Path, namespace: str, bound: str) -> str:
         f"store {str(root)!r} has no room for pages of namespace "
         f"{namespace[:_SHORT]}, which takes {mebibytes(own)}: {bound}"
     )
-    more = way_out(root, taken)
+    more = cleanup_hint(root, taken)
     return f"{said}. Besides it, {more}" if more else said
 
 
@@ -113,7 +113,7 @@ class _Listed:
     full: tuple[tuple[int, str], ...]
 
 
-class Neighbours:
+class NamespaceUsage:
     """All pools of a namespace, listed again only when they have changed.
 
     Args:
@@ -121,7 +121,9 @@ class Neighbours:
         kept_by: How it is told that a writer lives.
     """
 
-    def __init__(self, namespace_fd: int, kept_by: Tenure = Tenure.LOCKS) -> None:
+    def __init__(
+        self, namespace_fd: int, kept_by: WriterLiveness = WriterLiveness.LOCKS
+    ) -> None:
         self._kept_by = kept_by
         self._namespace_fd = namespace_fd
         self._listed: dict[str, _Listed] = {}
@@ -140,7 +142,9 @@ class Neighbours:
         """Return the folders and the bytes that each takes."""
         return {name: listed.nbytes for name, listed in self._look().items()}
 
-    def delete_one(self, but_fd: int, *, colder_than_ns: float = float("inf")) -> bool:
+    def evict_segment(
+        self, but_fd: int, *, colder_than_ns: float = float("inf")
+    ) -> bool:
         """Delete the coldest segment of the other folders.
 
         Args:
@@ -166,7 +170,7 @@ class Neighbours:
             noted = self._noted_ns(pool, name)
             if noted > stamp:
                 heapq.heappush(choice, (noted, pool, name))
-            elif delete_unowned(self._namespace_fd, pool, name, self._kept_by):
+            elif delete_if_unowned(self._namespace_fd, pool, name, self._kept_by):
                 return True
         return False
 

@@ -20,7 +20,7 @@ from kvdock.errors import KvdockError
 from kvdock.segments.inspect import Location, folders_of, index_names, location
 from kvdock.segments.paths import open_file
 from kvdock.segments.segment import (
-    Contents,
+    IndexContents,
     open_index,
     read_contents,
     read_record,
@@ -36,7 +36,7 @@ _NOT_FOR_US = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @attrs.frozen(kw_only=True)
-class Checked:
+class VerifyReport:
     """What became of verifying the pages of a namespace.
 
     Args:
@@ -53,21 +53,21 @@ class Checked:
     namespace: str
     good: int
     bad: tuple[Location, ...]
-    wrong_records: int
+    corrupt_records: int
     unreadable_segments: tuple[Path, ...]
     forgotten: int
 
     @property
     def ok(self) -> bool:
         """Whether nothing was wrong."""
-        return not (self.bad or self.wrong_records or self.unreadable_segments)
+        return not (self.bad or self.corrupt_records or self.unreadable_segments)
 
 
 @attrs.define
-class _Tally:
+class _VerifyCounts:
     good: int = 0
     bad: list[Location] = attrs.Factory(list)
-    wrong_records: int = 0
+    corrupt_records: int = 0
     unreadable: list[Path] = attrs.Factory(list)
     forgotten: int = 0
 
@@ -86,7 +86,7 @@ class _Checker:
     home: Path
     heal: bool
     tell: Callable[[int], None] | None
-    tally: _Tally = attrs.Factory(_Tally)
+    tally: _VerifyCounts = attrs.Factory(_VerifyCounts)
 
     def segment(self, pool: str, folder: int, name: IndexName) -> None:
         """Verify one segment, unless it goes meanwhile."""
@@ -133,9 +133,9 @@ class _Checker:
             self.tally.unreadable.append(self.home / pool / str(name))
 
     def _pages(
-        self, pool: str, name: IndexName, contents: Contents, fd: int, data: int
+        self, pool: str, name: IndexName, contents: IndexContents, fd: int, data: int
     ) -> None:
-        self.tally.wrong_records += len(contents.wrong_slots)
+        self.tally.corrupt_records += len(contents.corrupt_slots)
         bad: list[int] = []
         for slot in np.flatnonzero(contents.records["check"] != 0).tolist():
             spot = location(self.home, pool, name, contents, slot)
@@ -150,9 +150,9 @@ class _Checker:
         if self.heal:
             self._forget(fd, contents, np.array(bad, np.int64))
 
-    def _forget(self, fd: int, contents: Contents, bad: Int64Array) -> None:
+    def _forget(self, fd: int, contents: IndexContents, bad: Int64Array) -> None:
         erased = retire_records(fd, bad, contents.records[bad])
-        wrong = retire_records(fd, contents.wrong_slots, contents.wrong_records)
+        wrong = retire_records(fd, contents.corrupt_slots, contents.corrupt_records)
         self.tally.forgotten += int(erased.sum()) + int(wrong.sum())
 
 
@@ -163,7 +163,7 @@ def verify(
     *,
     heal: bool = False,
     shared: bool = False,
-) -> Checked:
+) -> VerifyReport:
     """Read every page of a namespace and compare its checksum.
 
     Args:
@@ -182,20 +182,20 @@ def verify(
         for name in index_names(folder):
             checker.segment(pool, folder, name)
     tally = checker.tally
-    return Checked(
+    return VerifyReport(
         namespace=namespace,
         good=tally.good,
         bad=tuple(tally.bad),
-        wrong_records=tally.wrong_records,
+        corrupt_records=tally.corrupt_records,
         unreadable_segments=tuple(tally.unreadable),
         forgotten=tally.forgotten,
     )
 
 
-def _settled(fd: int, name: IndexName, data: int) -> Contents | None:
+def _settled(fd: int, name: IndexName, data: int) -> IndexContents | None:
     """Read an index file; again if a record may be one in the writing."""
     contents = read_contents(fd, name, os.fstat(data).st_size)
-    if contents is not None and len(contents.wrong_slots):
+    if contents is not None and len(contents.corrupt_slots):
         contents = read_contents(fd, name, os.fstat(data).st_size)
     return contents
 

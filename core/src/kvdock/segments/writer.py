@@ -12,13 +12,13 @@ import numpy as np
 
 from kvdock.batch import Batch, BatchResult, Outcome
 from kvdock.segments.format import Records, records_of
-from kvdock.segments.io import DEADLINE, EMPTY_CHECKSUM, Engine, Moved, Transfer
+from kvdock.segments.io import DEADLINE, EMPTY_CHECKSUM, IOEngine, IORequest, IOResult
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array, OutcomeArray, UInt64Array
-    from kvdock.segments.allocator import Space
-    from kvdock.segments.catalog import Catalogue
-    from kvdock.segments.directory import Folder
+    from kvdock.segments.allocator import SegmentAllocator
+    from kvdock.segments.catalog import Catalog
+    from kvdock.segments.directory import SegmentDirectory
     from kvdock.segments.segment import Segment
 
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ESTALE)
@@ -26,7 +26,7 @@ _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ESTALE)
 
 
 @attrs.define(eq=False)
-class Active:
+class ActiveSegment:
     """A segment that this process fills.
 
     Args:
@@ -36,22 +36,22 @@ class Active:
         pending: Slots that were handed out and not yet returned.
     """
 
-    folder: Folder
+    folder: SegmentDirectory
     segment: Segment
     free: Int64Array
     pending: int = 0
 
 
 @attrs.frozen(eq=False)
-class Reserved:
+class SlotReservation:
     """Slots of one segment that a batch may write."""
 
-    active: Active
+    active: ActiveSegment
     slots: Int64Array
 
 
 @attrs.define(eq=False)
-class _Fresh:
+class _PutBatch:
     """A batch whose objects are to be stored.
 
     Args:
@@ -74,31 +74,33 @@ class Writer:
         engine: Moves the bytes.
     """
 
-    def __init__(self, catalogue: Catalogue, space: Space, engine: Engine) -> None:
-        self._catalogue = catalogue
-        self._space = space
+    def __init__(
+        self, catalog: Catalog, allocator: SegmentAllocator, engine: IOEngine
+    ) -> None:
+        self._catalogue = catalog
+        self._space = allocator
         self._engine = engine
-        self._lock = catalogue.lock
-        self._index = catalogue.index
+        self._lock = catalog.lock
+        self._index = catalog.index
         self._reserving = threading.Lock()
-        self._active: dict[Folder, Active] = {}
+        self._active: dict[SegmentDirectory, ActiveSegment] = {}
 
     def put(self, batch: Batch) -> BatchResult:
         """Store the objects of a batch that are not there yet."""
-        found = self._catalogue.find_stored(batch.keys)
+        found = self._catalogue.lookup_durable(batch.keys)
         wanted = batch.object_bytes
         # One of another length under this key can only be damage.
         right = found.records["nbytes"] == wanted[found.there].astype(np.uint64)
         there = np.zeros(len(batch), np.bool_)
         there[found.there[right]] = True
-        self._catalogue.note_use(found, right)
+        self._catalogue.touch(found, right)
         absent_at = found.version if right.all() else -1
         outcomes = np.where(there, Outcome.OK, Outcome.REFUSED).astype(np.uint8)
         missing = np.flatnonzero(~there)
         if len(missing):
             first, copy_of = _without_repeats(found.digests[missing])
             todo = missing[first]
-            fresh = _Fresh(batch, found.digests, absent_at)
+            fresh = _PutBatch(batch, found.digests, absent_at)
             sizes = wanted[todo]
             if (sizes == sizes[0]).all():
                 outcomes[todo] = self._store(fresh, todo, int(sizes[0]))
@@ -110,7 +112,7 @@ class Writer:
         self._catalogue.count("put", outcomes)
         return BatchResult.of(batch, outcomes)
 
-    def _store(self, fresh: _Fresh, todo: Int64Array, size: int) -> OutcomeArray:
+    def _store(self, fresh: _PutBatch, todo: Int64Array, size: int) -> OutcomeArray:
         """Store objects of one size; return an outcome for each."""
         outcomes = np.full(len(todo), Outcome.REFUSED, np.uint8)
         folder = self._catalogue.folder(size)
@@ -122,14 +124,14 @@ class Writer:
             try:
                 found = self._write(fresh, rows, reserved, size)
             except BaseException:
-                self.settle(reserved, reserved.slots)
+                self.commit_reservation(reserved, reserved.slots)
                 raise
             outcomes[done : done + len(rows)] = found
             done += len(rows)
         return outcomes
 
     def _write(
-        self, fresh: _Fresh, rows: Int64Array, reserved: Reserved, size: int
+        self, fresh: _PutBatch, rows: Int64Array, reserved: SlotReservation, size: int
     ) -> OutcomeArray:
         """Write objects into reserved slots and publish those that are whole."""
         segment = reserved.active.segment
@@ -150,11 +152,11 @@ class Writer:
         if len(slots) and not self._publish(fresh, segment, slots, records):
             outcomes[good] = Outcome.REFUSED
             good[:] = False
-        self.settle(reserved, reserved.slots[~good])
+        self.commit_reservation(reserved, reserved.slots[~good])
         return outcomes
 
     def _publish(
-        self, fresh: _Fresh, segment: Segment, slots: Int64Array, records: Records
+        self, fresh: _PutBatch, segment: Segment, slots: Int64Array, records: Records
     ) -> bool:
         """Make written objects visible; False if that failed.
 
@@ -170,8 +172,8 @@ class Writer:
             try:
                 segment.commit(slots, records)
             except OSError:
-                if segment.lost():
-                    self._catalogue.lose(segment)
+                if segment.was_taken_over():
+                    self._catalogue.disown(segment)
                 return False
             known = fresh.absent_at == self._index.version
             self._index.put(
@@ -184,14 +186,18 @@ class Writer:
         return True
 
     def _move(
-        self, batch: Batch, rows: Int64Array, reserved: Reserved, segment: Segment
-    ) -> Moved:
-        held = self._catalogue.hold(np.array([segment.rows.number]))
+        self,
+        batch: Batch,
+        rows: Int64Array,
+        reserved: SlotReservation,
+        segment: Segment,
+    ) -> IOResult:
+        held = self._catalogue.open(np.array([segment.rows.number]))
         try:
             if not held.tokens:
-                return _not_moved(len(rows), shut=bool(len(held.shut)))
+                return _not_moved(len(rows), shut=bool(len(held.failed)))
             return self._engine.write(
-                Transfer(
+                IORequest(
                     files=held.tokens,
                     file_of=np.zeros(len(rows), np.int64),
                     offsets=reserved.slots * segment.slot_bytes,
@@ -203,7 +209,7 @@ class Writer:
         finally:
             self._catalogue.release(held)
 
-    def reserve(self, folder: Folder, count: int) -> Reserved | None:
+    def reserve(self, folder: SegmentDirectory, count: int) -> SlotReservation | None:
         """Hand out up to so many slots of one segment.
 
         Returns:
@@ -211,8 +217,8 @@ class Writer:
         """
         with self._reserving:
             active = self._active.get(folder)
-            if active is not None and active.segment.lost():
-                self._catalogue.lose(active.segment)
+            if active is not None and active.segment.was_taken_over():
+                self._catalogue.disown(active.segment)
             if count and (active is None or not active.segment.owned):
                 active = self._open(folder)
             if not count or active is None:
@@ -222,29 +228,29 @@ class Writer:
             active.pending += len(take)
             if not len(active.free):
                 del self._active[folder]
-            return Reserved(active, take)
+            return SlotReservation(active, take)
 
-    def settle(self, reserved: Reserved, unused: Int64Array) -> None:
+    def commit_reservation(self, reserved: SlotReservation, unused: Int64Array) -> None:
         """Return reserved slots, all of them; some of them were not filled."""
         active = reserved.active
         with self._reserving:
             active.pending -= len(reserved.slots)
             if len(unused) and self._active.setdefault(active.folder, active) is active:
                 active.free = np.sort(np.concatenate([active.free, unused]))
-            self._seal(active)
+            self._release_full(active)
 
-    def _open(self, folder: Folder) -> Active | None:
+    def _open(self, folder: SegmentDirectory) -> ActiveSegment | None:
         segment = self._space.acquire(folder)
         if segment is None:
             self._active.pop(folder, None)
             return None
-        self._catalogue.open_anew(segment)
+        self._catalogue.reopen(segment)
         with self._lock:
             free = np.flatnonzero(~self._index.live(segment.rows))
-        active = self._active[folder] = Active(folder, segment, free)
+        active = self._active[folder] = ActiveSegment(folder, segment, free)
         return active
 
-    def _seal(self, active: Active) -> None:
+    def _release_full(self, active: ActiveSegment) -> None:
         """Let a segment go once it is full and nobody writes to it."""
         if active.pending or len(active.free) or not active.segment.owned:
             return
@@ -253,17 +259,17 @@ class Writer:
         with self._lock, suppress(OSError):
             used = np.array(self._index.used_ns[active.segment.rows.span])
             active.segment.write_uses(used)
-            active.segment.let_go(full=True)
+            active.segment.release(full=True)
 
 
-def _not_moved(count: int, *, shut: bool) -> Moved:
+def _not_moved(count: int, *, shut: bool) -> IOResult:
     """Answer for objects whose file is gone, or cannot be opened."""
-    moved = Moved.of(count)
+    moved = IOResult.of(count)
     moved.errors[:] = errno.EMFILE if shut else errno.ESTALE
     return moved
 
 
-def _judged(moved: Moved, size: int) -> OutcomeArray:
+def _judged(moved: IOResult, size: int) -> OutcomeArray:
     """Return the outcome of each object that an engine wrote."""
     outcomes = np.full(len(moved.errors), Outcome.OK, np.uint8)
     outcomes[moved.nbytes != size] = Outcome.REFUSED

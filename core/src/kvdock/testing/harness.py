@@ -21,7 +21,7 @@ from kvdock.namespace import Namespace, namespace_digest, namespace_record
 from kvdock.plugin.hookspecs import AttachConfig, HostMemory
 from kvdock.plugin.manifest import Scope
 from kvdock.pools.shard import Shard
-from kvdock.routing.verdicts import Needs, Path
+from kvdock.routing.verdicts import RouteRequirements, TransferMode
 from kvdock.testing.cases import plain_sample
 from kvdock.testing.memory import BLANK, Bring, PageMemory, bringer, plain, staging_of
 from kvdock.testing.routes import ANCHOR, route_pools
@@ -46,7 +46,7 @@ SOON_S = 5.0
 
 
 @attrs.define(eq=False)
-class Rig:
+class Setup:
     """One attached pool on one rank, with memory of its own."""
 
     backend: Backend
@@ -235,7 +235,7 @@ class Rig:
             return [self.staging.tobytes()]
         return [block.tobytes() for block in self.memory.blocks]
 
-    def divided(self, count: int) -> list[Rig]:
+    def divided(self, count: int) -> list[Setup]:
         """Return rigs on the same handle, each with pages of its own.
 
         For threads: memory that two of them wrote would prove nothing.
@@ -279,7 +279,7 @@ class Harness:
     """Keeps the namespaces of this harness to itself in a shared store."""
     tidy: bool = False
     """Whether to clear those namespaces at the end."""
-    _rigs: list[Rig] = attrs.field(factory=list)
+    _rigs: list[Setup] = attrs.field(factory=list)
     _spaces: dict[str, tuple[PoolSpec, AttachConfig]] = attrs.field(factory=dict)
 
     def over(self, settings: Mapping[str, object]) -> Harness:
@@ -297,7 +297,7 @@ class Harness:
             self.backend,
             pools,
             shard or Shard(),
-            Needs(**{"allocator": self.backend.name} | needs),
+            RouteRequirements(**{"allocator": self.backend.name} | needs),
             self.backend.settings(self.settings),
         )
 
@@ -308,8 +308,8 @@ class Harness:
         *,
         model: str = "model-a",
         pages: int = 32,
-        like: Rig | None = None,
-    ) -> tuple[Rig, ...]:
+        like: Setup | None = None,
+    ) -> tuple[Setup, ...]:
         """Attach pools of one engine process, with one client for all.
 
         Args:
@@ -343,11 +343,11 @@ class Harness:
                 attrs.evolve(route.pool, required=pool.required),
                 config,
                 pages,
-                staged=route.path is Path.STAGED,
+                staged=route.mode is TransferMode.STAGED,
             )
             for route, pool in zip(routes, pools, strict=True)
         )
-        laws = [(rig.pool, rig.suffixes, rig.region.objects) for rig in rigs]
+        laws = [(setup.pool, setup.suffixes, setup.region.objects) for setup in rigs]
         check_suffixes(self.backend.name, laws)
         return rigs
 
@@ -356,7 +356,11 @@ class Harness:
         if route.backend:
             return
         by_manifest = route_pools(
-            self.backend, pools, shard, Needs(allocator=self.backend.name), judged=False
+            self.backend,
+            pools,
+            shard,
+            RouteRequirements(allocator=self.backend.name),
+            judged=False,
         )
         for one in by_manifest:
             if not one.backend:
@@ -369,7 +373,7 @@ class Harness:
 
     def _attach(
         self, pool: PoolSpec, config: AttachConfig, pages: int, *, staged: bool
-    ) -> Rig:
+    ) -> Setup:
         lent: list[HostMemory] = []
         bring = bringer(self.backend, config, lent)
         staged = staged and pool.physical
@@ -379,7 +383,7 @@ class Harness:
         if staged:
             rows, told = staging_of(region, bring)
         self.remember(pool, config)
-        rig = Rig(
+        setup = Setup(
             backend=self.backend,
             pool=pool,
             config=config,
@@ -392,8 +396,8 @@ class Harness:
             bring=bring,
             lent=lent,
         )
-        self._rigs.append(rig)
-        return rig
+        self._rigs.append(setup)
+        return setup
 
     def rig(
         self,
@@ -402,14 +406,14 @@ class Harness:
         *,
         model: str = "model-a",
         pages: int = 32,
-        like: Rig | None = None,
-    ) -> Rig:
+        like: Setup | None = None,
+    ) -> Setup:
         """Attach one pool; see `attach`."""
         return self.attach([pool], shard, model=model, pages=pages, like=like)[0]
 
-    def forget(self, rig: Rig) -> None:
+    def forget(self, setup: Setup) -> None:
         """Drop a rig that its test has released."""
-        self._rigs = [one for one in self._rigs if one is not rig]
+        self._rigs = [one for one in self._rigs if one is not setup]
 
     def remember(self, pool: PoolSpec, config: AttachConfig) -> None:
         """Count a namespace among those that are cleared at the end."""
@@ -420,9 +424,11 @@ class Harness:
     def close(self) -> None:
         """Release whatever is still attached, latest first; clear if tidy."""
         if self.tidy and self.backend.manifest.clear_reach is Scope.NAMESPACE:
-            there = {rig.config.namespace: rig for rig in self._rigs if rig.attached}
+            there = {
+                setup.config.namespace: setup for setup in self._rigs if setup.attached
+            }
             for namespace, (pool, config) in self._spaces.items():
-                rig = there.get(namespace)
-                (rig or self._attach(pool, config, 1, staged=False)).clear()
+                setup = there.get(namespace)
+                (setup or self._attach(pool, config, 1, staged=False)).clear()
         while self._rigs:
             self._rigs.pop().release()

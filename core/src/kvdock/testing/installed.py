@@ -12,7 +12,7 @@ from kvdock.errors import KvdockError
 from kvdock.plugin import discovery
 from kvdock.testing.contract import BackendContract, FaultContract
 from kvdock.testing.contract.suite import Suite
-from kvdock.testing.report import VARIABLE, settled
+from kvdock.testing.report import VARIABLE, resolve_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +48,7 @@ class _Given(Suite, sealed=True):
     def config(self, tmp_path: Path) -> Mapping[str, object]:
         """Return the settings that were given."""
         settings = self.backend().manifest.settings
-        return settled(settings, asked()["settings"], tmp_path)
+        return resolve_settings(settings, asked()["settings"], tmp_path)
 
     @pytest.fixture
     def small(self, config: Mapping[str, object], tmp_path: Path) -> Any:
@@ -57,15 +57,15 @@ class _Given(Suite, sealed=True):
         if small is None:
             return None
         settings = self.backend().manifest.settings
-        return dict(config) | settled(settings, small, tmp_path / "small")
+        return dict(config) | resolve_settings(settings, small, tmp_path / "small")
 
     @pytest.fixture
     def oracle(self, config: Mapping[str, object]) -> Oracle | None:
         """Return the oracle that the backend's distribution brings, if it does."""
         backend = self.backend()
-        for candidate in discovery.installed(ORACLES):
+        for candidate in discovery.list_entry_points(ORACLES):
             if candidate.name == self.plugin:
-                make: Any = discovery.imported(candidate)
+                make: Any = discovery.import_entry_point(candidate)
                 found: Oracle = make(backend.settings(config))
                 return found
         return None

@@ -7,7 +7,13 @@ from typing import Any
 import attrs
 
 from kvdock.plugin.backend import Backend
-from kvdock.plugin.discovery import Candidate, imported, installed, load_all, require
+from kvdock.plugin.discovery import (
+    Candidate,
+    import_entry_point,
+    list_entry_points,
+    load_all,
+    require,
+)
 
 
 def load_backend(plugin: str) -> Backend:
@@ -20,7 +26,7 @@ def load_backend(plugin: str) -> Backend:
     Raises:
         PluginError: If it cannot be loaded.
     """
-    found = [one for one in installed() if one.name == plugin]
+    found = [one for one in list_entry_points() if one.name == plugin]
     if "." in plugin or ":" in plugin:
         found = [_uninstalled(plugin)]
     plugins, problems = load_all(found)
@@ -32,7 +38,7 @@ def load_backend(plugin: str) -> Backend:
 def _uninstalled(value: str) -> Candidate:
     """Describe what no entry point announces, under its manifest's name."""
     unnamed = Candidate(name=value, value=value, distribution="?", version="?")
-    plugin: Any = imported(unnamed)
+    plugin: Any = import_entry_point(unnamed)
     try:
         return attrs.evolve(unnamed, name=plugin.kvdock_manifest().name)
     except Exception:

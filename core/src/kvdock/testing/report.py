@@ -18,7 +18,7 @@ import attrs
 from kvdock.config.structure import HIDDEN
 from kvdock.errors import KvdockError
 from kvdock.plugin.manifest import API_VERSION
-from kvdock.testing.subprocess import Ended, Record, run_tests
+from kvdock.testing.subprocess import FinishedRun, Record, run_tests
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -28,7 +28,7 @@ VARIABLE = "KVDOCK_CHECKUP"
 
 
 @attrs.frozen(kw_only=True)
-class Checkup:
+class CheckReport:
     """All that is to be told about one backend.
 
     Args:
@@ -44,17 +44,17 @@ class Checkup:
     groups: Mapping[str, str]
 
     @property
-    def failed(self) -> tuple[Ended, ...]:
+    def failed(self) -> tuple[FinishedRun, ...]:
         """Tests that failed, or whose store could not be let go."""
         return tuple(one for one in self.record.ended if one.how == "failed")
 
     @property
-    def passed(self) -> tuple[Ended, ...]:
+    def passed(self) -> tuple[FinishedRun, ...]:
         """Tests that passed."""
         return tuple(one for one in self.record.ended if one.how == "passed")
 
     @property
-    def skipped(self) -> tuple[Ended, ...]:
+    def skipped(self) -> tuple[FinishedRun, ...]:
         """Tests that the manifest, or what was given, left out."""
         return tuple(one for one in self.record.ended if one.how == "skipped")
 
@@ -74,7 +74,7 @@ def check(
     secrets: Collection[str] = (),
     faults: bool = False,
     timeout_s: float = 1800.0,
-) -> Checkup:
+) -> CheckReport:
     """Run the contract on an installed backend.
 
     Args:
@@ -105,7 +105,7 @@ def check(
         environ={VARIABLE: json.dumps(words, default=str)},
         timeout_s=timeout_s,
     )
-    return Checkup(
+    return CheckReport(
         name=name,
         about=_about(name, settings, small or {}, secrets),
         record=record,
@@ -113,7 +113,7 @@ def check(
     )
 
 
-def settled(
+def resolve_settings(
     cls: type | None, given: Mapping[str, object], folder: Path
 ) -> dict[str, object]:
     """Fill in folders: those that are missing, and `{tmp}` where it is said."""
@@ -127,7 +127,9 @@ def settled(
     return found
 
 
-def placed(cls: type | None, given: Mapping[str, object]) -> dict[str, object]:
+def with_scratch_paths(
+    cls: type | None, given: Mapping[str, object]
+) -> dict[str, object]:
     """Spell paths whole: the tests run in a folder of their own."""
     found = dict(given)
     for field in attrs.fields(cls) if cls else ():

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kvdock.plugin.backend import Backend
     from kvdock.pools.shard import Shard
-    from kvdock.routing.verdicts import Needs
+    from kvdock.routing.verdicts import RouteRequirements
 
 ANCHOR = PoolSpec(
     name="kit_anchor",
@@ -41,7 +41,7 @@ def route_pools(
     backend: Backend,
     pools: Sequence[PoolSpec],
     shard: Shard,
-    needs: Needs | None = None,
+    needs: RouteRequirements | None = None,
     settings: object = None,
     *,
     judged: bool = True,

@@ -25,7 +25,7 @@ OPTION = "--kvdock-record"
 
 
 @attrs.frozen
-class Ended:
+class FinishedRun:
     """How one test ended."""
 
     suite: str
@@ -51,7 +51,7 @@ class Record:
         said: The end of what pytest printed, for when nothing else is known.
     """
 
-    ended: tuple[Ended, ...]
+    ended: tuple[FinishedRun, ...]
     planned: int
     unfinished: str
     status: int
@@ -93,12 +93,12 @@ def run_tests(
         ]
         path = os.pathsep.join(filter(None, sys.path))
         environment = os.environ | {"PYTHONPATH": path} | dict(environ or {})
-        status, said = _ran(command, environment, folder, timeout_s)
+        status, said = _run(command, environment, folder, timeout_s)
         lines = record.read_text().splitlines() if record.exists() else []
     return _read([json.loads(line) for line in lines], status, said)
 
 
-def _ran(
+def _run(
     command: Sequence[str], environ: Mapping[str, str], folder: str, timeout_s: float
 ) -> tuple[int, str]:
     """Run a command; return its exit status and the end of what it printed.
@@ -144,7 +144,7 @@ def _read(lines: Sequence[Mapping[str, Any]], status: int, said: str) -> Record:
                 open_test = ""
                 _, _, case = line["test"].partition("[")
                 ended.append(
-                    Ended(
+                    FinishedRun(
                         suite=line["suite"],
                         name=line["name"],
                         case=case.removesuffix("]"),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 
 from kvdock.pools.shard import Shard
-from kvdock.testing.harness import Harness, Rig, spelled
+from kvdock.testing.harness import Harness, Setup, spelled
 from kvdock.testing.loading import load_backend
 from kvdock.testing.samples import Sample
 
@@ -139,7 +139,7 @@ class _Orders:
     def __init__(self, reply: Callable[[Mapping[str, object]], None]) -> None:
         self.reply = reply
         self.harness: Harness | None = None
-        self.rigs: list[Rig] = []
+        self.rigs: list[Setup] = []
 
     def load(self, plugin: str, settings: Mapping[str, object], salt: str) -> None:
         self.harness = Harness(plugin, settings, load_backend(plugin), salt)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from kvdock.transfer.attachment import Attachment
-from kvdock.transfer.futures import Ticket, TicketState
-from kvdock.transfer.leases import Lease, Leases, Side
-from kvdock.transfer.manager import Session
-from kvdock.transfer.result import NO_PAGE, Moved
+from kvdock.transfer.futures import TransferFuture, TransferState
+from kvdock.transfer.leases import Lease, PageLeases, Reference
+from kvdock.transfer.manager import TransferManager
+from kvdock.transfer.result import NO_PAGE, TransferResult
 
 __all__ = [
     "NO_PAGE",
     "Attachment",
     "Lease",
-    "Leases",
-    "Moved",
-    "Session",
-    "Side",
-    "Ticket",
-    "TicketState",
+    "PageLeases",
+    "Reference",
+    "TransferFuture",
+    "TransferManager",
+    "TransferResult",
+    "TransferState",
 ]

@@ -13,15 +13,15 @@ import numpy as np
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock.events import BatchEnded, PagesHeld
 from kvdock.keys import build_keys
-from kvdock.transfer.leases import Lease, Leases
-from kvdock.transfer.modes import Cargo, Way
-from kvdock.transfer.page_indices import named_again
+from kvdock.transfer.leases import Lease, PageLeases
+from kvdock.transfer.modes import BatchTransfer, Transfer
+from kvdock.transfer.page_indices import duplicate_positions
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
     from kvdock.pools.spec import PoolSpec
     from kvdock.region import Region
-    from kvdock.resilience.channel import Line
+    from kvdock.resilience.channel import BackendChannel
 
 
 _WRONG = (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
@@ -35,7 +35,7 @@ _EXISTS_KEYS = 16384
 
 
 @attrs.frozen(eq=False)
-class Berth:
+class AttachedPool:
     """One pool of an attachment, with all that its batches need.
 
     Args:
@@ -52,16 +52,16 @@ class Berth:
     """
 
     pool: PoolSpec
-    line: Line
+    channel: BackendChannel
     handle: object = attrs.field(repr=False)
     namespace: str
     suffixes: tuple[str, ...]
     region: Region = attrs.field(repr=False)
-    way: Way = attrs.field(repr=False)
-    leases: Leases = attrs.field(repr=False)
+    mode: Transfer = attrs.field(repr=False)
+    leases: PageLeases = attrs.field(repr=False)
     batch_pages: int
     writes: bool
-    _telling: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
+    _notifying: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
 
     @property
     def page_bytes(self) -> int:
@@ -74,12 +74,12 @@ class Berth:
 
     def exists(self, hashes: Sequence[str], deadline_s: float) -> BoolArray:
         """Ask which pages are there; a page is there if all its objects are."""
-        if self.line.cut_off(Operation.EXISTS):
-            self._tell_cut_off(Operation.EXISTS, len(hashes))
+        if self.channel.rejects(Operation.EXISTS):
+            self._notify_rejected(Operation.EXISTS, len(hashes))
             return np.zeros(len(hashes), np.bool_)
         keys = self.keys(hashes)
         outcomes = np.full(len(keys), Outcome.ABSENT, np.uint8)
-        known = self.line.misses.known(keys)
+        known = self.channel.negative_cache.lookup(keys)
         asked = np.arange(len(keys)) if known is None else np.flatnonzero(~known)
         for start in range(0, len(asked), _EXISTS_KEYS):
             part = asked[start : start + _EXISTS_KEYS]
@@ -89,14 +89,16 @@ class Berth:
             batch = Batch(
                 Operation.EXISTS, names, deadline_s=deadline_s, pool=self.pool.name
             )
-            found = self.line.run(self.handle, batch).result.outcomes
+            found = self.channel.call(self.handle, batch).result.outcomes
             outcomes[part] = found
-            if self.line.misses.keeps_absent and np.count_nonzero(found):
-                self.line.misses.absent(_chosen(names, found == Outcome.ABSENT))
-            self._tell(Operation.EXISTS, found, 0, began)
+            if self.channel.negative_cache.keeps_absent and np.count_nonzero(found):
+                self.channel.negative_cache.add_absent(
+                    _chosen(names, found == Outcome.ABSENT)
+                )
+            self._notify(Operation.EXISTS, found, 0, began)
         return cast("BoolArray", _by_page(outcomes, len(self.suffixes)) == Outcome.OK)
 
-    def move(
+    def transfer(
         self,
         operation: Operation,
         hashes: Sequence[str],
@@ -119,7 +121,7 @@ class Berth:
         self, hashes: Sequence[str], pages: Int64Array, deadline_s: float
     ) -> OutcomeArray:
         """Load more than a batch; a later one must not overwrite a page."""
-        again = named_again(pages)
+        again = duplicate_positions(pages)
         if not self.pool.physical or not again.any():
             return self._in_batches(Operation.GET, hashes, pages, deadline_s)
         outcomes = np.full(len(hashes), Outcome.REFUSED, np.uint8)
@@ -141,13 +143,13 @@ class Berth:
                 break
             part = slice(start, start + self.batch_pages)
             few = (hashes[part], pages[part], deadline_s)
-            if operation is Operation.PUT and self.line.errands.drops:
-                outcomes[part] = self._put_anew(*few)
+            if operation is Operation.PUT and self.channel.background.pending_deletes:
+                outcomes[part] = self._put_after_deletes(*few)
             else:
-                outcomes[part] = self._move(operation, *few)
+                outcomes[part] = self._transfer_batch(operation, *few)
         return outcomes
 
-    def _put_anew(
+    def _put_after_deletes(
         self, hashes: Sequence[str], pages: Int64Array, deadline_s: float
     ) -> OutcomeArray:
         """Store pages; those whose wrong objects still lie there come last."""
@@ -158,26 +160,32 @@ class Berth:
             now = np.flatnonzero(~stands if not turn else stands & ~self._dropped(keys))
             if len(now):
                 names = [hashes[at] for at in now.tolist()]
-                outcomes[now] = self._move(Operation.PUT, names, pages[now], deadline_s)
+                outcomes[now] = self._transfer_batch(
+                    Operation.PUT, names, pages[now], deadline_s
+                )
             if not turn and stands.any():
                 mine = np.repeat(stands, len(self.suffixes))
-                self.line.errands.drops.wait(_chosen(keys, mine), deadline_s)
+                self.channel.background.pending_deletes.wait(
+                    _chosen(keys, mine), deadline_s
+                )
         return outcomes
 
     def _dropped(self, keys: Sequence[str]) -> BoolArray:
         """Return of which pages an object is being dropped, bool (n,)."""
-        found = self.line.errands.drops.among(keys).reshape(-1, len(self.suffixes))
+        found = self.channel.background.pending_deletes.pending(keys).reshape(
+            -1, len(self.suffixes)
+        )
         return cast("BoolArray", found.any(axis=1))
 
-    def _move(
+    def _transfer_batch(
         self,
         operation: Operation,
         hashes: Sequence[str],
         pages: Int64Array,
         deadline_s: float,
     ) -> OutcomeArray:
-        if self.line.cut_off(operation):
-            self._tell_cut_off(operation, len(hashes))
+        if self.channel.rejects(operation):
+            self._notify_rejected(operation, len(hashes))
             return np.full(len(hashes), Outcome.UNAVAILABLE, np.uint8)
         outcomes = np.full(len(hashes), Outcome.REFUSED, np.uint8)
         rest = np.arange(len(hashes))
@@ -189,14 +197,14 @@ class Berth:
             try:
                 whole = len(chosen) == len(hashes)
                 names = hashes if whole else [hashes[at] for at in chosen.tolist()]
-                cargo = Cargo(
+                transfer = BatchTransfer(
                     operation, self.pool.name, self.keys(names), pages[chosen],
-                    deadline_s, lease, self.tell_held,
+                    deadline_s, lease, self.notify_held,
                 )  # fmt: skip
             except BaseException:  # an interrupt: nobody else lets go of them
                 lease.end()
                 raise
-            outcomes[chosen] = self._carry(cargo)
+            outcomes[chosen] = self._carry(transfer)
             if operation is Operation.GET:
                 # A page that is given twice can hold only one of them.
                 break
@@ -210,52 +218,52 @@ class Berth:
             return self.leases.take(pages, writing=operation is Operation.GET)
         return np.ones(len(pages), np.bool_), Lease(self.leases, pages[:0])
 
-    def _carry(self, cargo: Cargo) -> OutcomeArray:
+    def _carry(self, transfer: BatchTransfer) -> OutcomeArray:
         began = time.monotonic()
-        codes = self.way.carry(self.line, self.handle, cargo)
+        codes = self.mode.execute(self.channel, self.handle, transfer)
         outcomes = _by_page(codes, len(self.suffixes))
-        if cargo.operation is Operation.PUT:
+        if transfer.operation is Operation.PUT:
             stored = codes == Outcome.OK
             whole = bool(stored.all())
-            self.line.misses.forget(
-                cargo.keys if whole else _chosen(cargo.keys, stored)
+            self.channel.negative_cache.discard(
+                transfer.keys if whole else _chosen(transfer.keys, stored)
             )
         elif np.count_nonzero(codes):
-            self._bury(cargo.keys, codes)
+            self._discard_corrupt(transfer.keys, codes)
         nbytes = int((outcomes == Outcome.OK).sum()) * self.page_bytes
-        self._tell(cargo.operation, codes, nbytes, began)
+        self._notify(transfer.operation, codes, nbytes, began)
         return outcomes
 
-    def _bury(self, keys: Sequence[str], codes: OutcomeArray) -> None:
+    def _discard_corrupt(self, keys: Sequence[str], codes: OutcomeArray) -> None:
         """Drop wrong objects, and do not ask again for those that failed."""
         dead = np.isin(codes, _DEAD)
         # Where all of a batch is lost the breaker decides, not the keys.
         if not dead.all() or np.isin(codes, _WRONG).any():
-            self.line.misses.dead(_chosen(keys, dead))
+            self.channel.negative_cache.add_corrupt(_chosen(keys, dead))
         names = _chosen(keys, np.isin(codes, _WRONG))
         if names:
-            self.line.report_wrong(self.pool.name, len(names))
+            self.channel.log_corrupt(self.pool.name, len(names))
             # Until it is gone, storing it again would keep the wrong bytes.
-            self.line.errands.drop(self.handle, self.pool.name, names)
+            self.channel.background.delete_corrupt(self.handle, self.pool.name, names)
 
-    def _tell_cut_off(self, operation: Operation, pages: int) -> None:
-        if self.line.observed:
+    def _notify_rejected(self, operation: Operation, pages: int) -> None:
+        if self.channel.observed:
             keys = pages * len(self.suffixes)
             codes = np.full(keys, Outcome.UNAVAILABLE, np.uint8)
-            self._tell(operation, codes, 0, time.monotonic())
+            self._notify(operation, codes, 0, time.monotonic())
 
-    def _tell(
+    def _notify(
         self, operation: Operation, codes: OutcomeArray, nbytes: int, began: float
     ) -> None:
-        if not self.line.observed:
+        if not self.channel.observed:
             return
         counts = {Outcome.OK: len(codes)}
         if np.count_nonzero(codes):
             found = np.bincount(codes).tolist()
             counts = {Outcome(at): n for at, n in enumerate(found) if n}
-        self.line.tell(
+        self.channel.notify(
             BatchEnded(
-                backend=self.line.name,
+                backend=self.channel.name,
                 pool=self.pool.name,
                 operation=operation,
                 outcomes=counts,
@@ -263,17 +271,17 @@ class Berth:
                 seconds=time.monotonic() - began,
             )
         )
-        self.line.errands.measure(self.handle)
+        self.channel.background.poll_capacity(self.handle)
         if counts.get(Outcome.TIMEOUT):
-            self.tell_held()
+            self.notify_held()
 
-    def tell_held(self) -> None:
+    def notify_held(self) -> None:
         """Tell observers how many pages are under calls, late ones too."""
-        if not self.line.observed:
+        if not self.channel.observed:
             return
         # The last one to tell must tell the last number.
-        with self._telling:
-            self.line.tell(
+        with self._notifying:
+            self.channel.notify(
                 PagesHeld(
                     pool=self.pool.name,
                     pages=self.region.pages,
@@ -295,7 +303,7 @@ def _by_page(outcomes: OutcomeArray, objects: int) -> OutcomeArray:
 
 def move(
     operation: Operation,
-    berth: Berth,
+    attached: AttachedPool,
     hashes: Sequence[str],
     where: tuple[Int64Array, Int64Array],
     deadline_s: float,
@@ -313,12 +321,12 @@ def move(
     outcomes = np.full(len(hashes), Outcome.ABSENT, np.uint8)
     if not len(chosen):
         return outcomes
-    if operation is Operation.PUT and not berth.writes:
+    if operation is Operation.PUT and not attached.writes:
         # Another rank stores these very bytes.
         outcomes[chosen] = Outcome.OK
         return outcomes
     if len(chosen) == len(hashes):
-        return berth.move(operation, hashes, own, deadline_s)
+        return attached.transfer(operation, hashes, own, deadline_s)
     names = [hashes[at] for at in chosen.tolist()]
-    outcomes[chosen] = berth.move(operation, names, own[chosen], deadline_s)
+    outcomes[chosen] = attached.transfer(operation, names, own[chosen], deadline_s)
     return outcomes

@@ -20,16 +20,16 @@ import numpy.typing as npt
 
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock.config.core import CoreSettings
-from kvdock.errors import AttachError, KvdockError, nearest
+from kvdock.errors import AttachError, KvdockError, did_you_mean
 from kvdock.events import PagesRestored
 from kvdock.hits import Hits, evaluate
 from kvdock.keys import check_hashes
 from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.synchronization import check_deadline
 from kvdock.transfer.attached_pool import move
-from kvdock.transfer.page_indices import indices, placed
-from kvdock.transfer.result import NO_PAGE, Moved
-from kvdock.transfer.setup import Moorings, moor
+from kvdock.transfer.page_indices import as_page_indices, resolve_page_indices
+from kvdock.transfer.result import NO_PAGE, TransferResult
+from kvdock.transfer.setup import AttachedBackends, attach_plan
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from kvdock.pools.spec import PoolSpec
     from kvdock.region import Region
     from kvdock.routing.plan import Plan
-    from kvdock.transfer.attached_pool import Berth
-    from kvdock.transfer.leases import Leases
+    from kvdock.transfer.attached_pool import AttachedPool
+    from kvdock.transfer.leases import PageLeases
 
 
 @attrs.define(eq=False)
@@ -53,7 +53,7 @@ class Attachment:
 
     plan: Plan
     core: CoreSettings = attrs.field(repr=False)
-    _moorings: Moorings = attrs.field(repr=False)
+    _backends: AttachedBackends = attrs.field(repr=False)
 
     @classmethod
     def open(
@@ -91,8 +91,8 @@ class Attachment:
         core = core or CoreSettings()
         told = AttachConfig(process=process, trial=trial)
         given = settings or {}
-        moorings = moor(dock, plan, namespace, regions, given, core, told=told)
-        attachment = cls(plan, core, moorings)
+        backends = attach_plan(dock, plan, namespace, regions, given, core, told=told)
+        attachment = cls(plan, core, backends)
         try:
             if core.self_test:
                 attachment._demand_self_test()
@@ -132,31 +132,33 @@ class Attachment:
         """
         if timeout_s is None:
             timeout_s = self.core.deadlines.close
-        return self._moorings.close(timeout_s)
+        return self._backends.close(timeout_s)
 
-    def settle(self, timeout_s: float) -> bool:
+    def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no call is running, those left behind included."""
         end = time.monotonic() + timeout_s
-        lines = self._moorings.lines.values()
-        return all(line.settle(max(0.0, end - time.monotonic())) for line in lines)
+        lines = self._backends.channels.values()
+        return all(
+            channel.wait_idle(max(0.0, end - time.monotonic())) for channel in lines
+        )
 
     @property
     def namespace(self) -> str:
         """The digest that begins every key."""
-        return self._moorings.namespace
+        return self._backends.namespace
 
     @property
-    def record(self) -> Mapping[str, object]:
+    def namespace_record(self) -> Mapping[str, object]:
         """What the namespace covers, readable."""
-        return self._moorings.record
+        return self._backends.record
 
     @property
     def pools(self) -> tuple[PoolSpec, ...]:
         """The attached pools, anchor first."""
         # A copy: closing in another thread must not change it under the loop.
-        return self._pools(self._moorings.berths.copy())
+        return self._pools(self._backends.pools.copy())
 
-    def leases(self, pool: str) -> Leases:
+    def leases(self, pool: str) -> PageLeases:
         """Return the book of who touches a pool's pages.
 
         An engine asks it before it gives a page another use, and counts its
@@ -167,8 +169,8 @@ class Attachment:
     def breakers(self) -> Mapping[str, Mapping[Operation, str]]:
         """Return the state of every breaker, by backend and operation."""
         return {
-            name: {op: str(one.state) for op, one in line.breakers.items()}
-            for name, line in self._moorings.lines.items()
+            name: {op: str(one.state) for op, one in channel.breakers.items()}
+            for name, channel in self._backends.channels.items()
         }
 
     def self_test(self) -> tuple[Finding, ...]:
@@ -176,8 +178,8 @@ class Attachment:
         timeout_s = self.core.deadlines.get
         return tuple(
             finding
-            for name in self.berths
-            for finding in self._moorings.probes[name].self_test(timeout_s)
+            for name in self.pools_by_name
+            for finding in self._backends.health_checks[name].self_test(timeout_s)
         )
 
     def exists(self, hashes: Sequence[str]) -> Hits:
@@ -186,15 +188,18 @@ class Attachment:
         Args:
             hashes: Page hashes of a prefix, in order.
         """
-        berths = self.berths
+        berths = self.pools_by_name
         check_hashes(hashes)
         deadline_s = time.monotonic() + self.core.deadlines.exists
         there = {
-            name: berth.exists(hashes, deadline_s) for name, berth in berths.items()
+            name: attached.exists(hashes, deadline_s)
+            for name, attached in berths.items()
         }
         return evaluate(self._pools(berths), there, len(hashes))
 
-    def put(self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]) -> Moved:
+    def put(
+        self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]
+    ) -> TransferResult:
         """Store pages: sidecars first, the anchor last.
 
         A page of the anchor is written only if every required sidecar page
@@ -206,26 +211,30 @@ class Attachment:
                 `NO_PAGE` where the pool has none. A pool that shares another
                 one's indices may be left out.
         """
-        berths = self.berths
-        where = self.places(hashes, pages)
+        berths = self.pools_by_name
+        where = self.resolve_pages(hashes, pages)
         deadline_s = time.monotonic() + self.core.deadlines.put
         outcomes: dict[str, OutcomeArray] = {}
         nbytes: dict[str, int] = {}
         good = np.ones(len(hashes), np.bool_)
-        for name, berth in sorted(berths.items(), key=lambda one: one[1].pool.anchor):
+        for name, attached in sorted(
+            berths.items(), key=lambda one: one[1].pool.anchor
+        ):
             own = where[name]
             given = own != NO_PAGE
-            chosen = np.flatnonzero(given & good if berth.pool.anchor else given)
-            result = move(Operation.PUT, berth, hashes, (own, chosen), deadline_s)
+            chosen = np.flatnonzero(given & good if attached.pool.anchor else given)
+            result = move(Operation.PUT, attached, hashes, (own, chosen), deadline_s)
             outcomes[name] = result
             stored = result == Outcome.OK
-            nbytes[name] = int(stored.sum()) * berth.page_bytes
-            if berth.pool.required:
-                good &= stored | ~given if not berth.pool.anchor else stored
+            nbytes[name] = int(stored.sum()) * attached.page_bytes
+            if attached.pool.required:
+                good &= stored | ~given if not attached.pool.anchor else stored
         stored_pages = int(np.logical_and.accumulate(good).sum())
-        return Moved(stored_pages, outcomes, nbytes, where)
+        return TransferResult(stored_pages, outcomes, nbytes, where)
 
-    def get(self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]) -> Moved:
+    def get(
+        self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]
+    ) -> TransferResult:
         """Load pages: the anchor first, then sidecars for what was read.
 
         Args:
@@ -237,28 +246,28 @@ class Attachment:
             `pages` is the longest prefix that is whole in memory: all of it,
             or a shorter one that the loaded pages still allow.
         """
-        berths = self.berths
-        where = self.places(hashes, pages)
+        berths = self.pools_by_name
+        where = self.resolve_pages(hashes, pages)
         deadline_s = time.monotonic() + self.core.deadlines.get
         outcomes: dict[str, OutcomeArray] = {}
         loaded: dict[str, BoolArray] = {}
         reach = len(hashes)
-        for name, berth in sorted(
+        for name, attached in sorted(
             berths.items(), key=lambda one: not one[1].pool.anchor
         ):
             own = where[name]
             chosen = np.flatnonzero(own[:reach] != NO_PAGE)
-            result = move(Operation.GET, berth, hashes, (own, chosen), deadline_s)
+            result = move(Operation.GET, attached, hashes, (own, chosen), deadline_s)
             outcomes[name] = result
             loaded[name] = result == Outcome.OK
-            if berth.pool.anchor:
+            if attached.pool.anchor:
                 reach = int(np.logical_and.accumulate(loaded[name]).sum())
         hits = evaluate(self._pools(berths), loaded, len(hashes))
-        self.tell_restored(loaded, hits.best)
+        self.notify_restored(loaded, hits.best)
         nbytes = {
             name: int(ok.sum()) * berths[name].page_bytes for name, ok in loaded.items()
         }
-        return Moved(hits.best, outcomes, nbytes, where)
+        return TransferResult(hits.best, outcomes, nbytes, where)
 
     def lookup(self, pool: str, hashes: Sequence[str], deadline_s: float) -> BoolArray:
         """Find out which pages of one pool are there, bool (n,).
@@ -294,11 +303,11 @@ class Attachment:
         """Load pages of one pool; as `write`."""
         return self._one(Operation.GET, pool, hashes, (pages, deadline_s))
 
-    def _berth(self, pool: str) -> Berth:
-        berths = self.berths
+    def _berth(self, pool: str) -> AttachedPool:
+        berths = self.pools_by_name
         if pool not in berths:
             raise KvdockError(
-                f"pool {pool!r} is not attached", fix=nearest(pool, berths)
+                f"pool {pool!r} is not attached", fix=did_you_mean(pool, berths)
             )
         return berths[pool]
 
@@ -310,13 +319,13 @@ class Attachment:
         how: tuple[npt.ArrayLike, float],
     ) -> OutcomeArray:
         pages, deadline_s = how
-        berth = self._berth(pool)
+        attached = self._berth(pool)
         check_hashes(hashes)
         check_deadline(deadline_s)
-        own = indices(pool, pages, len(hashes))
+        own = as_page_indices(pool, pages, len(hashes))
         chosen = np.flatnonzero(own != NO_PAGE)
-        berth.region.check(own[chosen])
-        return move(operation, berth, hashes, (own, chosen), deadline_s)
+        attached.region.check(own[chosen])
+        return move(operation, attached, hashes, (own, chosen), deadline_s)
 
     def clear(self, timeout_s: float | None = None) -> Mapping[str, Outcome]:
         """Forget everything of this namespace, and nothing else.
@@ -330,21 +339,21 @@ class Attachment:
             timeout_s = self.core.deadlines.clear
         cleared: dict[str, Outcome] = {}
         deadline_s = time.monotonic() + timeout_s
-        for berth in self.berths.values():
-            line = berth.line
-            if line.name not in cleared:
-                line.misses.clear()
+        for attached in self.pools_by_name.values():
+            channel = attached.channel
+            if channel.name not in cleared:
+                channel.negative_cache.clear()
                 batch = Batch(
                     Operation.CLEAR,
                     [f"{self.namespace}/"],
                     deadline_s=deadline_s,
-                    pool=berth.pool.name,
+                    pool=attached.pool.name,
                 )
-                result = line.run(berth.handle, batch).result
-                cleared[line.name] = Outcome(int(result.outcomes[0]))
+                result = channel.call(attached.handle, batch).result
+                cleared[channel.name] = Outcome(int(result.outcomes[0]))
         return cleared
 
-    def places(
+    def resolve_pages(
         self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]
     ) -> dict[str, Int64Array]:
         """Return each pool's page index for each position, checked.
@@ -354,9 +363,9 @@ class Attachment:
                 pages outside of its memory.
         """
         known = [route.pool.name for route in self.plan.routes]
-        return placed(self.berths, known, hashes, pages)
+        return resolve_page_indices(self.pools_by_name, known, hashes, pages)
 
-    def tell_restored(self, loaded: Mapping[str, BoolArray], prefix: int) -> None:
+    def notify_restored(self, loaded: Mapping[str, BoolArray], prefix: int) -> None:
         """Tell observers how much of a prefix each pool has.
 
         `get` and prefetches do it by themselves. An engine that loads pool by
@@ -367,14 +376,14 @@ class Attachment:
                 (n,), n >= `prefix`. A pool that was not loaded is left out.
             prefix: Pages of the target's restored prefix.
         """
-        line = next(iter(self._moorings.lines.values()), None)
-        if line is None or not line.observed:
+        channel = next(iter(self._backends.channels.values()), None)
+        if channel is None or not channel.observed:
             return
         drafts = [pool.name for pool in self.pools if pool.draft]
         with_draft = np.full(prefix, all(name in loaded for name in drafts))
         for name in drafts:
             with_draft &= loaded.get(name, with_draft)[:prefix]
-        line.tell(
+        channel.notify(
             PagesRestored(
                 pages={name: int(ok[:prefix].sum()) for name, ok in loaded.items()},
                 target=prefix,
@@ -382,24 +391,24 @@ class Attachment:
             )
         )
 
-    def tell(self, event: Event) -> None:
+    def notify(self, event: Event) -> None:
         """Tell observers what only the engine's adapter knows."""
         # They sit on each backend's manager; one of them is enough.
-        for line in list(self._moorings.lines.values())[:1]:
-            line.tell(event)
+        for channel in list(self._backends.channels.values())[:1]:
+            channel.notify(event)
 
     @property
-    def berths(self) -> Mapping[str, Berth]:
+    def pools_by_name(self) -> Mapping[str, AttachedPool]:
         """The attached pools and their ways, anchor first.
 
         Raises:
             KvdockError: If the attachment is closed.
         """
         # A copy: closing in another thread must not change it under a call.
-        berths = self._moorings.berths.copy()
+        berths = self._backends.pools.copy()
         if not berths:
             raise KvdockError("the attachment is closed")
         return berths
 
-    def _pools(self, berths: Mapping[str, Berth]) -> tuple[PoolSpec, ...]:
-        return tuple(berth.pool for berth in berths.values())
+    def _pools(self, berths: Mapping[str, AttachedPool]) -> tuple[PoolSpec, ...]:
+        return tuple(attached.pool for attached in berths.values())

@@ -13,8 +13,8 @@ from enum import StrEnum
 import attrs
 
 from kvdock.config.core import StopPolicy, TransferSettings
-from kvdock.synchronization import LONGEST_S, lock_and_condition, seconds_until
-from kvdock.transfer.result import Moved
+from kvdock.synchronization import MAX_WAIT_S, new_condition, remaining_s
+from kvdock.transfer.result import TransferResult
 
 log = logging.getLogger("kvdock")
 
@@ -23,7 +23,7 @@ _TOKENS = 1024
 """Tokens that `stop_growth` is counted for."""
 
 
-class TicketState(StrEnum):
+class TransferState(StrEnum):
     """How far a transfer is."""
 
     WAITING = "waiting"
@@ -40,7 +40,7 @@ class TicketState(StrEnum):
     """The attachment was closed under it; the log says more."""
 
 
-class Ticket:
+class TransferFuture:
     """One prefetch or offload.
 
     Args:
@@ -55,7 +55,7 @@ class Ticket:
         pages: int,
         tokens: int,
         settings: TransferSettings,
-        ended: Callable[[Ticket], None] | None = None,
+        ended: Callable[[TransferFuture], None] | None = None,
     ) -> None:
         self.pages = pages
         self._policy = settings.stop
@@ -64,13 +64,13 @@ class Ticket:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._began_s = time.monotonic()
-        self._state = TicketState.WAITING
+        self._state = TransferState.WAITING
         self._stopping = False
         self._moved_pages = 0
-        self._result: Moved | None = None
+        self._result: TransferResult | None = None
 
     @property
-    def state(self) -> TicketState:
+    def state(self) -> TransferState:
         """How far it is."""
         return self._state
 
@@ -92,14 +92,14 @@ class Ticket:
     @property
     def cancelled(self) -> bool:
         """Whether nobody wants the result any more."""
-        return self._state is TicketState.CANCELLED
+        return self._state is TransferState.CANCELLED
 
     @property
-    def result(self) -> Moved | None:
+    def result(self) -> TransferResult | None:
         """What was moved; None until it is done, and if it was cancelled."""
         return self._result
 
-    def ready(self) -> bool:
+    def should_stop_waiting(self) -> bool:
         """Return whether the engine should wait no longer, by its policy.
 
         If it is not done then, `stop` ends it with what is there.
@@ -130,30 +130,32 @@ class Ticket:
         self._stopping = True
         with self._lock:
             if not self._over.is_set():
-                self._state = TicketState.CANCELLED
+                self._state = TransferState.CANCELLED
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it is over; return whether it is."""
-        return self._over.wait(None if timeout_s is None else min(timeout_s, LONGEST_S))
+        return self._over.wait(
+            None if timeout_s is None else min(timeout_s, MAX_WAIT_S)
+        )
 
-    def begin(self) -> bool:
+    def start(self) -> bool:
         """Start moving; return False if nobody wants it any more."""
         with self._lock:
-            if self._state is not TicketState.WAITING:
+            if self._state is not TransferState.WAITING:
                 return False
-            self._state = TicketState.RUNNING
+            self._state = TransferState.RUNNING
             return True
 
-    def advance(self, pages: int) -> None:
+    def set_progress(self, pages: int) -> None:
         """Report progress."""
         self._moved_pages = pages
 
-    def end(self, result: Moved | None, state: TicketState) -> None:
+    def finish(self, result: TransferResult | None, state: TransferState) -> None:
         """Be over, with a result or without."""
         with self._lock:
             if self._over.is_set():
                 return
-            if self._state is not TicketState.CANCELLED:
+            if self._state is not TransferState.CANCELLED:
                 self._state = state
                 self._result = result
             self._over.set()
@@ -164,19 +166,19 @@ class Ticket:
                 log.exception("what follows the end of a transfer failed")
 
 
-Work = Callable[[Ticket], Moved | None]
+Work = Callable[[TransferFuture], TransferResult | None]
 
 
 @attrs.frozen(eq=False)
 class _Load:
     """One transfer in the queue, and what follows it."""
 
-    ticket: Ticket
+    ticket: TransferFuture
     work: Work
     after: Callable[[], None]
 
 
-class Lane:
+class BoundedExecutor:
     """Transfers of one direction, first come, first served.
 
     Args:
@@ -189,9 +191,9 @@ class Lane:
         self._name = name
         self._workers = workers
         self._queue = queue
-        self._lock, self._changed = lock_and_condition()
+        self._lock, self._changed = new_condition()
         self._waiting: deque[_Load] = deque()
-        self._running: dict[Ticket, threading.Thread] = {}
+        self._running: dict[TransferFuture, threading.Thread] = {}
         self._threads: set[threading.Thread] = set()
         self._closed = False
         self._pid = os.getpid()
@@ -207,7 +209,9 @@ class Lane:
         # may have taken the lock for ever.
         return os.getpid() != self._pid
 
-    def submit(self, ticket: Ticket, work: Work, after: Callable[[], None]) -> bool:
+    def submit(
+        self, future: TransferFuture, work: Work, after: Callable[[], None]
+    ) -> bool:
         """Queue a transfer; return False, at once, if there is no room.
 
         Args:
@@ -221,14 +225,14 @@ class Lane:
             if self._closed or len(self._waiting) >= self._queue:
                 return False
             if len(self._threads) < self._workers:
-                self._hire()
+                self._start_worker()
             if not self._threads:
                 return False
-            self._waiting.append(_Load(ticket, work, after))
+            self._waiting.append(_Load(future, work, after))
             self._changed.notify_all()
         return True
 
-    def _hire(self) -> None:
+    def _start_worker(self) -> None:
         thread = threading.Thread(
             target=self._run,
             name=f"{self._name}-{len(self._threads)}",
@@ -256,7 +260,7 @@ class Lane:
         with self._lock:
             if self._threads == {mine}:
                 return drained()  # nobody else is there to work
-            return self._changed.wait_for(drained, seconds_until(deadline_s))
+            return self._changed.wait_for(drained, remaining_s(deadline_s))
 
     def close(self) -> None:
         """Take nothing more, cancel what waits, stop what runs."""
@@ -265,12 +269,12 @@ class Lane:
         with self._lock:
             self._closed = True
             dropped, self._waiting = list(self._waiting), deque()
-            for ticket in self._running:
-                ticket.cancel()
+            for future in self._running:
+                future.cancel()
             self._changed.notify_all()
         for load in dropped:
             load.ticket.cancel()
-            self._finish(load, None, TicketState.CANCELLED)
+            self._finish(load, None, TransferState.CANCELLED)
 
     def join(self, deadline_s: float) -> bool:
         """Wait for the workers of a closed lane; return whether they ended.
@@ -279,7 +283,7 @@ class Lane:
         """
         others = [one for one in self._threads if one is not threading.current_thread()]
         for thread in others:
-            thread.join(seconds_until(deadline_s))
+            thread.join(remaining_s(deadline_s))
         return not any(thread.is_alive() for thread in others)
 
     def _run(self) -> None:
@@ -290,20 +294,22 @@ class Lane:
                     return
                 load = self._waiting.popleft()
                 self._running[load.ticket] = threading.current_thread()
-            result, state = None, TicketState.DONE
+            result, state = None, TransferState.DONE
             try:
-                if load.ticket.begin():
+                if load.ticket.start():
                     result = load.work(load.ticket)
             except Exception:
                 # A closed attachment, or a defect of ours.
                 log.exception("a transfer in the background failed")
-                state = TicketState.FAILED
+                state = TransferState.FAILED
             self._finish(load, result, state)
             with self._lock:
                 del self._running[load.ticket]
                 self._changed.notify_all()
             del load  # an idle worker keeps nobody's memory alive
 
-    def _finish(self, load: _Load, result: Moved | None, state: TicketState) -> None:
+    def _finish(
+        self, load: _Load, result: TransferResult | None, state: TransferState
+    ) -> None:
         load.after()
-        load.ticket.end(result, state)
+        load.ticket.finish(result, state)

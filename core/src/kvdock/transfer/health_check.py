@@ -25,8 +25,8 @@ from kvdock.keys import build_keys
 from kvdock.plugin.hookspecs import Finding
 
 if TYPE_CHECKING:
-    from kvdock.resilience.channel import Line
-    from kvdock.transfer.staging import Area, Staging
+    from kvdock.resilience.channel import BackendChannel
+    from kvdock.transfer.staging import StagingBuffer, StagingBuffers
 
 
 _DROP_S = 2.0
@@ -34,7 +34,7 @@ _DROP_S = 2.0
 
 
 @attrs.frozen(eq=False)
-class Probe:
+class HealthCheck:
     """The test page of one pool.
 
     Args:
@@ -47,20 +47,20 @@ class Probe:
     """
 
     pool: str
-    line: Line
+    channel: BackendChannel
     handle: object = attrs.field(repr=False)
     keys: tuple[str, ...]
-    stored: Area | None = attrs.field(repr=False)
-    loaded: Area | None = attrs.field(repr=False)
+    stored: StagingBuffer | None = attrs.field(repr=False)
+    loaded: StagingBuffer | None = attrs.field(repr=False)
 
     @classmethod
     def of(
         cls,
-        line: Line,
+        channel: BackendChannel,
         handle: object,
         keys: tuple[str, str, tuple[str, ...]],
-        staging: Staging | None,
-    ) -> Probe:
+        staging: StagingBuffers | None,
+    ) -> HealthCheck:
         """Make a page of its own, in the two areas of `staging`.
 
         Args:
@@ -73,8 +73,8 @@ class Probe:
         # No two processes share a test page, so none sees another's deleted.
         mine = hashlib.sha256(os.urandom(16)).hexdigest()
         names = build_keys(namespace, [mine], suffixes)
-        areas = [staging.keep() if staging else None for _ in range(2)]
-        probe = cls(pool, line, handle, tuple(names), *areas)
+        areas = [staging.reserve() if staging else None for _ in range(2)]
+        probe = cls(pool, channel, handle, tuple(names), *areas)
         if probe.stored is not None:
             probe._fill(probe.stored)
         return probe
@@ -130,7 +130,7 @@ class Probe:
 
     def _finding(self, done: str, operation: Operation, outcome: Outcome) -> Finding:
         became = done if outcome is Outcome.OK else f"not {done}"
-        what = f"pool {self.pool}: a page was {became} by {self.line.name}"
+        what = f"pool {self.pool}: a page was {became} by {self.channel.name}"
         if outcome is Outcome.OK:
             return Finding(ok=True, what=what)
         if operation is Operation.DELETE and outcome is Outcome.REFUSED:
@@ -149,14 +149,14 @@ class Probe:
     def _step(self, operation: Operation, deadline_s: float) -> Outcome:
         if operation is Operation.GET and self.loaded is not None:
             self.loaded.rows[:] = 0
-        answer = self.line.run(self.handle, self._batch(operation, deadline_s))
+        answer = self.channel.call(self.handle, self._batch(operation, deadline_s))
         outcome = Outcome(int(answer.result.outcomes.max()))
         if operation is Operation.GET and outcome is Outcome.OK:
             outcome = self._compare(answer.result)
         return outcome
 
     def _call(self, operation: Operation, deadline_s: float) -> BatchResult:
-        return self.line.call_probe(self.handle, self._batch(operation, deadline_s))
+        return self.channel.call_probe(self.handle, self._batch(operation, deadline_s))
 
     def _batch(self, operation: Operation, deadline_s: float) -> Batch:
         areas = {Operation.PUT: self.stored, Operation.GET: self.loaded}
@@ -172,19 +172,19 @@ class Probe:
         seed = hashlib.sha256("".join(self.keys).encode()).digest()
         return (seed * (nbytes // len(seed) + 1))[:nbytes]
 
-    def _fill(self, area: Area) -> None:
+    def _fill(self, area: StagingBuffer) -> None:
         staging = area.staging
         for at, nbytes in enumerate(staging.payload):
             pattern = np.frombuffer(self._pattern(nbytes + at), np.uint8)[at:]
             area.payload(at, 1)[0, :] = pattern
-        staging.seal(area, self.keys, 1)
+        staging.write(area, self.keys, 1)
 
     def _compare(self, result: BatchResult) -> Outcome:
         area = self.loaded
         if area is None:
             return Outcome.OK
         staging = area.staging
-        codes = staging.check(area, self.keys, result.outcomes)
+        codes = staging.verify(area, self.keys, result.outcomes)
         if codes.any():
             return Outcome(int(codes.max()))
         for at, nbytes in enumerate(staging.payload):

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvdock.synchronization import lock_and_condition
+from kvdock.synchronization import new_condition
 
 if TYPE_CHECKING:
     from kvdock.arrays import ByteArray
     from kvdock.plugin.hookspecs import AttachConfig, HostMemory
     from kvdock.pools.spec import PoolSpec
-    from kvdock.resilience.channel import Line
+    from kvdock.resilience.channel import BackendChannel
 
 log = logging.getLogger("kvdock")
 
@@ -28,7 +28,7 @@ ALIGN_BYTES = 4096
 """Where memory begins, for direct I/O."""
 
 
-class Loan:
+class HostBuffer:
     """Memory, and how many are inside of it.
 
     Args:
@@ -44,9 +44,9 @@ class Loan:
         self._give_back = give_back
         self._inside = 0
         self._ended = False
-        self._lock, self._changed = lock_and_condition()
+        self._lock, self._changed = new_condition()
 
-    def enter(self) -> bool:
+    def acquire(self) -> bool:
         """Begin to use it, until `leave`; false once it is to end."""
         if self._give_back is None:
             return True
@@ -54,7 +54,7 @@ class Loan:
             self._inside += not self._ended
             return not self._ended
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """End one use."""
         if self._give_back is None:
             return
@@ -62,7 +62,7 @@ class Loan:
             self._inside -= 1
             self._changed.notify_all()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Let nobody in any more, wait for those inside, and give it back.
 
         Called when no backend's call is under way: whoever is inside only
@@ -76,11 +76,11 @@ class Loan:
         self._give_back()
 
 
-Lender = Callable[[int], Loan]
+Allocator = Callable[[int], HostBuffer]
 """From a number of bytes to memory."""
 
 
-def aligned(raw: ByteArray) -> ByteArray:
+def page_aligned(raw: ByteArray) -> ByteArray:
     """Cut memory so that it begins on a page of the system's.
 
     Args:
@@ -90,39 +90,42 @@ def aligned(raw: ByteArray) -> ByteArray:
     return raw[-raw.ctypes.data % ALIGN_BYTES :][:nbytes]
 
 
-def own_memory(nbytes: int) -> Loan:
+def allocate_host(nbytes: int) -> HostBuffer:
     """Return zeroed memory of the core's own."""
     # Zeroed memory that nobody touches costs address space only.
-    return Loan(aligned(np.zeros(nbytes + ALIGN_BYTES, np.uint8)))
+    return HostBuffer(page_aligned(np.zeros(nbytes + ALIGN_BYTES, np.uint8)))
 
 
-def lender(line: Line, pool: PoolSpec, config: AttachConfig) -> Lender:
+def allocator_for(
+    channel: BackendChannel, pool: PoolSpec, config: AttachConfig
+) -> Allocator:
     """Return who lends memory for a pool's own needs.
 
     What the backend lends is given back when the line is closed, after the
     pool is released.
     """
-    if "kvdock_allocate" not in line.backend.plugin.implemented:
-        return own_memory
+    if "kvdock_allocate" not in channel.backend.plugin.implemented:
+        return allocate_host
 
     def allocate(nbytes: int) -> Callable[[], HostMemory | None]:
-        return lambda: line.backend.allocate(nbytes + ALIGN_BYTES, config)
+        return lambda: channel.backend.allocate(nbytes + ALIGN_BYTES, config)
 
     def give_back(memory: HostMemory | None) -> None:
         try:
             if memory is not None:
                 memory.give_back()
         except Exception:
-            log.exception("backend %s failed to take memory back", line.name)
+            log.exception("backend %s failed to take memory back", channel.name)
 
-    def lend(nbytes: int) -> Loan:
-        found = line.attaching(pool, allocate(nbytes), give_back)
+    def lend(nbytes: int) -> HostBuffer:
+        found = channel.call_attach(pool, allocate(nbytes), give_back)
         if found is None:
-            return own_memory(nbytes)
-        loan = Loan(
-            aligned(np.frombuffer(found.buffer, np.uint8)), lambda: give_back(found)
+            return allocate_host(nbytes)
+        buffer = HostBuffer(
+            page_aligned(np.frombuffer(found.buffer, np.uint8)),
+            lambda: give_back(found),
         )
-        line.at_end(loan.end)
-        return loan
+        channel.on_close(buffer.close)
+        return buffer
 
     return lend

@@ -21,7 +21,7 @@ import xxhash
 from kvdock.batch import Outcome
 from kvdock.pools.objects import TRAILER_BYTES
 from kvdock.region import Block, Region
-from kvdock.transfer.host_memory import Lender, Loan, own_memory
+from kvdock.transfer.host_memory import Allocator, HostBuffer, allocate_host
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array, OutcomeArray, UInt64Array
@@ -49,7 +49,7 @@ _MAGIC = b"KVTR"
 Sealed = npt.NDArray[np.void]
 
 
-def key_digests(keys: Sequence[str]) -> npt.NDArray[np.bytes_]:
+def trailer_key_digests(keys: Sequence[str]) -> npt.NDArray[np.bytes_]:
     """Return 128 bits of each key, bytes (n,).
 
     They find swapped and misplaced objects. Who may write to the store may
@@ -59,7 +59,9 @@ def key_digests(keys: Sequence[str]) -> npt.NDArray[np.bytes_]:
     return np.frombuffer(b"".join(digests), "S16")
 
 
-def sealed(keys: Sequence[str], nbytes: npt.ArrayLike, digests: UInt64Array) -> Sealed:
+def make_trailers(
+    keys: Sequence[str], nbytes: npt.ArrayLike, digests: UInt64Array
+) -> Sealed:
     """Return the trailers that belong to objects.
 
     Args:
@@ -70,13 +72,13 @@ def sealed(keys: Sequence[str], nbytes: npt.ArrayLike, digests: UInt64Array) -> 
     trailers = np.empty(len(keys), TRAILER)
     trailers["magic"] = _MAGIC
     trailers["format"] = FORMAT
-    trailers["key"] = key_digests(keys)
+    trailers["key"] = trailer_key_digests(keys)
     trailers["nbytes"] = nbytes
     trailers["digest"] = digests
     return trailers
 
 
-def compared(found: Sealed, wanted: Sealed) -> OutcomeArray:
+def compare_trailers(found: Sealed, wanted: Sealed) -> OutcomeArray:
     """Hold trailers that were read against those that belong there.
 
     Returns:
@@ -173,7 +175,7 @@ def _column(
 
 
 @attrs.frozen(eq=False)
-class Trailers:
+class TrailerBuffers:
     """The trailers of a region's pages, one slot for each object of each page.
 
     A slot belongs to its page, so whoever holds the page's lease holds it too.
@@ -182,10 +184,12 @@ class Trailers:
     region: Region
     hasher: Hasher = attrs.field(repr=False)
     slots: npt.NDArray[np.void] = attrs.field(repr=False)
-    loan: Loan = attrs.field(repr=False)
+    loan: HostBuffer = attrs.field(repr=False)
 
     @classmethod
-    def behind(cls, region: Region, lend: Lender = own_memory) -> Trailers:
+    def attach_to(
+        cls, region: Region, lend: Allocator = allocate_host
+    ) -> TrailerBuffers:
         """Put trailers behind the objects of a region.
 
         Args:
@@ -197,8 +201,8 @@ class Trailers:
             the backend is told and moves.
         """
         shape = (region.pages, len(region.objects))
-        loan = lend(math.prod(shape) * SLOT_BYTES)
-        wide = loan.memory.reshape(*shape, SLOT_BYTES)
+        buffer = lend(math.prod(shape) * SLOT_BYTES)
+        wide = buffer.memory.reshape(*shape, SLOT_BYTES)
         slots = wide[..., :TRAILER_BYTES].view(TRAILER)[..., 0]
         base = wide.ctypes.data + SLOT_BYTES * np.arange(shape[1])
         tables = _with_piece(region, base, SLOT_BYTES * shape[1])
@@ -211,19 +215,19 @@ class Trailers:
             blocks=(*region.blocks, Block(wide.ctypes.data, wide.nbytes)),
             owners=(*region.owners, wide),
         )
-        return cls(longer, Hasher.of(region), slots, loan)
+        return cls(longer, Hasher.of(region), slots, buffer)
 
-    def seal(self, keys: Sequence[str], pages: Int64Array) -> None:
+    def write(self, keys: Sequence[str], pages: Int64Array) -> None:
         """Write the trailers of pages that are about to be stored."""
         digests = self.hasher.digests(pages).ravel()
-        trailers = sealed(keys, self._nbytes(len(pages)), digests)
+        trailers = make_trailers(keys, self._nbytes(len(pages)), digests)
         self.slots[pages] = trailers.reshape(len(pages), -1)
 
-    def blank(self, pages: Int64Array) -> None:
+    def clear(self, pages: Int64Array) -> None:
         """Erase trailers, so that one left from before proves nothing."""
         self.slots[pages] = np.zeros((), TRAILER)
 
-    def check(
+    def verify(
         self, keys: Sequence[str], pages: Int64Array, outcomes: OutcomeArray
     ) -> OutcomeArray:
         """Verify what was read and is OK so far.
@@ -240,11 +244,11 @@ class Trailers:
         read = pages[claimed]
         chosen = np.repeat(claimed, each)
         names = [key for key, one in zip(keys, chosen.tolist(), strict=True) if one]
-        wanted = sealed(
+        wanted = make_trailers(
             names, self._nbytes(len(read)), self.hasher.digests(read).ravel()
         )
         verified = outcomes.copy()
-        verified[chosen] = compared(self.slots[read].ravel(), wanted)
+        verified[chosen] = compare_trailers(self.slots[read].ravel(), wanted)
         return verified
 
     def _nbytes(self, pages: int) -> Int64Array:

@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.synchronization import LONGEST_S, lock_and_condition
+from kvdock.synchronization import MAX_WAIT_S, new_condition
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 class Lease:
     """Pages held for one storage call. Ending it twice does nothing."""
 
-    book: Leases
+    table: PageLeases
     pages: Int64Array = attrs.field(repr=False)
     _open: list[bool] = attrs.field(factory=lambda: [True], repr=False)
 
     def end(self) -> None:
         """Let the pages go."""
-        self.book.end(self)
+        self.table.end(self)
 
 
-class Side(StrEnum):
+class Reference(StrEnum):
     """Whose reference keeps a page from being recycled."""
 
     HOST = "host"
@@ -43,7 +43,7 @@ class Side(StrEnum):
     """A copy between host and device that the engine makes."""
 
 
-class Leases:
+class PageLeases:
     """References to the pages of one pool.
 
     A lease is exclusive: one storage call. References only count: transfers
@@ -54,9 +54,9 @@ class Leases:
     """
 
     def __init__(self, pages: int) -> None:
-        self._lock, self._changed = lock_and_condition()
+        self._lock, self._changed = new_condition()
         self._leased = np.zeros(pages, np.bool_)
-        self._references = {side: np.zeros(pages, np.int32) for side in Side}
+        self._references = {side: np.zeros(pages, np.int32) for side in Reference}
         self._order = np.zeros(pages, np.int64)
 
     @property
@@ -64,7 +64,7 @@ class Leases:
         """Pages that a storage call may touch."""
         return int(np.count_nonzero(self._leased))
 
-    def referred_pages(self, side: Side) -> int:
+    def referred_pages(self, side: Reference) -> int:
         """Return how many pages have references of a side."""
         return int(np.count_nonzero(self._references[side]))
 
@@ -88,7 +88,7 @@ class Leases:
             with self._lock:
                 free = ~self._leased[pages]
                 if writing:
-                    free &= self._references[Side.DEVICE][pages] == 0
+                    free &= self._references[Reference.DEVICE][pages] == 0
                 # The last position that writes its number into a page keeps it.
                 self._order[pages[::-1]] = places[::-1]
                 free &= self._order[pages] == places
@@ -108,26 +108,28 @@ class Leases:
                 self._leased[lease.pages] = False
                 self._changed.notify_all()
 
-    def refer(self, side: Side, pages: npt.ArrayLike, references: int) -> None:
+    def add_references(
+        self, side: Reference, pages: npt.ArrayLike, references: int
+    ) -> None:
         """Count references that begin (+1) or end (-1) on pages."""
         with self._lock:
             np.add.at(self._references[side], np.asarray(pages, np.int64), references)
             self._changed.notify_all()
 
-    def busy(self, pages: npt.ArrayLike) -> BoolArray:
+    def in_use(self, pages: npt.ArrayLike) -> BoolArray:
         """Return which pages must not be recycled yet, bool (n,)."""
         with self._lock:
-            return self._busy(np.asarray(pages, np.int64))
+            return self._in_use(np.asarray(pages, np.int64))
 
     def wait(self, pages: npt.ArrayLike, timeout_s: float) -> bool:
         """Wait until none of the pages is busy; return whether it came true."""
         which = np.asarray(pages, np.int64)
         with self._lock:
             return self._changed.wait_for(
-                lambda: not self._busy(which).any(), min(timeout_s, LONGEST_S)
+                lambda: not self._in_use(which).any(), min(timeout_s, MAX_WAIT_S)
             )
 
-    def _busy(self, which: Int64Array) -> BoolArray:
+    def _in_use(self, which: Int64Array) -> BoolArray:
         busy = self._leased[which]
         for references in self._references.values():
             busy |= references[which] > 0

@@ -20,32 +20,32 @@ from kvdock.errors import RegionError
 from kvdock.hits import evaluate
 from kvdock.pools.enums import HitPolicy
 from kvdock.transfer.attached_pool import move
-from kvdock.transfer.futures import Lane, Ticket, TicketState
-from kvdock.transfer.leases import Side
-from kvdock.transfer.page_indices import named_again
-from kvdock.transfer.result import NO_PAGE, Moved
+from kvdock.transfer.futures import BoundedExecutor, TransferFuture, TransferState
+from kvdock.transfer.leases import Reference
+from kvdock.transfer.page_indices import duplicate_positions
+from kvdock.transfer.result import NO_PAGE, TransferResult
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
-    from kvdock.transfer.attached_pool import Berth
+    from kvdock.transfer.attached_pool import AttachedPool
     from kvdock.transfer.attachment import Attachment
 
 
-Ended = Callable[[Ticket], None]
+Ended = Callable[[TransferFuture], None]
 
 
-class Session:
+class TransferManager:
     """Background transfers over an attachment, which it closes with itself."""
 
     def __init__(self, attachment: Attachment) -> None:
         self.attachment = attachment
         self._core = attachment.core
         given = self._core.transfers
-        self._reads = Lane("kvdock-read", given.readers, given.queue)
-        self._writes = Lane("kvdock-write", given.writers, given.queue)
+        self._reads = BoundedExecutor("kvdock-read", given.readers, given.queue)
+        self._writes = BoundedExecutor("kvdock-write", given.writers, given.queue)
 
     def __enter__(self) -> Self:
         """Return itself; leaving the block closes it."""
@@ -66,7 +66,7 @@ class Session:
         pages: Mapping[str, npt.ArrayLike],
         windows: Mapping[str, npt.ArrayLike] | None = None,
         ended: Ended | None = None,
-    ) -> Ticket:
+    ) -> TransferFuture:
         """Load a prefix in the background.
 
         Args:
@@ -88,23 +88,23 @@ class Session:
             for name, given in (windows or {}).items()
         }
         nowhere = np.full(len(hashes), NO_PAGE)
-        where = self.attachment.places(
+        where = self.attachment.resolve_pages(
             hashes, {**dict.fromkeys(spare, nowhere), **pages}
         )
         touched = {
             name: np.concatenate([own[own != NO_PAGE], spare.get(name, nowhere[:0])])
             for name, own in where.items()
         }
-        ticket = self._ticket(len(hashes), ended)
-        job = Prefetch(self.attachment, list(hashes), where, spare)
-        return self._submit(self._reads, ticket, job.run, touched)
+        future = self._ticket(len(hashes), ended)
+        job = PrefetchTask(self.attachment, list(hashes), where, spare)
+        return self._submit(self._reads, future, job.run, touched)
 
     def offload(
         self,
         hashes: Sequence[str],
         pages: Mapping[str, npt.ArrayLike],
         ended: Ended | None = None,
-    ) -> Ticket:
+    ) -> TransferFuture:
         """Store pages in the background: sidecars first, the anchor last.
 
         The pages must keep their bytes until the ticket is done and
@@ -121,11 +121,11 @@ class Session:
         Raises:
             KvdockError: On bad input, at once.
         """
-        where = self.attachment.places(hashes, pages)
+        where = self.attachment.resolve_pages(hashes, pages)
         touched = {name: own[own != NO_PAGE] for name, own in where.items()}
-        ticket = self._ticket(len(hashes), ended)
-        job = _Offload(self.attachment, list(hashes), where)
-        return self._submit(self._writes, ticket, job.run, touched)
+        future = self._ticket(len(hashes), ended)
+        job = OffloadTask(self.attachment, list(hashes), where)
+        return self._submit(self._writes, future, job.run, touched)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is queued or running; return whether it is so."""
@@ -150,59 +150,59 @@ class Session:
         joined = [lane.join(deadline_s) for lane in (self._reads, self._writes)]
         return ended and all(joined)
 
-    def _ticket(self, pages: int, ended: Ended | None) -> Ticket:
-        first = next(iter(self.attachment.berths.values())).pool
+    def _ticket(self, pages: int, ended: Ended | None) -> TransferFuture:
+        first = next(iter(self.attachment.pools_by_name.values())).pool
         tokens = pages * first.page_tokens
-        return Ticket(pages, tokens, self._core.transfers, ended)
+        return TransferFuture(pages, tokens, self._core.transfers, ended)
 
     def _submit(
         self,
-        lane: Lane,
-        ticket: Ticket,
-        work: Callable[[Ticket], Moved | None],
+        lane: BoundedExecutor,
+        future: TransferFuture,
+        work: Callable[[TransferFuture], TransferResult | None],
         touched: Mapping[str, Int64Array],
-    ) -> Ticket:
+    ) -> TransferFuture:
         books = [
-            (berth.leases, touched[name])
-            for name, berth in self.attachment.berths.items()
-            if berth.pool.physical
+            (attached.leases, touched[name])
+            for name, attached in self.attachment.pools_by_name.items()
+            if attached.pool.physical
         ]
 
         def refer(references: int) -> None:
             for book, pages in books:
-                book.refer(Side.HOST, pages, references)
+                book.add_references(Reference.HOST, pages, references)
 
         refer(1)
-        if not lane.submit(ticket, work, lambda: refer(-1)):
+        if not lane.submit(future, work, lambda: refer(-1)):
             refer(-1)
-            ticket.end(None, TicketState.REFUSED)
-        return ticket
+            future.finish(None, TransferState.REFUSED)
+        return future
 
     def _checked_window(self, name: str, given: npt.ArrayLike) -> Int64Array:
-        berth = self.attachment.berths.get(name)
-        if berth is None or berth.pool.hit_policy is not HitPolicy.TRAILING_PAGES:
+        attached = self.attachment.pools_by_name.get(name)
+        if attached is None or attached.pool.hit_policy is not HitPolicy.TRAILING_PAGES:
             raise RegionError(
                 f"spare pages are given for {name!r}, which is no attached pool "
                 "with a trailing window"
             )
-        pages = berth.region.check(given)
-        if len(pages) < berth.pool.window_pages:
+        pages = attached.region.check(given)
+        if len(pages) < attached.pool.window_pages:
             raise RegionError(
                 f"pool {name!r}: {len(pages)} spare pages for a window of "
-                f"{berth.pool.window_pages}"
+                f"{attached.pool.window_pages}"
             )
         return pages
 
 
 @attrs.frozen(eq=False)
-class _Offload:
+class OffloadTask:
     """Storing, in batches."""
 
     attachment: Attachment
     hashes: list[str]
     where: Mapping[str, Int64Array]
 
-    def run(self, ticket: Ticket) -> Moved:
+    def run(self, future: TransferFuture) -> TransferResult:
         """Store batch by batch until done, stopped, or nothing gets through."""
         count = len(self.hashes)
         outcomes = {
@@ -213,7 +213,7 @@ class _Offload:
         step = self.attachment.core.transfers.batch_pages
         anchor = self.attachment.plan.anchor.pool.name
         for start in range(0, count, step):
-            if ticket.stopping:
+            if future.stopping:
                 break
             part = slice(start, start + step)
             moved = self.attachment.put(
@@ -225,17 +225,17 @@ class _Offload:
             if whole:
                 prefix = start + moved.pages
                 whole = prefix == min(start + step, count)
-                ticket.advance(prefix)
+                future.set_progress(prefix)
             if _stuck(moved, anchor):
                 # Full, cut off, or no sidecar got through: more would not.
                 break
-        return Moved(prefix, outcomes, nbytes, self.where)
+        return TransferResult(prefix, outcomes, nbytes, self.where)
 
 
-def _stuck(moved: Moved, anchor: str) -> bool:
+def _stuck(moved: TransferResult, anchor: str) -> bool:
     """Return whether nothing of what counts was stored, though it was given."""
     tried = {
-        name: codes[moved.places[name] != NO_PAGE]
+        name: codes[moved.page_indices[name] != NO_PAGE]
         for name, codes in moved.outcomes.items()
     }
     # A stage without a layer of the anchor has none, and a batch may give none.
@@ -249,7 +249,7 @@ _TRIES = 3
 
 
 @attrs.define(eq=False)
-class Prefetch:
+class PrefetchTask:
     """One prefix on its way into memory.
 
     Args:
@@ -263,89 +263,93 @@ class Prefetch:
     hashes: list[str]
     where: dict[str, Int64Array]
     spare: Mapping[str, Int64Array]
-    _berths: Mapping[str, Berth] = attrs.field(init=False)
+    _berths: Mapping[str, AttachedPool] = attrs.field(init=False)
     _outcomes: dict[str, OutcomeArray] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         """Begin with nothing loaded, and one position for each page."""
-        self._berths = self.attachment.berths
-        for name, berth in self._berths.items():
-            if berth.pool.physical and not _trailing(berth):
+        self._berths = self.attachment.pools_by_name
+        for name, attached in self._berths.items():
+            if attached.pool.physical and not _trailing(attached):
                 own = self.where[name]
-                self.where[name] = np.where(named_again(own), NO_PAGE, own)
+                self.where[name] = np.where(duplicate_positions(own), NO_PAGE, own)
         self._outcomes = {
             name: np.full(len(self.hashes), Outcome.ABSENT, np.uint8)
             for name in self._berths
         }
 
-    def run(self, ticket: Ticket) -> Moved | None:
+    def run(self, future: TransferFuture) -> TransferResult | None:
         """Load until done, stopped, or the prefix is cut."""
-        reach = self._load_prefix(ticket)
-        if ticket.cancelled:
+        reach = self._load_prefix(future)
+        if future.cancelled:
             return None
         self._settle_windows(reach)
         return self._result(reach)
 
-    def _load_prefix(self, ticket: Ticket) -> int:
+    def _load_prefix(self, future: TransferFuture) -> int:
         """Load the anchor and all pools that every page needs."""
         transfers = self.attachment.core.transfers
         running = [b for b in self._berths.values() if not _trailing(b)]
-        running.sort(key=lambda berth: not berth.pool.anchor)
+        running.sort(key=lambda berth: not attached.pool.anchor)
         reach = 0
         for start in range(0, len(self.hashes), transfers.batch_pages):
-            if ticket.stopping:
+            if future.stopping:
                 break
             stop = min(start + transfers.batch_pages, len(self.hashes))
             run = self._load_batch(running, start, stop)
             reach = start + run
-            ticket.advance(reach)
+            future.set_progress(reach)
             if reach < stop:
                 break
         return reach
 
-    def _load_batch(self, running: list[Berth], start: int, stop: int) -> int:
+    def _load_batch(self, running: list[AttachedPool], start: int, stop: int) -> int:
         """Load positions start to stop; return how many are whole."""
         run = stop - start
         deadline_s = time.monotonic() + self.attachment.core.deadlines.get
-        for berth in running:
-            own = self.where[berth.pool.name]
+        for attached in running:
+            own = self.where[attached.pool.name]
             chosen = start + np.flatnonzero(own[start : start + run] != NO_PAGE)
-            codes = move(Operation.GET, berth, self.hashes, (own, chosen), deadline_s)
-            mine = self._outcomes[berth.pool.name][start:stop]
+            codes = move(
+                Operation.GET, attached, self.hashes, (own, chosen), deadline_s
+            )
+            mine = self._outcomes[attached.pool.name][start:stop]
             mine[:run] = codes[start : start + run]
-            if berth.pool.required and not berth.pool.block_pages:
+            if attached.pool.required and not attached.pool.block_pages:
                 # Sidecars are read only as far as those before were.
                 run = int(np.logical_and.accumulate(mine == Outcome.OK).sum())
         return run
 
     def _settle_windows(self, reach: int) -> None:
         """Find a boundary whose trailing windows can be loaded, and do it."""
-        trailing = [berth for berth in self._berths.values() if _trailing(berth)]
+        trailing = [
+            attached for attached in self._berths.values() if _trailing(attached)
+        ]
         if not trailing or not reach:
             return
         there = self._loaded()
         names = self.hashes[:reach]
         deadline_s = time.monotonic() + self.attachment.core.deadlines.get
-        for berth in trailing:
-            exists = berth.exists(names, deadline_s)
-            if berth.pool.name not in self.spare:
-                exists &= self.where[berth.pool.name][:reach] != NO_PAGE
-            there[berth.pool.name][:reach] = exists
+        for attached in trailing:
+            exists = attached.exists(names, deadline_s)
+            if attached.pool.name not in self.spare:
+                exists &= self.where[attached.pool.name][:reach] != NO_PAGE
+            there[attached.pool.name][:reach] = exists
         for _ in range(_TRIES):
             best = self._best(there, reach)
             if not best:
                 return
-            for berth in trailing:
-                self._load_window(berth, best, there[berth.pool.name], deadline_s)
+            for attached in trailing:
+                self._load_window(attached, best, there[attached.pool.name], deadline_s)
             if self._best(there, reach) == best:
                 return
 
     def _load_window(
-        self, berth: Berth, boundary: int, there: BoolArray, deadline_s: float
+        self, attached: AttachedPool, boundary: int, there: BoolArray, deadline_s: float
     ) -> None:
         """Load the window before a boundary; what fails is not there."""
-        name = berth.pool.name
-        first = max(0, boundary - berth.pool.window_pages)
+        name = attached.pool.name
+        first = max(0, boundary - attached.pool.window_pages)
         window = np.arange(first, boundary)
         if name in self.spare:
             self.where[name] = np.full(len(self.hashes), NO_PAGE)
@@ -353,7 +357,7 @@ class Prefetch:
             self._outcomes[name][:] = Outcome.ABSENT
         own = self.where[name]
         wanted = window[there[window] & (self._outcomes[name][window] != Outcome.OK)]
-        codes = move(Operation.GET, berth, self.hashes, (own, wanted), deadline_s)
+        codes = move(Operation.GET, attached, self.hashes, (own, wanted), deadline_s)
         self._outcomes[name][wanted] = codes[wanted]
         there[wanted] = codes[wanted] == Outcome.OK
 
@@ -364,20 +368,20 @@ class Prefetch:
         }
 
     def _best(self, there: Mapping[str, BoolArray], reach: int) -> int:
-        pools = [berth.pool for berth in self._berths.values()]
+        pools = [attached.pool for attached in self._berths.values()]
         hits = evaluate(pools, there, len(self.hashes))
         return int(np.flatnonzero(hits.restorable[: reach + 1])[-1])
 
-    def _result(self, reach: int) -> Moved:
+    def _result(self, reach: int) -> TransferResult:
         loaded = self._loaded()
         best = self._best(loaded, reach)
-        self.attachment.tell_restored(loaded, best)
+        self.attachment.notify_restored(loaded, best)
         nbytes = {
             name: int(ok.sum()) * self._berths[name].page_bytes
             for name, ok in loaded.items()
         }
-        return Moved(best, self._outcomes, nbytes, self.where)
+        return TransferResult(best, self._outcomes, nbytes, self.where)
 
 
-def _trailing(berth: Berth) -> bool:
-    return berth.pool.hit_policy is HitPolicy.TRAILING_PAGES
+def _trailing(attached: AttachedPool) -> bool:
+    return attached.pool.hit_policy is HitPolicy.TRAILING_PAGES

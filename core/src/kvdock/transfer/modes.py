@@ -19,14 +19,14 @@ from kvdock.batch import Batch, Operation, Outcome
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array, OutcomeArray
     from kvdock.region import Region
-    from kvdock.resilience.channel import Line
-    from kvdock.transfer.integrity import Trailers
+    from kvdock.resilience.channel import BackendChannel
+    from kvdock.transfer.integrity import TrailerBuffers
     from kvdock.transfer.leases import Lease
-    from kvdock.transfer.staging import Staging
+    from kvdock.transfer.staging import StagingBuffers
 
 
 @attrs.frozen(eq=False)
-class Cargo:
+class BatchTransfer:
     """Pages of one batch: leased, with their keys and a deadline.
 
     Args:
@@ -45,12 +45,12 @@ class Cargo:
     pages: Int64Array = attrs.field(repr=False)
     deadline_s: float
     lease: Lease
-    let_go: Callable[[], None] = attrs.field(repr=False)
+    on_late: Callable[[], None] = attrs.field(repr=False)
 
-    def ended_late(self) -> None:
+    def finish_late(self) -> None:
         """Let the pages go at the end of a call that was left behind."""
         self.lease.end()
-        self.let_go()
+        self.on_late()
 
     def batch(self, addresses: Int64Array, sizes: Int64Array) -> Batch:
         """Return the batch that moves these pages from or to memory."""
@@ -63,78 +63,84 @@ class Cargo:
         return np.full(len(self.keys), outcome, np.uint8)
 
 
-class Way(Protocol):
+class Transfer(Protocol):
     """One of the three ways."""
 
     @property
     def region(self) -> Region:
         """The memory that the backend is told about."""
 
-    def carry(self, line: Line, handle: object, cargo: Cargo) -> OutcomeArray:
+    def execute(
+        self, channel: BackendChannel, handle: object, transfer: BatchTransfer
+    ) -> OutcomeArray:
         """Move a batch; uint8 (n * objects,), verified."""
 
 
 @attrs.frozen(eq=False)
-class Marks:
+class MarkerTransfer:
     """No bytes: only the presence of a key counts."""
 
     region: Region
 
-    def carry(self, line: Line, handle: object, cargo: Cargo) -> OutcomeArray:
+    def execute(
+        self, channel: BackendChannel, handle: object, transfer: BatchTransfer
+    ) -> OutcomeArray:
         """Store or look for the keys."""
-        nothing = np.zeros((len(cargo.keys), 0), np.int64)
-        answer = line.run(handle, cargo.batch(nothing, nothing))
-        cargo.lease.end()
+        nothing = np.zeros((len(transfer.keys), 0), np.int64)
+        answer = channel.call(handle, transfer.batch(nothing, nothing))
+        transfer.lease.end()
         return answer.result.outcomes
 
 
 @attrs.frozen(eq=False)
-class Direct:
+class ZeroCopyTransfer:
     """Straight from and to the engine's memory.
 
     A call that was left behind keeps its pages' lease until it ends.
     """
 
     region: Region
-    trailers: Trailers | None = None
+    trailers: TrailerBuffers | None = None
 
-    def carry(self, line: Line, handle: object, cargo: Cargo) -> OutcomeArray:
+    def execute(
+        self, channel: BackendChannel, handle: object, transfer: BatchTransfer
+    ) -> OutcomeArray:
         """Move pages with their trailers, if they have any."""
-        if self.trailers is not None and not self.trailers.loan.enter():
-            cargo.lease.end()
-            return cargo.all(Outcome.UNAVAILABLE)
+        if self.trailers is not None and not self.trailers.loan.acquire():
+            transfer.lease.end()
+            return transfer.all(Outcome.UNAVAILABLE)
         try:
             if self.trailers is not None:
-                if cargo.operation is Operation.PUT:
-                    self.trailers.seal(cargo.keys, cargo.pages)
+                if transfer.operation is Operation.PUT:
+                    self.trailers.write(transfer.keys, transfer.pages)
                 else:
-                    self.trailers.blank(cargo.pages)
-            batch = cargo.batch(*self.region.addresses(cargo.pages))
+                    self.trailers.clear(transfer.pages)
+            batch = transfer.batch(*self.region.addresses(transfer.pages))
         except BaseException:  # hashing takes long enough to be interrupted
-            self._end(cargo)
+            self._end(transfer)
             raise
-        answer = line.run(handle, batch, late=lambda: self._ended_late(cargo))
+        answer = channel.call(handle, batch, late=lambda: self._finish_late(transfer))
         outcomes = answer.result.outcomes
-        if answer.late:
-            return _unproven(cargo.operation, outcomes)
+        if answer.abandoned:
+            return _unproven(transfer.operation, outcomes)
         try:
-            if self.trailers is not None and cargo.operation is Operation.GET:
-                outcomes = self.trailers.check(cargo.keys, cargo.pages, outcomes)
+            if self.trailers is not None and transfer.operation is Operation.GET:
+                outcomes = self.trailers.verify(transfer.keys, transfer.pages, outcomes)
         finally:
-            self._end(cargo)
+            self._end(transfer)
         return outcomes
 
-    def _end(self, cargo: Cargo) -> None:
-        cargo.lease.end()
+    def _end(self, transfer: BatchTransfer) -> None:
+        transfer.lease.end()
         self._leave()
 
-    def _ended_late(self, cargo: Cargo) -> None:
-        cargo.ended_late()
+    def _finish_late(self, transfer: BatchTransfer) -> None:
+        transfer.finish_late()
         self._leave()
 
     def _leave(self) -> None:
         if self.trailers is not None:
-            self.trailers.loan.leave()
+            self.trailers.loan.release()
 
 
 def _unproven(operation: Operation, outcomes: OutcomeArray) -> OutcomeArray:
@@ -150,7 +156,7 @@ def _unproven(operation: Operation, outcomes: OutcomeArray) -> OutcomeArray:
 
 
 @attrs.frozen(eq=False)
-class Staged:
+class StagedTransfer:
     """Through one contiguous copy.
 
     A call that was left behind keeps its area, never the engine's pages. What
@@ -158,10 +164,10 @@ class Staged:
     """
 
     source: tuple[Region, ...] = attrs.field(repr=False)
-    staging: Staging
+    staging: StagingBuffers
 
     @classmethod
-    def through(cls, staging: Staging, source: Region) -> Staged:
+    def through(cls, staging: StagingBuffers, source: Region) -> StagedTransfer:
         """Cut the engine's region into one for each object of a page."""
         return cls(
             tuple(
@@ -182,43 +188,47 @@ class Staged:
         """The staging memory."""
         return self.staging.region
 
-    def carry(self, line: Line, handle: object, cargo: Cargo) -> OutcomeArray:
+    def execute(
+        self, channel: BackendChannel, handle: object, transfer: BatchTransfer
+    ) -> OutcomeArray:
         """Copy out and store, or load, verify and copy in."""
         try:
-            return self._carry(line, handle, cargo)
+            return self._execute(channel, handle, transfer)
         finally:
-            cargo.lease.end()
+            transfer.lease.end()
 
-    def _carry(self, line: Line, handle: object, cargo: Cargo) -> OutcomeArray:
-        area = self.staging.take(cargo.deadline_s)
-        if area is None and self.staging.held:
-            line.report_held(cargo.pool)
-            return cargo.all(Outcome.UNAVAILABLE)
+    def _execute(
+        self, channel: BackendChannel, handle: object, transfer: BatchTransfer
+    ) -> OutcomeArray:
+        area = self.staging.acquire(transfer.deadline_s)
+        if area is None and self.staging.exhausted:
+            channel.log_staging_exhausted(transfer.pool)
+            return transfer.all(Outcome.UNAVAILABLE)
         if area is None:
-            return cargo.all(Outcome.TIMEOUT)
-        count = len(cargo.pages)
+            return transfer.all(Outcome.TIMEOUT)
+        count = len(transfer.pages)
         try:
-            if cargo.operation is Operation.PUT:
+            if transfer.operation is Operation.PUT:
                 for at, source in enumerate(self.source):
-                    source.gather(cargo.pages, area.payload(at, count))
-                self.staging.seal(area, cargo.keys, count)
+                    source.gather(transfer.pages, area.payload(at, count))
+                self.staging.write(area, transfer.keys, count)
             else:
-                self.staging.blank(area, count)
-            batch = cargo.batch(*self.region.addresses(area.numbers(count)))
+                self.staging.clear(area, count)
+            batch = transfer.batch(*self.region.addresses(area.numbers(count)))
         except BaseException:  # so does copying
-            area.give_back()
+            area.release()
             raise
-        answer = line.run(handle, batch, late=area.give_back)
+        answer = channel.call(handle, batch, late=area.release)
         outcomes = answer.result.outcomes
-        if answer.late:
-            self.staging.left_behind(area)
-            return _unproven(cargo.operation, outcomes)
+        if answer.abandoned:
+            self.staging.mark_abandoned(area)
+            return _unproven(transfer.operation, outcomes)
         try:
-            if cargo.operation is Operation.GET:
-                outcomes = self.staging.check(area, cargo.keys, outcomes)
+            if transfer.operation is Operation.GET:
+                outcomes = self.staging.verify(area, transfer.keys, outcomes)
                 good = (outcomes == Outcome.OK).reshape(count, -1).all(axis=1)
                 for at, source in enumerate(self.source):
-                    source.scatter(cargo.pages[good], area.payload(at, count)[good])
+                    source.scatter(transfer.pages[good], area.payload(at, count)[good])
         finally:
-            area.give_back()
+            area.release()
         return outcomes

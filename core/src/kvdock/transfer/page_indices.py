@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.errors import RegionError, nearest
+from kvdock.errors import RegionError, did_you_mean
 from kvdock.keys import check_hashes
 from kvdock.transfer.result import NO_PAGE
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array
-    from kvdock.transfer.attached_pool import Berth
+    from kvdock.transfer.attached_pool import AttachedPool
 
 
-def placed(
-    berths: Mapping[str, Berth],
+def resolve_page_indices(
+    berths: Mapping[str, AttachedPool],
     known: Collection[str],
     hashes: Sequence[str],
     pages: Mapping[str, npt.ArrayLike],
@@ -41,24 +41,24 @@ def placed(
         if name not in berths and name not in known:
             raise RegionError(
                 f"pages are given for {name!r}, which is not attached",
-                fix=nearest(name, berths),
+                fix=did_you_mean(name, berths),
             )
     places: dict[str, Int64Array] = {}
-    for name, berth in berths.items():
-        source = berth.pool.indices_from
+    for name, attached in berths.items():
+        source = attached.pool.indices_from
         given = pages.get(name, pages.get(source) if source else None)
         if given is None:
-            if berth.pool.physical:
+            if attached.pool.physical:
                 raise RegionError(f"no pages are given for pool {name!r}")
             given = np.zeros(len(hashes), np.int64)
-        own = indices(name, given, len(hashes))
-        if berth.pool.physical:
-            berth.region.check(own[own != NO_PAGE])
+        own = as_page_indices(name, given, len(hashes))
+        if attached.pool.physical:
+            attached.region.check(own[own != NO_PAGE])
         places[name] = own
     return places
 
 
-def indices(pool: str, given: npt.ArrayLike, count: int) -> Int64Array:
+def as_page_indices(pool: str, given: npt.ArrayLike, count: int) -> Int64Array:
     """Return page indices as int64 (count,), `NO_PAGE` among them.
 
     Raises:
@@ -80,7 +80,7 @@ def indices(pool: str, given: npt.ArrayLike, count: int) -> Int64Array:
     return found.astype(np.int64, copy=False)
 
 
-def named_again(pages: Int64Array) -> BoolArray:
+def duplicate_positions(pages: Int64Array) -> BoolArray:
     """Return at which positions a page stands that an earlier one has, bool (n,).
 
     A load can fill it for one of them only: the first, as within one batch.

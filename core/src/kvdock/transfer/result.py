@@ -15,7 +15,7 @@ NO_PAGE = -1
 
 
 @attrs.frozen(eq=False)
-class Moved:
+class TransferResult:
     """What became of the pages of one call.
 
     Args:
@@ -31,4 +31,4 @@ class Moved:
     pages: int
     outcomes: Mapping[str, OutcomeArray] = attrs.field(repr=False)
     nbytes: Mapping[str, int]
-    places: Mapping[str, Int64Array] = attrs.field(factory=dict, repr=False)
+    page_indices: Mapping[str, Int64Array] = attrs.field(factory=dict, repr=False)

@@ -10,21 +10,26 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kvdock.config.core import CoreSettings, Integrity
-from kvdock.config.core import Staging as StagingChoice
-from kvdock.errors import AttachError, KvdockError, nearest
+from kvdock.config.core import StagingPolicy as StagingChoice
+from kvdock.errors import AttachError, KvdockError, did_you_mean
 from kvdock.events import PoolRouted
 from kvdock.keys import check_suffixes
 from kvdock.namespace import namespace_digest, namespace_record
 from kvdock.region import Region
-from kvdock.resilience.channel import Line, named
-from kvdock.routing.verdicts import Check, Path
-from kvdock.transfer.attached_pool import Berth
-from kvdock.transfer.health_check import Probe
-from kvdock.transfer.host_memory import lender
-from kvdock.transfer.integrity import Trailers
-from kvdock.transfer.leases import Leases
-from kvdock.transfer.modes import Direct, Marks, Staged, Way
-from kvdock.transfer.staging import Staging
+from kvdock.resilience.channel import BackendChannel, as_kvdock_error
+from kvdock.routing.verdicts import IntegrityCheck, TransferMode
+from kvdock.transfer.attached_pool import AttachedPool
+from kvdock.transfer.health_check import HealthCheck
+from kvdock.transfer.host_memory import allocator_for
+from kvdock.transfer.integrity import TrailerBuffers
+from kvdock.transfer.leases import PageLeases
+from kvdock.transfer.modes import (
+    MarkerTransfer,
+    StagedTransfer,
+    Transfer,
+    ZeroCopyTransfer,
+)
+from kvdock.transfer.staging import StagingBuffers
 
 if TYPE_CHECKING:
     from kvdock.dock import Dock
@@ -32,14 +37,14 @@ if TYPE_CHECKING:
     from kvdock.plugin.hookspecs import AttachConfig
     from kvdock.pools.spec import PoolSpec
     from kvdock.routing.plan import Plan, Route
-    from kvdock.transfer.host_memory import Lender
+    from kvdock.transfer.host_memory import Allocator
 
 
 log = logging.getLogger("kvdock")
 
 
 @attrs.frozen(eq=False)
-class Moorings:
+class AttachedBackends:
     """Everything that an attachment holds on to.
 
     Args:
@@ -52,26 +57,26 @@ class Moorings:
 
     namespace: str
     record: Mapping[str, object]
-    lines: dict[str, Line] = attrs.field(factory=dict)
-    berths: dict[str, Berth] = attrs.field(factory=dict)
-    probes: dict[str, Probe] = attrs.field(factory=dict)
+    channels: dict[str, BackendChannel] = attrs.field(factory=dict)
+    pools: dict[str, AttachedPool] = attrs.field(factory=dict)
+    health_checks: dict[str, HealthCheck] = attrs.field(factory=dict)
 
     def close(self, timeout_s: float) -> bool:
         """Let go of everything; return whether every call has ended."""
         deadline_s = time.monotonic() + timeout_s
-        self.berths.clear()
+        self.pools.clear()
         ended = True
-        left = len(self.lines)
-        for line in self.lines.values():
+        left = len(self.channels)
+        for channel in self.channels.values():
             # Each backend gets its share, so one cannot use up another's time.
             now = time.monotonic()
             share = max(0.0, deadline_s - now) / left
-            ended = line.close(now + share) and ended
+            ended = channel.close(now + share) and ended
             left -= 1
         return ended
 
 
-def moor(
+def attach_plan(
     dock: Dock,
     plan: Plan,
     namespace: Namespace,
@@ -80,7 +85,7 @@ def moor(
     core: CoreSettings,
     *,
     told: AttachConfig,
-) -> Moorings:
+) -> AttachedBackends:
     """Attach every accepted pool of a plan; `told` holds for each backend.
 
     Raises:
@@ -93,7 +98,7 @@ def moor(
     _check_integrity(plan, core.integrity)
     record = namespace_record(namespace, [route.pool for route in plan.routes])
     digest = namespace_digest(record)
-    moorings = Moorings(digest, record)
+    backends = AttachedBackends(digest, record)
     configs = {
         name: attrs.evolve(
             told,
@@ -107,20 +112,20 @@ def moor(
     }
     try:
         for name in configs:
-            moorings.lines[name] = Line(dock.backends[name], core)
+            backends.channels[name] = BackendChannel(dock.backends[name], core)
         for route in plan.accepted:
             name = str(route.backend)
-            _attach(moorings, route, regions[route.pool.name], configs[name], core)
+            _attach(backends, route, regions[route.pool.name], configs[name], core)
         for name in configs:
-            mine = [one for one in moorings.berths.values() if one.line.name == name]
+            mine = [one for one in backends.pools.values() if one.channel.name == name]
             check_suffixes(
                 name, [(one.pool, one.suffixes, one.region.objects) for one in mine]
             )
-        _announce(moorings, plan)
+        _announce(backends, plan)
     except BaseException:
-        moorings.close(core.deadlines.close)
+        backends.close(core.deadlines.close)
         raise
-    return moorings
+    return backends
 
 
 def _check(
@@ -133,7 +138,7 @@ def _check(
         if name not in used:
             raise AttachError(
                 f"settings are given for backend {name!r}, which has no pool",
-                fix=nearest(name, used),
+                fix=did_you_mean(name, used),
             )
     for route in plan.accepted:
         if route.pool.name not in regions:
@@ -168,9 +173,9 @@ def _check_observers(dock: Dock, used: set[str], core: CoreSettings) -> None:
 def _check_integrity(plan: Plan, asked: Integrity) -> None:
     """Refuse a plan that was made for another choice than the settings'."""
     kept = {
-        Integrity.AUTO: (Check.TRAILER, Check.BACKEND),
-        Integrity.ALWAYS: (Check.TRAILER,),
-        Integrity.OFF: (Check.NONE, Check.BACKEND),
+        Integrity.AUTO: (IntegrityCheck.TRAILER, IntegrityCheck.BACKEND),
+        Integrity.ALWAYS: (IntegrityCheck.TRAILER,),
+        Integrity.OFF: (IntegrityCheck.NONE, IntegrityCheck.BACKEND),
     }[asked]
     for route in plan.accepted:
         if route.pool.physical and route.check not in kept:
@@ -181,18 +186,18 @@ def _check_integrity(plan: Plan, asked: Integrity) -> None:
             )
 
 
-def _announce(moorings: Moorings, plan: Plan) -> None:
+def _announce(backends: AttachedBackends, plan: Plan) -> None:
     for route in plan.refused:
         log.warning("pool %s is not stored: %s", route.pool.name, route.reason)
-    unverified = [r.pool.name for r in plan.accepted if r.check is Check.NONE]
+    unverified = [r.pool.name for r in plan.accepted if r.check is IntegrityCheck.NONE]
     if unverified:
         log.warning("integrity is off: nobody verifies %s", ", ".join(unverified))
-    for line in moorings.lines.values():
-        line.tell_breakers()
+    for channel in backends.channels.values():
+        channel.notify_breakers()
     # Observers sit on each backend's manager; one of them is enough.
-    for line in list(moorings.lines.values())[:1]:
+    for channel in list(backends.channels.values())[:1]:
         for route in plan.routes:
-            line.tell(
+            channel.notify(
                 PoolRouted(
                     pool=route.pool.name,
                     backend=route.backend or "",
@@ -200,32 +205,32 @@ def _announce(moorings: Moorings, plan: Plan) -> None:
                     reason=route.reason,
                 )
             )
-        for berth in moorings.berths.values():
-            berth.tell_held()
+        for attached in backends.pools.values():
+            attached.notify_held()
 
 
 def _attach(
-    moorings: Moorings,
+    backends: AttachedBackends,
     route: Route,
     region: Region,
     config: AttachConfig,
     core: CoreSettings,
 ) -> None:
     pool, name = route.pool, str(route.backend)
-    line = moorings.lines[name]
+    channel = backends.channels[name]
     if region.objects != pool.objects(config.shard):
         # The route cut pages into other objects than the engine did.
         region = Region.of(pool, config.shard, region.owners, region.pages)
     batch_pages = _batch_pages(region, core)
-    lend = lender(line, pool, config)
-    way = _way(route, region, batch_pages, core, lend)
+    lend = allocator_for(channel, pool, config)
+    mode = _transfer_mode(route, region, batch_pages, core, lend)
     probe_memory = None
-    told = way.region
+    told = mode.region
     if pool.physical:
-        probe_memory = Staging(
+        probe_memory = StagingBuffers(
             region, 2, 1,
-            trailers=route.check is Check.TRAILER,
-            pieces=isinstance(way, Direct),
+            trailers=route.check is IntegrityCheck.TRAILER,
+            pieces=isinstance(mode, ZeroCopyTransfer),
             lend=lend,
         )  # fmt: skip
         told = attrs.evolve(
@@ -233,32 +238,34 @@ def _attach(
             blocks=(*told.blocks, *probe_memory.region.blocks),
             owners=(*told.owners, *probe_memory.region.owners),
         )
-    handle = line.attach(pool, told, config)
+    handle = channel.register_pool(pool, told, config)
     try:
-        suffixes = named(lambda: line.backend.key_suffix(pool, config.shard))
+        suffixes = as_kvdock_error(
+            lambda: channel.backend.key_suffix(pool, config.shard)
+        )
     except KvdockError as error:
         raise AttachError(
             f"backend {name!r} gives pool {pool.name!r} no key suffixes: {error.what}",
             fix="kvdock_key_suffix returns one for each object of a page.",
         ) from error
-    berth = Berth(
+    attached = AttachedPool(
         pool=pool,
-        line=line,
+        channel=channel,
         handle=handle,
-        namespace=moorings.namespace,
+        namespace=backends.namespace,
         suffixes=suffixes,
         region=region,
-        way=way,
-        leases=Leases(region.pages),
+        mode=mode,
+        leases=PageLeases(region.pages),
         batch_pages=batch_pages,
         writes=pool.writes(config.shard),
     )
-    probe = Probe.of(
-        line, handle, (pool.name, moorings.namespace, suffixes), probe_memory
+    probe = HealthCheck.of(
+        channel, handle, (pool.name, backends.namespace, suffixes), probe_memory
     )
-    moorings.berths[pool.name] = berth
-    moorings.probes[pool.name] = probe
-    line.errands.probe_with(probe.run)
+    backends.pools[pool.name] = attached
+    backends.health_checks[pool.name] = probe
+    channel.background.set_health_check(probe.run)
 
 
 def _batch_pages(region: Region, core: CoreSettings) -> int:
@@ -266,19 +273,19 @@ def _batch_pages(region: Region, core: CoreSettings) -> int:
     return max(1, min(core.calls.batch_pages, core.calls.batch_bytes // page_bytes))
 
 
-def _way(
-    route: Route, region: Region, batch_pages: int, core: CoreSettings, lend: Lender
-) -> Way:
+def _transfer_mode(
+    route: Route, region: Region, batch_pages: int, core: CoreSettings, lend: Allocator
+) -> Transfer:
     if not route.pool.physical:
-        return Marks(region)
-    trailers = route.check is Check.TRAILER
+        return MarkerTransfer(region)
+    trailers = route.check is IntegrityCheck.TRAILER
     always = core.calls.staging is StagingChoice.ALWAYS
-    if route.path is Path.STAGED or always:
+    if route.mode is TransferMode.STAGED or always:
         pages = min(batch_pages, region.pages)
-        areas = core.calls.staging_areas
-        staging = Staging(region, areas, pages, trailers=trailers, lend=lend)
-        return Staged.through(staging, region)
+        areas = core.calls.staging_buffers
+        staging = StagingBuffers(region, areas, pages, trailers=trailers, lend=lend)
+        return StagedTransfer.through(staging, region)
     if trailers:
-        behind = Trailers.behind(region, lend)
-        return Direct(behind.region, behind)
-    return Direct(region)
+        behind = TrailerBuffers.attach_to(region, lend)
+        return ZeroCopyTransfer(behind.region, behind)
+    return ZeroCopyTransfer(region)

@@ -18,9 +18,14 @@ import xxhash
 from kvdock.batch import Outcome
 from kvdock.pools.objects import TRAILER_BYTES
 from kvdock.region import Block, Region
-from kvdock.synchronization import lock_and_condition, seconds_until
-from kvdock.transfer.host_memory import ALIGN_BYTES, Lender, own_memory
-from kvdock.transfer.integrity import TRAILER, compared, sealed, with_trailer
+from kvdock.synchronization import new_condition, remaining_s
+from kvdock.transfer.host_memory import ALIGN_BYTES, Allocator, allocate_host
+from kvdock.transfer.integrity import (
+    TRAILER,
+    compare_trailers,
+    make_trailers,
+    with_trailer,
+)
 
 if TYPE_CHECKING:
     from kvdock.arrays import ByteArray, Int64Array, OutcomeArray
@@ -34,10 +39,10 @@ def _up(number: int, step: int) -> int:
 
 
 @attrs.frozen(eq=False)
-class Area:
+class StagingBuffer:
     """Some rows, each of which takes one page as contiguous objects."""
 
-    staging: Staging
+    staging: StagingBuffers
     first: int
     rows: ByteArray = attrs.field(repr=False)
 
@@ -50,12 +55,12 @@ class Area:
         start, size = self.staging.starts[at], self.staging.payload[at]
         return self.rows[:pages, start : start + size]
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Let the next batch have it."""
-        self.staging.give_back(self)
+        self.staging.release(self)
 
 
-class Staging:
+class StagingBuffers:
     """Areas for the pages of one pool.
 
     Args:
@@ -76,7 +81,7 @@ class Staging:
         *,
         trailers: bool,
         pieces: bool = False,
-        lend: Lender = own_memory,
+        lend: Allocator = allocate_host,
     ) -> None:
         self.payload = cast("list[int]", source.object_bytes.tolist())
         self.trailers = trailers
@@ -94,19 +99,19 @@ class Staging:
         ]
         self.region = _region(source, memory, self, sizes, tail)
         self._free = [
-            Area(self, at * pages, rows[at * pages : (at + 1) * pages])
+            StagingBuffer(self, at * pages, rows[at * pages : (at + 1) * pages])
             for at in range(areas)
         ]
         self._areas = areas
-        self._late: set[Area] = set()
-        self._lock, self._changed = lock_and_condition()
+        self._late: set[StagingBuffer] = set()
+        self._lock, self._changed = new_condition()
 
     @property
-    def held(self) -> bool:
+    def exhausted(self) -> bool:
         """Whether calls that were left behind have all of the areas."""
         return len(self._late) >= self._areas
 
-    def take(self, deadline_s: float) -> Area | None:
+    def acquire(self, deadline_s: float) -> StagingBuffer | None:
         """Wait for an area that is free; None if there is none in time.
 
         Calls that were left behind may never end; where they have all of the
@@ -116,26 +121,26 @@ class Staging:
             return None
         with self._lock:
             self._changed.wait_for(
-                lambda: self._free or self.held, seconds_until(deadline_s)
+                lambda: self._free or self.exhausted, remaining_s(deadline_s)
             )
             area = self._free.pop() if self._free else None
         if area is None:
             self.leave()
         return area
 
-    def keep(self) -> Area:
+    def reserve(self) -> StagingBuffer:
         """Take an area for good; who touches it enters before and leaves after."""
         return self._free.pop()
 
     def enter(self) -> bool:
         """Begin to touch the memory; false once it is to be given back."""
-        return self._loan.enter()
+        return self._loan.acquire()
 
     def leave(self) -> None:
         """End one use of the memory."""
-        self._loan.leave()
+        self._loan.release()
 
-    def left_behind(self, area: Area) -> None:
+    def mark_abandoned(self, area: StagingBuffer) -> None:
         """Note that the call that has an area overran."""
         with self._lock:
             # It may have ended already.
@@ -143,7 +148,7 @@ class Staging:
                 self._late.add(area)
                 self._changed.notify_all()
 
-    def give_back(self, area: Area) -> None:
+    def release(self, area: StagingBuffer) -> None:
         """Let the next batch have an area."""
         with self._lock:
             self._free.append(area)
@@ -151,21 +156,21 @@ class Staging:
             self._changed.notify()
         self.leave()
 
-    def seal(self, area: Area, keys: Sequence[str], pages: int) -> None:
+    def write(self, area: StagingBuffer, keys: Sequence[str], pages: int) -> None:
         """Write the trailers of the first pages of an area."""
         if self.trailers:
             wanted = self._wanted(area, keys, pages)
             for at, trailers in enumerate(self._tails(area, pages)):
                 trailers[:] = wanted[:, at]
 
-    def blank(self, area: Area, pages: int) -> None:
+    def clear(self, area: StagingBuffer, pages: int) -> None:
         """Erase trailers, so that one left from before proves nothing."""
         if self.trailers:
             for trailers in self._tails(area, pages):
                 trailers[:] = np.zeros((), TRAILER)
 
-    def check(
-        self, area: Area, keys: Sequence[str], outcomes: OutcomeArray
+    def verify(
+        self, area: StagingBuffer, keys: Sequence[str], outcomes: OutcomeArray
     ) -> OutcomeArray:
         """Verify the objects of an area that are OK so far."""
         each = len(self.payload)
@@ -177,11 +182,11 @@ class Staging:
         for at, trailers in enumerate(self._tails(area, pages)):
             mine = verified[:, at]
             ok = mine == Outcome.OK
-            mine[ok] = compared(trailers[ok], wanted[ok, at])
+            mine[ok] = compare_trailers(trailers[ok], wanted[ok, at])
         return verified.ravel()
 
     def _wanted(
-        self, area: Area, keys: Sequence[str], pages: int
+        self, area: StagingBuffer, keys: Sequence[str], pages: int
     ) -> npt.NDArray[np.void]:
         digest = xxhash.xxh3_64_intdigest
         columns = [
@@ -190,9 +195,9 @@ class Staging:
         ]
         digests = np.array(columns, np.uint64).T.ravel()
         nbytes = np.tile(self.payload, pages)
-        return sealed(keys, nbytes, digests).reshape(pages, -1)
+        return make_trailers(keys, nbytes, digests).reshape(pages, -1)
 
-    def _tails(self, area: Area, pages: int) -> list[npt.NDArray[np.void]]:
+    def _tails(self, area: StagingBuffer, pages: int) -> list[npt.NDArray[np.void]]:
         return [
             area.rows[:pages, start + size : start + size + TRAILER_BYTES].view(
                 TRAILER
@@ -204,7 +209,7 @@ class Staging:
 def _region(
     source: Region,
     memory: ByteArray,
-    staging: Staging,
+    staging: StagingBuffers,
     sizes: list[list[int]],
     tail: int,
 ) -> Region:

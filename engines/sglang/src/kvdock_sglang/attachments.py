@@ -16,16 +16,16 @@ import attrs
 import numpy as np
 
 from kvdock.batch import Outcome
-from kvdock.config.core import Staging
+from kvdock.config.core import StagingPolicy
 from kvdock.errors import KvdockError, NoRoute
 from kvdock.events import PagesRestored
 from kvdock.plugin.manifest import Scope
 from kvdock.pools.enums import HitPolicy
-from kvdock.routing.verdicts import Needs
+from kvdock.routing.verdicts import RouteRequirements
 from kvdock.transfer.attachment import Attachment
 from kvdock_sglang.flat import FlatPages
 from kvdock_sglang.pool_names import EnginePool
-from kvdock_sglang.settings import Drafts, Given
+from kvdock_sglang.settings import Configuration, Drafts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -49,7 +49,7 @@ _SEVERAL_HOSTS = (
 
 
 @attrs.frozen(eq=False)
-class Lane:
+class AttachedHostPool:
     """One pool's way to its store.
 
     Args:
@@ -96,7 +96,7 @@ class Lane:
 
 
 @attrs.define(eq=False)
-class Tier:
+class Attachments:
     """Lanes of all pools of one engine process.
 
     Args:
@@ -106,11 +106,11 @@ class Tier:
     """
 
     dock: Dock
-    given: Given
+    given: Configuration
     ranks: Ranks
     _namespace: Namespace | None = attrs.field(default=None, init=False)
     _attachments: tuple[Attachment, ...] = attrs.field(default=(), init=False)
-    _lanes: Mapping[str, Lane] = attrs.field(factory=dict, init=False)
+    _lanes: Mapping[str, AttachedHostPool] = attrs.field(factory=dict, init=False)
     _plan: Plan | None = attrs.field(default=None, init=False)
     _flat: FlatPages | None = attrs.field(default=None, init=False)
     _changing: threading.Lock = attrs.field(factory=threading.Lock, init=False)
@@ -120,12 +120,12 @@ class Tier:
         """The slice of the model that this process owns."""
         return self.ranks.shard
 
-    def lane(self, name: str) -> Lane | None:
+    def lane(self, name: str) -> AttachedHostPool | None:
         """Return a pool's lane; None for a pool that was never registered."""
         return self._lanes.get(name)
 
     @property
-    def lanes(self) -> Mapping[str, Lane]:
+    def lanes(self) -> Mapping[str, AttachedHostPool]:
         """All lanes by pool name."""
         return self._lanes
 
@@ -185,7 +185,7 @@ class Tier:
                 raise
             log.warning("pool %s is not stored: %s", pool.name, error)
             with self._changing:
-                self._lanes = {**self._lanes, pool.name: Lane(pool, None)}
+                self._lanes = {**self._lanes, pool.name: AttachedHostPool(pool, None)}
             return None
 
     def _attach(self, pools: Sequence[HostPool], space: Namespace) -> Plan:
@@ -208,7 +208,9 @@ class Tier:
             self._lanes = {
                 **self._lanes,
                 **{
-                    pool.name: Lane(pool, attachment if pool.name in taken else None)
+                    pool.name: AttachedHostPool(
+                        pool, attachment if pool.name in taken else None
+                    )
                     for pool in pools
                 },
             }
@@ -226,11 +228,11 @@ class Tier:
                 [own.plugin],
                 overrides={n: to for n, to in own.routes.items() if n in names},
                 strict=own.drafts is Drafts.STRICT,
-                needs=Needs(
+                needs=RouteRequirements(
                     checks=self.given.core.integrity,
                     sharing=sharing,
                     # So that the route table says what happens to the pages.
-                    staged=self.given.core.calls.staging is Staging.ALWAYS,
+                    staged=self.given.core.calls.staging is StagingPolicy.ALWAYS,
                 ),
                 settings=self.given.backends,
             )
@@ -319,7 +321,7 @@ class Tier:
         awaited = target and any(one.spec.draft for one in self._lanes.values())
         draft = min(drafts) if drafts else 0 if awaited else None
         event = PagesRestored(pages=pages, target=target, draft=draft)
-        attachments[0].tell(event)
+        attachments[0].notify(event)
 
     def clear(self) -> None:
         """Forget what this model and format stored, and nothing else.

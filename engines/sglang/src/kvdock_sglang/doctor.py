@@ -22,8 +22,8 @@ from kvdock.plugin.hookspecs import AttachConfig, Finding
 from kvdock.plugin.observer import observe
 from kvdock_sglang import engine_patches
 from kvdock_sglang.launch_flags import (
-    DOOR,
     EXTRA,
+    LOADER_KEYS,
     PREFETCH,
     WAIT,
     Flags,
@@ -94,7 +94,7 @@ def _configuration(settings: Mapping[str, object]) -> Iterator[Finding]:
             if not wrong:
                 yield _start(command_line(given))
         else:
-            given = {**DOOR, **from_words(settings)}
+            given = {**LOADER_KEYS, **from_words(settings)}
             yield from _examined(given)
             yield _start(command_line(given))
     except KvdockError as error:
@@ -136,7 +136,7 @@ def _command(command: str) -> Iterator[Finding]:
 
 
 def _door(given: Mapping[str, object]) -> Iterator[Finding]:
-    for key, wanted in DOOR.items():
+    for key, wanted in LOADER_KEYS.items():
         said = given.get(key)
         if key == "backend_name" and said:
             continue

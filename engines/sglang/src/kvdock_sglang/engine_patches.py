@@ -20,7 +20,7 @@ import attrs
 
 from kvdock.plugin.manifest import Capability, Support
 from kvdock.pools.enums import PoolKind
-from kvdock_sglang.launch_flags import DOOR
+from kvdock_sglang.launch_flags import LOADER_KEYS
 from kvdock_sglang.settings import collect
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ DYNAMIC = "dynamic"
 
 
 @attrs.frozen
-class Closed:
+class Patch:
     """One question for a name, and what is lost while it stays open.
 
     Args:
@@ -186,7 +186,9 @@ def _other_than(current: KvdockStorage, attachment: Any, asked: str) -> str:
     attached = f"kvdock stores through plugin {current.given.own.plugin!r} already"
     try:
         wanted = parsed(asked)
-        if any(wanted.get(key) != DOOR[key] for key in ("module_path", "class_name")):
+        if any(
+            wanted.get(key) != LOADER_KEYS[key] for key in ("module_path", "class_name")
+        ):
             return f"{attached}, and the configuration names another class."
         other = collect(wanted)
         found = [*current.given.differs(other), *_other_prefetch(attachment, asked)]
@@ -268,27 +270,27 @@ def _takes_pieces(plugin: str) -> bool:
 _CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
 _HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
 
-CLOSED = (
-    Closed(
+PATCHES = (
+    Patch(
         f"{_HYBRID}.HybridCacheController.should_backup",
         "AROUND",
         should_backup,
         "draft models whose heads are divided beside a replicated target: "
         "no prefix is ever found again",
     ),
-    Closed(
+    Patch(
         f"{_CONTROLLER}.attach_storage_backend",
         "AROUND",
         attach_with_dcp,
         "decode context parallelism: the engine refuses to start",
     ),
-    Closed(
+    Patch(
         f"{_CONTROLLER}._generate_storage_config",
         "AROUND",
         storage_config_with_dcp,
         "decode context parallelism: the engine refuses to start",
     ),
-    Closed(
+    Patch(
         "sglang.srt.mem_cache.unified_cache.storage_attachment"
         ".StorageAttachment.attach",
         "AROUND",
@@ -297,7 +299,7 @@ CLOSED = (
         "yes and keeps the first one; and after an attachment that was refused, "
         "detach first",
     ),
-    Closed(
+    Patch(
         "sglang.srt.arg_groups.hicache_hook.resolve_storage_layout_compatibility",
         "AROUND",
         page_layout,
@@ -312,7 +314,7 @@ def missing(version: str) -> tuple[str, ...]:
     """Return what is lost in a version of SGLang, nothing in a tested one."""
     if version in TESTED:
         return ()
-    return tuple(dict.fromkeys(closed.lost for closed in CLOSED))
+    return tuple(dict.fromkeys(closed.lost for closed in PATCHES))
 
 
 def install() -> None:
@@ -332,5 +334,5 @@ def install() -> None:
         HookType,
     )
 
-    for closed in CLOSED:
+    for closed in PATCHES:
         HookRegistry.register(closed.target, closed.hook, HookType[closed.kind])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen(eq=False)
-class Asked:
+class PoolQuery:
     """One pool's part in a question.
 
     Args:
@@ -42,7 +42,7 @@ class Asked:
         window: int = 0,
         block_pages: int = 0,
         group_pages: int = 0,
-    ) -> Asked:
+    ) -> PoolQuery:
         """Give a sidecar the policy and window that the request names.
 
         Whole groups of blocks are a second form of pages that are there
@@ -66,7 +66,7 @@ class Asked:
         )
 
 
-def fold(asked: Sequence[Asked], pages: int) -> Hits:
+def evaluate_query(asked: Sequence[PoolQuery], pages: int) -> Hits:
     """Return which prefixes all asked pools allow; the first is the anchor."""
     there = {one.spec.name: one.there for one in asked}
     return evaluate([one.spec for one in asked], there, pages)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen(kw_only=True)
-class Place:
+class EngineContext:
     """What a pool shares with all pools of its engine process.
 
     Args:
@@ -87,7 +87,7 @@ def class_name_of(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def describe(name: str, pool: object, place: Place) -> HostPool:
+def describe(name: str, pool: object, place: EngineContext) -> HostPool:
     """Describe one host pool.
 
     Args:
@@ -150,7 +150,7 @@ class _Known:
 
     name: str
     pool: Any
-    place: Place
+    place: EngineContext
 
     def refuse(self, why: str) -> PoolError:
         """Return the error that names the pool and its class."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from kvdock.errors import SettingsError, nearest
+from kvdock.errors import SettingsError, did_you_mean
 from kvdock_sglang.host_pools import LAYOUTS
 
 EXTRA = "--hicache-storage-backend-extra-config"
@@ -23,7 +23,7 @@ BACKEND = "--hicache-storage-backend"
 ENABLE = "--enable-hierarchical-cache"
 LAYOUT = "--hicache-mem-layout"
 
-DOOR = {
+LOADER_KEYS = {
     "backend_name": "kvdock",
     "module_path": "kvdock_sglang",
     "class_name": "KvdockStorage",
@@ -104,7 +104,9 @@ class Flags:
             found.append((f"{EXTRA} is missing", "It names the class and the plugin."))
         layout = self.given.get(LAYOUT)
         if layout is not None and layout not in LAYOUTS:
-            hint = nearest(layout, LAYOUTS) or f"Known: {', '.join(sorted(LAYOUTS))}."
+            hint = (
+                did_you_mean(layout, LAYOUTS) or f"Known: {', '.join(sorted(LAYOUTS))}."
+            )
             found.append((f"{LAYOUT} {layout} is not known to kvdock", hint))
         return tuple(found)
 

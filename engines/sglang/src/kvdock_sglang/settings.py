@@ -13,11 +13,11 @@ from typing import Any
 
 import attrs
 
-from kvdock.config.core import CoreSettings, Staging
+from kvdock.config.core import CoreSettings, StagingPolicy
 from kvdock.config.fields import choice, option, secret
 from kvdock.config.sources import load_configuration
 from kvdock.config.structure import structure
-from kvdock.errors import SettingsError, nearest
+from kvdock.errors import SettingsError, did_you_mean
 from kvdock.units import format_seconds
 from kvdock_sglang.pool_names import POOL_NAMES
 
@@ -105,7 +105,7 @@ class AdapterSettings:
 
 
 @attrs.frozen
-class Given:
+class Configuration:
     """Everything that was given for one engine process.
 
     Args:
@@ -120,7 +120,7 @@ class Given:
     backends: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
     observers: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
 
-    def differs(self, other: Given) -> tuple[str, ...]:
+    def differs(self, other: Configuration) -> tuple[str, ...]:
         """Name the settings that are others; values may be secrets."""
         mine, theirs = self._in_force(), other._in_force()
         every = dict.fromkeys([*mine, *theirs])
@@ -142,7 +142,7 @@ class Given:
         }
 
 
-def collect(given: Mapping[str, object]) -> Given:
+def collect(given: Mapping[str, object]) -> Configuration:
     """Read the engine's mapping, the environment and kvdock's own file.
 
     Raises:
@@ -159,11 +159,11 @@ def collect(given: Mapping[str, object]) -> Given:
         # SGLang gives a page another use as soon as a call returns, whatever
         # became of it; late bytes must not find it: decision record 24.
         core = attrs.evolve(
-            core, calls=attrs.evolve(core.calls, staging=Staging.ALWAYS)
+            core, calls=attrs.evolve(core.calls, staging=StagingPolicy.ALWAYS)
         )
     _check_names(own, core, found.observers)
     _check_deadlines(core)
-    return Given(own, core, found.backends, found.observers)
+    return Configuration(own, core, found.backends, found.observers)
 
 
 def _hasty(core: CoreSettings, origins: Mapping[str, str]) -> CoreSettings:
@@ -181,7 +181,7 @@ def _check_names(
         if pool not in POOL_NAMES:
             raise SettingsError(
                 f"routes: SGLang has no pool {pool!r}",
-                fix=nearest(pool, POOL_NAMES)
+                fix=did_you_mean(pool, POOL_NAMES)
                 or f"It has {', '.join(sorted(POOL_NAMES))}.",
             )
     used = [own.plugin, *own.routes.values()]
@@ -189,13 +189,13 @@ def _check_names(
         if name not in used:
             raise SettingsError(
                 f"settings are given for backend {name!r}, which stores no pool",
-                fix=nearest(name, used) or f"Pools go to {', '.join(used)}.",
+                fix=did_you_mean(name, used) or f"Pools go to {', '.join(used)}.",
             )
     for name in observers:
         if name not in core.observers:
             raise SettingsError(
                 f"settings are given for observer {name!r}, which is not switched on",
-                fix=nearest(name, core.observers)
+                fix=did_you_mean(name, core.observers)
                 or f'Add {name!r} to the list "observers" of "core".',
             )
 

@@ -21,7 +21,7 @@ _QUIET_S = 10.0
 
 
 @attrs.define(eq=False)
-class Ledger:
+class Stats:
     """Counters of one storage object, for any thread.
 
     Args:
@@ -34,14 +34,14 @@ class Ledger:
     _said: dict[str, float] = attrs.field(factory=dict, init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
-    def note(self, what: str, pages: int, nbytes: int, seconds: float) -> None:
+    def record(self, what: str, pages: int, nbytes: int, seconds: float) -> None:
         """Note a call that moved pages of the anchor."""
         if self.metrics:
             record = (pages, nbytes / 2**30 / max(seconds, 1e-9))
             with self._lock:
                 self._moved.setdefault(what, []).append(record)
 
-    def complain(self, what: str, error: Exception) -> None:
+    def record_error(self, what: str, error: Exception) -> None:
         """Count something that failed as a whole; log it now and then."""
         with self._lock:
             self._failed[what] += 1

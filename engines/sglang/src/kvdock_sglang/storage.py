@@ -27,14 +27,14 @@ from kvdock.dock import Dock
 from kvdock.errors import KvdockError
 from kvdock.plugin.observer import observe
 from kvdock.pools.enums import HitPolicy
-from kvdock_sglang.attachments import Lane, Tier
-from kvdock_sglang.hit_query import Asked, fold
-from kvdock_sglang.host_pools import HostPool, Place, describe
+from kvdock_sglang.attachments import AttachedHostPool, Attachments
+from kvdock_sglang.hit_query import PoolQuery, evaluate_query
+from kvdock_sglang.host_pools import EngineContext, HostPool, describe
 from kvdock_sglang.layout_check import check
 from kvdock_sglang.namespace import Ranks, namespace, started_with, target_kv_heads
 from kvdock_sglang.pool_names import EnginePool, is_draft
 from kvdock_sglang.settings import collect
-from kvdock_sglang.stats import Ledger
+from kvdock_sglang.stats import Stats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,11 +62,11 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         self.given = collect(storage_config.extra_config)
         self.config = storage_config
         self.ranks = Ranks.of(storage_config)
-        self.ledger = Ledger(metrics=bool(storage_config.enable_storage_metrics))
+        self.ledger = Stats(metrics=bool(storage_config.enable_storage_metrics))
         own = self.given.own
         dock = Dock.load(require=[own.plugin, *own.routes.values()])
         observe(dock, self.given.core.observers, self.given.observers)
-        self._tier = Tier(dock, self.given, self.ranks)
+        self._tier = Attachments(dock, self.given, self.ranks)
         self._waiting: dict[str, object] = {}
         self._attached = False
 
@@ -125,7 +125,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             group = max(1, held // ranks)
         # Only a rank with a single head may have it in common with others.
         shared = held == 1 and self.ranks.shard.tp_size > 1
-        place = Place(
+        place = EngineContext(
             shard=self.ranks.shard,
             page_tokens=int(anchor.page_size) * self.ranks.shard.dcp_size,
             head_group=group,
@@ -177,12 +177,12 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     ) -> PoolTransferResult:
         deadline_s = self._deadline("exists")
         anchor = self._lane(EnginePool.KV)
-        asked = [Asked(anchor.spec, anchor.lookup(keys, deadline_s))]
+        asked = [PoolQuery(anchor.spec, anchor.lookup(keys, deadline_s))]
         for transfer in transfers:
             lane = self._lane(transfer.name)
             there = lane.lookup(keys, deadline_s)
             asked.append(
-                Asked.of(
+                PoolQuery.of(
                     lane.spec,
                     there,
                     policy=_word(transfer.hit_policy),
@@ -191,7 +191,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
                     group_pages=int(transfer.group_pages),
                 )
             )
-        hits = fold(asked, len(keys))
+        hits = evaluate_query(asked, len(keys))
         return PoolTransferResult(
             hits.best,
             {name: pages for name, pages in hits.found.items() if pages},
@@ -281,7 +281,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     def _moved(
         self,
         what: str,
-        lane: Lane,
+        lane: AttachedHostPool,
         keys: Sequence[str],
         slots: Any,
         deadline_s: float,
@@ -294,7 +294,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         good: list[bool] = (outcomes == Outcome.OK).tolist()
         if lane.pool.name == EnginePool.KV:
             nbytes = sum(good) * lane.spec.page_bytes(self.ranks.shard)
-            self.ledger.note(what, sum(good), nbytes, seconds)
+            self.ledger.record(what, sum(good), nbytes, seconds)
         return good
 
     # --- Flat pages: only where an engine insists on copies ------------------
@@ -376,7 +376,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         """Return when one call of the engine must have ended, all pools of it."""
         return time.monotonic() + float(getattr(self.given.core.deadlines, what))
 
-    def _lane(self, name: str) -> Lane:
+    def _lane(self, name: str) -> AttachedHostPool:
         lane = self._tier.lane(_word(name))
         if lane is None:
             raise KvdockError(f"pool {_word(name)!r} is not attached")
@@ -387,7 +387,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         try:
             return call()
         except Exception as error:
-            self.ledger.complain(what, error)
+            self.ledger.record_error(what, error)
             return otherwise
 
 

@@ -64,7 +64,7 @@ def close_name_branches() -> None:
 
 def open_name_branches() -> None:
     """Take the hooks back: SGLang as it is without kvdock's entry point."""
-    for closed in engine_patches.CLOSED:
+    for closed in engine_patches.PATCHES:
         owner, _, name = closed.target.rpartition(".")
         found = pkgutil.resolve_name(owner)
         original = getattr(getattr(found, name), "__wrapped__", None)

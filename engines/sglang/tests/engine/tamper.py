@@ -55,13 +55,13 @@ def _replace(store: Attachment, pool: str, pages: list[str], memory: Any) -> int
     assert not store.read(pool, pages, where, until).any(), "a stored page is gone"
     # The sign bit of every number, whatever its width and wherever it lies.
     memory[3::4] ^= 0x80
-    berth = store.berths[pool]
+    attached = store.pools_by_name[pool]
     # A store that was just asked for an object may hold on to it for a while.
-    left = berth.keys(pages)
+    left = attached.keys(pages)
     while left:
         assert time.monotonic() < until, "the pages cannot be dropped"
         gone = Batch(Operation.DELETE, left, deadline_s=until, pool=pool)
-        dropped = berth.line.run(berth.handle, gone).result.ok
+        dropped = attached.channel.call(attached.handle, gone).result.ok
         left = [key for key, ok in zip(left, dropped, strict=True) if not ok]
         time.sleep(0.1 if left else 0)
     assert not store.write(pool, pages, where, until).any()

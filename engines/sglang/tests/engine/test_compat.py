@@ -26,7 +26,7 @@ from kvdock.compat import CompatKeys, Spelling
 from kvdock.errors import NamespaceError
 from kvdock.pools.enums import Sharding
 from kvdock.pools.shard import Shard
-from kvdock_sglang.host_pools import Place, describe
+from kvdock_sglang.host_pools import EngineContext, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,7 +91,7 @@ class Case:
     def spec(self, name: str, pool: Any) -> PoolSpec:
         page = zoo.page_slots(self.target)
         heads = int(getattr(pool, "head_num", 0)) // self.split if self.split else 0
-        place = Place(shard=self.shard, page_tokens=page, head_group=heads)
+        place = EngineContext(shard=self.shard, page_tokens=page, head_group=heads)
         return describe(name, pool, place).spec
 
     def spelled(self, spelling: Spelling) -> list[str]:

@@ -250,10 +250,10 @@ def test_without_the_hook_the_layout_stays_whatever_the_plugin_needs(
 
 
 @pytest.mark.parametrize(
-    "closed", engine_patches.CLOSED, ids=lambda one: one.target[-40:]
+    "closed", engine_patches.PATCHES, ids=lambda one: one.target[-40:]
 )
 def test_every_hook_finds_its_function_in_this_sglang(
-    closed: engine_patches.Closed,
+    closed: engine_patches.Patch,
 ) -> None:
     assert callable(pkgutil.resolve_name(closed.target))
 

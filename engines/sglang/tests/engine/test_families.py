@@ -457,7 +457,7 @@ def test_what_the_store_keeps_says_what_it_belongs_to(tmp_path: Path) -> None:
     pool = zoo.mha_host()
     with attached(config(tmp_path, extra={"revision": "r7"}), {"kv": pool}) as storage:
         (attachment,) = storage._tier._attachments
-        record: Any = json.loads(json.dumps(attachment.record))
+        record: Any = json.loads(json.dumps(attachment.namespace_record))
     assert record["revision"] == "r7"
     assert record["model"].startswith("org/model")
     assert record["pools"]["kv"]["parts"][0]["dtype"] == "bf16"

@@ -45,7 +45,7 @@ def test_every_pool_that_sglang_names_may_be_routed() -> None:
 @pytest.mark.parametrize("name", host_pools.REFUSED)
 def test_a_class_that_cannot_be_described_is_refused_with_its_reason(name: str) -> None:
     cls: Any = pkgutil.resolve_name(name)
-    place = host_pools.Place(shard=Shard(), page_tokens=zoo.PAGE)
+    place = host_pools.EngineContext(shard=Shard(), page_tokens=zoo.PAGE)
     with pytest.raises(PoolError, match=host_pools.REFUSED[name]) as refused:
         host_pools.describe("kv", cls.__new__(cls), place)
     assert name in str(refused.value)

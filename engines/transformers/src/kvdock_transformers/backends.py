@@ -100,9 +100,9 @@ def served(name: str, given: Settings) -> Iterator[tuple[Settings, str]]:
     Raises:
         KvdockError: If the server cannot be started.
     """
-    for candidate in discovery.installed(SERVERS):
+    for candidate in discovery.list_entry_points(SERVERS):
         if candidate.name == name:
-            bring: Any = discovery.imported(candidate)
+            bring: Any = discovery.import_entry_point(candidate)
             with bring(given) as (settings, notice):
                 yield settings, notice
             return

@@ -196,12 +196,12 @@ class PromptPages:
         Returns:
             The backend, the key of each page's first object, and its bytes.
         """
-        berth = self.attachment.berths.get(pool)
-        if berth is None:
+        attached = self.attachment.pools_by_name.get(pool)
+        if attached is None:
             return "", [], 0
-        keys = berth.keys([self.hashes[page] for page in pages])
-        nbytes = int(berth.way.region.object_bytes[0])
-        return berth.line.name, keys[:: len(berth.suffixes)], nbytes
+        keys = attached.keys([self.hashes[page] for page in pages])
+        nbytes = int(attached.mode.region.object_bytes[0])
+        return attached.channel.name, keys[:: len(attached.suffixes)], nbytes
 
     def close(self) -> None:
         """Let go of the backends."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvdock.errors import KvdockError
 from kvdock.plugin.hookspecs import Finding
 from kvdock.segments.paths import open_root
-from kvdock.segments.usage import bytes_by_namespace, way_out
+from kvdock.segments.usage import bytes_by_namespace, cleanup_hint
 from kvdock.units import format_bytes
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _space(root: int, settings: FileSettings) -> Finding:
 
 
 def _way_out(root: int, settings: FileSettings) -> str:
-    more = way_out(settings.root, bytes_by_namespace(root))
+    more = cleanup_hint(settings.root, bytes_by_namespace(root))
     return f" In the store, {more}." if more else ""
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvdock.namespace import canonical
-from kvdock.segments import Limits, Place, SegmentStore, Tenure, ThreadEngine
+from kvdock.segments import (
+    PosixIOEngine,
+    SegmentStore,
+    StoreLimits,
+    StoreLocation,
+    WriterLiveness,
+)
 
 if TYPE_CHECKING:
     from kvdock.plugin.hookspecs import AttachConfig
@@ -14,9 +20,9 @@ if TYPE_CHECKING:
     from kvdock_file.settings import FileSettings
 
 
-def limits_of(settings: FileSettings) -> Limits:
+def limits_of(settings: FileSettings) -> StoreLimits:
     """Return how much one namespace may take."""
-    return Limits(
+    return StoreLimits(
         quota_bytes=settings.quota,
         high_watermark=settings.high_watermark,
         low_watermark=settings.low_watermark,
@@ -33,14 +39,14 @@ def open_store(pool: PoolSpec, region: Region, config: AttachConfig) -> SegmentS
     """
     settings: FileSettings = config.settings
     record = config.namespace_record
-    place = Place(
+    place = StoreLocation(
         root=settings.root,
         namespace=config.namespace,
         pool=pool.name,
         object_bytes=region.object_bytes.tolist(),
         record=canonical(record) if record else b"",
         shared=settings.shared_root,
-        tenure=Tenure.LOCKS if settings.locks else Tenure.SILENCE,
+        liveness=WriterLiveness.LOCKS if settings.locks else WriterLiveness.TIMEOUT,
     )
-    engine = ThreadEngine(settings.threads, direct=settings.direct)
+    engine = PosixIOEngine(settings.threads, direct=settings.direct)
     return SegmentStore(place, engine, limits_of(settings))

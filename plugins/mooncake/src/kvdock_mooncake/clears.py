@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 if TYPE_CHECKING:
-    from kvdock_mooncake.client import Client, Member
+    from kvdock_mooncake.client import Client, PoolRegistration
 
 log = logging.getLogger("kvdock")
 
@@ -33,12 +33,12 @@ and clear them, not quite at once. Whoever opened first would find what another
 rank's lease has kept, and hold it with a lease of its own."""
 
 
-class Shut(Exception):
+class ClientClosed(Exception):
     """No call may be made: shut, or in a forked child."""
 
 
 @attrs.define(eq=False)
-class Space:
+class NamespaceState:
     """One namespace, as the pools of a client share it.
 
     Args:
@@ -50,23 +50,23 @@ class Space:
     namespace: str
     lease_s: float
     trial: bool = False
-    closed: bool = attrs.field(default=False, init=False)
+    clearing: bool = attrs.field(default=False, init=False)
     _leased_until: float = attrs.field(default=0.0, init=False)
     _inside: int = attrs.field(default=0, init=False)
     _errand: bool = attrs.field(default=False, init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
-    def lease(self) -> None:
+    def note_lease(self) -> None:
         """Note that the master has just given leases to this process."""
         self._leased_until = time.monotonic() + _APART * self.lease_s
 
-    def enter(self) -> bool:
+    def acquire(self) -> bool:
         """Begin to find, read or store; return False where it is closed."""
         with self._lock:
-            self._inside += not self.closed
-            return not self.closed
+            self._inside += not self.clearing
+            return not self.clearing
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """End what `enter` has begun."""
         with self._lock:
             self._inside -= 1
@@ -74,24 +74,24 @@ class Space:
     def clear(self, client: Client, store: Any, deadline_s: float) -> int:
         """Forget the namespace; return 0, or the library's number."""
         with self._lock:
-            if not self.closed and self._held_s():
+            if not self.clearing and self.leased_for_s():
                 # Other ranks may have read what this one has until now.
-                self.lease()
-            self.closed = True
+                self.note_lease()
+            self.clearing = True
         try:
             return self._clear(client, store, deadline_s)
         except BaseException:
-            self._open()
+            self.reopen()
             raise
 
     def _clear(self, client: Client, store: Any, deadline_s: float) -> int:
-        client.sightings.forget_all()
+        client.lookup_cache.clear()
         until = min(deadline_s, time.monotonic() + _WAITED_FOR_S)
         while True:
-            held_s = self._held_s()
+            held_s = self.leased_for_s()
             removed = self._remove(store)
             if removed or not held_s:
-                self._open()
+                self.reopen()
                 return removed
             now = time.monotonic()
             if now + held_s > until:
@@ -99,45 +99,48 @@ class Space:
             time.sleep(held_s)
         log.info("mooncake: a cleared namespace is closed for %.1f s or more", held_s)
         with self._lock:
-            self.closed = True
-        self.resume(client)
+            self.clearing = True
+        self.resume_clear(client)
         return 0
 
-    def resume(self, client: Client) -> None:
+    def resume_clear(self, client: Client) -> None:
         """Let a thread remove what is left, unless one does or nothing is."""
         with self._lock:
-            if self._errand or not self.closed:
+            if self._errand or not self.clearing:
                 return
             self._errand = True
         try:
             member = client.admit((), errand=True)
-        except Shut:
+        except ClientClosed:
             self._errand = False
             return
         threading.Thread(
-            target=self._finish, args=(client, member), name="kvdock-clear", daemon=True
+            target=self.finish_clear,
+            args=(client, member),
+            name="kvdock-clear",
+            daemon=True,
         ).start()
 
-    def _held_s(self) -> float:
+    def leased_for_s(self) -> float:
         """How long objects of it are surely held by this process, or more."""
         leased_s = max(0.0, self._leased_until - time.monotonic())
         return max(leased_s, _CALL_S) if self._inside else leased_s
 
-    def _open(self) -> None:
+    def reopen(self) -> None:
         """Let calls in again, if nothing is left to be removed."""
         with self._lock:
-            self.closed = self._errand
+            self.clearing = self._errand
 
-    def _finish(self, client: Client, member: Member) -> None:
+    def finish_clear(self, client: Client, member: PoolRegistration) -> None:
         done = False
         while not done and not client.left(member, _EVERY_S):
-            held_s = self._held_s()
-            if client.master.away():
+            held_s = self.leased_for_s()
+            if client.master.is_down():
                 continue
             done = client.removes(member, self._remove) and not held_s
         with self._lock:
             self._errand = False
-            self.closed = not done
+            self.clearing = not done
         if not done:
             log.log(
                 logging.INFO if self.trial else logging.WARNING,
@@ -145,7 +148,7 @@ class Space:
                 "ended: what was read in the last %g s stays stored",
                 self.lease_s,
             )
-        client.release(member)
+        client.release_pool(member)
 
     def _remove(self, store: Any) -> int:
         """Remove all that no lease holds; return 0, or the library's number."""

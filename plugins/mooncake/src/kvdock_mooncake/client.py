@@ -21,19 +21,19 @@ import attrs
 
 from kvdock.errors import RegionError
 from kvdock.region import Block
-from kvdock_mooncake.clears import Shut, Space
+from kvdock_mooncake.clears import ClientClosed, NamespaceState
 from kvdock_mooncake.connect import join, limit_patience, put_config
 from kvdock_mooncake.error_codes import MASTER_LOST, sentence_of
 from kvdock_mooncake.health import Health
-from kvdock_mooncake.inflight import Allowance
+from kvdock_mooncake.inflight import InFlightLimit
 from kvdock_mooncake.library import Library, load
-from kvdock_mooncake.lookup_cache import Sightings
+from kvdock_mooncake.lookup_cache import LookupCache
 from kvdock_mooncake.master import Master
 from kvdock_mooncake.registered_memory import KnownMemory
-from kvdock_mooncake.shared_segments import ARENA
-from kvdock_mooncake.shutdown import BACKGROUND
-from kvdock_mooncake.spill import SpillFolder
-from kvdock_mooncake.warmup import Scratch
+from kvdock_mooncake.shared_segments import SHARED_SEGMENTS
+from kvdock_mooncake.shutdown import BACKGROUND_CALLS
+from kvdock_mooncake.spill import SpillDirectory
+from kvdock_mooncake.warmup import WarmUp
 
 if TYPE_CHECKING:
     from kvdock_mooncake.settings import MooncakeSettings
@@ -59,7 +59,7 @@ class State(StrEnum):
 
 
 @attrs.define(eq=False)
-class Member:
+class PoolRegistration:
     """One pool's share of a client.
 
     Args:
@@ -68,7 +68,7 @@ class Member:
     """
 
     blocks: list[Block] = attrs.field(factory=list)
-    errand: bool = attrs.field(default=False, kw_only=True)
+    background: bool = attrs.field(default=False, kw_only=True)
     calls: int = attrs.field(default=0, init=False)
     left: bool = attrs.field(default=False, init=False)
 
@@ -91,19 +91,19 @@ class Client:
     settings: MooncakeSettings
     _store: Any
     put_config: Any
-    sightings: Sightings
-    allowance: Allowance
-    spill: SpillFolder | None
+    lookup_cache: LookupCache
+    in_flight: InFlightLimit
+    spill: SpillDirectory | None
     memory: KnownMemory = attrs.field(factory=KnownMemory, init=False)
     state: State = attrs.field(default=State.READY, init=False)
     mark: Block = attrs.field(init=False)
-    _scratch: Scratch = attrs.field(init=False)
+    _scratch: WarmUp = attrs.field(init=False)
     _pid: int = attrs.field(factory=os.getpid, init=False)
-    unfit: set[str] = attrs.field(factory=set, init=False)
-    warmth: int = attrs.field(default=0, init=False)
-    _spaces: dict[str, Space] = attrs.field(factory=dict, init=False)
-    _ends: bool = attrs.field(init=False)
-    _members: set[Member] = attrs.field(factory=set, init=False)
+    corrupt_keys: set[str] = attrs.field(factory=set, init=False)
+    warm_up_status: int = attrs.field(default=0, init=False)
+    _spaces: dict[str, NamespaceState] = attrs.field(factory=dict, init=False)
+    _close_with_last_pool: bool = attrs.field(init=False)
+    _members: set[PoolRegistration] = attrs.field(factory=set, init=False)
     _calls: int = attrs.field(default=0, init=False)
     _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
     _registering: threading.Lock = attrs.field(factory=threading.Lock, init=False)
@@ -125,14 +125,14 @@ class Client:
         """
         limit_patience(settings)
         library = load()
-        spill = SpillFolder.claim(settings, owner) if settings.ssd_offload else None
+        spill = SpillDirectory.claim(settings, owner) if settings.ssd_offload else None
         try:
             if spill:
-                spill.settle(settings.client_ttl_s)
+                spill.wait_for_previous_owner(settings.client_ttl_s)
             store = join(library, settings, spill.path if spill else "")
         except BaseException:
             if spill:
-                spill.leave()
+                spill.mark_clean()
             raise
         client = cls(
             library=library,
@@ -140,14 +140,14 @@ class Client:
             store=store,
             spill=spill,
             put_config=put_config(library, settings, store),
-            sightings=Sightings(0.0 if library.probes else settings.lease_s),
-            allowance=Allowance(settings.max_pieces),
+            lookup_cache=LookupCache(0.0 if library.probes else settings.lease_s),
+            in_flight=InFlightLimit(settings.max_pieces),
         )
         try:
             client._take_scratch()
             client.warm_up(namespace)
         except BaseException:
-            client._shut()
+            client._close_store()
             raise
         return client
 
@@ -163,39 +163,39 @@ class Client:
     def _address(self) -> Master:
         return Master.of(self.settings)
 
-    @_ends.default
+    @_close_with_last_pool.default
     def _lends(self) -> bool:
         return bool(self.settings.segment_bytes or self.settings.standalone)
 
     @contextmanager
-    def using(self, member: Member) -> Iterator[Any]:
+    def session(self, member: PoolRegistration) -> Iterator[Any]:
         """Lend the store for one call.
 
         Raises:
             Shut: If no call may be made.
         """
-        store = self.enter(member)
+        store = self.acquire(member)
         try:
             yield store
         finally:
-            self.leave(member)
+            self.release(member)
 
-    def enter(self, member: Member) -> Any:
+    def acquire(self, member: PoolRegistration) -> Any:
         """Lend the store until `leave`; see `using`.
 
         Raises:
             Shut: If no call may be made.
         """
         if os.getpid() != self._pid:
-            raise Shut("this process was forked after the client was set up")
+            raise ClientClosed("this process was forked after the client was set up")
         with self._changed:
             if self.state is not State.READY or member.left:
-                raise Shut(f"the client is {self.state}")
+                raise ClientClosed(f"the client is {self.state}")
             self._calls += 1
             member.calls += 1
             return self._store
 
-    def leave(self, member: Member) -> None:
+    def release(self, member: PoolRegistration) -> None:
         """End a call, and do what had to wait for its end."""
         with self._changed:
             self._calls -= 1
@@ -210,12 +210,14 @@ class Client:
 
     def _may_renew(self) -> bool:
         """Begin to replace a stuck store once nobody is inside."""
-        if not self.health.stuck or self._calls or self.state is not State.READY:
+        if not self.health.is_stuck or self._calls or self.state is not State.READY:
             return False
         self.state = State.RENEWING
         return True
 
-    def admit(self, blocks: tuple[Block, ...], *, errand: bool = False) -> Member:
+    def admit(
+        self, blocks: tuple[Block, ...], *, errand: bool = False
+    ) -> PoolRegistration:
         """Register a pool's memory.
 
         Args:
@@ -226,29 +228,31 @@ class Client:
             KvdockError: If the library refuses it.
             Shut: If the client is shut.
         """
-        member = Member(errand=errand)
+        member = PoolRegistration(background=errand)
         with self._changed:
             if self.state is not State.READY:
-                raise Shut(f"the client is {self.state}")
+                raise ClientClosed(f"the client is {self.state}")
             self._members.add(member)
         try:
             for block in blocks:
                 self.extend(member, block)
         except BaseException:
-            self.release(member)
+            self.release_pool(member)
             raise
         return member
 
-    def extend(self, member: Member, block: Block) -> None:
+    def extend(self, member: PoolRegistration, block: Block) -> None:
         """Register one more piece of memory for a member.
 
         Raises:
             KvdockError: If the library refuses it.
         """
         with self._registering:
-            member.blocks.append(self.memory.add(ARENA.whole(block), self._register))
+            member.blocks.append(
+                self.memory.add(SHARED_SEGMENTS.whole(block), self._register)
+            )
 
-    def release(self, member: Member) -> None:
+    def release_pool(self, member: PoolRegistration) -> None:
         """Let a pool go; the last one shuts the store.
 
         Waits a little for its running calls. What still runs then keeps the
@@ -268,59 +272,59 @@ class Client:
                 return
         self._dismiss(member)
 
-    def _dismiss(self, member: Member) -> None:
+    def _dismiss(self, member: PoolRegistration) -> None:
         with self._changed:
             if member not in self._members:
                 return
             self._members.remove(member)
-            errands = [one for one in self._members if one.errand]
+            errands = [one for one in self._members if one.background]
             if len(errands) < len(self._members):
                 errands = []
-            last = not self._members and self._ends
+            last = not self._members and self._close_with_last_pool
             if last:
                 self.state = State.CLOSING
         with self._registering:
             for block in member.blocks:
                 self.memory.remove(block, self._unregister)
         for errand in errands:
-            self.release(errand)
+            self.release_pool(errand)
         if last:
-            self._shut()
+            self._close_store()
 
-    def left(self, member: Member, within_s: float) -> bool:
+    def left(self, member: PoolRegistration, within_s: float) -> bool:
         """Wait a little; return whether a member has to go."""
         with self._changed:
             return self._changed.wait_for(lambda: member.left, within_s)
 
-    def space(self, namespace: str, *, trial: bool = False) -> Space:
+    def space(self, namespace: str, *, trial: bool = False) -> NamespaceState:
         """Return what the pools of a namespace share."""
         with self._changed:
             return self._spaces.setdefault(
-                namespace, Space(namespace, self.settings.lease_s, trial)
+                namespace, NamespaceState(namespace, self.settings.lease_s, trial)
             )
 
-    def removes(self, member: Member, remove: Callable[[Any], int]) -> bool:
+    def removes(self, member: PoolRegistration, remove: Callable[[Any], int]) -> bool:
         """Make a call for an errand; return whether it went well."""
         try:
-            with BACKGROUND.call() as may, self.using(member) as store:
+            with BACKGROUND_CALLS.call() as may, self.session(member) as store:
                 return may and not remove(store)
-        except Shut:
+        except ClientClosed:
             return False
         except Exception as error:
             log.debug("mooncake: an errand failed: %s", error)
             return False
 
-    def retire(self) -> None:
+    def close_when_idle(self) -> None:
         """Shut when the last pool leaves, even if no memory is lent."""
         with self._changed:
-            self._ends = True
+            self._close_with_last_pool = True
             last = not self._members and self.state is State.READY
             if last:
                 self.state = State.CLOSING
         if last:
-            self._shut()
+            self._close_store()
 
-    def _shut(self) -> None:
+    def _close_store(self) -> None:
         for block in self.memory.blocks:
             self.memory.remove(block, self._unregister)
         if self.reachable():
@@ -341,7 +345,7 @@ class Client:
 
     def _close_later(self) -> None:
         while True:
-            with BACKGROUND.call() as may:
+            with BACKGROUND_CALLS.call() as may:
                 if may and self.reachable():
                     self._close()
                     return
@@ -351,7 +355,7 @@ class Client:
         status = self._store.close()
         self.state = State.CLOSED
         if self.spill:
-            self.spill.leave()
+            self.spill.mark_clean()
         if status:
             log.warning("the Mooncake store did not close: %s", sentence_of(status))
 
@@ -363,7 +367,7 @@ class Client:
     def _register_with(self, store: Any, block: Block) -> None:
         status = store.register_buffer(block.address, block.nbytes)
         if not status:
-            ARENA.enter(block, self)
+            SHARED_SEGMENTS.enter(block, self)
             return
         fix = "Look at the library's lines on standard error."
         if self.settings.standalone:
@@ -381,7 +385,7 @@ class Client:
             # library says yes when it is registered anew, and no to each transfer.
             log.warning("memory stays registered: %s", sentence_of(status))
         else:
-            ARENA.leave(block, self)
+            SHARED_SEGMENTS.leave(block, self)
 
     def take(self, nbytes: int) -> int:
         """Get new memory that a standalone client shares: its address, or 0."""
@@ -390,8 +394,10 @@ class Client:
     def _take_scratch(self) -> None:
         """Get a few bytes for marks and for the warm-up."""
         shared = self.settings.standalone
-        self._scratch = Scratch.of(
-            (lambda size: ARENA.take(size, self, self.take)) if shared else None
+        self._scratch = WarmUp.of(
+            (lambda size: SHARED_SEGMENTS.take(size, self, self.take))
+            if shared
+            else None
         )
         block = self._scratch.block
         self.memory.add(block, self._register)
@@ -406,8 +412,10 @@ class Client:
             ClusterError: If the cluster does not work.
             Shut: If the client is shut.
         """
-        with self.using(Member()) as store:
-            self.warmth = self._scratch.prove(store, namespace, self.put_config)
+        with self.session(PoolRegistration()) as store:
+            self.warm_up_status = self._scratch.round_trip(
+                store, namespace, self.put_config
+            )
 
     def _renew(self) -> None:
         """Replace a store that no transfer leaves; its own segment is lost.
@@ -421,7 +429,7 @@ class Client:
             self._swap(join(self.library, self.settings))
         except Exception as error:
             log.warning("the Mooncake cluster cannot be joined again: %s", error)
-        self.sightings.forget_all()
+        self.lookup_cache.clear()
         with self._changed:
             if self.state is State.RENEWING:
                 self.state = State.READY

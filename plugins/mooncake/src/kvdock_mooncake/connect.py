@@ -149,7 +149,7 @@ def join(library: Library, settings: MooncakeSettings, spill: str = "") -> Any:
     refuse_fork()
     check_library(library, settings)
     check_transport(settings)
-    Master.of(settings).look()
+    Master.of(settings).connect()
     _SET_UP_BY[:] = [os.getpid()]
     setup = _setup(settings, spill)
     fix = (

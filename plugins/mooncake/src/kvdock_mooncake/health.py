@@ -50,7 +50,7 @@ class Health:
 
     replaceable: bool
     client_ttl_s: float = 10.0
-    stuck: bool = attrs.field(default=False, init=False)
+    is_stuck: bool = attrs.field(default=False, init=False)
     _failing_since: dict[Operation, float] = attrs.field(factory=dict, init=False)
     _patience_s: float = attrs.field(init=False)
     _complaints: dict[int, float] = attrs.field(factory=dict, init=False)
@@ -59,7 +59,7 @@ class Health:
     def _stuck_s(self) -> float:
         return max(_STUCK_LEAST_S, _STUCK_TTLS * self.client_ttl_s)
 
-    def note(self, operation: Operation, numbers: Int64Array) -> None:
+    def record(self, operation: Operation, numbers: Int64Array) -> None:
         """Log what failed, each reason at most twice a minute.
 
         Args:
@@ -68,11 +68,11 @@ class Health:
         """
         failed = numbers < 0
         if not failed.any():
-            self.fine(operation)
+            self.record_success(operation)
             return
         now = time.monotonic()
         if operation in _TRANSFERS:
-            self._judge(operation, numbers, now)
+            self._record_transfer(operation, numbers, now)
         for number in np.unique(numbers[failed]).tolist():
             if number in _EXPECTED or now < self._complaints.get(number, 0.0):
                 continue
@@ -85,15 +85,17 @@ class Health:
                 sentence_of(number),
             )
 
-    def _judge(self, operation: Operation, numbers: Int64Array, now: float) -> None:
+    def _record_transfer(
+        self, operation: Operation, numbers: Int64Array, now: float
+    ) -> None:
         moved = numbers > 0 if operation is Operation.GET else numbers == 0
         if moved.any():
-            self.fine(operation)
+            self.record_success(operation)
         elif (numbers == TRANSFER_FAILED).any():
             since = self._failing_since.setdefault(operation, now)
-            self.stuck = self.replaceable and now - since > self._patience_s
+            self.is_stuck = self.replaceable and now - since > self._patience_s
 
-    def fine(self, operation: Operation) -> None:
+    def record_success(self, operation: Operation) -> None:
         """Note that a call went well, for every key or for some."""
         if operation is Operation.GET:
             self._failing_since.clear()
@@ -102,11 +104,11 @@ class Health:
             # A put of what is there already moves nothing and goes well.
             self._failing_since.pop(operation, None)
         # One that hangs for long may have kept it from being replaced until now.
-        self.stuck = self.stuck and bool(self._failing_since)
+        self.is_stuck = self.is_stuck and bool(self._failing_since)
 
     def reset(self) -> None:
         """Begin anew, with another store."""
-        self.stuck = False
+        self.is_stuck = False
         self._failing_since.clear()
         # Where a new store did not help, the next one has to wait longer.
         self._patience_s *= 2

@@ -11,7 +11,7 @@ import attrs
 
 
 @attrs.define(eq=False)
-class Allowance:
+class InFlightLimit:
     """So many pieces of memory may be under way at once.
 
     More than some 1024 of them outstanding to one TCP peer made 0.3.13 block

@@ -26,7 +26,7 @@ _MOST_KEYS = 1 << 16
 
 
 @attrs.define(eq=False)
-class Sightings:
+class LookupCache:
     """Keys that were seen lately, and how often the master was asked.
 
     Args:
@@ -37,7 +37,7 @@ class Sightings:
     _seen: dict[str, tuple[float, int]] = attrs.field(factory=dict, init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
-    def known(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
+    def contains(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Return which keys memory answers for, bool (n,)."""
         now = time.monotonic()
         known = np.zeros(len(keys), np.bool_)
@@ -50,7 +50,7 @@ class Sightings:
                 known[row] = True
         return known
 
-    def saw(self, keys: Iterable[str]) -> None:
+    def add(self, keys: Iterable[str]) -> None:
         """Note that the master has just said yes to these keys."""
         now = time.monotonic()
         until = now + _EVICTABLE * self.lease_s
@@ -62,7 +62,7 @@ class Sightings:
             while len(self._seen) > _MOST_KEYS:
                 del self._seen[next(iter(self._seen))]
 
-    def forget(self, keys: Iterable[str]) -> None:
+    def discard(self, keys: Iterable[str]) -> None:
         """Ask for these keys again: reading one failed, or it was removed."""
         if not self._seen:
             return
@@ -70,7 +70,7 @@ class Sightings:
             for key in keys:
                 self._seen.pop(key, None)
 
-    def forget_all(self) -> None:
+    def clear(self) -> None:
         """Ask for every key again."""
         with self._lock:
             self._seen.clear()

@@ -62,21 +62,21 @@ class Master:
         return "etcd" if self.address.startswith(_ETCD) else "Mooncake master"
 
     @property
-    def places(self) -> tuple[str, ...]:
+    def addresses(self) -> tuple[str, ...]:
         """Addresses that can be looked at: one of them has to answer."""
         if self.address.startswith(_ETCD):
             rest = self.address.removeprefix(_ETCD)
             return tuple(filter(None, re.split("[;,]", rest)))
         return () if "://" in self.address else (self.address,)
 
-    def look(self, within_s: float = _CONNECT_S) -> None:
+    def connect(self, within_s: float = _CONNECT_S) -> None:
         """Connect to it once.
 
         Raises:
             ClusterError: If nothing listens there.
             SettingsError: If it is not an address.
         """
-        places = [split_address(one) for one in self.places]
+        places = [split_address(one) for one in self.addresses]
         until = time.monotonic() + within_s
         failed: OSError | None = None
         for left, place in zip(range(len(places), 0, -1), places, strict=True):
@@ -101,12 +101,12 @@ class Master:
     def answers(self, within_s: float = _CONNECT_S) -> bool:
         """Return whether something listens there."""
         try:
-            self.look(within_s)
+            self.connect(within_s)
         except KvdockError:
             return False
         return True
 
-    def lost(self) -> None:
+    def mark_down(self) -> None:
         """Note that a call waited for it in vain."""
         with self._lock:
             if not self._lost:
@@ -116,13 +116,13 @@ class Master:
                 self._look_at = time.monotonic() + self._pause_s
                 self._lost = True
 
-    def found(self) -> None:
+    def mark_up(self) -> None:
         """Note that a call was answered."""
         if self._pause_s:
             with self._lock:
                 self._pause_s, self._lost = 0.0, False
 
-    def away(self) -> bool:
+    def is_down(self) -> bool:
         """Return whether a call would wait in vain; look now and then."""
         if not self._lost:
             return False

@@ -139,13 +139,13 @@ def kvdock_register_pool(
     settings = _joins_with(config)
     owner = owner_of(config.process, config.shard)
     client, member = join_pool(settings, owner, config.namespace, region.blocks)
-    if config.trial and client.warmth:
-        client.release(member)
-        raise nothing_stored(client.master.address, client.warmth)
-    space = client.space(config.namespace, trial=config.trial)
+    if config.trial and client.warm_up_status:
+        client.release_pool(member)
+        raise nothing_stored(client.master.address, client.warm_up_status)
+    allocator = client.space(config.namespace, trial=config.trial)
     # One that was cleared just before the last pool left.
-    space.resume(client)
-    return PoolHandle(client, member, space)
+    allocator.resume_clear(client)
+    return PoolHandle(client, member, allocator)
 
 
 @hookimpl
@@ -163,4 +163,4 @@ def kvdock_batch_io(handle: PoolHandle, batch: Batch) -> BatchResult:
 @hookimpl
 def kvdock_release(handle: PoolHandle) -> None:
     """Unregister the pool's memory; the last one leaves the cluster."""
-    handle.client.release(handle.member)
+    handle.client.release_pool(handle.member)

@@ -22,7 +22,7 @@ from kvdock_mooncake.batching import (
     rows_of,
     sizes_of,
 )
-from kvdock_mooncake.clears import Shut, Space
+from kvdock_mooncake.clears import ClientClosed, NamespaceState
 from kvdock_mooncake.error_codes import (
     BAD_ARGUMENTS,
     LEASED,
@@ -39,7 +39,7 @@ from kvdock_mooncake.error_codes import (
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array, OutcomeArray
-    from kvdock_mooncake.client import Client, Member
+    from kvdock_mooncake.client import Client, PoolRegistration
 
 log = logging.getLogger("kvdock")
 
@@ -74,8 +74,8 @@ class PoolHandle:
     """
 
     client: Client
-    member: Member
-    space: Space
+    member: PoolRegistration
+    space: NamespaceState
 
     def run(self, batch: Batch) -> BatchResult:
         """Do one batch.
@@ -86,8 +86,8 @@ class PoolHandle:
         """
         client = self.client
         try:
-            store = client.enter(self.member)
-        except Shut as reason:
+            store = client.acquire(self.member)
+        except ClientClosed as reason:
             log.debug("mooncake: %s", reason)
             return BatchResult.all(batch, Outcome.UNAVAILABLE)
         try:
@@ -95,22 +95,22 @@ class PoolHandle:
             if not client.memory.covers(batch.addresses, batch.sizes):
                 log.error("a batch names memory that was not attached")
                 return BatchResult.all(batch, Outcome.REFUSED)
-            if client.master.away():
+            if client.master.is_down():
                 return BatchResult.all(batch, Outcome.UNAVAILABLE)
             if batch.operation not in _WHEN_CLOSED:
                 return self._run(store, batch)
-            if not self.space.enter():
+            if not self.space.acquire():
                 return BatchResult.all(batch, _WHEN_CLOSED[batch.operation])
             try:
                 return self._run(store, batch)
             except Exception:
                 # What it has leased until then is not known.
-                self.space.lease()
+                self.space.note_lease()
                 raise
             finally:
-                self.space.leave()
+                self.space.release()
         finally:
-            client.leave(self.member)
+            client.release(self.member)
 
     def _run(self, store: Any, batch: Batch) -> BatchResult:
         match batch.operation:
@@ -128,29 +128,29 @@ class PoolHandle:
     # --- Look up -------------------------------------------------------------
 
     def _exists(self, store: Any, batch: Batch) -> OutcomeArray:
-        known = self.client.sightings.known(batch.keys)
+        known = self.client.lookup_cache.contains(batch.keys)
         numbers = np.ones(len(batch), np.int64)
         if known.any():
             asked = np.flatnonzero(~known)
-            numbers[asked] = self._each(store, rows_of(batch, asked), self._ask)
+            numbers[asked] = self._in_chunks(store, rows_of(batch, asked), self._ask)
         else:
             asked = None
-            numbers[:] = self._each(store, batch, self._ask)
-        self.client.health.note(Operation.EXISTS, numbers)
+            numbers[:] = self._in_chunks(store, batch, self._ask)
+        self.client.health.record(Operation.EXISTS, numbers)
         if not self.client.library.probes and (numbers > 0).any():
-            self.space.lease()
-        if self.client.sightings.lease_s:
+            self.space.note_lease()
+        if self.client.lookup_cache.lease_s:
             there = numbers > 0 if asked is None else (numbers > 0) & ~known
             keys = batch.keys
-            self.client.sightings.saw(
+            self.client.lookup_cache.add(
                 keys
                 if there.all()
                 else [keys[i] for i in np.flatnonzero(there).tolist()]
             )
         outcomes = outcomes_of(numbers)
         outcomes[numbers == 0] = Outcome.ABSENT
-        if self.client.unfit:
-            unfit = [key in self.client.unfit for key in batch.keys]
+        if self.client.corrupt_keys:
+            unfit = [key in self.client.corrupt_keys for key in batch.keys]
             outcomes[np.array(unfit, np.bool_)] = Outcome.ABSENT
         return outcomes
 
@@ -165,27 +165,25 @@ class PoolHandle:
     def _put(self, store: Any, asked: Batch) -> BatchResult:
         """Store; a number of 0 says that the key is there, not who wrote it."""
         batch = marked(asked, self.client.mark)
-        unfit = self.client.unfit
+        unfit = self.client.corrupt_keys
         healing = [row for row, key in enumerate(batch.keys) if unfit and key in unfit]
         if not healing:
-            numbers = self._waiting(store, batch, self._write, NO_ROOM)
+            numbers = self._retry(store, batch, self._write, NO_ROOM)
         else:
             numbers = np.empty(len(batch), np.int64)
             rows = np.array(healing, np.int64)
             rest = np.setdiff1d(np.arange(len(batch)), rows)
             # First what needs not wait for the leases of wrong objects.
             others = rows_of(batch, rest)
-            numbers[rest] = self._waiting(store, others, self._write, NO_ROOM)
-            numbers[rows] = self._replace(store, rows_of(batch, rows))
+            numbers[rest] = self._retry(store, others, self._write, NO_ROOM)
+            numbers[rows] = self._overwrite(store, rows_of(batch, rows))
         if not np.count_nonzero(numbers):
-            self.client.health.fine(Operation.PUT)
+            self.client.health.record_success(Operation.PUT)
             return BatchResult(np.zeros(len(asked), np.uint8), asked.object_bytes)
-        self.client.health.note(Operation.PUT, numbers)
+        self.client.health.record(Operation.PUT, numbers)
         return BatchResult.of(asked, outcomes_of(numbers))
 
-    def _waiting(
-        self, store: Any, batch: Batch, call: Call, passing: int
-    ) -> Int64Array:
+    def _retry(self, store: Any, batch: Batch, call: Call, passing: int) -> Int64Array:
         """Move a batch; try again for a little while what may soon succeed.
 
         There is no room until eviction has freed some, in steps of some ten
@@ -193,7 +191,7 @@ class PoolHandle:
         writes it, although this one's put of the same key was called a
         success.
         """
-        numbers = self._moved(store, batch, call)
+        numbers = self._transfer(store, batch, call)
         if not np.count_nonzero(numbers == passing):
             return numbers
         patience = time.monotonic() + self.client.settings.full_wait_s
@@ -201,16 +199,18 @@ class PoolHandle:
         while (numbers == passing).any() and time.monotonic() < until:
             time.sleep(_AGAIN_EVERY_S)
             rows = np.flatnonzero(numbers == passing)
-            numbers[rows] = self._moved(store, rows_of(batch, rows), call)
+            numbers[rows] = self._transfer(store, rows_of(batch, rows), call)
         return numbers
 
-    def _replace(self, store: Any, batch: Batch) -> Int64Array:
+    def _overwrite(self, store: Any, batch: Batch) -> Int64Array:
         """Write over objects of a wrong length: their keys refuse every put."""
         numbers = self._remove_unleased(store, batch)
         gone = np.flatnonzero((numbers == 0) | (numbers == NOT_FOUND))
-        self.client.unfit.difference_update(batch.keys[row] for row in gone.tolist())
+        self.client.corrupt_keys.difference_update(
+            batch.keys[row] for row in gone.tolist()
+        )
         anew = rows_of(batch, gone)
-        numbers[gone] = self._waiting(store, anew, self._write, NO_ROOM)
+        numbers[gone] = self._retry(store, anew, self._write, NO_ROOM)
         return numbers
 
     def _get(self, store: Any, batch: Batch) -> BatchResult:
@@ -218,17 +218,17 @@ class PoolHandle:
         wanted = batch.object_bytes
         if not wanted.all():
             return self._get_with_marks(store, batch, wanted == 0)
-        numbers = self._waiting(store, batch, self._read, NOT_READY)
-        self.space.lease()
+        numbers = self._retry(store, batch, self._read, NOT_READY)
+        self.space.note_lease()
         if (numbers == wanted).all():
-            self.client.health.fine(Operation.GET)
+            self.client.health.record_success(Operation.GET)
             return BatchResult(np.zeros(len(batch), np.uint8), numbers)
         outcomes = outcomes_of(numbers)
         nbytes = np.maximum(numbers, 0)
         missed = np.flatnonzero(numbers != wanted).tolist()
-        self.client.sightings.forget([batch.keys[row] for row in missed])
-        self._judge_lengths(store, batch, numbers, outcomes, nbytes)
-        self.client.health.note(Operation.GET, numbers)
+        self.client.lookup_cache.discard([batch.keys[row] for row in missed])
+        self._mark_wrong_lengths(store, batch, numbers, outcomes, nbytes)
+        self.client.health.record(Operation.GET, numbers)
         return BatchResult(outcomes, nbytes)
 
     def _get_with_marks(
@@ -248,7 +248,7 @@ class PoolHandle:
             outcomes[where], nbytes[where] = rest.outcomes, rest.nbytes
         return BatchResult(outcomes, nbytes)
 
-    def _judge_lengths(
+    def _mark_wrong_lengths(
         self,
         store: Any,
         batch: Batch,
@@ -265,7 +265,7 @@ class PoolHandle:
         suspects = np.flatnonzero(odd)
         if len(suspects) and batch.remaining_s():
             sizes = sizes_of(store, [batch.keys[i] for i in suspects.tolist()])
-            self.space.lease()
+            self.space.note_lease()
             nbytes[suspects] = np.where(sizes > 0, sizes, nbytes[suspects])
         wanted = batch.object_bytes
         wrong = (nbytes > 0) & (nbytes != wanted)
@@ -274,7 +274,7 @@ class PoolHandle:
         if wrong.any():
             numbers[wrong] = 0
             rows = np.flatnonzero(wrong).tolist()
-            self.client.unfit.update(batch.keys[row] for row in rows)
+            self.client.corrupt_keys.update(batch.keys[row] for row in rows)
 
     def _write(self, store: Any, batch: Batch) -> Sequence[int]:
         config = self.client.put_config
@@ -309,16 +309,16 @@ class PoolHandle:
         numbers = self._remove_unleased(store, batch)
         # Not announced any more, and written over by the next put.
         leased = np.flatnonzero(numbers == LEASED).tolist()
-        self.client.unfit.update(batch.keys[row] for row in leased)
-        self.client.health.note(Operation.DELETE, numbers)
+        self.client.corrupt_keys.update(batch.keys[row] for row in leased)
+        self.client.health.record(Operation.DELETE, numbers)
         outcomes = outcomes_of(numbers)
         outcomes[outcomes == Outcome.ABSENT] = Outcome.OK
         return outcomes
 
     def _remove_unleased(self, store: Any, batch: Batch) -> Int64Array:
         """Remove keys; wait for leases if they surely end in time."""
-        self.client.sightings.forget(batch.keys)
-        numbers = self._each(store, batch, self._remove)
+        self.client.lookup_cache.discard(batch.keys)
+        numbers = self._in_chunks(store, batch, self._remove)
         lease_s = self.client.settings.lease_s
         if batch.remaining_s() < lease_s:
             return numbers
@@ -327,7 +327,7 @@ class PoolHandle:
         while (numbers == LEASED).any() and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, lease_s / 20, _LEASES_EVERY_S))
             leased = np.flatnonzero(numbers == LEASED)
-            again = self._each(store, rows_of(batch, leased), self._remove)
+            again = self._in_chunks(store, rows_of(batch, leased), self._remove)
             # What there was no time to ask for again is leased, as far as known.
             numbers[leased] = np.where(again == NO_TIME, LEASED, again)
         return numbers
@@ -346,13 +346,13 @@ class PoolHandle:
                 number = self.space.clear(self.client, store, batch.deadline_s)
                 numbers = np.array([number], np.int64)
                 self._master_answered(numbers)
-                self.client.health.note(Operation.CLEAR, numbers)
+                self.client.health.record(Operation.CLEAR, numbers)
                 outcomes[row] = outcomes_of(numbers)[0]
         return outcomes
 
     # --- In calls of bounded size ---------------------------------------------
 
-    def _moved(self, store: Any, batch: Batch, call: Call) -> Int64Array:
+    def _transfer(self, store: Any, batch: Batch, call: Call) -> Int64Array:
         """Move a batch in calls that are bounded by pieces and by bytes.
 
         No call names a key twice: the library then fills only the last one's
@@ -361,7 +361,7 @@ class PoolHandle:
         if len(set(batch.keys)) < len(batch):
             numbers = np.full(len(batch), NO_TIME, np.int64)
             for rows in rounds(batch.keys):
-                numbers[rows] = self._moved(store, rows_of(batch, rows), call)
+                numbers[rows] = self._transfer(store, rows_of(batch, rows), call)
             return numbers
         pieces = max(1, batch.addresses.shape[1])
         if repeated(batch.sizes):
@@ -372,7 +372,7 @@ class PoolHandle:
         most = min(settings.max_pieces // pieces, settings.max_call_bytes // largest)
 
         def bounded(store: Any, part: Batch) -> Sequence[int]:
-            allowance, most = self.client.allowance, len(part) * pieces
+            allowance, most = self.client.in_flight, len(part) * pieces
             if not allowance.enter(most, part.deadline_s):
                 return [NO_TIME] * len(part)
             try:
@@ -380,9 +380,9 @@ class PoolHandle:
             finally:
                 allowance.leave(most)
 
-        return self._each(store, batch, bounded, max(1, most))
+        return self._in_chunks(store, batch, bounded, max(1, most))
 
-    def _each(
+    def _in_chunks(
         self,
         store: Any,
         batch: Batch,
@@ -406,12 +406,12 @@ class PoolHandle:
     def _master_answered(self, numbers: Int64Array) -> bool:
         if numbers[0] in MASTER_LOST and np.isin(numbers, MASTER_LOST).all():
             if not self._only_owners_lost(numbers):
-                self.client.master.lost()
+                self.client.master.mark_down()
                 return False
-            self.client.master.found()
+            self.client.master.mark_up()
             return True
         if numbers[0] not in (NO_TIME, NO_ANSWER):
-            self.client.master.found()
+            self.client.master.mark_up()
         return True
 
     def _only_owners_lost(self, numbers: Int64Array) -> bool:

@@ -47,8 +47,8 @@ def findings(settings: MooncakeSettings) -> list[Finding]:
         return [*found, _no(error)]
     master = Master.of(settings)
     try:
-        master.look()
-        said = "something listens at" if master.places else "not looked at:"
+        master.connect()
+        said = "something listens at" if master.addresses else "not looked at:"
         found.append(Finding(ok=True, what=f"{said} {master.address}"))
         found.append(_flags(settings))
     except KvdockError as error:

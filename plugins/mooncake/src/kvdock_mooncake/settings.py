@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kvdock.config.fields import choice, count, duration, option, size
-from kvdock.config.structure import Elsewhere
+from kvdock.config.structure import Alias
 from kvdock.errors import SettingsError
 from kvdock.units import format_bytes, parse_bytes
 
@@ -87,7 +87,7 @@ class MooncakeSettings:
     master: str = option(
         "",
         help='Address of the master: "host:port".',
-        elsewhere=Elsewhere(
+        elsewhere=Alias(
             variable="MOONCAKE_MASTER",
             names=("master_server_address", "master_server_addr"),
         ),
@@ -95,26 +95,24 @@ class MooncakeSettings:
     host: str = option(
         "",
         help="Name or address at which peers reach this host; found if empty.",
-        elsewhere=Elsewhere(
-            variable="MOONCAKE_LOCAL_HOSTNAME", names=("local_hostname",)
-        ),
+        elsewhere=Alias(variable="MOONCAKE_LOCAL_HOSTNAME", names=("local_hostname",)),
     )
     metadata_server: str = option(
         "P2PHANDSHAKE",
         help="Metadata server, or P2PHANDSHAKE for none.",
-        elsewhere=Elsewhere(variable="MOONCAKE_TE_META_DATA_SERVER"),
+        elsewhere=Alias(variable="MOONCAKE_TE_META_DATA_SERVER"),
     )
     protocol: Protocol = choice(
         Protocol.TCP,
         help='Transport: "tcp" or "rdma".',
-        elsewhere=Elsewhere(variable="MOONCAKE_PROTOCOL"),
+        elsewhere=Alias(variable="MOONCAKE_PROTOCOL"),
     )
     devices: str = attrs.field(
         default="",
         converter=_devices,
         metadata={
             "help": "RDMA devices, separated by commas, or a mapping of TP ranks.",
-            "elsewhere": Elsewhere(
+            "elsewhere": Alias(
                 variable="MOONCAKE_DEVICE",
                 names=("device_name", "rdma_devices", "ib_device"),
             ),
@@ -126,7 +124,7 @@ class MooncakeSettings:
         metadata={
             "help": "DRAM that this process lends to the cluster; 0 lends none.",
             "unit": "bytes",
-            "elsewhere": Elsewhere(
+            "elsewhere": Alias(
                 variable="MOONCAKE_GLOBAL_SEGMENT_SIZE",
                 # There it is what all ranks of an engine lend together.
                 read=lambda text: EngineBytes(parse_bytes(text)),
@@ -137,21 +135,21 @@ class MooncakeSettings:
     ssd_offload: bool = option(
         False,
         help="Spill this process's segment to a disk.",
-        elsewhere=Elsewhere(
+        elsewhere=Alias(
             variable="MOONCAKE_ENABLE_SSD_OFFLOAD", names=("enable_ssd_offload",)
         ),
     )
     ssd_path: str = option(
         "",
         help="Directory of the spilled objects.",
-        elsewhere=Elsewhere(
+        elsewhere=Alias(
             variable="MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", names=("ssd_offload_path",)
         ),
     )
     tenant: str = option(
         "",
         help="Tenant, where the master keeps tenants apart.",
-        elsewhere=Elsewhere(
+        elsewhere=Alias(
             variable="MOONCAKE_TENANT_ID",
             # There it is the word for having none.
             read=lambda text: "" if text == "default" else text,
@@ -161,7 +159,7 @@ class MooncakeSettings:
     standalone: str = option(
         "",
         help='A client process on this host that owns the memory: "host:port".',
-        elsewhere=Elsewhere(
+        elsewhere=Alias(
             variable="MOONCAKE_CLIENT",
             names=("client_server_address", "standalone_storage"),
         ),

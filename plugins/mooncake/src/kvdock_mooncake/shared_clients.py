@@ -12,8 +12,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from kvdock_mooncake.clears import Shut
-from kvdock_mooncake.client import Client, Member
+from kvdock_mooncake.clears import ClientClosed
+from kvdock_mooncake.client import Client, PoolRegistration
 from kvdock_mooncake.connect import refuse_fork
 from kvdock_mooncake.master import ClusterError
 from kvdock_mooncake.settings import MooncakeSettings
@@ -32,7 +32,7 @@ def join_pool(
     owner: str,
     namespace: str,
     blocks: tuple[Block, ...],
-) -> tuple[Client, Member]:
+) -> tuple[Client, PoolRegistration]:
     """Register a pool's memory with the client for these settings.
 
     Args:
@@ -53,7 +53,7 @@ def join_pool(
             try:
                 client.warm_up(namespace)
                 return client, client.admit(blocks)
-            except (Shut, ClusterError):
-                client.retire()
+            except (ClientClosed, ClusterError):
+                client.close_when_idle()
         client = _CLIENTS[way] = Client.open(settings, owner, namespace)
         return client, client.admit(blocks)

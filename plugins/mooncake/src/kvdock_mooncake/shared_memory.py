@@ -14,7 +14,7 @@ import numpy as np
 from kvdock.plugin.hookspecs import AttachConfig, HostMemory
 from kvdock_mooncake.registered_memory import RawMemory
 from kvdock_mooncake.shared_clients import join_pool
-from kvdock_mooncake.shared_segments import ARENA
+from kvdock_mooncake.shared_segments import SHARED_SEGMENTS
 from kvdock_mooncake.spill import owner_of
 
 if TYPE_CHECKING:
@@ -39,15 +39,15 @@ def allocate(
     owner = owner_of(config.process, config.shard)
     client, member = join_pool(settings, owner, config.namespace, ())
     try:
-        piece = ARENA.take(nbytes, member, client.take)
+        piece = SHARED_SEGMENTS.take(nbytes, member, client.take)
     except BaseException:
-        client.release(member)
+        client.release_pool(member)
         raise
 
     def give_back() -> None:
         # First the client lets go, then the piece is anybody's.
-        client.release(member)
-        ARENA.leave(piece, member)
+        client.release_pool(member)
+        SHARED_SEGMENTS.leave(piece, member)
 
     try:
         client.extend(member, piece)

@@ -18,7 +18,7 @@ from kvdock.units import format_bytes
 
 
 @attrs.define(eq=False)
-class Arena:
+class SharedSegments:
     """Pieces of shared memory, each with those who use it."""
 
     _users: dict[Block, set[object]] = attrs.field(factory=dict, init=False)
@@ -75,5 +75,5 @@ class Arena:
                 self._users[piece].discard(user)
 
 
-ARENA = Arena()
+SHARED_SEGMENTS = SharedSegments()
 """All pieces: the library, too, keeps one list of them for the process."""

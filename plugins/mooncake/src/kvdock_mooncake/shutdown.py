@@ -19,7 +19,7 @@ _PATIENCE_S = 40.0
 
 
 @attrs.define(eq=False)
-class Background:
+class BackgroundCalls:
     """Calls that run behind the engine's back."""
 
     _calls: int = attrs.field(default=0, init=False)
@@ -51,8 +51,8 @@ class Background:
         self._changed = threading.Condition()
 
 
-BACKGROUND = Background()
+BACKGROUND_CALLS = BackgroundCalls()
 """Of this process."""
 
-atexit.register(BACKGROUND.end)
-os.register_at_fork(after_in_child=BACKGROUND.forget)
+atexit.register(BACKGROUND_CALLS.end)
+os.register_at_fork(after_in_child=BACKGROUND_CALLS.forget)

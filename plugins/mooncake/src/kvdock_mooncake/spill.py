@@ -33,7 +33,7 @@ def owner_of(process: str, shard: Shard) -> str:
 
 
 @attrs.define(eq=False)
-class SpillFolder:
+class SpillDirectory:
     """A directory that this process alone spills into.
 
     Args:
@@ -47,7 +47,7 @@ class SpillFolder:
     _settled: bool = attrs.field(default=False, init=False)
 
     @classmethod
-    def claim(cls, settings: MooncakeSettings, owner: str) -> SpillFolder:
+    def claim(cls, settings: MooncakeSettings, owner: str) -> SpillDirectory:
         """Make the directory of a process and lock it.
 
         Two that share one would each count the other's bytes as their own.
@@ -77,7 +77,7 @@ class SpillFolder:
         lock.seek(0)
         return cls(str(folder.resolve()), lock.read() == _IN_USE, lock)
 
-    def settle(self, client_ttl_s: float) -> None:
+    def wait_for_previous_owner(self, client_ttl_s: float) -> None:
         """Wait until the master has given up a lost owner; mark it in use."""
         if self.lost:
             log.warning(
@@ -90,7 +90,7 @@ class SpillFolder:
         self._write(_IN_USE)
         self._settled = True
 
-    def leave(self) -> None:
+    def mark_clean(self) -> None:
         """Note that its owner has left the cluster properly."""
         if self._settled:
             self._write("")

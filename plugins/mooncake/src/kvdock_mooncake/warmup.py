@@ -27,7 +27,7 @@ _AGAIN_EVERY_S = 0.02
 
 
 @attrs.frozen(eq=False)
-class Scratch:
+class WarmUp:
     """Bytes to store, and room beside them for what comes back.
 
     Args:
@@ -37,7 +37,7 @@ class Scratch:
     memory: npt.NDArray[np.uint8]
 
     @classmethod
-    def of(cls, take: Callable[[int], Block] | None) -> Scratch:
+    def of(cls, take: Callable[[int], Block] | None) -> WarmUp:
         """Fill memory that `take` brings; any memory if it is None."""
         size = 2 * _BYTES
         if take:
@@ -52,7 +52,7 @@ class Scratch:
         """All of it, to be registered."""
         return Block(int(self.memory.ctypes.data), 2 * _BYTES)
 
-    def prove(self, store: Any, namespace: str, put_config: Any) -> int:
+    def round_trip(self, store: Any, namespace: str, put_config: Any) -> int:
         """Store it, read it back and remove it, under a key of our own.
 
         Peers may not be reachable in the first moments, so it is tried again.

@@ -9,7 +9,7 @@ import pytest
 
 from kvdock.batch import Outcome
 from kvdock.testing.cases import Case, claimed, contract_test, one_sample
-from kvdock.testing.harness import Harness, Rig, spelled
+from kvdock.testing.harness import Harness, Setup, spelled
 from kvdock.testing.oracles import Oracle
 from kvdock.testing.samples import page_hashes
 
@@ -108,18 +108,20 @@ class DamageTests:
         del case
         if oracle is None:
             pytest.skip("the author gives no oracle")
-        rig = self._rig(harness)
-        rig.stored(PAGES)
-        key = rig.keys(PAGES)[1]
+        setup = self._rig(harness)
+        setup.stored(PAGES)
+        key = setup.keys(PAGES)[1]
         try:
             data = oracle.peek(key)
         except NotImplementedError as lacking:
             pytest.skip(f"the oracle cannot {lacking}")
         assert data is not None, "the oracle does not see a stored object"
-        assert len(data) == rig.region.object_bytes[0], "the oracle sees another length"
-        assert oracle.peek(rig.keys(["0" * 64])[0]) is None
+        assert len(data) == setup.region.object_bytes[0], (
+            "the oracle sees another length"
+        )
+        assert oracle.peek(setup.keys(["0" * 64])[0]) is None
 
-    def _rig(self, harness: Harness) -> Rig:
+    def _rig(self, harness: Harness) -> Setup:
         (case,) = one_sample(harness.backend.manifest)
         if case.skip:
             pytest.skip(case.skip)
@@ -130,22 +132,22 @@ class DamageTests:
     ) -> None:
         if oracle is None:
             pytest.skip("the author gives no oracle")
-        rig = self._rig(harness)
-        if rig.objects > 1:
+        setup = self._rig(harness)
+        if setup.objects > 1:
             pytest.skip("a page is several objects")
-        rig.stored(PAGES)
+        setup.stored(PAGES)
         try:
-            harm(oracle, rig.keys(PAGES))
+            harm(oracle, setup.keys(PAGES))
         except NotImplementedError as lacking:
             pytest.skip(f"the oracle cannot {lacking}")
         harmed = {2, 3} if name == "two-objects-swapped" else {2}
-        outcomes = rig.get(PAGES)[:, 0].tolist()
+        outcomes = setup.get(PAGES)[:, 0].tolist()
         for row, outcome in enumerate(outcomes):
             assert (outcome != Outcome.OK) == (row in harmed), (
                 f"{name}: page {row} was answered {Outcome(outcome).name}"
             )
-        again = rig.put(PAGES)
+        again = setup.put(PAGES)
         assert (again == Outcome.OK).all(), (
             f"{name}: cannot be stored again: {spelled(again)}"
         )
-        rig.loaded(PAGES)
+        setup.loaded(PAGES)

@@ -12,7 +12,7 @@ from kvdock.errors import SettingsError
 from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.plugin.manifest import Capability, Manifest, Scope, Support
 from kvdock.pools.enums import Layout, ObjectUnit, PoolKind, Sharding
-from kvdock.routing.verdicts import Path
+from kvdock.routing.verdicts import TransferMode
 from kvdock.testing.cases import (
     UNDECLARED,
     Case,
@@ -134,7 +134,7 @@ class DeclaredTests:
         if capability is Capability.MEMORY_REGISTRATION:
             # The memory in question is out of reach, so a copy is made.
             assert route.backend, route.reason
-            assert route.path is Path.STAGED or not grade, route.reason
+            assert route.mode is TransferMode.STAGED or not grade, route.reason
             return
         assert bool(route.backend) == bool(grade) or not verdict_on(route, capability)
         if not route.backend:
@@ -171,20 +171,20 @@ class DeclaredTests:
         sample = harness.sample(kind, layout=Layout.LAYER_FIRST)
         if sample.page_bytes:
             pytest.skip("its objects are too small for a page of several pieces")
-        rig = harness.rig(sample.pool())
+        setup = harness.rig(sample.pool())
         route = only_route(harness, sample)
         if grade and manifest.zero_copy:
-            assert (route.path, route.pool.object_unit) == (
-                Path.ZERO_COPY,
+            assert (route.mode, route.pool.object_unit) == (
+                TransferMode.ZERO_COPY,
                 ObjectUnit.PAGE,
             )
         elif not grade:
-            whole = route.path is Path.ZERO_COPY and (
+            whole = route.mode is TransferMode.ZERO_COPY and (
                 route.pool.object_unit is ObjectUnit.PAGE
             )
             assert not whole or verdict_on(route, Capability.MULTI_BUFFER)
-        rig.stored(page_hashes(5))
-        rig.loaded(page_hashes(5))
+        setup.stored(page_hashes(5))
+        setup.loaded(page_hashes(5))
 
     @contract_test(graded("zero_copy"))
     def test_bytes_move_as_directly_as_declared(
@@ -194,11 +194,11 @@ class DeclaredTests:
             sample = harness.sample(kind)
             route = only_route(harness, sample)
             if not case:
-                assert route.path is not Path.ZERO_COPY, route.reason
-                assert route.path.value in route.reason
-            rig = harness.rig(sample.pool())
-            rig.stored(page_hashes(4))
-            rig.loaded(page_hashes(4))
+                assert route.mode is not TransferMode.ZERO_COPY, route.reason
+                assert route.mode.value in route.reason
+            setup = harness.rig(sample.pool())
+            setup.stored(page_hashes(4))
+            setup.loaded(page_hashes(4))
 
     @contract_test(limited("max_object_bytes"))
     def test_a_pool_over_the_object_limit_is_refused_with_numbers(
@@ -223,9 +223,9 @@ class DeclaredTests:
         if sample.skip:
             pytest.skip(sample.skip)
         largest = harness.sample(sample.value.kind, page_bytes=case)
-        rig = harness.rig(largest.pool(), pages=2)
-        rig.stored(page_hashes(1))
-        rig.loaded(page_hashes(1))
+        setup = harness.rig(largest.pool(), pages=2)
+        setup.stored(page_hashes(1))
+        setup.loaded(page_hashes(1))
 
 
 _LARGEST_TRIED_BYTES = 64 << 20

@@ -18,7 +18,7 @@ from kvdock.plugin.manifest import Scope
 from kvdock.plugin.observer import put_around
 from kvdock.pools.enums import HitPolicy
 from kvdock.pools.shard import Shard
-from kvdock.routing.verdicts import Needs
+from kvdock.routing.verdicts import RouteRequirements
 from kvdock.testing.cases import Case, contract_test, one_sample
 from kvdock.testing.harness import PATIENCE_S, SOON_S, Harness
 from kvdock.testing.loading import load_backend
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from kvdock.plugin.manifest import Manifest
     from kvdock.pools.spec import PoolSpec
-    from kvdock.transfer.result import Moved
+    from kvdock.transfer.result import TransferResult
 
 PAGES = page_hashes(8)
 DEADLINE_S = 0.5
@@ -72,7 +72,7 @@ class _Engine:
             self.memory.write(place, page)
         return {self.memory.pool.name: places}
 
-    def load(self, count: int) -> Moved:
+    def load(self, count: int) -> TransferResult:
         """Load a prefix into blank memory; assert that what is OK is right."""
         name, pool, shard = self.memory.pool.name, self.memory.pool, self.memory.shard
         places = list(range(len(PAGES), len(PAGES) + count))
@@ -119,7 +119,7 @@ class _Drill:
         )
         pool = attrs.evolve(sample.pool(), anchor=True)
         settings = dict.fromkeys(self.dock.backends, self.harness.settings)
-        needs = Needs(checks=core.integrity)
+        needs = RouteRequirements(checks=core.integrity)
         plan = self.dock.plan([pool], Shard(), needs=needs, settings=settings)
         memory = PageMemory.of(plan.anchor.pool, Shard(), 2 * len(PAGES))
         cache = Attachment.open(
@@ -134,7 +134,7 @@ class _Drill:
         try:
             yield _Engine(cache, memory, deadline_s)
         finally:
-            assert cache.settle(SETTLE_S), "a call is still running"
+            assert cache.wait_idle(SETTLE_S), "a call is still running"
             cache.close()
 
     @contextmanager
@@ -156,7 +156,7 @@ class _Drill:
         config = AttachConfig(
             settings=self.harness.backend.settings(self.harness.settings),
             namespace=cache.namespace,
-            namespace_record=cache.record,
+            namespace_record=cache.namespace_record,
         )
         self.harness.remember(pool, config)
 
@@ -185,7 +185,7 @@ class FaultTests:
             assert fault is not Fault.DELAY or loaded == len(PAGES), "late is not lost"
             # Late bytes land before the memory is looked at again.
             drill.faults.release()
-            assert trial.cache.settle(SETTLE_S)
+            assert trial.cache.wait_idle(SETTLE_S)
             trial.load(len(PAGES))
 
     @contract_test(every_fault)

@@ -13,7 +13,7 @@ from kvdock.batch import Batch, Operation, Outcome
 from kvdock.pools.enums import PoolKind
 from kvdock.pools.shard import Shard
 from kvdock.testing.cases import contract_test, limited, one_sample, samples
-from kvdock.testing.harness import PATIENCE_S, Harness, Rig, spelled
+from kvdock.testing.harness import PATIENCE_S, Harness, Setup, spelled
 from kvdock.testing.samples import Sample, page_hash, page_hashes
 from kvdock.testing.workers import Worker
 
@@ -100,28 +100,28 @@ class KeyTests:
     def test_hashes_that_differ_at_the_end_are_told_apart(
         self, harness: Harness, case: Sample
     ) -> None:
-        rig = harness.rig(case.pool())
-        longest = _room_for_hash(rig)
+        setup = harness.rig(case.pool())
+        longest = _room_for_hash(setup)
         hashes = [("a" * longest)[:-1] + last for last in "bcd"]
-        rig.stored(hashes[:2])
-        assert rig.exists(hashes).tolist() == [True, True, False], (
+        setup.stored(hashes[:2])
+        assert setup.exists(hashes).tolist() == [True, True, False], (
             f"of {longest} characters, those at the end are not looked at"
         )
-        rig.loaded(hashes[:2])
+        setup.loaded(hashes[:2])
 
     @contract_test(one_sample)
     def test_hashes_that_differ_in_case_are_told_apart(
         self, harness: Harness, case: Sample
     ) -> None:
         # Page hashes are letters and digits; not every engine spells them in hex.
-        rig = harness.rig(case.pool())
+        setup = harness.rig(case.pool())
         lower, upper = "ab" * 32, "aB" * 32
-        rig.stored([lower])
-        assert rig.exists([lower, upper]).tolist() == [True, False], (
+        setup.stored([lower])
+        assert setup.exists([lower, upper]).tolist() == [True, False], (
             "upper and lower case are one to it"
         )
-        rig.stored([upper])
-        rig.loaded([lower, upper])
+        setup.stored([upper])
+        setup.loaded([lower, upper])
 
     @contract_test(limited("max_key_bytes"))
     def test_a_key_of_the_largest_size_is_kept(
@@ -132,11 +132,11 @@ class KeyTests:
             pytest.skip(sample.skip)
         if case > LONGEST_TRIED_BYTES:
             pytest.skip(f"no engine has keys of {case} bytes")
-        rig = harness.rig(sample.value.pool())
-        rest = len(rig.config.namespace) + 1 + max(map(len, rig.suffixes))
+        setup = harness.rig(sample.value.pool())
+        rest = len(setup.config.namespace) + 1 + max(map(len, setup.suffixes))
         hashes = ["e" * (case - rest - 1) + last for last in "fg"]
-        rig.stored(hashes)
-        rig.loaded(hashes)
+        setup.stored(hashes)
+        setup.loaded(hashes)
 
     @contract_test(limited("max_key_bytes"))
     def test_a_key_over_the_limit_is_refused_and_alone(
@@ -145,37 +145,37 @@ class KeyTests:
         sample = next(iter(one_sample(harness.backend.manifest)))
         if sample.skip:
             pytest.skip(sample.skip)
-        rig = harness.rig(sample.value.pool())
+        setup = harness.rig(sample.value.pool())
         hashes = [page_hash(0), "e" * (case + 1), page_hash(1)]
-        outcomes = rig.put(hashes)
+        outcomes = setup.put(hashes)
         assert (outcomes[[0, 2]] == Outcome.OK).all(), (
             f"one key over the limit spoilt the batch: {spelled(outcomes)}"
         )
         assert (outcomes[1] != Outcome.OK).all(), "a key over the limit was taken"
-        assert not rig.exists(hashes)[1], "a key that was refused is found"
-        rig.loaded([hashes[0], hashes[2]])
+        assert not setup.exists(hashes)[1], "a key that was refused is found"
+        setup.loaded([hashes[0], hashes[2]])
 
     @contract_test(one_sample)
     def test_a_hostile_key_reaches_nothing(
         self, harness: Harness, case: Sample
     ) -> None:
-        rig = harness.rig(case.pool())
-        rig.stored(page_hashes(2))
+        setup = harness.rig(case.pool())
+        setup.stored(page_hashes(2))
         deadline = time.monotonic() + PATIENCE_S
-        tail = rig.suffixes[0]
+        tail = setup.suffixes[0]
         keys = [
-            f"{rig.config.namespace}/../{rig.config.namespace}/{page_hashes(1)[0]}{tail}",
-            f"{rig.config.namespace}/./{page_hashes(1)[0]}{tail}",
-            f"{rig.config.namespace}/../../../../../../tmp/{page_hash(7)}{tail}",
+            f"{setup.config.namespace}/../{setup.config.namespace}/{page_hashes(1)[0]}{tail}",
+            f"{setup.config.namespace}/./{page_hashes(1)[0]}{tail}",
+            f"{setup.config.namespace}/../../../../../../tmp/{page_hash(7)}{tail}",
             f"/etc/passwd{tail}",
-            f"{rig.config.namespace}/%2e%2e/{page_hash(7)}\n{tail}",
+            f"{setup.config.namespace}/%2e%2e/{page_hash(7)}\n{tail}",
         ]
         for operation in (Operation.EXISTS, Operation.DELETE):
-            result = rig.call(Batch(operation, keys, deadline_s=deadline))
+            result = setup.call(Batch(operation, keys, deadline_s=deadline))
             found = result.outcomes == Outcome.OK
             if operation is Operation.EXISTS:
                 assert not found.any(), f"found {np.array(keys)[found]}"
-        rig.loaded(page_hashes(2))
+        setup.loaded(page_hashes(2))
 
     @contract_test(samples())
     def test_namespaces_are_worlds_apart(self, harness: Harness, case: Sample) -> None:
@@ -190,8 +190,8 @@ class KeyTests:
         two.loaded(hashes, seed=1)
 
 
-def _room_for_hash(rig: Rig) -> int:
+def _room_for_hash(setup: Setup) -> int:
     """Return how long a page hash may be, 128 characters at most."""
-    limit = rig.backend.manifest.max_key_bytes
-    rest = len(rig.config.namespace) + 1 + max(map(len, rig.suffixes))
+    limit = setup.backend.manifest.max_key_bytes
+    rest = len(setup.config.namespace) + 1 + max(map(len, setup.suffixes))
     return min(128, limit - rest) if limit else 128

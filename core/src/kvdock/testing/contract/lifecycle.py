@@ -19,7 +19,7 @@ import pytest
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock.plugin.manifest import Manifest, Scope, Support
 from kvdock.testing.cases import Case, contract_test, graded, one_sample
-from kvdock.testing.harness import PATIENCE_S, Harness, Rig
+from kvdock.testing.harness import PATIENCE_S, Harness, Setup
 from kvdock.testing.samples import Sample, page_hashes
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ CHILD_S = 20.0
 
 def used_once(harness: Harness, sample: Sample) -> None:
     """Attach, store, load and release."""
-    rig = harness.rig(sample.pool())
-    rig.put(PAGES)
-    rig.get(PAGES)
-    rig.release()
+    setup = harness.rig(sample.pool())
+    setup.put(PAGES)
+    setup.get(PAGES)
+    setup.release()
 
 
 def open_files() -> set[str]:
@@ -80,9 +80,9 @@ class LifecycleTests:
         self, harness: Harness, case: Sample
     ) -> None:
         harness.rig(case.pool()).release()
-        rig = harness.rig(case.pool())
-        rig.stored(PAGES)
-        rig.release()
+        setup = harness.rig(case.pool())
+        setup.stored(PAGES)
+        setup.release()
         again = harness.rig(case.pool())
         if harness.backend.manifest.sharing is not Scope.NONE:
             again.loaded_soon(PAGES)
@@ -108,10 +108,10 @@ class LifecycleTests:
         self, harness: Harness, case: Sample
     ) -> None:
         before = {number: signal.getsignal(number) for number in signal.valid_signals()}
-        rig = harness.rig(case.pool())
-        rig.put(PAGES)
+        setup = harness.rig(case.pool())
+        setup.put(PAGES)
         during = {number: signal.getsignal(number) for number in signal.valid_signals()}
-        rig.release()
+        setup.release()
         after = {number: signal.getsignal(number) for number in signal.valid_signals()}
         changed = [n for n in before if before[n] is not during[n]]
         changed += [n for n in before if before[n] is not after[n]]
@@ -142,21 +142,24 @@ class LifecycleTests:
     def test_no_reference_to_the_callers_memory_is_kept(
         self, harness: Harness, case: Sample
     ) -> None:
-        rig = harness.rig(case.pool())
-        rig.stored(PAGES)
-        places = rig.places(len(PAGES))
-        batch, rows = rig.batch(Operation.GET, PAGES, places)
+        setup = harness.rig(case.pool())
+        setup.stored(PAGES)
+        places = setup.places(len(PAGES))
+        batch, rows = setup.batch(Operation.GET, PAGES, places)
         watched = weakref.ref(batch)
-        rig.call(batch)
+        setup.call(batch)
         del batch, rows
         gc.collect()
         assert watched() is None, "a batch is kept after its call"
-        mine = [*rig.memory.blocks, *([] if rig.staging is None else [rig.staging])]
+        mine = [
+            *setup.memory.blocks,
+            *([] if setup.staging is None else [setup.staging]),
+        ]
         blocks = [weakref.ref(block) for block in mine]
         del mine
-        rig.release()
-        harness.forget(rig)
-        del rig
+        setup.release()
+        harness.forget(setup)
+        del setup
         gc.collect()
         assert all(block() is None for block in blocks), (
             "the pool's memory is kept after the release"
@@ -169,18 +172,18 @@ class LifecycleTests:
         (sample,) = one_sample(harness.backend.manifest)
         if sample.skip:
             pytest.skip(sample.skip)
-        rig = harness.rig(sample.value.pool())
-        rig.stored(PAGES[:1])
-        nbytes = int(rig.region.object_bytes[0])
+        setup = harness.rig(sample.value.pool())
+        setup.stored(PAGES[:1])
+        nbytes = int(setup.region.object_bytes[0])
         # Where nothing is registered, what it brings itself is near enough.
-        elsewhere = np.zeros(nbytes, np.uint8) if case else rig.bring(nbytes)
+        elsewhere = np.zeros(nbytes, np.uint8) if case else setup.bring(nbytes)
         elsewhere[:] = 7
-        key = rig.keys(PAGES[:1])[:1]
-        other = rig.keys(["f" * 64])[:1]
+        key = setup.keys(PAGES[:1])[:1]
+        other = setup.keys(["f" * 64])[:1]
         deadline = time.monotonic() + PATIENCE_S
         at, size = [[elsewhere.ctypes.data]], [[nbytes]]
-        got = rig.call(Batch(Operation.GET, key, at, size, deadline)).outcomes[0]
-        put = rig.call(Batch(Operation.PUT, other, at, size, deadline)).outcomes[0]
+        got = setup.call(Batch(Operation.GET, key, at, size, deadline)).outcomes[0]
+        put = setup.call(Batch(Operation.PUT, other, at, size, deadline)).outcomes[0]
         if case:
             assert Outcome(int(got)) is Outcome.REFUSED, (
                 "it wrote to memory that was never registered"
@@ -201,20 +204,20 @@ class LifecycleTests:
         (sample,) = one_sample(harness.backend.manifest)
         if sample.skip:
             pytest.skip(sample.skip)
-        rig = harness.rig(sample.value.pool())
-        rig.stored(PAGES)
-        with forked(lambda: _child(rig, safe=bool(case))) as answer:
+        setup = harness.rig(sample.value.pool())
+        setup.stored(PAGES)
+        with forked(lambda: _child(setup, safe=bool(case))) as answer:
             word = answer()
         assert word == "fine", f"in a forked child: {word}"
-        rig.loaded(PAGES)
-        rig.stored(page_hashes(2, "after"))
-        rig.loaded(page_hashes(2, "after"))
+        setup.loaded(PAGES)
+        setup.stored(page_hashes(2, "after"))
+        setup.loaded(page_hashes(2, "after"))
 
 
-def _child(rig: Rig, *, safe: bool) -> None:
+def _child(setup: Setup, *, safe: bool) -> None:
     """Use an inherited handle; wrong bytes and hanging are never allowed."""
     try:
-        outcomes = rig.get(PAGES)
+        outcomes = setup.get(PAGES)
     except AssertionError:
         raise
     except Exception:
@@ -222,7 +225,7 @@ def _child(rig: Rig, *, safe: bool) -> None:
         return
     if safe:
         assert (outcomes == Outcome.OK).all(), f"answered {outcomes.tolist()}"
-        rig.stored(page_hashes(2, "child"))
+        setup.stored(page_hashes(2, "child"))
 
 
 @contextlib.contextmanager

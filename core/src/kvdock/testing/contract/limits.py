@@ -9,7 +9,7 @@ import pytest
 
 from kvdock.batch import Operation, Outcome
 from kvdock.testing.cases import Case, contract_test, graded, one_sample
-from kvdock.testing.harness import Harness, Rig, spelled
+from kvdock.testing.harness import Harness, Setup, spelled
 from kvdock.testing.samples import Sample, page_hashes
 
 if TYPE_CHECKING:
@@ -57,23 +57,23 @@ class LimitTests:
             tight.close()
 
     def _fill(self, harness: Harness, pool: PoolSpec, case: Support) -> None:
-        rig = harness.rig(pool, pages=ROUND)
+        setup = harness.rig(pool, pages=ROUND)
         taken: list[list[str]] = []
         full = False
         for turn in range(MOST_ROUNDS):
             pages = page_hashes(ROUND, turn)
-            outcomes = rig.put(pages)[:, 0].tolist()
+            outcomes = setup.put(pages)[:, 0].tolist()
             good = [p for p, o in zip(pages, outcomes, strict=True) if not o]
             assert set(outcomes) <= {Outcome.OK, Outcome.REFUSED}, spelled(
-                rig.put(pages)
+                setup.put(pages)
             )
             if good:
                 # What was stored last may not be what had to make room.
-                rig.loaded(good[-1:])
+                setup.loaded(good[-1:])
             taken.append(good)
             # What is looked at may be what stays: not always at the same pages.
             looked = taken[turn // 8]
-            lost = not rig.exists(looked).all()
+            lost = not setup.exists(looked).all()
             assert case or not lost, "it evicts, although it declares that it does not"
             if len(good) < len(pages) or lost:
                 full = True
@@ -84,43 +84,43 @@ class LimitTests:
         )
         for good in taken:
             if case:
-                rig.get(good)
+                setup.get(good)
             elif good:
-                rig.loaded(good)
+                setup.loaded(good)
         if not case:
-            self._room_comes_back(rig, taken)
+            self._room_comes_back(setup, taken)
 
-    def _room_comes_back(self, rig: Rig, taken: list[list[str]]) -> None:
-        deleted = rig.delete(taken[0])
+    def _room_comes_back(self, setup: Setup, taken: list[list[str]]) -> None:
+        deleted = setup.delete(taken[0])
         if taken[0] and (deleted == Outcome.OK).all():
-            again = rig.put(page_hashes(1, "after"))
+            again = setup.put(page_hashes(1, "after"))
             assert (again == Outcome.OK).all(), "deleting pages makes no room"
 
     @contract_test(one_sample)
     def test_a_call_whose_time_is_over_ends_at_once_and_lies_about_nothing(
         self, harness: Harness, case: Sample
     ) -> None:
-        rig = harness.rig(case.pool())
+        setup = harness.rig(case.pool())
         old, new = page_hashes(4, "old"), page_hashes(4, "new")
-        rig.stored(old)
+        setup.stored(old)
         began = time.monotonic()
         late = began - 0.001
-        got = rig.get(old + page_hashes(2, "never"), deadline_s=late)
-        put = rig.put(new, deadline_s=late)
+        got = setup.get(old + page_hashes(2, "never"), deadline_s=late)
+        put = setup.put(new, deadline_s=late)
         took = time.monotonic() - began
         assert took < GRACE_S, f"two calls without time left took {took:.1f} s"
         assert (got[4:] != Outcome.OK).all()
-        there = rig.exists(new)
+        there = setup.exists(new)
         assert (there >= (put == Outcome.OK).all(axis=1)).all(), "OK, but not stored"
 
     @contract_test(one_sample)
     def test_a_call_ends_by_its_deadline(self, harness: Harness, case: Sample) -> None:
-        rig = harness.rig(case.pool())
+        setup = harness.rig(case.pool())
         pages = page_hashes(20)
         for give_s in (0.0, 0.005, 0.02):
             began = time.monotonic()
-            rig.put(pages, deadline_s=began + give_s)
-            rig.get(pages + page_hashes(9, "never"), deadline_s=began + 2 * give_s)
+            setup.put(pages, deadline_s=began + give_s)
+            setup.get(pages + page_hashes(9, "never"), deadline_s=began + 2 * give_s)
             took = time.monotonic() - began
             assert took < 2 * give_s + GRACE_S, (
                 f"a call that had {give_s} s took {took:.1f} s"
@@ -130,17 +130,17 @@ class LimitTests:
     def test_no_byte_comes_after_the_answer(
         self, harness: Harness, case: Sample
     ) -> None:
-        rig = harness.rig(case.pool())
+        setup = harness.rig(case.pool())
         pages = page_hashes(16)
-        rig.stored(pages)
+        setup.stored(pages)
         for give_s in (-0.001, 0.0002, 0.002, 1.0):
-            places = rig.places(len(pages))
+            places = setup.places(len(pages))
             deadline = time.monotonic() + give_s
-            batch, _rows = rig.batch(Operation.GET, pages, places, deadline)
-            rig.call(batch)
-            before = rig.seen()
+            batch, _rows = setup.batch(Operation.GET, pages, places, deadline)
+            setup.call(batch)
+            before = setup.seen()
             time.sleep(LINGER_S)
-            assert rig.seen() == before, (
+            assert setup.seen() == before, (
                 f"a call that had {give_s} s went on writing to the engine's memory "
                 "after it had answered"
             )
@@ -149,10 +149,10 @@ class LimitTests:
     def test_a_call_after_a_timeout_gets_its_own_bytes(
         self, harness: Harness, case: Sample
     ) -> None:
-        rig = harness.rig(case.pool())
+        setup = harness.rig(case.pool())
         pages = page_hashes(16)
-        rig.stored(pages)
+        setup.stored(pages)
         for turn in range(4):
             # What comes late must not be taken for the next answer.
-            rig.get(pages[turn : turn + 4], deadline_s=time.monotonic() - 0.001)
-            rig.loaded(pages[8 + turn : 12 + turn])
+            setup.get(pages[turn : turn + 4], deadline_s=time.monotonic() - 0.001)
+            setup.loaded(pages[8 + turn : 12 + turn])

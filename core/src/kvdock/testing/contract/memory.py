@@ -10,7 +10,7 @@ import pytest
 from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.plugin.manifest import Capability, Support
 from kvdock.pools.shard import Shard
-from kvdock.routing.verdicts import Needs, declared
+from kvdock.routing.verdicts import RouteRequirements, from_manifest
 from kvdock.testing.cases import contract_test, graded, one_sample
 from kvdock.testing.samples import Sample, page_hashes
 
@@ -38,7 +38,7 @@ def takes_any(harness: Harness, sample: Sample) -> bool:
     asked = (Capability.HOST_ALLOCATOR, sample.pool(), Shard())
     said = backend.check_capability(*asked, backend.settings(harness.settings))
     if said is None:
-        said = declared(*asked, backend.manifest, Needs())
+        said = from_manifest(*asked, backend.manifest, RouteRequirements())
     return bool(said)
 
 
@@ -69,9 +69,9 @@ class MemoryTests:
             assert (view == JUNK).all()
             memory.give_back()
         # The rig takes what is brought, and otherwise memory of nobody's.
-        rig = harness.rig(sample.pool())
-        rig.stored(PAGES)
-        rig.loaded(PAGES)
+        setup = harness.rig(sample.pool())
+        setup.stored(PAGES)
+        setup.loaded(PAGES)
 
     @contract_test(graded("host_allocator"))
     def test_memory_that_was_given_back_stays_until_its_pool_is_released(
@@ -80,18 +80,18 @@ class MemoryTests:
         sample = some_sample(harness)
         if not case or takes_any(harness, sample):
             pytest.skip("with these settings any memory will do")
-        rig = harness.rig(sample.pool())
-        rig.stored(PAGES)
-        rig.give_back()
-        rig.memory.blank(*rig.own)
-        others = [allocated(harness, len(block)) for block in rig.memory.blocks * 2]
+        setup = harness.rig(sample.pool())
+        setup.stored(PAGES)
+        setup.give_back()
+        setup.memory.blank(*setup.own)
+        others = [allocated(harness, len(block)) for block in setup.memory.blocks * 2]
         for other in others:
             assert other is not None
             np.frombuffer(other.buffer, np.uint8)[:] = JUNK
-        rig.memory.check_untouched((), *rig.own)
-        rig.loaded(PAGES)
-        rig.stored(page_hashes(2, "more"))
-        rig.release()
+        setup.memory.check_untouched((), *setup.own)
+        setup.loaded(PAGES)
+        setup.stored(page_hashes(2, "more"))
+        setup.release()
         for other in others:
             if other is not None:
                 assert (np.frombuffer(other.buffer, np.uint8) == JUNK).all()

@@ -32,12 +32,12 @@ class PageTests:
     def test_pages_come_back_as_they_were_stored(
         self, harness: Harness, case: Sample
     ) -> None:
-        rig = harness.rig(case.pool())
-        rig.stored(page_hashes(7))
-        assert rig.exists(page_hashes(7)).all()
-        rig.loaded(page_hashes(7))
-        rig.loaded(page_hashes(7)[::-1])
-        rig.loaded(page_hashes(1))
+        setup = harness.rig(case.pool())
+        setup.stored(page_hashes(7))
+        assert setup.exists(page_hashes(7)).all()
+        setup.loaded(page_hashes(7))
+        setup.loaded(page_hashes(7)[::-1])
+        setup.loaded(page_hashes(1))
 
     @contract_test(samples())
     def test_pages_of_odd_sizes_come_back(self, harness: Harness, case: Sample) -> None:
@@ -47,19 +47,19 @@ class PageTests:
                 sample = harness.sample(
                     case.kind, page_bytes=nbytes, name=f"odd{nbytes}"
                 )
-                rig = harness.rig(sample.pool(), pages=5)
-                rig.stored(page_hashes(3))
-                rig.loaded(page_hashes(3))
+                setup = harness.rig(sample.pool(), pages=5)
+                setup.stored(page_hashes(3))
+                setup.loaded(page_hashes(3))
 
     @contract_test(one_sample)
     def test_an_empty_batch_has_an_empty_answer(
         self, harness: Harness, case: Sample
     ) -> None:
-        rig = harness.rig(case.pool())
-        assert rig.put([]).size == 0
-        assert rig.get([]).size == 0
-        assert rig.exists([]).size == 0
-        assert rig.delete([]).size == 0
+        setup = harness.rig(case.pool())
+        assert setup.put([]).size == 0
+        assert setup.get([]).size == 0
+        assert setup.exists([]).size == 0
+        assert setup.delete([]).size == 0
 
     @contract_test(one_sample)
     def test_a_batch_of_many_pages_is_answered_whole(
@@ -68,11 +68,11 @@ class PageTests:
         # More than any client library's own batch: some stop at 128 keys.
         limit = harness.backend.manifest.max_batch_keys or 300
         count = min(limit, 300)
-        rig = harness.rig(case.pool(), pages=count)
-        pages = page_hashes(count // rig.objects)
-        rig.stored(pages)
-        assert rig.exists(pages).all()
-        rig.loaded(pages)
+        setup = harness.rig(case.pool(), pages=count)
+        pages = page_hashes(count // setup.objects)
+        setup.stored(pages)
+        assert setup.exists(pages).all()
+        setup.loaded(pages)
 
     @contract_test(limited("max_batch_keys"))
     def test_a_batch_of_the_largest_size_is_taken(
@@ -82,9 +82,9 @@ class PageTests:
         if sample.skip:
             pytest.skip(sample.skip)
         deadline = time.monotonic() + PATIENCE_S
-        rig = harness.rig(sample.value.pool())
-        keys = rig.keys(page_hashes(case))[:case]
-        result = rig.call(Batch(Operation.EXISTS, keys, deadline_s=deadline))
+        setup = harness.rig(sample.value.pool())
+        keys = setup.keys(page_hashes(case))[:case]
+        result = setup.call(Batch(Operation.EXISTS, keys, deadline_s=deadline))
         assert (result.outcomes == Outcome.ABSENT).all(), spelled(result.outcomes)
 
     @contract_test(limited("max_batch_keys"))
@@ -97,34 +97,34 @@ class PageTests:
         if case > MOST_KEYS_MOVED:
             pytest.skip(f"{case} pages are more than this test has time for")
         tiny = harness.sample(sample.value.kind, page_bytes=24, name="tiny")
-        rig = harness.rig(tiny.pool(), pages=case)
-        rig.stored(page_hashes(case))
-        rig.loaded(page_hashes(case))
+        setup = harness.rig(tiny.pool(), pages=case)
+        setup.stored(page_hashes(case))
+        setup.loaded(page_hashes(case))
 
     @contract_test(one_sample)
     def test_a_key_twice_in_a_batch_is_answered_twice(
         self, harness: Harness, case: Sample
     ) -> None:
-        rig = harness.rig(case.pool())
+        setup = harness.rig(case.pool())
         first, second = page_hashes(2)
-        rig.stored([first, second, first])
-        assert rig.exists([first, first, page_hash("no"), second]).tolist() == [
+        setup.stored([first, second, first])
+        assert setup.exists([first, first, page_hash("no"), second]).tolist() == [
             True,
             True,
             False,
             True,
         ]
-        rig.loaded([first, second, first, first])
+        setup.loaded([first, second, first, first])
 
     @contract_test(samples())
     def test_a_missing_key_does_not_shift_the_others(
         self, harness: Harness, case: Sample
     ) -> None:
-        rig = harness.rig(case.pool())
+        setup = harness.rig(case.pool())
         pages = page_hashes(8)
         there = np.array([1, 0, 1, 1, 0, 0, 1, 1], np.bool_)
-        rig.stored([page for page, has in zip(pages, there, strict=True) if has])
-        outcomes = rig.get(pages)
+        setup.stored([page for page, has in zip(pages, there, strict=True) if has])
+        outcomes = setup.get(pages)
         assert ((outcomes == Outcome.OK).all(axis=1) == there).all(), (
             f"asked for stored {there.astype(int)}, got {outcomes.tolist()}"
         )
@@ -135,27 +135,29 @@ class PageTests:
     ) -> None:
         pages = page_hashes(8)
         for there in ([0, 1, 0, 0, 1, 1, 0, 1], [1, 1, 0, 1, 0, 0, 0, 0]):
-            rig = harness.rig(case.pool(), model=f"model-{there}")
-            rig.stored([page for page, has in zip(pages, there, strict=True) if has])
-            found = rig.exists(pages).astype(int).tolist()
+            setup = harness.rig(case.pool(), model=f"model-{there}")
+            setup.stored([page for page, has in zip(pages, there, strict=True) if has])
+            found = setup.exists(pages).astype(int).tolist()
             assert found == there, f"stored {there}, found {found}"
 
     @contract_test(one_sample)
     def test_absent_is_the_word_for_what_was_never_stored(
         self, harness: Harness, case: Sample
     ) -> None:
-        rig = harness.rig(case.pool())
-        for outcomes in (rig.get(page_hashes(3)), rig.get(page_hashes(3, "again"))):
+        setup = harness.rig(case.pool())
+        for outcomes in (setup.get(page_hashes(3)), setup.get(page_hashes(3, "again"))):
             assert (outcomes == Outcome.ABSENT).all(), spelled(outcomes)
 
     @contract_test(samples(policies=True))
     def test_sparse_pages_allow_what_the_hit_policy_says(
         self, harness: Harness, case: Sample
     ) -> None:
-        rig = harness.rig(case.pool())
+        setup = harness.rig(case.pool())
         pages = page_hashes(6)
-        rig.stored([pages[index] for index in (1, 2, 4, 5)])
-        found = evaluate([ANCHOR, rig.pool], {rig.pool.name: rig.exists(pages)}, 6)
+        setup.stored([pages[index] for index in (1, 2, 4, 5)])
+        found = evaluate(
+            [ANCHOR, setup.pool], {setup.pool.name: setup.exists(pages)}, 6
+        )
         wanted = {
             "all_pages": (),
             "trailing_pages": (3, 6),

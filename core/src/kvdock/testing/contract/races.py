@@ -20,7 +20,7 @@ from kvdock.testing.workers import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kvdock.testing.harness import Rig
+    from kvdock.testing.harness import Setup
 
 ROUNDS = 12
 TOGETHER_S = 1.0
@@ -73,10 +73,10 @@ class RaceTests:
 
     @contract_test(one_sample)
     def test_threads_share_a_handle(self, harness: Harness, case: Sample) -> None:
-        rig = harness.rig(case.pool(), pages=48)
-        twins = rig.divided(3)
+        setup = harness.rig(case.pool(), pages=48)
+        twins = setup.divided(3)
 
-        def work(twin: Rig, label: str) -> Callable[[], None]:
+        def work(twin: Setup, label: str) -> Callable[[], None]:
             def job() -> None:
                 for turn in range(ROUNDS):
                     own = page_hashes(4, f"{label} {turn}")
@@ -122,10 +122,10 @@ class RaceTests:
         if case is Scope.NAMESPACE:
             # The more a clear has to leave alone, the longer it looks.
             harness.rig(pool, model="model-b", pages=400).stored(page_hashes(400))
-        rig = harness.rig(pool, pages=48)
-        cleaner, *writers = rig.divided(3)
+        setup = harness.rig(pool, pages=48)
+        cleaner, *writers = setup.divided(3)
 
-        def write(writer: Rig, label: str) -> None:
+        def write(writer: Setup, label: str) -> None:
             for turn in range(4 * ROUNDS):
                 pages = page_hashes(16, f"{label} {turn}")
                 writer.put(pages)
@@ -139,8 +139,8 @@ class RaceTests:
             clear,
             *(partial(write, twin, str(at)) for at, twin in enumerate(writers)),
         )
-        rig.stored(PAGES)
-        rig.loaded(PAGES)
+        setup.stored(PAGES)
+        setup.loaded(PAGES)
 
     @contract_test(claimed("eviction"))
     def test_a_page_that_is_evicted_while_it_is_read_is_right_or_missing(
@@ -195,13 +195,13 @@ class RaceTests:
     ) -> None:
         del case
         sample = sample_of(harness)
-        rig = harness.rig(sample.pool())
+        setup = harness.rig(sample.pool())
         worker = Worker.start(harness)
         try:
             worker.attach(sample)
             worker.ask("put", hashes=PAGES[:3])
-            rig.loaded_soon(PAGES[:3])
-            rig.stored(PAGES[3:])
+            setup.loaded_soon(PAGES[:3])
+            setup.stored(PAGES[3:])
             worker.ask("get_soon", hashes=PAGES)
         finally:
             worker.end()
@@ -212,7 +212,7 @@ class RaceTests:
     ) -> None:
         del case
         sample = sample_of(harness)
-        rig = harness.rig(sample.pool())
+        setup = harness.rig(sample.pool())
         worker = Worker.start(harness)
         worker.attach(sample)
         worker.ask("write_for_ever", hashes=PAGES)
@@ -221,9 +221,9 @@ class RaceTests:
             end = time.monotonic() + TOGETHER_S
             while time.monotonic() < end:
                 for _ in range(3):
-                    rig.get(PAGES)
-                rig.put(PAGES)
-                rig.delete(PAGES[:2])
+                    setup.get(PAGES)
+                setup.put(PAGES)
+                setup.delete(PAGES[:2])
         finally:
             # In the middle of a write, as likely as not.
             worker.kill()
@@ -232,8 +232,8 @@ class RaceTests:
         end = time.monotonic() + AFTER_A_KILL_S
         whole = False
         while not whole and time.monotonic() < end:
-            taken = rig.put(PAGES)
-            found = rig.get(PAGES)
+            taken = setup.put(PAGES)
+            found = setup.get(PAGES)
             whole = bool((taken == Outcome.OK).all() and (found == Outcome.OK).all())
             if not whole:
                 time.sleep(0.02)
@@ -250,9 +250,9 @@ class RaceTests:
         del case
         sample, worker = self._stored_elsewhere(harness)
         worker.end()
-        rig = harness.rig(sample.pool())
-        assert rig.exists(PAGES).all(), "not found after the writer had ended"
-        rig.loaded(PAGES)
+        setup = harness.rig(sample.pool())
+        assert setup.exists(PAGES).all(), "not found after the writer had ended"
+        setup.loaded(PAGES)
 
     @contract_test(reaching("durability", Scope.PROCESS))
     def test_pages_outlive_a_process_that_is_killed(
@@ -263,10 +263,10 @@ class RaceTests:
         worker.ask("write_for_ever", hashes=page_hashes(6, "more"))
         # No release comes before it: what is OK is kept, and the rest in one piece.
         worker.kill()
-        rig = harness.rig(sample.pool())
-        assert rig.exists_soon(PAGES).all(), "not found after the writer was killed"
-        rig.loaded(PAGES)
-        rig.get(page_hashes(6, "more"))
+        setup = harness.rig(sample.pool())
+        assert setup.exists_soon(PAGES).all(), "not found after the writer was killed"
+        setup.loaded(PAGES)
+        setup.get(page_hashes(6, "more"))
 
     @staticmethod
     def _stored_elsewhere(harness: Harness) -> tuple[Sample, Worker]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kvdock.pools.spec import PoolSpec
-    from kvdock.testing.harness import Harness, Rig
+    from kvdock.testing.harness import Harness, Setup
 
 PAGES = page_hashes(3)
 
@@ -37,12 +37,12 @@ def dcp_ranks(tp_size: int, dcp_size: int) -> list[Shard]:
     ]
 
 
-def write_all(harness: Harness, pool: PoolSpec, shards: Iterable[Shard]) -> list[Rig]:
+def write_all(harness: Harness, pool: PoolSpec, shards: Iterable[Shard]) -> list[Setup]:
     """Attach every rank; let those store that are writers."""
     rigs = [harness.rig(pool, shard, pages=4) for shard in shards]
-    for rig in rigs:
-        if rig.pool.writes(rig.config.shard):
-            rig.stored(PAGES)
+    for setup in rigs:
+        if setup.pool.writes(setup.config.shard):
+            setup.stored(PAGES)
     return rigs
 
 
@@ -107,8 +107,8 @@ class RankTests:
             by_token = case.sharding is Sharding.DCP
             shards = dcp_ranks(size, 2) if by_token else ranks(size)
             sample = attrs.evolve(case, name=f"{case.kind}_tp{size}")
-            for rig in write_all(harness, sample.pool(), shards):
-                rig.loaded_soon(PAGES)
+            for setup in write_all(harness, sample.pool(), shards):
+                setup.loaded_soon(PAGES)
 
     @contract_test(_split_or_skip)
     def test_split_heads_are_shared_across_tp_sizes(
@@ -151,9 +151,9 @@ class RankTests:
             )
             for layout in alike
         ]
-        units = {rig.pool.object_unit for rig in rigs}
-        for rig in rigs if len(units) == 1 else ():
-            rig.stored(PAGES[:1])
+        units = {setup.pool.object_unit for setup in rigs}
+        for setup in rigs if len(units) == 1 else ():
+            setup.stored(PAGES[:1])
             for other in rigs:
                 other.loaded_soon(PAGES[:1])
 
@@ -185,15 +185,15 @@ class RankTests:
             for rank, layers in enumerate(((0, 2), (2, 4)))
         ]
         rigs = write_all(harness, case.pool(), stages)
-        for rig in rigs:
-            rig.loaded_soon(PAGES)
+        for setup in rigs:
+            setup.loaded_soon(PAGES)
 
     @contract_test(logical)
     def test_a_logical_anchor_marks_pages_without_bytes(
         self, harness: Harness, case: None
     ) -> None:
         del case
-        rig = harness.rig(harness.sample(PoolKind.LOGICAL, name="mark").pool())
-        rig.stored([PAGES[0], PAGES[2]])
-        assert rig.exists(PAGES).tolist() == [True, False, True]
-        rig.loaded_soon([PAGES[0], PAGES[2]])
+        setup = harness.rig(harness.sample(PoolKind.LOGICAL, name="mark").pool())
+        setup.stored([PAGES[0], PAGES[2]])
+        assert setup.exists(PAGES).tolist() == [True, False, True]
+        setup.loaded_soon([PAGES[0], PAGES[2]])

@@ -25,7 +25,7 @@ from kvdock.testing.samples import Sample, page_hashes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvdock.testing.harness import Harness, Rig
+    from kvdock.testing.harness import Harness, Setup
 
 PAGES = page_hashes(6)
 CHOICES = st.lists(st.sampled_from(range(len(PAGES))), min_size=1, max_size=6)
@@ -58,7 +58,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.rigs = [self._attach() for _ in range(2 if shared else 1)]
         self.found = [[Found.NO] * len(PAGES) for _ in self.rigs]
 
-    def _attach(self) -> Rig:
+    def _attach(self) -> Setup:
         return self.harness.rig(self.sample.pool(), model=self.model, pages=8)
 
     def _clears(self) -> bool:
@@ -121,13 +121,13 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def every_handle_finds_what_it_must(self) -> None:
         """Ask every handle for every page."""
-        for at, rig in enumerate(self.rigs):
+        for at, setup in enumerate(self.rigs):
             sure = [
                 page for page, known in enumerate(self.found[at]) if known is Found.YES
             ]
             # What the other handle stored may take a moment.
-            rig.exists_soon([PAGES[page] for page in sure])
-            for page, found in enumerate(rig.exists(PAGES).tolist()):
+            setup.exists_soon([PAGES[page] for page in sure])
+            for page, found in enumerate(setup.exists(PAGES).tolist()):
                 self._check(at, page, found=found)
 
     def _check(self, at: int, page: int, *, found: bool) -> None:
@@ -138,9 +138,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Let go of this run's handles."""
-        for rig in self.rigs:
-            rig.release()
-            self.harness.forget(rig)
+        for setup in self.rigs:
+            setup.release()
+            self.harness.forget(setup)
 
 
 class MachineTests:

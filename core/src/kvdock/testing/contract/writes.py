@@ -8,11 +8,11 @@ import pytest
 from kvdock.batch import Outcome
 from kvdock.plugin.manifest import Scope
 from kvdock.testing.cases import Case, contract_test, one_sample, reaching, samples
-from kvdock.testing.harness import Harness, Rig, spelled
+from kvdock.testing.harness import Harness, Setup, spelled
 from kvdock.testing.samples import Sample, page_hashes
 
 
-def plain(harness: Harness, model: str = "model-a") -> Rig:
+def plain(harness: Harness, model: str = "model-a") -> Setup:
     """Attach a plain pool of the first declared kind."""
     case = next(iter(one_sample(harness.backend.manifest)))
     if case.skip:
@@ -27,50 +27,50 @@ class WriteTests:
     def test_a_successful_put_can_be_found_and_loaded(
         self, harness: Harness, case: Sample
     ) -> None:
-        rig = harness.rig(case.pool())
+        setup = harness.rig(case.pool())
         pages = page_hashes(9)
-        outcomes = rig.put(pages)
+        outcomes = setup.put(pages)
         taken = (outcomes == Outcome.OK).all(axis=1)
-        assert (rig.exists(pages) >= taken).all(), "OK, but not found"
-        loaded = (rig.get(pages) == Outcome.OK).all(axis=1)
+        assert (setup.exists(pages) >= taken).all(), "OK, but not found"
+        loaded = (setup.get(pages) == Outcome.OK).all(axis=1)
         assert (loaded >= taken).all(), "OK, but not loaded"
 
     @contract_test(one_sample)
     def test_putting_again_is_harmless(self, harness: Harness, case: Sample) -> None:
-        rig = harness.rig(case.pool())
+        setup = harness.rig(case.pool())
         pages = page_hashes(4)
         for _ in range(3):
-            rig.stored(pages)
-            rig.loaded(pages)
+            setup.stored(pages)
+            setup.loaded(pages)
 
     @contract_test(one_sample)
     def test_a_stored_key_keeps_its_bytes(self, harness: Harness, case: Sample) -> None:
-        rig = harness.rig(case.pool())
+        setup = harness.rig(case.pool())
         old, new = page_hashes(4)[:3], page_hashes(4)
-        rig.stored(old, seed=1)
-        outcomes = rig.put(new, seed=2)
+        setup.stored(old, seed=1)
+        outcomes = setup.put(new, seed=2)
         assert (outcomes == Outcome.OK).all(), spelled(outcomes)
-        rig.loaded(old, seed=1)
-        rig.loaded(new[3:], seed=2)
+        setup.loaded(old, seed=1)
+        setup.loaded(new[3:], seed=2)
 
     @contract_test(one_sample)
     def test_a_deleted_page_is_gone_and_can_be_stored_anew(
         self, harness: Harness, case: Sample
     ) -> None:
-        rig = harness.rig(case.pool())
+        setup = harness.rig(case.pool())
         pages = page_hashes(4)
-        rig.stored(pages, seed=1)
-        outcomes = rig.delete(pages[:2])
+        setup.stored(pages, seed=1)
+        outcomes = setup.delete(pages[:2])
         if (outcomes == Outcome.REFUSED).all():
-            rig.loaded(pages, seed=1)
+            setup.loaded(pages, seed=1)
             return
         assert (outcomes == Outcome.OK).all(), spelled(outcomes)
-        found = rig.exists(pages).tolist()
+        found = setup.exists(pages).tolist()
         assert found == [False, False, True, True], f"two of four deleted, {found}"
-        assert (rig.get(pages[:2]) == Outcome.ABSENT).all()
-        rig.stored(pages[:2], seed=2)
-        rig.loaded(pages[:2], seed=2)
-        rig.loaded(pages[2:], seed=1)
+        assert (setup.get(pages[:2]) == Outcome.ABSENT).all()
+        setup.stored(pages[:2], seed=2)
+        setup.loaded(pages[:2], seed=2)
+        setup.loaded(pages[2:], seed=1)
 
     @contract_test(reaching("sharing", Scope.PROCESS))
     def test_what_was_forgotten_is_not_found_by_those_who_attach_later(
@@ -92,8 +92,8 @@ class WriteTests:
     def test_deleting_what_is_not_there_is_no_failure(
         self, harness: Harness, case: Sample
     ) -> None:
-        rig = harness.rig(case.pool())
-        outcomes = rig.delete(page_hashes(3))
+        setup = harness.rig(case.pool())
+        outcomes = setup.delete(page_hashes(3))
         assert np.isin(outcomes, (Outcome.OK, Outcome.REFUSED)).all()
 
     @contract_test(reaching("clear_reach", Scope.NAMESPACE))
@@ -103,12 +103,12 @@ class WriteTests:
         del case
         kinds = harness.backend.manifest.kinds
         rigs = harness.attach([harness.sample(kind).pool() for kind in kinds])
-        for rig in rigs:
-            rig.stored(page_hashes(3))
+        for setup in rigs:
+            setup.stored(page_hashes(3))
         assert rigs[0].clear() is Outcome.OK
-        for rig in rigs:
-            assert not rig.exists(page_hashes(3)).any(), (
-                f"pages of pool {rig.pool.name!r} are left after a clear"
+        for setup in rigs:
+            assert not setup.exists(page_hashes(3)).any(), (
+                f"pages of pool {setup.pool.name!r} are left after a clear"
             )
         rigs[0].stored(page_hashes(3), seed=1)
         rigs[0].loaded(page_hashes(3), seed=1)
@@ -132,10 +132,10 @@ class WriteTests:
         self, harness: Harness, case: Scope
     ) -> None:
         del case
-        rig = plain(harness)
-        rig.stored(page_hashes(2))
-        assert rig.clear() is not Outcome.OK, "it clears although it declares none"
-        rig.loaded(page_hashes(2))
+        setup = plain(harness)
+        setup.stored(page_hashes(2))
+        assert setup.clear() is not Outcome.OK, "it clears although it declares none"
+        setup.loaded(page_hashes(2))
 
 
 def _no_clear(scope: Scope) -> Case:

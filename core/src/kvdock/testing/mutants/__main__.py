@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kvdock.testing.mutants import MUTANTS, suite
 from kvdock.testing.mutants.mutant import Mutant, word_of
-from kvdock.testing.subprocess import Ended, Record, run_tests
+from kvdock.testing.subprocess import FinishedRun, Record, run_tests
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ def hunt(mutants: Iterable[Mutant] = MUTANTS) -> Record:
 
 def caught(mutant: Mutant, record: Record) -> str:
     """Return how the named test failed on a mutant, or "" if it did not."""
-    mine: list[Ended] = [
+    mine: list[FinishedRun] = [
         end
         for end in record.ended
         if end.suite == suite.class_of(mutant) and end.how == "failed"
