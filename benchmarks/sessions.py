@@ -280,7 +280,11 @@ def hanging() -> dict[str, float]:
         CoreSettings,
         {
             "deadlines": {"exists": "100 ms", "get": "100 ms", "close": "1 s"},
-            "breaker": {"backoff": "50 ms", "backoff_most": "50 ms", "probe": "50 ms"},
+            "breaker": {
+                "backoff": "50 ms",
+                "max_backoff": "50 ms",
+                "probe_timeout": "50 ms",
+            },
         },
         where="benchmark",
     )

@@ -8,20 +8,13 @@ import sys
 from types import MappingProxyType
 from typing import TypeGuard, cast
 
-from kvdock.config.structure import Alias
 from kvdock.errors import SettingsError
 
 _POWERS = MappingProxyType({"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50})
-
-
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B)?", re.IGNORECASE)
-
-
 _SECONDS = MappingProxyType(
     {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 )
-
-
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|min|h)?")
 
 
@@ -87,7 +80,3 @@ def format_seconds(seconds: float) -> str:
     if 0 < seconds < 1:
         return f"{seconds * 1e3:g} ms"
     return f"{seconds:g} s"
-
-
-def _about(help: str, elsewhere: Alias | None, **more: object) -> dict[str, object]:
-    return {"help": help, "elsewhere": elsewhere or Alias(), **more}

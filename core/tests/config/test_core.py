@@ -12,7 +12,7 @@ from kvdock.errors import SettingsError
 
 CALLS = [one.name for one in attrs.fields(Deadlines) if one.name != "grace"]
 BOUNDED = [("deadlines", name) for name in CALLS] + [
-    ("breaker", name) for name in ("backoff", "backoff_most", "probe")
+    ("breaker", name) for name in ("backoff", "max_backoff", "probe_timeout")
 ]
 
 
@@ -36,7 +36,7 @@ def test_no_deadline_is_endless(value: Any) -> None:
 def test_the_bounds_hold_for_settings_made_in_code_too() -> None:
     with pytest.raises(SettingsError, match="put must be at least 1 ms"):
         Deadlines(put=0)
-    with pytest.raises(SettingsError, match="probe must be at least 1 ms"):
+    with pytest.raises(SettingsError, match="probe_timeout must be at least 1 ms"):
         BreakerSettings(probe_timeout=0)
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import attrs
 import pytest
 
-from kvdock.config.fields import count, duration, option, secret, size
-from kvdock.config.structure import Alias, structure
+from kvdock.config.fields import Alias, count, duration, option, secret, size
+from kvdock.config.structure import structure
 from kvdock.errors import SettingsError
 
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    room: int = size(1 << 20, help="How much.", elsewhere=Alias(variable="ROOM"))
+    room: int = size(1 << 20, help="How much.", alias=Alias(env="ROOM"))
     calls: int = count(1, least=1, help="How many.")
 
 
@@ -24,7 +24,7 @@ class Settings:
     server: str = option(
         "",
         help='Where it listens: "host:port".',
-        elsewhere=Alias(variable="SERVER", names=("server_address",)),
+        alias=Alias(env="SERVER", names=("server_address",)),
     )
     token: str = secret("", help="Who we are.")
     share: float = option(0.5, help="How much of it.")
@@ -59,7 +59,7 @@ def test_an_empty_variable_is_as_good_as_none() -> None:
 
 @attrs.frozen
 class Needy:
-    server: str = option(help="Where.", elsewhere=Alias(variable="SERVER"))
+    server: str = option(help="Where.", alias=Alias(env="SERVER"))
 
 
 def test_a_variable_of_others_does_for_a_setting_without_a_default() -> None:
@@ -74,7 +74,7 @@ class Read:
     tenant: int = option(
         0,
         help="Who.",
-        elsewhere=Alias(variable="TENANT", read=lambda text: text[1:]),
+        alias=Alias(env="TENANT", parse=lambda text: text[1:]),
     )
 
 

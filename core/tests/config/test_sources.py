@@ -16,9 +16,9 @@ from kvdock.config.core import (
     StopPolicy,
     TransferSettings,
 )
-from kvdock.config.fields import option, secret, size
+from kvdock.config.fields import Alias, option, secret, size
 from kvdock.config.sources import Setting, explain, load_configuration
-from kvdock.config.structure import Alias, structure
+from kvdock.config.structure import structure
 from kvdock.errors import SettingsError
 from kvdock.units import parse_seconds
 
@@ -32,13 +32,13 @@ class StoreSettings:
 
 @attrs.frozen
 class ForeignLimits:
-    room: int = size(1 << 10, help="How much.", elsewhere=Alias(variable="THEIR_ROOM"))
+    room: int = size(1 << 10, help="How much.", alias=Alias(env="THEIR_ROOM"))
 
 
 @attrs.frozen
 class ForeignSettings:
-    server: str = option("", help="Where.", elsewhere=Alias(variable="THEIR_SERVER"))
-    token: str = secret("", help="Who.", elsewhere=Alias(variable="THEIR_TOKEN"))
+    server: str = option("", help="Where.", alias=Alias(env="THEIR_SERVER"))
+    token: str = secret("", help="Who.", alias=Alias(env="THEIR_TOKEN"))
     limits: ForeignLimits = attrs.field(factory=ForeignLimits)
 
 
@@ -177,9 +177,9 @@ def test_lists_are_written_with_commas_in_the_environment() -> None:
             r"deadlines\.get \(engine\): 'soon' is not a duration",
         ),
         (
-            {"core": {"calls": {"at_once": 0}}},
+            {"core": {"calls": {"max_concurrent_calls": 0}}},
             {},
-            r"calls\.at_once \(engine\) must be at least 1, not 0",
+            r"calls\.max_concurrent_calls \(engine\) must be at least 1, not 0",
         ),
         ({"core": {"deadlines": 5}}, {}, "'deadlines' is a group"),
         ({"core": 5}, {}, "not made of settings"),

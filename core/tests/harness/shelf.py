@@ -323,7 +323,7 @@ def patient(**more: Any) -> CoreSettings:
     calls = ("exists", "get", "put", "delete", "clear", "release", "close")
     given: dict[str, Any] = {
         "deadlines": dict.fromkeys(calls, "20 s"),
-        "breaker": {"backoff": "40 ms", "backoff_most": "80 ms", "probe": "5 s"},
+        "breaker": {"backoff": "40 ms", "max_backoff": "80 ms", "probe_timeout": "5 s"},
     }
     return structure(CoreSettings, given | more, where="tests")
 

@@ -182,7 +182,7 @@ def test_a_store_that_hangs_when_asked_how_full_it_is_is_asked_once() -> None:
             asked.append(handle)
             go_on.wait(10)
 
-    calls = {"capacity_every": "0 s"}
+    calls = {"capacity_interval": "0 s"}
     engine, _ = measured(shelves=[Hanging()], core=patient(calls=calls))
     with engine.attachment as cache:
         names = hashes(1)

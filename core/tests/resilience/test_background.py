@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-QUICK: dict[str, Any] = {"backoff": "10 ms", "backoff_most": "20 ms", "probe": "50 ms"}
+QUICK: dict[str, Any] = {"backoff": "10 ms", "max_backoff": "20 ms", "probe": "50 ms"}
 
 
 class Outage:
@@ -86,7 +86,9 @@ def test_calls_that_never_end_do_not_keep_a_healthy_store_out(outage: Outage) ->
 def test_hung_probes_are_so_many_and_no_more_and_that_is_said_once(
     outage: Outage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    core = hasty("exists", breaker={**QUICK, "backoff": "1 ms", "probes": 3})
+    core = hasty(
+        "exists", breaker={**QUICK, "backoff": "1 ms", "max_hanging_probes": 3}
+    )
     engine = Engine(core=core)
     said = "stays cut off, and no probe is started: 3 probes have not ended"
     with engine.attachment as cache, caplog.at_level(logging.WARNING):
@@ -106,7 +108,9 @@ def test_hung_probes_are_so_many_and_no_more_and_that_is_said_once(
 def test_threads_that_hang_are_bounded_over_any_number_of_outages(
     outage: Outage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    core = hasty("get", breaker={**QUICK, "overruns": 1}, calls={"overrun": 1})
+    core = hasty(
+        "get", breaker={**QUICK, "abandoned_calls": 1}, calls={"max_abandoned_calls": 1}
+    )
     engine = Engine(core=core)
     with engine.attachment as cache:
         names = stored(engine, 1)
@@ -130,7 +134,11 @@ def test_too_many_calls_that_hang_cut_off_what_works_until_a_probe_says_so(
     outage: Outage,
 ) -> None:
     outage.operations = (Operation.GET,)
-    core = hasty("get", breaker={**QUICK, "overruns": 99}, calls={"overrun": 2})
+    core = hasty(
+        "get",
+        breaker={**QUICK, "abandoned_calls": 99},
+        calls={"max_abandoned_calls": 2},
+    )
     engine = Engine(core=core)
     with engine.attachment as cache:
         names = stored(engine)
@@ -193,7 +201,7 @@ def test_a_put_does_not_wait_for_a_deletion_that_was_given_up(outage: Outage) ->
 
 def test_deletions_are_tried_again_once_a_probe_could_delete(outage: Outage) -> None:
     outage.operations = (Operation.DELETE,)
-    core = hasty("delete", breaker={**QUICK, "overruns": 1})
+    core = hasty("delete", breaker={**QUICK, "abandoned_calls": 1})
     engine = Engine(core=core)
     with engine.attachment as cache:
         names = stored(engine, 2)
@@ -261,8 +269,8 @@ def test_staging_that_calls_hold_for_ever_is_missed_at_once(
 ) -> None:
     core = hasty(
         "get",
-        breaker={**QUICK, "overruns": 2},
-        calls={"staging": StagingPolicy.ALWAYS, "staging_areas": 2},
+        breaker={**QUICK, "abandoned_calls": 2},
+        calls={"staging": StagingPolicy.ALWAYS, "staging_buffers": 2},
     )
     engine = Engine(core=core)
     with engine.attachment as cache:

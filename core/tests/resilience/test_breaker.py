@@ -24,7 +24,13 @@ def made(**given: Any) -> tuple[CircuitBreaker, Clock, list[BreakerState]]:
     clock = Clock()
     states: list[BreakerState] = []
     settings = BreakerSettings(
-        **{"failures": 3, "overruns": 2, "backoff": 1.0, "backoff_most": 4.0, **given}
+        **{
+            "failures": 3,
+            "abandoned_calls": 2,
+            "backoff": 1.0,
+            "max_backoff": 4.0,
+            **given,
+        }
     )
     breaker = CircuitBreaker(settings, states.append, clock, jitter=lambda: 1.0)
     return breaker, clock, states

@@ -137,7 +137,9 @@ def test_probes_go_the_way_of_the_operation_and_clean_up(operation: Operation) -
 
 
 def test_an_open_breaker_lets_a_hanging_backend_cost_nothing() -> None:
-    engine = Engine(core=hasty("exists", breaker={"overruns": 1, "backoff": "10 ms"}))
+    engine = Engine(
+        core=hasty("exists", breaker={"abandoned_calls": 1, "backoff": "10 ms"})
+    )
     go_on = threading.Event()
 
     def hang(_: Batch) -> None:
@@ -157,7 +159,9 @@ def test_an_open_breaker_lets_a_hanging_backend_cost_nothing() -> None:
 
 
 def test_too_many_calls_left_behind_cut_a_backend_off_without_a_breaker() -> None:
-    core = hasty("exists", breaker={"overruns": 100}, calls={"overrun": 2})
+    core = hasty(
+        "exists", breaker={"abandoned_calls": 100}, calls={"max_abandoned_calls": 2}
+    )
     engine = Engine(core=core)
     go_on = threading.Event()
 
@@ -388,7 +392,7 @@ def test_any_other_way_to_drop_nothing_is_one(outcome: Outcome) -> None:
 
 def test_absent_keys_are_asked_for_again_unless_that_was_switched_off() -> None:
     for absent, asked in (("0 s", 2), ("10 s", 1)):
-        engine = Engine(core=patient(misses={"absent": absent}))
+        engine = Engine(core=patient(negative_cache={"absent_ttl": absent}))
         with engine.attachment as cache:
             cache.exists(hashes(3))
             cache.exists(hashes(3))

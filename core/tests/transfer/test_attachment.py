@@ -276,7 +276,7 @@ class Alarm(BaseException):  # what a host's handler of signals may raise
 def test_a_signal_that_ends_the_wait_leaves_the_call_its_memory(
     staging: StagingPolicy,
 ) -> None:
-    engine = Engine(core=patient(calls={"staging": staging, "staging_areas": 1}))
+    engine = Engine(core=patient(calls={"staging": staging, "staging_buffers": 1}))
     names, gate = hashes(4), threading.Event()
 
     def ring(*_: object) -> None:
@@ -316,7 +316,7 @@ def test_a_signal_before_the_call_leaves_no_page_and_no_area_held(
     def ring(*_: object) -> None:
         raise Alarm
 
-    engine = Engine(core=hasty("put", calls={"staging": staging, "staging_areas": 1}))
+    engine = Engine(core=hasty("put", calls={"staging": staging, "staging_buffers": 1}))
     with engine.attachment as cache:
         with monkeypatch.context() as patched:
             patched.setattr(inside, ring)

@@ -119,7 +119,7 @@ def drive_once(trial: Trial) -> None:
             ("exists", "get", "put", "delete", "clear", "release"), DEADLINE_S
         )
         | {"close": 5, "grace": "10 ms"},
-        calls={"staging": trial.staging, "batch_pages": 4, "at_once": 4},
+        calls={"staging": trial.staging, "batch_pages": 4, "max_concurrent_calls": 4},
         transfers={"batch_pages": 3},
     )
     shelf = Shelf(multi_buffer=trial.multi_buffer, max_batch_keys=trial.max_batch_keys)

@@ -159,7 +159,7 @@ def test_groups_and_sglangs_own_settings_are_kept_with_their_types(
         "prefetch_threshold": "16",
         "tp_lcm_size": "8",
         "core.deadlines.get": "2s",
-        "core": '{"calls": {"at_once": 2}}',
+        "core": '{"calls": {"max_concurrent_calls": 2}}',
         "routes": '{"kv": "file"}',
         "backends.file.threads": "3",
     }
@@ -171,7 +171,7 @@ def test_groups_and_sglangs_own_settings_are_kept_with_their_types(
         "root": str(tmp_path),
         "prefetch_threshold": 16,
         "tp_lcm_size": 8,
-        "core": {"deadlines": {"get": "2s"}, "calls": {"at_once": 2}},
+        "core": {"deadlines": {"get": "2s"}, "calls": {"max_concurrent_calls": 2}},
         "routes": {"kv": "file"},
         "backends": {"file": {"threads": "3"}},
     }

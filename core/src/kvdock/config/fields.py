@@ -7,50 +7,66 @@ over. From there on a plugin sees an instance of the class that it declares.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import attrs
 
 from kvdock.config.convert import to_word
 from kvdock.errors import SettingsError
-from kvdock.units import _about, format_seconds, parse_bytes, parse_seconds
+from kvdock.units import format_seconds, parse_bytes, parse_seconds
 
-if TYPE_CHECKING:
-    from kvdock.config.structure import Alias
 
-T = TypeVar("T")
+@attrs.frozen(kw_only=True)
+class Alias:
+    """What others call a setting.
+
+    Args:
+        env: An environment variable that counts where the setting is
+            given nowhere else; an empty one is as good as none.
+        parse: What its text means, where that is not the text itself.
+        names: Names in the configurations of others. They are refused, with
+            the name here.
+    """
+
+    env: str = ""
+    parse: Callable[[str], object] = str
+    names: Collection[str] = ()
+
+
+def _about(help: str, alias: Alias | None, **more: object) -> dict[str, object]:
+    return {"help": help, "alias": alias or Alias(), **more}
 
 
 def option(
     default: object = attrs.NOTHING,
     *,
     help: str,
-    elsewhere: Alias | None = None,
+    alias: Alias | None = None,
 ) -> Any:
     """Declare a setting of a type that has no function of its own here."""
-    return attrs.field(default=default, metadata=_about(help, elsewhere))
+    return attrs.field(default=default, metadata=_about(help, alias))
 
 
 def secret(
     default: object = attrs.NOTHING,
     *,
     help: str,
-    elsewhere: Alias | None = None,
+    alias: Alias | None = None,
 ) -> Any:
     """Declare a setting that is never shown: a password, a token."""
     return attrs.field(
-        default=default, repr=False, metadata=_about(help, elsewhere, secret=True)
+        default=default, repr=False, metadata=_about(help, alias, secret=True)
     )
 
 
-def size(default: int, *, help: str, elsewhere: Alias | None = None) -> Any:
+def size(default: int, *, help: str, alias: Alias | None = None) -> Any:
     """Declare a setting that is a size in bytes."""
     return attrs.field(
         default=default,
         converter=parse_bytes,
-        metadata=_about(help, elsewhere, unit="bytes"),
+        metadata=_about(help, alias, unit="bytes"),
     )
 
 
@@ -105,7 +121,7 @@ def choice(
     default: StrEnum,
     *,
     help: str,
-    elsewhere: Alias | None = None,
+    alias: Alias | None = None,
 ) -> Any:
     """Declare a setting that is one of the words of the default's list.
 
@@ -122,5 +138,5 @@ def choice(
     return attrs.field(
         default=default,
         converter=attrs.Converter(known, takes_field=True),
-        metadata=_about(help, elsewhere),
+        metadata=_about(help, alias),
     )

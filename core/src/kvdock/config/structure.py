@@ -7,40 +7,22 @@ never shows the value of a secret.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, TypeVar, cast
 
 import attrs
 
 from kvdock.config.convert import converter
+from kvdock.config.fields import Alias
 from kvdock.errors import SettingsError, did_you_mean
 
-if TYPE_CHECKING:
-    from kvdock.config.fields import T
-
+T = TypeVar("T")
 NOTHING_GIVEN: Mapping[str, str] = MappingProxyType({})
 
 
 HIDDEN = "<hidden>"
 """What is shown of a secret."""
-
-
-@attrs.frozen(kw_only=True)
-class Alias:
-    """What others call a setting.
-
-    Args:
-        variable: An environment variable that counts where the setting is
-            given nowhere else; an empty one is as good as none.
-        read: What its text means, where that is not the text itself.
-        names: Names in the configurations of others. They are refused, with
-            the name here.
-    """
-
-    variable: str = ""
-    read: Callable[[str], object] = str
-    names: Collection[str] = ()
 
 
 def check_known(
@@ -93,7 +75,7 @@ def fields_of(cls: type) -> dict[str, attrs.Attribute[Any]]:
 
 def alias_of(field: attrs.Attribute[Any]) -> Alias:
     """Return what others call a setting."""
-    found: Alias = field.metadata.get("elsewhere") or Alias()
+    found: Alias = field.metadata.get("alias") or Alias()
     return found
 
 
@@ -270,10 +252,10 @@ def with_env_fallbacks(
                 origins |= {f"{name}.{one}": of for one, of in told.items()}
             continue
         other = alias_of(field)
-        if name not in given and (text := environ.get(other.variable)):
-            origins[name] = f"environment {other.variable}"
+        if name not in given and (text := environ.get(other.env)):
+            origins[name] = f"environment {other.env}"
             try:
-                full[name] = other.read(text)
+                full[name] = other.parse(text)
             except SettingsError as error:
                 what = f"{name} ({origins[name]}): {error.what}"
                 raise SettingsError(what, fix=error.fix) from None

@@ -9,16 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from kvdock.errors import PoolError
-from kvdock.pools.enums import DType, HitPolicy, Per, PoolKind, Sharding
+
+# Some only for types, which the descriptions' reader resolves at run time.
+from kvdock.pools.enums import (  # noqa: TC001
+    ContextSplit,
+    DType,
+    HitPolicy,
+    Layout,
+    Per,
+    PoolKind,
+    Sharding,
+)
 from kvdock.pools.part import Part
 from kvdock.pools.spec import PoolSpec
 from kvdock.pools.validators import as_int, is_int
-
-if TYPE_CHECKING:
-    from kvdock.pools.enums import ContextSplit, Layout
 
 
 class PoolOptions(TypedDict, total=False):

@@ -290,7 +290,7 @@ class PrefetchTask:
         """Load the anchor and all pools that every page needs."""
         transfers = self.attachment.core.transfers
         running = [b for b in self._berths.values() if not _trailing(b)]
-        running.sort(key=lambda berth: not attached.pool.anchor)
+        running.sort(key=lambda attached: not attached.pool.anchor)
         reach = 0
         for start in range(0, len(self.hashes), transfers.batch_pages):
             if future.stopping:

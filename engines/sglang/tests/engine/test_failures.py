@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 QUICK = {
     "core": {
         "deadlines": {"get": 0.3, "put": 0.3, "exists": 0.3, "close": 1.0},
-        "misses": {"absent": 0, "dead": 0},
+        "negative_cache": {"absent_ttl": 0, "corrupt_ttl": 0},
     }
 }
 
@@ -187,7 +187,7 @@ def test_one_call_over_several_pools_has_one_deadline(
 ) -> None:
     plugin = load(odd.Odd())
     pools = {"kv": zoo.mha_host(), "swa": zoo.mha_host(), "mamba": zoo.mamba_host()}
-    extra = {"core": {**QUICK["core"], "breaker": {"overruns": 100}}}
+    extra = {"core": {**QUICK["core"], "breaker": {"abandoned_calls": 100}}}
     with families.attached(config(tmp_path, **extra), pools) as storage:
         plugin.hangs = True
         moves = [

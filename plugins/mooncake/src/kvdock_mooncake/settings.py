@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.config.fields import choice, count, duration, option, size
-from kvdock.config.structure import Alias
+from kvdock.config.fields import Alias, choice, count, duration, option, size
 from kvdock.errors import SettingsError
 from kvdock.units import format_bytes, parse_bytes
 
@@ -87,33 +86,33 @@ class MooncakeSettings:
     master: str = option(
         "",
         help='Address of the master: "host:port".',
-        elsewhere=Alias(
-            variable="MOONCAKE_MASTER",
+        alias=Alias(
+            env="MOONCAKE_MASTER",
             names=("master_server_address", "master_server_addr"),
         ),
     )
     host: str = option(
         "",
         help="Name or address at which peers reach this host; found if empty.",
-        elsewhere=Alias(variable="MOONCAKE_LOCAL_HOSTNAME", names=("local_hostname",)),
+        alias=Alias(env="MOONCAKE_LOCAL_HOSTNAME", names=("local_hostname",)),
     )
     metadata_server: str = option(
         "P2PHANDSHAKE",
         help="Metadata server, or P2PHANDSHAKE for none.",
-        elsewhere=Alias(variable="MOONCAKE_TE_META_DATA_SERVER"),
+        alias=Alias(env="MOONCAKE_TE_META_DATA_SERVER"),
     )
     protocol: Protocol = choice(
         Protocol.TCP,
         help='Transport: "tcp" or "rdma".',
-        elsewhere=Alias(variable="MOONCAKE_PROTOCOL"),
+        alias=Alias(env="MOONCAKE_PROTOCOL"),
     )
     devices: str = attrs.field(
         default="",
         converter=_devices,
         metadata={
             "help": "RDMA devices, separated by commas, or a mapping of TP ranks.",
-            "elsewhere": Alias(
-                variable="MOONCAKE_DEVICE",
+            "alias": Alias(
+                env="MOONCAKE_DEVICE",
                 names=("device_name", "rdma_devices", "ib_device"),
             ),
         },
@@ -124,10 +123,10 @@ class MooncakeSettings:
         metadata={
             "help": "DRAM that this process lends to the cluster; 0 lends none.",
             "unit": "bytes",
-            "elsewhere": Alias(
-                variable="MOONCAKE_GLOBAL_SEGMENT_SIZE",
+            "alias": Alias(
+                env="MOONCAKE_GLOBAL_SEGMENT_SIZE",
                 # There it is what all ranks of an engine lend together.
-                read=lambda text: EngineBytes(parse_bytes(text)),
+                parse=lambda text: EngineBytes(parse_bytes(text)),
                 names=("global_segment_size",),
             ),
         },
@@ -135,32 +134,30 @@ class MooncakeSettings:
     ssd_offload: bool = option(
         False,
         help="Spill this process's segment to a disk.",
-        elsewhere=Alias(
-            variable="MOONCAKE_ENABLE_SSD_OFFLOAD", names=("enable_ssd_offload",)
-        ),
+        alias=Alias(env="MOONCAKE_ENABLE_SSD_OFFLOAD", names=("enable_ssd_offload",)),
     )
     ssd_path: str = option(
         "",
         help="Directory of the spilled objects.",
-        elsewhere=Alias(
-            variable="MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", names=("ssd_offload_path",)
+        alias=Alias(
+            env="MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", names=("ssd_offload_path",)
         ),
     )
     tenant: str = option(
         "",
         help="Tenant, where the master keeps tenants apart.",
-        elsewhere=Alias(
-            variable="MOONCAKE_TENANT_ID",
+        alias=Alias(
+            env="MOONCAKE_TENANT_ID",
             # There it is the word for having none.
-            read=lambda text: "" if text == "default" else text,
+            parse=lambda text: "" if text == "default" else text,
             names=("tenant_id",),
         ),
     )
     standalone: str = option(
         "",
         help='A client process on this host that owns the memory: "host:port".',
-        elsewhere=Alias(
-            variable="MOONCAKE_CLIENT",
+        alias=Alias(
+            env="MOONCAKE_CLIENT",
             names=("client_server_address", "standalone_storage"),
         ),
     )
