@@ -41,7 +41,7 @@ BATCH = 128
 ASKED = 1024
 FOOTPRINT_BYTES = 256 << 20
 INDEXES = {"1e4": 10**4, "1e5": 10**5, "1e6": 10**6, "1e7": 10**7}
-SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only for a folder of our own in it
 IN_MEMORY = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
 """What is measured is software: a disk's own pauses would drown it."""
 RESULTS = Path(__file__).parent / "results"

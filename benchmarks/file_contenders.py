@@ -142,7 +142,7 @@ class FilePerPage:
                 fd = os.open(name + ".tmp", flags, 0o600)
                 os.write(fd, self._from[page])
                 os.close(fd)
-                os.rename(name + ".tmp", name)
+                os.rename(name + ".tmp", name)  # noqa: PTH104 - a Path costs more
         return time.perf_counter() - begun
 
     def get(self, batches: Rows, turn: int) -> float:
@@ -283,8 +283,8 @@ class HiCacheFile:
         return self._ask("exists", count, turn)
 
     def _ask(self, *words: object) -> float:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        assert self._process.stdin is not None  # noqa: S101 - it was asked for
+        assert self._process.stdout is not None  # noqa: S101 - same
         self._process.stdin.write(json.dumps(words) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()

@@ -24,7 +24,7 @@ STUBS = ("triton", "torchvision")
 class _Stub(types.ModuleType):
     """A module that is imported by the class's package and never used."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - anything at all
         if name.startswith("__"):
             raise AttributeError(name)
         return _Anything()
@@ -34,7 +34,7 @@ class _Anything:
     def __call__(self, *args: object, **_: object) -> object:
         return args[0] if len(args) == 1 and callable(args[0]) else self
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - same
         return self
 
 

@@ -38,7 +38,7 @@ class InstantStore:
         return [1] * len(keys)
 
 
-def host_pool() -> Any:
+def host_pool() -> Any:  # noqa: ANN401 - SGLang chooses the class
     """Make a host pool of keys and values, page after page."""
     slots = PAGES * PAGE_TOKENS
     device = memory_pool.MHATokenToKVPool(
@@ -78,8 +78,8 @@ def storage() -> MooncakeStore:
     made.is_mla_backend = made.should_split_heads = False
     made.enable_storage_metrics = False
     made.dcp_size, made.pp_size, made.local_rank = 1, 1, 0
-    made.enable_group_semantics = made._use_group_semantics = False
-    made._supports_group_ids = made._supports_session_ids = False
+    made.enable_group_semantics = made._use_group_semantics = False  # noqa: SLF001 - as its own setup
+    made._supports_group_ids = made._supports_session_ids = False  # noqa: SLF001 - as its own setup
     return made
 
 

@@ -124,7 +124,7 @@ def looped(
             sizes.append(size)
         if not pool.required:
             continue
-        assert pool.hit_policy is HitPolicy.ALL_PAGES
+        assert pool.hit_policy is HitPolicy.ALL_PAGES  # noqa: S101 - of these pools
         there = case.exists[pool.name].tolist()
         boundary = len(there)
         for place, found in enumerate(there):
@@ -152,9 +152,9 @@ def check(case: Case) -> None:
     """Make sure that both ways come to the same."""
     keys, addresses, hits = planned(case)
     other_keys, pointers, restorable = looped(case)
-    assert keys == other_keys
-    assert addresses.ravel().tolist() == pointers
-    assert list(hits.prefixes) == restorable
+    assert keys == other_keys  # noqa: S101 - figures of different work mean nothing
+    assert addresses.ravel().tolist() == pointers  # noqa: S101 - same
+    assert list(hits.prefixes) == restorable  # noqa: S101 - same
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ def figures_of(name: str) -> dict[str, object]:
     with subprocess.Popen(
         [sys.executable, str(HERE / f"{name}.py")], stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
+        assert process.stdout is not None  # noqa: S101 - it was asked for
         last = ""
         for line in process.stdout:
             print(line, end="", flush=True)

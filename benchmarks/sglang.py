@@ -22,21 +22,21 @@ HERE = sys.path[0]
 sys.path[0] = str(TESTS)
 RESULT = Path(__file__).parent / "results" / "sglang.json"
 
-import environment
+import environment  # noqa: E402 - found by the path above
 
 if Path(sys.prefix) != environment.VENV:
     python = str(environment.build())
-    os.execve(python, [python, __file__], {**os.environ, **environment.CPU})
+    os.execve(python, [python, __file__], {**os.environ, **environment.CPU})  # noqa: S606 - the same script, where SGLang is
 
 sys.path.insert(0, str(TESTS / "engine"))
 
-import hashlib
-import json
-import statistics
-import tempfile
-import time
-import warnings
-from typing import TYPE_CHECKING, Any
+import hashlib  # noqa: E402 - after the environment is the right one
+import json  # noqa: E402
+import statistics  # noqa: E402
+import tempfile  # noqa: E402
+import time  # noqa: E402
+import warnings  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,8 +48,8 @@ PROMPT_TOKENS = 960
 PROMPTS = 4
 
 
-def _controller(backend: str, pool: Any, root: Path) -> Any:
-    import controllers
+def _controller(backend: str, pool: Any, root: Path) -> Any:  # noqa: ANN401 - SGLang's object
+    import controllers  # noqa: PLC0415 - imports SGLang
 
     group = controllers.become_rank(0, 1, root / "gloo")
     extra: dict[str, Any] = {"plugin": "file", "root": str(root / "kvdock")}
@@ -60,7 +60,7 @@ def _controller(backend: str, pool: Any, root: Path) -> Any:
 
 def storage() -> dict[str, float]:
     """Time SGLang's own calls for a batch, by turns; return the ratios."""
-    import zoo
+    import zoo  # noqa: PLC0415 - imports SGLang
 
     zoo.SLOTS = (BATCH_PAGES + 2) * zoo.PAGE
     pool = zoo.mha_host(heads=8, width=128, layers=8)
@@ -119,8 +119,8 @@ NAMES = ("file", "dynamic")
 
 def first_token() -> dict[str, float]:
     """Time the first token of stored prompts against that of new ones."""
-    import lives
-    import tiny_models
+    import lives  # noqa: PLC0415 - imports SGLang
+    import tiny_models  # noqa: PLC0415 - same
 
     def prompt(seed: int) -> list[int]:
         return [(seed * n + 7 * seed) % 500 + 4 for n in range(PROMPT_TOKENS)]
@@ -157,12 +157,12 @@ def main() -> None:
     """Measure and print; the last line is the figures."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import sgl_kernel  # noqa: F401 - the stand-in comes before SGLang
+        import sgl_kernel  # noqa: F401, PLC0415 - the stand-in comes before SGLang
 
         figures = {**storage(), **first_token()}
     # Nothing that is called like this file is imported any more.
     sys.path.append(HERE)
-    from machine import describe
+    from machine import describe  # noqa: PLC0415 - see above
 
     about = {
         **describe(environment.VENV),

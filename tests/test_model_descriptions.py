@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[1] / "docs/reference/model-descriptions.md"
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_example_can_be_assembled(packed: bool) -> None:
+def test_the_example_can_be_assembled(packed: bool) -> None:  # noqa: FBT001 - a case
     found = re.search(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert found is not None
     model = parse_description("example", tomllib.loads(found[1]))

@@ -90,7 +90,7 @@ def test_the_report_as_data_is_what_the_docs_say() -> None:
 
 
 @pytest.mark.parametrize(("made", "ok"), [(GOOD, True), (BAD, False), (DEAD, False)])
-def test_ok_means_that_all_ran_and_none_failed(made: CheckReport, ok: bool) -> None:
+def test_ok_means_that_all_ran_and_none_failed(made: CheckReport, ok: bool) -> None:  # noqa: FBT001 - a case
     assert made.ok is ok
 
 

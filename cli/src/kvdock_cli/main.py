@@ -43,12 +43,12 @@ def kvdock(
         bool, typer.Option("--version", help="Name every part with version and path.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="With --version: JSON.")] = False,
-    help: Help = False,
+    help: Help = False,  # noqa: A002 - the option's name
 ) -> None:
     """Storage for an LLM engine's KV cache, through plugins."""
     del help
     if version:
-        from kvdock_cli.commands.version import versions
+        from kvdock_cli.commands.version import versions  # noqa: PLC0415 - seldom asked for
 
         raise typer.Exit(versions(json=json))
     if context.invoked_subcommand is None:

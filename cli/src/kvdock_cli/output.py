@@ -14,11 +14,11 @@ from kvdock_cli.reports._tables import plain
 FINE, PROBLEM, USAGE = 0, 1, 2
 
 
-class Unwritten(KvdockError):
+class Unwritten(KvdockError):  # noqa: N818 - as the one below
     """Standard output takes no more."""
 
 
-class UsageProblem(KvdockError):
+class UsageProblem(KvdockError):  # noqa: N818 - it asks wrongly, nothing failed
     """The command was asked for something that makes no sense."""
 
 

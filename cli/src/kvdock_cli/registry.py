@@ -35,17 +35,17 @@ GROUP = "kvdock.commands"
 class CommandGroup(TyperGroup):
     """The commands that are installed, each imported on its own."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's own
         super().__init__(**settings)
         alone, problems = split_duplicates(list_entry_points(GROUP))
         self._candidates = {one.name: one for one in alone}
         self._problems = {one.name: one for one in problems}
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - typer's own
         """Return the names of all commands without importing any."""
         return sorted({*self._candidates, *self._problems})
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - typer's own
         """Import one command; a broken one says why when it is run."""
         if cmd_name in self._problems:
             return _broken(self._problems[cmd_name])
@@ -60,7 +60,7 @@ class CommandGroup(TyperGroup):
             return _broken(broken.problem)
 
 
-def load(candidate: Candidate) -> Any:
+def load(candidate: Candidate) -> Any:  # noqa: ANN401 - a class that typer keeps private
     """Import a command and make it one of typer's.
 
     Raises:
@@ -91,7 +91,7 @@ def problems() -> tuple[PluginProblem, ...]:
     return found
 
 
-def _made(name: str, found: object, about: str) -> Any:
+def _made(name: str, found: object, about: str) -> Any:  # noqa: ANN401 - a class that typer keeps private
     """Build the command; `about` describes a mapping, which cannot itself."""
     if isinstance(found, typer.Typer):
         outer = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -112,7 +112,7 @@ def _made(name: str, found: object, about: str) -> Any:
     return get_command(inner)
 
 
-def _function(found: object) -> Any:
+def _function(found: object) -> Any:  # noqa: ANN401 - any signature
     if not callable(found) or inspect.isclass(found):
         raise TypeError(f"{found!r} is not a function")
     return adapted(found)

@@ -22,7 +22,7 @@ _SECTION = re.compile(r"^[A-Z]\w+:\s*$", re.MULTILINE)
 _ENTRY = re.compile(r"^ {4}(\w+):\s*(.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 
-def _show_help(context: typer.Context, asked: bool) -> None:
+def _show_help(context: typer.Context, asked: bool) -> None:  # noqa: FBT001 - typer's own
     if asked:
         say(context.get_help())
         raise typer.Exit
@@ -77,7 +77,7 @@ def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
         )
     )
 
-    def call(**values: Any) -> Any:
+    def call(**values: Any) -> Any:  # noqa: ANN401 - a stranger's signature
         bound = given.bind_partial()
         for name, parameter in given.parameters.items():
             value = values[name]

@@ -130,7 +130,7 @@ _HOME = MappingProxyType(
     {name: module for module, names in _HOMES.items() for name in names}
 )
 
-__all__ = sorted(_HOME)
+__all__ = sorted(_HOME)  # noqa: PLE0605 - told once, in _HOMES
 
 
 def __getattr__(name: str) -> object:

@@ -99,7 +99,7 @@ class Batch:
         if not moves and not self.addresses.size:
             return
         rows = len(self.keys)
-        if self.addresses.shape != self.sizes.shape or self.addresses.ndim != 2:
+        if self.addresses.shape != self.sizes.shape or self.addresses.ndim != 2:  # noqa: PLR2004 - (n, segments)
             raise BatchError(
                 f"addresses {self.addresses.shape} and sizes {self.sizes.shape} "
                 "are not both (keys, segments)"

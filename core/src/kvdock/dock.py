@@ -74,7 +74,7 @@ class Dock:
             log.warning("%s", problem)
         return cls({name: Backend(one) for name, one in plugins.items()}, every)
 
-    def plan(
+    def plan(  # noqa: PLR0913 - the whole question in one call
         self,
         pools: Sequence[PoolSpec],
         shard: Shard,

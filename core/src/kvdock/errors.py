@@ -60,7 +60,7 @@ class PluginError(KvdockError):
     """A plugin that was asked for cannot be used."""
 
 
-class NoRoute(KvdockError):
+class NoRoute(KvdockError):  # noqa: N818 - the field's word, not "NoRouteError"
     """No installed backend takes a pool that the engine cannot do without.
 
     What is wrong is a table, so the way out has a line of its own.

@@ -21,7 +21,7 @@ def describe_error(error: BaseException) -> str:
     """Return what an error is and says; a stranger's may fail to say it."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:
+    except Exception:  # noqa: BLE001 - a stranger's code
         return type(error).__name__
 
 

@@ -39,7 +39,7 @@ def raising(_: Batch) -> BatchResult:
     raise RuntimeError("boom")
 
 
-class Unspeakable(Exception):
+class Unspeakable(Exception):  # noqa: N818 - it cannot even be printed
     def __str__(self) -> str:
         raise ValueError("no words")
 

@@ -68,7 +68,7 @@ def test_scattered_objects_come_back_as_they_were(
     tmp_path_factory: pytest.TempPathFactory,
     sizes: list[list[int]],
     seed: int,
-    direct: bool,
+    direct: bool,  # noqa: FBT001 - drawn
 ) -> None:
     engine = PosixIOEngine(2, direct=direct)
     token = opened(engine, tmp_path_factory.mktemp("t"), len(sizes) * 28672)

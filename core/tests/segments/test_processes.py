@@ -286,7 +286,7 @@ def test_a_reader_survives_that_its_store_is_cleared(open_depot: OpenDepot) -> N
         try:
             while not done.is_set():
                 reader.get(rng.choice(200, 20, replace=False).tolist())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the test shows it
             problems.append(error)
 
     thread = threading.Thread(target=read)
@@ -437,7 +437,7 @@ def test_threads_of_one_process_share_a_store(open_depot: OpenDepot) -> None:
                 numbers = rng.choice(600, 30, replace=False).tolist()
                 depot.put(numbers)
                 depot.get(rng.choice(600, 30, replace=False).tolist())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the test shows it
             problems.append(error)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]

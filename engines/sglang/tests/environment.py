@@ -129,7 +129,7 @@ def main() -> int:
     command = [str(python), "-m", "pytest", str(HERE), *arguments]
     # A test of the whole engine takes minutes on a machine that is busy.
     command += ["-o", "faulthandler_timeout=900"]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **CPU}).returncode
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **CPU}).returncode  # noqa: PLW1510 - pytest's own status
 
 
 if __name__ == "__main__":

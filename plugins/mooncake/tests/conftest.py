@@ -119,7 +119,7 @@ def own_network() -> Iterator[bool]:
 
 
 @pytest.fixture(scope="package")
-def library(own_network: bool) -> Any:
+def library(own_network: bool) -> Any:  # noqa: FBT001 - a fixture, not a flag
     """The loaded client library; tests without one are skipped."""
     del own_network
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")

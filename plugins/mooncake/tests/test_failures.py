@@ -195,7 +195,7 @@ def test_a_writer_killed_in_a_put_costs_misses_until_the_master_gives_its_keys_u
     try:
         writer.tell(do="put", pages=[0, 1])
         place = int(rig.memory.ctypes.data)
-        begun = lambda: rig.store.get_into(key, place, 65536) == NOT_READY
+        begun = lambda: rig.store.get_into(key, place, 65536) == NOT_READY  # noqa: E731
         eventually(begun)
         writer.kill()
     finally:

@@ -152,7 +152,7 @@ def _doctors() -> tuple[dict[discovery.Candidate, Any], tuple[Any, ...]]:
     return doctors, problems
 
 
-def _asking(ask: Any, settings: Mapping[str, str]) -> Ask:
+def _asking(ask: Any, settings: Mapping[str, str]) -> Ask:  # noqa: ANN401 - a stranger's function
     return lambda: ask(settings)
 
 

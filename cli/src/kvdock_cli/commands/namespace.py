@@ -12,7 +12,7 @@ from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import namespace as report
 
 
-def show(dir: Path, /, *, json: bool = False) -> int:
+def show(dir: Path, /, *, json: bool = False) -> int:  # noqa: A002 - the word for it
     """Show what the bytes of a namespace belong to, and verify its digest.
 
     Args:

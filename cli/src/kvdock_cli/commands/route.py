@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvdock.pools.shard import Shard
 
 
-def route(
+def route(  # noqa: PLR0913 - what routing depends on
     *,
     model: str = "",
     draft: str = "",

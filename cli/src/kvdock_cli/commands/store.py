@@ -27,7 +27,7 @@ def ls(root: str, /, *, json: bool = False) -> int:
         root: The store's root directory.
         json: Print one line of JSON.
     """
-    from kvdock.segments.inspect import describe_namespace as survey
+    from kvdock.segments.inspect import describe_namespace as survey  # noqa: PLC0415 - numpy
 
     home = Path(root)
     found = [done for _, done in _each(home, "", lambda one: survey(home, one))]
@@ -43,7 +43,7 @@ def stat(root: str, namespace: str, /, *, json: bool = False) -> int:
         json: Print one line of JSON.
     """
     from kvdock.segments.inspect import describe_namespace as survey
-    from kvdock.segments.inspect import resolve_prefix
+    from kvdock.segments.inspect import resolve_prefix  # noqa: PLC0415 - numpy
 
     found = survey(Path(root), resolve_prefix(Path(root), namespace))
     return emit(report.survey_text(found), report.survey_data(found), as_json=json)
@@ -68,7 +68,7 @@ def verify(
         json: Print one line of JSON.
     """
     from kvdock.segments import inspect as survey
-    from kvdock.segments import verify as checking
+    from kvdock.segments import verify as checking  # noqa: PLC0415 - numpy
 
     home = Path(root)
     seen = _each(home, namespace, lambda one: survey.describe_namespace(home, one))
@@ -108,7 +108,7 @@ def gc(
         shared_root: Accept a root that others own or may write.
         json: Print one line of JSON.
     """
-    from kvdock.segments.inspect import gc as collect
+    from kvdock.segments.inspect import gc as collect  # noqa: PLC0415 - numpy
 
     home = Path(root)
     if to and not namespace:
@@ -143,7 +143,7 @@ def clear(
         shared_root: Accept a root that others own or may write.
         json: Print one line of JSON.
     """
-    from kvdock.segments import inspect as survey
+    from kvdock.segments import inspect as survey  # noqa: PLC0415 - numpy
 
     home = Path(root)
     one = survey.resolve_prefix(home, namespace)
@@ -171,7 +171,7 @@ def _confirm(found: NamespaceSurvey) -> None:
 
 def _each(root: Path, prefix: str, do: Callable[[str], T]) -> list[tuple[str, T]]:
     """Do the same for the namespace that is named, or for all that stay."""
-    from kvdock.segments.inspect import namespaces, resolve_prefix
+    from kvdock.segments.inspect import namespaces, resolve_prefix  # noqa: PLC0415 - numpy
 
     if prefix:
         one = resolve_prefix(root, prefix)
@@ -193,8 +193,8 @@ def _progress(total_bytes: int) -> Iterator[Callable[[int], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import (
+    from rich.console import Console  # noqa: PLC0415 - only for terminals
+    from rich.progress import (  # noqa: PLC0415 - same
         BarColumn,
         DownloadColumn,
         Progress,

@@ -40,6 +40,6 @@ def path_of(value: str) -> str:
     """Return the file that an entry point names, without importing it."""
     try:
         spec = importlib.util.find_spec(value.partition(":")[0].strip())
-    except Exception:
+    except Exception:  # noqa: BLE001 - a broken parent package
         return "?"
     return (spec and spec.origin) or "?"

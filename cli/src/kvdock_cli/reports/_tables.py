@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 
-def plain(value: object) -> Any:
+def plain(value: object) -> Any:  # noqa: ANN401 - whatever json.dumps takes
     """Return a value as JSON knows it; sets are sorted.
 
     New fields of a record appear by themselves, under their own names.

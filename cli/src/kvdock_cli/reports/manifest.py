@@ -85,7 +85,7 @@ def settings_data(cls: type | None) -> list[dict[str, object]]:
     return [_setting(field) for field in attrs.fields(cls)]
 
 
-def _setting(field: Any) -> dict[str, object]:
+def _setting(field: Any) -> dict[str, object]:  # noqa: ANN401 - an attribute of any type
     default = field.default
     if isinstance(default, attrs.Factory):  # type: ignore[arg-type] # typed as a function
         # One that needs the instance depends on the other settings.

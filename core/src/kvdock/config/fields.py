@@ -35,16 +35,16 @@ class Alias:
     names: Collection[str] = ()
 
 
-def _about(help: str, alias: Alias | None, **more: object) -> dict[str, object]:
-    return {"help": help, "alias": alias or Alias(), **more}
+def _about(about: str, alias: Alias | None, **more: object) -> dict[str, object]:
+    return {"help": about, "alias": alias or Alias(), **more}
 
 
 def option(
     default: object = attrs.NOTHING,
     *,
-    help: str,
+    help: str,  # noqa: A002 - as attrs.field
     alias: Alias | None = None,
-) -> Any:
+) -> Any:  # noqa: ANN401 - as attrs.field
     """Declare a setting of a type that has no function of its own here."""
     return attrs.field(default=default, metadata=_about(help, alias))
 
@@ -52,16 +52,21 @@ def option(
 def secret(
     default: object = attrs.NOTHING,
     *,
-    help: str,
+    help: str,  # noqa: A002 - as attrs.field
     alias: Alias | None = None,
-) -> Any:
+) -> Any:  # noqa: ANN401 - as attrs.field
     """Declare a setting that is never shown: a password, a token."""
     return attrs.field(
         default=default, repr=False, metadata=_about(help, alias, secret=True)
     )
 
 
-def size(default: int, *, help: str, alias: Alias | None = None) -> Any:
+def size(
+    default: int,
+    *,
+    help: str,  # noqa: A002 - as attrs.field
+    alias: Alias | None = None,
+) -> Any:  # noqa: ANN401 - as attrs.field
     """Declare a setting that is a size in bytes."""
     return attrs.field(
         default=default,
@@ -73,10 +78,10 @@ def size(default: int, *, help: str, alias: Alias | None = None) -> Any:
 def duration(
     default: str,
     *,
-    help: str,
+    help: str,  # noqa: A002 - as attrs.field
     least: str = "0 s",
     most: str = "",
-) -> Any:
+) -> Any:  # noqa: ANN401 - as attrs.field
     """Declare a setting that is a duration in seconds, within bounds."""
     return attrs.field(
         default=parse_seconds(default),
@@ -93,10 +98,10 @@ def duration(
 def count(
     default: int,
     *,
-    help: str,
+    help: str,  # noqa: A002 - as attrs.field
     least: int = 0,
     most: float = math.inf,
-) -> Any:
+) -> Any:  # noqa: ANN401 - as attrs.field
     """Declare a setting that is a number of things, `least` to `most`."""
     return attrs.field(
         default=default,
@@ -120,9 +125,9 @@ def _between(
 def choice(
     default: StrEnum,
     *,
-    help: str,
+    help: str,  # noqa: A002 - as attrs.field
     alias: Alias | None = None,
-) -> Any:
+) -> Any:  # noqa: ANN401 - as attrs.field
     """Declare a setting that is one of the words of the default's list.
 
     Other words are refused wherever the setting comes from, code included.

@@ -171,7 +171,7 @@ def _field_error(field: attrs.Attribute[Any], value: object) -> Exception | None
             value = converter().structure(value, cast("type", field.type))
         if field.validator:
             field.validator(None, field, value)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever a schema raises
         return next(one for one in _leaves(error) if isinstance(one, Exception))
     return None
 
@@ -224,7 +224,7 @@ def structure(
     check_complete(cls, full, where=where)
     try:
         return converter().structure(full, cls)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever a schema raises
         wrong = explain_error(cls, full, where, {**origins, **more}, error)
         # The cause would show what is secret in a traceback.
         raise wrong from (None if any(secret_values(cls, full)) else error)

@@ -39,7 +39,7 @@ MAX_PROCESSES = 1 << 16
 """A deployment of more is a slip of the keyboard, and takes hours to divide."""
 
 
-def _positive_row(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+def _positive_row(_: object, field: attrs.Attribute[Any], value: Any) -> None:  # noqa: ANN401 - what a caller gives
     int_tuple(_, field, value)
     if any(count < 1 for count in value):
         raise PoolError(f"{field.name} are at least 1 each, not {value}")

@@ -115,7 +115,7 @@ def _parameters(constructor: Callable[..., object]) -> _Parameter:
     return _Parameter(types, frozenset(required))
 
 
-def _read(where: str, value: object, wanted: Any) -> object:
+def _read(where: str, value: object, wanted: Any) -> object:  # noqa: ANN401 - any annotation
     if inspect.isclass(wanted) and issubclass(wanted, StrictEnum):
         try:
             return wanted(value)  # type: ignore[arg-type]  # a word refuses what is none

@@ -55,7 +55,7 @@ class HostBudget:
             reserve_bytes: What is to stay untouched.
             root: Where `proc` and `sys` are mounted.
         """
-        import psutil  # type: ignore[import-untyped]
+        import psutil  # type: ignore[import-untyped]  # noqa: PLC0415 - has no types; only who allocates needs it
 
         limits = {"the machine": int(psutil.virtual_memory().available)}
         limits |= _control_groups(root)

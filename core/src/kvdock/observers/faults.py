@@ -52,7 +52,7 @@ class Fault(StrEnum):
     """Answer with something that is no answer."""
 
 
-class InjectedFault(Exception):
+class InjectedFault(Exception):  # noqa: N818 - it is a fault, by design
     """A fault that was asked for."""
 
 
@@ -78,12 +78,12 @@ class FaultInjector:
     def __init__(self, settings: FaultSettings) -> None:
         self.settings = settings
         self.injected: dict[Fault, int] = dict.fromkeys(Fault, 0)
-        self._random = random.Random(settings.seed)
+        self._random = random.Random(settings.seed)  # noqa: S311 - chooses faults, guards nothing
         self._lock = threading.Lock()
         self._released = threading.Event()
         self._rank = 0
 
-    def inject(self, **changes: Any) -> None:
+    def inject(self, **changes: Any) -> None:  # noqa: ANN401 - fields of the settings
         """Change what is injected from now on."""
         self.settings = attrs.evolve(self.settings, **changes)
 
@@ -218,7 +218,7 @@ class FaultInjector:
             first -= keep
 
     def _swap(self, batch: Batch) -> None:
-        if len(batch) < 2:
+        if len(batch) < 2:  # noqa: PLR2004 - it takes two
             return
         one, two = self._choice(range(len(batch))), self._choice(range(len(batch)))
         pairs = zip(self._pieces(batch, one), self._pieces(batch, two), strict=False)
@@ -228,7 +228,7 @@ class FaultInjector:
                 ctypes.memmove(at, theirs, size)
                 ctypes.memmove(other, mine, size)
 
-    def _choice(self, among: Any) -> Any:
+    def _choice(self, among: Any) -> Any:  # noqa: ANN401 - any sequence
         with self._lock:
             return self._random.choice(among)
 

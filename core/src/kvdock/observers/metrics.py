@@ -44,7 +44,7 @@ class Metrics:
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        from prometheus_client import (
+        from prometheus_client import (  # noqa: PLC0415 - an extra
             REGISTRY,
             Counter,
             Gauge,
@@ -53,12 +53,12 @@ class Metrics:
 
         where = registry or REGISTRY
 
-        def made(kind: Any, name: str, about: str, *labels: str, **more: Any) -> Any:
+        def made(kind: Any, name: str, about: str, *labels: str, **more: Any) -> Any:  # noqa: ANN401 - the library's classes
             try:
                 return kind(name, about, labels, registry=where, **more)
             except ValueError:
                 # Attached again in the same process: go on with what is there.
-                return where._names_to_collectors[name]
+                return where._names_to_collectors[name]  # noqa: SLF001 - there is no public look-up
 
         batch = ("backend", "pool", "operation")
         self._keys = made(

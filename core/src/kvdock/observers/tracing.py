@@ -29,8 +29,8 @@ class Tracing:
         provider: A tracer provider; None for the process's own.
     """
 
-    def __init__(self, provider: Any = None) -> None:
-        from opentelemetry import trace
+    def __init__(self, provider: Any = None) -> None:  # noqa: ANN401 - the library's class
+        from opentelemetry import trace  # noqa: PLC0415 - an extra
 
         self._tracer = trace.get_tracer("kvdock", tracer_provider=provider)
         self._error = trace.StatusCode.ERROR

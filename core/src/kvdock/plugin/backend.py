@@ -76,7 +76,7 @@ class Backend:
             what = f"observer {name!r} cannot be used: {breach.cause}"
             raise PluginError(what, fix=breach.fix) from breach
 
-    def settings(self, given: Mapping[str, object] | None) -> Any:
+    def settings(self, given: Mapping[str, object] | None) -> Any:  # noqa: ANN401 - the plugin's own class
         """Build its settings from a mapping.
 
         Raises:
@@ -109,7 +109,7 @@ class Backend:
             found = self.plugin.hooks.kvdock_check_capability(
                 capability=capability, pool=pool, shard=shard, settings=settings
             )
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a stranger's code
             why = f"{self.name} failed to judge {capability}: "
             return Verdict(Support.NO, f"{why}{type(error).__name__}: {error}")
         if found is not None and not isinstance(found, Verdict):
@@ -133,7 +133,7 @@ class Backend:
                 f"kvdock_allocate of {self.name} returned {found!r}",
                 fix="It returns a HostMemory, or None where any memory will do.",
             )
-        from kvdock.region import block_of
+        from kvdock.region import block_of  # noqa: PLC0415 - numpy, 65 ms
 
         try:
             given = block_of(memoryview(found.buffer)).nbytes
@@ -172,7 +172,7 @@ class Backend:
         Raises:
             BatchError: If the answer is not one outcome per key.
         """
-        from kvdock.batch import validate_result
+        from kvdock.batch import validate_result  # noqa: PLC0415 - numpy, 65 ms
 
         result = self.plugin.hooks.kvdock_batch_io(handle=handle, batch=batch)
         return validate_result(batch, result)
@@ -199,7 +199,7 @@ def run_probe(ask: Callable[[], Iterable[Finding] | None]) -> tuple[Finding, ...
         found: tuple[object, ...] = tuple(ask() or ())
     except KvdockError as error:
         return (Finding(ok=False, what=error.what, hint=error.fix),)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code
         return (Finding(ok=False, what=f"{type(error).__name__}: {error}"),)
     return tuple(
         one

@@ -52,7 +52,7 @@ class PluginProblem:
         )
 
 
-class BrokenPlugin(PluginError):
+class BrokenPlugin(PluginError):  # noqa: N818 - a plugin's state, like NoRoute
     """A plugin was asked for and is broken; `problem` says how."""
 
     def __init__(self, problem: PluginProblem) -> None:

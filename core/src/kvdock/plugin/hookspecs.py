@@ -161,7 +161,7 @@ def kvdock_check_capability(
     capability: Capability,
     pool: PoolSpec,
     shard: Shard,
-    settings: Any,
+    settings: Any,  # noqa: ANN401 - the plugin's own class
 ) -> Verdict | None:
     """Judge one capability for one pool, where the manifest is too coarse.
 

@@ -34,7 +34,7 @@ class LoadStage(StrEnum):
     """Comparing hooks with their specifications."""
 
 
-class ContractViolation(Exception):
+class ContractViolation(Exception):  # noqa: N818 - becomes a PluginProblem, never reaches a user
     """A plugin breaks the contract; discovery adds whose plugin it is."""
 
     def __init__(self, stage: LoadStage, cause: str, fix: str) -> None:

@@ -102,7 +102,7 @@ _BITS = MappingProxyType(
 class Per(StrictEnum):
     """What a part's shape is counted for."""
 
-    TOKEN = "token"
+    TOKEN = "token"  # noqa: S105 - a unit, not a secret
     """One entry per token and layer (attention)."""
     PAGE = "page"
     """One entry per page and layer (states, padded pages)."""

@@ -14,7 +14,7 @@ from typing import TypedDict, Unpack
 from kvdock.errors import PoolError
 
 # Some only for types, which the descriptions' reader resolves at run time.
-from kvdock.pools.enums import (  # noqa: TC001
+from kvdock.pools.enums import (
     ContextSplit,
     DType,
     HitPolicy,
@@ -112,7 +112,7 @@ def with_window(
     return options
 
 
-def mha(
+def mha(  # noqa: PLR0913 - the dimensions of attention
     name: str,
     *,
     layers: Iterable[int],
@@ -175,7 +175,7 @@ def k_only(
     )
 
 
-def mla(
+def mla(  # noqa: PLR0913 - the dimensions of attention
     name: str,
     *,
     layers: Iterable[int],
@@ -281,7 +281,7 @@ def indexer(
     )
 
 
-def mamba(
+def mamba(  # noqa: PLR0913 - the dimensions of a recurrent state
     name: str,
     *,
     layers: Iterable[int],
@@ -355,7 +355,7 @@ def swa(
     )
 
 
-def compressed(
+def compressed(  # noqa: PLR0913 - the dimensions of compressed KV
     name: str,
     *,
     layers: Iterable[int],
@@ -411,7 +411,7 @@ def compressed(
     )
 
 
-def ring_state(
+def ring_state(  # noqa: PLR0913 - the dimensions of a ring
     name: str,
     *,
     layers: Iterable[int],

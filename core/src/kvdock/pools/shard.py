@@ -21,7 +21,7 @@ def _range(layers: Layers) -> Layers:
 
 def _ordered(_: object, field: attrs.Attribute[Any], value: tuple[int, ...]) -> None:
     int_tuple(_, field, value)
-    if len(value) != 2 or not 0 <= value[0] < value[1]:
+    if len(value) != 2 or not 0 <= value[0] < value[1]:  # noqa: PLR2004 - first, past the last
         raise PoolError(
             f"layers {value} are no range of layer numbers",
             fix="Pass layers=(first, past_the_last) of this pipeline stage.",

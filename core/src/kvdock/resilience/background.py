@@ -120,7 +120,7 @@ class BackgroundTasks:
             alive = not np.isin(
                 probe(operation, deadline_s).outcomes, BACKEND_FAILURES
             ).any()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a stranger's code
             what = (
                 f"backend {self._backend.name}: a probe failed: {describe_error(error)}"
             )
@@ -176,7 +176,7 @@ class BackgroundTasks:
                     self._backend.batch_io(handle, batch).outcomes, BACKEND_FAILURES
                 ).all()
             )
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a stranger's code
             self._log_delete_failure(
                 delete, "raised", f"raised {describe_error(error)}", error
             )
@@ -229,7 +229,7 @@ class BackgroundTasks:
         name = self._backend.name
         try:
             found = self._backend.capacity(handle)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a stranger's code
             what = f"backend {name}: asked how full it is: {describe_error(error)}"
             self._complaints.warning("capacity", what, error)
             found = None

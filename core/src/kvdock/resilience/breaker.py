@@ -54,7 +54,7 @@ class CircuitBreaker:
         settings: BreakerSettings,
         moved: Callable[[BreakerState], None] = lambda _: None,
         clock: Clock = time.monotonic,
-        jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2),
+        jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2),  # noqa: S311 - spreads load, guards nothing
     ) -> None:
         self._settings = settings
         self._moved = moved

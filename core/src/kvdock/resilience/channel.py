@@ -134,7 +134,7 @@ class BackendChannel:
         for listen in self._listeners:
             try:
                 listen(event)
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code
                 what = f"an observer failed: {describe_error(error)}"
                 self._log.warning("observer", what, error)
 
@@ -145,7 +145,7 @@ class BackendChannel:
 
     def register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
-    ) -> Any:
+    ) -> Any:  # noqa: ANN401 - the plugin's handle
         """Register a pool's memory within its deadline.
 
         Raises:
@@ -348,7 +348,7 @@ class BackendChannel:
         """Make a call; its failure is told from an interrupt of who waits."""
         try:
             return self.backend.batch_io(handle, batch)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a stranger's code
             return error
 
     def _record_failure(
@@ -439,7 +439,7 @@ class BackendChannel:
         for step in steps:
             try:
                 step()
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - the others come all the same
                 what = (
                     f"backend {self.name}: closing failed with {describe_error(error)}"
                 )
@@ -448,7 +448,7 @@ class BackendChannel:
     def _release(self, handle: object) -> None:
         try:
             self.backend.release(handle)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a stranger's code
             self._log.warning(
                 "release", f"backend {self.name} failed to release a pool", error
             )

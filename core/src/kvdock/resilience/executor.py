@@ -73,18 +73,18 @@ class ConcurrencyQuota:
         self._forgiven = min(self._forgiven, self.taken)
 
 
-class DeadlineExceeded(Exception):
+class DeadlineExceeded(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
     """The call did not end by its deadline and was left behind."""
 
 
-class CallRejected(Exception):
+class CallRejected(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
     """The call was not started: closed, forked, too much under way.
 
     Or no thread could be started, which the message then says.
     """
 
 
-class WorkerExit(Exception):
+class WorkerExit(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
     """The work raised what would end a thread, such as SystemExit."""
 
 
@@ -92,15 +92,15 @@ class _Job:
     """One call, from the hand-over to its end."""
 
     __slots__ = (
-        "started",
+        "abandoned",
         "context",
         "done",
-        "finished",
         "error",
+        "finished",
         "late",
-        "abandoned",
-        "result",
         "quota",
+        "result",
+        "started",
         "work",
     )
 
@@ -125,9 +125,9 @@ class _Job:
         work, self.work = self.work, None
         try:
             self.result = self.context.run(work) if work else None
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - carried to the caller
             self.error = error
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - same, but it must not end him
             self.error = WorkerExit(repr(error))
 
 
@@ -200,7 +200,7 @@ class DeadlineExecutor:
         late: OnLateEnd | None = None,
         *,
         closes: bool = False,
-    ) -> Any:
+    ) -> Any:  # noqa: ANN401 - whatever the work returns
         """Run `work` on a thread of the crew and wait for it.
 
         Args:

@@ -130,7 +130,7 @@ def as_table(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def plan_routes(
+def plan_routes(  # noqa: PLR0913 - the whole question in one call
     pools: Sequence[PoolSpec],
     shard: Shard,
     manifests: Mapping[str, Manifest],

@@ -283,7 +283,7 @@ def _one_piece(
     return TransferMode.STAGED, ObjectUnit.PAGE, note, False
 
 
-def from_manifest(
+def from_manifest(  # noqa: C901, PLR0911, PLR0912 - one answer for each capability
     capability: Capability,
     pool: PoolSpec,
     shard: Shard,

@@ -101,7 +101,7 @@ def _serve(calls: _Calls) -> None:
         if future.set_running_or_notify_cancel():
             try:
                 call()
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - it is the caller's
                 future.set_exception(error)
             else:
                 future.set_result(None)

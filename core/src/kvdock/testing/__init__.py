@@ -29,9 +29,9 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'kvdock.testing' has no attribute {name!r}")
     if name == "Oracle":
-        from kvdock.testing import oracles
+        from kvdock.testing import oracles  # noqa: PLC0415 - see above
 
         return oracles.Oracle
-    from kvdock.testing import contract
+    from kvdock.testing import contract  # noqa: PLC0415 - needs pytest
 
     return getattr(contract, name)

@@ -188,7 +188,7 @@ def _sample_case(manifest: Manifest, kind: PoolKind, words: tuple[str, ...]) -> 
     return Case("-".join((kind, *words)), _fitted(manifest, sample))
 
 
-def plain_sample(manifest: Manifest, kind: PoolKind, **words: Any) -> Sample:
+def plain_sample(manifest: Manifest, kind: PoolKind, **words: Any) -> Sample:  # noqa: ANN401 - as `Sample` takes them
     """Return a sample pool of a kind in words that are declared for it.
 
     Args:

@@ -290,7 +290,7 @@ class Harness:
         self,
         pools: Sequence[PoolSpec],
         shard: Shard | None = None,
-        **needs: Any,
+        **needs: Any,  # noqa: ANN401 - as `RouteRequirements` takes them
     ) -> tuple[Route, ...]:
         """Ask the router for pools that lie where the plugin wants them."""
         return route_pools(
@@ -367,7 +367,7 @@ class Harness:
                 pytest.skip(f"not declared: {one.reason}")
         pytest.fail(f"pool {route.pool.name!r} finds no route: {route.reason}")
 
-    def sample(self, kind: PoolKind, **words: Any) -> Sample:
+    def sample(self, kind: PoolKind, **words: Any) -> Sample:  # noqa: ANN401 - as `Sample` takes them
         """Return a sample pool of a kind as the manifest declares it."""
         return plain_sample(self.backend.manifest, kind, **words)
 

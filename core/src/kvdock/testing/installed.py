@@ -51,7 +51,7 @@ class _Given(Suite, sealed=True):
         return resolve_settings(settings, asked()["settings"], tmp_path)
 
     @pytest.fixture
-    def small(self, config: Mapping[str, object], tmp_path: Path) -> Any:
+    def small(self, config: Mapping[str, object], tmp_path: Path) -> Any:  # noqa: ANN401 - a mapping or None
         """Return the settings of a small store, if some were given."""
         small = asked()["small"]
         if small is None:

@@ -41,5 +41,5 @@ def _uninstalled(value: str) -> Candidate:
     plugin: Any = import_entry_point(unnamed)
     try:
         return attrs.evolve(unnamed, name=plugin.kvdock_manifest().name)
-    except Exception:
+    except Exception:  # noqa: BLE001 - loading it names what is wrong
         return unnamed

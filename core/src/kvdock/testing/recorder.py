@@ -60,7 +60,7 @@ class Recorder:
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[Any]
-    ) -> Any:
+    ) -> Any:  # noqa: ANN401 - a generator that pluggy drives
         """Say how one ended."""
         outcome = yield
         report: pytest.TestReport = outcome.get_result()

@@ -164,7 +164,7 @@ def _about(
 
 def _groups() -> dict[str, str]:
     # Imported late: this is where pytest comes in.
-    from kvdock.testing import contract
+    from kvdock.testing import contract  # noqa: PLC0415 - needs pytest
 
     whole = contract.groups(contract.BackendContract)
     return whole | contract.groups(contract.FaultContract)

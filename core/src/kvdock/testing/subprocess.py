@@ -105,7 +105,7 @@ def _run(
 
     Whatever ends the wait also ends the command and all that it has started.
     """
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: S603 - this interpreter, our own words
         command,
         env=environ,
         stdin=subprocess.DEVNULL,

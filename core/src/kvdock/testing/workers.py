@@ -31,7 +31,7 @@ ANSWER_S = 60.0
 """How long an answer may take before the other process counts as hung."""
 
 
-class WorkerDied(AssertionError):
+class WorkerDied(AssertionError):  # noqa: N818 - says what happened
     """The other process ended, or hung, instead of answering."""
 
 
@@ -70,7 +70,7 @@ class Worker:
             cast("Any", self.process.stdin).write(line.encode())
             cast("Any", self.process.stdin).flush()
 
-    def answer(self) -> Any:
+    def answer(self) -> Any:  # noqa: ANN401 - whatever the command returns
         """Wait for the next answer.
 
         Raises:
@@ -94,7 +94,7 @@ class Worker:
             raise AssertionError(f"in another process:\n{found['error']}")
         return found["ok"]
 
-    def ask(self, do: str, **words: object) -> Any:
+    def ask(self, do: str, **words: object) -> Any:  # noqa: ANN401 - as `answer`
         """Tell it what to do and return the answer."""
         self.send(do, **words)
         return self.answer()
@@ -198,7 +198,7 @@ def serve() -> None:
         order: Callable[..., object] = getattr(orders, words.pop("do"))
         try:
             reply({"ok": order(**words)})
-        except Exception:
+        except Exception:  # noqa: BLE001 - told to the one who asked
             reply({"error": traceback.format_exc()})
 
 

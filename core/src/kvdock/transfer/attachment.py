@@ -56,7 +56,7 @@ class Attachment:
     _backends: AttachedBackends = attrs.field(repr=False)
 
     @classmethod
-    def open(
+    def open(  # noqa: PLR0913 - what an engine has to say, half of it optional
         cls,
         dock: Dock,
         plan: Plan,

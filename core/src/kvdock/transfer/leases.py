@@ -103,8 +103,8 @@ class PageLeases:
     def end(self, lease: Lease) -> None:
         """Let a lease's pages go, once."""
         with self._lock:
-            if lease._open[0]:
-                lease._open[0] = False
+            if lease._open[0]:  # noqa: SLF001 - the lease's own book
+                lease._open[0] = False  # noqa: SLF001 - same
                 self._leased[lease.pages] = False
                 self._changed.notify_all()
 

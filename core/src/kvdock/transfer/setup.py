@@ -76,7 +76,7 @@ class AttachedBackends:
         return ended
 
 
-def attach_plan(
+def attach_plan(  # noqa: PLR0913 - all that `Attachment.open` was told
     dock: Dock,
     plan: Plan,
     namespace: Namespace,

@@ -19,6 +19,6 @@ def __getattr__(name: str) -> object:
     """Load the storage class, and with it SGLang, when it is asked for."""
     if name != "KvdockStorage":
         raise AttributeError(f"module 'kvdock_sglang' has no attribute {name!r}")
-    from kvdock_sglang.storage import KvdockStorage
+    from kvdock_sglang.storage import KvdockStorage  # noqa: PLC0415 - imports SGLang
 
     return KvdockStorage

@@ -56,7 +56,7 @@ class Patch:
 
 def kvdock_storage(backend: object) -> KvdockStorage | None:
     """Return kvdock's storage object, also from inside SGLang's injector."""
-    from kvdock_sglang.storage import KvdockStorage
+    from kvdock_sglang.storage import KvdockStorage  # noqa: PLC0415 - imports SGLang
 
     inner = getattr(backend, "_backend", backend)
     return inner if isinstance(inner, KvdockStorage) else None
@@ -66,13 +66,13 @@ def chosen(extra_config: object) -> dict[str, Any] | None:
     """Return a configuration that names kvdock's class, else None."""
     try:
         given = parsed(extra_config)
-    except Exception:
+    except Exception:  # noqa: BLE001 - SGLang reads it again, and says what is wrong
         return None
     ours = isinstance(given, dict) and given.get("module_path") == "kvdock_sglang"
     return given if ours else None
 
 
-def parsed(extra_config: object) -> Any:
+def parsed(extra_config: object) -> Any:  # noqa: ANN401 - whatever an operator wrote
     """Read a configuration as SGLang does: JSON, or @file in its formats.
 
     Raises:
@@ -80,7 +80,7 @@ def parsed(extra_config: object) -> Any:
     """
     if not isinstance(extra_config, str):
         return extra_config
-    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import (
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import (  # noqa: PLC0415 - the engine
         HybridCacheController,
     )
 
@@ -88,7 +88,7 @@ def parsed(extra_config: object) -> Any:
     return read(extra_config)[0]
 
 
-def should_backup(original: Callable[..., Any], controller: Any, transfer: Any) -> Any:
+def should_backup(original: Callable[..., Any], controller: Any, transfer: Any) -> Any:  # noqa: ANN401 - SGLang's objects
     """Let every rank write the objects that only it holds.
 
     With a replicated target, SGLang lets ranks above 0 write a draft model's
@@ -102,17 +102,17 @@ def should_backup(original: Callable[..., Any], controller: Any, transfer: Any) 
 
 def attach_with_dcp(
     original: Callable[..., Any],
-    controller: Any,
-    *args: Any,
-    **options: Any,
-) -> Any:
+    controller: Any,  # noqa: ANN401 - SGLang's object
+    *args: Any,  # noqa: ANN401 - passed on
+    **options: Any,  # noqa: ANN401 - passed on
+) -> Any:  # noqa: ANN401 - passed on
     """Attach under decode context parallelism, which names two backends.
 
     What SGLang checks besides the name is checked by the table of pools. The
     width is hidden from the gate alone: `storage_config_with_dcp` brings it
     back for the ranks' identity.
     """
-    from sglang.srt.runtime_context import get_parallel
+    from sglang.srt.runtime_context import get_parallel  # noqa: PLC0415 - the engine
 
     width = get_parallel().attn_dcp_size
     ours = chosen(options.get("storage_backend_extra_config"))
@@ -122,19 +122,19 @@ def attach_with_dcp(
     staging = controller.host_memory_mode == "buffer_only"
     if width <= 1 or ours is None or staging or not divided:
         return original(controller, *args, **options)
-    controller._kvdock_dcp_size = width
+    controller._kvdock_dcp_size = width  # noqa: SLF001 - a mark of ours on SGLang's object
     with get_parallel().override(attn_dcp_size=1):
         return original(controller, *args, **options)
 
 
 def storage_config_with_dcp(
     original: Callable[..., Any],
-    controller: Any,
-    *args: Any,
-    **options: Any,
-) -> Any:
+    controller: Any,  # noqa: ANN401 - SGLang's object
+    *args: Any,  # noqa: ANN401 - passed on
+    **options: Any,  # noqa: ANN401 - passed on
+) -> Any:  # noqa: ANN401 - passed on
     """Tell the backend the width that `attach_with_dcp` hid from the gate."""
-    from sglang.srt.runtime_context import get_parallel
+    from sglang.srt.runtime_context import get_parallel  # noqa: PLC0415 - the engine
 
     width = getattr(controller, "_kvdock_dcp_size", 0)
     if not width:
@@ -145,12 +145,12 @@ def storage_config_with_dcp(
 
 def attach_another(
     original: Callable[..., Any],
-    attachment: Any,
+    attachment: Any,  # noqa: ANN401 - SGLang's object
     storage_backend: str,
     storage_backend_extra_config_json: str | None = None,
-    *args: Any,
-    **options: Any,
-) -> Any:
+    *args: Any,  # noqa: ANN401 - passed on
+    **options: Any,  # noqa: ANN401 - passed on
+) -> Any:  # noqa: ANN401 - passed on
     """Refuse another plugin while one is attached, and clean up a refused one.
 
     All dynamic backends have one name, so SGLang takes another plugin, another
@@ -158,7 +158,7 @@ def attach_another(
     well and changes nothing. And where a backend refuses the pools, SGLang
     keeps it half attached, so that every later one is refused.
     """
-    cache = attachment._cache
+    cache = attachment._cache  # noqa: SLF001 - SGLang has no other door
     controller = cache.cache_controller
     current = kvdock_storage(getattr(controller, "storage_backend", None))
     asked = storage_backend_extra_config_json
@@ -181,7 +181,7 @@ def attach_another(
     return ok, why
 
 
-def _other_than(current: KvdockStorage, attachment: Any, asked: str) -> str:
+def _other_than(current: KvdockStorage, attachment: Any, asked: str) -> str:  # noqa: ANN401 - SGLang's object
     """Say in what a configuration is not the one that is attached, or ""."""
     attached = f"kvdock stores through plugin {current.given.own.plugin!r} already"
     try:
@@ -192,22 +192,22 @@ def _other_than(current: KvdockStorage, attachment: Any, asked: str) -> str:
             return f"{attached}, and the configuration names another class."
         other = collect(wanted)
         found = [*current.given.differs(other), *_other_prefetch(attachment, asked)]
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - SGLang's reader raises what it likes
         return f"{attached}, and the configuration cannot be used: {error}"
     if wanted.get("tp_lcm_size") != current.config.tp_lcm_size:
         found.append("tp_lcm_size")
     return f"{attached}, with another {', '.join(found)}." if found else ""
 
 
-def _other_prefetch(attachment: Any, asked: str) -> tuple[str, ...]:
+def _other_prefetch(attachment: Any, asked: str) -> tuple[str, ...]:  # noqa: ANN401 - SGLang's object
     """Name the settings that SGLang takes for itself and would not change."""
-    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import (
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import (  # noqa: PLC0415 - the engine
         HybridCacheController,
     )
 
     read = HybridCacheController.parse_storage_backend_extra_config
     _, threshold, base, growth, prefix_keys = read(asked)
-    cache = attachment._cache
+    cache = attachment._cache  # noqa: SLF001 - SGLang has no other door
     in_force = {
         "prefetch_threshold": (
             cache.prefetch_threshold,
@@ -226,14 +226,14 @@ def _other_prefetch(attachment: Any, asked: str) -> tuple[str, ...]:
     return tuple(name for name, (now, then) in in_force.items() if now != then)
 
 
-def page_layout(original: Callable[..., Any], server_args: Any) -> Any:
+def page_layout(original: Callable[..., Any], server_args: Any) -> Any:  # noqa: ANN401 - SGLang's object
     """Keep a page together where a plugin takes one piece of memory a key.
 
     SGLang rewrites its layer-first layout for two backends by name. Here the
     manifest of the chosen plugin says whether it takes scattered pages.
     """
     result = original(server_args)
-    from sglang.srt.arg_groups.overrides import (
+    from sglang.srt.arg_groups.overrides import (  # noqa: PLC0415 - the engine
         declare_resolution,
         resolving_view,
     )
@@ -258,7 +258,7 @@ def page_layout(original: Callable[..., Any], server_args: Any) -> Any:
 
 
 def _takes_pieces(plugin: str) -> bool:
-    from kvdock.dock import Dock
+    from kvdock.dock import Dock  # noqa: PLC0415 - only where it is asked
 
     backend = Dock.load().backends.get(plugin)
     if backend is None:
@@ -329,7 +329,7 @@ def install() -> None:
             "; ".join(lost),
         )
         return
-    from sglang.srt.plugins.hook_registry import (
+    from sglang.srt.plugins.hook_registry import (  # noqa: PLC0415 - the engine
         HookRegistry,
         HookType,
     )

@@ -194,7 +194,7 @@ class _Known:
             )
         return found
 
-    def whole_pages(self, buffer: Any) -> _Shape:
+    def whole_pages(self, buffer: Any) -> _Shape:  # noqa: ANN401 - tensor or tensors
         """Describe pages that are opaque rows of bytes, one per layer.
 
         Laid out layer first, each layer is a tensor of its own. That is told

@@ -19,7 +19,7 @@ Span = tuple[int, int]
 """First byte and the byte past the last, as addresses."""
 
 
-def check(described: HostPool, pool: Any) -> None:
+def check(described: HostPool, pool: Any) -> None:  # noqa: ANN401 - the engine's object
     """Compare two pages of a description with the engine's own account.
 
     Raises:
@@ -46,12 +46,12 @@ def check(described: HostPool, pool: Any) -> None:
             )
 
 
-def _last_page(pool: Any) -> int:
+def _last_page(pool: Any) -> int:  # noqa: ANN401 - the engine's object
     return int(pool.size) // int(pool.page_size) - 1
 
 
-def _reported(described: HostPool, pool: Any, page: int) -> Iterable[Span]:
-    import torch
+def _reported(described: HostPool, pool: Any, page: int) -> Iterable[Span]:  # noqa: ANN401 - the engine's object
+    import torch  # noqa: PLC0415 - where there is an engine, there is torch
 
     slots = described.page_slots
     indices = torch.arange(page * slots, (page + 1) * slots, dtype=torch.int64)
@@ -64,7 +64,7 @@ def _reported(described: HostPool, pool: Any, page: int) -> Iterable[Span]:
     return [(int(at), int(at) + int(n)) for at, n in zip(pointers, sizes, strict=True)]
 
 
-def _view_spans(view: Any) -> list[Span]:
+def _view_spans(view: Any) -> list[Span]:  # noqa: ANN401 - a tensor
     """Return the runs of memory that a strided view covers."""
     run = view.element_size()
     axes = list(zip(view.shape, view.stride(), strict=True))
@@ -89,4 +89,4 @@ def _joined(spans: Iterable[Span]) -> list[Span]:
 
 def _shown(spans: list[Span]) -> str:
     first = ", ".join(f"{start:#x}+{stop - start}" for start, stop in spans[:2])
-    return first + (f" and {len(spans) - 2} more" if len(spans) > 2 else "")
+    return first + (f" and {len(spans) - 2} more" if len(spans) > 2 else "")  # noqa: PLR2004 - as shown

@@ -48,11 +48,11 @@ _DRAFT = "speculative_"
 
 def started_with() -> dict[str, str]:
     """Return the launch arguments of this engine that matter, where known."""
-    from sglang.srt.runtime_context import get_server_args
+    from sglang.srt.runtime_context import get_server_args  # noqa: PLC0415 - the engine
 
     try:
         arguments = get_server_args()
-    except Exception:
+    except Exception:  # noqa: BLE001 - parts of the engine run without any
         return {}
     found = {name: getattr(arguments, name, None) for name in STARTED_WITH}
     return {
@@ -67,13 +67,13 @@ def ranks_on_host(tp_size: int) -> int:
 
     Source: SGLang 0.5.23, `entrypoints/engine.py`: how ranks get their nodes.
     """
-    from sglang.srt.runtime_context import get_parallel
+    from sglang.srt.runtime_context import get_parallel  # noqa: PLC0415 - the engine
 
     try:
         found = get_parallel()
         hosts = max(1, int(found.nnodes) // int(found.pp_size))
         return min(tp_size, int(found.tp_size) // hosts) if hosts > 1 else tp_size
-    except Exception:
+    except Exception:  # noqa: BLE001 - parts of the engine run without any
         return tp_size
 
 
@@ -86,14 +86,14 @@ def target_kv_heads() -> int:
     Source: SGLang 0.5.23, `ModelConfig.get_num_kv_heads`, and
     `QKVParallelLinear`: neighbouring ranks have the same head.
     """
-    from sglang.srt.arg_groups.model_override_base import (
+    from sglang.srt.arg_groups.model_override_base import (  # noqa: PLC0415 - same
         model_config_of,
     )
-    from sglang.srt.runtime_context import get_server_args
+    from sglang.srt.runtime_context import get_server_args  # noqa: PLC0415 - same
 
     try:
         return int(model_config_of(get_server_args()).get_total_num_kv_heads())
-    except Exception:
+    except Exception:  # noqa: BLE001 - no model, or one whose heads differ by layer
         return 0
 
 
@@ -131,7 +131,7 @@ class Ranks:
         return "-".join(f"{name}{rank}" for name, rank in ranks.items())
 
     @classmethod
-    def of(cls, config: Any) -> Ranks:
+    def of(cls, config: Any) -> Ranks:  # noqa: ANN401 - the engine's dataclass
         """Read the engine's storage configuration.
 
         Stages and context-parallel ranks are told in the namespace instead of

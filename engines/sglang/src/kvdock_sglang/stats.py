@@ -55,11 +55,11 @@ class Stats:
             log.error("%s failed, so its pages are a miss%s: %s", what, again, error)
             log.debug("where it failed", exc_info=error)
 
-    def drain(self) -> Any:
+    def drain(self) -> Any:  # noqa: ANN401 - the engine's StorageMetrics
         """Return the engine's record since the last call; None if not asked."""
         if not self.metrics:
             return None
-        from sglang.srt.observability.metrics_collector import (
+        from sglang.srt.observability.metrics_collector import (  # noqa: PLC0415 - heavy
             StorageMetrics,
         )
 

@@ -45,7 +45,7 @@ T = TypeVar("T")
 class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     """SGLang's storage tier, kept by the kvdock plugin that `plugin` names."""
 
-    def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Any) -> None:
+    def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Any) -> None:  # noqa: ANN401 - always an empty dict today
         """Read the configuration and load the plugins.
 
         Called on the engine's scheduler thread. The engine decides after this
@@ -203,7 +203,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     def batch_get_v1(
         self,
         keys: list[str],
-        host_indices: Any,
+        host_indices: Any,  # noqa: ANN401 - a tensor of slots
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
         """Load pages of the anchor; one answer per page."""
@@ -216,7 +216,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     def batch_set_v1(
         self,
         keys: list[str],
-        host_indices: Any,
+        host_indices: Any,  # noqa: ANN401 - a tensor of slots
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
         """Store pages of the anchor; one answer per page."""
@@ -266,7 +266,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         what: str,
         name: str,
         keys: Sequence[str],
-        slots: Any,
+        slots: Any,  # noqa: ANN401 - a tensor of slots
         deadline_s: float,
     ) -> list[bool]:
         missed = [False] * len(keys)
@@ -283,7 +283,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         what: str,
         lane: AttachedHostPool,
         keys: Sequence[str],
-        slots: Any,
+        slots: Any,  # noqa: ANN401 - a tensor of slots
         deadline_s: float,
     ) -> list[bool]:
         pages = page_indices(slots, lane.pool.page_slots, len(keys))
@@ -302,17 +302,17 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     def get(
         self,
         key: str,
-        target_location: Any = None,
-        target_sizes: Any = None,
-    ) -> Any:
+        target_location: Any = None,  # noqa: ANN401 - a tensor
+        target_sizes: Any = None,  # noqa: ANN401 - not used by any caller
+    ) -> Any:  # noqa: ANN401 - a tensor or None
         """Load one page of the anchor into a flat tensor."""
         return self.batch_get([key], [target_location], target_sizes)[0]
 
     def batch_get(
         self,
         keys: list[str],
-        target_locations: Any = None,
-        target_sizes: Any = None,
+        target_locations: Any = None,  # noqa: ANN401 - tensors
+        target_sizes: Any = None,  # noqa: ANN401 - not used by any caller
     ) -> list[Any]:
         """Load pages of the anchor into flat tensors; None where missing."""
         del target_sizes
@@ -329,9 +329,9 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     def set(
         self,
         key: str,
-        value: Any = None,
-        target_location: Any = None,
-        target_sizes: Any = None,
+        value: Any = None,  # noqa: ANN401 - a tensor
+        target_location: Any = None,  # noqa: ANN401 - not used by any caller
+        target_sizes: Any = None,  # noqa: ANN401 - not used by any caller
     ) -> bool:
         """Store one page of the anchor from a flat tensor."""
         return self.batch_set([key], [value], target_location, target_sizes)
@@ -339,9 +339,9 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     def batch_set(
         self,
         keys: list[str],
-        values: Any = None,
-        target_locations: Any = None,
-        target_sizes: Any = None,
+        values: Any = None,  # noqa: ANN401 - tensors
+        target_locations: Any = None,  # noqa: ANN401 - not used by any caller
+        target_sizes: Any = None,  # noqa: ANN401 - not used by any caller
     ) -> bool:
         """Store pages of the anchor from flat tensors; whether all are."""
         del target_locations, target_sizes
@@ -366,7 +366,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         self._tier.clear()
         return True
 
-    def get_stats(self) -> Any:
+    def get_stats(self) -> Any:  # noqa: ANN401 - the engine's StorageMetrics
         """Return what was moved since the last call, as the engine counts."""
         return self._safely("stats", self.ledger.drain, None)
 
@@ -386,12 +386,12 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         """Run something for the engine; whatever fails is a miss."""
         try:
             return call()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - nothing may reach the engine's threads
             self.ledger.record_error(what, error)
             return otherwise
 
 
-def page_indices(slots: Any, page_slots: int, pages: int) -> Any:
+def page_indices(slots: Any, page_slots: int, pages: int) -> Any:  # noqa: ANN401 - a tensor of slots in, int64 (pages,) out
     """Turn the engine's host slots into page indices, int64 (pages,).
 
     Raises:

@@ -17,11 +17,11 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import controllers
-import sgl_kernel  # noqa: F401 - the stand-in comes before SGLang
-import torch
-import torch.distributed as dist
-import zoo
+import controllers  # noqa: E402 - found by the path above
+import sgl_kernel  # noqa: E402, F401 - the stand-in comes before SGLang
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import zoo  # noqa: E402
 
 PAGES = 5
 

@@ -87,7 +87,7 @@ def test_a_lenient_engine_restores_the_target_beside_an_empty_draft(
     load: Callable[[odd.Odd], odd.Odd],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    late: bool,
+    late: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
     load(odd.Odd(draft=Support.NO))
     target, draft = zoo.mha_host(), zoo.mha_host(layers=1)

@@ -46,7 +46,7 @@ class Kit(UnifiedRadixCacheStorageFixtures, unittest.TestCase):  # type: ignore[
 
     __test__ = False
 
-    def runTest(self) -> None:
+    def runTest(self) -> None:  # noqa: N802 - unittest's name
         """Hold the kit's clean-ups together; the steps are called one by one."""
 
 

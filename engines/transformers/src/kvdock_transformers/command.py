@@ -46,7 +46,7 @@ def demo(
         Path | None,
         typer.Option("--dir", help="Where to keep the store; else a temporary one."),
     ] = None,
-    as_json: Annotated[
+    as_json: Annotated[  # noqa: FBT002 - a command's flag
         bool,
         typer.Option("--json", help="Print one JSON object; all else to stderr."),
     ] = False,
@@ -63,17 +63,17 @@ def demo(
     `--set` does not say is taken from kvdock's file and environment, except for
     the directory.
     """
-    from kvdock import Dock
-    from kvdock_transformers.backends import (
+    from kvdock import Dock  # noqa: PLC0415
+    from kvdock_transformers.backends import (  # noqa: PLC0415
         Settings,
         check_settings,
         choose,
         configured,
         served,
     )
-    from kvdock_transformers.families import Family, Scale
-    from kvdock_transformers.presentation import Display, as_object
-    from kvdock_transformers.trial import Request, run_trial
+    from kvdock_transformers.families import Family, Scale  # noqa: PLC0415
+    from kvdock_transformers.presentation import Display, as_object  # noqa: PLC0415
+    from kvdock_transformers.trial import Request, run_trial  # noqa: PLC0415
 
     given: Settings = _settings(set_ or [])
     dock = Dock.load(require=(backend,) if backend else ())
@@ -123,7 +123,7 @@ def cleaning_up_when_terminated() -> Iterator[None]:
 
 
 def _check_writable(directory: Path) -> None:
-    from kvdock.errors import SettingsError
+    from kvdock.errors import SettingsError  # noqa: PLC0415
 
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def _check_writable(directory: Path) -> None:
 
 def _settings(pairs: list[str]) -> dict[str, str]:
     """Read what is given as KEY=VALUE."""
-    from kvdock.errors import SettingsError
+    from kvdock.errors import SettingsError  # noqa: PLC0415
 
     found: dict[str, str] = {}
     for pair in pairs:

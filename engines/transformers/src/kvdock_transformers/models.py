@@ -102,12 +102,12 @@ def _load(directory: Path) -> PreTrainedModel:
     return _ready(model)
 
 
-def _new(config: PretrainedConfig) -> Any:
+def _new(config: PretrainedConfig) -> Any:  # noqa: ANN401 - the library says no more
     made = transformers.AutoModelForCausalLM.from_config  # its signature is untyped
     return made(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
 
 
-def _ready(model: Any) -> PreTrainedModel:
+def _ready(model: Any) -> PreTrainedModel:  # noqa: ANN401 - same
     evaluated: PreTrainedModel = model.eval()
     return evaluated
 
@@ -191,7 +191,7 @@ def _random_model(config: PretrainedConfig, seed: int) -> PreTrainedModel:
                 # The default forgets a token within a few steps, so a
                 # restored state would hardly matter; this lasts for hundreds.
                 weight.copy_(torch.linspace(*_STATE_DECAY, len(weight)).log())
-            if weight.dim() != 2:
+            if weight.dim() != 2:  # noqa: PLR2004 - only matrices mix inputs
                 continue
             if "embed" in name:
                 # Gemma multiplies its embeddings by sqrt(hidden) itself.

@@ -273,7 +273,7 @@ def _model(result: ModelResult) -> dict[str, object]:
     }
 
 
-def _yes(value: bool) -> str:
+def _yes(value: bool) -> str:  # noqa: FBT001 - the value to be told
     return "yes" if value else "[red]NO[/red]"
 
 

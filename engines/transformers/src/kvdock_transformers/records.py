@@ -137,7 +137,7 @@ def _pools(value: Mapping[str, Any]) -> dict[str, PoolRecord]:
     }
 
 
-def _altered(value: Any) -> tuple[Altered, ...]:
+def _altered(value: Any) -> tuple[Altered, ...]:  # noqa: ANN401 - records or their JSON
     return tuple(
         record if isinstance(record, Altered) else Altered(**record) for record in value
     )

@@ -188,7 +188,7 @@ def _worker(arguments: Sequence[str], stderr: int) -> Iterator[subprocess.Popen[
         "TRANSFORMERS_VERBOSITY": "error",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
-    worker = subprocess.Popen(
+    worker = subprocess.Popen(  # noqa: S603 - this interpreter, this package
         [sys.executable, "-m", "kvdock_transformers.worker", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

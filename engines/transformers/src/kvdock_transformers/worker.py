@@ -29,9 +29,9 @@ def main(arguments: Sequence[str]) -> int:
     emit({"event": "start"})
     # Here and not above: these seconds belong to this process's start, and
     # whoever waits shall see that it has begun.
-    import torch
+    import torch  # noqa: PLC0415
 
-    from kvdock_transformers.serving import serve
+    from kvdock_transformers.serving import serve  # noqa: PLC0415
 
     torch.set_num_threads(job.threads)
     for model in job.families:

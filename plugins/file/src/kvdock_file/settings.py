@@ -59,5 +59,5 @@ class FileSettings:
             raise SettingsError(
                 f"segment_bytes {self.segment_bytes} is less than 64 KiB"
             )
-        if not 1 <= self.threads <= 256:
+        if not 1 <= self.threads <= 256:  # noqa: PLR2004 - more is a mistake
             raise SettingsError(f"threads {self.threads} is not between 1 and 256")

@@ -83,7 +83,7 @@ def pieces_of(batch: Batch) -> tuple[list[Any], list[Any]]:
     )
 
 
-def sizes_of(store: Any, keys: list[str]) -> Int64Array:
+def sizes_of(store: Any, keys: list[str]) -> Int64Array:  # noqa: ANN401 - the library's own class
     """Return the stored bytes of each key, 0 where they are not known."""
     found = store.batch_get_replica_desc(keys)
     sizes = np.zeros(len(keys), np.int64)

@@ -33,7 +33,7 @@ and clear them, not quite at once. Whoever opened first would find what another
 rank's lease has kept, and hold it with a lease of its own."""
 
 
-class ClientClosed(Exception):
+class ClientClosed(Exception):  # noqa: N818 - leaves a client's `using`, never this plugin
     """No call may be made: shut, or in a forked child."""
 
 
@@ -71,7 +71,7 @@ class NamespaceState:
         with self._lock:
             self._inside -= 1
 
-    def clear(self, client: Client, store: Any, deadline_s: float) -> int:
+    def clear(self, client: Client, store: Any, deadline_s: float) -> int:  # noqa: ANN401 - the library's own class
         """Forget the namespace; return 0, or the library's number."""
         with self._lock:
             if not self.clearing and self.leased_for_s():
@@ -84,7 +84,7 @@ class NamespaceState:
             self.reopen()
             raise
 
-    def _clear(self, client: Client, store: Any, deadline_s: float) -> int:
+    def _clear(self, client: Client, store: Any, deadline_s: float) -> int:  # noqa: ANN401 - the library's own class
         client.lookup_cache.clear()
         until = min(deadline_s, time.monotonic() + _WAITED_FOR_S)
         while True:
@@ -150,6 +150,6 @@ class NamespaceState:
             )
         client.release_pool(member)
 
-    def _remove(self, store: Any) -> int:
+    def _remove(self, store: Any) -> int:  # noqa: ANN401 - the library's own class
         """Remove all that no lease holds; return 0, or the library's number."""
         return min(0, int(store.remove_by_regex(f"^{re.escape(self.namespace)}/.*")))

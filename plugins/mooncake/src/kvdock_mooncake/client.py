@@ -180,7 +180,7 @@ class Client:
         finally:
             self.release(member)
 
-    def acquire(self, member: PoolRegistration) -> Any:
+    def acquire(self, member: PoolRegistration) -> Any:  # noqa: ANN401 - the library's own class
         """Lend the store until `leave`; see `using`.
 
         Raises:
@@ -310,7 +310,7 @@ class Client:
                 return may and not remove(store)
         except ClientClosed:
             return False
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the library's, of any kind
             log.debug("mooncake: an errand failed: %s", error)
             return False
 
@@ -364,7 +364,7 @@ class Client:
     def _register(self, block: Block) -> None:
         self._register_with(self._store, block)
 
-    def _register_with(self, store: Any, block: Block) -> None:
+    def _register_with(self, store: Any, block: Block) -> None:  # noqa: ANN401 - the library's own class
         status = store.register_buffer(block.address, block.nbytes)
         if not status:
             SHARED_SEGMENTS.enter(block, self)
@@ -427,14 +427,14 @@ class Client:
         self.health.reset()
         try:
             self._swap(join(self.library, self.settings))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - nobody may be left waiting
             log.warning("the Mooncake cluster cannot be joined again: %s", error)
         self.lookup_cache.clear()
         with self._changed:
             if self.state is State.RENEWING:
                 self.state = State.READY
 
-    def _swap(self, store: Any) -> None:
+    def _swap(self, store: Any) -> None:  # noqa: ANN401 - the library's own class
         """Take a new store and shut the old one, or the new one if it is unfit.
 
         The last pool may have left meanwhile, and shut the old one.

@@ -134,7 +134,7 @@ def limit_patience(
             environ[name] = _OURS[name] = value
 
 
-def join(library: Library, settings: MooncakeSettings, spill: str = "") -> Any:
+def join(library: Library, settings: MooncakeSettings, spill: str = "") -> Any:  # noqa: ANN401 - the library's own class
     """Set a store up, within `setup_timeout_s`.
 
     Args:
@@ -190,7 +190,7 @@ def _setup(settings: MooncakeSettings, spill: str) -> Callable[[Any], int]:
     )
 
 
-def put_config(library: Library, settings: MooncakeSettings, store: Any) -> Any:
+def put_config(library: Library, settings: MooncakeSettings, store: Any) -> Any:  # noqa: ANN401 - the library's own classes
     """Say how objects are stored.
 
     `prefer_alloc_in_same_node` is never set: reads that use it do not check
@@ -231,7 +231,7 @@ class _Attempt:
             store = make()
             status = setup(store)
             answer = status or (store,)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - handed to the waiting thread
             answer = error
         store = None
         with self.lock:
@@ -244,7 +244,7 @@ class _Attempt:
 
 def _within(
     timeout_s: float, make: Callable[[], Any], setup: Callable[[Any], int], fix: str
-) -> Any:
+) -> Any:  # noqa: ANN401 - the library's own class
     """Run a setup in a thread of its own and wait for it."""
     attempt = _Attempt()
     threading.Thread(

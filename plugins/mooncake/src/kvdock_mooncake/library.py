@@ -215,7 +215,7 @@ def load() -> Library:
     return inspect_library(wheel, module)
 
 
-def inspect_library(wheel: Wheel, module: Any) -> Library:
+def inspect_library(wheel: Wheel, module: Any) -> Library:  # noqa: ANN401 - a native module
     """Read from signatures and attributes what a release can do."""
     store, config = module.MooncakeDistributedStore, module.ReplicateConfig
     return Library(

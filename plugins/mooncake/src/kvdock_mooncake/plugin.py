@@ -69,7 +69,7 @@ def kvdock_manifest() -> Manifest:
 @hookimpl
 def kvdock_probe(config: AttachConfig) -> Sequence[Finding]:
     """Look at the library, the master and the host."""
-    from kvdock_mooncake.probe import findings
+    from kvdock_mooncake.probe import findings  # noqa: PLC0415 - keeps a listing light
 
     return findings(config.settings or _unsaid())
 
@@ -87,7 +87,7 @@ def kvdock_check_capability(
         return Verdict(Support.NATIVE, "without a standalone client any memory will do")
     if capability is not Capability.STORE:
         return None
-    from kvdock_mooncake.library import installed, the_wheel
+    from kvdock_mooncake.library import installed, the_wheel  # noqa: PLC0415 - as above
 
     try:
         the_wheel(installed())
@@ -120,7 +120,7 @@ def kvdock_allocate(nbytes: int, config: AttachConfig) -> HostMemory | None:
     settings = _joins_with(config)
     if not settings.standalone:
         return None
-    from kvdock_mooncake.shared_memory import allocate
+    from kvdock_mooncake.shared_memory import allocate  # noqa: PLC0415 - as above
 
     return allocate(settings, nbytes, config)
 
@@ -130,10 +130,10 @@ def kvdock_register_pool(
     pool: PoolSpec, region: Region, config: AttachConfig
 ) -> PoolHandle:
     """Join the cluster, or share the client that has, and register memory."""
-    from kvdock_mooncake.pool import PoolHandle
-    from kvdock_mooncake.shared_clients import join_pool
-    from kvdock_mooncake.spill import owner_of
-    from kvdock_mooncake.warmup import nothing_stored
+    from kvdock_mooncake.pool import PoolHandle  # noqa: PLC0415 - as above
+    from kvdock_mooncake.shared_clients import join_pool  # noqa: PLC0415 - as above
+    from kvdock_mooncake.spill import owner_of  # noqa: PLC0415 - as above
+    from kvdock_mooncake.warmup import nothing_stored  # noqa: PLC0415 - as above
 
     del pool
     settings = _joins_with(config)

@@ -112,7 +112,7 @@ class PoolHandle:
         finally:
             client.release(self.member)
 
-    def _run(self, store: Any, batch: Batch) -> BatchResult:
+    def _run(self, store: Any, batch: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
         match batch.operation:
             case Operation.EXISTS:
                 return BatchResult.of(batch, self._exists(store, batch))
@@ -127,7 +127,7 @@ class PoolHandle:
 
     # --- Look up -------------------------------------------------------------
 
-    def _exists(self, store: Any, batch: Batch) -> OutcomeArray:
+    def _exists(self, store: Any, batch: Batch) -> OutcomeArray:  # noqa: ANN401 - the library's own class
         known = self.client.lookup_cache.contains(batch.keys)
         numbers = np.ones(len(batch), np.int64)
         if known.any():
@@ -154,7 +154,7 @@ class PoolHandle:
             outcomes[np.array(unfit, np.bool_)] = Outcome.ABSENT
         return outcomes
 
-    def _ask(self, store: Any, batch: Batch) -> Sequence[int]:
+    def _ask(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
         if self.client.library.probes:
             return [int(one) for one in store.batch_probe_key(batch.keys)]
         answer: Sequence[int] = store.batch_is_exist(batch.keys)
@@ -162,7 +162,7 @@ class PoolHandle:
 
     # --- Move ----------------------------------------------------------------
 
-    def _put(self, store: Any, asked: Batch) -> BatchResult:
+    def _put(self, store: Any, asked: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
         """Store; a number of 0 says that the key is there, not who wrote it."""
         batch = marked(asked, self.client.mark)
         unfit = self.client.corrupt_keys
@@ -183,7 +183,7 @@ class PoolHandle:
         self.client.health.record(Operation.PUT, numbers)
         return BatchResult.of(asked, outcomes_of(numbers))
 
-    def _retry(self, store: Any, batch: Batch, call: Call, passing: int) -> Int64Array:
+    def _retry(self, store: Any, batch: Batch, call: Call, passing: int) -> Int64Array:  # noqa: ANN401 - the library's own class
         """Move a batch; try again for a little while what may soon succeed.
 
         There is no room until eviction has freed some, in steps of some ten
@@ -202,7 +202,7 @@ class PoolHandle:
             numbers[rows] = self._transfer(store, rows_of(batch, rows), call)
         return numbers
 
-    def _overwrite(self, store: Any, batch: Batch) -> Int64Array:
+    def _overwrite(self, store: Any, batch: Batch) -> Int64Array:  # noqa: ANN401 - the library's own class
         """Write over objects of a wrong length: their keys refuse every put."""
         numbers = self._remove_unleased(store, batch)
         gone = np.flatnonzero((numbers == 0) | (numbers == NOT_FOUND))
@@ -213,7 +213,7 @@ class PoolHandle:
         numbers[gone] = self._retry(store, anew, self._write, NO_ROOM)
         return numbers
 
-    def _get(self, store: Any, batch: Batch) -> BatchResult:
+    def _get(self, store: Any, batch: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
         """Load; the numbers are the bytes that each object really has."""
         wanted = batch.object_bytes
         if not wanted.all():
@@ -233,7 +233,7 @@ class PoolHandle:
 
     def _get_with_marks(
         self,
-        store: Any,
+        store: Any,  # noqa: ANN401 - the library's own class
         batch: Batch,
         marks: npt.NDArray[np.bool_],
     ) -> BatchResult:
@@ -250,7 +250,7 @@ class PoolHandle:
 
     def _mark_wrong_lengths(
         self,
-        store: Any,
+        store: Any,  # noqa: ANN401 - the library's own class
         batch: Batch,
         numbers: Int64Array,
         outcomes: OutcomeArray,
@@ -276,7 +276,7 @@ class PoolHandle:
             rows = np.flatnonzero(wrong).tolist()
             self.client.corrupt_keys.update(batch.keys[row] for row in rows)
 
-    def _write(self, store: Any, batch: Batch) -> Sequence[int]:
+    def _write(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
         config = self.client.put_config
         addresses, sizes = pieces_of(batch)
         put = (
@@ -287,7 +287,7 @@ class PoolHandle:
         answer: Sequence[int] = put(batch.keys, addresses, sizes, config)
         return answer
 
-    def _read(self, store: Any, batch: Batch) -> Sequence[int]:
+    def _read(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
         addresses, sizes = pieces_of(batch)
         get = (
             store.batch_get_into
@@ -304,7 +304,7 @@ class PoolHandle:
     # bytes of whatever is stored there next, and be told that all is well
     # (seen with 0.3.13). The lease of a reader is what keeps it safe.
 
-    def _delete(self, store: Any, batch: Batch) -> OutcomeArray:
+    def _delete(self, store: Any, batch: Batch) -> OutcomeArray:  # noqa: ANN401 - the library's own class
         """Remove keys; one that is not there is as good as removed."""
         numbers = self._remove_unleased(store, batch)
         # Not announced any more, and written over by the next put.
@@ -315,7 +315,7 @@ class PoolHandle:
         outcomes[outcomes == Outcome.ABSENT] = Outcome.OK
         return outcomes
 
-    def _remove_unleased(self, store: Any, batch: Batch) -> Int64Array:
+    def _remove_unleased(self, store: Any, batch: Batch) -> Int64Array:  # noqa: ANN401 - the library's own class
         """Remove keys; wait for leases if they surely end in time."""
         self.client.lookup_cache.discard(batch.keys)
         numbers = self._in_chunks(store, batch, self._remove)
@@ -332,13 +332,13 @@ class PoolHandle:
             numbers[leased] = np.where(again == NO_TIME, LEASED, again)
         return numbers
 
-    def _remove(self, store: Any, batch: Batch) -> Sequence[int]:
+    def _remove(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
         if "batch_remove" in self.client.library.methods:
             removed: Sequence[int] = store.batch_remove(batch.keys)
             return removed
         return [int(store.remove(key)) for key in batch.keys]
 
-    def _clear(self, store: Any, batch: Batch) -> OutcomeArray:
+    def _clear(self, store: Any, batch: Batch) -> OutcomeArray:  # noqa: ANN401 - the library's own class
         """Forget the own namespace, and nothing that begins otherwise."""
         outcomes = np.full(len(batch), Outcome.REFUSED, np.uint8)
         for row, prefix in enumerate(batch.keys):
@@ -352,7 +352,7 @@ class PoolHandle:
 
     # --- In calls of bounded size ---------------------------------------------
 
-    def _transfer(self, store: Any, batch: Batch, call: Call) -> Int64Array:
+    def _transfer(self, store: Any, batch: Batch, call: Call) -> Int64Array:  # noqa: ANN401 - the library's own class
         """Move a batch in calls that are bounded by pieces and by bytes.
 
         No call names a key twice: the library then fills only the last one's
@@ -371,7 +371,7 @@ class PoolHandle:
         settings = self.client.settings
         most = min(settings.max_pieces // pieces, settings.max_call_bytes // largest)
 
-        def bounded(store: Any, part: Batch) -> Sequence[int]:
+        def bounded(store: Any, part: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
             allowance, most = self.client.in_flight, len(part) * pieces
             if not allowance.enter(most, part.deadline_s):
                 return [NO_TIME] * len(part)
@@ -384,7 +384,7 @@ class PoolHandle:
 
     def _in_chunks(
         self,
-        store: Any,
+        store: Any,  # noqa: ANN401 - the library's own class
         batch: Batch,
         call: Call,
         rows: int = _LOOKUP_KEYS,

@@ -177,8 +177,8 @@ def _start(command: Sequence[str], port: int, log: Path | None) -> Server | None
     environment = dict(os.environ)
     if path := search_path(environment.get("LD_LIBRARY_PATH", "")):
         environment["LD_LIBRARY_PATH"] = path
-    with open(log or os.devnull, "ab") as output:
-        process = subprocess.Popen(
+    with open(log or os.devnull, "ab") as output:  # noqa: PTH123 - a path or the null device
+        process = subprocess.Popen(  # noqa: S603 - a program of the installed wheel
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -51,7 +51,7 @@ def bring() -> None:
 
 
 def _run(command: list[str], folder: str) -> None:
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603 - fixed commands
         command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
     )
     if done.returncode:

@@ -52,7 +52,7 @@ class WarmUp:
         """All of it, to be registered."""
         return Block(int(self.memory.ctypes.data), 2 * _BYTES)
 
-    def round_trip(self, store: Any, namespace: str, put_config: Any) -> int:
+    def round_trip(self, store: Any, namespace: str, put_config: Any) -> int:  # noqa: ANN401 - the library's own classes
         """Store it, read it back and remove it, under a key of our own.
 
         Peers may not be reachable in the first moments, so it is tried again.
@@ -84,7 +84,7 @@ class WarmUp:
             fix="Look at the master's log.",
         )
 
-    def _there_and_back(self, store: Any, key: str, put_config: Any) -> int:
+    def _there_and_back(self, store: Any, key: str, put_config: Any) -> int:  # noqa: ANN401 - the library's own classes
         """Store it and read it back; return the bytes or the library's number."""
         here, size = self.block.address, _BYTES
         self.memory[1] = 0

@@ -32,20 +32,20 @@ pytest.register_assert_rewrite(
     - {*sys.modules}
 )
 
-from kvdock.testing.contract.damage import DamageTests
-from kvdock.testing.contract.declared import DeclaredTests
-from kvdock.testing.contract.faulty import FaultTests
-from kvdock.testing.contract.final_tests import SealedError
-from kvdock.testing.contract.keys import KeyTests
-from kvdock.testing.contract.lifecycle import LifecycleTests
-from kvdock.testing.contract.limits import LimitTests
-from kvdock.testing.contract.memory import MemoryTests
-from kvdock.testing.contract.pages import PageTests
-from kvdock.testing.contract.races import RaceTests
-from kvdock.testing.contract.sharding import RankTests
-from kvdock.testing.contract.stateful import MachineTests
-from kvdock.testing.contract.suite import Suite, groups
-from kvdock.testing.contract.writes import WriteTests
+from kvdock.testing.contract.damage import DamageTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.declared import DeclaredTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.faulty import FaultTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.final_tests import SealedError  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.keys import KeyTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.lifecycle import LifecycleTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.limits import LimitTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.memory import MemoryTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.pages import PageTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.races import RaceTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.sharding import RankTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.stateful import MachineTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.suite import Suite, groups  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.writes import WriteTests  # noqa: E402 - after the rewriting
 
 __all__ = ["BackendContract", "FaultContract", "SealedError", "groups"]
 

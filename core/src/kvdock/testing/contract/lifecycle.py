@@ -220,7 +220,7 @@ def _child(setup: Setup, *, safe: bool) -> None:
         outcomes = setup.get(PAGES)
     except AssertionError:
         raise
-    except Exception:
+    except Exception:  # noqa: BLE001 - refusing by an error is allowed if declared
         assert not safe, "declared fork safe, but it raised"
         return
     if safe:
@@ -241,7 +241,7 @@ def forked(job: Callable[[], None]) -> Iterator[Callable[[], str]]:
         try:
             job()
             word = "fine"
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - told to the parent
             word = f"{type(error).__name__}: {error}"
         finally:
             os.write(write_end, word.encode()[:4000])

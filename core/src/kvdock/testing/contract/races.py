@@ -41,7 +41,7 @@ def together(*jobs: Callable[[], None]) -> None:
         gate.wait()
         try:
             job()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
             raised.append(error)
 
     threads = [threading.Thread(target=run, args=(job,)) for job in jobs]

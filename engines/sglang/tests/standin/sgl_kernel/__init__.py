@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 # of that goes to looking for garbage among modules, where there is none.
 gc.set_threshold(100_000, 50, 50)
 
-from sgl_kernel import copies, patches
+from sgl_kernel import copies, patches  # noqa: E402 - imports torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

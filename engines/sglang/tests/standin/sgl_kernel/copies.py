@@ -62,12 +62,12 @@ def transfer_kv_all_layer_direct_lf_pf(
 class _NoPinning:
     """The pinning calls of the CUDA runtime, all of them successful."""
 
-    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802 - CUDA's name
         """Pin nothing."""
         del address, nbytes, flags
         return 0
 
-    def cudaHostUnregister(self, address: int) -> int:
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - CUDA's name
         """Unpin nothing."""
         del address
         return 0

@@ -91,15 +91,15 @@ def _translated(run: Callable[..., Any]) -> Callable[..., Any]:
 def _gated_norm(module: Any) -> None:
     """Give gated-delta layers their norm, which is a Triton kernel."""
 
-    def rms_norm_gated(
+    def rms_norm_gated(  # noqa: PLR0913, PLR0917 - the kernel's own signature
         x: torch.Tensor,
         g: torch.Tensor,
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         activation: str = "swish",
         residual: object = None,
-        prenorm: bool = False,
-        residual_in_fp32: bool = False,
+        prenorm: bool = False,  # noqa: FBT001, FBT002 - the kernel's own signature
+        residual_in_fp32: bool = False,  # noqa: FBT001, FBT002 - same
         eps: float = 1e-6,
         **_: object,
     ) -> torch.Tensor:
