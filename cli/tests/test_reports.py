@@ -35,9 +35,9 @@ from kvdock.plugin.discovery import Candidate, LoadedPlugin, PluginProblem
 from kvdock.plugin.validation import LoadStage
 from kvdock.pools.enums import ObjectUnit
 from kvdock.routing.plan import Route
-from kvdock.routing.verdicts import RouteOption
-from kvdock.routing.verdicts import TransferMode as RoutePath
-from kvdock_cli.reports import doctor, list, manifest, route, version
+from kvdock.routing.verdicts import RouteOption, TransferMode
+from kvdock_cli.reports import doctor, manifest, route, version
+from kvdock_cli.reports import list as listing
 from kvdock_cli.reports._tables import columns, plain
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -109,7 +109,7 @@ BROKEN = PluginProblem(
     cause="ModuleNotFoundError: No module named 'gamma'",
     fix="Reinstall kvdock-gamma, or install what it needs.",
 )
-LISTING = list.Listing(plugins=[ALPHA, BETA], problems=[BROKEN], hidden=["delta"])
+LISTING = listing.Listing(plugins=[ALPHA, BETA], problems=[BROKEN], hidden=["delta"])
 DIAGNOSIS = doctor.Diagnosis(
     problems=[BROKEN],
     sections=[
@@ -147,28 +147,30 @@ PLAN = Plan(
         Route(
             KV,
             "alpha",
-            RoutePath.ZERO_COPY,
+            TransferMode.ZERO_COPY,
             "as it should be",
             (
-                RouteOption("alpha", (CAN,), RoutePath.ZERO_COPY, ObjectUnit.PAGE),
-                RouteOption("beta", (CAN, CANNOT), RoutePath.STAGED, ObjectUnit.PART),
+                RouteOption("alpha", (CAN,), TransferMode.ZERO_COPY, ObjectUnit.PAGE),
+                RouteOption(
+                    "beta", (CAN, CANNOT), TransferMode.STAGED, ObjectUnit.PART
+                ),
             ),
         ),
         Route(
             DRAFT,
             None,
-            RoutePath.NONE,
+            TransferMode.NONE,
             "alpha: it does not say",
             (
                 RouteOption(
-                    "alpha", (CAN, CANNOT), RoutePath.ZERO_COPY, ObjectUnit.PAGE
+                    "alpha", (CAN, CANNOT), TransferMode.ZERO_COPY, ObjectUnit.PAGE
                 ),
             ),
         ),
         Route(
             attrs.evolve(DRAFT, name="other"),
             None,
-            RoutePath.NONE,
+            TransferMode.NONE,
             "this stage has none of it",
             absent=True,
         ),
@@ -179,8 +181,8 @@ PARTS_OF_KVDOCK = [
     version.Part("backend alpha", "1.2.3", "kvdock-alpha", ALPHA.path),
 ]
 TEXTS: dict[str, Callable[[], str]] = {
-    "list.txt": lambda: list.as_text(LISTING),
-    "list.md": lambda: list.as_markdown(LISTING),
+    "list.txt": lambda: listing.as_text(LISTING),
+    "list.md": lambda: listing.as_markdown(LISTING),
     "show-alpha.txt": lambda: manifest.as_text(ALPHA),
     "show-beta.txt": lambda: manifest.as_text(BETA),
     "doctor.txt": lambda: doctor.as_text(DIAGNOSIS),
@@ -188,7 +190,7 @@ TEXTS: dict[str, Callable[[], str]] = {
     "version.txt": lambda: version.as_text(PARTS_OF_KVDOCK),
 }
 OBJECTS: dict[str, Callable[[], dict[str, object]]] = {
-    "list.json": lambda: list.as_data(LISTING),
+    "list.json": lambda: listing.as_data(LISTING),
     "show-alpha.json": lambda: manifest.as_data(ALPHA),
     "doctor.json": lambda: doctor.as_data(DIAGNOSIS),
     "route.json": lambda: route.as_data(PLAN),
@@ -237,15 +239,16 @@ def test_every_key_of_an_object_is_documented(name: str) -> None:
 
 
 def test_a_listing_of_nothing_says_what_to_install() -> None:
-    empty = list.Listing(plugins=[])
+    empty = listing.Listing(plugins=[])
     assert (
-        list.as_text(empty) == "No backend is installed. Try: pip install kvdock-file"
+        listing.as_text(empty)
+        == "No backend is installed. Try: pip install kvdock-file"
     )
-    assert list.as_data(empty)["ok"] is True
+    assert listing.as_data(empty)["ok"] is True
 
 
 def test_a_listing_of_what_cannot_be_used_does_not_advise_to_install() -> None:
-    text = list.as_text(list.Listing(plugins=[], hidden=["delta"]))
+    text = listing.as_text(listing.Listing(plugins=[], hidden=["delta"]))
     assert text == "No backend can be used.\n\nNot in KVDOCK_PLUGINS: delta"
 
 

@@ -49,7 +49,7 @@ def parse_bytes(value: str | float) -> int:
 def format_bytes(nbytes: float) -> str:
     """Write a size as `parse_bytes` reads it, rounded to a tenth."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
+        if nbytes < 1024:  # noqa: PLR2004 - the step between units
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.1f} TiB"

@@ -6,7 +6,7 @@ import os
 
 from kvdock.plugin import discovery
 from kvdock_cli.output import emit
-from kvdock_cli.reports import list
+from kvdock_cli.reports import list as report
 
 OBSERVERS = "kvdock.observers"
 
@@ -22,17 +22,17 @@ def list_backends(*, json: bool = False, markdown: bool = False) -> int:
         markdown: Print the table of the README.
     """
     found = load()
-    text = list.as_markdown(found) if markdown else list.as_text(found)
-    return emit(text, list.as_data(found), as_json=json)
+    text = report.as_markdown(found) if markdown else report.as_text(found)
+    return emit(text, report.as_data(found), as_json=json)
 
 
-def load() -> list.Listing:
+def load() -> report.Listing:
     """Load every backend that KVDOCK_PLUGINS allows."""
     names = discovery.allow_list(os.environ)
     candidates = discovery.list_entry_points()
     kept = tuple(discovery.filter_allowed(candidates, names))
     plugins, problems = discovery.load_all(kept)
-    return list.Listing(
+    return report.Listing(
         plugins=tuple(plugins.values()),
         observers=discovery.list_entry_points(OBSERVERS),
         problems=(*problems, *discovery.missing_allowed(candidates, names)),

@@ -27,10 +27,12 @@ def ls(root: str, /, *, json: bool = False) -> int:
         root: The store's root directory.
         json: Print one line of JSON.
     """
-    from kvdock.segments.inspect import describe_namespace as survey  # noqa: PLC0415 - numpy
+    from kvdock.segments.inspect import describe_namespace  # noqa: PLC0415 - numpy
 
     home = Path(root)
-    found = [done for _, done in _each(home, "", lambda one: survey(home, one))]
+    found = [
+        done for _, done in _each(home, "", lambda one: describe_namespace(home, one))
+    ]
     return emit(report.listing_text(found), report.listing_data(found), as_json=json)
 
 
@@ -42,10 +44,12 @@ def stat(root: str, namespace: str, /, *, json: bool = False) -> int:
         namespace: The namespace, or enough of its first digits.
         json: Print one line of JSON.
     """
-    from kvdock.segments.inspect import describe_namespace as survey
-    from kvdock.segments.inspect import resolve_prefix  # noqa: PLC0415 - numpy
+    from kvdock.segments.inspect import (  # noqa: PLC0415 - numpy
+        describe_namespace,
+        resolve_prefix,
+    )
 
-    found = survey(Path(root), resolve_prefix(Path(root), namespace))
+    found = describe_namespace(Path(root), resolve_prefix(Path(root), namespace))
     return emit(report.survey_text(found), report.survey_data(found), as_json=json)
 
 
@@ -67,17 +71,19 @@ def verify(
         shared_root: Heal under a root that others own or may write.
         json: Print one line of JSON.
     """
-    from kvdock.segments import inspect as survey
-    from kvdock.segments import verify as checking  # noqa: PLC0415 - numpy
+    from kvdock.segments import inspect  # noqa: PLC0415 - numpy
+    from kvdock.segments import verify as verification
 
     home = Path(root)
-    seen = _each(home, namespace, lambda one: survey.describe_namespace(home, one))
+    seen = _each(home, namespace, lambda one: inspect.describe_namespace(home, one))
     total = sum(pool.stored_bytes for _, one in seen for pool in one.pools)
     with _progress(total) as tell:
         checked = _each(
             home,
             namespace,
-            lambda one: checking.verify(home, one, tell, heal=heal, shared=shared_root),
+            lambda one: verification.verify(
+                home, one, tell, heal=heal, shared=shared_root
+            ),
         )
     found = [done for _, done in checked]
     return emit(report.checked_text(found), report.checked_data(found), as_json=json)
@@ -148,7 +154,7 @@ def clear(
     home = Path(root)
     one = survey.resolve_prefix(home, namespace)
     if not yes:
-        _confirm(survey.describe_namespace(home, one))
+        _confirm(inspect.describe_namespace(home, one))
     freed = [(one, survey.clear(home, one, shared=shared_root))]
     return emit(
         report.freed_text(freed), report.freed_data("clear", freed), as_json=json

@@ -254,7 +254,8 @@ def explain(
                 known = [one.partition(".")[2] for one in schemas if section in one]
                 raise SettingsError(
                     f"settings are given for {name!r}, which is not among the "
-                    f"{section}{origin_suffix(configuration.origins, f'{section}.{name}')}",
+                    f"{section}"
+                    f"{origin_suffix(configuration.origins, f'{section}.{name}')}",
                     fix=did_you_mean(name, known),
                 )
     return tuple(rows)
