@@ -67,7 +67,7 @@ def test_a_name_that_is_taken_is_refused() -> None:
 def test_a_name_of_the_house_is_refused_installed_or_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvdock_cli.commands.new.installed", list)
+    monkeypatch.setattr("kvdock_cli.commands.new.list_entry_points", list)
     with pytest.raises(UsageProblem, match=f"taken by kvdock-{folder.name}"):
         project(folder.name)
 

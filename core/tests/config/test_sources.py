@@ -333,7 +333,7 @@ def test_what_is_no_duration_is_refused(text: str | float) -> None:
     [
         ("deadlines", "get", "is not a duration"),
         ("calls", "batch_bytes", "is not a size in bytes"),
-        ("calls", "at_once", "is not a whole number|must be at least 1"),
+        ("calls", "max_concurrent_calls", "is not a whole number|must be at least 1"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_in_the_words_of_its_setting(

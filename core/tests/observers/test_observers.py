@@ -362,7 +362,7 @@ def test_an_observer_that_does_more_than_to_wrap_and_to_listen_is_refused(
         name="mine", summary="", settings=MetricsSettings, build=lambda _: wrong()
     )
     found = {"faults": find_observer("faults"), "mine": mine}
-    monkeypatch.setattr("kvdock.observers.find_observer", found.get)
+    monkeypatch.setattr("kvdock.plugin.observer.find_observer", found.get)
     dock = Dock({"shelf": Shelf().backend()})
     with pytest.raises(PluginError, match=f"observer 'mine' cannot be used: .*{said}"):
         observe(dock, ["faults", "mine"])
@@ -383,7 +383,7 @@ def test_an_observer_that_cannot_be_built_says_why(
         raise error
 
     mine = Observer(name="mine", summary="", settings=MetricsSettings, build=build)
-    monkeypatch.setattr("kvdock.observers.find_observer", lambda _: mine)
+    monkeypatch.setattr("kvdock.plugin.observer.find_observer", lambda _: mine)
     with pytest.raises(kind, match=said):
         observe(Dock({"shelf": Shelf().backend()}), ["mine"])
 

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-QUICK: dict[str, Any] = {"backoff": "10 ms", "max_backoff": "20 ms", "probe": "50 ms"}
+QUICK: dict[str, Any] = {
+    "backoff": "10 ms",
+    "max_backoff": "20 ms",
+    "probe_timeout": "50 ms",
+}
 
 
 class Outage:

@@ -178,6 +178,6 @@ def test_a_missing_pytest_is_told_with_its_remedy(
 
 
 def test_asking_for_a_checkup_imports_no_pytest() -> None:
-    code = "import sys, kvdock.testing.checkup; print('pytest' in sys.modules)"
+    code = "import sys, kvdock.testing.report; print('pytest' in sys.modules)"
     said = subprocess.check_output([sys.executable, "-c", code], text=True)
     assert said.strip() == "False"

@@ -310,8 +310,8 @@ def test_a_signal_before_the_call_leaves_no_page_and_no_area_held(
     staging: StagingPolicy, inside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if inside == "sealed":
-        module = "trailers" if staging is StagingPolicy.ROUTED else "staging"
-        inside = f"kvdock.sessions.{module}.sealed"
+        module = "integrity" if staging is StagingPolicy.ROUTED else "staging"
+        inside = f"kvdock.transfer.{module}.make_trailers"
 
     def ring(*_: object) -> None:
         raise Alarm
@@ -449,7 +449,7 @@ def test_the_pools_can_be_named_while_another_thread_closes() -> None:
                 yield berth
                 backends.close(0.0)
 
-    object.__setattr__(backends, "berths", Closing(backends.pools))
+    object.__setattr__(backends, "pools", Closing(backends.pools))
     assert [pool.name for pool in engine.attachment.pools] == ["kv", "draft"]
     assert engine.attachment.close()
 

@@ -149,13 +149,13 @@ def clear(
         shared_root: Accept a root that others own or may write.
         json: Print one line of JSON.
     """
-    from kvdock.segments import inspect as survey  # noqa: PLC0415 - numpy
+    from kvdock.segments import inspect  # noqa: PLC0415 - numpy
 
     home = Path(root)
-    one = survey.resolve_prefix(home, namespace)
+    one = inspect.resolve_prefix(home, namespace)
     if not yes:
         _confirm(inspect.describe_namespace(home, one))
-    freed = [(one, survey.clear(home, one, shared=shared_root))]
+    freed = [(one, inspect.clear(home, one, shared=shared_root))]
     return emit(
         report.freed_text(freed), report.freed_data("clear", freed), as_json=json
     )

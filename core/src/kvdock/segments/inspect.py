@@ -202,7 +202,7 @@ class PoolSurvey:
         pages: Objects in them.
         stored_bytes: Bytes of those objects.
         file_bytes: Bytes of all files, free slots and leftovers among them.
-        wrong_records: Records that are there and not whole.
+        corrupt_records: Records that are there and not whole.
     """
 
     pool: str
@@ -317,7 +317,7 @@ def _pool_survey(
     folder: str, total: npt.NDArray[np.int64], file_bytes: int
 ) -> PoolSurvey:
     pool, _, object_bytes = folder.rpartition(".")
-    segments, pages, stored_bytes, wrong_records = total.tolist()
+    segments, pages, stored_bytes, corrupt_records = total.tolist()
     return PoolSurvey(
         pool=pool,
         object_bytes=int(object_bytes),
@@ -325,7 +325,7 @@ def _pool_survey(
         pages=pages,
         stored_bytes=stored_bytes,
         file_bytes=file_bytes,
-        corrupt_records=wrong_records,
+        corrupt_records=corrupt_records,
     )
 
 

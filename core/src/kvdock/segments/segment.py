@@ -49,8 +49,8 @@ class IndexContents:
         commits: Changes whenever records are added.
         records: (slots,); what is not valid is zero.
         used_ns: int64 (slots,).
-        wrong_slots: int64 (n,), slots whose record is there but wrong.
-        wrong_records: (n,), those records as they are.
+        corrupt_slots: int64 (n,), slots whose record is there but wrong.
+        corrupt_records: (n,), those records as they are.
     """
 
     slots: int
@@ -114,8 +114,8 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | 
     if slot_bytes:
         good &= (numbers + 1) * slot_bytes <= data_bytes
         good &= records["nbytes"] <= np.uint64(slot_bytes)
-    wrong_slots = np.flatnonzero(there & ~good)
-    wrong_records = records[wrong_slots]
+    corrupt_slots = np.flatnonzero(there & ~good)
+    corrupt_records = records[corrupt_slots]
     records[~good] = np.zeros((), RECORD)
     used_ns = records["stored_ns"].astype(np.int64)
     if len(raw) >= index_bytes(slots):
@@ -127,8 +127,8 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | 
         commits=int.from_bytes(raw[COMMITS_AT : COMMITS_AT + 8], "little"),
         records=records,
         used_ns=used_ns,
-        corrupt_slots=wrong_slots,
-        corrupt_records=wrong_records,
+        corrupt_slots=corrupt_slots,
+        corrupt_records=corrupt_records,
     )
 
 

@@ -43,7 +43,7 @@ class VerifyReport:
         namespace: Its digest.
         good: Pages whose bytes are those that were stored.
         bad: Those that are not: a read of them is a miss.
-        wrong_records: Records that are there and not whole, or whose pages
+        corrupt_records: Records that are there and not whole, or whose pages
             lie beyond the end of their file: those pages are lost.
         unreadable_segments: Index files that cannot be read, or have no file
             of pages: whatever they held is lost.
