@@ -39,7 +39,6 @@ from kvdock.plugin.backend import Backend
 from kvdock.plugin.discovery import Candidate, LoadedPlugin
 from kvdock.plugin.hookspecs import AttachConfig, hookimpl
 from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Support
-from kvdock.plugin.observer import put_around
 from kvdock.pools.enums import PoolKind
 from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard
@@ -138,9 +137,9 @@ def attached(
     if observed:
         from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
 
-        put_around(dock, "faults", FaultInjector(FaultSettings()))
-        put_around(dock, "metrics", Metrics(CollectorRegistry()))
-        put_around(dock, "tracing", Tracing())
+        dock.add_observer("faults", FaultInjector(FaultSettings()))
+        dock.add_observer("metrics", Metrics(CollectorRegistry()))
+        dock.add_observer("tracing", Tracing())
     pool = PoolSpec(
         name="kv", kind="k_only", parts=[Part("k", "u8", (PAGE_BYTES // 16,))],
         layers=[0], page_tokens=16, anchor=True,
@@ -182,8 +181,8 @@ def overhead(count: int) -> dict[str, float]:
     observed, wrapped = attached(Copier(), observed=True)
     name = [f"{0:064x}"]
     batch = Batch(Operation.EXISTS, name, pool="kv")
-    handle = plain.pools_by_name["kv"].handle
-    channel = observed.pools_by_name["kv"].channel
+    handle = plain["kv"].handle
+    channel = observed["kv"].channel
     event = {
         "backend": "copier", "pool": "kv", "operation": Operation.EXISTS,
         "outcomes": {Outcome.OK: 1}, "nbytes": PAGE_BYTES, "seconds": 0.001,

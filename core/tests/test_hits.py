@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdock.errors import PoolError
-from kvdock.hits import Hits, agree, allowed_prefixes, evaluate, intersect, needed_pages
+from kvdock.hits import Hits, agree, allowed_prefixes, evaluate, intersect
 from kvdock.pools.enums import DType, HitPolicy, PoolKind
 from kvdock.pools.part import Part
 from kvdock.pools.spec import PoolSpec
@@ -116,21 +116,6 @@ def test_evaluation_is_the_intersection_of_naive_loops(
     assert hits.found == {name: max(allowed) for name, allowed in each.items()}
 
 
-@given(policies, st.integers(0, 20))
-def test_the_pages_a_prefix_needs_are_enough_and_none_too_many(
-    one: PoolSpec, prefix: int
-) -> None:
-    needed = needed_pages(one, prefix)
-    reach = prefix
-    if one.hit_policy is HitPolicy.BLOCK_GROUPS:
-        reach -= prefix % one.block_pages
-    assert allowed_prefixes(one, needed)[reach]
-    for page in np.flatnonzero(needed):
-        without = needed.copy()
-        without[page] = False
-        assert not allowed_prefixes(one, without)[reach]
-
-
 def test_the_minimum_of_maxima_would_be_wrong_and_is_not_the_answer() -> None:
     pools = [pool(anchor=True), pool("indexer"), trailing(1, "mamba")]
     exists = {
@@ -147,7 +132,6 @@ def test_the_minimum_of_maxima_would_be_wrong_and_is_not_the_answer() -> None:
 def test_a_window_may_be_wider_than_anything(window: int) -> None:
     swa, exists = trailing(window), [True, True, False, True]
     assert np.flatnonzero(allowed_prefixes(swa, np.array(exists))).tolist() == [0, 1, 2]
-    assert needed_pages(swa, 3).all()
 
 
 def test_an_optional_pool_is_reported_and_cuts_nothing() -> None:
@@ -169,19 +153,6 @@ def test_a_missing_or_short_answer_is_refused() -> None:
         evaluate([pool()], {}, 2)
     with pytest.raises(PoolError, match=r"\(1,\) answers for 2 pages"):
         evaluate([pool()], {"kv": [True]}, 2)
-
-
-def test_room_for_fewer_pages_cuts_to_a_prefix_that_works() -> None:
-    restorable = np.array([True, False, True, False, False, True])
-    hits = Hits({}, restorable)
-    assert [hits.best_within(room) for room in (-1, 1, 2, 4, 5, 99)] == [
-        0,
-        0,
-        2,
-        2,
-        5,
-        5,
-    ]
 
 
 def all_ranks(local: list[Hits | None], pages: int, names: list[str]) -> list[Hits]:

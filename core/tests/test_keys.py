@@ -18,6 +18,7 @@ from kvdock.namespace import (
     namespace_record,
 )
 from kvdock.pools.enums import DType, Layout, ObjectUnit, Per, PoolKind, Sharding
+from kvdock.pools.layout import stored_objects
 from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard, every_shard
 from kvdock.pools.spec import PoolSpec
@@ -213,13 +214,13 @@ def test_a_page_hash_cannot_leave_its_place(bad: str) -> None:
     ],
 )
 def test_a_suffix_that_could_break_out_is_refused(suffix: str, message: str) -> None:
-    objects = KV.objects(Shard())
+    objects = stored_objects(KV, Shard())
     with pytest.raises(KvdockError, match=message):
         check_suffixes("mine", [(KV, [suffix], objects)])
 
 
 def test_suffixes_are_one_for_each_object_and_never_shared() -> None:
-    objects = KV.objects(Shard())
+    objects = stored_objects(KV, Shard())
     check_suffixes("mine", [(KV, [".a"], objects), (DRAFT, [".b"], objects)])
     with pytest.raises(KvdockError, match="2 suffixes for 1 objects"):
         check_suffixes("mine", [(KV, [".a", ".b"], objects)])

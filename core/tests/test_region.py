@@ -20,7 +20,7 @@ from kvdock.pools.enums import (
     PoolKind,
     Sharding,
 )
-from kvdock.pools.layout import count_buffers
+from kvdock.pools.layout import count_buffers, stored_objects
 from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard
 from kvdock.pools.spec import PoolSpec
@@ -134,7 +134,7 @@ def expected(
     ]
     start = pool.local_heads(shard)[0]
     found = []
-    for stored in pool.objects(shard):
+    for stored in stored_objects(pool, shard):
         layers = [mine.index(layer) for layer in stored.layers]
         heads = slice(None)
         if stored.heads is not None:
@@ -178,7 +178,7 @@ def test_addresses_name_the_bytes_that_the_array_has_there(
         assert read(*Region.of(pool, shard, pieces, pages).addresses(wanted)) == there
     if pages > 1:
         assert count_buffers(pool, shard) == region.buffers
-    nbytes = [one.nbytes for one in pool.objects(shard)]
+    nbytes = [one.nbytes for one in stored_objects(pool, shard)]
     assert region.object_bytes.tolist() == nbytes
     assert sum(nbytes) == pool.page_bytes(shard)
 

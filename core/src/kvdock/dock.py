@@ -14,6 +14,7 @@ from kvdock.errors import RegionError
 from kvdock.plugin import discovery
 from kvdock.plugin.backend import Backend
 from kvdock.plugin.hookspecs import AttachConfig, HostMemory
+from kvdock.plugin.observer import build_observers
 from kvdock.pools.shard import Shard
 from kvdock.routing.plan import Plan, plan_routes
 
@@ -112,6 +113,47 @@ class Dock:
             needs=needs,
             judge=self._judge(settings or {}),
         )
+
+    def observe(
+        self,
+        names: Sequence[str],
+        settings: Mapping[str, Mapping[str, object]] | None = None,
+    ) -> dict[str, object]:
+        """Put observers around every backend.
+
+        Called between `Dock.load` and `Attachment.open`, with `core.observers`
+        and what is configured for them. Nothing is put around anything unless
+        all of them can be used.
+
+        Args:
+            names: Which observers.
+            settings: Observer name to its settings.
+
+        Returns:
+            Observer name to the object that was built.
+
+        Raises:
+            PluginError: If one cannot be used.
+            SettingsError: If its settings are wrong, or are given for one that
+                is not among the names.
+        """
+        built = build_observers(names, settings or {})
+        for backend in self.backends.values():
+            for name, one in built.items():
+                backend.check_observer(name, one)
+        for name, one in built.items():
+            self.add_observer(name, one)
+        return built
+
+    def add_observer(self, name: str, built: object) -> None:
+        """Put a built observer around every backend.
+
+        Raises:
+            PluginError: If one of that name is there already, or it does more
+                than to wrap and to listen.
+        """
+        for backend in self.backends.values():
+            backend.add_observer(name, built)
 
     def allocate(
         self,

@@ -57,14 +57,6 @@ class Hits:
         """All restorable prefix lengths but 0, ascending."""
         return tuple(int(p) for p in np.flatnonzero(self.restorable) if p)
 
-    def best_within(self, pages: int) -> int:
-        """Return the longest restorable prefix of at most so many pages.
-
-        For an engine that has room for fewer pages than were found: cutting
-        the best prefix to the room could end where no state exists.
-        """
-        return _last(self.restorable[: max(0, pages) + 1])
-
 
 def _last(allowed: BoolArray) -> int:
     """Return the place of the last true entry; entry 0 is always true."""
@@ -109,29 +101,6 @@ def _leading(exists: BoolArray) -> int:
         return 0
     first = int(exists.argmin())
     return len(exists) if exists[first] else first
-
-
-def needed_pages(pool: PoolSpec, prefix: int) -> BoolArray:
-    """Return which of a prefix's pages a pool must load to restore it.
-
-    The pages of a block group are the last `group_pages` of each whole block:
-    a page hash covers all tokens before it, so those hashes name the block.
-
-    Args:
-        pool: The pool, for its hit policy.
-        prefix: Length of the prefix in pages.
-
-    Returns:
-        bool (prefix,), whether page i is needed.
-    """
-    needed = np.ones(prefix, np.bool_)
-    if pool.hit_policy is HitPolicy.TRAILING_PAGES:
-        needed[: max(0, prefix - pool.window_pages)] = False
-    elif pool.hit_policy is HitPolicy.BLOCK_GROUPS:
-        place = np.arange(prefix) % pool.block_pages
-        needed = place >= pool.block_pages - pool.group_pages
-        needed[prefix // pool.block_pages * pool.block_pages :] = False
-    return needed
 
 
 def evaluate(

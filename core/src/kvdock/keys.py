@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvdock.errors import KvdockError
+from kvdock.pools.layout import stored_objects
 
 if TYPE_CHECKING:
     from kvdock.pools.objects import StoredObject
@@ -28,7 +29,7 @@ _SUFFIX = re.compile(rf"[A-Za-z0-9._:@+=-]{{1,{MAX_SUFFIX_CHARS}}}")
 
 def key_suffixes(pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
     """Spell what each object of a page holds; most backends' key suffix."""
-    return tuple(f".{stored.coordinate}" for stored in pool.objects(shard))
+    return tuple(f".{stored.coordinate}" for stored in stored_objects(pool, shard))
 
 
 def check_suffixes(

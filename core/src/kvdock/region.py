@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from kvdock.errors import RegionError
 from kvdock.pools.enums import Layout
+from kvdock.pools.layout import stored_objects
 from kvdock.pools.objects import LAYOUT_AXES, StoredObject
 from kvdock.pools.validators import as_int, is_int
 
@@ -125,7 +126,7 @@ class Region:
             raise RegionError(
                 f"pool {pool.name!r}: pages is a whole number, not {pages!r}"
             )
-        objects = pool.objects(shard)
+        objects = stored_objects(pool, shard)
         if not pool.physical or not objects:
             if memory:
                 raise RegionError(
@@ -164,6 +165,11 @@ class Region:
             blocks=blocks,
             owners=tuple(memory),
         )
+
+    @property
+    def physical(self) -> bool:
+        """Whether a page has bytes in this memory."""
+        return bool(self.bases.size)
 
     @property
     def buffers(self) -> int:

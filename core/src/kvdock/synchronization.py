@@ -1,8 +1,9 @@
-"""Waiting: for how long, and under which lock."""
+"""Waiting: for how long, under which lock, and in which process."""
 
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 
@@ -10,6 +11,26 @@ from kvdock.errors import KvdockError
 
 MAX_WAIT_S = threading.TIMEOUT_MAX / 2
 """Longest wait that a lock takes, with room for rounding: 146 years."""
+
+
+class ProcessGuard:
+    """Tells a forked child from the process that made an object.
+
+    A child has the object's state but none of the threads behind it, and one
+    of those may have held a lock when the process was forked: it stays locked.
+    So the guard is asked before any lock is taken. It needs no hook at forks,
+    which could not be undone and would miss a fork in C.
+    """
+
+    __slots__ = ("_pid",)
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the object's process."""
+        return os.getpid() != self._pid
 
 
 def new_condition() -> tuple[threading.Lock, threading.Condition]:

@@ -19,6 +19,7 @@ from kvdock.models.description import (
 from kvdock.models.memory_budget import HostBudget
 from kvdock.namespace import Namespace, namespace_digest, namespace_record
 from kvdock.pools.enums import ContextSplit, DType, HitPolicy, PoolKind, Sharding
+from kvdock.pools.layout import stored_objects
 from kvdock.pools.shard import Shard
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def test_every_shipped_model_has_one_writer_for_every_object(
         for pool in assembly.pools:
             writers: Counter[str] = Counter()
             for shard in shards:
-                for stored in pool.objects(shard):
+                for stored in stored_objects(pool, shard):
                     writers[stored.coordinate] += pool.writes(shard)
             assert set(writers.values()) == {1}, pool.name
 
@@ -71,7 +72,7 @@ def test_the_keys_of_every_shipped_model_are_lawful(name: str, draft: str) -> No
         check_suffixes(
             "any",
             [
-                (pool, key_suffixes(pool, shard), pool.objects(shard))
+                (pool, key_suffixes(pool, shard), stored_objects(pool, shard))
                 for pool in assembly.pools
             ],
         )
@@ -328,7 +329,7 @@ def test_tp_sizes_that_are_to_share_get_a_common_head_group() -> None:
         return {
             stored.coordinate
             for shard in assembly.shards()
-            for stored in assembly.pools[0].objects(shard)
+            for stored in stored_objects(assembly.pools[0], shard)
         }
 
     assert objects(2) == objects(4)

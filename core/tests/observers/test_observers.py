@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, cast
@@ -21,10 +22,11 @@ from kvdock.events import PagesRestored
 from kvdock.observers.metrics import Metrics, MetricsSettings
 from kvdock.observers.tracing import Tracing
 from kvdock.plugin.hookspecs import Capacity, hookimpl
-from kvdock.plugin.observer import Observer, find_observer, observe
+from kvdock.plugin.observer import Observer, find_observer
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from types import FrameType
 
     from kvdock.events import Event
     from kvdock.plugin.backend import Backend
@@ -289,7 +291,7 @@ def test_an_observer_that_fails_costs_a_line_in_the_log(
 
 def test_observers_are_found_by_name_and_built_with_their_settings() -> None:
     backend = Shelf().backend()
-    built = observe(Dock({"shelf": backend}), ["faults"], {"faults": {"rate": "0.5"}})
+    built = Dock({"shelf": backend}).observe(["faults"], {"faults": {"rate": "0.5"}})
     assert list(built) == ["faults"]
     assert backend.plugin.manager.get_plugin("observer:faults") is built["faults"]
 
@@ -297,21 +299,21 @@ def test_observers_are_found_by_name_and_built_with_their_settings() -> None:
 def test_settings_of_an_observer_that_is_not_switched_on_are_refused() -> None:
     dock = Dock({"shelf": Shelf().backend()})
     with pytest.raises(SettingsError, match=r"'fault',.*Did you mean 'faults'"):
-        observe(dock, ["faults"], {"fault": {"rate": 1}})
+        dock.observe(["faults"], {"fault": {"rate": 1}})
     with pytest.raises(SettingsError, match=r"'metrics',.*Add 'metrics' to core"):
-        observe(dock, ["faults"], {"metrics": {}})
+        dock.observe(["faults"], {"metrics": {}})
     assert dock.backends["shelf"].observers == ()
 
 
 def test_observers_are_put_around_all_or_none_and_once() -> None:
     dock = Dock({"shelf": Shelf().backend()})
     with pytest.raises(PluginError, match="no observer 'nonsense'"):
-        observe(dock, ["faults", "nonsense"])
+        dock.observe(["faults", "nonsense"])
     assert not dock.backends["shelf"].observers
-    observe(dock, ["faults", "faults"])
+    dock.observe(["faults", "faults"])
     assert dock.backends["shelf"].observers == ("faults",)
     with pytest.raises(PluginError, match="'faults' is around backend 'shelf' already"):
-        observe(dock, ["tracing", "faults"])
+        dock.observe(["tracing", "faults"])
     assert dock.backends["shelf"].observers == ("faults",)
 
 
@@ -365,7 +367,7 @@ def test_an_observer_that_does_more_than_to_wrap_and_to_listen_is_refused(
     monkeypatch.setattr("kvdock.plugin.observer.find_observer", found.get)
     dock = Dock({"shelf": Shelf().backend()})
     with pytest.raises(PluginError, match=f"observer 'mine' cannot be used: .*{said}"):
-        observe(dock, ["faults", "mine"])
+        dock.observe(["faults", "mine"])
     assert dock.backends["shelf"].observers == ()
 
 
@@ -385,7 +387,7 @@ def test_an_observer_that_cannot_be_built_says_why(
     mine = Observer(name="mine", summary="", settings=MetricsSettings, build=build)
     monkeypatch.setattr("kvdock.plugin.observer.find_observer", lambda _: mine)
     with pytest.raises(kind, match=said):
-        observe(Dock({"shelf": Shelf().backend()}), ["mine"])
+        Dock({"shelf": Shelf().backend()}).observe(["mine"])
 
 
 class Observed(Shelf):
@@ -393,13 +395,34 @@ class Observed(Shelf):
 
     def backend(self) -> Backend:
         backend = super().backend()
-        observe(Dock({backend.name: backend}), ["faults"])
+        Dock({backend.name: backend}).observe(["faults"])
         return backend
+
+
+@pytest.mark.parametrize("observed", [False, True])
+def test_only_an_observed_backend_is_called_through_the_relay(
+    *, observed: bool
+) -> None:
+    files: list[str] = []
+
+    def look(batch: Batch) -> None:
+        del batch
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            files.append(frame.f_code.co_filename)
+            frame = frame.f_back
+
+    engine = Engine([Observed() if observed else Shelf()], core=patient())
+    with engine.attachment as cache:
+        engine.shelf.trouble = look
+        cache.exists(hashes(1))
+        assert any("pluggy" in one for one in files) == observed
+        assert files
 
 
 def test_memory_is_not_attached_where_nobody_put_the_observers_around() -> None:
     core = patient(observers=["faults"])
-    with pytest.raises(AttachError, match=r"'faults'.*'shelf'.*observers\.observe"):
+    with pytest.raises(AttachError, match=r"'faults'.*'shelf'.*dock\.observe"):
         Engine(core=core)
     with Engine([Observed()], core=core).attachment as cache:
         assert cache.exists(hashes(1)).best == 0
@@ -411,7 +434,7 @@ def test_an_engine_that_loads_pool_by_pool_tells_what_it_restored() -> None:
         names = hashes(3)
         engine.fill(names, range(3))
         cache.put(names, engine.where(range(3)))
-        codes = cache.read("kv", names, [4, 5, 6], time.monotonic() + 10)
+        codes = cache["kv"].get(names, [4, 5, 6], time.monotonic() + 10)
         whole = codes == Outcome.OK
         cache.notify_restored({"kv": whole, "draft": np.array([True, False, True])}, 3)
         assert value(registry, "kvdock_restored_prefix_pages_total") == 3
@@ -425,7 +448,7 @@ def test_an_observer_that_is_not_there_is_refused_by_name() -> None:
     with pytest.raises(PluginError, match=r"'metric'.*Did you mean 'metrics'"):
         find_observer("metric")
     with pytest.raises(SettingsError, match=r"unknown setting 'rat'.*'rate'"):
-        observe(Dock({}), ["faults"], {"faults": {"rat": 1}})
+        Dock({}).observe(["faults"], {"faults": {"rat": 1}})
 
 
 @pytest.mark.parametrize("name", ["metrics", "tracing", "faults"])

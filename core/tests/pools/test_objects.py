@@ -17,6 +17,7 @@ from kvdock.pools.enums import (
     PoolKind,
     Sharding,
 )
+from kvdock.pools.layout import stored_objects
 from kvdock.pools.objects import Coordinate, StoredObject
 from kvdock.pools.part import Part
 from kvdock.pools.shard import Layers, Shard, every_shard
@@ -91,7 +92,7 @@ def objects_of_all(
     try:
         for shard in shards:
             pool.writes(shard)
-        return [(shard, one) for shard in shards for one in pool.objects(shard)]
+        return [(shard, one) for shard in shards for one in stored_objects(pool, shard)]
     except PoolError:
         # Heads or tokens do not divide among so many ranks: refused by name.
         assume(False)
@@ -148,7 +149,7 @@ def test_a_rank_holds_the_bytes_of_its_objects(
 ) -> None:
     objects_of_all(pool, shards)
     for shard in shards:
-        total = sum(stored.nbytes for stored in pool.objects(shard))
+        total = sum(stored.nbytes for stored in stored_objects(pool, shard))
         assert total == pool.page_bytes(shard)
 
 
@@ -178,7 +179,7 @@ def mha(**changes: object) -> PoolSpec:
 
 def coordinates(pool: PoolSpec, **sizes: int) -> set[str]:
     shards = every_shard(**sizes)  # type: ignore[arg-type]  # sizes alone
-    return {one.coordinate for shard in shards for one in pool.objects(shard)}
+    return {one.coordinate for shard in shards for one in stored_objects(pool, shard)}
 
 
 def test_tp2_reads_what_tp4_wrote_where_head_groups_divide_both() -> None:
@@ -205,19 +206,19 @@ def test_an_uneven_pipeline_shares_the_stages_that_agree() -> None:
     one = {
         stored.coordinate
         for layers in ((0, 31), (31, 61))
-        for stored in pool.objects(Shard(pp_size=2, layers=layers))
+        for stored in stored_objects(pool, Shard(pp_size=2, layers=layers))
     }
     other = {
         stored.coordinate
         for layers in ((0, 31), (31, 50), (50, 61))
-        for stored in pool.objects(Shard(pp_size=3, layers=layers))
+        for stored in stored_objects(pool, Shard(pp_size=3, layers=layers))
     }
     assert one & other == {"kv.L0-31.H0-8"}
 
 
 def test_a_stage_without_the_pools_layers_has_no_object_of_it() -> None:
     pool = mha(layers=(0, 1))
-    assert pool.objects(Shard(pp_rank=1, pp_size=2, layers=(2, 4))) == ()
+    assert stored_objects(pool, Shard(pp_rank=1, pp_size=2, layers=(2, 4))) == ()
 
 
 def test_every_pipeline_stage_marks_a_logical_page_for_itself() -> None:
@@ -229,11 +230,11 @@ def test_every_pipeline_stage_marks_a_logical_page_for_itself() -> None:
         page_tokens=64,
         anchor=True,
     )
-    (alone,) = anchor.objects(Shard())
+    (alone,) = stored_objects(anchor, Shard())
     assert (alone.coordinate, alone.nbytes) == ("kv.mark", 0)
     marks = defaultdict(list)
     for shard in every_shard(tp_size=2, cp_size=2, stages=[(0, 3), (3, 5)]):
-        (mark,) = anchor.objects(shard)
+        (mark,) = stored_objects(anchor, shard)
         marks[mark.coordinate].append(anchor.writes(shard))
     assert {name: sum(writes) for name, writes in marks.items()} == {
         "kv.mark.L0-3": 1,
@@ -255,7 +256,7 @@ def test_a_part_without_bytes_is_never_an_object_of_its_own() -> None:
         object_unit=ObjectUnit.PART,
     )
     shard = Shard(tp_rank=1, tp_size=2)
-    assert [one.coordinate for one in conv_only.objects(shard)] == [
+    assert [one.coordinate for one in stored_objects(conv_only, shard)] == [
         "mamba.L0-3.R1of2.conv_0"
     ]
 

@@ -6,6 +6,7 @@ import pytest
 
 from kvdock.errors import PoolError
 from kvdock.pools.enums import ContextSplit, DType, HitPolicy, Per, PoolKind, Sharding
+from kvdock.pools.layout import stored_objects
 from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard
 from kvdock.pools.spec import PoolSpec, check_pools
@@ -99,7 +100,7 @@ def test_a_state_whose_first_part_is_empty_is_still_divided_among_ranks() -> Non
     for rank in range(2):
         shard = Shard(tp_rank=rank, tp_size=2)
         assert state.head_groups(shard) == ((0, 1),)
-        assert [one.nbytes for one in state.objects(shard)] == [24]
+        assert [one.nbytes for one in stored_objects(state, shard)] == [24]
         assert state.page_bytes(shard) == 24
         assert state.writes(shard)
 

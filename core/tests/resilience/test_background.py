@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from shelf import Engine, hashes, hasty, patient, until
+from shelf import Engine, Shelf, attention, hashes, hasty, patient, until
 from stalls import timed
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
@@ -252,6 +252,67 @@ def test_deletions_that_fail_open_their_breaker(fails: str) -> None:
         assert cache.breakers()["shelf"][Operation.DELETE] == "open"
         deletions = [one for one in engine.shelf.calls if one.operation == "delete"]
         assert len(deletions) == 2
+
+
+def test_deletions_take_no_more_keys_at_once_than_the_backend() -> None:
+    pools = [attention(head_group=1)]
+    engine = Engine([Shelf(max_batch_keys=2)], pools, core=patient())
+    with engine.attachment as cache:
+        names = stored(engine)
+        objects = sorted(engine.shelf.objects)
+        for name in objects:
+            damage(engine, name)
+        # One background deletion of all objects of all pages.
+        attached = cache.pools_by_name["kv"]
+        attached.channel.background.delete_corrupt(
+            attached.handle, "kv", attached.keys(names)
+        )
+        assert cache.wait_idle(20)
+        deletions = [one for one in engine.shelf.calls if one.operation == "delete"]
+        assert [len(one) for one in deletions] == [2, 2, 2, 2]
+        assert not engine.shelf.objects
+        assert cache.breakers()["shelf"][Operation.DELETE] == "closed"
+
+
+def test_a_deletion_past_its_deadline_starts_no_further_batch(outage: Outage) -> None:
+    outage.operations = (Operation.DELETE,)
+    engine = Engine([Shelf(max_batch_keys=1)], core=hasty("delete"))
+    with engine.attachment as cache:
+        names = stored(engine)
+        attached = cache.pools_by_name["kv"]
+        engine.shelf.trouble = outage
+        attached.channel.background.delete_corrupt(
+            attached.handle, "kv", attached.keys(names)
+        )
+        pending = attached.channel.background.pending_deletes
+        until(lambda: not pending.pending(attached.keys(names)).any())
+        outage.over.set()
+        assert cache.wait_idle(20)
+        deletions = [one for one in engine.shelf.calls if one.operation == "delete"]
+        assert len(deletions) == 1
+        assert len(engine.shelf.objects) == 3
+
+
+def test_closing_ends_a_deletion_after_the_batch_under_way() -> None:
+    engine = Engine([Shelf(max_batch_keys=1)], core=patient())
+    names = stored(engine)
+    attached = engine.attachment.pools_by_name["kv"]
+    begun, go_on = threading.Event(), threading.Event()
+
+    def trouble(batch: Batch) -> None:
+        if batch.operation is Operation.DELETE:
+            begun.set()
+            go_on.wait(20)
+
+    engine.shelf.trouble = trouble
+    attached.channel.background.delete_corrupt(
+        attached.handle, "kv", attached.keys(names)
+    )
+    assert begun.wait(20)
+    assert not engine.attachment.close(0.0)
+    go_on.set()
+    assert engine.attachment.wait_idle(20)
+    assert len(engine.shelf.objects) == 3
 
 
 def test_probes_of_a_kind_make_calls_of_that_kind_but_never_clear() -> None:

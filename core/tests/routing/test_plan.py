@@ -418,6 +418,32 @@ def test_a_backends_own_word_comes_before_its_manifest() -> None:
     assert {Capability.STORE, Capability.KEY_SIZE, Capability.ZERO_COPY} <= set(asked)
 
 
+@pytest.mark.parametrize(
+    ("limit", "capability"),
+    [
+        ({"max_object_bytes": 8}, Capability.OBJECT_SIZE),
+        ({"max_batch_keys": 1}, Capability.BATCH_SIZE),
+        ({"max_key_bytes": 8}, Capability.KEY_SIZE),
+    ],
+)
+def test_a_backend_may_tighten_its_limits_and_never_loosen_them(
+    limit: dict[str, Any], capability: Capability
+) -> None:
+    pool = attrs.evolve(HEADS, head_group=1)
+    answer = Verdict(Support.NATIVE, "any size will do")
+
+    def judge(*asked: object) -> Verdict | None:
+        return answer if asked[1] is capability else None
+
+    tight, wide = backend("tight", **limit), backend("wide")
+    with pytest.raises(NoRoute, match="at most, this pool needs"):
+        plan(pool, by=[tight], judge=judge)
+    assert plan(pool, by=[wide], judge=judge).anchor.backend == "wide"
+    answer = Verdict(Support.NO, "less than declared today")
+    with pytest.raises(NoRoute, match="less than declared today"):
+        plan(pool, by=[wide], judge=judge)
+
+
 def test_a_plan_is_the_same_for_the_same_question() -> None:
     by = [backend("b"), backend("a")]
     assert plan(DRAFT, KV, by=by) == plan(DRAFT, KV, by=by[::-1])

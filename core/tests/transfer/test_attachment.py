@@ -34,6 +34,7 @@ from kvdock.pools.enums import Layout
 from kvdock.pools.factories import logical
 from kvdock.pools.shard import Shard
 from kvdock.region import Region
+from kvdock.resilience.channel import CallResult
 from kvdock.routing.verdicts import IntegrityCheck, TransferMode
 from kvdock.transfer.attachment import Attachment
 from kvdock.transfer.result import NO_PAGE
@@ -304,15 +305,15 @@ def test_a_signal_that_ends_the_wait_leaves_the_call_its_memory(
 
 @pytest.mark.parametrize("staging", StagingPolicy)
 @pytest.mark.parametrize(
-    "inside", ["kvdock.transfer.attached_pool.build_keys", "sealed"]
+    "inside",
+    [
+        "kvdock.transfer.attached_pool.build_keys",
+        "kvdock.transfer.integrity.make_trailers",
+    ],
 )
 def test_a_signal_before_the_call_leaves_no_page_and_no_area_held(
     staging: StagingPolicy, inside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if inside == "sealed":
-        module = "integrity" if staging is StagingPolicy.ROUTED else "staging"
-        inside = f"kvdock.transfer.{module}.make_trailers"
-
     def ring(*_: object) -> None:
         raise Alarm
 
@@ -397,6 +398,12 @@ def test_a_backend_gets_no_more_keys_at_once_than_it_takes(
         assert cache.exists(names).best == 7
         assert cache.get(names, engine.where(range(8, 15))).pages == 7
         assert max(map(len, engine.shelf.calls)) == limit
+        cache.pools_by_name["kv"].channel.background.delete_corrupt(
+            "kv", "kv", list(engine.shelf.objects)
+        )
+        assert cache.wait_idle(20)
+        assert max(map(len, engine.shelf.calls)) == limit
+        assert not engine.shelf.objects
 
 
 @pytest.mark.parametrize("staging", list(StagingPolicy))
@@ -408,21 +415,21 @@ def test_an_engine_may_move_its_pools_one_by_one(staging: StagingPolicy) -> None
         later = time.monotonic() + 5
         engine.fill(names, range(4))
         some = [0, NO_PAGE, 2, 3]
-        stored = cache.write("indexer", names, some, later).tolist()
+        stored = cache["indexer"].put(names, some, later).tolist()
         assert stored == [0, Outcome.ABSENT, 0, 0]
-        assert cache.lookup("indexer", names, later).tolist() == [1, 0, 1, 1]
-        assert not cache.lookup("kv", names, later).any()
+        assert cache["indexer"].exists(names, later).tolist() == [1, 0, 1, 1]
+        assert not cache["kv"].exists(names, later).any()
         engine.blank()
-        loaded = cache.read("indexer", names[2:], [7, 6], later)
+        loaded = cache["indexer"].get(names[2:], [7, 6], later)
         assert not loaded.any()
         assert engine.holds("indexer", names[2], 7)
         assert engine.holds("indexer", names[3], 6)
         with pytest.raises(KvdockError, match="Did you mean 'indexer'"):
-            cache.lookup("indexr", names, later)
+            cache["indexr"].exists(names, later)
         with pytest.raises(RegionError, match="2,"):
-            cache.read("kv", names, [0, 1], later)
+            cache["kv"].get(names, [0, 1], later)
         past = time.monotonic() - 1
-        assert cache.write("kv", names, range(4), past).all()
+        assert cache["kv"].put(names, range(4), past).all()
 
 
 @pytest.mark.parametrize("staging", StagingPolicy)
@@ -431,12 +438,38 @@ def test_never_is_a_deadline_like_any_other(staging: StagingPolicy) -> None:
     names, never = hashes(4), float("inf")
     with engine.attachment as cache:
         engine.fill(names, range(4))
-        assert not cache.write("kv", names, range(4), never).any()
-        assert cache.lookup("kv", names, never).all()
-        assert not cache.read("kv", names, range(4), never).any()
+        assert not cache["kv"].put(names, range(4), never).any()
+        assert cache["kv"].exists(names, never).all()
+        assert not cache["kv"].get(names, range(4), never).any()
         assert cache.leases("kv").wait(range(4), never)
         assert cache.wait_idle(never)
         assert cache.close(never)
+
+
+def test_one_pool_takes_the_deadlines_of_the_settings_unless_given_one() -> None:
+    engine = Engine(core=patient(deadlines={"exists": "9 s", "put": "8 s"}))
+    names = hashes(2)
+    with engine.attachment as cache:
+        engine.fill(names, range(2))
+        began = time.monotonic()
+        assert not cache["kv"].put(names, range(2)).any()
+        assert cache["kv"].exists(names).all()
+        cache["kv"].exists(names, began + 77)
+        left = [one.deadline_s - began for one in engine.shelf.calls]
+        assert left == pytest.approx([8, 9, 77], abs=0.9)
+
+
+@pytest.mark.parametrize("staging", StagingPolicy)
+def test_an_attached_pool_says_what_is_stored_where(staging: StagingPolicy) -> None:
+    shelf = Shelf()
+    engine = Engine([shelf], core=patient(calls={"staging": staging}))
+    with engine.attachment as cache:
+        engine.fill(hashes(2), range(2))
+        cache["kv"].put(hashes(2), range(2))
+        assert cache["kv"].backend == "shelf"
+        assert sorted(cache["kv"].keys(hashes(2))) == sorted(shelf.objects)
+        stored = len(next(iter(shelf.objects.values())))
+        assert cache["kv"].object_bytes.tolist() == [stored]
 
 
 def test_the_pools_can_be_named_while_another_thread_closes() -> None:
@@ -449,20 +482,20 @@ def test_the_pools_can_be_named_while_another_thread_closes() -> None:
                 yield berth
                 backends.close(0.0)
 
-    object.__setattr__(backends, "pools", Closing(backends.pools))
+    object.__setattr__(backends, "berths", Closing(backends.pools))
     assert [pool.name for pool in engine.attachment.pools] == ["kv", "draft"]
     assert engine.attachment.close()
 
 
-@pytest.mark.parametrize("deadline", [None, "soon", float("nan")])
+@pytest.mark.parametrize("deadline", ["soon", float("nan")])
 def test_what_is_no_deadline_is_refused_and_holds_no_page(deadline: Any) -> None:
     engine = Engine(core=patient())
     with engine.attachment as cache:
-        for move in (cache.read, cache.write):
+        for move in (cache["kv"].get, cache["kv"].put):
             with pytest.raises(KvdockError, match="a deadline is a number"):
-                move("kv", hashes(2), [0, 1], deadline)
+                move(hashes(2), [0, 1], deadline)
         with pytest.raises(KvdockError, match="a deadline is a number"):
-            cache.lookup("kv", hashes(2), deadline)
+            cache["kv"].exists(hashes(2), deadline)
         assert not cache.leases("kv").in_use([0, 1]).any()
 
 
@@ -489,9 +522,9 @@ def test_only_whole_numbers_are_page_indices(pages: Any) -> None:
         for call in (cache.put, cache.get):
             with pytest.raises(RegionError, match="whole numbers"):
                 call(hashes(2), {"kv": pages})
-        for move in (cache.write, cache.read):
+        for move in (cache["kv"].put, cache["kv"].get):
             with pytest.raises(RegionError, match="whole numbers"):
-                move("kv", hashes(2), pages, time.monotonic() + 5)
+                move(hashes(2), pages, time.monotonic() + 5)
 
 
 def test_clearing_reaches_the_namespace() -> None:
@@ -505,8 +538,10 @@ def test_clearing_reaches_the_namespace() -> None:
 
 
 @pytest.mark.parametrize("staging", list(StagingPolicy))
-def test_pieces_before_a_late_one_are_not_called_loaded(staging: StagingPolicy) -> None:
-    """They were neither verified nor copied when the call was given up."""
+def test_a_late_batch_takes_nothing_from_those_before_it(
+    staging: StagingPolicy,
+) -> None:
+    """Each batch is cut before its memory is prepared, and is whole by itself."""
     core = hasty("get", calls={"staging": staging})
     engine = Engine([Shelf(max_batch_keys=1)], core=core)
     names = hashes(3)
@@ -524,11 +559,37 @@ def test_pieces_before_a_late_one_are_not_called_loaded(staging: StagingPolicy) 
 
     engine.shelf.trouble = second_hangs
     moved = cache.get(names, engine.where(range(8, 11)))
-    assert Outcome.OK not in moved.outcomes["kv"].tolist()
-    assert moved.pages == 0
+    late = Outcome.TIMEOUT
+    assert moved.outcomes["kv"].tolist() == [Outcome.OK, late, late]
+    assert moved.pages == 1
+    assert engine.holds("kv", names[0], 8)
+    assert cache.leases("kv").leased_pages == (staging is StagingPolicy.ROUTED)
     go_on.set()
     assert cache.wait_idle(20)
     cache.close()
+
+
+@pytest.mark.parametrize("staging", list(StagingPolicy))
+def test_what_an_abandoned_call_claims_to_have_read_is_a_miss(
+    staging: StagingPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(core=patient(calls={"staging": staging}))
+    names = hashes(2)
+    with engine.attachment as cache:
+        engine.fill(names, range(2))
+        assert cache.put(names, engine.where(range(2))).pages == 2
+        channel = cache["kv"].channel
+        run, ends = channel.call, []
+
+        def abandoned(handle: object, batch: Batch, late: Any = None) -> CallResult:
+            ends.append(late)
+            return CallResult(run(handle, batch).result, abandoned=True)
+
+        monkeypatch.setattr(channel, "call", abandoned)
+        moved = cache.get(names, engine.where(range(8, 10)))
+        assert moved.outcomes["kv"].tolist() == [Outcome.TIMEOUT] * 2
+        ends.pop()()
+        assert not cache.leases("kv").in_use(range(24)).any()
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
 import numpy as np
 import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
-from shelf import attention, hashes, indexer, states
+from shelf import attention, hashes, indexer, memory_at, states
 
 from kvdock.batch import Outcome
 from kvdock.pools.enums import Layout
@@ -167,6 +168,40 @@ def test_a_staging_row_holds_each_object_in_one_run(
             assert not length or address == at
             at += length
         assert at <= block.address + block.nbytes
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=lambda pool: f"{pool.name}-{pool.layout}")
+def test_staged_objects_are_verified_as_those_in_place_are(pool: PoolSpec) -> None:
+    pool = attrs.evolve(pool, head_group=1) if pool.by_head else pool
+    region = region_of(pool)
+    staging = StagingBuffers(region, 2, 3, trailers=True)
+    trailers, area = staging.trailers, staging.acquire(0.0)
+    assert trailers is not None
+    assert area is not None
+    objects = len(region.objects)
+    keys, numbers = keys_of(region, 3), area.numbers(3)
+    generator = np.random.default_rng(1)
+    for at in range(objects):
+        payload = area.payload(at, 3)
+        payload[:] = generator.integers(0, 256, payload.shape)
+    trailers.write(keys, numbers)
+    # Behind each payload, in the very row that the backend stores.
+    in_place = make_trailers(
+        keys, np.tile(region.object_bytes, 3), trailers.hasher.digests(numbers).ravel()
+    )
+    for row, (addresses, sizes) in enumerate(
+        zip(*staging.region.addresses(numbers), strict=True)
+    ):
+        end = int(addresses[0] + sizes[0])
+        stored = memory_at(end - TRAILER_BYTES, TRAILER_BYTES)
+        assert bytes(stored) == in_place[row].tobytes()
+    fine = np.zeros(3 * objects, np.uint8)
+    assert not trailers.verify(keys, numbers, fine).any()
+    area.payload(objects - 1, 3)[1, 0] ^= 1
+    wrong = trailers.verify(keys, numbers, fine).reshape(3, objects)
+    assert np.argwhere(wrong).tolist() == [[1, objects - 1]]
+    trailers.clear(numbers)
+    assert (trailers.verify(keys, numbers, fine) == Outcome.CORRUPT).all()
 
 
 def test_an_area_belongs_to_one_batch_until_it_is_given_back() -> None:

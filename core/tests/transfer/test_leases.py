@@ -55,11 +55,12 @@ def test_references_are_counted_apart_and_all_keep_a_page() -> None:
     book = PageLeases(3)
     book.add_references(Reference.HOST, [1, 1, 2], 1)
     book.add_references(Reference.DEVICE, [1], 1)
-    assert book.referred_pages(Reference.HOST) == 2
-    assert book.referred_pages(Reference.DEVICE) == 1
+    assert book.in_use(range(3)).tolist() == [False, True, True]
     book.add_references(Reference.HOST, [1], -1)
     book.add_references(Reference.DEVICE, [1], -1)
     assert book.in_use(range(3)).tolist() == [False, True, True]
+    book.add_references(Reference.HOST, [1, 2], -1)
+    assert not book.in_use(range(3)).any()
 
 
 def test_who_waits_for_pages_is_woken_when_the_last_is_free() -> None:

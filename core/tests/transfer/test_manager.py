@@ -30,7 +30,6 @@ from kvdock.pools.shard import Shard
 from kvdock.region import Region
 from kvdock.transfer.attachment import Attachment
 from kvdock.transfer.futures import TransferFuture, TransferState
-from kvdock.transfer.leases import Reference
 from kvdock.transfer.manager import TransferManager
 from kvdock.transfer.result import NO_PAGE
 
@@ -193,7 +192,7 @@ def test_cancelling_takes_effect_between_batches_and_frees_the_pages() -> None:
         until(lambda: gate.arrived == 1)
         book = engine.attachment.leases("kv")
         assert book.leased_pages == 2
-        assert book.referred_pages(Reference.HOST) == 8
+        assert book.in_use(range(8)).all()
         future.cancel()
         gate.turns.release()
         assert future.wait(5)
@@ -255,12 +254,12 @@ def test_a_forked_child_is_refused_and_waits_for_no_worker() -> None:
 def test_a_forked_child_closes_without_waiting_for_the_parents_workers() -> None:
     session = TransferManager(engine_with().attachment)
     lanes = session._reads, session._writes
-    kept = [(lane._pid, lane._lock) for lane in lanes]
+    kept = [(lane._guard._pid, lane._lock) for lane in lanes]
     for lane in lanes:
-        lane._pid, lane._lock = os.getpid() + 1, Taken()  # type: ignore[assignment]  # no lock
+        lane._guard._pid, lane._lock = os.getpid() + 1, Taken()  # type: ignore[assignment]  # no lock
     assert session.drain(1.0)
     assert session.close()
-    for lane, (lane._pid, lane._lock) in zip(lanes, kept, strict=True):
+    for lane, (lane._guard._pid, lane._lock) in zip(lanes, kept, strict=True):
         lane.close()
 
 

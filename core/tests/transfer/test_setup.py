@@ -74,6 +74,20 @@ def test_backends_share_nothing_with_each_other() -> None:
     assert first.shared is not second.shared
 
 
+def test_a_page_of_more_objects_than_the_backend_takes_at_once_is_refused() -> None:
+    """The plan may have been made for another manifest of that backend."""
+    pool = attention(head_group=1)
+    wide = Dock({"shelf": Shelf(max_batch_keys=2).backend()})
+    narrow = Dock({"shelf": Shelf(max_batch_keys=1).backend()})
+    plan = wide.plan([pool], Shard())
+    memory = np.zeros((PAGES, pool.page_bytes(Shard())), np.uint8)
+    regions = {"kv": Region.of(pool, Shard(), [memory], PAGES)}
+    Attachment.open(wide, plan, Namespace(model="m"), regions).close()
+    with pytest.raises(AttachError, match="2 objects a page") as raised:
+        Attachment.open(narrow, plan, Namespace(model="m"), regions)
+    assert "max_batch_keys" in raised.value.what
+
+
 @pytest.mark.parametrize("label", ["..", ".x", "a/b", "a b", "a\n", "x" * 65])
 def test_a_label_that_is_no_plain_name_is_refused(label: str) -> None:
     with pytest.raises(AttachError, match="the process is called"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvdock import Capability, Dock, Part, PoolKind, PoolSpec, Shard, Support
+from kvdock.pools.layout import stored_objects
 from kvdock_mooncake import library, plugin
 from kvdock_mooncake.library import Wheel
 from kvdock_mooncake.settings import MooncakeSettings
@@ -57,4 +58,4 @@ def test_only_a_standalone_client_reaches_no_memory_but_its_own() -> None:
 
 def test_a_suffix_for_each_object() -> None:
     suffixes = plugin.kvdock_key_suffix(POOL, Shard())
-    assert len(suffixes) == len(POOL.objects(Shard()))
+    assert len(suffixes) == len(stored_objects(POOL, Shard()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvdock.pools.layout import stored_objects
 from kvdock_cli.reports._tables import plain
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def _route(route: Route, shard: Shard) -> dict[str, object]:
         "backend": route.backend,
         "path": route.mode.value,
         "object_unit": pool.object_unit.value,
-        "objects_per_page": 0 if route.absent else len(pool.objects(shard)),
+        "objects_per_page": 0 if route.absent else len(stored_objects(pool, shard)),
         "absent": route.absent,
         "allocate": route.allocate,
         "reason": route.reason,

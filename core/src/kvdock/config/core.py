@@ -6,6 +6,7 @@ and the engine; an adapter may also build it in code.
 
 from __future__ import annotations
 
+import time
 from enum import StrEnum
 
 import attrs
@@ -66,6 +67,24 @@ class Deadlines:
     grace: float = duration(
         "50 ms", help="How long past its deadline a call may still report."
     )
+
+    def until(
+        self, operation: str, timeout_s: float | None = None, *, factor: float = 1.0
+    ) -> float:
+        """Return the deadline of an operation that begins now.
+
+        The one place that turns a duration of the settings into a time.
+
+        Args:
+            operation: A field of this class; an `Operation` is one.
+            timeout_s: How long it may take instead.
+            factor: So many times as long.
+
+        Returns:
+            Seconds on `time.monotonic()`'s clock.
+        """
+        seconds: float = getattr(self, operation) if timeout_s is None else timeout_s
+        return time.monotonic() + factor * seconds
 
 
 @attrs.frozen(kw_only=True)

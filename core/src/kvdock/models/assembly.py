@@ -13,6 +13,7 @@ from kvdock.errors import KvdockError, PoolError, did_you_mean
 from kvdock.models.description import bind_arguments
 from kvdock.pools.enums import ContextSplit, DType, Layout, Per, PoolKind, Sharding
 from kvdock.pools.factories import FAMILIES
+from kvdock.pools.layout import stored_objects
 from kvdock.pools.shard import Layers, Shard, even_shares, every_shard, stages_of
 from kvdock.pools.spec import PoolSpec, check_pools
 from kvdock.pools.validators import (
@@ -167,7 +168,7 @@ class Assembly:
         """
         for shard in self._firsts():
             for pool in self.pools:
-                pool.objects(shard)
+                stored_objects(pool, shard)
                 pool.writes(shard)
 
     def _firsts(self) -> Iterator[Shard]:

@@ -63,7 +63,7 @@ class Backend:
         """Refuse what cannot be put around it.
 
         Raises:
-            PluginError: As `put_around`.
+            PluginError: As `add_observer`.
         """
         if name in self.observers:
             raise PluginError(
@@ -174,8 +174,21 @@ class Backend:
         """
         from kvdock.batch import validate_result  # noqa: PLC0415 - numpy, 65 ms
 
-        result = self.plugin.hooks.kvdock_batch_io(handle=handle, batch=batch)
-        return validate_result(batch, result)
+        return validate_result(batch, self.batch_hook()(handle=handle, batch=batch))
+
+    def batch_hook(self) -> Callable[..., object]:
+        """Return what takes `handle` and `batch`, and answers unchecked.
+
+        Where no observer wraps the hook it is the plugin's own function: the
+        relay costs each batch two microseconds and three frames. An observer
+        that is added later is not called.
+        """
+        hook = self.plugin.hooks.kvdock_batch_io
+        implementations = hook.get_hookimpls()
+        takes = {name for one in implementations for name in one.argnames}
+        alone = len(implementations) == 1 and takes == {"handle", "batch"}
+        function: Callable[..., object] = implementations[0].function if alone else hook
+        return function
 
     def capacity(self, handle: object) -> Capacity | None:
         """Ask how full its store is; None where it does not say.

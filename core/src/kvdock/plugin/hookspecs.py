@@ -166,7 +166,8 @@ def kvdock_check_capability(
     """Judge one capability for one pool, where the manifest is too coarse.
 
     Called while routing, for each capability that the pool needs. Without
-    this hook, or where it returns None, the manifest answers.
+    this hook, or where it returns None, the manifest answers. A limit of the
+    manifest (object, batch and key size) can be tightened, never loosened.
 
     Args:
         capability: What is asked about. For `HOST_ALLOCATOR` a verdict that
@@ -233,7 +234,7 @@ def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> Sequence[str]:
     plugins return `kvdock.key_suffixes(pool, shard)`.
 
     Returns:
-        One suffix for each of `pool.objects(shard)`, in that order, never
+        One suffix for each of `stored_objects(pool, shard)`, in that order, never
         shared with another pool, rank or object, and the same in every
         process.
     """

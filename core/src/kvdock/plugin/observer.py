@@ -8,7 +8,7 @@ where its hook wrappers see each batch and `kvdock_observe` each event.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -23,9 +23,6 @@ from kvdock.plugin.discovery import (
     split_duplicates,
 )
 from kvdock.plugin.validation import LoadStage
-
-if TYPE_CHECKING:
-    from kvdock.dock import Dock
 
 GROUP = "kvdock.observers"
 
@@ -88,72 +85,43 @@ def load_observers(
     return found, problems
 
 
-def observe(
-    dock: Dock,
-    names: Sequence[str],
-    settings: Mapping[str, Mapping[str, object]] | None = None,
+def build_observers(
+    names: Sequence[str], settings: Mapping[str, Mapping[str, object]]
 ) -> dict[str, object]:
-    """Put observers around every backend of a dock.
-
-    Whoever attaches memory calls it between `Dock.load` and `Attachment.open`,
-    with `core.observers` and what is configured for them. Nothing is put
-    around anything unless all of them can be used.
-
-    Args:
-        dock: The loaded backends.
-        names: Which observers.
-        settings: Observer name to its settings.
-
-    Returns:
-        Observer name to the object that was built.
+    """Build observers with their settings; `Dock.observe` adds them.
 
     Raises:
         PluginError: If one cannot be used.
         SettingsError: If its settings are wrong, or are given for one that is
             not among the names.
     """
-    for name in settings or {}:
+    for name in settings:
         if name not in names:
             raise SettingsError(
                 f"settings are given for observer {name!r}, which is not switched on",
                 fix=did_you_mean(name, names) or f"Add {name!r} to core.observers.",
             )
-    built: dict[str, object] = {}
-    for name in dict.fromkeys(names):
-        observer = find_observer(name)
-        given = (settings or {}).get(name, {})
-        options: object = structure(
-            observer.settings, given, where=f"observer {name!r}"
-        )
-        try:
-            built[name] = observer.build(options)
-        except ImportError as error:
-            raise PluginError(
-                f"observer {name!r} cannot be used: {error}",
-                fix=f"pip install '{observer.needs}'" if observer.needs else "",
-            ) from error
-        except KvdockError:
-            raise  # it says itself what is wrong, and what to do
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            raise PluginError(f"observer {name!r} cannot be used: {what}") from error
-    for backend in dock.backends.values():
-        for name, one in built.items():
-            backend.check_observer(name, one)
-    for name, one in built.items():
-        put_around(dock, name, one)
-    return built
+    return {
+        name: _built(find_observer(name), settings.get(name, {}))
+        for name in dict.fromkeys(names)
+    }
 
 
-def put_around(dock: Dock, name: str, built: object) -> None:
-    """Put a built observer around every backend.
-
-    Raises:
-        PluginError: If one of that name is there already, or it does more
-            than to wrap and to listen.
-    """
-    for backend in dock.backends.values():
-        backend.add_observer(name, built)
+def _built(observer: Observer, given: Mapping[str, object]) -> object:
+    name = observer.name
+    options: object = structure(observer.settings, given, where=f"observer {name!r}")
+    try:
+        return observer.build(options)
+    except ImportError as error:
+        raise PluginError(
+            f"observer {name!r} cannot be used: {error}",
+            fix=f"pip install '{observer.needs}'" if observer.needs else "",
+        ) from error
+    except KvdockError:
+        raise  # it says itself what is wrong, and what to do
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise PluginError(f"observer {name!r} cannot be used: {what}") from error
 
 
 def _loaded(candidate: Candidate) -> Observer:

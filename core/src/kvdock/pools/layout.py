@@ -1,4 +1,7 @@
-"""Which objects store a page of a pool, and how many pieces each has."""
+"""How one page of a pool is cut into stored objects and runs of bytes.
+
+Routing asks before there is any memory, so nothing here imports numpy.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ from kvdock.pools.enums import (
     PoolName,
     Sharding,
 )
-from kvdock.pools.layout import stored_objects
 from kvdock.pools.objects import Coordinate, StoredObject
 from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard, even_shares
@@ -340,10 +339,6 @@ class PoolSpec:
                 fix=f"Use a divisor of {stop - start}, or 0 to keep them together.",
             )
         return tuple((head, head + group) for head in range(start, stop, group))
-
-    def objects(self, shard: Shard) -> tuple[StoredObject, ...]:
-        """Return what one page of this shard is stored as; see `stored_objects`."""
-        return stored_objects(self, shard)
 
     def writes(self, shard: Shard) -> bool:
         """Return whether this rank is the one that stores its objects.

@@ -61,6 +61,7 @@ class BackgroundTasks:
     ) -> None:
         self.pending_deletes = PendingDeletes()
         self._backend = backend
+        self._max_keys = backend.manifest.max_batch_keys
         self._core = core
         self._executor = executor
         self._breakers = breakers
@@ -92,7 +93,7 @@ class BackgroundTasks:
         probe, quota = self._probe, self._probing[operation]
         if (
             self._closed
-            or self._executor.in_forked_child
+            or self._executor.guard.forked
             or probe is None
             or not self._breakers[operation].probe_due()
         ):
@@ -151,8 +152,8 @@ class BackgroundTasks:
         if not breaker.allows_call():
             self.start_probe(Operation.DELETE)
             return
-        deadline_s = (
-            time.monotonic() + DELETE_DEADLINE_FACTOR * self._core.deadlines.delete
+        deadline_s = self._core.deadlines.until(
+            Operation.DELETE, factor=DELETE_DEADLINE_FACTOR
         )
         delete = self.pending_deletes.start(
             keys, deadline_s + self._core.deadlines.grace
@@ -171,11 +172,7 @@ class BackgroundTasks:
         breaker = self._breakers[Operation.DELETE]
         lost = True
         try:
-            lost = bool(
-                np.isin(
-                    self._backend.batch_io(handle, batch).outcomes, BACKEND_FAILURES
-                ).all()
-            )
+            lost = self._delete(handle, batch)
         except Exception as error:  # noqa: BLE001 - a stranger's code
             self._log_delete_failure(
                 delete, "raised", f"raised {describe_error(error)}", error
@@ -190,6 +187,18 @@ class BackgroundTasks:
                 breaker.record_failure()
             else:
                 breaker.record_success()
+
+    def _delete(self, handle: object, batch: Batch) -> bool:
+        """Delete in batches that the backend takes; return whether all failed."""
+        lost = True
+        step = self._max_keys or len(batch)
+        for start in range(0, len(batch), step):
+            if start and (self._closed or time.monotonic() >= batch.deadline_s):
+                break
+            part = batch.part(start, start + step)
+            outcomes = self._backend.batch_io(handle, part).outcomes
+            lost = lost and bool(np.isin(outcomes, BACKEND_FAILURES).all())
+        return lost
 
     def _late(self, delete: PendingDelete) -> None:
         """Book a deletion that has been given up."""

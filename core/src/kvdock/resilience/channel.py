@@ -11,20 +11,21 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
 import numpy as np
 
-from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.batch import Batch, BatchResult, Operation, Outcome, validate_result
 from kvdock.errors import AttachError, BatchError, KvdockError
 from kvdock.events import BreakerMoved, CallsBehind, Event
 from kvdock.resilience.background import BACKEND_FAILURES, BackgroundTasks
 from kvdock.resilience.breaker import BreakerState, CircuitBreaker
 from kvdock.resilience.executor import (
     CallRejected,
-    DeadlineExceeded,
     DeadlineExecutor,
+    RunResult,
     WorkerExit,
 )
 from kvdock.resilience.negative_cache import NegativeCache
@@ -57,18 +58,21 @@ class CallResult:
     abandoned: bool = False
 
 
-def as_kvdock_error(call: Callable[[], T]) -> T:
-    """Make a call while attaching; any failure is one that says what it is.
+def as_kvdock_error(error: Exception) -> KvdockError:
+    """Return a plugin's error, or one of ours that says what it was."""
+    if isinstance(error, KvdockError):
+        return error
+    return AttachError(describe_error(error), fix="See `kvdock doctor`.")
 
-    Raises:
-        KvdockError: Whatever it raised.
-    """
+
+def _validated(batch: Batch, ran: RunResult) -> BatchResult | Exception:
+    """Return a plugin's answer, or the error that it raised or that it is."""
+    if ran.error is not None:
+        return ran.error
     try:
-        return call()
-    except KvdockError:
-        raise
-    except Exception as error:
-        raise AttachError(describe_error(error), fix="See `kvdock doctor`.") from error
+        return validate_result(batch, ran.value)
+    except Exception as error:  # noqa: BLE001 - a stranger's code
+        return error
 
 
 class BackendChannel:
@@ -91,6 +95,7 @@ class BackendChannel:
             self._notify_abandoned,
         )
         self._log = ThrottledLog()
+        self._batch_hook = backend.batch_hook()
         # Called straight: the relay would cost each batch two microseconds.
         self._listeners = tuple(
             one.function
@@ -169,60 +174,25 @@ class BackendChannel:
         """
         timeout_s = self.core.deadlines.attach
         who = f"backend {self.name!r}"
-        try:
-            return cast(
-                "T",
-                self._executor.run(
-                    lambda: as_kvdock_error(call),
-                    time.monotonic() + timeout_s,
-                    late=late,
-                ),
-            )
-        except DeadlineExceeded as error:
+        ran = self._executor.run(call, self.core.deadlines.until("attach"), late=late)
+        if ran.abandoned:
             raise AttachError(
                 f"{who} did not attach pool {pool.name!r} within {timeout_s:g} s",
                 fix="See `kvdock doctor`, or raise core.deadlines.attach.",
-            ) from error
-        except (CallRejected, WorkerExit) as error:
-            raise AttachError(f"{who} failed on pool {pool.name!r}: {error}") from error
-        except KvdockError as error:
+            )
+        if isinstance(ran.error, (CallRejected, WorkerExit)):
+            what = f"{who} failed on pool {pool.name!r}: {ran.error}"
+            raise AttachError(what) from ran.error
+        if ran.error is not None:
+            error = as_kvdock_error(ran.error)
             raise AttachError(
                 f"{who} refuses pool {pool.name!r}: {error.what}", fix=error.fix
-            ) from error
+            ) from ran.error
+        return cast("T", ran.value)
 
     def on_close(self, step: Callable[[], None]) -> None:
         """Add something to do when no call is under way; the last one first."""
         self._steps.append(step)
-
-    def call(
-        self, handle: object, batch: Batch, late: Callable[[], None] | None = None
-    ) -> CallResult:
-        """Run a batch in pieces that the backend takes.
-
-        Args:
-            handle: The pool's handle.
-            batch: What to do, with a deadline.
-            late: Called when a call that was left behind really ends.
-        """
-        limit = self.backend.manifest.max_batch_keys or max(1, len(batch))
-        if len(batch) <= limit:
-            return self._call_one(handle, batch, late)
-        parts: list[BatchResult] = []
-        behind = False
-        for start in range(0, len(batch), limit):
-            piece = batch.part(start, start + limit)
-            if behind:
-                # The memory is not ours while the late one may use it.
-                parts.append(BatchResult.all(piece, Outcome.TIMEOUT))
-                continue
-            answer = self._call_one(handle, piece, late)
-            behind = answer.abandoned
-            parts.append(answer.result)
-        whole = BatchResult(
-            np.concatenate([part.outcomes for part in parts]),
-            np.concatenate([part.nbytes for part in parts]),
-        )
-        return CallResult(whole, behind)
 
     def rejects(self, operation: Operation) -> bool:
         """Return whether a call would be turned away, before preparing one.
@@ -230,7 +200,7 @@ class BackendChannel:
         Building the keys of a long prefix, or hashing pages that nobody will
         take, would cost the engine more than the call that is not made.
         """
-        if self._executor.in_forked_child:
+        if self._executor.guard.forked:
             return True
         breaker = self.breakers[operation]
         if breaker.state is not BreakerState.OPEN:
@@ -259,10 +229,6 @@ class BackendChannel:
             "(core.calls.staging_areas)",
         )
 
-    def call_probe(self, handle: object, batch: Batch) -> BatchResult:
-        """Run a batch here and now, past the breaker: on a probe's thread."""
-        return self.backend.batch_io(handle, batch)
-
     def close(self, deadline_s: float) -> bool:
         """Let go of every pool once no call is under way.
 
@@ -272,7 +238,7 @@ class BackendChannel:
         Returns:
             Whether everything has ended.
         """
-        if self._executor.in_forked_child:
+        if self._executor.guard.forked:
             return True  # the pools are the parent's, who releases them
         self._closing = True
         self.background.close()
@@ -300,7 +266,7 @@ class BackendChannel:
             )
             return self._executor.shutdown(now, lambda: self._one_by_one(steps))
         for at, step in enumerate(steps):
-            end = min(deadline_s, time.monotonic() + self.core.deadlines.release)
+            end = min(deadline_s, self.core.deadlines.until("release"))
             share = (deadline_s - time.monotonic()) / (len(steps) - at)
             self._step_within(step, min(end, time.monotonic() + share))
         return self._executor.shutdown(deadline_s, lambda: None)
@@ -309,47 +275,44 @@ class BackendChannel:
         """Wait until no call is under way, those left behind included."""
         return self._executor.wait_idle(time.monotonic() + timeout_s)
 
-    def _call_one(
-        self, handle: object, batch: Batch, late: Callable[[], None] | None
+    def call(
+        self, handle: object, batch: Batch, late: Callable[[], None] | None = None
     ) -> CallResult:
+        """Run a batch; one outcome for each key, by its deadline.
+
+        Args:
+            handle: The pool's handle.
+            batch: What to do, with a deadline; no more keys than the backend
+                takes at once.
+            late: Called when a call that was left behind really ends.
+        """
         breaker = self.breakers[batch.operation]
         if batch.deadline_s <= time.monotonic():
             return CallResult(BatchResult.all(batch, Outcome.TIMEOUT))
-        if self._executor.in_forked_child or self._closing or not breaker.allows_call():
+        if self._executor.guard.forked or self._closing or not breaker.allows_call():
             self.background.start_probe(batch.operation)
             return CallResult(BatchResult.all(batch, Outcome.UNAVAILABLE))
         try:
-            result: BatchResult | Exception = self._executor.run(
-                lambda: self._attempt(handle, batch),
+            ran = self._executor.run(
+                partial(self._batch_hook, handle=handle, batch=batch),
                 batch.deadline_s + self.core.deadlines.grace,
                 late=lambda _: self._on_late_end(late),
-            )
-        except DeadlineExceeded:
-            breaker.record_failure(overran=True)
-            self._log_failure("late", batch, "passed its deadline and was left behind")
-            return CallResult(BatchResult.all(batch, Outcome.TIMEOUT), abandoned=True)
-        except (CallRejected, WorkerExit) as error:
-            return CallResult(
-                BatchResult.all(batch, self._record_failure(breaker, batch, error))
             )
         except BaseException:
             # Who waits was interrupted: that is the host's, and no failure.
             breaker.record_ignored()
             raise
+        if ran.abandoned:
+            breaker.record_failure(overran=True)
+            self._log_failure("late", batch, "passed its deadline and was left behind")
+            return CallResult(BatchResult.all(batch, Outcome.TIMEOUT), abandoned=True)
+        result = _validated(batch, ran)
         if isinstance(result, Exception):
             # Storage never stops an engine: these keys are a miss.
-            return CallResult(
-                BatchResult.all(batch, self._record_failure(breaker, batch, result))
-            )
+            outcome = self._record_failure(breaker, batch, result)
+            return CallResult(BatchResult.all(batch, outcome))
         self._record_result(breaker, batch, result)
         return CallResult(result)
-
-    def _attempt(self, handle: object, batch: Batch) -> BatchResult | Exception:
-        """Make a call; its failure is told from an interrupt of who waits."""
-        try:
-            return self.backend.batch_io(handle, batch)
-        except Exception as error:  # noqa: BLE001 - a stranger's code
-            return error
 
     def _record_failure(
         self, breaker: CircuitBreaker, batch: Batch, error: Exception
@@ -426,14 +389,13 @@ class BackendChannel:
         )
 
     def _step_within(self, step: Callable[[], None], deadline_s: float) -> None:
-        try:
-            self._executor.run(
-                lambda: self._one_by_one([step]), deadline_s, closes=True
-            )
-        except DeadlineExceeded:
+        ran = self._executor.run(
+            lambda: self._one_by_one([step]), deadline_s, closes=True
+        )
+        if ran.abandoned:
             log.warning("backend %s: releasing a pool takes too long", self.name)
-        except CallRejected as error:
-            log.warning("backend %s: a pool is not released: %s", self.name, error)
+        elif ran.error is not None:
+            log.warning("backend %s: a pool is not released: %s", self.name, ran.error)
 
     def _one_by_one(self, steps: list[Callable[[], None]]) -> None:
         for step in steps:

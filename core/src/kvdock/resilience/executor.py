@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextvars
 import logging
-import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from kvdock.synchronization import new_condition, remaining_s
+import attrs
+
+from kvdock.synchronization import ProcessGuard, new_condition, remaining_s
 
 log = logging.getLogger("kvdock")
 
@@ -73,8 +74,20 @@ class ConcurrencyQuota:
         self._forgiven = min(self._forgiven, self.taken)
 
 
-class DeadlineExceeded(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
-    """The call did not end by its deadline and was left behind."""
+@attrs.frozen(eq=False)
+class RunResult:
+    """How a call ended for its caller.
+
+    Args:
+        value: What the work returned.
+        error: What it raised; or `CallRejected` if it was never started, or
+            `WorkerExit` for what would end a thread.
+        abandoned: Whether it did not end by its deadline and still runs.
+    """
+
+    value: Any = None
+    error: Exception | None = None
+    abandoned: bool = False
 
 
 class CallRejected(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
@@ -162,7 +175,7 @@ class DeadlineExecutor:
         self._closing = False
         self._closed = False
         self._at_rest: Steps = []
-        self._pid = os.getpid()
+        self.guard = ProcessGuard()
 
     @property
     def abandoned(self) -> int:
@@ -180,15 +193,6 @@ class DeadlineExecutor:
         return self._overrun.exhausted
 
     @property
-    def in_forked_child(self) -> bool:
-        """Whether this is a child of the crew's process.
-
-        It has the crew's books, but none of its threads, and a lock may be
-        taken for ever by one of them. So it is asked before any lock.
-        """
-        return os.getpid() != self._pid
-
-    @property
     def threads(self) -> int:
         """Threads alive, idle ones included."""
         return len(self._threads)
@@ -200,7 +204,7 @@ class DeadlineExecutor:
         late: OnLateEnd | None = None,
         *,
         closes: bool = False,
-    ) -> Any:  # noqa: ANN401 - whatever the work returns
+    ) -> RunResult:
         """Run `work` on a thread of the crew and wait for it.
 
         Args:
@@ -211,27 +215,23 @@ class DeadlineExecutor:
             closes: Whether it is a step of closing, which nothing keeps out.
 
         Raises:
-            Overrun: If it was left behind.
-            NoHands: If it was never started.
-            Exception: Whatever the work raised, or a handler of signals in
-                the thread that waits; after the latter `late` is called.
+            BaseException: What a handler of signals raises in the thread that
+                waits, and nothing else; `late` is called then.
         """
         job = _Job(work, late, self._overrun)
         try:
             self._dispatch(job, deadline_s, closes=closes)
             done = job.done.acquire(timeout=remaining_s(deadline_s))
-            overran = not done and self._abandon(job)
-        except CallRejected:
-            raise
+            abandoned = not done and self._abandon(job)
+        except CallRejected as error:
+            return RunResult(error=error)
         except BaseException:  # an interrupt of the waiting thread
             if not job.abandoned and not self._abandon(job):
                 self._run_on_late(job)
             raise
-        if overran:
-            raise DeadlineExceeded
-        if job.error is not None:
-            raise job.error
-        return job.result
+        if abandoned:
+            return RunResult(abandoned=True)
+        return RunResult(job.result, job.error)
 
     def spawn(self, quota: ConcurrencyQuota, work: Callable[[], Any]) -> bool:
         """Start an errand: work that nobody waits for.
@@ -243,7 +243,7 @@ class DeadlineExecutor:
         Returns:
             Whether it was started.
         """
-        if self.in_forked_child:
+        if self.guard.forked:
             return False
         job = _Job(work, None, quota)
         with self._lock:
@@ -288,7 +288,7 @@ class DeadlineExecutor:
         Calls left behind and errands count until all that follows them is
         done, what `finish` was given included.
         """
-        if self.in_forked_child:
+        if self.guard.forked:
             return True
         with self._lock:
             return self._changed.wait_for(
@@ -306,8 +306,6 @@ class DeadlineExecutor:
         Returns:
             Whether everything has ended.
         """
-        if self.in_forked_child:
-            return True
         self.stop_accepting()
         with self._lock:
             self._closed = True
@@ -345,7 +343,7 @@ class DeadlineExecutor:
         return self._closed or (not closes and (self._closing or self.at_capacity))
 
     def _dispatch(self, job: _Job, deadline_s: float, *, closes: bool) -> None:
-        if self.in_forked_child:
+        if self.guard.forked:
             raise CallRejected("this is a forked child")
         with self._lock:
             if self._busy >= self._at_once:

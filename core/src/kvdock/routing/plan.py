@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kvdock.errors import NoRoute, PluginError, did_you_mean
+from kvdock.pools.layout import stored_objects
 from kvdock.pools.spec import PoolSpec, check_pools
 from kvdock.routing.verdicts import (
     CapabilityCheck,
@@ -203,7 +204,7 @@ def _route(
     needs: RouteRequirements,
     judge: CapabilityCheck | None,
 ) -> Route:
-    if not pool.objects(shard):
+    if not stored_objects(pool, shard):
         why = "this rank has none of its layers"
         return Route(pool, None, TransferMode.NONE, why, absent=True)
     names = list(preference) or sorted(manifests)

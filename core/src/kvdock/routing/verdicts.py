@@ -23,7 +23,7 @@ from kvdock.plugin.manifest import (
     Verdict,
 )
 from kvdock.pools.enums import ObjectUnit
-from kvdock.pools.layout import count_buffers
+from kvdock.pools.layout import count_buffers, stored_objects
 from kvdock.pools.objects import TRAILER_BYTES
 from kvdock.pools.shard import Shard
 from kvdock.pools.spec import PoolSpec
@@ -34,6 +34,10 @@ CapabilityCheck = Callable[[str, Capability, PoolSpec, Shard], Verdict | None]
 
 HASH_CHARS = 64
 """A page hash in hex; 64 more characters are the namespace's digest."""
+
+
+LIMITS = (Capability.OBJECT_SIZE, Capability.BATCH_SIZE, Capability.KEY_SIZE)
+"""What a manifest bounds; asked about once it is known how pages are cut."""
 
 
 class IntegrityCheck(StrEnum):
@@ -169,8 +173,18 @@ class _Evaluation:
         )
 
     def verdict(self, capability: Capability, pool: PoolSpec | None = None) -> Verdict:
-        """Ask the backend, and where it has no opinion its manifest."""
+        """Ask the backend, and where it has no opinion its manifest.
+
+        A backend may tighten the limits of its manifest and never loosen them:
+        the core cuts batches by what the manifest says.
+        """
         about = pool or self.pool
+        if capability in LIMITS:
+            stated = from_manifest(
+                capability, about, self.shard, self.manifest, self.needs
+            )
+            if not stated:
+                return stated
         said = (
             self.judge(self.manifest.name, capability, about, self.shard)
             if self.judge
@@ -199,8 +213,7 @@ def evaluate_backend(
     sized = attrs.evolve(pool, object_unit=unit)
     verdicts = [(Capability.STORE, store)]
     verdicts += [(need, case.verdict(need)) for need in _needed(pool, shard, needs)]
-    limits = (Capability.OBJECT_SIZE, Capability.BATCH_SIZE, Capability.KEY_SIZE)
-    verdicts += [(limit, case.verdict(limit, sized)) for limit in limits]
+    verdicts += [(limit, case.verdict(limit, sized)) for limit in LIMITS]
     if case.check is IntegrityCheck.TRAILER:
         verdicts.append((Capability.OBJECT_SIZE, _with_trailer(sized, shard, manifest)))
     return RouteOption(
@@ -303,15 +316,17 @@ def from_manifest(  # noqa: C901, PLR0911, PLR0912 - one answer for each capabil
         case Capability.SHARDING:
             return _among(who, pool.sharding, mine.shardings, "sharding")
         case Capability.OBJECT_SIZE:
-            largest = max(stored.nbytes for stored in pool.objects(shard))
+            largest = max(stored.nbytes for stored in stored_objects(pool, shard))
             return _limit(
                 who, largest, manifest.max_object_bytes, "objects of {} bytes"
             )
         case Capability.BATCH_SIZE:
-            count = len(pool.objects(shard))
+            count = len(stored_objects(pool, shard))
             return _limit(who, count, manifest.max_batch_keys, "batches of {} keys")
         case Capability.KEY_SIZE:
-            longest = max(len(stored.coordinate) for stored in pool.objects(shard))
+            longest = max(
+                len(stored.coordinate) for stored in stored_objects(pool, shard)
+            )
             # Digest, slash, page hash, full stop, coordinate.
             chars = HASH_CHARS + 1 + HASH_CHARS + 1 + longest
             return _limit(who, chars, manifest.max_key_bytes, "keys of {} bytes")
@@ -336,7 +351,9 @@ def from_manifest(  # noqa: C901, PLR0911, PLR0912 - one answer for each capabil
 
 
 def _with_trailer(pool: PoolSpec, shard: Shard, manifest: Manifest) -> Verdict:
-    largest = max(stored.nbytes for stored in pool.objects(shard)) + TRAILER_BYTES
+    largest = (
+        max(stored.nbytes for stored in stored_objects(pool, shard)) + TRAILER_BYTES
+    )
     limit = manifest.max_object_bytes
     return _limit(
         manifest.name, largest, limit, "objects of {} bytes, trailer included"

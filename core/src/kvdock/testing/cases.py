@@ -14,6 +14,7 @@ import attrs
 
 from kvdock.plugin.manifest import Capability, KindSupport, Manifest, Scope, Support
 from kvdock.pools.enums import HitPolicy, Layout, PoolKind
+from kvdock.pools.layout import stored_objects
 from kvdock.pools.shard import Shard
 from kvdock.testing.samples import Sample, possible_shardings
 
@@ -216,7 +217,7 @@ def plain_sample(manifest: Manifest, kind: PoolKind, **words: Any) -> Sample:  #
 def _fitted(manifest: Manifest, sample: Sample) -> Sample:
     """Make a page small enough for a backend of small objects."""
     limit = manifest.max_object_bytes
-    largest = max(stored.nbytes for stored in sample.pool().objects(Shard()))
+    largest = max(stored.nbytes for stored in stored_objects(sample.pool(), Shard()))
     if not limit or largest <= limit or sample.page_bytes or sample.head_group:
         return sample
     return attrs.evolve(sample, page_bytes=limit)

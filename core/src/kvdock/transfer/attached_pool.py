@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, cast
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock.events import BatchEnded, PagesHeld
-from kvdock.keys import build_keys
+from kvdock.keys import build_keys, check_hashes
+from kvdock.synchronization import check_deadline
 from kvdock.transfer.leases import Lease, PageLeases
 from kvdock.transfer.modes import BatchTransfer, Transfer
-from kvdock.transfer.page_indices import duplicate_positions
+from kvdock.transfer.page_indices import as_page_indices, duplicate_positions
+from kvdock.transfer.result import NO_PAGE
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
@@ -23,15 +26,8 @@ if TYPE_CHECKING:
     from kvdock.region import Region
     from kvdock.resilience.channel import BackendChannel
 
-
 _WRONG = (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
-
-
 _DEAD = (*_WRONG, Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
-
-
-_EXISTS_KEYS = 16384
-"""Keys of one lookup: a bound like any other batch has."""
 
 
 @attrs.frozen(eq=False)
@@ -47,7 +43,8 @@ class AttachedPool:
         region: The engine's memory.
         way: How its bytes are moved.
         leases: Who touches its pages.
-        batch_pages: Most pages of a batch.
+        batch_pages: Most pages of a batch that moves bytes.
+        batch_keys: Most keys of a lookup.
         writes: Whether this rank stores its pages.
     """
 
@@ -60,8 +57,19 @@ class AttachedPool:
     mode: Transfer = attrs.field(repr=False)
     leases: PageLeases = attrs.field(repr=False)
     batch_pages: int
+    batch_keys: int
     writes: bool
     _notifying: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend that stores it."""
+        return self.channel.name
+
+    @property
+    def object_bytes(self) -> Int64Array:
+        """Bytes of each stored object of a page, with a trailer if it has one."""
+        return self.mode.region.object_bytes
 
     @property
     def page_bytes(self) -> int:
@@ -72,8 +80,73 @@ class AttachedPool:
         """Return the keys of pages, page-major."""
         return build_keys(self.namespace, hashes, self.suffixes)
 
-    def exists(self, hashes: Sequence[str], deadline_s: float) -> BoolArray:
-        """Ask which pages are there; a page is there if all its objects are."""
+    def exists(
+        self, hashes: Sequence[str], deadline_s: float | None = None
+    ) -> BoolArray:
+        """Find out which pages of this pool are stored, bool (n,).
+
+        For engines that combine the answers of their pools themselves, as `put`
+        and `get` are for those that order their pools themselves.
+
+        Args:
+            hashes: Page hashes.
+            deadline_s: Until when, on `time.monotonic()`'s clock; None for the
+                deadline of the settings.
+
+        Raises:
+            KvdockError: On bad input.
+        """
+        check_hashes(hashes)
+        return self.find(hashes, self._deadline(Operation.EXISTS, deadline_s))
+
+    def put(
+        self,
+        hashes: Sequence[str],
+        pages: npt.ArrayLike,
+        deadline_s: float | None = None,
+    ) -> OutcomeArray:
+        """Store pages; uint8 (n,), an `Outcome` for each.
+
+        Args:
+            hashes: Page hashes.
+            pages: int64 (n,), the page index of each hash; `NO_PAGE` for none.
+            deadline_s: As for `exists`.
+
+        Raises:
+            KvdockError: On bad input.
+        """
+        return self._checked_transfer(Operation.PUT, hashes, pages, deadline_s)
+
+    def get(
+        self,
+        hashes: Sequence[str],
+        pages: npt.ArrayLike,
+        deadline_s: float | None = None,
+    ) -> OutcomeArray:
+        """Load pages; as `put`."""
+        return self._checked_transfer(Operation.GET, hashes, pages, deadline_s)
+
+    def _checked_transfer(
+        self,
+        operation: Operation,
+        hashes: Sequence[str],
+        pages: npt.ArrayLike,
+        deadline_s: float | None,
+    ) -> OutcomeArray:
+        check_hashes(hashes)
+        end_s = self._deadline(operation, deadline_s)
+        own = as_page_indices(self.pool.name, pages, len(hashes))
+        self.region.check(own[own != NO_PAGE])
+        return self.transfer(operation, hashes, own, end_s)
+
+    def _deadline(self, operation: Operation, deadline_s: float | None) -> float:
+        if deadline_s is None:
+            return self.channel.core.deadlines.until(operation)
+        check_deadline(deadline_s)
+        return deadline_s
+
+    def find(self, hashes: Sequence[str], deadline_s: float) -> BoolArray:
+        """Return which pages are there, with all their objects; input is checked."""
         if self.channel.rejects(Operation.EXISTS):
             self._notify_rejected(Operation.EXISTS, len(hashes))
             return np.zeros(len(hashes), np.bool_)
@@ -81,8 +154,8 @@ class AttachedPool:
         outcomes = np.full(len(keys), Outcome.ABSENT, np.uint8)
         known = self.channel.negative_cache.lookup(keys)
         asked = np.arange(len(keys)) if known is None else np.flatnonzero(~known)
-        for start in range(0, len(asked), _EXISTS_KEYS):
-            part = asked[start : start + _EXISTS_KEYS]
+        for start in range(0, len(asked), self.batch_keys):
+            part = asked[start : start + self.batch_keys]
             whole = len(part) == len(keys)
             names = keys if whole else [keys[at] for at in part.tolist()]
             began = time.monotonic()
@@ -105,49 +178,44 @@ class AttachedPool:
         pages: Int64Array,
         deadline_s: float,
     ) -> OutcomeArray:
-        """Store or load pages in batches; an outcome for each page.
+        """Store or load pages in batches; uint8 (n,), an outcome for each.
 
         Args:
             operation: PUT or GET.
             hashes: The n page hashes.
-            pages: int64 (n,), their page indices.
+            pages: int64 (n,), their page indices, checked; the position of a
+                `NO_PAGE` is ABSENT.
             deadline_s: Until when, over all batches.
         """
-        if operation is Operation.GET and len(hashes) > self.batch_pages:
-            return self._load(hashes, pages, deadline_s)
-        return self._in_batches(operation, hashes, pages, deadline_s)
-
-    def _load(
-        self, hashes: Sequence[str], pages: Int64Array, deadline_s: float
-    ) -> OutcomeArray:
-        """Load more than a batch; a later one must not overwrite a page."""
-        again = duplicate_positions(pages)
-        if not self.pool.physical or not again.any():
-            return self._in_batches(Operation.GET, hashes, pages, deadline_s)
-        outcomes = np.full(len(hashes), Outcome.REFUSED, np.uint8)
-        once = np.flatnonzero(~again)
-        names = [hashes[at] for at in once.tolist()]
-        outcomes[once] = self._in_batches(Operation.GET, names, pages[once], deadline_s)
-        return outcomes
-
-    def _in_batches(
-        self,
-        operation: Operation,
-        hashes: Sequence[str],
-        pages: Int64Array,
-        deadline_s: float,
-    ) -> OutcomeArray:
-        outcomes = np.full(len(hashes), Outcome.TIMEOUT, np.uint8)
-        for start in range(0, len(hashes), self.batch_pages):
+        outcomes = np.full(len(hashes), Outcome.ABSENT, np.uint8)
+        chosen = np.flatnonzero(pages != NO_PAGE)
+        if operation is Operation.PUT and not self.writes:
+            # Another rank stores these very bytes.
+            outcomes[chosen] = Outcome.OK
+            return outcomes
+        if operation is Operation.GET and len(chosen) > self.batch_pages:
+            chosen = self._once(pages, chosen, outcomes)
+        for start in range(0, len(chosen), self.batch_pages):
             if start and time.monotonic() >= deadline_s:
+                outcomes[chosen[start:]] = Outcome.TIMEOUT
                 break
-            part = slice(start, start + self.batch_pages)
-            few = (hashes[part], pages[part], deadline_s)
+            part = chosen[start : start + self.batch_pages]
+            batch = (_at(hashes, part), pages[part], deadline_s)
             if operation is Operation.PUT and self.channel.background.pending_deletes:
-                outcomes[part] = self._put_after_deletes(*few)
+                outcomes[part] = self._put_after_deletes(*batch)
             else:
-                outcomes[part] = self._transfer_batch(operation, *few)
+                outcomes[part] = self._transfer_batch(operation, *batch)
         return outcomes
+
+    def _once(
+        self, pages: Int64Array, chosen: Int64Array, outcomes: OutcomeArray
+    ) -> Int64Array:
+        """Keep one position of each page: a later batch must not overwrite it."""
+        if not self.region.physical:
+            return chosen
+        again = duplicate_positions(pages[chosen])
+        outcomes[chosen[again]] = Outcome.REFUSED
+        return chosen[~again]
 
     def _put_after_deletes(
         self, hashes: Sequence[str], pages: Int64Array, deadline_s: float
@@ -159,10 +227,8 @@ class AttachedPool:
         for turn in range(2):
             now = np.flatnonzero(~stands if not turn else stands & ~self._dropped(keys))
             if len(now):
-                names = [hashes[at] for at in now.tolist()]
-                outcomes[now] = self._transfer_batch(
-                    Operation.PUT, names, pages[now], deadline_s
-                )
+                batch = (_at(hashes, now), pages[now], deadline_s)
+                outcomes[now] = self._transfer_batch(Operation.PUT, *batch)
             if not turn and stands.any():
                 mine = np.repeat(stands, len(self.suffixes))
                 self.channel.background.pending_deletes.wait(
@@ -195,16 +261,16 @@ class AttachedPool:
             if not len(chosen):
                 break
             try:
-                whole = len(chosen) == len(hashes)
-                names = hashes if whole else [hashes[at] for at in chosen.tolist()]
                 transfer = BatchTransfer(
-                    operation, self.pool.name, self.keys(names), pages[chosen],
-                    deadline_s, lease, self.notify_held,
+                    operation, self.pool.name, self.keys(_at(hashes, chosen)),
+                    pages[chosen], deadline_s, lease, self.notify_held,
                 )  # fmt: skip
             except BaseException:  # an interrupt: nobody else lets go of them
                 lease.end()
                 raise
-            outcomes[chosen] = self._carry(transfer)
+            began = time.monotonic()
+            codes = self.mode.execute(self.channel, self.handle, transfer)
+            outcomes[chosen] = self._recorded(transfer, codes, began)
             if operation is Operation.GET:
                 # A page that is given twice can hold only one of them.
                 break
@@ -214,13 +280,14 @@ class AttachedPool:
     def _lease(
         self, operation: Operation, pages: Int64Array
     ) -> tuple[BoolArray, Lease]:
-        if self.pool.physical:
+        if self.region.physical:
             return self.leases.take(pages, writing=operation is Operation.GET)
         return np.ones(len(pages), np.bool_), Lease(self.leases, pages[:0])
 
-    def _carry(self, transfer: BatchTransfer) -> OutcomeArray:
-        began = time.monotonic()
-        codes = self.mode.execute(self.channel, self.handle, transfer)
+    def _recorded(
+        self, transfer: BatchTransfer, codes: OutcomeArray, began: float
+    ) -> OutcomeArray:
+        """Remember what the codes say about keys; return one for each page."""
         outcomes = _by_page(codes, len(self.suffixes))
         if transfer.operation is Operation.PUT:
             stored = codes == Outcome.OK
@@ -290,6 +357,13 @@ class AttachedPool:
             )
 
 
+def _at(hashes: Sequence[str], positions: Int64Array) -> Sequence[str]:
+    """Return the hashes at some positions, ascending, each at most once."""
+    if len(positions) == len(hashes):
+        return hashes
+    return [hashes[at] for at in positions.tolist()]
+
+
 def _chosen(keys: Sequence[str], which: BoolArray) -> list[str]:
     return [key for key, one in zip(keys, which.tolist(), strict=True) if one]
 
@@ -299,34 +373,3 @@ def _by_page(outcomes: OutcomeArray, objects: int) -> OutcomeArray:
     if objects == 1:
         return outcomes
     return cast("OutcomeArray", outcomes.reshape(-1, objects).max(axis=1))
-
-
-def move(
-    operation: Operation,
-    attached: AttachedPool,
-    hashes: Sequence[str],
-    where: tuple[Int64Array, Int64Array],
-    deadline_s: float,
-) -> OutcomeArray:
-    """Move the chosen positions of one pool; an outcome per position.
-
-    Args:
-        operation: PUT or GET.
-        berth: The pool.
-        hashes: All page hashes.
-        where: int64 (n,), the page of each position, and the positions.
-        deadline_s: Until when, on `time.monotonic()`'s clock.
-    """
-    own, chosen = where
-    outcomes = np.full(len(hashes), Outcome.ABSENT, np.uint8)
-    if not len(chosen):
-        return outcomes
-    if operation is Operation.PUT and not attached.writes:
-        # Another rank stores these very bytes.
-        outcomes[chosen] = Outcome.OK
-        return outcomes
-    if len(chosen) == len(hashes):
-        return attached.transfer(operation, hashes, own, deadline_s)
-    names = [hashes[at] for at in chosen.tolist()]
-    outcomes[chosen] = attached.transfer(operation, names, own[chosen], deadline_s)
-    return outcomes

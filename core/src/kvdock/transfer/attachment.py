@@ -25,9 +25,7 @@ from kvdock.events import PagesRestored
 from kvdock.hits import Hits, evaluate
 from kvdock.keys import check_hashes
 from kvdock.plugin.hookspecs import AttachConfig
-from kvdock.synchronization import check_deadline
-from kvdock.transfer.attached_pool import move
-from kvdock.transfer.page_indices import as_page_indices, resolve_page_indices
+from kvdock.transfer.page_indices import resolve_page_indices
 from kvdock.transfer.result import NO_PAGE, TransferResult
 from kvdock.transfer.setup import AttachedBackends, attach_plan
 
@@ -78,7 +76,7 @@ class Attachment:
             settings: Backend name to its settings.
             core: Deadlines, breakers and bounds; None for the defaults. The
                 observers that it names must be around the backends already,
-                see `kvdock.observers.observe`.
+                see `Dock.observe`.
             process: Tells this process from others of its deployment that
                 have the same settings, for what a backend keeps locally.
             trial: Whether to try the backends out, with nothing brought along
@@ -107,6 +105,19 @@ class Attachment:
             what = "; ".join(f"{one.what} ({one.hint})" for one in wrong)
             raise AttachError(f"the self test failed: {what}")
 
+    def __getitem__(self, pool: str) -> AttachedPool:
+        """Return one attached pool.
+
+        Raises:
+            KvdockError: If it is not attached.
+        """
+        berths = self.pools_by_name
+        if pool not in berths:
+            raise KvdockError(
+                f"pool {pool!r} is not attached", fix=did_you_mean(pool, berths)
+            )
+        return berths[pool]
+
     def __enter__(self) -> Self:
         """Return itself; leaving the block closes it."""
         return self
@@ -130,9 +141,7 @@ class Attachment:
         Returns:
             Whether every call has ended.
         """
-        if timeout_s is None:
-            timeout_s = self.core.deadlines.close
-        return self._backends.close(timeout_s)
+        return self._backends.close(self.core.deadlines.until("close", timeout_s))
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no call is running, those left behind included."""
@@ -164,7 +173,7 @@ class Attachment:
         An engine asks it before it gives a page another use, and counts its
         own device copies in it.
         """
-        return self._berth(pool).leases
+        return self[pool].leases
 
     def breakers(self) -> Mapping[str, Mapping[Operation, str]]:
         """Return the state of every breaker, by backend and operation."""
@@ -190,10 +199,9 @@ class Attachment:
         """
         berths = self.pools_by_name
         check_hashes(hashes)
-        deadline_s = time.monotonic() + self.core.deadlines.exists
+        deadline_s = self.core.deadlines.until(Operation.EXISTS)
         there = {
-            name: attached.exists(hashes, deadline_s)
-            for name, attached in berths.items()
+            name: attached.find(hashes, deadline_s) for name, attached in berths.items()
         }
         return evaluate(self._pools(berths), there, len(hashes))
 
@@ -213,7 +221,7 @@ class Attachment:
         """
         berths = self.pools_by_name
         where = self.resolve_pages(hashes, pages)
-        deadline_s = time.monotonic() + self.core.deadlines.put
+        deadline_s = self.core.deadlines.until(Operation.PUT)
         outcomes: dict[str, OutcomeArray] = {}
         nbytes: dict[str, int] = {}
         good = np.ones(len(hashes), np.bool_)
@@ -222,8 +230,8 @@ class Attachment:
         ):
             own = where[name]
             given = own != NO_PAGE
-            chosen = np.flatnonzero(given & good if attached.pool.anchor else given)
-            result = move(Operation.PUT, attached, hashes, (own, chosen), deadline_s)
+            wanted = np.where(good, own, NO_PAGE) if attached.pool.anchor else own
+            result = attached.transfer(Operation.PUT, hashes, wanted, deadline_s)
             outcomes[name] = result
             stored = result == Outcome.OK
             nbytes[name] = int(stored.sum()) * attached.page_bytes
@@ -248,16 +256,18 @@ class Attachment:
         """
         berths = self.pools_by_name
         where = self.resolve_pages(hashes, pages)
-        deadline_s = time.monotonic() + self.core.deadlines.get
+        deadline_s = self.core.deadlines.until(Operation.GET)
         outcomes: dict[str, OutcomeArray] = {}
         loaded: dict[str, BoolArray] = {}
         reach = len(hashes)
         for name, attached in sorted(
             berths.items(), key=lambda one: not one[1].pool.anchor
         ):
-            own = where[name]
-            chosen = np.flatnonzero(own[:reach] != NO_PAGE)
-            result = move(Operation.GET, attached, hashes, (own, chosen), deadline_s)
+            wanted = where[name]
+            if reach < len(hashes):
+                wanted = wanted.copy()
+                wanted[reach:] = NO_PAGE
+            result = attached.transfer(Operation.GET, hashes, wanted, deadline_s)
             outcomes[name] = result
             loaded[name] = result == Outcome.OK
             if attached.pool.anchor:
@@ -269,64 +279,6 @@ class Attachment:
         }
         return TransferResult(hits.best, outcomes, nbytes, where)
 
-    def lookup(self, pool: str, hashes: Sequence[str], deadline_s: float) -> BoolArray:
-        """Find out which pages of one pool are there, bool (n,).
-
-        For engines that fold the answers of their pools themselves, as `write`
-        and `read` are for those that order their pools themselves.
-
-        Args:
-            pool: An attached pool.
-            hashes: Page hashes.
-            deadline_s: Until when, on `time.monotonic()`'s clock.
-        """
-        check_hashes(hashes)
-        check_deadline(deadline_s)
-        return self._berth(pool).exists(hashes, deadline_s)
-
-    def write(
-        self, pool: str, hashes: Sequence[str], pages: npt.ArrayLike, deadline_s: float
-    ) -> OutcomeArray:
-        """Store pages of one pool.
-
-        Args:
-            pool: An attached pool.
-            hashes: Page hashes.
-            pages: int64 (n,), the page index of each hash; `NO_PAGE` for none.
-            deadline_s: Until when, on `time.monotonic()`'s clock.
-        """
-        return self._one(Operation.PUT, pool, hashes, (pages, deadline_s))
-
-    def read(
-        self, pool: str, hashes: Sequence[str], pages: npt.ArrayLike, deadline_s: float
-    ) -> OutcomeArray:
-        """Load pages of one pool; as `write`."""
-        return self._one(Operation.GET, pool, hashes, (pages, deadline_s))
-
-    def _berth(self, pool: str) -> AttachedPool:
-        berths = self.pools_by_name
-        if pool not in berths:
-            raise KvdockError(
-                f"pool {pool!r} is not attached", fix=did_you_mean(pool, berths)
-            )
-        return berths[pool]
-
-    def _one(
-        self,
-        operation: Operation,
-        pool: str,
-        hashes: Sequence[str],
-        how: tuple[npt.ArrayLike, float],
-    ) -> OutcomeArray:
-        pages, deadline_s = how
-        attached = self._berth(pool)
-        check_hashes(hashes)
-        check_deadline(deadline_s)
-        own = as_page_indices(pool, pages, len(hashes))
-        chosen = np.flatnonzero(own != NO_PAGE)
-        attached.region.check(own[chosen])
-        return move(operation, attached, hashes, (own, chosen), deadline_s)
-
     def clear(self, timeout_s: float | None = None) -> Mapping[str, Outcome]:
         """Forget everything of this namespace, and nothing else.
 
@@ -335,10 +287,8 @@ class Attachment:
         Returns:
             Backend name to what became of it.
         """
-        if timeout_s is None:
-            timeout_s = self.core.deadlines.clear
         cleared: dict[str, Outcome] = {}
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = self.core.deadlines.until(Operation.CLEAR, timeout_s)
         for attached in self.pools_by_name.values():
             channel = attached.channel
             if channel.name not in cleared:
@@ -363,13 +313,17 @@ class Attachment:
                 pages outside of its memory.
         """
         known = [route.pool.name for route in self.plan.routes]
-        return resolve_page_indices(self.pools_by_name, known, hashes, pages)
+        attached = {
+            name: (attached.pool, attached.region)
+            for name, attached in self.pools_by_name.items()
+        }
+        return resolve_page_indices(attached, known, hashes, pages)
 
     def notify_restored(self, loaded: Mapping[str, BoolArray], prefix: int) -> None:
         """Tell observers how much of a prefix each pool has.
 
         `get` and prefetches do it by themselves. An engine that loads pool by
-        pool, with `read`, does it once it knows what became of a prefix.
+        pool does it once it knows what became of a prefix.
 
         Args:
             loaded: Pool name to whether each page is whole in memory, bool

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -13,7 +12,7 @@ from enum import StrEnum
 import attrs
 
 from kvdock.config.core import StopPolicy, TransferSettings
-from kvdock.synchronization import MAX_WAIT_S, new_condition, remaining_s
+from kvdock.synchronization import MAX_WAIT_S, ProcessGuard, new_condition, remaining_s
 from kvdock.transfer.result import TransferResult
 
 log = logging.getLogger("kvdock")
@@ -196,18 +195,12 @@ class BoundedExecutor:
         self._running: dict[TransferFuture, threading.Thread] = {}
         self._threads: set[threading.Thread] = set()
         self._closed = False
-        self._pid = os.getpid()
+        self._guard = ProcessGuard()
 
     @property
     def waiting(self) -> int:
         """Transfers in the queue."""
         return len(self._waiting)
-
-    @property
-    def _forked(self) -> bool:
-        # A forked child has the queue and none of the workers, and one of them
-        # may have taken the lock for ever.
-        return os.getpid() != self._pid
 
     def submit(
         self, future: TransferFuture, work: Work, after: Callable[[], None]
@@ -219,7 +212,7 @@ class BoundedExecutor:
             work: What to do, on a worker.
             after: Done when it is over, whether it ran or not.
         """
-        if self._forked:
+        if self._guard.forked:
             return False
         with self._lock:
             if self._closed or len(self._waiting) >= self._queue:
@@ -250,7 +243,7 @@ class BoundedExecutor:
 
         What follows a transfer's end may ask too: it does not wait for itself.
         """
-        if self._forked:
+        if self._guard.forked:
             return True
         mine = threading.current_thread()
 
@@ -264,7 +257,7 @@ class BoundedExecutor:
 
     def close(self) -> None:
         """Take nothing more, cancel what waits, stop what runs."""
-        if self._forked:
+        if self._guard.forked:
             return
         with self._lock:
             self._closed = True

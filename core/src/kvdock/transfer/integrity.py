@@ -178,12 +178,19 @@ def _column(
 class TrailerBuffers:
     """The trailers of a region's pages, one slot for each object of each page.
 
-    A slot belongs to its page, so whoever holds the page's lease holds it too.
+    A slot belongs to its page: whoever holds the page's lease, or its staging
+    area, holds the slot too.
+
+    Args:
+        region: What the backend is told and moves, trailers included.
+        hasher: Hashes the same pages without them.
+        slots: For each object of a page its trailers, TRAILER (pages,).
+        loan: The memory that the slots lie in.
     """
 
     region: Region
     hasher: Hasher = attrs.field(repr=False)
-    slots: npt.NDArray[np.void] = attrs.field(repr=False)
+    slots: tuple[Sealed, ...] = attrs.field(repr=False)
     loan: HostBuffer = attrs.field(repr=False)
 
     @classmethod
@@ -215,17 +222,20 @@ class TrailerBuffers:
             blocks=(*region.blocks, Block(wide.ctypes.data, wide.nbytes)),
             owners=(*region.owners, wide),
         )
-        return cls(longer, Hasher.of(region), slots, buffer)
+        columns = tuple(slots[:, at] for at in range(shape[1]))
+        return cls(longer, Hasher.of(region), columns, buffer)
 
     def write(self, keys: Sequence[str], pages: Int64Array) -> None:
         """Write the trailers of pages that are about to be stored."""
         digests = self.hasher.digests(pages).ravel()
         trailers = make_trailers(keys, self._nbytes(len(pages)), digests)
-        self.slots[pages] = trailers.reshape(len(pages), -1)
+        for at, slots in enumerate(self.slots):
+            slots[pages] = trailers[at :: len(self.slots)]
 
     def clear(self, pages: Int64Array) -> None:
         """Erase trailers, so that one left from before proves nothing."""
-        self.slots[pages] = np.zeros((), TRAILER)
+        for slots in self.slots:
+            slots[pages] = np.zeros((), TRAILER)
 
     def verify(
         self, keys: Sequence[str], pages: Int64Array, outcomes: OutcomeArray
@@ -237,7 +247,7 @@ class TrailerBuffers:
             pages: int64 (n,), where the pages were read to.
             outcomes: uint8 (n * objects,), what the backend said.
         """
-        each = self.slots.shape[1]
+        each = len(self.slots)
         claimed = (outcomes == Outcome.OK).reshape(-1, each).all(axis=1)
         if not claimed.any():
             return outcomes
@@ -248,7 +258,10 @@ class TrailerBuffers:
             names, self._nbytes(len(read)), self.hasher.digests(read).ravel()
         )
         verified = outcomes.copy()
-        verified[chosen] = compare_trailers(self.slots[read].ravel(), wanted)
+        found = np.empty_like(wanted)
+        for at, slots in enumerate(self.slots):
+            found[at::each] = slots[read]
+        verified[chosen] = compare_trailers(found, wanted)
         return verified
 
     def _nbytes(self, pages: int) -> Int64Array:

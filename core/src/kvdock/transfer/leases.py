@@ -64,10 +64,6 @@ class PageLeases:
         """Pages that a storage call may touch."""
         return int(np.count_nonzero(self._leased))
 
-    def referred_pages(self, side: Reference) -> int:
-        """Return how many pages have references of a side."""
-        return int(np.count_nonzero(self._references[side]))
-
     def take(self, pages: Int64Array, *, writing: bool) -> tuple[BoolArray, Lease]:
         """Lease those pages that nobody else touches, for a storage call.
 

@@ -19,7 +19,6 @@ from kvdock.batch import Operation, Outcome
 from kvdock.errors import RegionError
 from kvdock.hits import evaluate
 from kvdock.pools.enums import HitPolicy
-from kvdock.transfer.attached_pool import move
 from kvdock.transfer.futures import BoundedExecutor, TransferFuture, TransferState
 from kvdock.transfer.leases import Reference
 from kvdock.transfer.page_indices import duplicate_positions
@@ -141,10 +140,9 @@ class TransferManager:
         Returns:
             Whether every call has ended.
         """
-        timeout_s = self._core.deadlines.close
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = self._core.deadlines.until("close")
         self._reads.close()
-        self._writes.drain(deadline_s - timeout_s / 2)
+        self._writes.drain(self._core.deadlines.until("close", factor=0.5))
         self._writes.close()
         ended = self.attachment.close(max(0.0, deadline_s - time.monotonic()))
         joined = [lane.join(deadline_s) for lane in (self._reads, self._writes)]
@@ -306,15 +304,14 @@ class PrefetchTask:
     def _load_batch(self, running: list[AttachedPool], start: int, stop: int) -> int:
         """Load positions start to stop; return how many are whole."""
         run = stop - start
-        deadline_s = time.monotonic() + self.attachment.core.deadlines.get
+        deadline_s = self.attachment.core.deadlines.until(Operation.GET)
         for attached in running:
-            own = self.where[attached.pool.name]
-            chosen = start + np.flatnonzero(own[start : start + run] != NO_PAGE)
-            codes = move(
-                Operation.GET, attached, self.hashes, (own, chosen), deadline_s
-            )
+            part = slice(start, start + run)
+            own = self.where[attached.pool.name][part]
             mine = self._outcomes[attached.pool.name][start:stop]
-            mine[:run] = codes[start : start + run]
+            mine[:run] = attached.transfer(
+                Operation.GET, self.hashes[part], own, deadline_s
+            )
             if attached.pool.required and not attached.pool.block_pages:
                 # Sidecars are read only as far as those before were.
                 run = int(np.logical_and.accumulate(mine == Outcome.OK).sum())
@@ -329,9 +326,9 @@ class PrefetchTask:
             return
         there = self._loaded()
         names = self.hashes[:reach]
-        deadline_s = time.monotonic() + self.attachment.core.deadlines.get
+        deadline_s = self.attachment.core.deadlines.until(Operation.GET)
         for attached in trailing:
-            exists = attached.exists(names, deadline_s)
+            exists = attached.find(names, deadline_s)
             if attached.pool.name not in self.spare:
                 exists &= self.where[attached.pool.name][:reach] != NO_PAGE
             there[attached.pool.name][:reach] = exists
@@ -357,9 +354,10 @@ class PrefetchTask:
             self._outcomes[name][:] = Outcome.ABSENT
         own = self.where[name]
         wanted = window[there[window] & (self._outcomes[name][window] != Outcome.OK)]
-        codes = move(Operation.GET, attached, self.hashes, (own, wanted), deadline_s)
-        self._outcomes[name][wanted] = codes[wanted]
-        there[wanted] = codes[wanted] == Outcome.OK
+        names = [self.hashes[at] for at in wanted.tolist()]
+        codes = attached.transfer(Operation.GET, names, own[wanted], deadline_s)
+        self._outcomes[name][wanted] = codes
+        there[wanted] = codes == Outcome.OK
 
     def _loaded(self) -> dict[str, BoolArray]:
         return {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvdock.resilience.channel import BackendChannel
     from kvdock.transfer.integrity import TrailerBuffers
     from kvdock.transfer.leases import Lease
-    from kvdock.transfer.staging import StagingBuffers
+    from kvdock.transfer.staging import StagingBuffer, StagingBuffers
 
 
 @attrs.frozen(eq=False)
@@ -144,10 +144,10 @@ class ZeroCopyTransfer:
 
 
 def _unproven(operation: Operation, outcomes: OutcomeArray) -> OutcomeArray:
-    """Return what counts of a batch of which a later piece was left behind.
+    """Return what counts of a call whose memory is still in use.
 
-    Pieces before that one came back in time. What they read lies in memory
-    that the late one still holds: neither verified nor copied, so a miss.
+    What it read is neither verified nor copied, so a miss, whatever the call
+    says about it.
     """
     if operation is not Operation.GET:
         return outcomes
@@ -206,15 +206,10 @@ class StagedTransfer:
             return transfer.all(Outcome.UNAVAILABLE)
         if area is None:
             return transfer.all(Outcome.TIMEOUT)
-        count = len(transfer.pages)
+        numbers = area.numbers(len(transfer.pages))
         try:
-            if transfer.operation is Operation.PUT:
-                for at, source in enumerate(self.source):
-                    source.gather(transfer.pages, area.payload(at, count))
-                self.staging.write(area, transfer.keys, count)
-            else:
-                self.staging.clear(area, count)
-            batch = transfer.batch(*self.region.addresses(area.numbers(count)))
+            self._prepare(area, numbers, transfer)
+            batch = transfer.batch(*self.region.addresses(numbers))
         except BaseException:  # so does copying
             area.release()
             raise
@@ -225,10 +220,36 @@ class StagedTransfer:
             return _unproven(transfer.operation, outcomes)
         try:
             if transfer.operation is Operation.GET:
-                outcomes = self.staging.verify(area, transfer.keys, outcomes)
-                good = (outcomes == Outcome.OK).reshape(count, -1).all(axis=1)
-                for at, source in enumerate(self.source):
-                    source.scatter(transfer.pages[good], area.payload(at, count)[good])
+                outcomes = self._unload(area, numbers, transfer, outcomes)
         finally:
             area.release()
+        return outcomes
+
+    def _prepare(
+        self, area: StagingBuffer, numbers: Int64Array, transfer: BatchTransfer
+    ) -> None:
+        """Copy out what is stored, or erase what would prove a load."""
+        trailers = self.staging.trailers
+        if transfer.operation is Operation.PUT:
+            for at, source in enumerate(self.source):
+                source.gather(transfer.pages, area.payload(at, len(numbers)))
+            if trailers is not None:
+                trailers.write(transfer.keys, numbers)
+        elif trailers is not None:
+            trailers.clear(numbers)
+
+    def _unload(
+        self,
+        area: StagingBuffer,
+        numbers: Int64Array,
+        transfer: BatchTransfer,
+        outcomes: OutcomeArray,
+    ) -> OutcomeArray:
+        """Verify what was loaded, and copy in what is right."""
+        if self.staging.trailers is not None:
+            outcomes = self.staging.trailers.verify(transfer.keys, numbers, outcomes)
+        count = len(numbers)
+        good = (outcomes == Outcome.OK).reshape(count, -1).all(axis=1)
+        for at, source in enumerate(self.source):
+            source.scatter(transfer.pages[good], area.payload(at, count)[good])
         return outcomes

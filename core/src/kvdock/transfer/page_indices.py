@@ -1,4 +1,4 @@
-"""Where the pages of a call lie, and moving those of one pool."""
+"""Where the pages of a call lie: page indices, resolved and checked."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from kvdock.transfer.result import NO_PAGE
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array
-    from kvdock.transfer.attached_pool import AttachedPool
+    from kvdock.pools.spec import PoolSpec
+    from kvdock.region import Region
 
 
 def resolve_page_indices(
-    berths: Mapping[str, AttachedPool],
+    attached: Mapping[str, tuple[PoolSpec, Region]],
     known: Collection[str],
     hashes: Sequence[str],
     pages: Mapping[str, npt.ArrayLike],
@@ -26,7 +27,7 @@ def resolve_page_indices(
     """Return each pool's page index for each position, checked.
 
     Args:
-        berths: The attached pools.
+        attached: Pool name to the pool and the engine's memory.
         known: All pools of the plan; pages of one that is not attached are
             taken and left alone.
         hashes: The n page hashes.
@@ -38,22 +39,22 @@ def resolve_page_indices(
     """
     check_hashes(hashes)
     for name in pages:
-        if name not in berths and name not in known:
+        if name not in attached and name not in known:
             raise RegionError(
                 f"pages are given for {name!r}, which is not attached",
-                fix=did_you_mean(name, berths),
+                fix=did_you_mean(name, attached),
             )
     places: dict[str, Int64Array] = {}
-    for name, attached in berths.items():
-        source = attached.pool.indices_from
+    for name, (pool, region) in attached.items():
+        source = pool.indices_from
         given = pages.get(name, pages.get(source) if source else None)
         if given is None:
-            if attached.pool.physical:
+            if region.physical:
                 raise RegionError(f"no pages are given for pool {name!r}")
             given = np.zeros(len(hashes), np.int64)
         own = as_page_indices(name, given, len(hashes))
-        if attached.pool.physical:
-            attached.region.check(own[own != NO_PAGE])
+        if region.physical:
+            region.check(own[own != NO_PAGE])
         places[name] = own
     return places
 

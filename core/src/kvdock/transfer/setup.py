@@ -11,10 +11,11 @@ import attrs
 
 from kvdock.config.core import CoreSettings, Integrity
 from kvdock.config.core import StagingPolicy as StagingChoice
-from kvdock.errors import AttachError, KvdockError, did_you_mean
+from kvdock.errors import AttachError, did_you_mean
 from kvdock.events import PoolRouted
 from kvdock.keys import check_suffixes
 from kvdock.namespace import namespace_digest, namespace_record
+from kvdock.pools.layout import stored_objects
 from kvdock.region import Region
 from kvdock.resilience.channel import BackendChannel, as_kvdock_error
 from kvdock.routing.verdicts import IntegrityCheck, TransferMode
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvdock")
 
+_EXISTS_KEYS = 16384
+"""Keys of one lookup: a bound like any other batch has."""
+
 
 @attrs.frozen(eq=False)
 class AttachedBackends:
@@ -61,9 +65,8 @@ class AttachedBackends:
     pools: dict[str, AttachedPool] = attrs.field(factory=dict)
     health_checks: dict[str, HealthCheck] = attrs.field(factory=dict)
 
-    def close(self, timeout_s: float) -> bool:
+    def close(self, deadline_s: float) -> bool:
         """Let go of everything; return whether every call has ended."""
-        deadline_s = time.monotonic() + timeout_s
         self.pools.clear()
         ended = True
         left = len(self.channels)
@@ -123,7 +126,7 @@ def attach_plan(  # noqa: PLR0913 - all that `Attachment.open` was told
             )
         _announce(backends, plan)
     except BaseException:
-        backends.close(core.deadlines.close)
+        backends.close(core.deadlines.until("close"))
         raise
     return backends
 
@@ -165,8 +168,8 @@ def _check_observers(dock: Dock, used: set[str], core: CoreSettings) -> None:
                 raise AttachError(
                     f"core.observers names {name!r}, which is not around backend "
                     f"{backend!r}",
-                    fix="Call kvdock.observers.observe(dock, core.observers, settings) "
-                    "before Attachment.open.",
+                    fix="Call dock.observe(core.observers, settings) before "
+                    "Attachment.open.",
                 )
 
 
@@ -218,10 +221,10 @@ def _attach(
 ) -> None:
     pool, name = route.pool, str(route.backend)
     channel = backends.channels[name]
-    if region.objects != pool.objects(config.shard):
+    if region.objects != stored_objects(pool, config.shard):
         # The route cut pages into other objects than the engine did.
         region = Region.of(pool, config.shard, region.owners, region.pages)
-    batch_pages = _batch_pages(region, core)
+    batch_pages = _batch_pages(channel, region, core)
     lend = allocator_for(channel, pool, config)
     mode = _transfer_mode(route, region, batch_pages, core, lend)
     probe_memory = None
@@ -240,12 +243,11 @@ def _attach(
         )
     handle = channel.register_pool(pool, told, config)
     try:
-        suffixes = as_kvdock_error(
-            lambda: channel.backend.key_suffix(pool, config.shard)
-        )
-    except KvdockError as error:
+        suffixes = channel.backend.key_suffix(pool, config.shard)
+    except Exception as error:
+        what = as_kvdock_error(error).what
         raise AttachError(
-            f"backend {name!r} gives pool {pool.name!r} no key suffixes: {error.what}",
+            f"backend {name!r} gives pool {pool.name!r} no key suffixes: {what}",
             fix="kvdock_key_suffix returns one for each object of a page.",
         ) from error
     attached = AttachedPool(
@@ -258,6 +260,9 @@ def _attach(
         mode=mode,
         leases=PageLeases(region.pages),
         batch_pages=batch_pages,
+        batch_keys=min(
+            _EXISTS_KEYS, channel.backend.manifest.max_batch_keys or _EXISTS_KEYS
+        ),
         writes=pool.writes(config.shard),
     )
     probe = HealthCheck.of(
@@ -268,9 +273,24 @@ def _attach(
     channel.background.set_health_check(probe.run)
 
 
-def _batch_pages(region: Region, core: CoreSettings) -> int:
+def _batch_pages(channel: BackendChannel, region: Region, core: CoreSettings) -> int:
+    """Return the most pages of a batch: the one bound of every GET and PUT.
+
+    Raises:
+        AttachError: If the backend takes fewer keys than a page has objects.
+    """
     page_bytes = max(1, int(region.object_bytes.sum()))
-    return max(1, min(core.calls.batch_pages, core.calls.batch_bytes // page_bytes))
+    pages = min(core.calls.batch_pages, core.calls.batch_bytes // page_bytes)
+    limit, objects = channel.backend.manifest.max_batch_keys, len(region.objects)
+    if limit and objects:
+        if objects > limit:
+            raise AttachError(
+                f"backend {channel.name!r} takes {limit} keys at once "
+                f"(max_batch_keys), and pool {region.pool!r} has {objects} objects a page",
+                fix="Plan with the manifests of the backends that are attached.",
+            )
+        pages = min(pages, limit // objects)
+    return max(1, pages)
 
 
 def _transfer_mode(

@@ -7,28 +7,19 @@ nobody looks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import attrs
 import numpy as np
-import numpy.typing as npt
-import xxhash
 
-from kvdock.batch import Outcome
 from kvdock.pools.objects import TRAILER_BYTES
 from kvdock.region import Block, Region
 from kvdock.synchronization import new_condition, remaining_s
 from kvdock.transfer.host_memory import ALIGN_BYTES, Allocator, allocate_host
-from kvdock.transfer.integrity import (
-    TRAILER,
-    compare_trailers,
-    make_trailers,
-    with_trailer,
-)
+from kvdock.transfer.integrity import TRAILER, Hasher, TrailerBuffers, with_trailer
 
 if TYPE_CHECKING:
-    from kvdock.arrays import ByteArray, Int64Array, OutcomeArray
+    from kvdock.arrays import ByteArray, Int64Array
 
 OBJECT_ALIGN_BYTES = 64
 """Where each object of a row begins."""
@@ -84,7 +75,6 @@ class StagingBuffers:
         lend: Allocator = allocate_host,
     ) -> None:
         self.payload = cast("list[int]", source.object_bytes.tolist())
-        self.trailers = trailers
         tail = TRAILER_BYTES if trailers else 0
         ends = [_up(size + tail, OBJECT_ALIGN_BYTES) for size in self.payload]
         self.starts = [sum(ends[:at]) for at in range(len(ends))]
@@ -98,6 +88,7 @@ class StagingBuffers:
             for row in source.sizes.tolist()
         ]
         self.region = _region(source, memory, self, sizes, tail)
+        self.trailers = self._trailers(source, rows) if trailers else None
         self._free = [
             StagingBuffer(self, at * pages, rows[at * pages : (at + 1) * pages])
             for at in range(areas)
@@ -105,6 +96,15 @@ class StagingBuffers:
         self._areas = areas
         self._late: set[StagingBuffer] = set()
         self._lock, self._changed = new_condition()
+
+    def _trailers(self, source: Region, rows: ByteArray) -> TrailerBuffers:
+        """Return the trailers at the ends of the objects of all rows."""
+        plain = _region(source, self._loan.memory, self, [[n] for n in self.payload], 0)
+        slots = [
+            rows[:, end : end + TRAILER_BYTES].view(TRAILER)[:, 0]
+            for end in map(sum, zip(self.starts, self.payload, strict=True))
+        ]
+        return TrailerBuffers(self.region, Hasher.of(plain), tuple(slots), self._loan)
 
     @property
     def exhausted(self) -> bool:
@@ -155,55 +155,6 @@ class StagingBuffers:
             self._late.discard(area)
             self._changed.notify()
         self.leave()
-
-    def write(self, area: StagingBuffer, keys: Sequence[str], pages: int) -> None:
-        """Write the trailers of the first pages of an area."""
-        if self.trailers:
-            wanted = self._wanted(area, keys, pages)
-            for at, trailers in enumerate(self._tails(area, pages)):
-                trailers[:] = wanted[:, at]
-
-    def clear(self, area: StagingBuffer, pages: int) -> None:
-        """Erase trailers, so that one left from before proves nothing."""
-        if self.trailers:
-            for trailers in self._tails(area, pages):
-                trailers[:] = np.zeros((), TRAILER)
-
-    def verify(
-        self, area: StagingBuffer, keys: Sequence[str], outcomes: OutcomeArray
-    ) -> OutcomeArray:
-        """Verify the objects of an area that are OK so far."""
-        each = len(self.payload)
-        pages = len(keys) // each
-        if not self.trailers or not (outcomes == Outcome.OK).any():
-            return outcomes
-        wanted = self._wanted(area, keys, pages)
-        verified = outcomes.reshape(pages, each).copy()
-        for at, trailers in enumerate(self._tails(area, pages)):
-            mine = verified[:, at]
-            ok = mine == Outcome.OK
-            mine[ok] = compare_trailers(trailers[ok], wanted[ok, at])
-        return verified.ravel()
-
-    def _wanted(
-        self, area: StagingBuffer, keys: Sequence[str], pages: int
-    ) -> npt.NDArray[np.void]:
-        digest = xxhash.xxh3_64_intdigest
-        columns = [
-            [digest(row) for row in area.payload(at, pages)]
-            for at in range(len(self.payload))
-        ]
-        digests = np.array(columns, np.uint64).T.ravel()
-        nbytes = np.tile(self.payload, pages)
-        return make_trailers(keys, nbytes, digests).reshape(pages, -1)
-
-    def _tails(self, area: StagingBuffer, pages: int) -> list[npt.NDArray[np.void]]:
-        return [
-            area.rows[:pages, start + size : start + size + TRAILER_BYTES].view(
-                TRAILER
-            )[:, 0]
-            for start, size in zip(self.starts, self.payload, strict=True)
-        ]
 
 
 def _region(

@@ -69,7 +69,7 @@ class AttachedHostPool:
         """Say which pages could be loaded, bool (n,)."""
         if self.attachment is None:
             return np.ones(len(hashes), np.bool_)
-        return self.attachment.lookup(self.spec.name, hashes, deadline_s)
+        return self.attachment[self.spec.name].exists(hashes, deadline_s)
 
     def write(
         self, hashes: Sequence[str], pages: Int64Array, deadline_s: float
@@ -77,7 +77,7 @@ class AttachedHostPool:
         """Store pages; a draft that nobody takes is quietly left out."""
         if self.attachment is None:
             return np.full(len(hashes), Outcome.OK, np.uint8)
-        return self.attachment.write(self.spec.name, hashes, pages, deadline_s)
+        return self.attachment[self.spec.name].put(hashes, pages, deadline_s)
 
     def read(
         self, hashes: Sequence[str], pages: Int64Array, deadline_s: float
@@ -88,7 +88,7 @@ class AttachedHostPool:
         that sees zeros proposes worse tokens, and the target rejects them.
         """
         if self.attachment is not None:
-            return self.attachment.read(self.spec.name, hashes, pages, deadline_s)
+            return self.attachment[self.spec.name].get(hashes, pages, deadline_s)
         nbytes = int(self.pool.region.object_bytes.sum())
         blank = np.zeros((len(hashes), nbytes), np.uint8)
         self.pool.region.scatter(pages, blank)
@@ -332,7 +332,7 @@ class Attachments:
         Raises:
             KvdockError: If a plugin did not; one that failed holds up no other.
         """
-        deadline_s = time.monotonic() + self.given.core.deadlines.clear
+        deadline_s = self.given.core.deadlines.until("clear")
         failed = {
             f"{backend}: {outcome.name.lower()}"
             for attachment in self._attachments
@@ -352,7 +352,7 @@ class Attachments:
 
         Attachments share the time that the core allows for one of them.
         """
-        deadline_s = time.monotonic() + self.given.core.deadlines.close
+        deadline_s = self.given.core.deadlines.until("close")
         with self._changing:
             attachments, self._attachments = self._attachments, ()
             self._lanes, self._plan, self._flat = {}, None, None

@@ -19,7 +19,6 @@ import attrs
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError, SettingsError
 from kvdock.plugin.hookspecs import AttachConfig, Finding
-from kvdock.plugin.observer import observe
 from kvdock_sglang import engine_patches
 from kvdock_sglang.launch_flags import (
     EXTRA,
@@ -155,7 +154,7 @@ def _examined(extra: Mapping[str, object]) -> Iterator[Finding]:
     given = collect(extra)
     used = dict.fromkeys([given.own.plugin, *given.own.routes.values()])
     dock = Dock.load(require=list(used))
-    observe(dock, given.core.observers, given.observers)
+    dock.observe(given.core.observers, given.observers)
     for name in used:
         backend = dock.backends[name]
         config = AttachConfig(settings=backend.settings(given.backends.get(name)))

@@ -53,10 +53,11 @@ class FlatPages:
     ) -> list[Any]:
         """Fill flat tensors with pages; None where one is missing."""
         loaded: list[Any] = []
+        attached = self.attachment[self.spec.name]
         for page, target in zip(hashes, targets, strict=True):
             block = self._fits(target)
             with self._one_at_a_time:
-                outcome = self._moved(self.attachment.read, page, deadline_s)
+                outcome = self._moved(attached.get, page, deadline_s)
                 if outcome == Outcome.OK:
                     at = self.scratch.ctypes.data
                     ctypes.memmove(block.address, at, block.nbytes)
@@ -67,17 +68,18 @@ class FlatPages:
         self, hashes: Sequence[str], sources: Sequence[Any], deadline_s: float
     ) -> bool:
         """Store pages from flat tensors; whether all of them are stored."""
+        attached = self.attachment[self.spec.name]
         for page, source in zip(hashes, sources, strict=True):
             block = self._fits(source)
             with self._one_at_a_time:
                 ctypes.memmove(self.scratch.ctypes.data, block.address, block.nbytes)
-                outcome = self._moved(self.attachment.write, page, deadline_s)
+                outcome = self._moved(attached.put, page, deadline_s)
             if outcome != Outcome.OK:
                 return False
         return True
 
     def _moved(self, move: Callable[..., Any], page: str, deadline_s: float) -> int:
-        return int(move(self.spec.name, [page], [0], deadline_s)[0])
+        return int(move([page], [0], deadline_s)[0])
 
     def _fits(self, tensor: object) -> Block:
         block = block_of(tensor)

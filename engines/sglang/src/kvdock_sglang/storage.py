@@ -25,7 +25,6 @@ from sglang.srt.mem_cache.hicache_storage import (
 from kvdock.batch import Outcome
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError
-from kvdock.plugin.observer import observe
 from kvdock.pools.enums import HitPolicy
 from kvdock_sglang.attachments import AttachedHostPool, Attachments
 from kvdock_sglang.hit_query import PoolQuery, evaluate_query
@@ -65,7 +64,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         self.ledger = Stats(metrics=bool(storage_config.enable_storage_metrics))
         own = self.given.own
         dock = Dock.load(require=[own.plugin, *own.routes.values()])
-        observe(dock, self.given.core.observers, self.given.observers)
+        dock.observe(self.given.core.observers, self.given.observers)
         self._tier = Attachments(dock, self.given, self.ranks)
         self._waiting: dict[str, object] = {}
         self._attached = False
@@ -374,7 +373,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
 
     def _deadline(self, what: str) -> float:
         """Return when one call of the engine must have ended, all pools of it."""
-        return time.monotonic() + float(getattr(self.given.core.deadlines, what))
+        return self.given.core.deadlines.until(what)
 
     def _lane(self, name: str) -> AttachedHostPool:
         lane = self._tier.lane(_word(name))

@@ -52,10 +52,10 @@ def alter(trace: Path) -> int:
 def _replace(store: Attachment, pool: str, pages: list[str], memory: Any) -> int:
     until = time.monotonic() + 30
     where = np.arange(len(pages))
-    assert not store.read(pool, pages, where, until).any(), "a stored page is gone"
+    assert not store[pool].get(pages, where, until).any(), "a stored page is gone"
     # The sign bit of every number, whatever its width and wherever it lies.
     memory[3::4] ^= 0x80
-    attached = store.pools_by_name[pool]
+    attached = store[pool]
     # A store that was just asked for an object may hold on to it for a while.
     left = attached.keys(pages)
     while left:
@@ -64,7 +64,7 @@ def _replace(store: Attachment, pool: str, pages: list[str], memory: Any) -> int
         dropped = attached.channel.call(attached.handle, gone).result.ok
         left = [key for key, ok in zip(left, dropped, strict=True) if not ok]
         time.sleep(0.1 if left else 0)
-    assert not store.write(pool, pages, where, until).any()
+    assert not store[pool].put(pages, where, until).any()
     return len(pages)
 
 

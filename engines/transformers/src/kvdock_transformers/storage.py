@@ -196,12 +196,12 @@ class PromptPages:
         Returns:
             The backend, the key of each page's first object, and its bytes.
         """
-        attached = self.attachment.pools_by_name.get(pool)
-        if attached is None:
+        if pool not in {one.name for one in self.attachment.pools}:
             return "", [], 0
+        attached = self.attachment[pool]
         keys = attached.keys([self.hashes[page] for page in pages])
-        nbytes = int(attached.mode.region.object_bytes[0])
-        return attached.channel.name, keys[:: len(attached.suffixes)], nbytes
+        object_bytes = attached.object_bytes
+        return attached.backend, keys[:: len(object_bytes)], int(object_bytes[0])
 
     def close(self) -> None:
         """Let go of the backends."""

@@ -15,8 +15,8 @@ from kvdock.namespace import Namespace
 from kvdock.observers.faults import Fault, FaultInjector, FaultSettings
 from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.plugin.manifest import Scope
-from kvdock.plugin.observer import put_around
 from kvdock.pools.enums import HitPolicy
+from kvdock.pools.layout import stored_objects
 from kvdock.pools.shard import Shard
 from kvdock.routing.verdicts import RouteRequirements
 from kvdock.testing.cases import Case, contract_test, one_sample
@@ -81,7 +81,7 @@ class _Engine:
         for place, page, outcome in zip(
             places, PAGES, moved.outcomes[name].tolist(), strict=False
         ):
-            for stored in pool.objects(shard) if outcome == Outcome.OK else ():
+            for stored in stored_objects(pool, shard) if outcome == Outcome.OK else ():
                 assert self.memory.holds(place, page, stored), (
                     f"wrong bytes: page {place} was called loaded and is not"
                 )
@@ -103,7 +103,7 @@ class _Drill:
         settings = FaultSettings(kinds=(fault,), rate=0.0, delay=0.05)
         injector = FaultInjector(settings)
         dock = Dock({backend.name: backend})
-        put_around(dock, "faults", injector)
+        dock.add_observer("faults", injector)
         return cls(harness, dock, injector)
 
     @contextmanager

@@ -11,6 +11,7 @@ import pytest
 
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock.pools.enums import PoolKind
+from kvdock.pools.layout import stored_objects
 from kvdock.pools.shard import Shard
 from kvdock.testing.cases import contract_test, limited, one_sample, samples
 from kvdock.testing.harness import PATIENCE_S, Harness, Setup, spelled
@@ -57,7 +58,7 @@ class KeyTests:
         for pool, shard in itertools.product(
             every_pool(harness.backend.manifest), every_shard()
         ):
-            objects = pool.objects(shard)
+            objects = stored_objects(pool, shard)
             suffixes = harness.backend.key_suffix(pool, shard)
             assert len(suffixes) == len(objects), (
                 f"{len(suffixes)} suffixes for {len(objects)} objects of {pool.name}"
@@ -77,7 +78,9 @@ class KeyTests:
             every_pool(harness.backend.manifest), every_shard()
         ):
             suffixes = harness.backend.key_suffix(pool, shard)
-            for suffix, stored in zip(suffixes, pool.objects(shard), strict=True):
+            for suffix, stored in zip(
+                suffixes, stored_objects(pool, shard), strict=True
+            ):
                 other = names.setdefault(stored.coordinate, suffix)
                 assert other == suffix, (
                     f"{stored.coordinate} is called {other!r} by one rank and "

@@ -1,0 +1,171 @@
+"""Count the frames and the files between an engine's call and the system call.
+
+Usage: python benchmarks/page_path.py [--stacks]
+
+One warm `Attachment.get` and one `Attachment.put` of four pages run on the
+file backend under `sys.setprofile`, in the caller's thread and in the workers.
+Frames are the caller's stack from `Attachment` on, while it waits, and the
+worker's stack at the first system call, the plugin relay included. Files are
+those of kvdock's packages and of pluggy whose functions run between the two;
+numpy and the standard library are not counted. Above a limit the script says
+so and ends with status 1; the last line is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from kvdock.dock import Dock
+from kvdock.namespace import Namespace
+from kvdock.pools.enums import PoolKind
+from kvdock.pools.part import Part
+from kvdock.pools.shard import Shard
+from kvdock.pools.spec import PoolSpec
+from kvdock.region import Region
+from kvdock.transfer.attachment import Attachment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LIMITS = {"get": (20, 24), "put": (22, 26)}
+"""Operation to the most frames and the most files."""
+
+SYSTEM_CALLS = {"get": "preadv", "put": "pwritev"}
+PAGES = 4
+_BOOTSTRAP = {threading.__file__}
+"""What starts a thread is no step of a page."""
+
+
+@attrs.define(eq=False)
+class Recorder:
+    """What one call went through, in all threads."""
+
+    system_call: str = ""
+    caller: int = 0
+    files: set[str] = attrs.field(factory=set)
+    stack: list[str] = attrs.field(factory=list)
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> None:  # noqa: ANN401 - the profiler's own
+        """Take one event of the profiler."""
+        if not self.system_call:
+            return
+        if event == "call":
+            self._note(frame)
+        elif (
+            event == "c_call"
+            and not self.stack
+            and getattr(arg, "__name__", "") == self.system_call
+        ):
+            # The caller waits by now: its frames do not change.
+            waiting = sys._current_frames()[self.caller]  # noqa: SLF001 - documented
+            self.stack = [*_stack(waiting), *_stack(frame)]
+
+    def _note(self, frame: FrameType) -> None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        ours = package.startswith(("kvdock", "pluggy"))
+        # What attrs generates is compiled from no file.
+        if ours and not self.stack and not frame.f_code.co_filename.startswith("<"):
+            self.files.add(frame.f_code.co_filename)
+
+
+def _stack(frame: FrameType | None) -> list[str]:
+    """Return the functions from the outermost to `frame`."""
+    found = []
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == __file__:
+            break
+        if code.co_filename not in _BOOTSTRAP:
+            found.append(f"{_short(code.co_filename)}:{code.co_qualname}")
+        frame = frame.f_back
+    return found[::-1]
+
+
+def _short(file: str) -> str:
+    return "/".join(Path(file).parts[-2:])
+
+
+def record(recorder: Recorder, operation: str, call: Callable[[], object]) -> None:
+    """Make one call and keep what it went through."""
+    recorder.files, recorder.stack = set(), []
+    recorder.caller = threading.get_ident()
+    sys.setprofile(recorder)
+    recorder.system_call = SYSTEM_CALLS[operation]
+    try:
+        call()
+    finally:
+        recorder.system_call = ""
+        sys.setprofile(None)
+
+
+def measure() -> dict[str, tuple[list[str], list[str]]]:
+    """Return the stack and the files of each operation, on the file backend."""
+    pool = PoolSpec(
+        name="kv", kind=PoolKind.K_ONLY, parts=[Part("k", "f16", (8, 64))],
+        layers=range(2), page_tokens=16, anchor=True,
+    )  # fmt: skip
+    recorder = Recorder()
+    found = {}
+    # Workers start when they are first needed, and take it from here.
+    threading.setprofile(recorder)
+    try:
+        with tempfile.TemporaryDirectory() as root:
+            dock = Dock.load(require=["file"])
+            plan = dock.plan([pool], Shard(), prefer=["file"])
+            memory = np.ones((4 * PAGES, pool.page_bytes(Shard())), np.uint8)
+            regions = {"kv": Region.of(pool, Shard(), [memory], len(memory))}
+            settings = {"file": {"root": root}}
+            with Attachment.open(
+                dock, plan, Namespace(model="m"), regions, settings
+            ) as cache:
+                for turn in range(3):
+                    for operation in ("put", "get"):
+                        # Warm: files are open, threads are running.
+                        names = [f"{turn * PAGES + at:064x}" for at in range(PAGES)]
+                        move = getattr(cache, operation)
+                        pages = {"kv": np.arange(PAGES)}
+                        record(recorder, operation, lambda: move(names, pages))  # noqa: B023 - called at once
+                        found[operation] = (recorder.stack, sorted(recorder.files))
+    finally:
+        threading.setprofile(None)
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Print the figures; return 1 if one is above its limit."""
+    began = time.monotonic()
+    figures: dict[str, int] = {}
+    status = 0
+    for operation, (stack, files) in measure().items():
+        most_frames, most_files = LIMITS[operation]
+        figures |= {f"{operation}_frames": len(stack), f"{operation}_files": len(files)}
+        print(
+            f"{operation}: {len(stack)} frames (at most {most_frames}) through "
+            f"{len(files)} files (at most {most_files})"
+        )
+        if "--stacks" in arguments:
+            print(*(f"  {one}" for one in stack), sep="\n")
+            print(*(f"  {_short(one)}" for one in files), sep="\n")
+        if not stack:
+            print(f"{operation}: no {SYSTEM_CALLS[operation]} was seen")
+            status = 1
+        if len(stack) > most_frames or len(files) > most_files:
+            print(f"{operation}: above the limit; see --stacks")
+            status = 1
+    print(f"measured in {time.monotonic() - began:.1f} s")
+    print(json.dumps(figures))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
