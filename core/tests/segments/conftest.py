@@ -14,6 +14,7 @@ import pytest
 
 from kvdock.batch import Batch, BatchResult, Operation
 from kvdock.segments import (
+    IOEngine,
     PosixIOEngine,
     SegmentStore,
     StoreLimits,
@@ -110,6 +111,7 @@ def open_depot(tmp_path: Path) -> Iterator[OpenDepot]:
         pool: str = "kv",
         namespace: str = NAMESPACE,
         direct: bool = False,
+        engine: IOEngine | None = None,
         liveness: WriterLiveness = WriterLiveness.LOCKS,
         **limits: Any,
     ) -> Depot:
@@ -122,9 +124,9 @@ def open_depot(tmp_path: Path) -> Iterator[OpenDepot]:
             liveness=liveness,
         )
         limits = {"segment_bytes": 256 << 10} | limits
-        engine = PosixIOEngine(2, direct=direct)
+        moves = engine or PosixIOEngine(2, direct=direct)
         depot = Depot(
-            root, SegmentStore(place, engine, StoreLimits(**limits)), page_bytes
+            root, SegmentStore(place, moves, StoreLimits(**limits)), page_bytes
         )
         opened.append(depot)
         return depot

@@ -1,23 +1,84 @@
 """Pages in segment files: one index and layout, exchangeable I/O engines.
 
-For backends that keep bytes in files. Loaded only by plugins that ask for it
-(`pip install kvdock[segments]`); nothing else of the core imports it.
+For backends that keep bytes in files. Loaded only by plugins that ask for it;
+nothing else of the core imports it. Names load when they are first used, so that
+a plugin may import this package before numpy is needed.
+
+A backend makes a store and hands it batches:
+
+    place = Place(root=root, namespace=digest, pool="kv", object_bytes=[4096])
+    store = SegmentStore(place, PosixIOEngine(threads=2), Limits(quota_bytes=1 << 30))
+    store.run(batch)
+
+An I/O engine of another kind inherits from `Engine`: see there.
 """
 
-from kvdock.segments.io import IOEngine, IORequest, IOResult
-from kvdock.segments.limits import StoreLimits, StoreLocation
-from kvdock.segments.ownership import WriterLiveness
-from kvdock.segments.posix_io import PosixIOEngine
-from kvdock.segments.store import SegmentStore, Usage
+from __future__ import annotations
 
-__all__ = [
-    "IOEngine",
-    "IORequest",
-    "IOResult",
-    "PosixIOEngine",
-    "SegmentStore",
-    "StoreLimits",
-    "StoreLocation",
-    "Usage",
-    "WriterLiveness",
-]
+import importlib
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvdock.segments.io import DEADLINE as DEADLINE
+    from kvdock.segments.io import UNREGISTERED as UNREGISTERED
+    from kvdock.segments.io import IOEngine as IOEngine
+    from kvdock.segments.io import IORequest as IORequest
+    from kvdock.segments.io import IOResult as IOResult
+    from kvdock.segments.io import Token as Token
+    from kvdock.segments.io import address_space as address_space
+    from kvdock.segments.io import checksums as checksums
+    from kvdock.segments.io import preallocate_file as preallocate_file
+    from kvdock.segments.limits import StoreLimits as StoreLimits
+    from kvdock.segments.limits import StoreLocation as StoreLocation
+    from kvdock.segments.oracle import SegmentOracle as SegmentOracle
+    from kvdock.segments.ownership import WriterLiveness as WriterLiveness
+    from kvdock.segments.paths import open_file as open_file
+    from kvdock.segments.posix_io import PosixIOEngine as PosixIOEngine
+    from kvdock.segments.root_check import RootFinding as RootFinding
+    from kvdock.segments.root_check import check_root as check_root
+    from kvdock.segments.store import SegmentStore as SegmentStore
+    from kvdock.segments.store import Usage as Usage
+
+_HOMES = MappingProxyType(
+    {
+        "engine": (
+            "DEADLINE",
+            "UNREGISTERED",
+            "Engine",
+            "Moved",
+            "Token",
+            "Transfer",
+            "preallocate_file",
+        ),
+        "limits": ("Limits",),
+        "memory": ("address_space", "checksums"),
+        "names": ("open_file",),
+        "oracle": ("SegmentOracle",),
+        "place": ("Place",),
+        "root_check": ("RootFinding", "check_root"),
+        "store": ("SegmentStore", "Usage"),
+        "tenure": ("Tenure",),
+        "threads": ("PosixIOEngine",),
+    }
+)
+_HOME = MappingProxyType(
+    {name: module for module, names in _HOMES.items() for name in names}
+)
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its module on first use."""
+    module = _HOME.get(name)
+    if module is None:
+        raise AttributeError(f"module 'kvdock.segments' has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"kvdock.segments.{module}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """List the public names without loading them."""
+    return __all__

@@ -23,18 +23,17 @@ import numpy as np
 from kvdock.segments.cleanup import collect_garbage
 from kvdock.segments.fd_cache import OUT_OF_FILES
 from kvdock.segments.format import header_of, index_bytes
+from kvdock.segments.io import fits, slot_bytes_of
 from kvdock.segments.limits import (
     LEAST_SEGMENTS,
     MOST_SLOTS,
     least_bytes,
-    slot_bytes_of,
 )
 from kvdock.segments.paths import IndexName
 from kvdock.segments.segment import (
     Segment,
     erase_records,
     make_index,
-    preallocate,
     read_commits,
     read_contents,
     read_uses,
@@ -136,10 +135,7 @@ class SegmentAllocator:
 
     def _fits(self, folder: SegmentDirectory, segment: Segment) -> bool:
         """Return whether the engine can write this segment's slots."""
-        return (
-            segment.slot_bytes >= folder.object_bytes
-            and segment.slot_bytes % self.engine.alignment == 0
-        )
+        return fits(self.engine, segment.slot_bytes, folder.object_bytes)
 
     def _live(self, segment: Segment) -> int:
         return int(self.index.live_in[segment.rows.number])
@@ -180,7 +176,7 @@ class SegmentAllocator:
     ) -> None:
         token = self.engine.open_file(segment.name.data, folder.fd, create=False)
         try:
-            preallocate(token, wanted)
+            self.engine.preallocate(token, wanted)
         finally:
             self.engine.close_file(token)
 
@@ -191,7 +187,7 @@ class SegmentAllocator:
             folder: Where it goes.
             least: Share of the usual size below which it is not worth while.
         """
-        slot_bytes = slot_bytes_of(folder.object_bytes, self.engine.alignment)
+        slot_bytes = slot_bytes_of(self.engine, folder.object_bytes)
         usual = self._slots(folder, slot_bytes)
         fixed, each = index_bytes(0), slot_bytes + index_bytes(1) - index_bytes(0)
         slots = min(usual, (self._room(folder) - fixed) // each)
@@ -254,7 +250,7 @@ class SegmentAllocator:
         try:
             token = self.engine.open_file(name.data, folder.fd, create=True)
             try:
-                preallocate(token, slots * slot_bytes)
+                self.engine.preallocate(token, slots * slot_bytes)
             finally:
                 self.engine.close_file(token)
             contents = read_contents(index_fd, name, slots * slot_bytes)
@@ -310,7 +306,7 @@ class SegmentAllocator:
 
     def could_recycle(self, folder: SegmentDirectory) -> bool:
         """Return whether one slot would fit if all other folders were empty."""
-        least = least_bytes(folder.object_bytes, self.engine.alignment)
+        least = least_bytes(slot_bytes_of(self.engine, folder.object_bytes))
         others = self.neighbours.usage_bytes(but_fd=folder.fd)
         return self._room(folder) + others >= least
 

@@ -1,11 +1,11 @@
-"""An engine of threads with positional I/O: `preadv` and `pwritev`.
+"""An I/O engine with positional I/O: `preadv` and `pwritev` on a few threads.
 
-Bytes go straight between the pool's memory and the segment. The calling
-thread does its own work and borrows helpers where they are idle, so a small
-call never queues behind a long one, and parallelism stays bounded.
+Bytes move directly between the pool's memory and the segment. The calling
+thread works itself, and idle helper threads take tasks from it. So a small call
+never queues behind a long one, and parallelism is bounded.
 
-Work is cut so that the checksum finds the bytes in the processor's cache:
-summed just before they are written, or just after they were read.
+Tasks are cut so that the bytes are in the processor's cache for the checksum:
+it is computed just before they are written, or just after they were read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ import numpy as np
 import xxhash
 
 from kvdock.segments import paths
-from kvdock.segments.io import EMPTY_CHECKSUM, IORequest, IOResult, address_space
+from kvdock.segments.io import (
+    EMPTY_CHECKSUM,
+    IOEngine,
+    IORequest,
+    IOResult,
+    address_space,
+)
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
@@ -56,10 +62,10 @@ _Calls = SimpleQueue[tuple[Future[None], Callable[[], None]] | None]
 
 
 class DaemonThreads:
-    """Daemon threads that do calls, each started when it is first wanted.
+    """Daemon threads, each started when it is first needed.
 
     Args:
-        most: Most threads.
+        most: Maximum number of threads.
     """
 
     def __init__(self, most: int) -> None:
@@ -69,7 +75,7 @@ class DaemonThreads:
         self._lock = threading.Lock()
 
     def submit(self, call: Callable[[], None]) -> Future[None]:
-        """Let one of them do a call, after those that were asked for before.
+        """Queue a call; the threads run calls in order of submission.
 
         Raises:
             RuntimeError: If no thread can be started.
@@ -86,7 +92,7 @@ class DaemonThreads:
         return future
 
     def close(self) -> None:
-        """End the threads, and wait for them; a later call starts new ones."""
+        """End the threads and wait for them; a later call starts new ones."""
         with self._lock:
             ending, self._threads = self._threads, []
         for _ in ending:
@@ -105,7 +111,7 @@ def _serve(calls: _Calls) -> None:
                 future.set_exception(error)
             else:
                 future.set_result(None)
-        # A call holds on to a batch and its memory.
+        # A call references a batch and its memory.
         del asked, future, call
 
 
@@ -126,8 +132,8 @@ class _IOPlan:
     moved: IOResult
 
 
-class PosixIOEngine:
-    """Positional I/O on the calling thread and a few helpers.
+class PosixIOEngine(IOEngine):
+    """Positional I/O on the calling thread and a few helper threads.
 
     Args:
         threads: Most threads that work on one call, the caller included.
@@ -135,15 +141,19 @@ class PosixIOEngine:
     """
 
     def __init__(self, threads: int = 2, *, direct: bool = False) -> None:
-        self.alignment = _BLOCK if direct else _MEMORY_BLOCK
         self._direct = direct
         self._threads = max(1, threads)
         self._space = address_space()
         self._helpers = DaemonThreads(self._threads - 1)
         self._pid = os.getpid()
 
+    def slot_bytes(self, object_bytes: int) -> int:
+        """Round up to a block; see `IOEngine.slot_bytes`."""
+        block = _BLOCK if self._direct else _MEMORY_BLOCK
+        return -(-object_bytes // block) * block
+
     def open_file(self, name: str, folder: int, *, create: bool) -> int:
-        """Open a file; see `Engine.open_file`."""
+        """Open a file; see `IOEngine.open_file`."""
         flags = os.O_RDWR
         flags |= os.O_CREAT | os.O_EXCL if create else 0
         flags |= os.O_DIRECT if self._direct else 0
@@ -152,7 +162,7 @@ class PosixIOEngine:
         except OSError as error:
             if error.errno != errno.EROFS or create:
                 raise
-        # A disk with errors is often made read-only: what it has is still good.
+        # A disk with errors is often remounted read-only; its pages are still good.
         return paths.open_file(folder, name, flags & ~os.O_RDWR)
 
     def close_file(self, token: int) -> None:
@@ -160,23 +170,16 @@ class PosixIOEngine:
         os.close(token)
 
     def close(self) -> None:
-        """End the helpers."""
+        """End the helper threads."""
         if self._pid == os.getpid():
             self._helpers.close()
 
-    def write(self, transfer: IORequest) -> IOResult:
-        """Sum and write objects."""
-        return self._run(transfer, write=True)
-
-    def read(self, transfer: IORequest) -> IOResult:
-        """Read and sum objects."""
-        return self._run(transfer, write=False)
-
-    def _run(self, transfer: IORequest, *, write: bool) -> IOResult:
+    def move(self, transfer: IORequest) -> IOResult:
+        """Sum and write objects, or read and sum them."""
         moved = IOResult.of(len(transfer))
         if not len(transfer):
             return moved
-        job, tasks = _plan(transfer, moved, write=write)
+        job, tasks = _plan(transfer, moved)
         if len(tasks) == 1 or self._threads == 1:
             for first, last in tasks:
                 self._work(job, first, last)
@@ -185,14 +188,14 @@ class PosixIOEngine:
         helpers = self._pool()
         futures: list[Future[None]] = []
         try:
-            with suppress(RuntimeError):  # no thread to be had: this one does it all
+            with suppress(RuntimeError):  # no thread can be started: do it all here
                 for _ in range(min(self._threads, len(tasks)) - 1):
-                    # Not in one go: those that began before it failed count.
+                    # Not in one expression: helpers that began before a failure count.
                     help_out = partial(self._drain, job, todo)
                     futures.append(helpers.submit(help_out))
             self._drain(job, todo)
         finally:
-            # Who comes late must find nothing that touches this caller's memory.
+            # A helper that begins late must not find a task on the caller's memory.
             todo.clear()
             wait([future for future in futures if not future.cancel()])
         for future in futures:
@@ -202,7 +205,7 @@ class PosixIOEngine:
 
     def _pool(self) -> DaemonThreads:
         if self._pid != os.getpid():
-            # Threads do not survive a fork, the pool's object does.
+            # A child inherits the object of the pool and none of its threads.
             self._helpers = DaemonThreads(self._threads - 1)
             self._pid = os.getpid()
         return self._helpers
@@ -216,7 +219,7 @@ class PosixIOEngine:
             self._work(job, first, last)
 
     def _work(self, job: _IOPlan, first: int, last: int) -> None:
-        """Do the runs from first to last."""
+        """Move the runs from first up to, not including, last."""
         rows: list[int] = []
         sums: list[int] = []
         for number in range(first, last):
@@ -287,7 +290,7 @@ class PosixIOEngine:
         return sums
 
     def _single(self, job: _IOPlan, row: int) -> None:
-        """Move one object, in granules; whatever happens is its outcome."""
+        """Move one object in granules; an error is the outcome of this object."""
         at = job.order[row]
         state = xxhash.xxh3_64()
         done = 0
@@ -353,7 +356,7 @@ class PosixIOEngine:
     ) -> int:
         """Move through aligned memory, in whole blocks of the file."""
         length = -(-wanted // _BLOCK) * _BLOCK
-        # Anonymous memory begins at a page, and goes when the array goes.
+        # Anonymous memory begins at a page and is freed with the array.
         aligned = np.frombuffer(mmap.mmap(-1, length), np.uint8)
         ends = list(accumulate(map(len, views)))
         if job.write:
@@ -387,7 +390,7 @@ def _after(views: list[memoryview], done: int) -> list[memoryview]:
 
 
 def _plan(
-    transfer: IORequest, moved: IOResult, *, write: bool
+    transfer: IORequest, moved: IOResult
 ) -> tuple[_IOPlan, list[tuple[int, int]]]:
     """Sort objects by place, join neighbours into runs, runs into tasks."""
     count = len(transfer)
@@ -409,7 +412,7 @@ def _plan(
     if not one_file:
         inner |= files[1:] != files[:-1]
     if ordered.max() > _GRANULE:
-        # An object of several granules shares no call with its neighbours.
+        # An object of several granules does not share a call with others.
         inner |= (ordered[1:] > _GRANULE) | (ordered[:-1] > _GRANULE)
     most = max(1, _MOST_BUFFERS // max(1, sizes.shape[1]))
     cut[::most] = True
@@ -418,7 +421,7 @@ def _plan(
     edges = [0, *(np.flatnonzero(task[1:] != task[:-1]) + 1).tolist(), len(starts)]
     handles = np.asarray(transfer.files, np.int64)
     job = _IOPlan(
-        write=write,
+        write=transfer.write,
         order=order,
         files=handles[files].tolist(),
         offsets=offsets.tolist(),

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -21,9 +21,8 @@ from kvdock.segments.allocator import SegmentAllocator
 from kvdock.segments.catalog import Catalog
 from kvdock.segments.cleanup import clear_namespace
 from kvdock.segments.fd_cache import OUT_OF_FILES
+from kvdock.segments.io import slot_bytes_of
 from kvdock.segments.limits import StoreLimits
-from kvdock.segments.ownership import WriterLiveness
-from kvdock.segments.pins import Pins
 from kvdock.segments.reader import Reader
 from kvdock.segments.usage import NamespaceUsage, is_told
 from kvdock.segments.writer import Writer
@@ -90,7 +89,8 @@ class SegmentStore:
         self._limits = limits or StoreLimits()
         self._forking = threading.Lock()
         paths.check_namespace(place.namespace)
-        self._limits.check(max(place.object_bytes, default=0), engine.alignment)
+        for size in place.object_bytes:
+            self._limits.check(size, slot_bytes_of(engine, size))
         try:
             self._namespace_fd = self._open_namespace()
             try:
@@ -135,7 +135,6 @@ class SegmentStore:
             self._catalogue.lock,
             self.counts,
         )
-        self._pins = Pins(self._catalogue)
         self._reader = Reader(self._catalogue, self._engine)
         self._writer = Writer(self._catalogue, self._space, self._engine)
         self._pid = os.getpid()
@@ -185,7 +184,6 @@ class SegmentStore:
         with self._forking:
             if self._pid != os.getpid():
                 # Threads, locks and claims are the parent's: start over.
-                self._pins.abandon()
                 self._catalogue.close_after_fork()
                 self._begin()
 
@@ -226,25 +224,6 @@ class SegmentStore:
         outcomes = [Outcome.OK if key == own else Outcome.REFUSED for key in batch.keys]
         return BatchResult.of(batch, outcomes)
 
-    def pin(self, keys: Sequence[str]) -> list[bool]:
-        """Keep pages from being evicted, by any process, until `unpin`.
-
-        The segment that holds a page stays as a whole. A clear or a delete
-        takes pinned pages as well. Without locks nothing can be pinned.
-
-        Returns:
-            For each key whether it is there and pinned.
-        """
-        self._check_fork()
-        for key in keys:
-            if key not in self._pins and self.place.liveness is WriterLiveness.LOCKS:
-                self._pins.add(key)
-        return [key in self._pins for key in keys]
-
-    def unpin(self, keys: Sequence[str]) -> None:
-        """Let pages be evicted again."""
-        self._pins.remove(keys)
-
     def usage(self) -> Usage:
         """Count what the store takes and holds."""
         self._check_fork()
@@ -281,7 +260,6 @@ class SegmentStore:
         if self._namespace_fd < 0:
             return
         self._check_fork()
-        self._pins.close()
         self._catalogue.close()
         self._engine.close()
         os.close(self._namespace_fd)
