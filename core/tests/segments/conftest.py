@@ -104,7 +104,7 @@ def open_depot(tmp_path: Path) -> Iterator[OpenDepot]:
     """Open a depot; on the same root each time, unless told otherwise."""
     opened: list[Depot] = []
 
-    def open_one(
+    def open_one(  # noqa: PLR0913 - what a test may want to choose
         root: Path | None = None,
         *,
         page_bytes: int = PAGE_BYTES,

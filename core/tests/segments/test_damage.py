@@ -339,7 +339,7 @@ def test_pages_whose_file_was_just_deleted_are_refused_and_not_timed_out(
     depot.store._catalogue.close_idle()
     depot.where(0).path.unlink()
     # What is gone has not been noticed yet.
-    monkeypatch.setattr(depot.store._catalogue, "keep_up", lambda **_: False)
+    monkeypatch.setattr(depot.store._catalogue, "refresh", lambda **_: False)
     refused = {int(Outcome.REFUSED)}
     assert set(depot.put(range(4, 8)).outcomes.tolist()) == refused
 
@@ -352,7 +352,7 @@ def test_a_segment_that_was_dropped_can_still_be_released(
     (folder,) = depot.store._catalogue.folders.values()
     (segment,) = folder.segments.values()
     folder.drop(segment)  # by a thread that saw it cleared
-    segment.let_go(full=True)
+    segment.release(full=True)
 
 
 def test_a_segment_renamed_during_a_clear_is_deleted_with_both_files(

@@ -236,7 +236,7 @@ def test_a_helper_that_begins_late_touches_no_memory(
 HUNG = """
 import os, sys, threading, time
 import numpy as np
-from kvdock.segments import PosixIOEngine as PosixIOEngine, IORequest as Transfer
+from kvdock.segments import IORequest, PosixIOEngine
 
 engine = PosixIOEngine(2)
 here = os.open(sys.argv[1], os.O_RDONLY)
@@ -247,7 +247,7 @@ memory = np.zeros(4 << 20, np.uint8)
 each = np.arange(4) << 20
 sizes = np.full((4, 1), 1 << 20)
 at = (memory.ctypes.data + each).reshape(-1, 1)
-call = Transfer(
+call = IORequest(
     write=False,
     files=(token,),
     file_of=np.zeros(4, np.int64),

@@ -21,7 +21,7 @@ OpenDepot = Callable[..., Any]
 PAGES = 20
 ROUNDS = 40
 SMALL = {
-    "tenure": WriterLiveness.TIMEOUT,
+    "liveness": WriterLiveness.TIMEOUT,
     "quota_bytes": 12 * 10 * 8192,
     "segment_bytes": 10 * 8192,
 }

@@ -6,11 +6,11 @@ a plugin may import this package before numpy is needed.
 
 A backend makes a store and hands it batches:
 
-    place = Place(root=root, namespace=digest, pool="kv", object_bytes=[4096])
-    store = SegmentStore(place, PosixIOEngine(threads=2), Limits(quota_bytes=1 << 30))
+    where = StoreLocation(root=root, namespace=digest, pool="kv", object_bytes=[4096])
+    store = SegmentStore(where, PosixIOEngine(threads=2), StoreLimits())
     store.run(batch)
 
-An I/O engine of another kind inherits from `Engine`: see there.
+An I/O engine of another kind inherits from `IOEngine`: see there.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ if TYPE_CHECKING:
 
 _HOMES = MappingProxyType(
     {
-        "engine": (
+        "io": (
             "DEADLINE",
             "UNREGISTERED",
-            "Engine",
-            "Moved",
+            "IOEngine",
+            "IORequest",
+            "IOResult",
             "Token",
-            "Transfer",
+            "address_space",
+            "checksums",
             "preallocate_file",
         ),
-        "limits": ("Limits",),
-        "memory": ("address_space", "checksums"),
-        "names": ("open_file",),
+        "limits": ("StoreLimits", "StoreLocation"),
         "oracle": ("SegmentOracle",),
-        "place": ("Place",),
+        "ownership": ("WriterLiveness",),
+        "paths": ("open_file",),
+        "posix_io": ("PosixIOEngine",),
         "root_check": ("RootFinding", "check_root"),
         "store": ("SegmentStore", "Usage"),
-        "tenure": ("Tenure",),
-        "threads": ("PosixIOEngine",),
     }
 )
 _HOME = MappingProxyType(
     {name: module for module, names in _HOMES.items() for name in names}
 )
 
-__all__ = sorted(_HOME)
+__all__ = sorted(_HOME)  # noqa: PLE0605 - listed once, in _HOMES
 
 
 def __getattr__(name: str) -> object:

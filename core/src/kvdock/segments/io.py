@@ -1,10 +1,10 @@
-"""The seam between the index and the I/O that moves bytes.
+"""The interface between the index and the I/O that moves bytes.
 
-The store decides what goes where; an I/O engine moves it. One call carries many
-objects as arrays, so that an engine may sort, merge and overlap them as its
-interface likes best. Index files are the store's own and are plain files; an
-engine sees files of pages only. Engines in sight: threads with positional I/O
-(here), USRBIO rings, NIXL transfers.
+The store decides which slot an object gets; an I/O engine moves its bytes. One call
+carries many objects as arrays, so that an engine can sort, merge and overlap them
+as its library does best. Engines see files of pages only: index files are plain
+files of the store. `PosixIOEngine` moves bytes with `preadv` and `pwritev`; others
+use USRBIO rings or NIXL transfers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from kvdock.errors import KvdockError
@@ -28,18 +27,14 @@ if TYPE_CHECKING:
 Token = Any
 """What `IOEngine.open_file` returns; the store keeps it and never looks into it."""
 
-
 DEADLINE = errno.ETIMEDOUT
 """Error of an object that was not begun before the deadline."""
-
 
 UNREGISTERED = errno.EFAULT
 """Error of an object whose memory the engine cannot reach, because it was not
 registered or is not mapped. The store answers REFUSED and keeps the page."""
 
-
 _SPAN = 2**47  # user addresses of 64-bit Linux
-
 
 EMPTY_CHECKSUM = xxhash.xxh3_64_intdigest(b"")
 """Checksum of an object without bytes."""
@@ -53,9 +48,7 @@ def address_space() -> memoryview:
     return memoryview((ctypes.c_ubyte * _SPAN).from_address(0))
 
 
-def checksums(
-    addresses: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
-) -> npt.NDArray[np.uint64]:
+def checksums(addresses: Int64Array, sizes: Int64Array) -> UInt64Array:
     """Return the xxh3 of each object over its pieces in order, uint64 (n,).
 
     For I/O engines whose transfers bypass the processor; one that copies does
@@ -104,7 +97,7 @@ class IORequest:
 
 @attrs.frozen(eq=False)
 class IOResult:
-    """What became of each object of a transfer, at its place.
+    """The result for each object of a request, at its position.
 
     Args:
         errors: int32 (n,), 0 or an errno; `DEADLINE` for not begun,
@@ -120,7 +113,7 @@ class IOResult:
 
     @classmethod
     def of(cls, count: int) -> IOResult:
-        """Begin an answer in which nothing has moved."""
+        """Return a result in which nothing has moved."""
         return cls(
             np.full(count, DEADLINE, np.int32),
             np.zeros(count, np.int64),
@@ -187,10 +180,10 @@ class IOEngine(Protocol):
 
     @abstractmethod
     def close_file(self, token: Token) -> None:
-        """Close a file; no transfer uses its token any more."""
+        """Close a file; no request uses its token any more."""
 
     @abstractmethod
-    def move(self, transfer: IORequest) -> IOResult:
+    def move(self, request: IORequest) -> IOResult:
         """Move objects from host memory to their segments, or back.
 
         Memory that was never registered must not be touched, not even to sum it.
@@ -225,7 +218,7 @@ def slot_bytes_of(engine: IOEngine, object_bytes: int) -> int:
         object_bytes: Size of the objects.
 
     Raises:
-        KvdockError: If the engine's answer cannot be meant.
+        KvdockError: If such slots could not hold the objects.
     """
     if not object_bytes:
         return 0

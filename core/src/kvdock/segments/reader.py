@@ -48,8 +48,8 @@ class Reader:
                 loaded, chosen = _expected(batch, found, files, held.failed)
                 if len(chosen):
                     asked = _transfer(batch, found, chosen, held, files[chosen])
-                    moved = self._engine.move(asked)
-                    loaded[chosen] = _verified(moved, found.records[chosen])
+                    result = self._engine.move(asked)
+                    loaded[chosen] = _verified(result, found.records[chosen])
                 self._heal(found.rows, found.records, loaded)
             finally:
                 catalog.release(held)
@@ -122,15 +122,15 @@ def _transfer(
     )
 
 
-def _verified(moved: IOResult, believed: Records) -> OutcomeArray:
-    """Hold what an engine moved against what was stored."""
+def _verified(result: IOResult, believed: Records) -> OutcomeArray:
+    """Compare the result of a read with the records."""
     nbytes = believed["nbytes"].astype(np.int64)
     outcomes = np.full(len(nbytes), Outcome.OK, np.uint8)
-    outcomes[moved.checksums != believed["checksum"]] = Outcome.CORRUPT
-    outcomes[moved.nbytes < nbytes] = Outcome.SHORT
-    if moved.errors.any():
-        outcomes[moved.errors != 0] = Outcome.ERROR
-        outcomes[np.isin(moved.errors, _LOST)] = Outcome.CORRUPT
-        outcomes[moved.errors == UNREGISTERED] = Outcome.REFUSED
-        outcomes[moved.errors == DEADLINE] = Outcome.TIMEOUT
+    outcomes[result.checksums != believed["checksum"]] = Outcome.CORRUPT
+    outcomes[result.nbytes < nbytes] = Outcome.SHORT
+    if result.errors.any():
+        outcomes[result.errors != 0] = Outcome.ERROR
+        outcomes[np.isin(result.errors, _LOST)] = Outcome.CORRUPT
+        outcomes[result.errors == UNREGISTERED] = Outcome.REFUSED
+        outcomes[result.errors == DEADLINE] = Outcome.TIMEOUT
     return outcomes

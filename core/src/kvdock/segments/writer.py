@@ -130,9 +130,9 @@ class Writer:
         while reserved := self.reserve(folder, len(todo) - done):
             rows = todo[done : done + len(reserved.slots)]
             try:
-                moved = self._move(fresh.batch, rows, reserved, size)
+                result = self._move(fresh.batch, rows, reserved, size)
                 outcomes[done : done + len(rows)] = self._publish(
-                    fresh, rows, reserved, moved, size
+                    fresh, rows, reserved, result, size
                 )
             except BaseException:
                 self.commit_reservation(reserved, reserved.slots)
@@ -171,17 +171,17 @@ class Writer:
         fresh: _PutBatch,
         rows: Int64Array,
         reserved: SlotReservation,
-        moved: IOResult,
+        result: IOResult,
         size: int,
     ) -> OutcomeArray:
         """Make objects visible that were written whole; return their outcomes."""
         segment = reserved.active.segment
-        outcomes = _judged(moved, size)
+        outcomes = _judged(result, size)
         good = outcomes == Outcome.OK
         slots = reserved.slots[good]
         records = records_of(
             fresh.digests[rows[good]],
-            moved.checksums[good],
+            result.checksums[good],
             size,
             place=(segment.name.segment, segment.name.generation),
             slots=slots,
@@ -277,20 +277,20 @@ class Writer:
 
 def _not_moved(count: int, error: int) -> IOResult:
     """Answer without an engine: an error, or 0 for objects without bytes."""
-    moved = IOResult.of(count)
-    moved.errors[:] = error
-    moved.checksums[:] = EMPTY_CHECKSUM
-    return moved
+    result = IOResult.of(count)
+    result.errors[:] = error
+    result.checksums[:] = EMPTY_CHECKSUM
+    return result
 
 
-def _judged(moved: IOResult, size: int) -> OutcomeArray:
+def _judged(result: IOResult, size: int) -> OutcomeArray:
     """Return the outcome of each object that an engine wrote."""
-    outcomes = np.full(len(moved.errors), Outcome.OK, np.uint8)
-    outcomes[moved.nbytes != size] = Outcome.REFUSED
-    if moved.errors.any():
-        outcomes[moved.errors != 0] = Outcome.ERROR
-        outcomes[np.isin(moved.errors, _REFUSED)] = Outcome.REFUSED
-        outcomes[moved.errors == DEADLINE] = Outcome.TIMEOUT
+    outcomes = np.full(len(result.errors), Outcome.OK, np.uint8)
+    outcomes[result.nbytes != size] = Outcome.REFUSED
+    if result.errors.any():
+        outcomes[result.errors != 0] = Outcome.ERROR
+        outcomes[np.isin(result.errors, _REFUSED)] = Outcome.REFUSED
+        outcomes[result.errors == DEADLINE] = Outcome.TIMEOUT
     return outcomes
 
 
