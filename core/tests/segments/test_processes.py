@@ -239,7 +239,7 @@ def test_a_store_that_cannot_be_created_again_refuses_until_it_can(
     depot.root.write_bytes(b"in its place")
     for _ in range(9):
         assert set(depot.put(range(5)).outcomes.tolist()) == {int(Outcome.REFUSED)}
-    failed = [line for line in caplog.messages if "cannot be made" in line]
+    failed = [line for line in caplog.messages if "cannot be created" in line]
     assert len(failed) == 4
     depot.root.unlink()
     assert depot.put(range(20)).ok.all()

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from kvdock.errors import KvdockError
 from kvdock.segments.paths import open_root
-from kvdock.segments.usage import bytes_by_namespace, cleanup_hint, mebibytes
+from kvdock.segments.usage import bytes_by_namespace, cleanup_hint
+from kvdock.units import format_bytes
 
 _LITTLE_BYTES = 64 << 20
 
@@ -67,8 +68,8 @@ def _space(fd: int, root: Path, free_bytes: int) -> RootFinding:
         freed_by = f" In the store, {freed_by}."
     return RootFinding(
         ok=room >= _LITTLE_BYTES,
-        what=f"{mebibytes(max(0, room))} to use above the floor of "
-        f"{mebibytes(free_bytes)} that stays free",
+        what=f"{format_bytes(max(0, room))} to use above the floor of "
+        f"{format_bytes(free_bytes)} that stays free",
         hint="Free some space, or lower free_space." + freed_by,
     )
 

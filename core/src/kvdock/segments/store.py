@@ -24,8 +24,9 @@ from kvdock.segments.fd_cache import OUT_OF_FILES
 from kvdock.segments.io import slot_bytes_of
 from kvdock.segments.limits import StoreLimits
 from kvdock.segments.reader import Reader
-from kvdock.segments.usage import NamespaceUsage, is_told
+from kvdock.segments.usage import NamespaceUsage
 from kvdock.segments.writer import Writer
+from kvdock.throttled_log import ThrottledLog, at_powers_of_two
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -88,6 +89,7 @@ class SegmentStore:
         self._engine = engine
         self._limits = limits or StoreLimits()
         self._forking = threading.Lock()
+        self._failures = ThrottledLog(log, at_powers_of_two)
         paths.check_namespace(place.namespace)
         for size in place.object_bytes:
             self._limits.check(size, slot_bytes_of(engine, size))
@@ -134,6 +136,7 @@ class SegmentStore:
             self._catalogue.index,
             self._catalogue.lock,
             self.counts,
+            self._failures,
         )
         self._reader = Reader(self._catalogue, self._engine)
         self._writer = Writer(self._catalogue, self._space, self._engine)
@@ -157,8 +160,9 @@ class SegmentStore:
             with suppress(OSError):
                 return self._run(batch)
         self.counts["batches_failed"] += 1
-        if is_told(self.counts["batches_failed"]):
-            log.warning("store %s cannot be used: %s", self.place.root, failure)
+        self._failures.warning(
+            "unusable", f"store {self.place.root} cannot be used: {failure}"
+        )
         return BatchResult.all(batch, Outcome.ERROR)
 
     def _run(self, batch: Batch) -> BatchResult:
@@ -185,6 +189,7 @@ class SegmentStore:
             if self._pid != os.getpid():
                 # Threads, locks and claims are the parent's: start over.
                 self._catalogue.close_after_fork()
+                self._failures = ThrottledLog(log, at_powers_of_two)
                 self._begin()
 
     def _check_gone(self) -> None:
@@ -203,8 +208,9 @@ class SegmentStore:
                 log.warning("store %s was deleted in use: it is made anew", root)
             except (OSError, KvdockError) as error:
                 self.counts["reopen_failed"] += 1
-                if is_told(self.counts["reopen_failed"]):
-                    log.warning("deleted store %s cannot be made: %s", root, error)
+                self._failures.warning(
+                    "deleted", f"deleted store {root} cannot be created: {error}"
+                )
 
     def _delete(self, batch: Batch) -> BatchResult:
         # What has moved to a full segment is looked for under its new name.
