@@ -23,7 +23,7 @@ from kvdock.segments.paths import (
     pool_folder,
     read_record,
 )
-from kvdock.segments.verify import verify
+from kvdock.segments.verify import verify_namespace
 
 OpenDepot = Callable[..., Any]
 RECORD = b'{"model":"tiny"}'
@@ -205,7 +205,7 @@ def test_other_entries_with_names_of_the_store_are_ignored(
     assert [
         (one.pool, one.pages) for one in describe_namespace(depot.root, namespace).pools
     ] == [("kv", 20)]
-    assert verify(depot.root, namespace).good == 20
+    assert verify_namespace(depot.root, namespace).good == 20
     fresh = open_depot()
     assert fresh.get(range(20)) == [0] * 20
     assert fresh.put(range(20, 40)).ok.all()

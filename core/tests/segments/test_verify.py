@@ -9,13 +9,13 @@ import pytest
 
 from kvdock.errors import KvdockError
 from kvdock.segments.format import RECORDS_AT
-from kvdock.segments.verify import VerifyReport, verify
+from kvdock.segments.verify import VerifyReport, verify_namespace
 
 OpenDepot = Callable[..., Any]
 
 
 def checked(depot: Any, *, heal: bool = False) -> VerifyReport:
-    return verify(depot.root, depot.store.place.namespace, heal=heal)
+    return verify_namespace(depot.root, depot.store.place.namespace, heal=heal)
 
 
 def spoil(depot: Any, number: int) -> None:

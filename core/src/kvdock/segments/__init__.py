@@ -20,6 +20,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kvdock.segments.inspect import Location as Location
+    from kvdock.segments.inspect import NamespaceSurvey as NamespaceSurvey
+    from kvdock.segments.inspect import PoolSurvey as PoolSurvey
+    from kvdock.segments.inspect import clear as clear
+    from kvdock.segments.inspect import describe_namespace as describe_namespace
+    from kvdock.segments.inspect import gc as gc
+    from kvdock.segments.inspect import locate as locate
+    from kvdock.segments.inspect import namespaces as namespaces
+    from kvdock.segments.inspect import resolve_prefix as resolve_prefix
     from kvdock.segments.io import DEADLINE as DEADLINE
     from kvdock.segments.io import UNREGISTERED as UNREGISTERED
     from kvdock.segments.io import IOEngine as IOEngine
@@ -39,9 +48,23 @@ if TYPE_CHECKING:
     from kvdock.segments.root_check import check_root as check_root
     from kvdock.segments.store import SegmentStore as SegmentStore
     from kvdock.segments.store import Usage as Usage
+    from kvdock.segments.usage import cleanup_hint as cleanup_hint
+    from kvdock.segments.verify import VerifyReport as VerifyReport
+    from kvdock.segments.verify import verify_namespace as verify_namespace
 
 _HOMES = MappingProxyType(
     {
+        "inspect": (
+            "Location",
+            "NamespaceSurvey",
+            "PoolSurvey",
+            "clear",
+            "describe_namespace",
+            "gc",
+            "locate",
+            "namespaces",
+            "resolve_prefix",
+        ),
         "io": (
             "DEADLINE",
             "UNREGISTERED",
@@ -60,6 +83,8 @@ _HOMES = MappingProxyType(
         "posix_io": ("PosixIOEngine",),
         "root_check": ("RootFinding", "check_root"),
         "store": ("SegmentStore", "Usage"),
+        "usage": ("cleanup_hint",),
+        "verify": ("VerifyReport", "verify_namespace"),
     }
 )
 _HOME = MappingProxyType(
