@@ -17,15 +17,17 @@ import pytest
 
 from kvdock.batch import Batch, Operation
 from kvdock.errors import KvdockError, NamespaceError
-from kvdock.segments import PosixIOEngine, SegmentStore, StoreLocation
-from kvdock.segments.inspect import (
+from kvdock.segments import (
     Location,
     NamespaceSurvey,
     PoolSurvey,
+    PosixIOEngine,
+    SegmentStore,
+    StoreLocation,
+    VerifyReport,
     locate,
     namespaces,
 )
-from kvdock.segments.verify import VerifyReport
 from kvdock_cli.commands import store
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.reports import store as report
@@ -281,7 +283,7 @@ def test_a_namespace_that_goes_meanwhile_spoils_no_other(
         shutil.rmtree(home / gone, ignore_errors=True)
         return found
 
-    monkeypatch.setattr("kvdock.segments.inspect.namespaces", listed_first)
+    monkeypatch.setattr("kvdock.segments.namespaces", listed_first)
     assert command(str(root), json=True) == 0
     printed = capsys.readouterr().out
     assert stays in printed

@@ -85,6 +85,11 @@ def test_importing_kvdock_loads_nothing_heavy() -> None:
     assert not loaded & heavy
 
 
+def test_importing_the_segments_loads_no_numpy_before_a_store_is_opened() -> None:
+    code = "import sys; from kvdock import segments; print('numpy' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code]) == b"False\n"
+
+
 def test_loading_every_backend_imports_no_client_library_and_no_numpy() -> None:
     code = (
         "import sys, json, kvdock; kvdock.Dock.load(); "

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kvdock.address_ranges import AddressRanges as AddressRanges
     from kvdock.batch import Batch as Batch
     from kvdock.batch import BatchResult as BatchResult
     from kvdock.batch import Operation as Operation
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 
 _HOMES = MappingProxyType(
     {
+        "address_ranges": ("AddressRanges",),
         "batch": (
             "Batch",
             "BatchResult",

@@ -14,6 +14,7 @@ import pytest
 
 from kvdock.batch import Batch, BatchResult, Operation
 from kvdock.segments import (
+    IOEngine,
     PosixIOEngine,
     SegmentStore,
     StoreLimits,
@@ -103,13 +104,14 @@ def open_depot(tmp_path: Path) -> Iterator[OpenDepot]:
     """Open a depot; on the same root each time, unless told otherwise."""
     opened: list[Depot] = []
 
-    def open_one(
+    def open_one(  # noqa: PLR0913 - what a test may want to choose
         root: Path | None = None,
         *,
         page_bytes: int = PAGE_BYTES,
         pool: str = "kv",
         namespace: str = NAMESPACE,
         direct: bool = False,
+        engine: IOEngine | None = None,
         liveness: WriterLiveness = WriterLiveness.LOCKS,
         **limits: Any,
     ) -> Depot:
@@ -122,9 +124,9 @@ def open_depot(tmp_path: Path) -> Iterator[OpenDepot]:
             liveness=liveness,
         )
         limits = {"segment_bytes": 256 << 10} | limits
-        engine = PosixIOEngine(2, direct=direct)
+        moves = engine or PosixIOEngine(2, direct=direct)
         depot = Depot(
-            root, SegmentStore(place, engine, StoreLimits(**limits)), page_bytes
+            root, SegmentStore(place, moves, StoreLimits(**limits)), page_bytes
         )
         opened.append(depot)
         return depot

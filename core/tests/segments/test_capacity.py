@@ -1,6 +1,7 @@
-"""Quota, eviction, floors and pins."""
+"""Quota, eviction and floors."""
 
 import errno
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from kvdock.batch import Outcome
 from kvdock.errors import SettingsError
-from kvdock.segments import PosixIOEngine
+from kvdock.segments import PosixIOEngine, ownership
 
 OpenDepot = Callable[..., Any]
 QUOTA = 2 << 20
@@ -44,7 +45,7 @@ def test_recycling_keeps_the_files_that_are_there(open_depot: OpenDepot) -> None
     assert depot.store.counts["segments_recycled"] > 0
 
 
-def test_pages_in_use_outlive_pages_that_are_not(open_depot: OpenDepot) -> None:
+def test_pages_in_use_outlive_unused_ones(open_depot: OpenDepot) -> None:
     depot = open_depot(quota_bytes=QUOTA)
     hot = list(range(0, 200, 20))
     depot.put(range(200))
@@ -54,7 +55,7 @@ def test_pages_in_use_outlive_pages_that_are_not(open_depot: OpenDepot) -> None:
     assert depot.store.counts["pages_evicted"] > 500
 
 
-def test_a_write_of_pages_that_are_there_is_use_and_a_question_is_none(
+def test_a_write_of_stored_pages_counts_as_use_and_a_lookup_does_not(
     open_depot: OpenDepot,
 ) -> None:
     # No page of the one lies in a segment of the other.
@@ -115,7 +116,7 @@ def test_pools_of_one_namespace_share_its_quota(open_depot: OpenDepot) -> None:
     assert second.there(range(350, 400)) == [True] * 50
 
 
-def test_a_page_that_can_never_fit_drives_nobody_out(open_depot: OpenDepot) -> None:
+def test_a_page_that_can_never_fit_evicts_nothing(open_depot: OpenDepot) -> None:
     limits = {"quota_bytes": 1 << 20, "segment_bytes": 1 << 16}
     small = open_depot(**limits)
     small.put(range(60))
@@ -125,14 +126,14 @@ def test_a_page_that_can_never_fit_drives_nobody_out(open_depot: OpenDepot) -> N
     assert all(open_depot().there(range(60)))
 
 
-def test_a_quota_below_one_page_is_refused(open_depot: OpenDepot) -> None:
+def test_a_quota_below_one_page_is_rejected(open_depot: OpenDepot) -> None:
     least = 8192 + 200
     with pytest.raises(SettingsError, match=f"no room for one.*{least} bytes"):
         open_depot(quota_bytes=least - 1)
     assert open_depot(quota_bytes=least).put([1]).ok.all()
 
 
-def test_what_leaves_no_room_is_told_in_fewer_and_fewer_lines(
+def test_lack_of_room_is_logged_less_and_less_often(
     open_depot: OpenDepot, caplog: pytest.LogCaptureFixture
 ) -> None:
     open_depot(namespace=OTHER).put(range(100))
@@ -170,24 +171,20 @@ def test_two_stores_on_one_root_keep_one_quota(open_depot: OpenDepot) -> None:
     assert files_bytes(depots[0].root) <= QUOTA
 
 
-def test_a_pinned_page_stays(open_depot: OpenDepot) -> None:
+def test_a_segment_whose_reserved_byte_is_locked_is_not_recycled(
+    open_depot: OpenDepot,
+) -> None:
     depot = open_depot(quota_bytes=QUOTA)
     depot.put(range(200))
-    pinned = depot.keys([3])
-    assert depot.store.pin(pinned) == [True]
-    other = open_depot(quota_bytes=QUOTA)
-    for start in range(1000, 3000, 25):
-        other.put(range(start, start + 25))
-    assert depot.get([3]) == [0]
-    depot.store.unpin(pinned)
+    with depot.where(3).record_path.open("rb") as index:
+        assert ownership._set(index.fileno(), fcntl.F_RDLCK, ownership._PIN)
+        other = open_depot(quota_bytes=QUOTA)
+        for start in range(1000, 3000, 25):
+            other.put(range(start, start + 25))
+        assert depot.get([3]) == [0]
     for start in range(3000, 5000, 25):
         other.put(range(start, start + 25))
     assert depot.there([3]) == [False]
-
-
-def test_a_page_that_is_not_there_cannot_be_pinned(open_depot: OpenDepot) -> None:
-    depot = open_depot()
-    assert depot.store.pin(depot.keys([1])) == [False]
 
 
 def test_the_floor_of_free_space_refuses_puts(open_depot: OpenDepot) -> None:
@@ -326,8 +323,10 @@ def test_a_second_change_within_a_clock_tick_is_seen(
     depot = open_depot()
     depot.put([1])
     (folder,) = depot.root.glob("*/kv.*")
+    # Ahead of the clock, so that it is fresh however long the next lines take.
+    tick_ns = folder.stat().st_mtime_ns + 60_000_000_000
+    os.utime(folder, ns=(tick_ns, tick_ns))
     before = depot.store.usage().namespace_bytes
-    tick_ns = folder.stat().st_mtime_ns
     (folder / "beside").write_bytes(bytes(1000))
     os.utime(folder, ns=(tick_ns, tick_ns))  # no finer than that on most kernels
     assert depot.store.usage().namespace_bytes == before + 1000

@@ -84,7 +84,7 @@ def open_index_name(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("left", [0, 5000, 3 * 8192])
-def test_a_truncated_file_of_pages_loses_just_what_it_lost(
+def test_a_truncated_file_loses_only_the_pages_that_were_cut_off(
     open_depot: OpenDepot, left: int
 ) -> None:
     depot = open_depot()
@@ -194,7 +194,7 @@ def test_a_stale_index_is_a_miss_and_heals(open_depot: OpenDepot) -> None:
         pytest.param(24, b"\xff" * 8, id="torn"),
     ],
 )
-def test_an_index_that_is_not_ours_is_left_alone(
+def test_a_foreign_index_is_left_alone(
     open_depot: OpenDepot, offset: int, content: bytes
 ) -> None:
     depot = open_depot()
@@ -220,7 +220,7 @@ def test_an_index_that_is_not_ours_is_left_alone(
         pytest.param(24, b"\xff" * 8, False, id="torn"),
     ],
 )
-def test_an_index_that_is_not_ours_makes_way_before_a_put_is_refused(
+def test_a_foreign_index_is_deleted_before_a_put_is_refused(
     open_depot: OpenDepot, offset: int, content: bytes, *, stays: bool
 ) -> None:
     quota = 1 << 20
@@ -238,7 +238,7 @@ def test_an_index_that_is_not_ours_makes_way_before_a_put_is_refused(
     assert sum(path.stat().st_size for path in folder.iterdir()) <= quota
 
 
-def test_what_is_lost_counts_for_the_quota_and_comes_back(
+def test_lost_segments_count_for_the_quota_and_their_space_comes_back(
     open_depot: OpenDepot,
 ) -> None:
     depot = open_depot()
@@ -296,9 +296,7 @@ def test_an_object_of_another_length_is_a_miss_and_heals(
 
 
 @pytest.mark.parametrize("whose", ["ours", "foreign"])
-def test_an_index_file_of_any_size_costs_no_memory(
-    open_depot: OpenDepot, whose: str
-) -> None:
+def test_a_huge_index_file_costs_no_memory(open_depot: OpenDepot, whose: str) -> None:
     depot = open_depot()
     depot.put(range(64))
     depot.store.close()
@@ -333,7 +331,7 @@ def test_a_disk_that_has_become_read_only_is_still_read(
     assert set(fresh.put(range(20, 30)).outcomes.tolist()) == {int(Outcome.REFUSED)}
 
 
-def test_pages_whose_file_has_just_gone_are_refused_and_not_late(
+def test_pages_whose_file_was_just_deleted_are_refused_and_not_timed_out(
     open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     depot = open_depot()
@@ -346,7 +344,9 @@ def test_pages_whose_file_has_just_gone_are_refused_and_not_late(
     assert set(depot.put(range(4, 8)).outcomes.tolist()) == refused
 
 
-def test_a_segment_that_was_dropped_can_still_be_let_go(open_depot: OpenDepot) -> None:
+def test_a_segment_that_was_dropped_can_still_be_released(
+    open_depot: OpenDepot,
+) -> None:
     depot = open_depot()
     depot.put(range(4))
     (folder,) = depot.store._catalogue.folders.values()
@@ -355,7 +355,7 @@ def test_a_segment_that_was_dropped_can_still_be_let_go(open_depot: OpenDepot) -
     segment.release(full=True)
 
 
-def test_a_segment_renamed_while_its_folder_is_cleared_goes_whole(
+def test_a_segment_renamed_during_a_clear_is_deleted_with_both_files(
     open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     depot = open_depot()
@@ -375,7 +375,7 @@ def test_a_segment_renamed_while_its_folder_is_cleared_goes_whole(
     assert not list(folder.iterdir())
 
 
-def test_a_disk_that_can_be_written_again_is_written(
+def test_a_disk_that_is_writable_again_is_written(
     open_depot: OpenDepot,
     read_only: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,

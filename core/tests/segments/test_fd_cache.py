@@ -40,7 +40,7 @@ def test_files_that_stay_open_leave_room_for_the_engine(
     assert depot.store.usage().open_files == 320 // 16
 
 
-def test_idle_files_make_way_when_descriptors_run_out(
+def test_idle_files_are_closed_when_descriptors_run_out(
     open_depot: OpenDepot, limit: Callable[[int], None]
 ) -> None:
     writer = open_depot(**SMALL)
@@ -61,7 +61,7 @@ def test_idle_files_make_way_when_descriptors_run_out(
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO])
-def test_a_store_that_cannot_be_looked_at_is_an_outcome(
+def test_a_store_that_cannot_be_read_is_an_outcome(
     open_depot: OpenDepot,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -83,18 +83,3 @@ def test_a_store_that_cannot_be_looked_at_is_an_outcome(
     assert f"store {depot.root} cannot be used" in caplog.text
     assert depot.get(range(40)) == [0] * 40
     assert depot.put(range(40, 45)).ok.all()
-
-
-def test_pins_take_one_descriptor_for_each_segment(open_depot: OpenDepot) -> None:
-    depot = open_depot()
-    depot.put(range(60))
-    segments = len(list(depot.root.rglob("*.dat")))
-    before = descriptors()
-    keys = depot.keys(range(60))
-    assert depot.store.pin(keys) == [True] * 60
-    assert depot.store.pin(keys) == [True] * 60
-    assert descriptors() - before == segments < 60
-    depot.store.unpin(keys[1:])
-    assert descriptors() - before == 1
-    depot.store.unpin(keys)
-    assert descriptors() == before

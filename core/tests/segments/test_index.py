@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvdock.arrays import UInt64Array
 
 
-def test_segments_of_any_size_use_the_rows_of_those_that_went() -> None:
+def test_segments_of_any_size_reuse_the_rows_of_deleted_ones() -> None:
     index, chance = Index(), np.random.default_rng(1)
     here: list[RowRange] = []
     most = 0
@@ -60,7 +60,7 @@ def digests_of(pairs: Iterable[tuple[int, int]]) -> UInt64Array:
 
 @settings(deadline=None)
 @given(steps=steps)
-def test_a_table_is_a_dict_however_crowded(
+def test_a_table_behaves_like_a_dict_at_any_load(
     steps: list[tuple[bool, list[tuple[int, int]]]],
 ) -> None:
     table = HashTable()
@@ -109,7 +109,7 @@ contents = st.lists(st.one_of(st.none(), keys), min_size=8, max_size=8)
 
 @settings(deadline=None)
 @given(loads=st.lists(st.tuples(st.integers(0, 3), contents), max_size=15))
-def test_an_index_finds_just_what_its_segments_hold(
+def test_an_index_finds_exactly_what_its_segments_hold(
     loads: list[tuple[int, list[int | None]]],
 ) -> None:
     index = Index()

@@ -42,7 +42,7 @@ def test_two_writers_never_share_a_segment(
         assert "get_short" not in depot.store.counts
 
 
-def test_a_segment_of_a_closed_store_is_filled_up(
+def test_a_partly_filled_segment_of_a_closed_store_is_filled_up(
     open_depot: OpenDepot, kept_by: WriterLiveness
 ) -> None:
     for start in range(0, 40, 10):
@@ -74,7 +74,7 @@ def test_without_locks_a_silent_writer_loses_its_segment_and_goes_on(
     assert "get_corrupt" not in fresh.store.counts
 
 
-def test_without_locks_half_made_segments_are_swept_when_they_are_old(
+def test_without_locks_unfinished_segments_are_swept_when_they_are_old(
     open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     depot = open_depot(liveness=WriterLiveness.TIMEOUT)
@@ -89,13 +89,7 @@ def test_without_locks_half_made_segments_are_swept_when_they_are_old(
     assert not half.exists()
 
 
-def test_without_locks_nothing_can_be_pinned(open_depot: OpenDepot) -> None:
-    depot = open_depot(liveness=WriterLiveness.TIMEOUT)
-    depot.put([1])
-    assert depot.store.pin(depot.keys([1])) == [False]
-
-
-def test_what_a_living_writer_fills_is_not_collected(
+def test_a_segment_with_a_living_writer_is_not_collected(
     open_depot: OpenDepot, kept_by: WriterLiveness
 ) -> None:
     depot = open_depot(liveness=kept_by)
@@ -107,7 +101,7 @@ def test_what_a_living_writer_fills_is_not_collected(
     assert 0 in depot.get(range(40))
 
 
-def test_without_a_note_what_may_live_is_not_collected(
+def test_without_a_note_a_segment_that_may_have_a_writer_is_not_collected(
     open_depot: OpenDepot, kept_by: WriterLiveness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     depot = open_depot(liveness=kept_by)
@@ -125,7 +119,7 @@ def test_without_a_note_what_may_live_is_not_collected(
     assert len(index_files(depot)) == left
 
 
-def test_one_writer_without_locks_is_enough_for_locks_to_tell_nothing(
+def test_one_writer_without_locks_makes_locks_unreliable(
     open_depot: OpenDepot,
 ) -> None:
     namespace = open_depot().store.place.namespace
@@ -135,7 +129,7 @@ def test_one_writer_without_locks_is_enough_for_locks_to_tell_nothing(
     assert noted == WriterLiveness.TIMEOUT
 
 
-def test_a_segment_that_is_swept_before_it_is_claimed_is_made_anew(
+def test_a_segment_swept_before_it_is_claimed_is_created_again(
     open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     depot = open_depot()
@@ -154,7 +148,7 @@ def test_a_segment_that_is_swept_before_it_is_claimed_is_made_anew(
     assert depot.store.counts["segments_failed"] == 0
 
 
-def test_what_was_finished_while_it_was_swept_keeps_its_pages(
+def test_a_segment_finished_during_a_sweep_keeps_its_pages(
     open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     depot = open_depot()

@@ -23,7 +23,7 @@ from kvdock.segments.paths import (
     pool_folder,
     read_record,
 )
-from kvdock.segments.verify import verify
+from kvdock.segments.verify import verify_namespace
 
 OpenDepot = Callable[..., Any]
 RECORD = b'{"model":"tiny"}'
@@ -36,7 +36,7 @@ def place(root: Path, namespace: str = NAMESPACE, record: bytes = b"") -> StoreL
     )
 
 
-def test_everything_in_a_store_is_for_its_user_alone(open_depot: OpenDepot) -> None:
+def test_everything_in_a_store_is_private_to_its_user(open_depot: OpenDepot) -> None:
     depot = open_depot()
     depot.put(range(5))
     for path in [depot.root, *depot.root.rglob("*")]:
@@ -45,7 +45,7 @@ def test_everything_in_a_store_is_for_its_user_alone(open_depot: OpenDepot) -> N
 
 
 @pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
-def test_a_root_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_root_that_others_can_write_is_rejected(tmp_path: Path, mode: int) -> None:
     root = tmp_path / "root"
     root.mkdir()
     root.chmod(mode)
@@ -54,7 +54,7 @@ def test_a_root_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> N
     os.close(open_root(root, shared=True))
 
 
-def test_a_root_of_someone_else_is_refused(tmp_path: Path) -> None:
+def test_a_root_of_another_user_is_rejected(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir(mode=0o700)
     if os.geteuid():
@@ -64,7 +64,7 @@ def test_a_root_of_someone_else_is_refused(tmp_path: Path) -> None:
         open_root(root)
 
 
-def test_a_root_that_is_a_link_is_refused(tmp_path: Path) -> None:
+def test_a_root_that_is_a_link_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to("real")
     with pytest.raises(KvdockError, match="cannot be opened"):
@@ -163,7 +163,7 @@ def test_the_record_of_a_namespace_is_kept_and_compared(tmp_path: Path) -> None:
             SegmentStore(place(root, record=record), PosixIOEngine())
 
 
-def test_a_record_of_another_namespace_is_refused(tmp_path: Path) -> None:
+def test_a_record_of_another_namespace_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(NamespaceError, match="another's"):
         SegmentStore(place(tmp_path / "root", record=b"{}"), PosixIOEngine())
 
@@ -184,7 +184,7 @@ def test_names_of_index_files_are_read_as_they_are_spelled() -> None:
 
 
 @pytest.mark.parametrize("stray", ["file", "link", "pipe"])
-def test_what_is_only_named_like_a_part_of_the_store_is_passed_over(
+def test_other_entries_with_names_of_the_store_are_ignored(
     open_depot: OpenDepot, stray: str
 ) -> None:
     depot = open_depot()
@@ -205,7 +205,7 @@ def test_what_is_only_named_like_a_part_of_the_store_is_passed_over(
     assert [
         (one.pool, one.pages) for one in describe_namespace(depot.root, namespace).pools
     ] == [("kv", 20)]
-    assert verify(depot.root, namespace).good == 20
+    assert verify_namespace(depot.root, namespace).good == 20
     fresh = open_depot()
     assert fresh.get(range(20)) == [0] * 20
     assert fresh.put(range(20, 40)).ok.all()
@@ -227,7 +227,7 @@ def test_a_pipe_among_the_pages_is_a_miss(open_depot: OpenDepot) -> None:
     assert again.get(range(6)) == [0] * 6
 
 
-def test_a_store_that_cannot_be_looked_at_is_an_error_in_our_words(
+def test_a_store_that_cannot_be_read_is_a_kvdock_error(
     open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     depot = open_depot()
@@ -241,7 +241,7 @@ def test_a_store_that_cannot_be_looked_at_is_an_error_in_our_words(
         describe_namespace(depot.root, depot.store.place.namespace)
 
 
-def test_a_namespace_without_pages_goes_once_nobody_has_it_open(
+def test_an_empty_namespace_is_removed_once_no_store_has_it_open(
     open_depot: OpenDepot,
 ) -> None:
     depot = open_depot()
@@ -267,7 +267,7 @@ def test_a_namespace_without_pages_goes_once_nobody_has_it_open(
     assert open_depot().put(range(20)).ok.all()
 
 
-def test_without_locks_a_namespace_without_pages_stays(open_depot: OpenDepot) -> None:
+def test_without_locks_an_empty_namespace_stays(open_depot: OpenDepot) -> None:
     depot = open_depot(liveness=WriterLiveness.TIMEOUT)
     namespace = depot.store.place.namespace
     depot.store.close()
@@ -275,7 +275,7 @@ def test_without_locks_a_namespace_without_pages_stays(open_depot: OpenDepot) ->
     assert namespaces(depot.root) == (namespace,)
 
 
-def test_a_namespace_that_goes_while_it_is_opened_is_made_anew(
+def test_a_namespace_removed_while_it_is_opened_is_created_again(
     open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     depot = open_depot()
@@ -298,7 +298,7 @@ def test_a_namespace_that_goes_while_it_is_opened_is_made_anew(
 
 
 @pytest.mark.parametrize("record", [b"[]", b"\xff", b"{", None])
-def test_a_record_that_is_no_object_describes_nothing(
+def test_a_record_that_is_not_an_object_describes_nothing(
     tmp_path: Path, record: bytes | None
 ) -> None:
     tmp_path.chmod(0o700)

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdock.segments import IORequest, IOResult, PosixIOEngine, posix_io
+from kvdock.segments import IORequest, IOResult, PosixIOEngine, checksums, posix_io
 from kvdock.segments.io import DEADLINE
 
 
@@ -33,6 +34,7 @@ def transfer(
     token: int, offsets: list[int], addresses: object, sizes: object, **more: float
 ) -> IORequest:
     return IORequest(
+        write=False,
         files=(token,),
         file_of=np.zeros(len(offsets), np.int64),
         offsets=np.array(offsets, np.int64),
@@ -50,6 +52,10 @@ def opened(engine: PosixIOEngine, folder: Path, nbytes: int) -> int:
         os.close(here)
     os.ftruncate(token, nbytes)
     return token
+
+
+def stored(engine: PosixIOEngine, objects: IORequest) -> IOResult:
+    return engine.move(attrs.evolve(objects, write=True))
 
 
 def moved_all(moved: IOResult, nbytes: list[int]) -> bool:
@@ -78,8 +84,9 @@ def test_scattered_objects_come_back_as_they_were(
     slots = np.random.default_rng(seed).permutation(len(sizes))
     offsets = (slots * 28672).tolist()
     totals = [sum(row) for row in sizes]
-    written = engine.write(transfer(token, offsets, starts + source.ctypes.data, sizes))
-    loaded = engine.read(transfer(token, offsets, starts + target.ctypes.data, sizes))
+    at = starts + source.ctypes.data
+    written = stored(engine, transfer(token, offsets, at, sizes))
+    loaded = engine.move(transfer(token, offsets, starts + target.ctypes.data, sizes))
     engine.close_file(token)
     engine.close()
     used = sum(totals)
@@ -90,6 +97,8 @@ def test_scattered_objects_come_back_as_they_were(
     ends = np.cumsum([0, *totals])
     sums = [xxhash.xxh3_64_intdigest(source[a:b].tobytes()) for a, b in pairwise(ends)]
     assert written.checksums.tolist() == loaded.checksums.tolist() == sums
+    after = checksums(starts + target.ctypes.data, np.array(sizes))
+    assert after.tolist() == sums
 
 
 def test_large_objects_are_moved_whole(engine: PosixIOEngine, tmp_path: Path) -> None:
@@ -100,9 +109,9 @@ def test_large_objects_are_moved_whole(engine: PosixIOEngine, tmp_path: Path) ->
         holder = ctypes.c_char.from_buffer(memory)
         base = ctypes.addressof(holder)
         sizes = [[nbytes], [nbytes]]
-        engine.write(transfer(token, [nbytes, 0], [[base], [base + nbytes]], sizes))
+        stored(engine, transfer(token, [nbytes, 0], [[base], [base + nbytes]], sizes))
         into = [[base + 2 * nbytes], [base + 3 * nbytes]]
-        loaded = engine.read(transfer(token, [nbytes, 0], into, sizes))
+        loaded = engine.move(transfer(token, [nbytes, 0], into, sizes))
         assert moved_all(loaded, [nbytes, nbytes])
         assert memory[: 2 * nbytes] == memory[2 * nbytes :]
         del holder
@@ -115,7 +124,7 @@ def test_the_end_of_a_file_is_short_and_not_an_error(
     token = opened(engine, tmp_path, 3 * 4096)
     target = np.zeros((4, 4096), np.uint8)
     at = target.ctypes.data + np.arange(4).reshape(-1, 1) * 4096
-    loaded = engine.read(transfer(token, [0, 4096, 8192, 12288], at, [[4096]] * 4))
+    loaded = engine.move(transfer(token, [0, 4096, 8192, 12288], at, [[4096]] * 4))
     assert loaded.nbytes.tolist() == [4096, 4096, 4096, 0]
     assert not loaded.errors.any()
     engine.close_file(token)
@@ -128,7 +137,7 @@ def test_one_bad_address_fails_alone(engine: PosixIOEngine, tmp_path: Path) -> N
         base = ctypes.addressof(holder)
         nowhere = 4096
         into = [[base], [nowhere], [base + 8192]]
-        loaded = engine.read(transfer(token, [0, 4096, 8192], into, [[4096]] * 3))
+        loaded = engine.move(transfer(token, [0, 4096, 8192], into, [[4096]] * 3))
         assert loaded.errors.tolist() == [0, errno.EFAULT, 0]
         assert loaded.nbytes.tolist() == [4096, 0, 4096]
         del holder
@@ -142,7 +151,7 @@ def test_a_closed_file_is_an_errno_for_each_object(
     engine.close_file(token)
     target = np.zeros((2, 4096), np.uint8)
     at = target.ctypes.data + np.arange(2).reshape(-1, 1) * 4096
-    loaded = engine.read(transfer(token, [0, 4096], at, [[4096]] * 2))
+    loaded = engine.move(transfer(token, [0, 4096], at, [[4096]] * 2))
     assert loaded.errors.tolist() == [errno.EBADF] * 2
 
 
@@ -155,7 +164,7 @@ def test_a_deadline_in_the_past_begins_nothing(
     call = transfer(
         token, [n * 4096 for n in range(8)], at, [[4096]] * 8, deadline_s=0.0
     )
-    loaded = engine.read(call)
+    loaded = engine.move(call)
     assert loaded.errors.tolist() == [DEADLINE] * 8
     assert target.all()
     engine.close_file(token)
@@ -176,7 +185,7 @@ def test_a_small_read_does_not_wait_for_a_long_write(tmp_path: Path) -> None:
     def write() -> None:
         for _ in range(4):
             begun_s = time.monotonic()
-            engine.write(transfer(token, offsets, at, sizes))
+            stored(engine, transfer(token, offsets, at, sizes))
             spent_s.append(time.monotonic() - begun_s)
         done.set()
 
@@ -185,7 +194,7 @@ def test_a_small_read_does_not_wait_for_a_long_write(tmp_path: Path) -> None:
     waited_s = []
     while not done.is_set():
         begun_s = time.monotonic()
-        engine.read(transfer(token, [nbytes], [[target.ctypes.data]], [[4096]]))
+        engine.move(transfer(token, [nbytes], [[target.ctypes.data]], [[4096]]))
         waited_s.append(time.monotonic() - begun_s)
     thread.join()
     engine.close_file(token)
@@ -194,7 +203,7 @@ def test_a_small_read_does_not_wait_for_a_long_write(tmp_path: Path) -> None:
     assert sorted(waited_s)[len(waited_s) // 2] < min(spent_s) / 4
 
 
-def test_a_helper_that_comes_late_touches_no_memory(
+def test_a_helper_that_begins_late_touches_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def out_of_threads(_: threading.Thread) -> None:
@@ -213,12 +222,12 @@ def test_a_helper_that_comes_late_touches_no_memory(
     )
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", out_of_threads)
-        assert moved_all(engine.read(parts), [1 << 20] * 4)
+        assert moved_all(engine.move(parts), [1 << 20] * 4)
     assert not memory.any()
     memory[:] = 7  # it is the caller's again
     other = np.ones(nbytes, np.uint8)
     again = [[other.ctypes.data + (n << 20)] for n in range(4)]
-    engine.read(transfer(token, [n << 20 for n in range(4)], again, [[1 << 20]] * 4))
+    engine.move(transfer(token, [n << 20 for n in range(4)], again, [[1 << 20]] * 4))
     engine.close()  # whatever was left over has run by now
     os.close(token)
     assert (memory == 7).all()
@@ -227,7 +236,7 @@ def test_a_helper_that_comes_late_touches_no_memory(
 HUNG = """
 import os, sys, threading, time
 import numpy as np
-from kvdock.segments import PosixIOEngine as PosixIOEngine, IORequest as Transfer
+from kvdock.segments import IORequest, PosixIOEngine
 
 engine = PosixIOEngine(2)
 here = os.open(sys.argv[1], os.O_RDONLY)
@@ -238,18 +247,25 @@ memory = np.zeros(4 << 20, np.uint8)
 each = np.arange(4) << 20
 sizes = np.full((4, 1), 1 << 20)
 at = (memory.ctypes.data + each).reshape(-1, 1)
-call = Transfer((token,), np.zeros(4, np.int64), each, at, sizes)
-threading.Thread(target=engine.read, args=(call,), daemon=True).start()
+call = IORequest(
+    write=False,
+    files=(token,),
+    file_of=np.zeros(4, np.int64),
+    offsets=each,
+    addresses=at,
+    sizes=sizes,
+)
+threading.Thread(target=engine.move, args=(call,), daemon=True).start()
 time.sleep(0.5)
 """
 
 
-def test_a_read_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> None:
+def test_a_read_that_never_ends_does_not_keep_the_process_alive(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HUNG, str(tmp_path)]
     assert subprocess.run(command, check=False, timeout=30).returncode == 0
 
 
-def test_calls_that_begin_at_once_share_the_helpers_that_close_ends(
+def test_concurrent_calls_share_the_helpers_and_close_ends_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     begin = posix_io.DaemonThreads.__init__
@@ -266,7 +282,7 @@ def test_calls_that_begin_at_once_share_the_helpers_that_close_ends(
     offsets = [at << 20 for at in range(64)]
     addresses = room.ctypes.data + np.array(offsets)[:, None]
     asked = transfer(token, offsets, addresses, np.full((64, 1), 1 << 20))
-    callers = [threading.Thread(target=engine.read, args=(asked,)) for _ in range(4)]
+    callers = [threading.Thread(target=engine.move, args=(asked,)) for _ in range(4)]
     for caller in callers:
         caller.start()
     for caller in callers:

@@ -132,7 +132,7 @@ def test_what_another_handle_deleted_is_stored_again(open_depot: OpenDepot) -> N
     assert not any(one.get(range(40)))
 
 
-def test_what_has_moved_on_to_a_full_segment_can_be_deleted(
+def test_pages_of_a_segment_that_became_full_can_be_deleted(
     open_depot: OpenDepot,
 ) -> None:
     writer, other = open_depot(), open_depot()
@@ -145,7 +145,7 @@ def test_what_has_moved_on_to_a_full_segment_can_be_deleted(
     assert open_depot().there([0, 1]) == [False, True]
 
 
-def test_two_threads_that_see_a_segment_go_forget_it_once(
+def test_two_threads_that_see_a_deleted_segment_forget_it_once(
     open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     depot = open_depot()
@@ -184,7 +184,7 @@ def test_what_was_cleared_under_a_handle_is_stored_again(
 
 
 @pytest.mark.parametrize("depth", ["root", "*", "*/kv.*"])
-def test_what_was_deleted_under_a_handle_is_made_anew(
+def test_a_store_deleted_under_a_handle_is_created_again(
     open_depot: OpenDepot, caplog: pytest.LogCaptureFixture, depth: str
 ) -> None:
     depot = open_depot()
@@ -201,7 +201,7 @@ def test_what_was_deleted_under_a_handle_is_made_anew(
     assert depot.store.usage().pages == 60
 
 
-def test_who_only_reads_finds_what_is_stored_after_all_was_deleted(
+def test_a_reader_finds_what_is_stored_after_everything_was_deleted(
     open_depot: OpenDepot,
 ) -> None:
     reader = open_depot()
@@ -211,7 +211,7 @@ def test_who_only_reads_finds_what_is_stored_after_all_was_deleted(
     assert reader.get(range(20)) == [0] * 20
 
 
-def test_what_another_host_deleted_is_made_anew(
+def test_a_store_deleted_by_another_host_is_created_again(
     open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     depot = open_depot()
@@ -230,7 +230,7 @@ def test_what_another_host_deleted_is_made_anew(
     assert open_depot().get(range(20)) == [0] * 20
 
 
-def test_a_store_that_cannot_be_made_anew_refuses_and_comes_back(
+def test_a_store_that_cannot_be_created_again_refuses_until_it_can(
     open_depot: OpenDepot, caplog: pytest.LogCaptureFixture
 ) -> None:
     depot = open_depot()
@@ -239,14 +239,14 @@ def test_a_store_that_cannot_be_made_anew_refuses_and_comes_back(
     depot.root.write_bytes(b"in its place")
     for _ in range(9):
         assert set(depot.put(range(5)).outcomes.tolist()) == {int(Outcome.REFUSED)}
-    failed = [line for line in caplog.messages if "cannot be made" in line]
+    failed = [line for line in caplog.messages if "cannot be created" in line]
     assert len(failed) == 4
     depot.root.unlink()
     assert depot.put(range(20)).ok.all()
     assert depot.get(range(20)) == [0] * 20
 
 
-def test_what_has_moved_on_to_a_full_segment_is_not_stored_twice(
+def test_pages_of_a_segment_that_became_full_are_not_stored_twice(
     open_depot: OpenDepot,
 ) -> None:
     one, two = open_depot(), open_depot()
@@ -261,7 +261,7 @@ def test_what_has_moved_on_to_a_full_segment_is_not_stored_twice(
 
 
 @pytest.mark.slow
-def test_killed_writers_cost_no_wrong_page_and_no_space(tmp_path: Path) -> None:
+def test_killed_writers_cause_no_wrong_page_and_leak_no_space(tmp_path: Path) -> None:
     kills = 200 if TORTURE else 8
     crash(tmp_path / "store", kills)
     check_after_crash(tmp_path / "store")
@@ -276,7 +276,7 @@ def test_two_processes_start_on_an_empty_root(tmp_path: Path) -> None:
     assert not Path(f"{tmp_path / 'a' / 'store'}.wrong").exists()
 
 
-def test_a_reader_survives_that_its_store_is_cleared(open_depot: OpenDepot) -> None:
+def test_a_reader_survives_a_clear_of_its_store(open_depot: OpenDepot) -> None:
     writer, reader = open_depot(), open_depot()
     done = threading.Event()
     problems: list[BaseException] = []
@@ -314,7 +314,7 @@ def test_what_one_process_stores_the_other_soon_finds(
         assert reader.get(numbers) == [0] * 10
 
 
-def test_a_forked_child_reads_and_writes_on_its_own(open_depot: OpenDepot) -> None:
+def test_a_forked_child_reads_and_writes_independently(open_depot: OpenDepot) -> None:
     depot = open_depot()
     depot.put(range(20))
     read_end, write_end = os.pipe()
@@ -352,7 +352,7 @@ def in_a_child(job: Callable[[], bool], seconds: float = 20.0) -> bool:
     return False
 
 
-def test_a_child_does_not_wait_for_a_thread_that_it_does_not_have(
+def test_a_child_does_not_wait_for_a_thread_of_its_parent(
     open_depot: OpenDepot,
 ) -> None:
     depot = open_depot()
@@ -362,7 +362,7 @@ def test_a_child_does_not_wait_for_a_thread_that_it_does_not_have(
         assert in_a_child(lambda: depot.get(range(20)) == [0] * 20, seconds=5)
 
 
-def test_threads_of_a_child_start_over_once(
+def test_threads_of_a_child_reopen_the_store_once(
     open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     depot = open_depot()
@@ -391,24 +391,21 @@ def test_a_child_leaves_no_descriptor_of_its_parent_open(
 ) -> None:
     depot = open_depot()
     depot.put(range(20))
-    assert depot.store.pin(depot.keys([0])) == [True]
     before = len(list(Path("/proc/self/fd").iterdir()))
 
     def job() -> bool:
         depot.get(range(20))
-        # The pin and the claim are the parent's.
-        return len(list(Path("/proc/self/fd").iterdir())) == before - 2
+        # The claim is the parent's.
+        return len(list(Path("/proc/self/fd").iterdir())) == before - 1
 
     assert in_a_child(job)
 
 
-def test_what_a_parent_lets_go_is_free_though_its_child_lives(
+def test_a_segment_released_by_a_parent_is_free_while_its_child_lives(
     open_depot: OpenDepot,
 ) -> None:
     depot = open_depot()
     depot.put(range(8))
-    (key,) = depot.keys([0])
-    assert depot.store.pin([key]) == [True]
     wait, go = os.pipe()
     child = os.fork()
     if not child:
@@ -463,7 +460,7 @@ def test_the_same_keys_from_many_threads_are_stored_once_each(
 
 
 @pytest.mark.slow
-def test_a_long_run_holds_on_to_nothing(open_depot: OpenDepot) -> None:
+def test_a_long_run_leaks_nothing(open_depot: OpenDepot) -> None:
     operations = 1_000_000 if TORTURE else 60_000
     depot = open_depot(quota_bytes=8 << 20)
     rng = np.random.default_rng(2)

@@ -9,13 +9,13 @@ import pytest
 
 from kvdock.errors import KvdockError
 from kvdock.segments.format import RECORDS_AT
-from kvdock.segments.verify import VerifyReport, verify
+from kvdock.segments.verify import VerifyReport, verify_namespace
 
 OpenDepot = Callable[..., Any]
 
 
 def checked(depot: Any, *, heal: bool = False) -> VerifyReport:
-    return verify(depot.root, depot.store.place.namespace, heal=heal)
+    return verify_namespace(depot.root, depot.store.place.namespace, heal=heal)
 
 
 def spoil(depot: Any, number: int) -> None:
@@ -96,7 +96,7 @@ def test_a_segment_that_cannot_be_read_is_named(
     assert 0 < seen.good < 100
 
 
-def test_nothing_is_called_lost_that_may_not_be_opened(
+def test_a_file_that_must_not_be_opened_is_not_reported_as_lost(
     open_depot: OpenDepot, read_only: Callable[[], None]
 ) -> None:
     depot = open_depot()

@@ -1,4 +1,4 @@
-"""What the backend brings for `kvdock check`."""
+"""The oracle that the backend brings for `kvdock check`."""
 
 from __future__ import annotations
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
+from kvdock import segments
 from kvdock.errors import NamespaceError
 from kvdock.units import format_bytes, parse_bytes
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import store as report
 
 if TYPE_CHECKING:
-    from kvdock.segments.inspect import NamespaceSurvey
+    from kvdock.segments import NamespaceSurvey
 
 T = TypeVar("T")
 
@@ -27,11 +28,12 @@ def ls(root: str, /, *, json: bool = False) -> int:
         root: The store's root directory.
         json: Print one line of JSON.
     """
-    from kvdock.segments.inspect import describe_namespace  # noqa: PLC0415 - numpy
-
     home = Path(root)
     found = [
-        done for _, done in _each(home, "", lambda one: describe_namespace(home, one))
+        done
+        for _, done in _each(
+            home, "", lambda one: segments.describe_namespace(home, one)
+        )
     ]
     return emit(report.listing_text(found), report.listing_data(found), as_json=json)
 
@@ -44,12 +46,9 @@ def stat(root: str, namespace: str, /, *, json: bool = False) -> int:
         namespace: The namespace, or enough of its first digits.
         json: Print one line of JSON.
     """
-    from kvdock.segments.inspect import (  # noqa: PLC0415 - numpy
-        describe_namespace,
-        resolve_prefix,
+    found = segments.describe_namespace(
+        Path(root), segments.resolve_prefix(Path(root), namespace)
     )
-
-    found = describe_namespace(Path(root), resolve_prefix(Path(root), namespace))
     return emit(report.survey_text(found), report.survey_data(found), as_json=json)
 
 
@@ -71,17 +70,14 @@ def verify(
         shared_root: Heal under a root that others own or may write.
         json: Print one line of JSON.
     """
-    from kvdock.segments import inspect  # noqa: PLC0415 - numpy
-    from kvdock.segments import verify as verification
-
     home = Path(root)
-    seen = _each(home, namespace, lambda one: inspect.describe_namespace(home, one))
+    seen = _each(home, namespace, lambda one: segments.describe_namespace(home, one))
     total = sum(pool.stored_bytes for _, one in seen for pool in one.pools)
     with _progress(total) as tell:
         checked = _each(
             home,
             namespace,
-            lambda one: verification.verify(
+            lambda one: segments.verify_namespace(
                 home, one, tell, heal=heal, shared=shared_root
             ),
         )
@@ -114,8 +110,6 @@ def gc(
         shared_root: Accept a root that others own or may write.
         json: Print one line of JSON.
     """
-    from kvdock.segments.inspect import gc as collect  # noqa: PLC0415 - numpy
-
     home = Path(root)
     if to and not namespace:
         raise UsageProblem(
@@ -126,7 +120,9 @@ def gc(
     freed = _each(
         home,
         namespace,
-        lambda one: collect(home, one, to_bytes=most, newer=newer, shared=shared_root),
+        lambda one: segments.gc(
+            home, one, to_bytes=most, newer=newer, shared=shared_root
+        ),
     )
     return emit(report.freed_text(freed), report.freed_data("gc", freed), as_json=json)
 
@@ -149,13 +145,11 @@ def clear(
         shared_root: Accept a root that others own or may write.
         json: Print one line of JSON.
     """
-    from kvdock.segments import inspect  # noqa: PLC0415 - numpy
-
     home = Path(root)
-    one = inspect.resolve_prefix(home, namespace)
+    one = segments.resolve_prefix(home, namespace)
     if not yes:
-        _confirm(inspect.describe_namespace(home, one))
-    freed = [(one, inspect.clear(home, one, shared=shared_root))]
+        _confirm(segments.describe_namespace(home, one))
+    freed = [(one, segments.clear(home, one, shared=shared_root))]
     return emit(
         report.freed_text(freed), report.freed_data("clear", freed), as_json=json
     )
@@ -177,18 +171,16 @@ def _confirm(found: NamespaceSurvey) -> None:
 
 def _each(root: Path, prefix: str, do: Callable[[str], T]) -> list[tuple[str, T]]:
     """Do the same for the namespace that is named, or for all that stay."""
-    from kvdock.segments.inspect import namespaces, resolve_prefix  # noqa: PLC0415 - numpy
-
     if prefix:
-        one = resolve_prefix(root, prefix)
+        one = segments.resolve_prefix(root, prefix)
         return [(one, do(one))]
     done = []
-    for one in namespaces(root):
+    for one in segments.namespaces(root):
         try:
             done.append((one, do(one)))
         except NamespaceError:
             # One that goes while others are looked at was not asked for.
-            if one in namespaces(root):
+            if one in segments.namespaces(root):
                 raise
     return done
 

@@ -9,8 +9,7 @@ from kvdock.units import format_bytes
 from kvdock_cli.reports._tables import columns, plain
 
 if TYPE_CHECKING:
-    from kvdock.segments.inspect import NamespaceSurvey
-    from kvdock.segments.verify import VerifyReport
+    from kvdock.segments import NamespaceSurvey, VerifyReport
 
 _SHORT = 12  # digits that tell namespaces apart for people
 _FEW = 20  # bad pages that are shown one by one

@@ -1,23 +1,109 @@
 """Pages in segment files: one index and layout, exchangeable I/O engines.
 
-For backends that keep bytes in files. Loaded only by plugins that ask for it
-(`pip install kvdock[segments]`); nothing else of the core imports it.
+For backends that keep bytes in files. Loaded only by plugins that ask for it;
+nothing else of the core imports it. Names load when they are first used, so that
+a plugin may import this package before numpy is needed.
+
+A backend makes a store and hands it batches:
+
+    where = StoreLocation(root=root, namespace=digest, pool="kv", object_bytes=[4096])
+    store = SegmentStore(where, PosixIOEngine(threads=2), StoreLimits())
+    store.run(batch)
+
+An I/O engine of another kind inherits from `IOEngine`: see there.
 """
 
-from kvdock.segments.io import IOEngine, IORequest, IOResult
-from kvdock.segments.limits import StoreLimits, StoreLocation
-from kvdock.segments.ownership import WriterLiveness
-from kvdock.segments.posix_io import PosixIOEngine
-from kvdock.segments.store import SegmentStore, Usage
+from __future__ import annotations
 
-__all__ = [
-    "IOEngine",
-    "IORequest",
-    "IOResult",
-    "PosixIOEngine",
-    "SegmentStore",
-    "StoreLimits",
-    "StoreLocation",
-    "Usage",
-    "WriterLiveness",
-]
+import importlib
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvdock.segments.inspect import Location as Location
+    from kvdock.segments.inspect import NamespaceSurvey as NamespaceSurvey
+    from kvdock.segments.inspect import PoolSurvey as PoolSurvey
+    from kvdock.segments.inspect import clear as clear
+    from kvdock.segments.inspect import describe_namespace as describe_namespace
+    from kvdock.segments.inspect import gc as gc
+    from kvdock.segments.inspect import locate as locate
+    from kvdock.segments.inspect import namespaces as namespaces
+    from kvdock.segments.inspect import resolve_prefix as resolve_prefix
+    from kvdock.segments.io import DEADLINE as DEADLINE
+    from kvdock.segments.io import UNREGISTERED as UNREGISTERED
+    from kvdock.segments.io import IOEngine as IOEngine
+    from kvdock.segments.io import IORequest as IORequest
+    from kvdock.segments.io import IOResult as IOResult
+    from kvdock.segments.io import Token as Token
+    from kvdock.segments.io import address_space as address_space
+    from kvdock.segments.io import checksums as checksums
+    from kvdock.segments.io import preallocate_file as preallocate_file
+    from kvdock.segments.limits import StoreLimits as StoreLimits
+    from kvdock.segments.limits import StoreLocation as StoreLocation
+    from kvdock.segments.oracle import SegmentOracle as SegmentOracle
+    from kvdock.segments.ownership import WriterLiveness as WriterLiveness
+    from kvdock.segments.paths import open_file as open_file
+    from kvdock.segments.posix_io import PosixIOEngine as PosixIOEngine
+    from kvdock.segments.root_check import RootFinding as RootFinding
+    from kvdock.segments.root_check import check_root as check_root
+    from kvdock.segments.store import SegmentStore as SegmentStore
+    from kvdock.segments.store import Usage as Usage
+    from kvdock.segments.usage import cleanup_hint as cleanup_hint
+    from kvdock.segments.verify import VerifyReport as VerifyReport
+    from kvdock.segments.verify import verify_namespace as verify_namespace
+
+_HOMES = MappingProxyType(
+    {
+        "inspect": (
+            "Location",
+            "NamespaceSurvey",
+            "PoolSurvey",
+            "clear",
+            "describe_namespace",
+            "gc",
+            "locate",
+            "namespaces",
+            "resolve_prefix",
+        ),
+        "io": (
+            "DEADLINE",
+            "UNREGISTERED",
+            "IOEngine",
+            "IORequest",
+            "IOResult",
+            "Token",
+            "address_space",
+            "checksums",
+            "preallocate_file",
+        ),
+        "limits": ("StoreLimits", "StoreLocation"),
+        "oracle": ("SegmentOracle",),
+        "ownership": ("WriterLiveness",),
+        "paths": ("open_file",),
+        "posix_io": ("PosixIOEngine",),
+        "root_check": ("RootFinding", "check_root"),
+        "store": ("SegmentStore", "Usage"),
+        "usage": ("cleanup_hint",),
+        "verify": ("VerifyReport", "verify_namespace"),
+    }
+)
+_HOME = MappingProxyType(
+    {name: module for module, names in _HOMES.items() for name in names}
+)
+
+__all__ = sorted(_HOME)  # noqa: PLE0605 - listed once, in _HOMES
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its module on first use."""
+    module = _HOME.get(name)
+    if module is None:
+        raise AttributeError(f"module 'kvdock.segments' has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"kvdock.segments.{module}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """List the public names without loading them."""
+    return __all__

@@ -9,12 +9,12 @@ than fresh ones. Other namespaces are never touched.
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import secrets
 import threading
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -23,23 +23,23 @@ import numpy as np
 from kvdock.segments.cleanup import collect_garbage
 from kvdock.segments.fd_cache import OUT_OF_FILES
 from kvdock.segments.format import header_of, index_bytes
+from kvdock.segments.io import fits, slot_bytes_of
 from kvdock.segments.limits import (
     LEAST_SEGMENTS,
     MOST_SLOTS,
     least_bytes,
-    slot_bytes_of,
 )
 from kvdock.segments.paths import IndexName
 from kvdock.segments.segment import (
     Segment,
     erase_records,
     make_index,
-    preallocate,
     read_commits,
     read_contents,
     read_uses,
 )
-from kvdock.segments.usage import describe_full, is_told, mebibytes
+from kvdock.segments.usage import describe_full
+from kvdock.units import format_bytes
 
 if TYPE_CHECKING:
     from kvdock.segments.directory import SegmentDirectory
@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from kvdock.segments.io import IOEngine
     from kvdock.segments.limits import StoreLimits, StoreLocation
     from kvdock.segments.usage import NamespaceUsage
-
-log = logging.getLogger("kvdock.segments")
+    from kvdock.throttled_log import ThrottledLog
 
 _FIRST_BYTES = 16 << 20  # size of a pool's first segment
 _MOST_EMPTIED = 8  # segments beyond the one that is needed
@@ -71,6 +70,7 @@ class SegmentAllocator:
         index: Of the pool that writes.
         lock: Held around every use of the index.
         counts: What happened, by name.
+        failures: Limits how often a full or broken disk is logged.
     """
 
     place: StoreLocation
@@ -81,6 +81,7 @@ class SegmentAllocator:
     index: Index
     lock: threading.RLock
     counts: Counter[str]
+    failures: ThrottledLog
 
     def acquire(self, folder: SegmentDirectory) -> Segment | None:
         """Return a segment of this folder with free slots, ours to write.
@@ -93,22 +94,22 @@ class SegmentAllocator:
         found = self.adopt(folder) or self.create(folder) or self.recycle(folder)
         if found is None and self.counts["segments_failed"] == failed:
             self.counts["segments_refused"] += 1
-            if is_told(self.counts["segments_refused"]):
-                place = self.place
-                log.warning(
-                    describe_full(place.root, place.namespace, self._bound(folder))
-                )
+            self.failures.warning("no room", partial(self._describe_full, folder))
         return found
 
+    def _describe_full(self, folder: SegmentDirectory) -> str:
+        place = self.place
+        return describe_full(place.root, place.namespace, self._bound(folder))
+
     def _bound(self, folder: SegmentDirectory) -> str:
-        """Say what leaves no room for a segment of this folder."""
+        """Name the limit that leaves no room for a segment of this folder."""
         floor, quota = self.limits.free_bytes, self.limits.quota_bytes
         free = self.free_bytes()
         if quota and self._room(folder) < free - floor:
-            return f"its quota is {mebibytes(quota)}, all pools together"
+            return f"its quota is {format_bytes(quota)}, all pools together"
         return (
-            f"its file system has {mebibytes(free)} left, of which "
-            f"{mebibytes(floor)} stay free (free_space)"
+            f"its file system has {format_bytes(free)} left, of which "
+            f"{format_bytes(floor)} stay free (free_space)"
         )
 
     def usage_bytes(self) -> int:
@@ -136,10 +137,7 @@ class SegmentAllocator:
 
     def _fits(self, folder: SegmentDirectory, segment: Segment) -> bool:
         """Return whether the engine can write this segment's slots."""
-        return (
-            segment.slot_bytes >= folder.object_bytes
-            and segment.slot_bytes % self.engine.alignment == 0
-        )
+        return fits(self.engine, segment.slot_bytes, folder.object_bytes)
 
     def _live(self, segment: Segment) -> int:
         return int(self.index.live_in[segment.rows.number])
@@ -180,7 +178,7 @@ class SegmentAllocator:
     ) -> None:
         token = self.engine.open_file(segment.name.data, folder.fd, create=False)
         try:
-            preallocate(token, wanted)
+            self.engine.preallocate(token, wanted)
         finally:
             self.engine.close_file(token)
 
@@ -191,7 +189,7 @@ class SegmentAllocator:
             folder: Where it goes.
             least: Share of the usual size below which it is not worth while.
         """
-        slot_bytes = slot_bytes_of(folder.object_bytes, self.engine.alignment)
+        slot_bytes = slot_bytes_of(self.engine, folder.object_bytes)
         usual = self._slots(folder, slot_bytes)
         fixed, each = index_bytes(0), slot_bytes + index_bytes(1) - index_bytes(0)
         slots = min(usual, (self._room(folder) - fixed) // each)
@@ -203,9 +201,10 @@ class SegmentAllocator:
                     raise  # there may be files to close
                 if error.errno not in _SMALLER:
                     self.counts["segments_failed"] += 1
-                    if is_told(self.counts["segments_failed"]):
-                        root = self.place.root
-                        log.warning("no new segment in store %s: %s", root, error)
+                    root = self.place.root
+                    self.failures.warning(
+                        "no segment", f"no new segment in store {root}: {error}"
+                    )
                     return None
                 slots //= 2
                 continue
@@ -254,7 +253,7 @@ class SegmentAllocator:
         try:
             token = self.engine.open_file(name.data, folder.fd, create=True)
             try:
-                preallocate(token, slots * slot_bytes)
+                self.engine.preallocate(token, slots * slot_bytes)
             finally:
                 self.engine.close_file(token)
             contents = read_contents(index_fd, name, slots * slot_bytes)
@@ -310,7 +309,7 @@ class SegmentAllocator:
 
     def could_recycle(self, folder: SegmentDirectory) -> bool:
         """Return whether one slot would fit if all other folders were empty."""
-        least = least_bytes(folder.object_bytes, self.engine.alignment)
+        least = least_bytes(slot_bytes_of(self.engine, folder.object_bytes))
         others = self.neighbours.usage_bytes(but_fd=folder.fd)
         return self._room(folder) + others >= least
 

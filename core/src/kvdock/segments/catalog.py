@@ -30,7 +30,7 @@ from kvdock.segments.segment import (
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray, UInt64Array
-    from kvdock.segments.io import IOEngine
+    from kvdock.segments.io import IOEngine, Token
     from kvdock.segments.limits import StoreLocation
 
 _USES_S = 10.0
@@ -57,7 +57,7 @@ class OpenSegments:
     """
 
     segments: tuple[Segment, ...]
-    tokens: tuple[int, ...]
+    tokens: tuple[Token, ...]
     failed: UInt64Array
 
     @property

@@ -1,4 +1,4 @@
-"""Open files of pages: kept open while they are used, a bounded number."""
+"""A cache of open files of pages, bounded by the limit of descriptors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import attrs
 
 if TYPE_CHECKING:
-    from kvdock.segments.io import IOEngine
+    from kvdock.segments.io import IOEngine, Token
     from kvdock.segments.segment import Segment
 
 
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
-"""Errors that say that too many files are open."""
+"""Errors for too many open files."""
 
 _MOST = 256
 _SHARE = 16  # of the descriptors that the process may have; it has many pools
@@ -30,18 +30,18 @@ def _most_open() -> int:
 
 @attrs.define
 class _Open:
-    token: int
+    token: Token
     uses: int = 0
     stale: bool = False
 
 
 class FdCache:
-    """Engine tokens of segments, the least recently used closed first.
+    """Tokens of an I/O engine by segment; the least recently used is closed first.
 
     Args:
         engine: Opens and closes the files.
-        most: How many stay open beyond those in use; as the process' limit
-            has it if that is not said.
+        most: Maximum number of files that stay open beyond those in use; derived
+            from the process's limit of descriptors by default.
     """
 
     def __init__(self, engine: IOEngine, most: int | None = None) -> None:
@@ -50,7 +50,7 @@ class FdCache:
         self._open: OrderedDict[Segment, _Open] = OrderedDict()
         self._lock = threading.Lock()
 
-    def open(self, segment: Segment) -> int:
+    def open(self, segment: Segment) -> Token:
         """Return a segment's token, valid until `release`.
 
         Raises:
@@ -65,7 +65,7 @@ class FdCache:
             entry.uses += 1
             return entry.token
 
-    def _open_file(self, segment: Segment) -> int:
+    def _open_file(self, segment: Segment) -> Token:
         name, folder = segment.name.data, segment.folder
         try:
             return self._engine.open_file(name, folder, create=False)
@@ -85,7 +85,7 @@ class FdCache:
             self._close_idle(self._most)
 
     def close_idle(self) -> int:
-        """Close all files that nobody uses; return how many."""
+        """Close all files that are not in use; return how many."""
         with self._lock:
             return self._close_idle(0)
 
@@ -104,14 +104,14 @@ class FdCache:
         self._engine.close_file(self._open.pop(segment).token)
 
     def keep_only(self, segments: set[Segment]) -> None:
-        """Close the files of segments that are no more."""
+        """Close the files of segments that are gone."""
         with self._lock:
             for segment, entry in list(self._open.items()):
                 if segment not in segments:
                     self._give_up(segment, entry)
 
     def reopen(self, segment: Segment) -> None:
-        """Keep a segment's file open no longer than it is in use."""
+        """Close a segment's file once it is not in use, so that it is reopened."""
         with self._lock:
             entry = self._open.get(segment)
             if entry:
@@ -135,6 +135,6 @@ class FdCache:
 
     def close_after_fork(self) -> None:
         """Close what a forked child inherited."""
-        # A thread that the child does not have may have held the lock.
+        # A thread of the parent may have held the lock.
         self._lock = threading.Lock()
         self.close()

@@ -1,31 +1,40 @@
-"""The seam between the index and the I/O that moves bytes.
+"""The interface between the index and the I/O that moves bytes.
 
-The store decides what goes where; an engine moves it. One call carries many
-objects as arrays, so that an engine may sort, merge and overlap them as its
-interface likes best. Engines in sight: threads with positional I/O (here),
-USRBIO rings, NIXL transfers.
+The store decides which slot an object gets; an I/O engine moves its bytes. One call
+carries many objects as arrays, so that an engine can sort, merge and overlap them
+as its library does best. Engines see files of pages only: index files are plain
+files of the store. `PosixIOEngine` moves bytes with `preadv` and `pwritev`; others
+use USRBIO rings or NIXL transfers.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-from typing import TYPE_CHECKING, Protocol
+import os
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 import xxhash
+
+from kvdock.errors import KvdockError
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int32Array, Int64Array, UInt64Array
 
+Token = Any
+"""What `IOEngine.open_file` returns; the store keeps it and never looks into it."""
+
 DEADLINE = errno.ETIMEDOUT
 """Error of an object that was not begun before the deadline."""
 
+UNREGISTERED = errno.EFAULT
+"""Error of an object whose memory the engine cannot reach, because it was not
+registered or is not mapped. The store answers REFUSED and keeps the page."""
 
 _SPAN = 2**47  # user addresses of 64-bit Linux
-
 
 EMPTY_CHECKSUM = xxhash.xxh3_64_intdigest(b"")
 """Checksum of an object without bytes."""
@@ -39,42 +48,32 @@ def address_space() -> memoryview:
     return memoryview((ctypes.c_ubyte * _SPAN).from_address(0))
 
 
-def checksum(space: memoryview, addresses: list[int], sizes: list[int]) -> int:
-    """Return the xxh3 of the pieces of one object, in order."""
-    if len(addresses) == 1:
-        start = addresses[0]
-        return xxhash.xxh3_64_intdigest(space[start : start + sizes[0]])
-    state = xxhash.xxh3_64()
-    for start, size in zip(addresses, sizes, strict=True):
-        state.update(space[start : start + size])
-    return state.intdigest()
+def checksums(addresses: Int64Array, sizes: Int64Array) -> UInt64Array:
+    """Return the xxh3 of each object over its pieces in order, uint64 (n,).
 
-
-def checksums(
-    addresses: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
-) -> npt.NDArray[np.uint64]:
-    """Return the xxh3 of each object, uint64 (n,).
-
-    For engines whose transfers bypass the processor; an engine that copies
-    does better to sum each piece while it lies in the cache.
+    For I/O engines whose transfers bypass the processor; one that copies does
+    better to sum each piece while it lies in the cache.
 
     Args:
         addresses: int64 (n, segments), host byte addresses.
         sizes: int64 (n, segments), bytes.
     """
     space = address_space()
-    found = [
-        checksum(space, at, length)
-        for at, length in zip(addresses.tolist(), sizes.tolist(), strict=True)
-    ]
-    return np.array(found, np.uint64)
+    found = np.zeros(len(addresses), np.uint64)
+    for row, pieces in enumerate(zip(addresses.tolist(), sizes.tolist(), strict=True)):
+        state = xxhash.xxh3_64()
+        for start, size in zip(*pieces, strict=True):
+            state.update(space[start : start + size])
+        found[row] = state.intdigest()
+    return found
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, kw_only=True)
 class IORequest:
     """Objects to move between host memory and segments.
 
     Args:
+        write: Whether they go from host memory to their segments, or back.
         files: What `IOEngine.open_file` returned, one for each segment.
         file_of: int64 (n,), index into `files` for each object.
         offsets: int64 (n,), where each object begins in its file.
@@ -83,7 +82,8 @@ class IORequest:
         deadline_s: When to begin nothing more, on `time.monotonic()`'s clock.
     """
 
-    files: tuple[int, ...]
+    write: bool
+    files: tuple[Token, ...]
     file_of: Int64Array = attrs.field(repr=False)
     offsets: Int64Array = attrs.field(repr=False)
     addresses: Int64Array = attrs.field(repr=False)
@@ -97,10 +97,11 @@ class IORequest:
 
 @attrs.frozen(eq=False)
 class IOResult:
-    """What became of each object of a transfer, at its place.
+    """The result for each object of a request, at its position.
 
     Args:
-        errors: int32 (n,), 0 or an errno; `DEADLINE` for not begun.
+        errors: int32 (n,), 0 or an errno; `DEADLINE` for not begun,
+            `UNREGISTERED` for memory that the engine cannot reach.
         nbytes: int64 (n,), bytes that moved; fewer at the end of a file.
         checksums: uint64 (n,), xxh3 of the object's bytes in host memory;
             meaningful only where all bytes moved.
@@ -112,7 +113,7 @@ class IOResult:
 
     @classmethod
     def of(cls, count: int) -> IOResult:
-        """Begin an answer in which nothing has moved."""
+        """Return a result in which nothing has moved."""
         return cls(
             np.full(count, DEADLINE, np.int32),
             np.zeros(count, np.int64),
@@ -127,35 +128,113 @@ class IOEngine(Protocol):
     parallelism, and does not let a short call wait behind a long one. It
     keeps no reference to host memory once a call has returned. What fails
     for an object is that object's errno; nothing else is raised.
+
+    Inherit from it to get `preallocate` for tokens that are descriptors.
     """
 
-    alignment: int
-    """Slots begin and end at multiples of this, bytes; a power of two."""
+    @abstractmethod
+    def slot_bytes(self, object_bytes: int) -> int:
+        """Return the bytes from one slot to the next; called at any time.
 
-    def open_file(self, name: str, folder: int, *, create: bool) -> int:
+        Slots begin at multiples of it. An engine over blocks rounds up to a block;
+        one over chunks returns a divisor or a multiple of a chunk. It must keep
+        what it has returned: `slot_bytes(slot_bytes(n)) == slot_bytes(n)`. The
+        store uses that to see whether this engine can fill a segment that another
+        one made.
+
+        Args:
+            object_bytes: Size of the objects, at least 1.
+        """
+
+    @abstractmethod
+    def open_file(self, name: str, folder: int, *, create: bool) -> Token:
         """Open a segment's data for reading and, where that can be, writing.
 
         Args:
-            name: File name within the folder; never a link.
+            name: File name within the folder; never a link. See `open_file`
+                in `kvdock.segments` for opening it safely.
             folder: Descriptor of the folder.
             create: Make the file; it must not be there yet.
 
         Returns:
-            A token for `IORequest.files`: the descriptor itself for engines
-            that need no more.
+            A token of any kind for `IORequest.files`.
 
         Raises:
             OSError: If it cannot be opened.
         """
 
-    def close_file(self, token: int) -> None:
-        """Let go of a token; no transfer uses it any more."""
+    def preallocate(self, token: Token, nbytes: int) -> None:
+        """Give a file all its space, before anything is written to it.
 
-    def write(self, transfer: IORequest) -> IOResult:
-        """Move objects from host memory to their segments."""
+        Called once for a file that was created, and for one that is too short.
+        The size that `os.stat` reports must be right afterwards.
 
-    def read(self, transfer: IORequest) -> IOResult:
-        """Move objects from their segments to host memory."""
+        Args:
+            token: What `open_file` returned: a descriptor, or override this.
+            nbytes: Size of the file, a multiple of its slots.
 
+        Raises:
+            OSError: If there is no space.
+        """
+        preallocate_file(token, nbytes)
+
+    @abstractmethod
+    def close_file(self, token: Token) -> None:
+        """Close a file; no request uses its token any more."""
+
+    @abstractmethod
+    def move(self, request: IORequest) -> IOResult:
+        """Move objects from host memory to their segments, or back.
+
+        Memory that was never registered must not be touched, not even to sum it.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """End threads and connections; the engine is not used again."""
+
+
+def preallocate_file(fd: int, nbytes: int) -> None:
+    """Give a file all its space at once, where the file system can.
+
+    Raises:
+        OSError: If there is no space.
+    """
+    if not nbytes:
+        return
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        os.ftruncate(fd, nbytes)
+
+
+def slot_bytes_of(engine: IOEngine, object_bytes: int) -> int:
+    """Return the bytes from one slot to the next; 0 for objects without bytes.
+
+    Args:
+        engine: The engine.
+        object_bytes: Size of the objects.
+
+    Raises:
+        KvdockError: If such slots could not hold the objects.
+    """
+    if not object_bytes:
+        return 0
+    slot_bytes = engine.slot_bytes(object_bytes)
+    if slot_bytes < object_bytes or engine.slot_bytes(slot_bytes) != slot_bytes:
+        raise KvdockError(
+            f"{type(engine).__name__} gives objects of {object_bytes} bytes slots of "
+            f"{slot_bytes} bytes, and those slots of {engine.slot_bytes(slot_bytes)}",
+            fix="Its slot_bytes(n) must be at least n, and stay what it is when it "
+            "is asked for again.",
+        )
+    return slot_bytes
+
+
+def fits(engine: IOEngine, slot_bytes: int, object_bytes: int) -> bool:
+    """Return whether an engine can write objects into slots that are there."""
+    if not object_bytes:
+        return not slot_bytes
+    return slot_bytes >= object_bytes and engine.slot_bytes(slot_bytes) == slot_bytes

@@ -1,4 +1,4 @@
-"""How much a namespace may take, and what an object takes of it."""
+"""Limits of the space that a namespace takes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kvdock.segments.format import index_bytes
 from kvdock.segments.ownership import WriterLiveness
 
 LEAST_SEGMENTS = 12
-"""Segments of a quota: one of them is what eviction takes at once."""
+"""Minimum number of segments of a quota; eviction takes one segment at a time."""
 
 
 MOST_SLOTS = 1 << 16
-"""Slots of the largest segment."""
+"""Maximum number of slots of a segment."""
 
 
 def _distinct(sizes: Iterable[int]) -> tuple[int, ...]:
@@ -25,17 +25,17 @@ def _distinct(sizes: Iterable[int]) -> tuple[int, ...]:
 
 @attrs.frozen(kw_only=True)
 class StoreLocation:
-    """Where the objects of one pool of one namespace are kept.
+    """Location of the objects of one pool of one namespace.
 
     Args:
-        root: The store's root directory; made if it is missing.
+        root: The store's root directory; created if it is missing.
         namespace: Digest of the namespace: a folder's name, and what every
             key begins with.
         pool: Name of the pool.
         object_bytes: Sizes of the pool's objects.
         record: What the namespace covers: the bytes behind the digest.
         shared: Accept a root that others own or may write.
-        tenure: How it is told that the writer of a segment lives.
+        tenure: How other processes detect that the writer of a segment is alive.
     """
 
     root: Path
@@ -51,13 +51,13 @@ class StoreLocation:
 
 @attrs.frozen(kw_only=True)
 class StoreLimits:
-    """How much a namespace may take.
+    """Limits of the space that a namespace takes.
 
     Args:
-        quota_bytes: Most bytes of all its pools; 0 for no quota.
-        high_watermark: Share of the quota at which old pages begin to go.
-        low_watermark: Share of the quota that pages take once they have gone.
-        free_bytes: Space that the file system keeps free.
+        quota_bytes: Maximum bytes of all its pools; 0 for no quota.
+        high_watermark: Share of the quota at which eviction begins.
+        low_watermark: Share of the quota at which eviction ends.
+        free_bytes: Space of the file system that stays free.
         segment_bytes: Size of a segment; smaller where space is short.
     """
 
@@ -69,20 +69,20 @@ class StoreLimits:
 
     @property
     def high_bytes(self) -> int:
-        """Bytes of the quota at which old pages begin to go; 0 for no quota."""
+        """Bytes at which eviction begins; 0 for no quota."""
         return int(self.quota_bytes * self.high_watermark)
 
-    def check(self, object_bytes: int, alignment: int) -> None:
-        """Refuse a quota that not even one object fits in.
+    def check(self, object_bytes: int, slot_bytes: int) -> None:
+        """Reject a quota that is too small for one object.
 
         Args:
             object_bytes: Size of the largest object.
-            alignment: The engine's.
+            slot_bytes: Size of its slot.
 
         Raises:
             SettingsError: If there is a quota, and it is too small.
         """
-        least = least_bytes(object_bytes, alignment)
+        least = least_bytes(slot_bytes)
         if self.quota_bytes and self.high_bytes < least:
             raise SettingsError(
                 f"a quota of {self.quota_bytes} bytes has no room for one object of "
@@ -92,21 +92,10 @@ class StoreLimits:
             )
 
 
-def slot_bytes_of(object_bytes: int, alignment: int) -> int:
-    """Return the bytes from one slot to the next.
-
-    Args:
-        object_bytes: Size of the objects.
-        alignment: The engine's.
-    """
-    return -(-object_bytes // alignment) * alignment
-
-
-def least_bytes(object_bytes: int, alignment: int) -> int:
+def least_bytes(slot_bytes: int) -> int:
     """Return what the smallest segment takes, with its index file.
 
     Args:
-        object_bytes: Size of its objects.
-        alignment: The engine's.
+        slot_bytes: Bytes from one slot to the next.
     """
-    return slot_bytes_of(object_bytes, alignment) + index_bytes(1)
+    return slot_bytes + index_bytes(1)

@@ -24,7 +24,7 @@ FILE_NAME = "tenure"
 
 _FLOCK = struct.Struct("@hhqqi4x")  # type, whence, start, length, pid
 _WRITER = 0  # byte that the writer locks
-_PIN = 1  # byte that readers share while pages must stay
+_PIN = 1  # byte that is reserved: a process may share it while pages must stay
 
 
 SILENCE_S = 60.0
@@ -66,11 +66,6 @@ def is_unpinned(fd: int) -> bool:
     if not _set(fd, fcntl.F_WRLCK, _PIN):
         return False
     return _set(fd, fcntl.F_UNLCK, _PIN)
-
-
-def pin(fd: int) -> bool:
-    """Keep a segment from being recycled until the descriptor is closed."""
-    return _set(fd, fcntl.F_RDLCK, _PIN)
 
 
 def release(fd: int) -> None:

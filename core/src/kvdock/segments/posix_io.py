@@ -1,11 +1,11 @@
-"""An engine of threads with positional I/O: `preadv` and `pwritev`.
+"""An I/O engine with positional I/O: `preadv` and `pwritev` on a few threads.
 
-Bytes go straight between the pool's memory and the segment. The calling
-thread does its own work and borrows helpers where they are idle, so a small
-call never queues behind a long one, and parallelism stays bounded.
+Bytes move directly between the pool's memory and the segment. The calling
+thread works itself, and idle helper threads take tasks from it. So a small call
+never queues behind a long one, and parallelism is bounded.
 
-Work is cut so that the checksum finds the bytes in the processor's cache:
-summed just before they are written, or just after they were read.
+Tasks are cut so that the bytes are in the processor's cache for the checksum:
+it is computed just before they are written, or just after they were read.
 """
 
 from __future__ import annotations
@@ -29,37 +29,31 @@ import numpy as np
 import xxhash
 
 from kvdock.segments import paths
-from kvdock.segments.io import EMPTY_CHECKSUM, IORequest, IOResult, address_space
+from kvdock.segments.io import (
+    EMPTY_CHECKSUM,
+    IOEngine,
+    IORequest,
+    IOResult,
+    address_space,
+)
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
 
 _GRANULE = 512 << 10  # bytes between two looks at the clock; half an L2 cache
-
-
 _TASK = 1 << 20  # bytes that a helper takes at once
-
-
 _MOST_BUFFERS = 1024  # IOV_MAX of Linux
-
-
 _BLOCK = 4096  # file offsets of direct I/O
-
-
 _MEMORY_BLOCK = 512  # memory addresses of direct I/O
-
-
 _Move = Callable[[int, list[memoryview], int], int]
-
-
 _Calls = SimpleQueue[tuple[Future[None], Callable[[], None]] | None]
 
 
 class DaemonThreads:
-    """Daemon threads that do calls, each started when it is first wanted.
+    """Daemon threads, each started when it is first needed.
 
     Args:
-        most: Most threads.
+        most: Maximum number of threads.
     """
 
     def __init__(self, most: int) -> None:
@@ -69,7 +63,7 @@ class DaemonThreads:
         self._lock = threading.Lock()
 
     def submit(self, call: Callable[[], None]) -> Future[None]:
-        """Let one of them do a call, after those that were asked for before.
+        """Queue a call; the threads run calls in order of submission.
 
         Raises:
             RuntimeError: If no thread can be started.
@@ -86,7 +80,7 @@ class DaemonThreads:
         return future
 
     def close(self) -> None:
-        """End the threads, and wait for them; a later call starts new ones."""
+        """End the threads and wait for them; a later call starts new ones."""
         with self._lock:
             ending, self._threads = self._threads, []
         for _ in ending:
@@ -101,17 +95,17 @@ def _serve(calls: _Calls) -> None:
         if future.set_running_or_notify_cancel():
             try:
                 call()
-            except BaseException as error:  # noqa: BLE001 - it is the caller's
+            except BaseException as error:  # noqa: BLE001 - raised in the caller
                 future.set_exception(error)
             else:
                 future.set_result(None)
-        # A call holds on to a batch and its memory.
+        # A call references a batch and its memory.
         del asked, future, call
 
 
 @attrs.frozen(eq=False)
 class _IOPlan:
-    """A transfer in the order of its files, as lists for the inner loop."""
+    """A request sorted by file and offset, as lists for the inner loop."""
 
     write: bool
     order: Int64Array
@@ -123,27 +117,31 @@ class _IOPlan:
     totals: Int64Array
     runs: list[int]  # first object of each run, and the number of objects
     deadline_s: float
-    moved: IOResult
+    result: IOResult
 
 
-class PosixIOEngine:
-    """Positional I/O on the calling thread and a few helpers.
+class PosixIOEngine(IOEngine):
+    """Positional I/O on the calling thread and a few helper threads.
 
     Args:
-        threads: Most threads that work on one call, the caller included.
+        threads: Maximum number of threads that work on one call, the caller's included.
         direct: Bypass the page cache (O_DIRECT).
     """
 
     def __init__(self, threads: int = 2, *, direct: bool = False) -> None:
-        self.alignment = _BLOCK if direct else _MEMORY_BLOCK
         self._direct = direct
         self._threads = max(1, threads)
         self._space = address_space()
         self._helpers = DaemonThreads(self._threads - 1)
         self._pid = os.getpid()
 
+    def slot_bytes(self, object_bytes: int) -> int:
+        """Round up to a block; see `IOEngine.slot_bytes`."""
+        block = _BLOCK if self._direct else _MEMORY_BLOCK
+        return -(-object_bytes // block) * block
+
     def open_file(self, name: str, folder: int, *, create: bool) -> int:
-        """Open a file; see `Engine.open_file`."""
+        """Open a file; see `IOEngine.open_file`."""
         flags = os.O_RDWR
         flags |= os.O_CREAT | os.O_EXCL if create else 0
         flags |= os.O_DIRECT if self._direct else 0
@@ -152,7 +150,7 @@ class PosixIOEngine:
         except OSError as error:
             if error.errno != errno.EROFS or create:
                 raise
-        # A disk with errors is often made read-only: what it has is still good.
+        # A disk with errors is often remounted read-only; its pages are still good.
         return paths.open_file(folder, name, flags & ~os.O_RDWR)
 
     def close_file(self, token: int) -> None:
@@ -160,91 +158,84 @@ class PosixIOEngine:
         os.close(token)
 
     def close(self) -> None:
-        """End the helpers."""
+        """End the helper threads."""
         if self._pid == os.getpid():
             self._helpers.close()
 
-    def write(self, transfer: IORequest) -> IOResult:
-        """Sum and write objects."""
-        return self._run(transfer, write=True)
-
-    def read(self, transfer: IORequest) -> IOResult:
-        """Read and sum objects."""
-        return self._run(transfer, write=False)
-
-    def _run(self, transfer: IORequest, *, write: bool) -> IOResult:
-        moved = IOResult.of(len(transfer))
-        if not len(transfer):
-            return moved
-        job, tasks = _plan(transfer, moved, write=write)
+    def move(self, request: IORequest) -> IOResult:
+        """Sum and write objects, or read and sum them."""
+        result = IOResult.of(len(request))
+        if not len(request):
+            return result
+        plan, tasks = _plan(request, result)
         if len(tasks) == 1 or self._threads == 1:
             for first, last in tasks:
-                self._work(job, first, last)
-            return moved
+                self._work(plan, first, last)
+            return result
         todo = deque(tasks)
         helpers = self._pool()
         futures: list[Future[None]] = []
         try:
-            with suppress(RuntimeError):  # no thread to be had: this one does it all
+            with suppress(RuntimeError):  # no thread can be started: do it all here
                 for _ in range(min(self._threads, len(tasks)) - 1):
-                    # Not in one go: those that began before it failed count.
-                    help_out = partial(self._drain, job, todo)
+                    # Not in one expression: helpers that began before a failure count.
+                    help_out = partial(self._drain, plan, todo)
                     futures.append(helpers.submit(help_out))
-            self._drain(job, todo)
+            self._drain(plan, todo)
         finally:
-            # Who comes late must find nothing that touches this caller's memory.
+            # A helper that begins late must not find a task on the caller's memory.
             todo.clear()
             wait([future for future in futures if not future.cancel()])
         for future in futures:
             if not future.cancelled():
                 future.result()
-        return moved
+        return result
 
     def _pool(self) -> DaemonThreads:
         if self._pid != os.getpid():
-            # Threads do not survive a fork, the pool's object does.
+            # A child inherits the object of the pool and none of its threads.
             self._helpers = DaemonThreads(self._threads - 1)
             self._pid = os.getpid()
         return self._helpers
 
-    def _drain(self, job: _IOPlan, todo: deque[tuple[int, int]]) -> None:
+    def _drain(self, plan: _IOPlan, todo: deque[tuple[int, int]]) -> None:
         while True:
             try:
                 first, last = todo.popleft()
             except IndexError:
                 return
-            self._work(job, first, last)
+            self._work(plan, first, last)
 
-    def _work(self, job: _IOPlan, first: int, last: int) -> None:
-        """Do the runs from first to last."""
+    def _work(self, plan: _IOPlan, first: int, last: int) -> None:
+        """Move the runs from first up to, not including, last."""
         rows: list[int] = []
         sums: list[int] = []
         for number in range(first, last):
-            if time.monotonic() >= job.deadline_s:
+            if time.monotonic() >= plan.deadline_s:
                 break
-            start, stop = job.runs[number], job.runs[number + 1]
-            found = self._together(job, start, stop)
+            start, stop = plan.runs[number], plan.runs[number + 1]
+            found = self._together(plan, start, stop)
             if found is None:
                 for one in range(start, stop):
-                    self._single(job, one)
+                    self._single(plan, one)
             else:
                 rows += range(start, stop)
                 sums += found
         if rows:
-            at = job.order[rows]
-            job.moved.checksums[at] = sums
-            job.moved.nbytes[at] = job.totals[rows]
-            job.moved.errors[at] = 0
+            at = plan.order[rows]
+            plan.result.checksums[at] = sums
+            plan.result.nbytes[at] = plan.totals[rows]
+            plan.result.errors[at] = 0
 
-    def _together(self, job: _IOPlan, start: int, stop: int) -> list[int] | None:
+    def _together(self, plan: _IOPlan, start: int, stop: int) -> list[int] | None:
         """Move adjacent objects in one call; return their checksums.
 
         Returns:
             None if they are too large for that, or any of it fails.
         """
         space = self._space
-        addresses, sizes = job.addresses[start:stop], job.sizes[start:stop]
-        if job.pieces == 1:
+        addresses, sizes = plan.addresses[start:stop], plan.sizes[start:stop]
+        if plan.pieces == 1:
             views = [
                 space[at : at + size]
                 for (at,), (size,) in zip(addresses, sizes, strict=True)
@@ -261,56 +252,56 @@ class PosixIOEngine:
             return None
         if self._direct and not _aligned(views, wanted):
             return None
-        sums = self._sums(job, start, stop, views) if job.write else []
-        call: _Move = os.pwritev if job.write else os.preadv
+        sums = self._sums(plan, start, stop, views) if plan.write else []
+        call: _Move = os.pwritev if plan.write else os.preadv
         try:
-            done = call(job.files[start], views, job.offsets[start])
+            done = call(plan.files[start], views, plan.offsets[start])
         except OSError:
             return None
         if done != wanted:
             return None
-        return sums if job.write else self._sums(job, start, stop, views)
+        return sums if plan.write else self._sums(plan, start, stop, views)
 
     def _sums(
-        self, job: _IOPlan, start: int, stop: int, views: list[memoryview]
+        self, plan: _IOPlan, start: int, stop: int, views: list[memoryview]
     ) -> list[int]:
-        if job.pieces == 1:
+        if plan.pieces == 1:
             return [xxhash.xxh3_64_intdigest(view) for view in views]
         sums = []
         pieces = iter(views)
         for row in range(start, stop):
             state = xxhash.xxh3_64()
-            for size in job.sizes[row]:
+            for size in plan.sizes[row]:
                 if size:
                     state.update(next(pieces))
             sums.append(state.intdigest())
         return sums
 
-    def _single(self, job: _IOPlan, row: int) -> None:
-        """Move one object, in granules; whatever happens is its outcome."""
-        at = job.order[row]
+    def _single(self, plan: _IOPlan, row: int) -> None:
+        """Move one object in granules; an error is the outcome of this object."""
+        at = plan.order[row]
         state = xxhash.xxh3_64()
         done = 0
         error = 0
         try:
-            for views in self._granules(job.addresses[row], job.sizes[row]):
+            for views in self._granules(plan.addresses[row], plan.sizes[row]):
                 wanted = sum(map(len, views))
-                if job.write:
+                if plan.write:
                     for view in views:
                         state.update(view)
-                got = self._move(job, row, views, done, wanted)
+                got = self._move(plan, row, views, done, wanted)
                 done += got
                 if got != wanted:
-                    error = errno.ENOSPC if job.write else 0
+                    error = errno.ENOSPC if plan.write else 0
                     break
-                if not job.write:
+                if not plan.write:
                     for view in views:
                         state.update(view)
         except OSError as failure:
             error = failure.errno or errno.EIO
-        job.moved.nbytes[at] = done
-        job.moved.errors[at] = error
-        job.moved.checksums[at] = state.intdigest() if done else EMPTY_CHECKSUM
+        plan.result.nbytes[at] = done
+        plan.result.errors[at] = error
+        plan.result.checksums[at] = state.intdigest() if done else EMPTY_CHECKSUM
 
     def _granules(
         self, addresses: list[int], sizes: list[int]
@@ -331,13 +322,13 @@ class PosixIOEngine:
         return groups
 
     def _move(
-        self, job: _IOPlan, row: int, views: list[memoryview], done: int, wanted: int
+        self, plan: _IOPlan, row: int, views: list[memoryview], done: int, wanted: int
     ) -> int:
         """Move a group of pieces; return the bytes, fewer at a file's end."""
-        file, offset = job.files[row], job.offsets[row] + done
+        file, offset = plan.files[row], plan.offsets[row] + done
         if self._direct and not _aligned(views, wanted):
-            return self._bounce(job, file, views, offset, wanted)
-        call: _Move = os.pwritev if job.write else os.preadv
+            return self._bounce(plan, file, views, offset, wanted)
+        call: _Move = os.pwritev if plan.write else os.preadv
         got = 0
         while got < wanted:
             more = call(file, views, offset + got)
@@ -349,14 +340,19 @@ class PosixIOEngine:
         return got
 
     def _bounce(
-        self, job: _IOPlan, file: int, views: list[memoryview], offset: int, wanted: int
+        self,
+        plan: _IOPlan,
+        file: int,
+        views: list[memoryview],
+        offset: int,
+        wanted: int,
     ) -> int:
         """Move through aligned memory, in whole blocks of the file."""
         length = -(-wanted // _BLOCK) * _BLOCK
-        # Anonymous memory begins at a page, and goes when the array goes.
+        # Anonymous memory begins at a page and is freed with the array.
         aligned = np.frombuffer(mmap.mmap(-1, length), np.uint8)
         ends = list(accumulate(map(len, views)))
-        if job.write:
+        if plan.write:
             for view, end in zip(views, ends, strict=True):
                 aligned[end - len(view) : end] = np.frombuffer(view, np.uint8)
             return min(wanted, os.pwrite(file, aligned.data, offset))
@@ -387,17 +383,17 @@ def _after(views: list[memoryview], done: int) -> list[memoryview]:
 
 
 def _plan(
-    transfer: IORequest, moved: IOResult, *, write: bool
+    request: IORequest, result: IOResult
 ) -> tuple[_IOPlan, list[tuple[int, int]]]:
     """Sort objects by place, join neighbours into runs, runs into tasks."""
-    count = len(transfer)
-    sizes = transfer.sizes
+    count = len(request)
+    sizes = request.sizes
     if sizes.strides[0] == 0:
         totals = np.full(count, sizes[0].sum())  # one repeated row
     else:
         totals = sizes.sum(axis=1)
-    files, offsets = transfer.file_of, transfer.offsets
-    one_file = len(transfer.files) == 1
+    files, offsets = request.file_of, request.offsets
+    one_file = len(request.files) == 1
     order = np.argsort(offsets) if one_file else np.lexsort((offsets, files))
     files, offsets, ordered = files[order], offsets[order], totals[order]
     before = np.cumsum(ordered) - ordered
@@ -409,25 +405,25 @@ def _plan(
     if not one_file:
         inner |= files[1:] != files[:-1]
     if ordered.max() > _GRANULE:
-        # An object of several granules shares no call with its neighbours.
+        # An object of several granules does not share a call with others.
         inner |= (ordered[1:] > _GRANULE) | (ordered[:-1] > _GRANULE)
     most = max(1, _MOST_BUFFERS // max(1, sizes.shape[1]))
     cut[::most] = True
     starts = np.flatnonzero(cut)
     task = before[starts] // _TASK
     edges = [0, *(np.flatnonzero(task[1:] != task[:-1]) + 1).tolist(), len(starts)]
-    handles = np.asarray(transfer.files, np.int64)
-    job = _IOPlan(
-        write=write,
+    handles = np.asarray(request.files, np.int64)
+    plan = _IOPlan(
+        write=request.write,
         order=order,
         files=handles[files].tolist(),
         offsets=offsets.tolist(),
-        addresses=transfer.addresses[order].tolist(),
-        sizes=transfer.sizes[order].tolist(),
+        addresses=request.addresses[order].tolist(),
+        sizes=request.sizes[order].tolist(),
         pieces=sizes.shape[1],
         totals=ordered,
         runs=[*starts.tolist(), len(order)],
-        deadline_s=transfer.deadline_s,
-        moved=moved,
+        deadline_s=request.deadline_s,
+        result=result,
     )
-    return job, list(pairwise(edges))
+    return plan, list(pairwise(edges))

@@ -10,10 +10,10 @@ import numpy as np
 
 from kvdock.batch import Batch, BatchResult, Outcome
 from kvdock.segments.index import ABSENT
-from kvdock.segments.io import DEADLINE, IOEngine, IORequest, IOResult
+from kvdock.segments.io import DEADLINE, UNREGISTERED, IOEngine, IORequest, IOResult
 
 if TYPE_CHECKING:
-    from kvdock.arrays import Int64Array, OutcomeArray
+    from kvdock.arrays import Int64Array, OutcomeArray, UInt64Array
     from kvdock.segments.catalog import Catalog, LookupResult, OpenSegments
     from kvdock.segments.format import Records
 
@@ -44,44 +44,18 @@ class Reader:
                 catalog.index.touch(found.rows, time.time_ns())
                 held = catalog.open(found.numbers)
             try:
-                outcomes[found.there] = self._load(batch, found, held)
+                files = held.position_of(found.records["segment"])
+                loaded, chosen = _expected(batch, found, files, held.failed)
+                if len(chosen):
+                    asked = _transfer(batch, found, chosen, held, files[chosen])
+                    result = self._engine.move(asked)
+                    loaded[chosen] = _verified(result, found.records[chosen])
+                self._heal(found.rows, found.records, loaded)
             finally:
                 catalog.release(held)
+            outcomes[found.there] = loaded
         catalog.count("get", outcomes)
         return BatchResult.of(batch, outcomes)
-
-    def _load(
-        self, batch: Batch, found: LookupResult, held: OpenSegments
-    ) -> OutcomeArray:
-        """Read and verify objects; return an outcome for each."""
-        there, believed = found.there, found.records
-        wanted = batch.object_bytes[there].astype(np.uint64)
-        outcomes = np.full(len(there), Outcome.OK, np.uint8)
-        files = held.position_of(believed["segment"])
-        outcomes[files == ABSENT] = Outcome.CORRUPT  # the file is gone
-        outcomes[np.isin(believed["segment"], held.failed)] = Outcome.ERROR
-        outcomes[believed["nbytes"] < wanted] = Outcome.SHORT
-        outcomes[believed["nbytes"] > wanted] = Outcome.LONG
-        keys = found.digests[there]
-        other = (believed["key_low"] != keys[:, 0]) | (
-            believed["key_high"] != keys[:, 1]
-        )
-        outcomes[other] = Outcome.ABSENT
-        chosen = np.flatnonzero((outcomes == Outcome.OK) & (wanted > 0))
-        if len(chosen):
-            at = there[chosen]
-            transfer = IORequest(
-                files=held.tokens,
-                file_of=files[chosen],
-                offsets=believed["slot"][chosen] * held.strides[files[chosen]],
-                addresses=batch.addresses[at],
-                sizes=batch.sizes[at],
-                deadline_s=batch.deadline_s,
-            )
-            moved = self._engine.read(transfer)
-            outcomes[chosen] = _verified(moved, believed[chosen])
-        self._heal(found.rows, believed, outcomes)
-        return outcomes
 
     def _heal(
         self, rows: Int64Array, believed: Records, outcomes: OutcomeArray
@@ -100,14 +74,63 @@ class Reader:
             self._catalogue.counts["pages_raced"] += int(raced.sum())
 
 
-def _verified(moved: IOResult, believed: Records) -> OutcomeArray:
-    """Hold what an engine moved against what was stored."""
+def _expected(
+    batch: Batch, found: LookupResult, files: Int64Array, shut: UInt64Array
+) -> tuple[OutcomeArray, Int64Array]:
+    """Compare records with what is asked for.
+
+    Args:
+        batch: What is asked for.
+        found: What is known of it.
+        files: int64 (m,), the open file of each object, or `ABSENT`.
+        shut: Segments whose file could not be opened.
+
+    Returns:
+        uint8 (m,), an outcome for each object that was found, OK until its bytes
+        are verified; and int64, the positions of those whose bytes are to be read.
+    """
+    believed = found.records
+    wanted = batch.object_bytes[found.there].astype(np.uint64)
+    outcomes = np.full(len(believed), Outcome.OK, np.uint8)
+    outcomes[files == ABSENT] = Outcome.CORRUPT  # the file is gone
+    outcomes[np.isin(believed["segment"], shut)] = Outcome.ERROR
+    outcomes[believed["nbytes"] < wanted] = Outcome.SHORT
+    outcomes[believed["nbytes"] > wanted] = Outcome.LONG
+    keys = found.digests[found.there]
+    other = (believed["key_low"] != keys[:, 0]) | (believed["key_high"] != keys[:, 1])
+    outcomes[other] = Outcome.ABSENT
+    return outcomes, np.flatnonzero((outcomes == Outcome.OK) & (wanted > 0))
+
+
+def _transfer(
+    batch: Batch,
+    found: LookupResult,
+    chosen: Int64Array,
+    held: OpenSegments,
+    files: Int64Array,
+) -> IORequest:
+    """Ask for the bytes of chosen objects; `files` says where each one lies."""
+    at = found.there[chosen]
+    return IORequest(
+        write=False,
+        files=held.tokens,
+        file_of=files,
+        offsets=found.records["slot"][chosen] * held.strides[files],
+        addresses=batch.addresses[at],
+        sizes=batch.sizes[at],
+        deadline_s=batch.deadline_s,
+    )
+
+
+def _verified(result: IOResult, believed: Records) -> OutcomeArray:
+    """Compare the result of a read with the records."""
     nbytes = believed["nbytes"].astype(np.int64)
     outcomes = np.full(len(nbytes), Outcome.OK, np.uint8)
-    outcomes[moved.checksums != believed["checksum"]] = Outcome.CORRUPT
-    outcomes[moved.nbytes < nbytes] = Outcome.SHORT
-    if moved.errors.any():
-        outcomes[moved.errors != 0] = Outcome.ERROR
-        outcomes[np.isin(moved.errors, _LOST)] = Outcome.CORRUPT
-        outcomes[moved.errors == DEADLINE] = Outcome.TIMEOUT
+    outcomes[result.checksums != believed["checksum"]] = Outcome.CORRUPT
+    outcomes[result.nbytes < nbytes] = Outcome.SHORT
+    if result.errors.any():
+        outcomes[result.errors != 0] = Outcome.ERROR
+        outcomes[np.isin(result.errors, _LOST)] = Outcome.CORRUPT
+        outcomes[result.errors == UNREGISTERED] = Outcome.REFUSED
+        outcomes[result.errors == DEADLINE] = Outcome.TIMEOUT
     return outcomes

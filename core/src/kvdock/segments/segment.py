@@ -27,6 +27,7 @@ from kvdock.segments.format import (
     uses_at,
     valid,
 )
+from kvdock.segments.io import preallocate_file
 from kvdock.segments.ownership import WriterLiveness
 from kvdock.segments.paths import IndexName, open_file
 
@@ -367,7 +368,7 @@ def make_index(
     fd = open_file(folder, str(name), os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         _begin(fd, kept_by)
-        preallocate(fd, index_bytes(slots))
+        preallocate_file(fd, index_bytes(slots))
         os.pwrite(fd, header, 0)
     except OSError:
         os.close(fd)
@@ -381,19 +382,3 @@ def _begin(fd: int, kept_by: WriterLiveness) -> None:
     swept = kept_by is WriterLiveness.LOCKS and not tenure.acquire(fd)
     if swept or not os.fstat(fd).st_nlink:
         raise OSError(errno.EAGAIN, "taken for what a dead writer left")
-
-
-def preallocate(fd: int, nbytes: int) -> None:
-    """Give a file all its space at once, where the file system can.
-
-    Raises:
-        OSError: If there is no space.
-    """
-    if not nbytes:
-        return
-    try:
-        os.posix_fallocate(fd, 0, nbytes)
-    except OSError as error:
-        if error.errno != errno.EOPNOTSUPP:
-            raise
-        os.ftruncate(fd, nbytes)

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -21,12 +21,12 @@ from kvdock.segments.allocator import SegmentAllocator
 from kvdock.segments.catalog import Catalog
 from kvdock.segments.cleanup import clear_namespace
 from kvdock.segments.fd_cache import OUT_OF_FILES
+from kvdock.segments.io import slot_bytes_of
 from kvdock.segments.limits import StoreLimits
-from kvdock.segments.ownership import WriterLiveness
-from kvdock.segments.pins import Pins
 from kvdock.segments.reader import Reader
-from kvdock.segments.usage import NamespaceUsage, is_told
+from kvdock.segments.usage import NamespaceUsage
 from kvdock.segments.writer import Writer
+from kvdock.throttled_log import ThrottledLog, at_powers_of_two
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -89,8 +89,10 @@ class SegmentStore:
         self._engine = engine
         self._limits = limits or StoreLimits()
         self._forking = threading.Lock()
+        self._failures = ThrottledLog(log, at_powers_of_two)
         paths.check_namespace(place.namespace)
-        self._limits.check(max(place.object_bytes, default=0), engine.alignment)
+        for size in place.object_bytes:
+            self._limits.check(size, slot_bytes_of(engine, size))
         try:
             self._namespace_fd = self._open_namespace()
             try:
@@ -134,8 +136,8 @@ class SegmentStore:
             self._catalogue.index,
             self._catalogue.lock,
             self.counts,
+            self._failures,
         )
-        self._pins = Pins(self._catalogue)
         self._reader = Reader(self._catalogue, self._engine)
         self._writer = Writer(self._catalogue, self._space, self._engine)
         self._pid = os.getpid()
@@ -158,8 +160,9 @@ class SegmentStore:
             with suppress(OSError):
                 return self._run(batch)
         self.counts["batches_failed"] += 1
-        if is_told(self.counts["batches_failed"]):
-            log.warning("store %s cannot be used: %s", self.place.root, failure)
+        self._failures.warning(
+            "unusable", f"store {self.place.root} cannot be used: {failure}"
+        )
         return BatchResult.all(batch, Outcome.ERROR)
 
     def _run(self, batch: Batch) -> BatchResult:
@@ -185,8 +188,8 @@ class SegmentStore:
         with self._forking:
             if self._pid != os.getpid():
                 # Threads, locks and claims are the parent's: start over.
-                self._pins.abandon()
                 self._catalogue.close_after_fork()
+                self._failures = ThrottledLog(log, at_powers_of_two)
                 self._begin()
 
     def _check_gone(self) -> None:
@@ -205,8 +208,9 @@ class SegmentStore:
                 log.warning("store %s was deleted in use: it is made anew", root)
             except (OSError, KvdockError) as error:
                 self.counts["reopen_failed"] += 1
-                if is_told(self.counts["reopen_failed"]):
-                    log.warning("deleted store %s cannot be made: %s", root, error)
+                self._failures.warning(
+                    "deleted", f"deleted store {root} cannot be created: {error}"
+                )
 
     def _delete(self, batch: Batch) -> BatchResult:
         # What has moved to a full segment is looked for under its new name.
@@ -225,25 +229,6 @@ class SegmentStore:
             self.counts["cleared"] += 1
         outcomes = [Outcome.OK if key == own else Outcome.REFUSED for key in batch.keys]
         return BatchResult.of(batch, outcomes)
-
-    def pin(self, keys: Sequence[str]) -> list[bool]:
-        """Keep pages from being evicted, by any process, until `unpin`.
-
-        The segment that holds a page stays as a whole. A clear or a delete
-        takes pinned pages as well. Without locks nothing can be pinned.
-
-        Returns:
-            For each key whether it is there and pinned.
-        """
-        self._check_fork()
-        for key in keys:
-            if key not in self._pins and self.place.liveness is WriterLiveness.LOCKS:
-                self._pins.add(key)
-        return [key in self._pins for key in keys]
-
-    def unpin(self, keys: Sequence[str]) -> None:
-        """Let pages be evicted again."""
-        self._pins.remove(keys)
 
     def usage(self) -> Usage:
         """Count what the store takes and holds."""
@@ -281,7 +266,6 @@ class SegmentStore:
         if self._namespace_fd < 0:
             return
         self._check_fork()
-        self._pins.close()
         self._catalogue.close()
         self._engine.close()
         os.close(self._namespace_fd)

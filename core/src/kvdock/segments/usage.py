@@ -14,6 +14,7 @@ from kvdock.segments import paths
 from kvdock.segments.cleanup import delete_if_unowned, pool_folders
 from kvdock.segments.ownership import WriterLiveness
 from kvdock.segments.paths import SETTLED_NS, IndexName, listing, open_folder
+from kvdock.units import format_bytes
 
 _SHORT = 12  # digits that tell namespaces apart for people
 
@@ -35,19 +36,6 @@ def bytes_by_namespace(root: int) -> dict[str, int]:
     return found
 
 
-def is_told(count: int) -> bool:
-    """Return whether the log hears of it: the 1st, 2nd, 4th, 8th ... time.
-
-    Every put of a full or broken disk comes here.
-    """
-    return count.bit_count() == 1
-
-
-def mebibytes(nbytes: int) -> str:
-    """Write a size for people."""
-    return f"{nbytes / (1 << 20):.1f} MiB"
-
-
 def cleanup_hint(root: Path, taken: dict[str, int]) -> str:
     """Name the command that frees the space of a namespace; "" for none.
 
@@ -59,7 +47,7 @@ def cleanup_hint(root: Path, taken: dict[str, int]) -> str:
         return ""
     largest = max(taken, key=lambda namespace: taken[namespace])
     return (
-        f"{_namespaces(len(taken))} {mebibytes(sum(taken.values()))}; "
+        f"{_namespaces(len(taken))} {format_bytes(sum(taken.values()))}; "
         f"`kvdock store clear {root} {largest[:_SHORT]}` deletes the largest, "
         f"`kvdock store gc {root} --namespace {largest[:_SHORT]} --to SIZE` its "
         "coldest pages"
@@ -88,7 +76,7 @@ def describe_full(root: Path, namespace: str, bound: str) -> str:
     own = taken.pop(namespace, 0)
     said = (
         f"store {str(root)!r} has no room for pages of namespace "
-        f"{namespace[:_SHORT]}, which takes {mebibytes(own)}: {bound}"
+        f"{namespace[:_SHORT]}, which takes {format_bytes(own)}: {bound}"
     )
     more = cleanup_hint(root, taken)
     return f"{said}. Besides it, {more}" if more else said

@@ -156,7 +156,7 @@ class _Checker:
         self.tally.forgotten += int(erased.sum()) + int(wrong.sum())
 
 
-def verify(
+def verify_namespace(
     root: Path,
     namespace: str,
     tell: Callable[[int], None] | None = None,

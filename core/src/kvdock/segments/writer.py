@@ -12,7 +12,14 @@ import numpy as np
 
 from kvdock.batch import Batch, BatchResult, Outcome
 from kvdock.segments.format import Records, records_of
-from kvdock.segments.io import DEADLINE, EMPTY_CHECKSUM, IOEngine, IORequest, IOResult
+from kvdock.segments.io import (
+    DEADLINE,
+    EMPTY_CHECKSUM,
+    UNREGISTERED,
+    IOEngine,
+    IORequest,
+    IOResult,
+)
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array, OutcomeArray, UInt64Array
@@ -21,8 +28,9 @@ if TYPE_CHECKING:
     from kvdock.segments.directory import SegmentDirectory
     from kvdock.segments.segment import Segment
 
-_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ESTALE)
-"""Errors that say that there is no place, and not that something is broken."""
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ESTALE, UNREGISTERED)
+"""Errors that say that there is no place, or no memory that can be reached, and not
+that something is broken."""
 
 
 @attrs.define(eq=False)
@@ -122,47 +130,76 @@ class Writer:
         while reserved := self.reserve(folder, len(todo) - done):
             rows = todo[done : done + len(reserved.slots)]
             try:
-                found = self._write(fresh, rows, reserved, size)
+                result = self._move(fresh.batch, rows, reserved, size)
+                outcomes[done : done + len(rows)] = self._publish(
+                    fresh, rows, reserved, result, size
+                )
             except BaseException:
                 self.commit_reservation(reserved, reserved.slots)
                 raise
-            outcomes[done : done + len(rows)] = found
             done += len(rows)
         return outcomes
 
-    def _write(
-        self, fresh: _PutBatch, rows: Int64Array, reserved: SlotReservation, size: int
-    ) -> OutcomeArray:
-        """Write objects into reserved slots and publish those that are whole."""
+    def _move(
+        self, batch: Batch, rows: Int64Array, reserved: SlotReservation, size: int
+    ) -> IOResult:
+        """Write objects of one size into reserved slots."""
+        if not size:
+            return _not_moved(len(rows), 0)
         segment = reserved.active.segment
-        sums = np.full(len(rows), EMPTY_CHECKSUM, np.uint64)
-        outcomes = np.full(len(rows), Outcome.OK, np.uint8)
-        if size:
-            moved = self._move(fresh.batch, rows, reserved, segment)
-            outcomes, sums = _judged(moved, size), moved.checksums
+        held = self._catalogue.open(np.array([segment.rows.number]))
+        try:
+            if not held.tokens:
+                error = errno.EMFILE if len(held.failed) else errno.ESTALE
+                return _not_moved(len(rows), error)
+            return self._engine.move(
+                IORequest(
+                    write=True,
+                    files=held.tokens,
+                    file_of=np.zeros(len(rows), np.int64),
+                    offsets=reserved.slots * segment.slot_bytes,
+                    addresses=batch.addresses[rows],
+                    sizes=batch.sizes[rows],
+                    deadline_s=batch.deadline_s,
+                )
+            )
+        finally:
+            self._catalogue.release(held)
+
+    def _publish(
+        self,
+        fresh: _PutBatch,
+        rows: Int64Array,
+        reserved: SlotReservation,
+        result: IOResult,
+        size: int,
+    ) -> OutcomeArray:
+        """Make objects visible that were written whole; return their outcomes."""
+        segment = reserved.active.segment
+        outcomes = _judged(result, size)
         good = outcomes == Outcome.OK
         slots = reserved.slots[good]
         records = records_of(
             fresh.digests[rows[good]],
-            sums[good],
+            result.checksums[good],
             size,
             place=(segment.name.segment, segment.name.generation),
             slots=slots,
         )
-        if len(slots) and not self._publish(fresh, segment, slots, records):
+        if len(slots) and not self._commit(fresh, segment, slots, records):
             outcomes[good] = Outcome.REFUSED
             good[:] = False
         self.commit_reservation(reserved, reserved.slots[~good])
         return outcomes
 
-    def _publish(
+    def _commit(
         self, fresh: _PutBatch, segment: Segment, slots: Int64Array, records: Records
     ) -> bool:
-        """Make written objects visible; False if that failed.
+        """Write records to disk and into the index; return whether that worked.
 
         Args:
             fresh: What they are part of.
-            segment: Where they were written.
+            segment: Where the objects were written.
             slots: int64 (n,), ascending.
             records: (n,).
         """
@@ -184,30 +221,6 @@ class Writer:
             )
             fresh.absent_at = self._index.version if known else -1
         return True
-
-    def _move(
-        self,
-        batch: Batch,
-        rows: Int64Array,
-        reserved: SlotReservation,
-        segment: Segment,
-    ) -> IOResult:
-        held = self._catalogue.open(np.array([segment.rows.number]))
-        try:
-            if not held.tokens:
-                return _not_moved(len(rows), shut=bool(len(held.failed)))
-            return self._engine.write(
-                IORequest(
-                    files=held.tokens,
-                    file_of=np.zeros(len(rows), np.int64),
-                    offsets=reserved.slots * segment.slot_bytes,
-                    addresses=batch.addresses[rows],
-                    sizes=batch.sizes[rows],
-                    deadline_s=batch.deadline_s,
-                )
-            )
-        finally:
-            self._catalogue.release(held)
 
     def reserve(self, folder: SegmentDirectory, count: int) -> SlotReservation | None:
         """Hand out up to so many slots of one segment.
@@ -262,21 +275,22 @@ class Writer:
             active.segment.release(full=True)
 
 
-def _not_moved(count: int, *, shut: bool) -> IOResult:
-    """Answer for objects whose file is gone, or cannot be opened."""
-    moved = IOResult.of(count)
-    moved.errors[:] = errno.EMFILE if shut else errno.ESTALE
-    return moved
+def _not_moved(count: int, error: int) -> IOResult:
+    """Answer without an engine: an error, or 0 for objects without bytes."""
+    result = IOResult.of(count)
+    result.errors[:] = error
+    result.checksums[:] = EMPTY_CHECKSUM
+    return result
 
 
-def _judged(moved: IOResult, size: int) -> OutcomeArray:
+def _judged(result: IOResult, size: int) -> OutcomeArray:
     """Return the outcome of each object that an engine wrote."""
-    outcomes = np.full(len(moved.errors), Outcome.OK, np.uint8)
-    outcomes[moved.nbytes != size] = Outcome.REFUSED
-    if moved.errors.any():
-        outcomes[moved.errors != 0] = Outcome.ERROR
-        outcomes[np.isin(moved.errors, _REFUSED)] = Outcome.REFUSED
-        outcomes[moved.errors == DEADLINE] = Outcome.TIMEOUT
+    outcomes = np.full(len(result.errors), Outcome.OK, np.uint8)
+    outcomes[result.nbytes != size] = Outcome.REFUSED
+    if result.errors.any():
+        outcomes[result.errors != 0] = Outcome.ERROR
+        outcomes[np.isin(result.errors, _REFUSED)] = Outcome.REFUSED
+        outcomes[result.errors == DEADLINE] = Outcome.TIMEOUT
     return outcomes
 
 

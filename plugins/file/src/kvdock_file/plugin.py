@@ -50,10 +50,17 @@ def kvdock_manifest() -> Manifest:
 
 @hookimpl
 def kvdock_probe(config: AttachConfig) -> Sequence[Finding]:
-    """Look whether the root can be used, and how much room it has."""
-    from kvdock_file.probe import examine  # noqa: PLC0415 - keeps a listing light
+    """Check whether the root can be used, and how much room it has."""
+    from kvdock.segments import check_root  # noqa: PLC0415 - keeps a listing light
 
-    return examine(config.settings)
+    settings: FileSettings = config.settings
+    findings = check_root(
+        settings.root,
+        free_bytes=settings.free_space,
+        shared=settings.shared_root,
+        direct=settings.direct,
+    )
+    return [Finding(*finding) for finding in findings]
 
 
 @hookimpl
@@ -68,13 +75,13 @@ def kvdock_register_pool(
 
 @hookimpl
 def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
-    """Spell what an object holds, as the core does."""
+    """Return the suffixes of the core, one for each object of a page."""
     return key_suffixes(pool, shard)
 
 
 @hookimpl
 def kvdock_batch_io(handle: SegmentStore, batch: Batch) -> BatchResult:
-    """Do one batch."""
+    """Run one batch."""
     return handle.run(batch)
 
 
@@ -86,5 +93,5 @@ def kvdock_capacity(handle: SegmentStore) -> Capacity:
 
 @hookimpl
 def kvdock_release(handle: SegmentStore) -> None:
-    """Let go of the store's files; what is stored stays."""
+    """Close the store's files; stored pages stay."""
     handle.close()

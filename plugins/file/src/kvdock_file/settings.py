@@ -12,47 +12,50 @@ from kvdock.errors import SettingsError
 
 @attrs.frozen
 class FileSettings:
-    """Where and how the file backend keeps pages.
+    """Settings of the file backend.
 
     Raises:
-        SettingsError: If one of them cannot be meant.
+        SettingsError: If a value is out of its range.
     """
 
     root: Path = option(help="Directory that holds the store; created if missing.")
     quota: int = size(
-        0, help="Most bytes that one namespace takes, all pools together; 0 for all."
+        0, help="Maximum bytes of one namespace, all pools together; 0 for no quota."
     )
     free_space: int = size(
-        1 << 30, help="Bytes that the file system keeps free for others."
+        1 << 30, help="Bytes of the file system that stay free for other programs."
     )
     high_watermark: float = option(
-        1.0, help="Share of the quota at which the coldest pages begin to go."
+        1.0, help="Share of the quota at which eviction begins."
     )
     low_watermark: float = option(
-        0.95, help="Share of the quota that pages take once the coldest have gone."
+        0.95, help="Share of the quota at which eviction ends."
     )
     segment_bytes: int = size(
-        256 << 20, help="Largest segment file; small stores begin with smaller ones."
+        256 << 20,
+        help="Maximum size of a segment file; small stores begin with smaller ones.",
     )
-    threads: int = option(2, help="Most threads that move the pages of one batch.")
+    threads: int = option(
+        2, help="Maximum number of threads that move the pages of one batch."
+    )
     direct: bool = option(
         False, help="Bypass the page cache (O_DIRECT), where the file system can."
     )
     locks: bool = option(
         True,
-        help="Tell living writers by locks of the kernel; false where hosts share "
+        help="Detect living writers by kernel locks; set to false where hosts share "
         "a file system without locks.",
     )
     shared_root: bool = option(
-        False, help="Accept a root that others own or may write."
+        False, help="Accept a root that other users own or can write."
     )
 
     def __attrs_post_init__(self) -> None:
-        """Refuse settings that cannot be meant."""
+        """Reject values that are out of range."""
         if not 0 < self.low_watermark <= self.high_watermark <= 1:
             raise SettingsError(
-                f"watermarks low {self.low_watermark} and high {self.high_watermark} "
-                "are not two shares of the quota, the low one first",
+                f"low_watermark {self.low_watermark} and high_watermark "
+                f"{self.high_watermark} are not two ascending shares of the quota",
                 fix="Choose 0 < low_watermark <= high_watermark <= 1.",
             )
         if self.segment_bytes < 1 << 16:

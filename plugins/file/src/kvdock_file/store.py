@@ -1,4 +1,4 @@
-"""From settings and a pool to an open store."""
+"""Open the store of a pool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def limits_of(settings: FileSettings) -> StoreLimits:
-    """Return how much one namespace may take."""
+    """Return the limits of a namespace."""
     return StoreLimits(
         quota_bytes=settings.quota,
         high_watermark=settings.high_watermark,
@@ -35,7 +35,7 @@ def open_store(pool: PoolSpec, region: Region, config: AttachConfig) -> SegmentS
     """Open the store of one pool of a namespace.
 
     Raises:
-        KvdockError: If the root or what is stored there cannot be trusted.
+        KvdockError: If the root or a stored namespace record cannot be trusted.
     """
     settings: FileSettings = config.settings
     record = config.namespace_record

@@ -7,13 +7,12 @@ transport, before the library sees it.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import attrs
-import numpy as np
 
+from kvdock.address_ranges import AddressRanges
 from kvdock.errors import RegionError
 from kvdock.units import format_bytes
 
@@ -22,26 +21,16 @@ if TYPE_CHECKING:
     from kvdock.region import Block
 
 
-def _none() -> Int64Array:
-    return np.zeros(0, np.int64)
-
-
 @attrs.define(eq=False)
 class KnownMemory:
     """Registered ranges, each counted by the pools that lie in it.
 
     Not thread safe for changes; `covers` may run on any thread beside them,
-    because the arrays that it reads are replaced and never altered.
+    because the ranges that it reads are replaced and never altered.
     """
 
     _users: dict[Block, int] = attrs.field(factory=dict, init=False)
-    _bounds: tuple[Int64Array, Int64Array] = attrs.field(
-        factory=lambda: (_none(), _none()), init=False
-    )
-
-    _edges: tuple[list[int], list[int]] = attrs.field(
-        factory=lambda: ([], []), init=False
-    )
+    _ranges: AddressRanges = attrs.field(factory=AddressRanges.of, init=False)
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -94,40 +83,12 @@ class KnownMemory:
             addresses: int64 (n, segments), host byte addresses.
             sizes: int64 (n, segments), bytes; pieces of 0 bytes lie anywhere.
         """
-        if not addresses.size:
-            return True
-        starts, ends = self._bounds
-        if not len(starts):
-            return not sizes.any()
-        if sizes.strides[0] == 0:
-            # One row of sizes for all: what lies first and last decides.
-            first = np.minimum.reduce(addresses).tolist()
-            last = np.maximum.reduce(addresses).tolist()
-            if self._holds(first, last, sizes[0].tolist()):
-                return True
-        if len(starts) == 1:
-            # Never address + size: a garbage size must not wrap around.
-            inside = (addresses >= starts[0]) & (sizes <= ends[0] - addresses)
-        else:
-            at = np.searchsorted(starts, addresses, "right") - 1
-            inside = (at >= 0) & (sizes <= ends[at] - addresses)
-        inside &= sizes >= 0
-        return bool(inside.all()) or bool((inside | (sizes == 0)).all())
-
-    def _holds(self, first: list[int], last: list[int], sizes: list[int]) -> bool:
-        """Return whether each column lies in one range; no is no verdict yet."""
-        starts, ends = self._edges
-        for low, high, nbytes in zip(first, last, sizes, strict=True):
-            at = bisect_right(starts, low) - 1
-            if at < 0 or not 0 <= nbytes <= ends[at] - high:
-                return False
-        return True
+        return self._ranges.covers(addresses, sizes)
 
     def _sort(self) -> None:
-        blocks = self.blocks
-        edges = [block.address for block in blocks], [_end(block) for block in blocks]
-        self._edges = edges
-        self._bounds = np.array(edges[0], np.int64), np.array(edges[1], np.int64)
+        self._ranges = AddressRanges.of(
+            (block.address, block.nbytes) for block in self._users
+        )
 
 
 def _end(block: Block) -> int:

@@ -1,0 +1,91 @@
+"""Check a store's root before anything is stored in it: for `kvdock doctor`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from kvdock.errors import KvdockError
+from kvdock.segments.paths import open_root
+from kvdock.segments.usage import bytes_by_namespace, cleanup_hint
+from kvdock.units import format_bytes
+
+_LITTLE_BYTES = 64 << 20
+
+
+class RootFinding(NamedTuple):
+    """One finding; its fields are those of `kvdock.Finding`, in order.
+
+    Args:
+        ok: Whether this is as it should be.
+        what: What was looked at and found.
+        hint: What to do if it is not.
+    """
+
+    ok: bool
+    what: str
+    hint: str = ""
+
+
+def check_root(
+    root: Path, *, free_bytes: int = 0, shared: bool = False, direct: bool = False
+) -> tuple[RootFinding, ...]:
+    """Open a root, measure its free space, and try direct I/O if it is wanted.
+
+    The root is created if it is missing. The hints name the settings
+    `free_space` and `direct`, which backends on segments have in common.
+
+    Args:
+        root: The store's root directory.
+        free_bytes: Bytes of the file system that stay free for other programs.
+        shared: Accept a root that other users own or can write.
+        direct: Try to bypass the page cache (O_DIRECT).
+    """
+    try:
+        fd = open_root(root, shared=shared)
+    except KvdockError as error:
+        return (RootFinding(ok=False, what=error.what, hint=error.fix),)
+    try:
+        findings = [
+            RootFinding(ok=True, what=f"root {root} is ours alone"),
+            _space(fd, root, free_bytes),
+        ]
+        if direct:
+            findings.append(_direct(fd, root))
+    finally:
+        os.close(fd)
+    return tuple(findings)
+
+
+def _space(fd: int, root: Path, free_bytes: int) -> RootFinding:
+    status = os.fstatvfs(fd)
+    room = status.f_bavail * status.f_frsize - free_bytes
+    freed_by = (
+        "" if room >= _LITTLE_BYTES else cleanup_hint(root, bytes_by_namespace(fd))
+    )
+    if freed_by:
+        freed_by = f" In the store, {freed_by}."
+    return RootFinding(
+        ok=room >= _LITTLE_BYTES,
+        what=f"{format_bytes(max(0, room))} to use above the floor of "
+        f"{format_bytes(free_bytes)} that stays free",
+        hint="Free some space, or lower free_space." + freed_by,
+    )
+
+
+def _direct(fd: int, root: Path) -> RootFinding:
+    name = f".direct-{os.getpid()}"
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT | os.O_CLOEXEC
+    try:
+        os.close(os.open(name, flags, 0o600, dir_fd=fd))
+    except OSError as error:
+        return RootFinding(
+            ok=False,
+            what=f"direct I/O does not work on {root}: {error.strerror}",
+            hint="Set direct to false, or use another file system.",
+        )
+    finally:
+        if os.access(name, os.F_OK, dir_fd=fd):
+            os.unlink(name, dir_fd=fd)
+    return RootFinding(ok=True, what="direct I/O works")

@@ -1,0 +1,97 @@
+"""A store that an earlier version wrote is read by this one, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import stored_sample
+from stored_sample import DIGEST, POOLS, RANKS, Rank
+
+from kvdock.pools.shard import Shard
+
+DATA = Path(__file__).with_name("data")
+EXPECTED = json.loads((DATA / stored_sample.EXPECTED).read_text())
+NAMES = [pool.name for pool in POOLS]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Unpack the sample; return its root directory."""
+    with tarfile.open(DATA / stored_sample.ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    root = tmp_path / "store"
+    root.chmod(0o700)
+    return root
+
+
+def opened(root: Path, shard: Shard) -> Iterator[Rank]:
+    one = Rank.open(root, shard)
+    yield one
+    one.attachment.close()
+
+
+@pytest.fixture(params=RANKS, ids=lambda shard: f"rank {shard.tp_rank} of 2")
+def rank(request: pytest.FixtureRequest, root: Path) -> Iterator[Rank]:
+    yield from opened(root, request.param)
+
+
+@pytest.fixture
+def whole(root: Path) -> Iterator[Rank]:
+    """One rank that holds what the two of the sample hold together."""
+    yield from opened(root, Shard())
+
+
+def all_found(rank: Rank, pool: str) -> list[int]:
+    """Return every page that is found, once each is proven right."""
+    found = []
+    for numbers in stored_sample.generations():
+        there = rank.found(pool, numbers)
+        assert rank.right(pool, numbers) == there
+        found += there
+    return found
+
+
+@pytest.mark.parametrize("pool", NAMES)
+def test_every_page_is_found_and_right_and_evicted_ones_are_absent(
+    rank: Rank, pool: str
+) -> None:
+    at = next(iter(rank.memory.values())).shard.tp_rank
+    wanted = EXPECTED[f"{pool}.{at}"]
+    assert all_found(rank, pool) == wanted
+
+
+def test_heads_that_two_ranks_stored_are_read_by_one(whole: Rank) -> None:
+    both = set(EXPECTED["cross.0"]) & set(EXPECTED["cross.1"])
+    assert all_found(whole, "cross") == sorted(both)
+    # States and undivided heads belong to ranks of one size.
+    assert not all_found(whole, "mamba")
+    assert not all_found(whole, "draft")
+
+
+def test_the_sample_has_evicted_pages_and_recycled_segments(root: Path) -> None:
+    everything = stored_sample.GENERATIONS * stored_sample.GENERATION
+    assert sum(len(pages) < everything for pages in EXPECTED.values()) > len(NAMES)
+    files = [path.name for path in (root / DIGEST).glob("*/*")]
+    assert any(".00000002." in name for name in files)
+    assert {Path(name).suffix for name in files} == {".dat", ".idx", ".open"}
+
+
+def test_the_namespace_has_its_name(rank: Rank) -> None:
+    assert rank.attachment.namespace == DIGEST
+
+
+def test_pages_go_on_being_stored_beside_what_is_there(root: Path) -> None:
+    more = range(1000, 1000 + stored_sample.GENERATION)
+    ranks = [Rank.open(root, shard) for shard in RANKS]
+    for rank in ranks:
+        rank.put(more)
+    for rank in ranks:
+        for pool in NAMES:
+            assert rank.right(pool, more) == list(more)
+            for numbers in stored_sample.generations():
+                rank.right(pool, numbers)
+        rank.attachment.close()
