@@ -26,7 +26,7 @@ import pluggy
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.config.core import CoreSettings
-from kvdock.config.structure import structure
+from kvdock.config.schema import structure
 from kvdock.dock import Dock
 from kvdock.events import BatchEnded
 from kvdock.keys import key_suffixes

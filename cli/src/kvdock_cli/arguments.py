@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
+from kvdock.config.schema import structure
 from kvdock.config.sources import load_configuration
-from kvdock.config.structure import structure
 from kvdock.errors import PoolError
 from kvdock.models.description import (
     ModelDescription,

@@ -2,13 +2,18 @@
 
 Names load when they are first used, so that `import kvdock` costs next to
 nothing and a listing of plugins never imports numpy.
+
+Public are this package, `kvdock.arrays`, `kvdock.config`, `kvdock.errors`,
+`kvdock.events`, `kvdock.models`, `kvdock.namespace`, `kvdock.observers`,
+`kvdock.plugin`, `kvdock.segments`, `kvdock.testing` and `kvdock.units`. Other
+modules may change without notice.
 """
 
 from __future__ import annotations
 
-import importlib
-from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from kvdock.lazy import lazy_names
 
 if TYPE_CHECKING:
     from kvdock.address_ranges import AddressRanges as AddressRanges
@@ -20,6 +25,8 @@ if TYPE_CHECKING:
     from kvdock.errors import KvdockError as KvdockError
     from kvdock.errors import NoRoute as NoRoute
     from kvdock.hits import Hits as Hits
+    from kvdock.hits import evaluate as evaluate
+    from kvdock.keys import build_keys as build_keys
     from kvdock.keys import key_suffixes as key_suffixes
     from kvdock.models.assembly import Assembly as Assembly
     from kvdock.models.assembly import Deployment as Deployment
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
     from kvdock.models.description import load_model as load_model
     from kvdock.models.memory_budget import HostBudget as HostBudget
     from kvdock.namespace import Namespace as Namespace
+    from kvdock.namespace import canonical as canonical
     from kvdock.plugin.backend import Backend as Backend
     from kvdock.plugin.discovery import PluginProblem as PluginProblem
     from kvdock.plugin.hookspecs import AttachConfig as AttachConfig
@@ -41,6 +49,7 @@ if TYPE_CHECKING:
     from kvdock.plugin.manifest import Scope as Scope
     from kvdock.plugin.manifest import Support as Support
     from kvdock.plugin.manifest import Verdict as Verdict
+    from kvdock.plugin.observer import Observer as Observer
     from kvdock.pools.enums import ContextSplit as ContextSplit
     from kvdock.pools.enums import DType as DType
     from kvdock.pools.enums import HitPolicy as HitPolicy
@@ -49,18 +58,32 @@ if TYPE_CHECKING:
     from kvdock.pools.enums import PoolKind as PoolKind
     from kvdock.pools.enums import PoolName as PoolName
     from kvdock.pools.enums import Sharding as Sharding
+    from kvdock.pools.layout import stored_objects as stored_objects
     from kvdock.pools.part import Part as Part
     from kvdock.pools.shard import Shard as Shard
     from kvdock.pools.spec import PoolSpec as PoolSpec
     from kvdock.region import Block as Block
     from kvdock.region import Region as Region
+    from kvdock.region import block_of as block_of
     from kvdock.routing.plan import Plan as Plan
+    from kvdock.routing.plan import Route as Route
     from kvdock.routing.plan import plan_routes as plan_routes
+    from kvdock.routing.verdicts import RouteOption as RouteOption
     from kvdock.routing.verdicts import RouteRequirements as RouteRequirements
+    from kvdock.throttled_log import ThrottledLog as ThrottledLog
+    from kvdock.transfer.attached_pool import AttachedPool as AttachedPool
     from kvdock.transfer.attachment import Attachment as Attachment
+    from kvdock.transfer.futures import TransferFuture as TransferFuture
+    from kvdock.transfer.futures import TransferState as TransferState
+    from kvdock.transfer.leases import Lease as Lease
+    from kvdock.transfer.leases import PageLeases as PageLeases
+    from kvdock.transfer.leases import Reference as Reference
     from kvdock.transfer.manager import TransferManager as TransferManager
+    from kvdock.transfer.result import NO_PAGE as NO_PAGE
+    from kvdock.transfer.result import TransferResult as TransferResult
 
-_HOMES = MappingProxyType(
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
     {
         "address_ranges": ("AddressRanges",),
         "batch": (
@@ -74,8 +97,14 @@ _HOMES = MappingProxyType(
             "KvdockError",
             "NoRoute",
         ),
-        "hits": ("Hits",),
-        "keys": ("key_suffixes",),
+        "hits": (
+            "Hits",
+            "evaluate",
+        ),
+        "keys": (
+            "build_keys",
+            "key_suffixes",
+        ),
         "models.assembly": (
             "Assembly",
             "Deployment",
@@ -83,7 +112,10 @@ _HOMES = MappingProxyType(
         ),
         "models.description": ("load_model",),
         "models.memory_budget": ("HostBudget",),
-        "namespace": ("Namespace",),
+        "namespace": (
+            "Namespace",
+            "canonical",
+        ),
         "plugin.backend": ("Backend",),
         "plugin.discovery": ("PluginProblem",),
         "plugin.hookspecs": (
@@ -102,6 +134,7 @@ _HOMES = MappingProxyType(
             "Support",
             "Verdict",
         ),
+        "plugin.observer": ("Observer",),
         "pools.enums": (
             "ContextSplit",
             "DType",
@@ -112,39 +145,40 @@ _HOMES = MappingProxyType(
             "PoolName",
             "Sharding",
         ),
+        "pools.layout": ("stored_objects",),
         "pools.part": ("Part",),
         "pools.shard": ("Shard",),
         "pools.spec": ("PoolSpec",),
         "region": (
             "Block",
             "Region",
+            "block_of",
         ),
         "routing.plan": (
             "Plan",
+            "Route",
             "plan_routes",
         ),
-        "routing.verdicts": ("RouteRequirements",),
+        "routing.verdicts": (
+            "RouteOption",
+            "RouteRequirements",
+        ),
+        "throttled_log": ("ThrottledLog",),
+        "transfer.attached_pool": ("AttachedPool",),
         "transfer.attachment": ("Attachment",),
+        "transfer.futures": (
+            "TransferFuture",
+            "TransferState",
+        ),
+        "transfer.leases": (
+            "Lease",
+            "PageLeases",
+            "Reference",
+        ),
         "transfer.manager": ("TransferManager",),
-    }
+        "transfer.result": (
+            "NO_PAGE",
+            "TransferResult",
+        ),
+    },
 )
-_HOME = MappingProxyType(
-    {name: module for module, names in _HOMES.items() for name in names}
-)
-
-__all__ = sorted(_HOME)  # noqa: PLE0605 - told once, in _HOMES
-
-
-def __getattr__(name: str) -> object:
-    """Load a public name from its module on first use."""
-    module = _HOME.get(name)
-    if module is None:
-        raise AttributeError(f"module 'kvdock' has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"kvdock.{module}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    """List the public names without loading them."""
-    return __all__

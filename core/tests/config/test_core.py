@@ -7,7 +7,7 @@ import attrs
 import pytest
 
 from kvdock.config.core import BreakerSettings, CoreSettings, Deadlines
-from kvdock.config.structure import structure
+from kvdock.config.schema import structure
 from kvdock.errors import SettingsError
 
 CALLS = [one.name for one in attrs.fields(Deadlines) if one.name != "grace"]

@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from kvdock.config.fields import Alias, count, duration, option, secret, size
-from kvdock.config.structure import structure
+from kvdock.config.schema import structure
 from kvdock.errors import SettingsError
 
 

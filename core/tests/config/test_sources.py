@@ -17,8 +17,8 @@ from kvdock.config.core import (
     TransferSettings,
 )
 from kvdock.config.fields import Alias, option, secret, size
+from kvdock.config.schema import structure
 from kvdock.config.sources import Setting, explain, load_configuration
-from kvdock.config.structure import structure
 from kvdock.errors import SettingsError
 from kvdock.units import parse_seconds
 

@@ -19,7 +19,7 @@ import pluggy
 from kvdock.arrays import ByteArray
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.config.core import CoreSettings, Integrity
-from kvdock.config.structure import structure
+from kvdock.config.schema import structure
 from kvdock.dock import Dock
 from kvdock.keys import key_suffixes
 from kvdock.namespace import Namespace

@@ -27,7 +27,7 @@ from kvdock import (
     Shard,
 )
 from kvdock.batch import Outcome
-from kvdock.config.structure import structure
+from kvdock.config.schema import structure
 from kvdock_mooncake import plugin
 from kvdock_mooncake.settings import MooncakeSettings
 

@@ -27,7 +27,7 @@ from kvdock import (
     Shard,
 )
 from kvdock.config.core import CoreSettings
-from kvdock.config.structure import structure
+from kvdock.config.schema import structure
 from kvdock.routing.verdicts import TransferMode
 from kvdock_mooncake import plugin
 from kvdock_mooncake.client import Client, State

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from kvdock.config.structure import secret_values
+from kvdock.config.schema import secret_values
 from kvdock.plugin.backend import Backend
 from kvdock.plugin.discovery import require
 from kvdock_cli.arguments import backend_settings, patience, settings_of

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from kvdock.config.schema import structure
 from kvdock.config.sources import load_configuration
-from kvdock.config.structure import structure
 from kvdock.errors import SettingsError, did_you_mean
 from kvdock.plugin import discovery
 from kvdock.plugin.backend import Backend, run_probe

@@ -1,1 +1,59 @@
 """Settings: declared with attrs, filled from files, environment and engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvdock.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from kvdock.config.core import CoreSettings as CoreSettings
+    from kvdock.config.core import Deadlines as Deadlines
+    from kvdock.config.core import Integrity as Integrity
+    from kvdock.config.core import StagingPolicy as StagingPolicy
+    from kvdock.config.core import StopPolicy as StopPolicy
+    from kvdock.config.fields import Alias as Alias
+    from kvdock.config.fields import choice as choice
+    from kvdock.config.fields import count as count
+    from kvdock.config.fields import duration as duration
+    from kvdock.config.fields import option as option
+    from kvdock.config.fields import secret as secret
+    from kvdock.config.fields import size as size
+    from kvdock.config.schema import secret_values as secret_values
+    from kvdock.config.schema import structure as structure
+    from kvdock.config.sources import Configuration as Configuration
+    from kvdock.config.sources import Setting as Setting
+    from kvdock.config.sources import explain as explain
+    from kvdock.config.sources import load_configuration as load_configuration
+
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "core": (
+            "CoreSettings",
+            "Deadlines",
+            "Integrity",
+            "StagingPolicy",
+            "StopPolicy",
+        ),
+        "fields": (
+            "Alias",
+            "choice",
+            "count",
+            "duration",
+            "option",
+            "secret",
+            "size",
+        ),
+        "sources": (
+            "Configuration",
+            "Setting",
+            "explain",
+            "load_configuration",
+        ),
+        "structure": (
+            "secret_values",
+            "structure",
+        ),
+    },
+)

@@ -27,7 +27,7 @@ from typing import Any, cast
 import attrs
 
 from kvdock.config.core import CoreSettings
-from kvdock.config.structure import (
+from kvdock.config.schema import (
     HIDDEN,
     check_known,
     fields_of,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock.config.structure import structure
+from kvdock.config.schema import structure
 from kvdock.errors import KvdockError, PluginError
 from kvdock.plugin import discovery, validation
 from kvdock.plugin.hookspecs import AttachConfig, Capacity, Finding, HostMemory

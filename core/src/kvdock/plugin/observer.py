@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from kvdock.config.structure import structure
+from kvdock.config.schema import structure
 from kvdock.errors import KvdockError, PluginError, SettingsError, did_you_mean
 from kvdock.plugin.discovery import (
     BrokenPlugin,

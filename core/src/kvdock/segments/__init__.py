@@ -15,9 +15,9 @@ An I/O engine of another kind inherits from `IOEngine`: see there.
 
 from __future__ import annotations
 
-import importlib
-from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from kvdock.lazy import lazy_names
 
 if TYPE_CHECKING:
     from kvdock.segments.inspect import Location as Location
@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from kvdock.segments.verify import VerifyReport as VerifyReport
     from kvdock.segments.verify import verify_namespace as verify_namespace
 
-_HOMES = MappingProxyType(
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
     {
         "inspect": (
             "Location",
@@ -76,34 +77,26 @@ _HOMES = MappingProxyType(
             "checksums",
             "preallocate_file",
         ),
-        "limits": ("StoreLimits", "StoreLocation"),
+        "limits": (
+            "StoreLimits",
+            "StoreLocation",
+        ),
         "oracle": ("SegmentOracle",),
         "ownership": ("WriterLiveness",),
         "paths": ("open_file",),
         "posix_io": ("PosixIOEngine",),
-        "root_check": ("RootFinding", "check_root"),
-        "store": ("SegmentStore", "Usage"),
+        "root_check": (
+            "RootFinding",
+            "check_root",
+        ),
+        "store": (
+            "SegmentStore",
+            "Usage",
+        ),
         "usage": ("cleanup_hint",),
-        "verify": ("VerifyReport", "verify_namespace"),
-    }
+        "verify": (
+            "VerifyReport",
+            "verify_namespace",
+        ),
+    },
 )
-_HOME = MappingProxyType(
-    {name: module for module, names in _HOMES.items() for name in names}
-)
-
-__all__ = sorted(_HOME)  # noqa: PLE0605 - listed once, in _HOMES
-
-
-def __getattr__(name: str) -> object:
-    """Load a public name from its module on first use."""
-    module = _HOME.get(name)
-    if module is None:
-        raise AttributeError(f"module 'kvdock.segments' has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"kvdock.segments.{module}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    """List the public names without loading them."""
-    return __all__

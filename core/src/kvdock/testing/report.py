@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.config.structure import HIDDEN
+from kvdock.config.schema import HIDDEN
 from kvdock.errors import KvdockError
 from kvdock.plugin.manifest import API_VERSION
 from kvdock.testing.subprocess import FinishedRun, Record, run_tests

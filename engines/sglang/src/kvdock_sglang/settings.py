@@ -15,8 +15,8 @@ import attrs
 
 from kvdock.config.core import CoreSettings, StagingPolicy
 from kvdock.config.fields import choice, option, secret
+from kvdock.config.schema import structure
 from kvdock.config.sources import load_configuration
-from kvdock.config.structure import structure
 from kvdock.errors import SettingsError, did_you_mean
 from kvdock.units import format_seconds
 from kvdock_sglang.pool_names import POOL_NAMES

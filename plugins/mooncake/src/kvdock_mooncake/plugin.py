@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.config.structure import structure
+from kvdock.config.schema import structure
 from kvdock.errors import KvdockError, PluginError
 from kvdock.keys import key_suffixes
 from kvdock.plugin.hookspecs import AttachConfig, Finding, HostMemory, hookimpl
