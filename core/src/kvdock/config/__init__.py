@@ -51,7 +51,7 @@ __getattr__, __dir__, __all__ = lazy_names(
             "explain",
             "load_configuration",
         ),
-        "structure": (
+        "schema": (
             "secret_values",
             "structure",
         ),
