@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvdock.address_ranges import AddressRanges as AddressRanges
     from kvdock.batch import Batch as Batch
     from kvdock.batch import BatchResult as BatchResult
+    from kvdock.batch import MemoryHold as MemoryHold
     from kvdock.batch import Operation as Operation
     from kvdock.batch import Outcome as Outcome
     from kvdock.dock import Dock as Dock
@@ -66,6 +67,7 @@ _HOMES = MappingProxyType(
         "batch": (
             "Batch",
             "BatchResult",
+            "MemoryHold",
             "Operation",
             "Outcome",
         ),

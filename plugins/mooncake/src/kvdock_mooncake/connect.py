@@ -22,7 +22,9 @@ import attrs
 from kvdock.errors import KvdockError, PluginError
 from kvdock_mooncake.error_codes import sentence_of
 from kvdock_mooncake.master import ClusterError, Master
-from kvdock_mooncake.settings import MooncakeSettings, Pin, split_address
+from kvdock_mooncake.settings import MooncakeSettings, Protocol, split_address
+from kvdock_mooncake.shutdown import STORES
+from kvdock_mooncake.transfer_limits import TIMEOUTS
 
 if TYPE_CHECKING:
     from kvdock_mooncake.library import Library
@@ -96,6 +98,8 @@ def check_library(library: Library, settings: MooncakeSettings) -> None:
         "SSD offload": settings.ssd_offload,
         "tenants": bool(settings.tenant),
         "standalone clients": bool(settings.standalone),
+        "lifetimes of soft pins": bool(settings.soft_pin_ttl_s),
+        "lists of preferred segments": len(settings.segments) > 1,
     }
     for feature in library.features():
         if wanted.get(feature.name) and not feature.present:
@@ -123,6 +127,8 @@ def limit_patience(
         "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
         "MC_LOG_LEVEL": "ERROR",
     }
+    if settings.protocol is Protocol.TCP:
+        limits |= TIMEOUTS
     if settings.ssd_offload:
         # By default a bucket is written when it has 256 MB or 500 objects:
         # less than that never reaches the disk and is lost when evicted.
@@ -190,28 +196,6 @@ def _setup(settings: MooncakeSettings, spill: str) -> Callable[[Any], int]:
     )
 
 
-def put_config(library: Library, settings: MooncakeSettings, store: Any) -> Any:  # noqa: ANN401 - the library's own classes
-    """Say how objects are stored.
-
-    `prefer_alloc_in_same_node` is never set: reads that use it do not check
-    their lease and return wrong bytes (Mooncake#4239).
-    """
-    config = library.put_config_class()
-    config.replica_num = settings.replicas
-    if settings.pin is Pin.HARD:
-        config.with_hard_pin = True
-    elif settings.pin is Pin.SOFT and library.soft_pin is not None:
-        config.soft_pin_action = library.soft_pin
-    elif settings.pin is Pin.SOFT:
-        config.with_soft_pin = True
-    if settings.preferred_segment:
-        own = settings.preferred_segment == "self"
-        config.preferred_segment = (
-            store.get_hostname() if own else settings.preferred_segment
-        )
-    return config
-
-
 @attrs.define
 class _Attempt:
     """A setup in a thread of its own, and whether somebody waits for it."""
@@ -260,6 +244,7 @@ def _within(
             fix="Look at the master's log; setup_timeout_s allows more time.",
         ) from None
     if isinstance(answer, tuple):
+        STORES.add(answer[0])
         return answer[0]
     if isinstance(answer, BaseException):
         raise ClusterError(
