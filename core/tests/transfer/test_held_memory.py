@@ -177,7 +177,7 @@ def test_pages_that_came_whole_in_a_held_batch_are_misses() -> None:
 
 def test_a_backend_that_holds_too_many_batches_moves_no_more_until_a_release() -> None:
     shelf = Holding()
-    engine = engine_with(shelf, calls={"overrun": 3})
+    engine = engine_with(shelf, calls={"max_abandoned_calls": 3})
     with engine.attachment as cache:
         names = stored(engine, 8)
         for page in range(8):
