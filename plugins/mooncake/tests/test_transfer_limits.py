@@ -85,5 +85,5 @@ def test_a_client_warns_of_the_variables_before_it_joins(
     monkeypatch.setenv(STATUS, "55")
     rig = attached(alone)
     assert f"{STATUS}=55 is longer than a frozen owner may take" in caplog.text
-    assert rig.handle.client.allowance.most == 128
+    assert rig.handle.client.in_flight.most == 128
     rig.release()
