@@ -11,8 +11,8 @@ import pytest
 
 from kvdock import Operation, Outcome
 from kvdock.errors import PluginError
-from kvdock_mooncake.connect import check_library
 from kvdock_mooncake.library import Library, Wheel
+from kvdock_mooncake.preconditions import REQUIRED, check_library
 from kvdock_mooncake.put_options import PutOptions
 from kvdock_mooncake.server import start_owner
 from kvdock_mooncake.settings import MooncakeSettings, Pin
@@ -29,7 +29,7 @@ def release(*put_options: str, soft_pin: object = "ENABLE") -> Library:
         put_config_class=SimpleNamespace,
         setup_parameters=frozenset(),
         put_options=frozenset(put_options),
-        methods=frozenset(),
+        methods=REQUIRED,
         soft_pin=soft_pin,
     )
 

@@ -14,14 +14,14 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, MutableMapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock.errors import KvdockError, PluginError
+from kvdock.errors import KvdockError
 from kvdock_mooncake.error_codes import sentence_of
-from kvdock_mooncake.master import ClusterError, Master
+from kvdock_mooncake.master import ClusterError
+from kvdock_mooncake.preconditions import check_before_setup
 from kvdock_mooncake.settings import MooncakeSettings, Protocol, split_address
 from kvdock_mooncake.shutdown import STORES
 from kvdock_mooncake.transfer_limits import TIMEOUTS
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvdock")
 
 _STANDALONE_BUFFER_BYTES = 16 << 20
-_RDMA_DEVICES = Path("/sys/class/infiniband")
 _OURS: dict[str, str] = {}
 """Variables that were set here and not by the user: the next store's are others."""
 
@@ -68,45 +67,6 @@ def own_address(settings: MooncakeSettings) -> str:
         # Sends nothing: it only asks which of our addresses leads there.
         probe.connect((host, port))
         return str(probe.getsockname()[0])
-
-
-def check_transport(settings: MooncakeSettings) -> None:
-    """Refuse RDMA without a device: the library would quietly use TCP.
-
-    Raises:
-        ClusterError: If a device is missing.
-    """
-    if settings.protocol != "rdma":
-        return
-    present = {path.name for path in _RDMA_DEVICES.glob("*")}
-    wanted = {name.strip() for name in settings.devices.split(",") if name.strip()}
-    if not present or wanted - present:
-        raise ClusterError(
-            f"protocol rdma needs {', '.join(sorted(wanted)) or 'a device'}, "
-            f"and this host has {', '.join(sorted(present)) or 'no RDMA device'}",
-            fix='Correct `devices`, or set protocol = "tcp".',
-        )
-
-
-def check_library(library: Library, settings: MooncakeSettings) -> None:
-    """Refuse settings that the installed release does not know.
-
-    Raises:
-        PluginError: With the release that brings what is wanted.
-    """
-    wanted = {
-        "SSD offload": settings.ssd_offload,
-        "tenants": bool(settings.tenant),
-        "standalone clients": bool(settings.standalone),
-        "lifetimes of soft pins": bool(settings.soft_pin_ttl_s),
-        "lists of preferred segments": len(settings.segments) > 1,
-    }
-    for feature in library.features():
-        if wanted.get(feature.name) and not feature.present:
-            raise PluginError(
-                f"{library.wheel} has no {feature.name}",
-                fix=f"Upgrade it to {feature.since} or newer.",
-            )
 
 
 def limit_patience(
@@ -153,14 +113,13 @@ def join(library: Library, settings: MooncakeSettings, spill: str = "") -> Any: 
             forked child.
     """
     refuse_fork()
-    check_library(library, settings)
-    check_transport(settings)
-    Master.of(settings).connect()
+    check_before_setup(library, settings)
     _SET_UP_BY[:] = [os.getpid()]
     setup = _setup(settings, spill)
     fix = (
         "Look whether `master` names the RPC port of a mooncake_master of this "
-        "version, and at its log; with ssd_offload it needs -enable_offload."
+        f"version ({library.wheel}), and at its log; with ssd_offload it needs "
+        "-enable_offload."
     )
     if settings.standalone:
         fix = "Look whether `standalone` names the port of a mooncake_client."

@@ -64,6 +64,9 @@ _CODES = MappingProxyType(
         -101: Code(Outcome.UNAVAILABLE, "the segment is gone"),
         -102: Code(Outcome.ERROR, "the segment exists already"),
         NO_ROOM: Code(Outcome.REFUSED, "no segment has room for it"),
+        -300: Code(
+            Outcome.UNAVAILABLE, "the master and this library are of other releases"
+        ),
         -400: Code(Outcome.ERROR, "invalid key"),
         -500: Code(Outcome.ERROR, "the write failed"),
         BAD_ARGUMENTS: Code(Outcome.ERROR, "invalid arguments, or the store is shut"),
@@ -76,7 +79,9 @@ _CODES = MappingProxyType(
         EXISTS: Code(Outcome.OK, "it is there already"),
         LEASED: Code(Outcome.REFUSED, "a reader holds a lease on it"),
         LEASE_EXPIRED: Code(
-            Outcome.TIMEOUT, "its lease ran out before the read had ended"
+            Outcome.TIMEOUT,
+            "its lease ran out before the read had ended: raise the master's "
+            "-default_kv_lease_ttl, and lease_s with it",
         ),
         TRANSFER_FAILED: Code(Outcome.UNAVAILABLE, "the transfer failed"),
         -801: Code(Outcome.CORRUPT, "the library's own checksum differs"),

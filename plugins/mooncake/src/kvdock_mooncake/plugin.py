@@ -10,7 +10,13 @@ import attrs
 from kvdock.config.structure import structure
 from kvdock.errors import KvdockError, PluginError
 from kvdock.keys import key_suffixes
-from kvdock.plugin.hookspecs import AttachConfig, Finding, HostMemory, hookimpl
+from kvdock.plugin.hookspecs import (
+    AttachConfig,
+    Capacity,
+    Finding,
+    HostMemory,
+    hookimpl,
+)
 from kvdock.plugin.manifest import (
     API_VERSION,
     Capability,
@@ -177,6 +183,13 @@ def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
 def kvdock_batch_io(handle: PoolHandle, batch: Batch) -> BatchResult:
     """Do one batch."""
     return handle.run(batch)
+
+
+@hookimpl
+def kvdock_capacity(handle: PoolHandle) -> Capacity | None:
+    """Say how full the disk is to which this process spills, if it does."""
+    spill = handle.client.spill
+    return spill.disk.capacity if spill else None
 
 
 @hookimpl
