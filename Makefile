@@ -16,7 +16,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-sglang lint format bench bench-file bench-mooncake bench-sglang dist mutants torture clean
+.PHONY: help venv demo test test-slow test-sglang lint format bench bench-file bench-mooncake bench-sglang dist mutants torture trial-mooncake-late clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -74,6 +74,9 @@ mutants: $(STAMP) ## Hold the conformance kit against wrong backends; the last l
 
 torture: $(STAMP) ## Run the long forms of the crash and endurance trials.
 	KVDOCK_TORTURE=1 $(BIN)/python -m pytest -m slow -o faulthandler_timeout=900 core plugins/file $(ARGS)
+
+trial-mooncake-late: $(STAMP) ## Freeze an owner for 75 s under reads, in every form; 20 minutes.
+	KVDOCK_LATE_WRITES=1 $(BIN)/python -m pytest -m slow -s -o faulthandler_timeout=900 plugins/mooncake/tests/test_late_writes.py $(ARGS)
 
 dist: $(STAMP) ## Build every wheel and prove them in a clean environment.
 	@PYTHON=$(BIN)/python bash .ci/prove-wheels $(DISTS)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvdock.address_ranges import AddressRanges as AddressRanges
     from kvdock.batch import Batch as Batch
     from kvdock.batch import BatchResult as BatchResult
+    from kvdock.batch import MemoryHold as MemoryHold
     from kvdock.batch import Operation as Operation
     from kvdock.batch import Outcome as Outcome
     from kvdock.dock import Dock as Dock
@@ -89,6 +90,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "batch": (
             "Batch",
             "BatchResult",
+            "MemoryHold",
             "Operation",
             "Outcome",
         ),

@@ -6,8 +6,9 @@ one outcome per key, in the order of the keys, whatever order it works in.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, cast
 
@@ -152,6 +153,44 @@ def _as_codes(value: npt.ArrayLike) -> OutcomeArray:
     return np.where(known, found, np.uint8(Outcome.ERROR)).astype(np.uint8)
 
 
+class MemoryHold:
+    """A batch's memory that a backend may still touch after its answer.
+
+    Some client libraries give up a transfer and finish it later, when the peer
+    answers again. A backend that cannot rule that out returns a hold with its
+    `BatchResult`, and calls `release` once no byte can move any more, from any
+    thread. Until then the batch's pages stay leased and closing reports False.
+    """
+
+    __slots__ = ("_callbacks", "_lock", "_released")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] = []
+        self._released = False
+
+    @property
+    def released(self) -> bool:
+        """Whether the memory is free for other uses."""
+        return self._released
+
+    def release(self) -> None:
+        """End the hold; a second call does nothing."""
+        with self._lock:
+            self._released = True
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def on_release(self, callback: Callable[[], None]) -> None:
+        """Call back once it is released: at once if it is already."""
+        with self._lock:
+            if not self._released:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+
 @attrs.frozen(eq=False)
 class BatchResult:
     """A backend's answer: what became of key i, at place i.
@@ -159,10 +198,13 @@ class BatchResult:
     Args:
         outcomes: uint8 (n,), an `Outcome` for each key.
         nbytes: int64 (n,), bytes moved for each key; only read for GET.
+        hold: Says that the backend may still read or write the memory of the
+            batch, and until when. What such a GET has read is a miss.
     """
 
     outcomes: OutcomeArray = attrs.field(converter=_as_codes)
     nbytes: Int64Array = attrs.field(converter=_matrix)
+    hold: MemoryHold | None = None
 
     @classmethod
     def of(cls, batch: Batch, outcomes: npt.ArrayLike) -> BatchResult:
@@ -204,6 +246,11 @@ def validate_result(batch: Batch, result: object) -> BatchResult:
             f"{batch.operation} of {rows[0]} keys answered with "
             f"{result.outcomes.shape} outcomes and {result.nbytes.shape} byte counts"
         )
+    if result.hold is not None and not isinstance(result.hold, MemoryHold):
+        raise BatchError(
+            f"{batch.operation} answered with a {type(result.hold).__name__} as hold",
+            fix="BatchResult.hold is a MemoryHold or None.",
+        )
     codes = result.outcomes
     # Nearly every answer is in order: look before building new arrays.
     if np.count_nonzero(codes > _LAST):
@@ -213,4 +260,6 @@ def validate_result(batch: Batch, result: object) -> BatchResult:
         ok = codes == Outcome.OK
         codes = np.where(ok & (result.nbytes < wanted), np.uint8(Outcome.SHORT), codes)
         codes = np.where(ok & (result.nbytes > wanted), np.uint8(Outcome.LONG), codes)
-    return result if codes is result.outcomes else BatchResult(codes, result.nbytes)
+    if codes is result.outcomes:
+        return result
+    return BatchResult(codes, result.nbytes, result.hold)

@@ -61,6 +61,19 @@ class CallsBehind:
 
 
 @attrs.frozen(kw_only=True)
+class MemoryHeld:
+    """The number of ended calls whose memory a backend still holds changed.
+
+    Args:
+        backend: Whose library may still read or write that memory.
+        batches: How many batches, each with a lease on its pages.
+    """
+
+    backend: str
+    batches: int
+
+
+@attrs.frozen(kw_only=True)
 class PoolRouted:
     """A pool was attached, or is not stored, for the reason given."""
 
@@ -116,6 +129,7 @@ Event = (
     BatchEnded
     | BreakerMoved
     | CallsBehind
+    | MemoryHeld
     | PoolRouted
     | PagesRestored
     | PagesHeld

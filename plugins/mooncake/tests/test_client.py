@@ -145,7 +145,7 @@ def test_overlapping_memory_is_refused_and_leaves_nothing_behind(
 
 
 def test_reads_never_prefer_the_path_without_a_lease_check(rig: Any) -> None:
-    assert rig.handle.client.put_config.prefer_alloc_in_same_node is False
+    assert rig.handle.client.put_options.config().prefer_alloc_in_same_node is False
 
 
 def test_the_warm_up_leaves_no_key_behind(attached: Any, serve: Any) -> None:
@@ -496,7 +496,7 @@ def test_a_new_store_is_told_its_own_segment(
     assert rig.exists(["none"]) == [Outcome.ABSENT]
     assert rig.store is not before
     own = rig.store.get_hostname()
-    assert rig.handle.client.put_config.preferred_segment == own
+    assert rig.handle.client.put_options.config().preferred_segment == own
     rig.release()
 
 

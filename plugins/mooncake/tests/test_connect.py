@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvdock.errors import KvdockError
-from kvdock_mooncake import connect
+from kvdock_mooncake import connect, preconditions
 from kvdock_mooncake.settings import MooncakeSettings, Protocol
 
 
@@ -64,16 +64,16 @@ def test_rdma_without_a_device_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library would say yes and use TCP."""
-    monkeypatch.setattr(connect, "_RDMA_DEVICES", tmp_path)
+    monkeypatch.setattr(preconditions, "_RDMA_DEVICES", tmp_path)
     wanted = MooncakeSettings(protocol=Protocol.RDMA, devices="mlx5_0, mlx5_1")
     with pytest.raises(KvdockError, match="no RDMA device"):
-        connect.check_transport(wanted)
+        preconditions.check_transport(wanted)
     (tmp_path / "mlx5_0").mkdir()
     with pytest.raises(KvdockError, match="this host has mlx5_0"):
-        connect.check_transport(wanted)
+        preconditions.check_transport(wanted)
     (tmp_path / "mlx5_1").mkdir()
-    connect.check_transport(wanted)
-    connect.check_transport(MooncakeSettings(protocol=Protocol.RDMA))
+    preconditions.check_transport(wanted)
+    preconditions.check_transport(MooncakeSettings(protocol=Protocol.RDMA))
 
 
 def test_the_librarys_patience_is_cut_unless_somebody_chose_it() -> None:

@@ -245,7 +245,7 @@ def test_replicas_and_pins_are_passed_on(attached: Any, settings: Any) -> None:
 
     own = attrs.evolve(settings, pin=Pin.SOFT, replicas=2, preferred_segment="self")
     rig = attached(own)
-    config = rig.handle.client.put_config
+    config = rig.handle.client.put_options.config()
     assert config.replica_num == 2
     assert config.preferred_segment == rig.store.get_hostname()
     assert not config.with_hard_pin

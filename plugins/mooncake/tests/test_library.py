@@ -9,8 +9,8 @@ import pytest
 
 from kvdock.errors import PluginError
 from kvdock_mooncake import library
-from kvdock_mooncake.connect import check_library
 from kvdock_mooncake.library import Wheel, inspect_library, parameters, the_wheel
+from kvdock_mooncake.preconditions import REQUIRED, check_library
 from kvdock_mooncake.settings import MooncakeSettings
 
 CPU = Wheel("mooncake-transfer-engine-non-cuda", "0.3.13.post1")
@@ -74,7 +74,15 @@ def test_a_setting_that_the_release_does_not_know_names_the_one_that_does() -> N
     assert "0.3.10.post2" in told.value.fix
     with pytest.raises(PluginError, match="no tenants"):
         check_library(old, MooncakeSettings(master="h:1", tenant="me"))
-    check_library(old, MooncakeSettings(master="h:1"))
+    whole = inspect_library(CPU, a_release("", *REQUIRED))
+    check_library(whole, MooncakeSettings(master="h:1"))
+
+
+def test_a_release_without_a_method_that_is_called_is_rejected_by_its_name() -> None:
+    cut = inspect_library(CPU, a_release("", *REQUIRED - {"remove_by_regex"}))
+    with pytest.raises(PluginError, match="has no remove_by_regex") as told:
+        check_library(cut, MooncakeSettings(master="h:1"))
+    assert "Upgrade" in told.value.fix
 
 
 def test_an_import_that_fails_says_what_to_install(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvdock import AttachConfig
-from kvdock_mooncake import plugin, probe
+from kvdock_mooncake import plugin, preconditions, probe
 from kvdock_mooncake.library import Wheel
 from kvdock_mooncake.settings import MooncakeSettings, Protocol
 
@@ -92,7 +92,7 @@ def test_a_master_that_is_away_and_a_missing_device_are_two_findings(
     library: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     del library
-    monkeypatch.setattr("kvdock_mooncake.connect._RDMA_DEVICES", tmp_path)
+    monkeypatch.setattr("kvdock_mooncake.preconditions._RDMA_DEVICES", tmp_path)
     found = findings(
         MooncakeSettings(master="127.0.0.1:1", protocol=Protocol.RDMA, segment_bytes=0)
     )
@@ -122,11 +122,11 @@ def test_memory_that_caches_files_counts_as_free(
 ) -> None:
     told = tmp_path / "meminfo"
     told.write_text("MemFree:  1024 kB\nMemAvailable:  8388608 kB\nCached:  1 kB\n")
-    monkeypatch.setattr(probe, "_MEMORY", told)
+    monkeypatch.setattr(preconditions, "_MEMORY", told)
     assert probe._room(4 << 30).ok
     assert not probe._room(9 << 30).ok
-    monkeypatch.setattr(probe, "_MEMORY", tmp_path / "none")
-    assert probe._available_bytes() > 0
+    monkeypatch.setattr(preconditions, "_MEMORY", tmp_path / "none")
+    assert preconditions.available_memory_bytes() > 0
 
 
 def test_a_folder_that_is_closed_to_this_user_is_a_finding(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_sizes_have_units_and_words_are_read() -> None:
         ({"full_wait_s": -1}, "full_wait_s: -1 is not a duration"),
         ({"pin": "sof"}, "pin: 'sof' is not known.*Did you mean 'soft'"),
         ({"protocol": "rmda"}, "protocol: 'rmda' is not known.*Did you mean 'rdma'"),
-        ({"max_pieces": 0}, "max_pieces must be at least 1"),
+        ({"max_pieces": -1}, "max_pieces must be at least 0"),
         ({"masters": "a:1"}, "Did you mean 'master'"),
         ({"master": "nohost"}, "master 'nohost' is not host:port"),
         ({"master": "http://h:1"}, "master 'http://h:1' is not host:port"),

@@ -78,6 +78,10 @@ class Metrics:
         self._behind = made(
             Gauge, "kvdock_calls_behind", "Calls left behind, still running.", "backend"
         )
+        self._held = made(
+            Gauge, "kvdock_held_batches", "Ended batches whose memory is held.",
+            "backend",
+        )  # fmt: skip
         self._enabled = made(
             Gauge, "kvdock_pool_enabled", "Whether a pool is stored, and why.",
             "pool", "backend", "reason",
@@ -121,6 +125,8 @@ class Metrics:
                 self._breaker.labels(event.backend, event.operation).set(value)
             case events.CallsBehind():
                 self._behind.labels(event.backend).set(event.calls)
+            case events.MemoryHeld():
+                self._held.labels(event.backend).set(event.batches)
             case events.PoolRouted():
                 self._route(event)
             case events.PagesHeld():

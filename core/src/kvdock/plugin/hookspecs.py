@@ -250,7 +250,10 @@ def kvdock_batch_io(handle: object, batch: Batch) -> BatchResult:
 
     Called from any thread, several at a time. Ends by `batch.deadline_s`,
     keeps no reference to the batch's memory afterwards, and raises only for
-    a defect: what fails for a key is that key's outcome.
+    a defect: what fails for a key is that key's outcome. Where a client library
+    may still move bytes of a transfer that it has given up, the result has a
+    `MemoryHold`, which the backend releases once that is ruled out, at the
+    latest when the last handle of the client is released.
 
     Returns:
         One outcome per key, in the order of the keys.

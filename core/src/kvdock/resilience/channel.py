@@ -17,9 +17,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import attrs
 import numpy as np
 
-from kvdock.batch import Batch, BatchResult, Operation, Outcome, validate_result
+from kvdock.batch import (
+    Batch,
+    BatchResult,
+    MemoryHold,
+    Operation,
+    Outcome,
+    validate_result,
+)
 from kvdock.errors import AttachError, BatchError, KvdockError
-from kvdock.events import BreakerMoved, CallsBehind, Event
+from kvdock.events import BreakerMoved, CallsBehind, Event, MemoryHeld
 from kvdock.resilience.background import BACKEND_FAILURES, BackgroundTasks
 from kvdock.resilience.breaker import BreakerState, CircuitBreaker
 from kvdock.resilience.executor import (
@@ -29,7 +36,7 @@ from kvdock.resilience.executor import (
     WorkerExit,
 )
 from kvdock.resilience.negative_cache import NegativeCache
-from kvdock.synchronization import remaining_s
+from kvdock.synchronization import new_condition, remaining_s
 from kvdock.throttled_log import ThrottledLog, describe_error
 
 if TYPE_CHECKING:
@@ -42,6 +49,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvdock")
 
 T = TypeVar("T")
+
+_MOVING = (Operation.PUT, Operation.GET)
 
 
 @attrs.frozen(eq=False)
@@ -103,6 +112,9 @@ class BackendChannel:
             if one.argnames
         )
         self._counting = threading.Lock()
+        # Ended calls whose memory the backend still holds.
+        self._held = 0
+        self._hold_lock, self._hold_ended = new_condition()
         self._steps: list[Callable[[], None]] = []
         self._closing = False
         self._ending = threading.Lock()
@@ -202,6 +214,8 @@ class BackendChannel:
         """
         if self._executor.guard.forked:
             return True
+        if operation in _MOVING and self._held >= self.core.calls.max_abandoned_calls:
+            return True  # each more would keep pages from the engine
         breaker = self.breakers[operation]
         if breaker.state is not BreakerState.OPEN:
             if not self._executor.at_capacity:
@@ -229,6 +243,43 @@ class BackendChannel:
             "(core.calls.staging_areas)",
         )
 
+    def keep_held(
+        self, hold: MemoryHold, released: Callable[[], None] | None = None
+    ) -> None:
+        """Count memory that a backend holds beyond its answer, until it releases.
+
+        Args:
+            hold: What the backend returned.
+            released: Called when it is released, perhaps at once.
+        """
+        with self._hold_lock:
+            self._held += 1
+        self._tell_held()
+        hold.on_release(lambda: self._release_held(released))
+
+    def _release_held(self, released: Callable[[], None] | None) -> None:
+        try:
+            if released is not None:
+                released()
+        finally:
+            with self._hold_lock:
+                self._held -= 1
+                self._hold_ended.notify_all()
+            self._tell_held()
+
+    def _none_held(self, deadline_s: float) -> bool:
+        if not self._held:
+            return True
+        with self._hold_lock:
+            return self._hold_ended.wait_for(
+                lambda: not self._held, remaining_s(deadline_s)
+            )
+
+    def _tell_held(self) -> None:
+        if self._listeners:
+            with self._counting:
+                self.notify(MemoryHeld(backend=self.name, batches=self._held))
+
     def close(self, deadline_s: float) -> bool:
         """Let go of every pool once no call is under way.
 
@@ -248,7 +299,8 @@ class BackendChannel:
         if not self._ending.acquire(timeout=remaining_s(deadline_s)):
             return False
         try:
-            return self._release_handles(deadline_s)
+            # Releasing its last pool is what ends most holds of a backend.
+            return self._release_handles(deadline_s) and self._none_held(deadline_s)
         finally:
             self._ending.release()
 
@@ -273,7 +325,8 @@ class BackendChannel:
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no call is under way, those left behind included."""
-        return self._executor.wait_idle(time.monotonic() + timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        return self._executor.wait_idle(deadline_s) and self._none_held(deadline_s)
 
     def call(
         self, handle: object, batch: Batch, late: Callable[[], None] | None = None
@@ -296,7 +349,7 @@ class BackendChannel:
             ran = self._executor.run(
                 partial(self._batch_hook, handle=handle, batch=batch),
                 batch.deadline_s + self.core.deadlines.grace,
-                late=lambda _: self._on_late_end(late),
+                late=lambda result: self._on_late_end(result, late),
             )
         except BaseException:
             # Who waits was interrupted: that is the host's, and no failure.
@@ -312,7 +365,18 @@ class BackendChannel:
             outcome = self._record_failure(breaker, batch, result)
             return CallResult(BatchResult.all(batch, outcome))
         self._record_result(breaker, batch, result)
-        return CallResult(result)
+        return self._answer(batch, result, late)
+
+    def _answer(
+        self, batch: Batch, result: BatchResult, late: Callable[[], None] | None
+    ) -> CallResult:
+        """Return a result; one whose memory is held counts as a late one."""
+        if result.hold is None or result.hold.released:
+            return CallResult(result)
+        what = "ended, but its library may still move bytes: the pages stay leased"
+        self._log_failure("held", batch, what)
+        self.keep_held(result.hold, late)
+        return CallResult(result, abandoned=True)
 
     def _record_failure(
         self, breaker: CircuitBreaker, batch: Batch, error: Exception
@@ -361,8 +425,12 @@ class BackendChannel:
             error,
         )
 
-    def _on_late_end(self, late: Callable[[], None] | None) -> None:
-        if late is not None:
+    def _on_late_end(self, result: object, late: Callable[[], None] | None) -> None:
+        hold = result.hold if isinstance(result, BatchResult) else None
+        # Nothing has validated a result that comes late.
+        if isinstance(hold, MemoryHold):
+            self.keep_held(hold, late)
+        elif late is not None:
             late()
         for breaker in self.breakers.values():
             breaker.on_late_end()

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.batch import Batch, BatchResult, MemoryHold, Operation, Outcome
 from kvdock.keys import build_keys, check_suffixes
 from kvdock.namespace import Namespace, namespace_digest, namespace_record
 from kvdock.plugin.hookspecs import AttachConfig, HostMemory
@@ -61,6 +61,7 @@ class Setup:
     bring: Bring = attrs.field(repr=False)
     lent: list[HostMemory] = attrs.field(repr=False)
     attached: bool = True
+    holds: list[MemoryHold] = attrs.field(factory=list, init=False, repr=False)
 
     @property
     def objects(self) -> int:
@@ -74,12 +75,13 @@ class Setup:
     def call(self, batch: Batch) -> BatchResult:
         """Run one batch in pieces that the plugin takes, as the core does."""
         limit = self.backend.manifest.max_batch_keys or len(batch)
-        if len(batch) <= limit:
-            return self.backend.batch_io(self.handle, batch)
         parts = [
             self.backend.batch_io(self.handle, batch.part(start, start + limit))
-            for start in range(0, len(batch), limit)
-        ]
+            for start in range(0, len(batch), max(1, limit))
+        ] or [self.backend.batch_io(self.handle, batch)]
+        self.holds += [part.hold for part in parts if part.hold is not None]
+        if len(parts) == 1:
+            return parts[0]
         return BatchResult(
             np.concatenate([part.outcomes for part in parts]),
             np.concatenate([part.nbytes for part in parts]),

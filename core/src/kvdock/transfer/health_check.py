@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.batch import Batch, BatchResult, MemoryHold, Operation, Outcome
 from kvdock.errors import KvdockError
 from kvdock.keys import build_keys
 from kvdock.plugin.hookspecs import Finding
@@ -149,7 +149,12 @@ class HealthCheck:
     def _step(self, operation: Operation, deadline_s: float) -> Outcome:
         if operation is Operation.GET and self.loaded is not None:
             self.loaded.rows[:] = 0
-        answer = self.channel.call(self.handle, self._batch(operation, deadline_s))
+        memory = self.loaded.staging if self.loaded is not None else None
+        kept = memory.leave if memory is not None and memory.enter() else None
+        batch = self._batch(operation, deadline_s)
+        answer = self.channel.call(self.handle, batch, late=kept)
+        if kept is not None and not answer.abandoned:
+            kept()
         outcome = Outcome(int(answer.result.outcomes.max()))
         if operation is Operation.GET and outcome is Outcome.OK:
             outcome = self._compare(answer.result)
@@ -158,7 +163,18 @@ class HealthCheck:
     def _call(self, operation: Operation, deadline_s: float) -> BatchResult:
         # Here and now, past the breaker: it is the probe's own thread.
         batch = self._batch(operation, deadline_s)
-        return self.channel.backend.batch_io(self.handle, batch)
+        result = self.channel.backend.batch_io(self.handle, batch)
+        if result.hold is not None:
+            self._keep_held(result.hold)
+        return result
+
+    def _keep_held(self, hold: MemoryHold) -> None:
+        """Keep the memory of a test page that the backend still holds."""
+        memory = self.loaded.staging if self.loaded is not None else None
+        if memory is None or not memory.enter():
+            self.channel.keep_held(hold)
+        else:
+            self.channel.keep_held(hold, memory.leave)
 
     def _batch(self, operation: Operation, deadline_s: float) -> Batch:
         areas = {Operation.PUT: self.stored, Operation.GET: self.loaded}

@@ -21,18 +21,21 @@ import attrs
 
 from kvdock.errors import RegionError
 from kvdock.region import Block
-from kvdock_mooncake.clears import ClientClosed, NamespaceState
-from kvdock_mooncake.connect import join, limit_patience, put_config
+from kvdock_mooncake.connect import join, limit_patience
 from kvdock_mooncake.error_codes import MASTER_LOST, sentence_of
 from kvdock_mooncake.health import Health
+from kvdock_mooncake.held_memory import HeldMemory
 from kvdock_mooncake.inflight import InFlightLimit
 from kvdock_mooncake.library import Library, load
 from kvdock_mooncake.lookup_cache import LookupCache
 from kvdock_mooncake.master import Master
+from kvdock_mooncake.namespace_state import NamespaceState
+from kvdock_mooncake.put_options import PutOptions
 from kvdock_mooncake.registered_memory import KnownMemory
 from kvdock_mooncake.shared_segments import SHARED_SEGMENTS
-from kvdock_mooncake.shutdown import BACKGROUND_CALLS
+from kvdock_mooncake.shutdown import BACKGROUND_CALLS, STORES
 from kvdock_mooncake.spill import SpillDirectory
+from kvdock_mooncake.transfer_limits import pieces_at_once, warnings
 from kvdock_mooncake.warmup import WarmUp
 
 if TYPE_CHECKING:
@@ -43,6 +46,10 @@ log = logging.getLogger("kvdock")
 _DRAIN_S = 2.0
 _LEAVE_EVERY_S = 1.0
 _NO_KEY = "kvdock/nothing"
+
+
+class ClientClosed(Exception):  # noqa: N818 - handled by callers of `using`
+    """The client makes no call: it is closed, or in a forked child."""
 
 
 class State(StrEnum):
@@ -81,7 +88,7 @@ class Client:
         library: The loaded library.
         settings: Complete settings.
         store: The store, set up.
-        put_config: The library's record of how objects are stored.
+        put_options: How objects are stored.
         sightings: Keys that were looked up lately.
         allowance: Bounds what is under way at once.
         spill: The directory of spilled objects, or None.
@@ -90,7 +97,7 @@ class Client:
     library: Library
     settings: MooncakeSettings
     _store: Any
-    put_config: Any
+    put_options: PutOptions
     lookup_cache: LookupCache
     in_flight: InFlightLimit
     spill: SpillDirectory | None
@@ -101,13 +108,14 @@ class Client:
     _pid: int = attrs.field(factory=os.getpid, init=False)
     corrupt_keys: set[str] = attrs.field(factory=set, init=False)
     warm_up_status: int = attrs.field(default=0, init=False)
-    _spaces: dict[str, NamespaceState] = attrs.field(factory=dict, init=False)
+    _namespaces: dict[str, NamespaceState] = attrs.field(factory=dict, init=False)
     _close_with_last_pool: bool = attrs.field(init=False)
     _members: set[PoolRegistration] = attrs.field(factory=set, init=False)
     _calls: int = attrs.field(default=0, init=False)
     _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
     _registering: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     health: Health = attrs.field(init=False)
+    held: HeldMemory = attrs.field(init=False)
     master: Master = attrs.field(init=False)
 
     @classmethod
@@ -124,6 +132,8 @@ class Client:
                 joined, or what is read back is not what was stored.
         """
         limit_patience(settings)
+        for warning in warnings(settings):
+            log.warning("mooncake: %s", warning)
         library = load()
         spill = SpillDirectory.claim(settings, owner) if settings.ssd_offload else None
         try:
@@ -139,9 +149,9 @@ class Client:
             settings=settings,
             store=store,
             spill=spill,
-            put_config=put_config(library, settings, store),
+            put_options=PutOptions.of(library, settings, store),
             lookup_cache=LookupCache(0.0 if library.probes else settings.lease_s),
-            in_flight=InFlightLimit(settings.max_pieces),
+            in_flight=InFlightLimit(pieces_at_once(settings)),
         )
         try:
             client._take_scratch()
@@ -159,6 +169,10 @@ class Client:
         ttl_s = self.settings.client_ttl_s
         return Health(replaceable=self.spill is None, client_ttl_s=ttl_s)
 
+    @held.default
+    def _nothing_held(self) -> HeldMemory:
+        return HeldMemory.of(self.settings)
+
     @master.default
     def _address(self) -> Master:
         return Master.of(self.settings)
@@ -172,7 +186,7 @@ class Client:
         """Lend the store for one call.
 
         Raises:
-            Shut: If no call may be made.
+            ClientClosed: If no call may be made.
         """
         store = self.acquire(member)
         try:
@@ -184,19 +198,28 @@ class Client:
         """Lend the store until `leave`; see `using`.
 
         Raises:
-            Shut: If no call may be made.
+            ClientClosed: If no call may be made.
         """
         if os.getpid() != self._pid:
             raise ClientClosed("this process was forked after the client was set up")
+        if not BACKGROUND_CALLS.begin():
+            raise ClientClosed("the process ends")
         with self._changed:
-            if self.state is not State.READY or member.left:
-                raise ClientClosed(f"the client is {self.state}")
-            self._calls += 1
-            member.calls += 1
-            return self._store
+            if self.state is State.READY and not member.left:
+                self._calls += 1
+                member.calls += 1
+                return self._store
+        BACKGROUND_CALLS.finish()
+        raise ClientClosed(f"the client is {self.state}")
 
     def release(self, member: PoolRegistration) -> None:
         """End a call, and do what had to wait for its end."""
+        try:
+            self._leave(member)
+        finally:
+            BACKGROUND_CALLS.finish()
+
+    def _leave(self, member: PoolRegistration) -> None:
         with self._changed:
             self._calls -= 1
             member.calls -= 1
@@ -209,8 +232,10 @@ class Client:
             self._dismiss(member)
 
     def _may_renew(self) -> bool:
-        """Begin to replace a stuck store once nobody is inside."""
-        if not self.health.is_stuck or self._calls or self.state is not State.READY:
+        """Begin to replace a store, once no call runs, if that is needed."""
+        if self._calls or self.state is not State.READY:
+            return False
+        if not (self.health.is_stuck or self.held.wants_renewal()):
             return False
         self.state = State.RENEWING
         return True
@@ -226,7 +251,7 @@ class Client:
 
         Raises:
             KvdockError: If the library refuses it.
-            Shut: If the client is shut.
+            ClientClosed: If the client is shut.
         """
         member = PoolRegistration(background=errand)
         with self._changed:
@@ -280,7 +305,9 @@ class Client:
             errands = [one for one in self._members if one.background]
             if len(errands) < len(self._members):
                 errands = []
-            last = not self._members and self._close_with_last_pool
+            # Held memory is free once its store is closed.
+            ends = self._close_with_last_pool or bool(self.held.nbytes)
+            last = not self._members and ends and self.state is State.READY
             if last:
                 self.state = State.CLOSING
         with self._registering:
@@ -290,16 +317,21 @@ class Client:
             self.release_pool(errand)
         if last:
             self._close_store()
+            return
+        with self._changed:
+            renew = self._may_renew()
+        if renew:
+            self._renew()
 
     def left(self, member: PoolRegistration, within_s: float) -> bool:
         """Wait a little; return whether a member has to go."""
         with self._changed:
             return self._changed.wait_for(lambda: member.left, within_s)
 
-    def space(self, namespace: str, *, trial: bool = False) -> NamespaceState:
+    def namespace_state(self, namespace: str, *, trial: bool = False) -> NamespaceState:
         """Return what the pools of a namespace share."""
         with self._changed:
-            return self._spaces.setdefault(
+            return self._namespaces.setdefault(
                 namespace, NamespaceState(namespace, self.settings.lease_s, trial)
             )
 
@@ -353,11 +385,14 @@ class Client:
 
     def _close(self) -> None:
         status = self._store.close()
+        STORES.discard(self._store)
         self.state = State.CLOSED
         if self.spill:
             self.spill.mark_clean()
         if status:
             log.warning("the Mooncake store did not close: %s", sentence_of(status))
+        else:
+            self.held.release()
 
     # --- Memory --------------------------------------------------------------
 
@@ -410,24 +445,29 @@ class Client:
 
         Raises:
             ClusterError: If the cluster does not work.
-            Shut: If the client is shut.
+            ClientClosed: If the client is shut.
         """
         with self.session(PoolRegistration()) as store:
             self.warm_up_status = self._scratch.round_trip(
-                store, namespace, self.put_config
+                store, namespace, self.put_options.config()
             )
 
     def _renew(self) -> None:
-        """Replace a store that no transfer leaves; its own segment is lost.
+        """Replace a store that is stuck or holds memory; its own segment is lost.
 
         The old one is shut only when there is a new one: a call on a store
         that is shut would end the process.
         """
-        log.warning("every Mooncake transfer fails: joining the cluster again")
+        why = "every Mooncake transfer fails"
+        if self.held.nbytes:
+            why = "Mooncake transfers that were given up may still end"
+        lost = "; its segment is lost" if self.settings.segment_bytes else ""
+        log.warning("%s: joining the cluster again%s", why, lost)
         self.health.reset()
         try:
             self._swap(join(self.library, self.settings))
-        except Exception as error:  # noqa: BLE001 - nobody may be left waiting
+        except Exception as error:  # noqa: BLE001 - a stranger's code
+            self.held.postpone_renewal()
             log.warning("the Mooncake cluster cannot be joined again: %s", error)
         self.lookup_cache.clear()
         with self._changed:
@@ -444,10 +484,13 @@ class Client:
             with self._registering:
                 for block in self.memory.blocks:
                     self._register_with(store, block)
-                config = put_config(self.library, self.settings, store)
+                options = PutOptions.of(self.library, self.settings, store)
                 with self._changed:
                     if self.state is State.RENEWING:
                         spare, self._store = self._store, store
-                        self.put_config = config
+                        self.put_options = options
         finally:
-            spare.close()
+            status = spare.close()
+            STORES.discard(spare)
+        if spare is not store and not status:
+            self.held.release()

@@ -14,15 +14,17 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, MutableMapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock.errors import KvdockError, PluginError
+from kvdock.errors import KvdockError
 from kvdock_mooncake.error_codes import sentence_of
-from kvdock_mooncake.master import ClusterError, Master
-from kvdock_mooncake.settings import MooncakeSettings, Pin, split_address
+from kvdock_mooncake.master import ClusterError
+from kvdock_mooncake.preconditions import check_before_setup
+from kvdock_mooncake.settings import MooncakeSettings, Protocol, split_address
+from kvdock_mooncake.shutdown import STORES
+from kvdock_mooncake.transfer_limits import TIMEOUTS
 
 if TYPE_CHECKING:
     from kvdock_mooncake.library import Library
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvdock")
 
 _STANDALONE_BUFFER_BYTES = 16 << 20
-_RDMA_DEVICES = Path("/sys/class/infiniband")
 _OURS: dict[str, str] = {}
 """Variables that were set here and not by the user: the next store's are others."""
 
@@ -68,43 +69,6 @@ def own_address(settings: MooncakeSettings) -> str:
         return str(probe.getsockname()[0])
 
 
-def check_transport(settings: MooncakeSettings) -> None:
-    """Refuse RDMA without a device: the library would quietly use TCP.
-
-    Raises:
-        ClusterError: If a device is missing.
-    """
-    if settings.protocol != "rdma":
-        return
-    present = {path.name for path in _RDMA_DEVICES.glob("*")}
-    wanted = {name.strip() for name in settings.devices.split(",") if name.strip()}
-    if not present or wanted - present:
-        raise ClusterError(
-            f"protocol rdma needs {', '.join(sorted(wanted)) or 'a device'}, "
-            f"and this host has {', '.join(sorted(present)) or 'no RDMA device'}",
-            fix='Correct `devices`, or set protocol = "tcp".',
-        )
-
-
-def check_library(library: Library, settings: MooncakeSettings) -> None:
-    """Refuse settings that the installed release does not know.
-
-    Raises:
-        PluginError: With the release that brings what is wanted.
-    """
-    wanted = {
-        "SSD offload": settings.ssd_offload,
-        "tenants": bool(settings.tenant),
-        "standalone clients": bool(settings.standalone),
-    }
-    for feature in library.features():
-        if wanted.get(feature.name) and not feature.present:
-            raise PluginError(
-                f"{library.wheel} has no {feature.name}",
-                fix=f"Upgrade it to {feature.since} or newer.",
-            )
-
-
 def limit_patience(
     settings: MooncakeSettings, environ: MutableMapping[str, str] = os.environ
 ) -> None:
@@ -123,6 +87,8 @@ def limit_patience(
         "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
         "MC_LOG_LEVEL": "ERROR",
     }
+    if settings.protocol is Protocol.TCP:
+        limits |= TIMEOUTS
     if settings.ssd_offload:
         # By default a bucket is written when it has 256 MB or 500 objects:
         # less than that never reaches the disk and is lost when evicted.
@@ -147,14 +113,13 @@ def join(library: Library, settings: MooncakeSettings, spill: str = "") -> Any: 
             forked child.
     """
     refuse_fork()
-    check_library(library, settings)
-    check_transport(settings)
-    Master.of(settings).connect()
+    check_before_setup(library, settings)
     _SET_UP_BY[:] = [os.getpid()]
     setup = _setup(settings, spill)
     fix = (
         "Look whether `master` names the RPC port of a mooncake_master of this "
-        "version, and at its log; with ssd_offload it needs -enable_offload."
+        f"version ({library.wheel}), and at its log; with ssd_offload it needs "
+        "-enable_offload."
     )
     if settings.standalone:
         fix = "Look whether `standalone` names the port of a mooncake_client."
@@ -188,28 +153,6 @@ def _setup(settings: MooncakeSettings, spill: str) -> Callable[[Any], int]:
             **options,
         )
     )
-
-
-def put_config(library: Library, settings: MooncakeSettings, store: Any) -> Any:  # noqa: ANN401 - the library's own classes
-    """Say how objects are stored.
-
-    `prefer_alloc_in_same_node` is never set: reads that use it do not check
-    their lease and return wrong bytes (Mooncake#4239).
-    """
-    config = library.put_config_class()
-    config.replica_num = settings.replicas
-    if settings.pin is Pin.HARD:
-        config.with_hard_pin = True
-    elif settings.pin is Pin.SOFT and library.soft_pin is not None:
-        config.soft_pin_action = library.soft_pin
-    elif settings.pin is Pin.SOFT:
-        config.with_soft_pin = True
-    if settings.preferred_segment:
-        own = settings.preferred_segment == "self"
-        config.preferred_segment = (
-            store.get_hostname() if own else settings.preferred_segment
-        )
-    return config
 
 
 @attrs.define
@@ -260,6 +203,7 @@ def _within(
             fix="Look at the master's log; setup_timeout_s allows more time.",
         ) from None
     if isinstance(answer, tuple):
+        STORES.add(answer[0])
         return answer[0]
     if isinstance(answer, BaseException):
         raise ClusterError(

@@ -35,6 +35,8 @@ TRANSFER_FAILED = -800
 MASTER_SILENT = -901
 MASTER_LOST = (-900, MASTER_SILENT)
 """The master is away, or does not answer in time."""
+GIVEN_UP = -1997
+"""Ours: a transfer failed near the library's limit, and may still go on."""
 NO_TIME = -1998
 """Ours, not the library's: the deadline passed before the call."""
 NO_ANSWER = -1999
@@ -62,6 +64,9 @@ _CODES = MappingProxyType(
         -101: Code(Outcome.UNAVAILABLE, "the segment is gone"),
         -102: Code(Outcome.ERROR, "the segment exists already"),
         NO_ROOM: Code(Outcome.REFUSED, "no segment has room for it"),
+        -300: Code(
+            Outcome.UNAVAILABLE, "the master and this library are of other releases"
+        ),
         -400: Code(Outcome.ERROR, "invalid key"),
         -500: Code(Outcome.ERROR, "the write failed"),
         BAD_ARGUMENTS: Code(Outcome.ERROR, "invalid arguments, or the store is shut"),
@@ -74,7 +79,9 @@ _CODES = MappingProxyType(
         EXISTS: Code(Outcome.OK, "it is there already"),
         LEASED: Code(Outcome.REFUSED, "a reader holds a lease on it"),
         LEASE_EXPIRED: Code(
-            Outcome.TIMEOUT, "its lease ran out before the read had ended"
+            Outcome.TIMEOUT,
+            "its lease ran out before the read had ended: raise the master's "
+            "-default_kv_lease_ttl, and lease_s with it",
         ),
         TRANSFER_FAILED: Code(Outcome.UNAVAILABLE, "the transfer failed"),
         -801: Code(Outcome.CORRUPT, "the library's own checksum differs"),
@@ -84,10 +91,16 @@ _CODES = MappingProxyType(
         -1011: Code(Outcome.ERROR, "the master runs in another mode"),
         -1012: Code(Outcome.ERROR, "the master does not support this"),
         -1300: Code(Outcome.ERROR, "SSD offload is on here but off in the master"),
+        GIVEN_UP: Code(
+            Outcome.UNAVAILABLE, "the transfer was given up and may still end"
+        ),
         NO_TIME: Code(Outcome.TIMEOUT, "the deadline passed first"),
         NO_ANSWER: Code(Outcome.ERROR, "the library did not answer for every key"),
     }
 )
+
+_NOTHING_MOVED = (NO_ROOM, -400, BAD_ARGUMENTS, NOT_READY, NOT_FOUND, EXISTS, LEASED)
+"""Answers of the master alone: no transfer has begun."""
 
 _LOWEST = -2000
 _OUTCOMES = np.full(1 - _LOWEST, Outcome.ERROR, np.uint8)
@@ -104,6 +117,16 @@ def outcomes_of(numbers: Int64Array) -> OutcomeArray:
         numbers: int64 (n,), as the library returned them.
     """
     return _OUTCOMES[np.clip(-numbers, 0, -_LOWEST)]
+
+
+def given_up(numbers: Int64Array) -> Int64Array:
+    """Return what the numbers of a call mean that lasted to the library's limit.
+
+    Args:
+        numbers: int64 (n,), as the library returned them.
+    """
+    unsure = (numbers < 0) & ~np.isin(numbers, _NOTHING_MOVED)
+    return np.where(unsure, GIVEN_UP, numbers)
 
 
 def sentence_of(number: int) -> str:

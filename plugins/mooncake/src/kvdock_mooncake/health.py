@@ -11,6 +11,7 @@ import numpy as np
 
 from kvdock.batch import Operation
 from kvdock_mooncake.error_codes import (
+    GIVEN_UP,
     LEASED,
     NO_ROOM,
     NOT_FOUND,
@@ -91,7 +92,7 @@ class Health:
         moved = numbers > 0 if operation is Operation.GET else numbers == 0
         if moved.any():
             self.record_success(operation)
-        elif (numbers == TRANSFER_FAILED).any():
+        elif np.isin(numbers, (TRANSFER_FAILED, GIVEN_UP)).any():
             since = self._failing_since.setdefault(operation, now)
             self.is_stuck = self.replaceable and now - since > self._patience_s
 

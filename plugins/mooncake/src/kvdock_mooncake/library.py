@@ -166,6 +166,9 @@ class Library:
             ("SSD offload", self.ssd_offload, "0.3.10.post2"),
             ("tenants", self.tenants, "0.3.12"),
             ("standalone clients", "setup_dummy" in self.methods, "0.3.7"),
+            ("groups of objects", self.groups, "0.3.12"),
+            ("lifetimes of soft pins", self.soft_pin_ttl, "0.3.13"),
+            ("lists of preferred segments", self.segment_lists, "0.3.8"),
             ("lookups without a lease", self.probes, "0.3.14"),
         )
         return tuple(Feature(*row) for row in rows)
@@ -187,6 +190,21 @@ class Library:
     def tenants(self) -> bool:
         """Whether a client can name its tenant."""
         return "tenant_id" in self.setup_parameters
+
+    @property
+    def groups(self) -> bool:
+        """Whether objects can be evicted together."""
+        return "group_ids" in self.put_options
+
+    @property
+    def soft_pin_ttl(self) -> bool:
+        """Whether a put can say how long its soft pin lasts."""
+        return self.soft_pin is not None and "soft_pin_ttl_ms" in self.put_options
+
+    @property
+    def segment_lists(self) -> bool:
+        """Whether a put can name several segments, in order."""
+        return "preferred_segments" in self.put_options
 
     @property
     def probes(self) -> bool:

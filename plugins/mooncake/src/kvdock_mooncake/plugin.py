@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import attrs
@@ -9,7 +10,13 @@ import attrs
 from kvdock.config.schema import structure
 from kvdock.errors import KvdockError, PluginError
 from kvdock.keys import key_suffixes
-from kvdock.plugin.hookspecs import AttachConfig, Finding, HostMemory, hookimpl
+from kvdock.plugin.hookspecs import (
+    AttachConfig,
+    Capacity,
+    Finding,
+    HostMemory,
+    hookimpl,
+)
 from kvdock.plugin.manifest import (
     API_VERSION,
     Capability,
@@ -20,7 +27,7 @@ from kvdock.plugin.manifest import (
     Verdict,
 )
 from kvdock.pools.enums import HitPolicy, PoolKind
-from kvdock_mooncake.settings import MooncakeSettings
+from kvdock_mooncake.settings import MooncakeSettings, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +37,8 @@ if TYPE_CHECKING:
     from kvdock.pools.spec import PoolSpec
     from kvdock.region import Region
     from kvdock_mooncake.pool import PoolHandle
+
+log = logging.getLogger("kvdock")
 
 _ANY_POOL = KindSupport(
     hit_policies=HitPolicy,
@@ -130,22 +139,38 @@ def kvdock_register_pool(
     pool: PoolSpec, region: Region, config: AttachConfig
 ) -> PoolHandle:
     """Join the cluster, or share the client that has, and register memory."""
+    from kvdock_mooncake.clear import resume_clear  # noqa: PLC0415 - as above
     from kvdock_mooncake.pool import PoolHandle  # noqa: PLC0415 - as above
     from kvdock_mooncake.shared_clients import join_pool  # noqa: PLC0415 - as above
     from kvdock_mooncake.spill import owner_of  # noqa: PLC0415 - as above
     from kvdock_mooncake.warmup import nothing_stored  # noqa: PLC0415 - as above
 
-    del pool
     settings = _joins_with(config)
+    _warn_if_unverified(pool, region, config.shard, settings)
     owner = owner_of(config.process, config.shard)
     client, member = join_pool(settings, owner, config.namespace, region.blocks)
     if config.trial and client.warm_up_status:
         client.release_pool(member)
         raise nothing_stored(client.master.address, client.warm_up_status)
-    allocator = client.space(config.namespace, trial=config.trial)
+    state = client.namespace_state(config.namespace, trial=config.trial)
     # One that was cleared just before the last pool left.
-    allocator.resume_clear(client)
-    return PoolHandle(client, member, allocator)
+    resume_clear(client, state)
+    return PoolHandle(client, member, state)
+
+
+def _warn_if_unverified(
+    pool: PoolSpec, region: Region, shard: Shard, settings: MooncakeSettings
+) -> None:
+    """Warn where no checksum would notice that pages were overwritten."""
+    if not pool.physical or settings.protocol is not Protocol.TCP:
+        return
+    if int(region.object_bytes.sum()) == pool.page_bytes(shard):
+        log.warning(
+            "mooncake: pool %s has no checksums (core.integrity is off) over TCP: "
+            "a put that another process gave up under a frozen owner can overwrite "
+            "stored pages later, and the wrong bytes would be loaded",
+            pool.name,
+        )
 
 
 @hookimpl
@@ -158,6 +183,13 @@ def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
 def kvdock_batch_io(handle: PoolHandle, batch: Batch) -> BatchResult:
     """Do one batch."""
     return handle.run(batch)
+
+
+@hookimpl
+def kvdock_capacity(handle: PoolHandle) -> Capacity | None:
+    """Say how full the disk is to which this process spills, if it does."""
+    spill = handle.client.spill
+    return spill.disk.capacity if spill else None
 
 
 @hookimpl

@@ -22,9 +22,11 @@ from kvdock_mooncake.batching import (
     rows_of,
     sizes_of,
 )
-from kvdock_mooncake.clears import ClientClosed, NamespaceState
+from kvdock_mooncake.clear import clear
+from kvdock_mooncake.client import ClientClosed
 from kvdock_mooncake.error_codes import (
     BAD_ARGUMENTS,
+    GIVEN_UP,
     LEASED,
     MASTER_LOST,
     MASTER_SILENT,
@@ -34,12 +36,15 @@ from kvdock_mooncake.error_codes import (
     NOT_FOUND,
     NOT_READY,
     TRANSFER_FAILED,
+    given_up,
     outcomes_of,
 )
+from kvdock_mooncake.held_memory import CallTimer
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array, OutcomeArray
     from kvdock_mooncake.client import Client, PoolRegistration
+    from kvdock_mooncake.namespace_state import NamespaceState
 
 log = logging.getLogger("kvdock")
 
@@ -56,6 +61,8 @@ _WHEN_CLOSED = MappingProxyType(
 )
 """What becomes of keys whose namespace was cleared while leases last."""
 
+_MOVING = (Operation.PUT, Operation.GET)
+
 _AGAIN_EVERY_S = 0.01
 _LEASES_EVERY_S = 0.25
 
@@ -70,12 +77,12 @@ class PoolHandle:
     Args:
         client: The client that it shares with the other pools.
         member: Its share of it.
-        space: The namespace, as all pools of it share it.
+        state: The namespace, as all pools of it share it.
     """
 
     client: Client
     member: PoolRegistration
-    space: NamespaceState
+    state: NamespaceState
 
     def run(self, batch: Batch) -> BatchResult:
         """Do one batch.
@@ -95,20 +102,21 @@ class PoolHandle:
             if not client.memory.covers(batch.addresses, batch.sizes):
                 log.error("a batch names memory that was not attached")
                 return BatchResult.all(batch, Outcome.REFUSED)
-            if client.master.is_down():
+            held = client.held.full and batch.operation in _MOVING
+            if held or client.master.is_down():
                 return BatchResult.all(batch, Outcome.UNAVAILABLE)
             if batch.operation not in _WHEN_CLOSED:
                 return self._run(store, batch)
-            if not self.space.acquire():
+            if not self.state.acquire():
                 return BatchResult.all(batch, _WHEN_CLOSED[batch.operation])
             try:
                 return self._run(store, batch)
             except Exception:
                 # What it has leased until then is not known.
-                self.space.note_lease()
+                self.state.note_lease()
                 raise
             finally:
-                self.space.release()
+                self.state.release()
         finally:
             client.release(self.member)
 
@@ -138,7 +146,7 @@ class PoolHandle:
             numbers[:] = self._in_chunks(store, batch, self._ask)
         self.client.health.record(Operation.EXISTS, numbers)
         if not self.client.library.probes and (numbers > 0).any():
-            self.space.note_lease()
+            self.state.note_lease()
         if self.client.lookup_cache.lease_s:
             there = numbers > 0 if asked is None else (numbers > 0) & ~known
             keys = batch.keys
@@ -181,7 +189,16 @@ class PoolHandle:
             self.client.health.record_success(Operation.PUT)
             return BatchResult(np.zeros(len(asked), np.uint8), asked.object_bytes)
         self.client.health.record(Operation.PUT, numbers)
-        return BatchResult.of(asked, outcomes_of(numbers))
+        return self._held(batch, numbers, BatchResult.of(asked, outcomes_of(numbers)))
+
+    def _held(
+        self, batch: Batch, numbers: Int64Array, result: BatchResult
+    ) -> BatchResult:
+        """Hold a batch's memory if a transfer of it may still go on."""
+        if not (numbers == GIVEN_UP).any():
+            return result
+        hold = self.client.held.add(int(batch.object_bytes.sum()))
+        return attrs.evolve(result, hold=hold)
 
     def _retry(self, store: Any, batch: Batch, call: Call, passing: int) -> Int64Array:  # noqa: ANN401 - the library's own class
         """Move a batch; try again for a little while what may soon succeed.
@@ -219,7 +236,7 @@ class PoolHandle:
         if not wanted.all():
             return self._get_with_marks(store, batch, wanted == 0)
         numbers = self._retry(store, batch, self._read, NOT_READY)
-        self.space.note_lease()
+        self.state.note_lease()
         if (numbers == wanted).all():
             self.client.health.record_success(Operation.GET)
             return BatchResult(np.zeros(len(batch), np.uint8), numbers)
@@ -229,7 +246,7 @@ class PoolHandle:
         self.client.lookup_cache.discard([batch.keys[row] for row in missed])
         self._mark_wrong_lengths(store, batch, numbers, outcomes, nbytes)
         self.client.health.record(Operation.GET, numbers)
-        return BatchResult(outcomes, nbytes)
+        return self._held(batch, numbers, BatchResult(outcomes, nbytes))
 
     def _get_with_marks(
         self,
@@ -243,10 +260,11 @@ class PoolHandle:
         where = np.flatnonzero(marks)
         outcomes[where] = self._exists(store, rows_of(batch, where))
         where = np.flatnonzero(~marks)
-        if len(where):
-            rest = self._get(store, rows_of(batch, where))
-            outcomes[where], nbytes[where] = rest.outcomes, rest.nbytes
-        return BatchResult(outcomes, nbytes)
+        if not len(where):
+            return BatchResult(outcomes, nbytes)
+        rest = self._get(store, rows_of(batch, where))
+        outcomes[where], nbytes[where] = rest.outcomes, rest.nbytes
+        return BatchResult(outcomes, nbytes, rest.hold)
 
     def _mark_wrong_lengths(
         self,
@@ -265,7 +283,7 @@ class PoolHandle:
         suspects = np.flatnonzero(odd)
         if len(suspects) and batch.remaining_s():
             sizes = sizes_of(store, [batch.keys[i] for i in suspects.tolist()])
-            self.space.note_lease()
+            self.state.note_lease()
             nbytes[suspects] = np.where(sizes > 0, sizes, nbytes[suspects])
         wanted = batch.object_bytes
         wrong = (nbytes > 0) & (nbytes != wanted)
@@ -277,7 +295,7 @@ class PoolHandle:
             self.client.corrupt_keys.update(batch.keys[row] for row in rows)
 
     def _write(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
-        config = self.client.put_config
+        config = self.client.put_options.config(batch.keys)
         addresses, sizes = pieces_of(batch)
         put = (
             store.batch_put_from
@@ -342,8 +360,8 @@ class PoolHandle:
         """Forget the own namespace, and nothing that begins otherwise."""
         outcomes = np.full(len(batch), Outcome.REFUSED, np.uint8)
         for row, prefix in enumerate(batch.keys):
-            if prefix == f"{self.space.namespace}/":
-                number = self.space.clear(self.client, store, batch.deadline_s)
+            if prefix == f"{self.state.namespace}/":
+                number = clear(self.client, store, self.state, batch.deadline_s)
                 numbers = np.array([number], np.int64)
                 self._master_answered(numbers)
                 self.client.health.record(Operation.CLEAR, numbers)
@@ -368,19 +386,37 @@ class PoolHandle:
             largest = max(1, sum(batch.sizes[0].tolist()))
         else:
             largest = max(1, int(batch.object_bytes.max(initial=1)))
-        settings = self.client.settings
-        most = min(settings.max_pieces // pieces, settings.max_call_bytes // largest)
+        allowance = self.client.in_flight
+        most_bytes = self.client.settings.max_call_bytes
+        most = min(allowance.most // pieces, most_bytes // largest)
 
         def bounded(store: Any, part: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
-            allowance, most = self.client.in_flight, len(part) * pieces
-            if not allowance.enter(most, part.deadline_s):
+            count = len(part) * pieces
+            if not allowance.enter(count, part.deadline_s):
                 return [NO_TIME] * len(part)
             try:
-                return call(store, part)
+                return self._timed(store, part, call)
             finally:
-                allowance.leave(most)
+                allowance.leave(count)
 
         return self._in_chunks(store, batch, bounded, max(1, most))
+
+    def _timed(self, store: Any, batch: Batch, call: Call) -> Sequence[int]:  # noqa: ANN401 - the library's own class
+        """Move a batch; mark what failed so late that it may not have ended."""
+        timer, limit_s = CallTimer(), self.client.held.limit_s
+        try:
+            answer = call(store, batch)
+        except Exception:
+            if timer.elapsed_s() < limit_s:
+                raise
+            log.exception("mooncake: a call of the library failed at its limit")
+            return [GIVEN_UP] * len(batch)
+        if timer.elapsed_s() < limit_s:
+            return answer
+        if len(answer) != len(batch):
+            return [GIVEN_UP] * len(batch)
+        numbers: list[int] = given_up(np.asarray(answer, np.int64)).tolist()
+        return numbers
 
     def _in_chunks(
         self,
@@ -410,7 +446,10 @@ class PoolHandle:
                 return False
             self.client.master.mark_up()
             return True
-        if numbers[0] not in (NO_TIME, NO_ANSWER):
+        if self.client.settings.standalone and (numbers == GIVEN_UP).all():
+            self.client.master.mark_down()
+            return False
+        if numbers[0] not in (NO_TIME, NO_ANSWER, GIVEN_UP):
             self.client.master.mark_up()
         return True
 

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvdock.errors import KvdockError
 from kvdock.plugin.hookspecs import Finding
 from kvdock.units import format_bytes
-from kvdock_mooncake.connect import check_library, check_transport
+from kvdock_mooncake.connect import limit_patience
 from kvdock_mooncake.library import Library, installed, load, the_wheel
 from kvdock_mooncake.master import Master
+from kvdock_mooncake.preconditions import (
+    available_memory_bytes,
+    check_library,
+    check_metadata_server,
+    check_transport,
+)
+from kvdock_mooncake.transfer_limits import warnings
 
 if TYPE_CHECKING:
     from kvdock_mooncake.settings import MooncakeSettings
 
 _UNREAD = "SGLANG_HICACHE_MOONCAKE_CONFIG_PATH"
 """Names a file in which SGLang's own backend has its settings."""
-
-
-_MEMORY = Path("/proc/meminfo")
 
 
 def _no(error: KvdockError) -> Finding:
@@ -55,9 +58,14 @@ def findings(settings: MooncakeSettings) -> list[Finding]:
         found.append(_no(error))
     try:
         check_transport(settings)
+        check_metadata_server(settings)
         found.append(Finding(ok=True, what=f"transport {settings.protocol}"))
     except KvdockError as error:
         found.append(_no(error))
+    environ = dict(os.environ)
+    limit_patience(settings, environ)
+    for warning in warnings(settings, environ):
+        found.append(Finding(ok=False, what=warning, hint="Leave it to the plugin."))
     if settings.segment_bytes and not settings.standalone:
         found.append(_room(settings.segment_bytes))
     if settings.ssd_offload:
@@ -91,22 +99,9 @@ def _flags(settings: MooncakeSettings) -> Finding:
 
 def _room(segment_bytes: int) -> Finding:
     """Compare the segment with the memory of the host."""
-    memory = _available_bytes()
+    memory = available_memory_bytes()
     what = f"lends {format_bytes(segment_bytes)} of {format_bytes(memory)} free memory"
     return Finding(ok=segment_bytes < memory, what=what, hint="Lower segment_bytes.")
-
-
-def _available_bytes() -> int:
-    """Return what a process could have: a full page cache gives way."""
-    try:
-        found = re.search(
-            r"^MemAvailable: +(\d+) kB$", _MEMORY.read_text(), re.MULTILINE
-        )
-    except OSError:
-        found = None
-    if found:
-        return int(found[1]) << 10
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
 def _disk(folder: Path) -> Finding:

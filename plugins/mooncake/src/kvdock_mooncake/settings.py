@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvdock.pools.shard import Shard
 
 SMALLEST_SEGMENT_BYTES = 16 << 20
+OWN_SEGMENT = "self"
 _NO_MASTER_SCHEMES = ("http", "https", "tcp")
 
 
@@ -59,6 +60,16 @@ def _devices(value: object) -> str:
         raise SettingsError(f"{value!r} is not text, a list, or a mapping of ranks")
     _by_rank(value)
     return value
+
+
+def _segments(value: object) -> str:
+    """Read segment names: text, or a list."""
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(
+        isinstance(name, str) for name in names
+    ):
+        raise SettingsError(f"{value!r} is not text or a list of segments")
+    return ",".join(name.strip() for name in names if name.strip())
 
 
 def _by_rank(devices: str) -> dict[int, str] | None:
@@ -170,8 +181,18 @@ class MooncakeSettings:
     pin: Pin = choice(
         Pin.NONE, help="How firmly the store keeps objects: none, soft or hard."
     )
-    preferred_segment: str = option(
-        "", help='Segment to store in ("host:port"), or "self" for the own one.'
+    soft_pin_ttl_s: float = duration(
+        "0 s",
+        most="8760 h",
+        help="How long a soft pin lasts; 0 for as long as the master says.",
+    )
+    preferred_segment: str = attrs.field(
+        default="",
+        converter=_segments,
+        metadata={
+            "help": 'Segments to store in, in this order: "host:port", or "self" for '
+            "the own one; a list, or text with commas.",
+        },
     )
     setup_timeout_s: float = duration(
         "20 s", least="1 ms", most="24 h", help="How long joining may take."
@@ -198,10 +219,16 @@ class MooncakeSettings:
         help="How long the master waits for a lost process (-client_ttl).",
     )
     max_pieces: int = count(
-        1024, least=1, help="Pieces of memory under way at once, over all threads."
+        0,
+        help="Pieces of memory under way at once, over all threads; 0 for as many as "
+        "end in time under a frozen owner: 128 over TCP, 1024 over RDMA.",
     )
     # A batch of the core, 32 MiB and its trailers, is one call.
     max_call_bytes: int = size(48 << 20, help="Bytes of one call of the library.")
+    max_held_bytes: int = size(
+        256 << 20,
+        help="Memory that may stay leased after transfers that were given up.",
+    )
 
     def __attrs_post_init__(self) -> None:
         """Refuse what the library would refuse late, or not at all."""
@@ -215,6 +242,11 @@ class MooncakeSettings:
                 f"segment_bytes {format_bytes(self.segment_bytes)} is too small",
                 fix=f"Lend {format_bytes(SMALLEST_SEGMENT_BYTES)} or more, or 0.",
             )
+        if self.soft_pin_ttl_s and self.pin is not Pin.SOFT:
+            raise SettingsError(
+                f"soft_pin_ttl_s is given, and pin is {self.pin}",
+                fix='Set pin = "soft", or leave soft_pin_ttl_s out.',
+            )
         if self.max_call_bytes < 1:
             raise SettingsError("max_call_bytes must be at least 1")
         if self.ssd_offload and not Path(self.ssd_path).is_absolute():
@@ -226,6 +258,11 @@ class MooncakeSettings:
                 "ssd_offload spills the own segment, but segment_bytes is 0",
                 fix="Give this process a segment, or turn ssd_offload off.",
             )
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """The preferred segments, in their order."""
+        return tuple(filter(None, self.preferred_segment.split(",")))
 
     def completed(self, shard: Shard | None = None) -> MooncakeSettings:
         """Work out what one rank of an engine has of them.

@@ -12,8 +12,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from kvdock_mooncake.clears import ClientClosed
-from kvdock_mooncake.client import Client, PoolRegistration
+from kvdock_mooncake.client import Client, ClientClosed, PoolRegistration
 from kvdock_mooncake.connect import refuse_fork
 from kvdock_mooncake.master import ClusterError
 from kvdock_mooncake.settings import MooncakeSettings

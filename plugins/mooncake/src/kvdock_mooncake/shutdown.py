@@ -1,58 +1,131 @@
-"""Calls on threads that nobody waits for, and the end of the process.
+"""Calls of the library, and the end of the process.
 
-A process that ends while a call of the library runs is aborted. Who detaches
-waits for the calls of engines; those that go on after it are waited for here.
+A process that ends while a call of the library runs is aborted: the thread comes
+back into an interpreter that is gone. So at the end no more calls begin, and those
+that run are waited for. A forked child ends without the library's own exit handler,
+which would join threads that only its parent has.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
+import logging
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import attrs
+
+log = logging.getLogger("kvdock")
 
 _PATIENCE_S = 40.0
 """The library waits for a frozen standalone client for 30 s, whatever it is told."""
 
+# Looked up here: a forked child must not wait for a lock of the dynamic linker.
+_LIBC = ctypes.CDLL(None)
+_EXIT = _LIBC._exit  # noqa: SLF001 - C's own name
+_ON_EXIT: Any = getattr(_LIBC, "on_exit", None)
+"""Of glibc, which the library's wheels need."""
+
 
 @attrs.define(eq=False)
 class BackgroundCalls:
-    """Calls that run behind the engine's back."""
+    """Calls of the library that run, on any thread."""
 
     _calls: int = attrs.field(default=0, init=False)
     _ended: bool = attrs.field(default=False, init=False)
     _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
 
+    def begin(self) -> bool:
+        """Count a call; return whether it may be made, and is ended by `finish`."""
+        with self._changed:
+            self._calls += not self._ended
+            return not self._ended
+
+    def finish(self) -> None:
+        """End what `begin` has counted."""
+        with self._changed:
+            self._calls -= 1
+            if not self._calls:
+                self._changed.notify_all()
+
     @contextmanager
     def call(self) -> Iterator[bool]:
         """Yield whether a call may still be made, and count it."""
-        with self._changed:
-            may = not self._ended
-            self._calls += may
+        may = self.begin()
         try:
             yield may
         finally:
-            with self._changed:
-                self._calls -= may
-                self._changed.notify_all()
+            if may:
+                self.finish()
 
-    def end(self) -> None:
-        """Let no more calls begin, and wait for those that run."""
+    def end(self, patience_s: float = _PATIENCE_S) -> bool:
+        """Reject new calls, and wait for those that run; return whether all ended."""
         with self._changed:
             self._ended = True
-            self._changed.wait_for(lambda: not self._calls, _PATIENCE_S)
+            return self._changed.wait_for(lambda: not self._calls, patience_s)
 
     def forget(self) -> None:
-        """Begin anew in a forked child: the threads in calls are its parent's."""
+        """Start over in a forked child: the threads in calls are its parent's."""
         self._calls, self._ended = 0, False
         self._changed = threading.Condition()
 
 
+@attrs.define(eq=False)
+class OpenStores:
+    """The stores of this process that are set up."""
+
+    _stores: list[Any] = attrs.field(factory=list, init=False)
+
+    def add(self, store: Any) -> None:  # noqa: ANN401 - the library's own class
+        """Note a store that has been set up."""
+        self._stores.append(store)
+
+    def discard(self, store: Any) -> None:  # noqa: ANN401 - same
+        """Forget a store that is closed."""
+        self._stores = [one for one in self._stores if one is not store]
+
+    def leave_to_the_parent(self) -> None:
+        """Keep a forked child from ending its parent's stores.
+
+        Their destructors, and the handler that the library has given to C's
+        `exit`, join threads that the child does not have: it would crash
+        (measured with 0.3.13).
+        """
+        if not self._stores:
+            return
+        for store in self._stores:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
+        skip_exit_handlers()
+
+
+def skip_exit_handlers() -> None:
+    """End this process with its status before C's exit handlers run.
+
+    Python has run its own handlers and flushed its files by then.
+    """
+    if _ON_EXIT is not None:
+        _ON_EXIT(_EXIT, None)
+
+
 BACKGROUND_CALLS = BackgroundCalls()
+STORES = OpenStores()
 """Of this process."""
 
-atexit.register(BACKGROUND_CALLS.end)
-os.register_at_fork(after_in_child=BACKGROUND_CALLS.forget)
+
+def _end() -> None:
+    if not BACKGROUND_CALLS.end():
+        log.error("a Mooncake call still runs at the end of the process")
+        skip_exit_handlers()
+
+
+def _forget() -> None:
+    BACKGROUND_CALLS.forget()
+    STORES.leave_to_the_parent()
+
+
+atexit.register(_end)
+os.register_at_fork(after_in_child=_forget)

@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING
 import attrs
 
 from kvdock.errors import SettingsError
+from kvdock_mooncake.disk_watch import DiskWatch
 
 if TYPE_CHECKING:
     from kvdock.pools.shard import Shard
@@ -44,7 +45,12 @@ class SpillDirectory:
     path: str
     lost: bool
     _lock: IO[str]
+    disk: DiskWatch = attrs.field(init=False)
     _settled: bool = attrs.field(default=False, init=False)
+
+    @disk.default
+    def _disk_of_the_path(self) -> DiskWatch:
+        return DiskWatch(self.path)
 
     @classmethod
     def claim(cls, settings: MooncakeSettings, owner: str) -> SpillDirectory:
@@ -89,9 +95,11 @@ class SpillDirectory:
             time.sleep(client_ttl_s)
         self._write(_IN_USE)
         self._settled = True
+        self.disk.start()
 
     def mark_clean(self) -> None:
         """Note that its owner has left the cluster properly."""
+        self.disk.stop()
         if self._settled:
             self._write("")
         self._lock.close()

@@ -121,6 +121,20 @@ class LifecycleTests:
         assert not names, f"handlers replaced: {names}"
 
     @contract_test(one_sample)
+    def test_memory_that_is_held_after_a_call_is_free_after_the_release(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        setup = harness.rig(case.pool())
+        setup.put(PAGES)
+        setup.get(PAGES)
+        setup.get(page_hashes(3, "absent"))
+        setup.get(PAGES, deadline_s=time.monotonic())
+        setup.release()
+        assert settle(lambda: all(hold.released for hold in setup.holds)), (
+            "it still holds an engine's pages after their pool was released"
+        )
+
+    @contract_test(one_sample)
     def test_no_descriptor_or_thread_is_left_behind(
         self, harness: Harness, case: Sample
     ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.batch import Batch, BatchResult, MemoryHold, Operation, Outcome
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.manifest import Manifest, Scope
 from kvdock.testing.mutants.mutant import FolderMutant, MemoryMutant
@@ -126,6 +126,20 @@ class DescriptorsLeft(MemoryMutant):
         """Open a connection, so to speak."""
         os.dup(2)
         return super().kvdock_register_pool(pool, region, config)
+
+
+class HoldsForGood(MemoryMutant):
+    """Holds the memory of what it could not read, and never releases it."""
+
+    image_of = "mooncake: a transfer that was given up still queues on its lanes"
+    caught_by = "test_memory_that_is_held_after_a_call_is_free_after_the_release"
+
+    def run(self, handle: Handle, batch: Batch) -> BatchResult:
+        """Hold the memory of a batch in which a key failed."""
+        result = super().run(handle, batch)
+        if batch.operation is not Operation.GET or result.ok.all():
+            return result
+        return attrs.evolve(result, hold=MemoryHold())
 
 
 class ThreadsLeft(MemoryMutant):

@@ -11,8 +11,8 @@ import pytest
 
 from kvdock import Batch, Operation, Outcome
 from kvdock_mooncake import plugin
-from kvdock_mooncake.clears import NamespaceState
 from kvdock_mooncake.client import State
+from kvdock_mooncake.namespace_state import NamespaceState
 
 pytestmark = [pytest.mark.mooncake, pytest.mark.slow]
 
@@ -54,7 +54,7 @@ def test_what_a_lease_keeps_is_gone_for_whoever_cleared_and_soon_for_all(
     # Its key would keep the bytes of before.
     assert rig.put(["read"]) == [Outcome.REFUSED]
     assert beside.put(["read"]) == [OK]
-    eventually(lambda: not rig.handle.space.closed)
+    eventually(lambda: not rig.handle.state.clearing)
     assert rig.exists(["read"]) == [Outcome.ABSENT]
     rig.memory[:] = wanted
     assert rig.put(["read"]) == rig.get(["read"]) == [OK]
@@ -70,7 +70,7 @@ def test_a_clear_without_leases_lasts_no_longer_than_its_calls(
     rig = attached(patient)
     assert rig.put(["unread"]) == [OK]
     assert clear(rig, 0.5) == [OK]
-    assert not rig.handle.space.closed
+    assert not rig.handle.state.clearing
     assert rig.store.is_exist(rig.key("unread")) == 0
     rig.release()
 
@@ -91,7 +91,7 @@ def test_the_last_pool_ends_a_clear_and_the_next_one_goes_on_with_it(
     again = attached(own)
     assert again.handle.client is rig.handle.client
     assert again.exists(["left"]) == [Outcome.ABSENT]
-    eventually(lambda: not again.handle.space.closed)
+    eventually(lambda: not again.handle.state.clearing)
     assert again.store.is_exist(rig.key("left")) == 0
     again.release()
     lender.release()
@@ -126,7 +126,7 @@ def test_two_ranks_that_clear_leave_nothing_although_one_read_later(
 
     def opened() -> bool:
         found.update(first.exists(["both"]), second.exists(["both"]))
-        return not (first.handle.space.closed or second.handle.space.closed)
+        return not (first.handle.state.clearing or second.handle.state.clearing)
 
     eventually(opened)
     opened()
@@ -174,7 +174,7 @@ def test_an_errand_goes_on_after_a_call_that_raised(
     eventually(lambda: faulty.calls > 1)
     assert errands() == 1
     faulty.raising = False
-    eventually(lambda: not rig.handle.space.closed)
+    eventually(lambda: not rig.handle.state.clearing)
     assert store.is_exist(rig.key("kept")) == 0
     rig.release()
 
@@ -187,19 +187,19 @@ def test_a_read_that_raised_may_have_been_given_leases(
     rig.handle.client._store = Raising(store, "batch_get_into")
     with pytest.raises(RuntimeError, match="expects"):
         rig.get(["unknown"])
-    assert rig.handle.space._held_s() > 0
+    assert rig.handle.state.leased_for_s() > 0
     rig.handle.client._store = store
     rig.release()
 
 
 def test_a_clear_does_not_overtake_the_calls_that_had_begun() -> None:
     """A read that is under way may still be given leases."""
-    allocator = NamespaceState("ab" * 32, 10.0)
-    assert allocator.acquire()
-    assert allocator.leased_for_s() > 0
-    allocator.clearing = True
-    assert not allocator.acquire()
-    allocator.release()
-    assert allocator.leased_for_s() == 0
-    allocator.note_lease()
-    assert 10 < allocator.leased_for_s() <= 11
+    state = NamespaceState("ab" * 32, 10.0)
+    assert state.acquire()
+    assert state.leased_for_s() > 0
+    state.clearing = True
+    assert not state.acquire()
+    state.release()
+    assert state.leased_for_s() == 0
+    state.note_lease()
+    assert 10 < state.leased_for_s() <= 11
