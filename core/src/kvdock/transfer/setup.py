@@ -286,7 +286,8 @@ def _batch_pages(channel: BackendChannel, region: Region, core: CoreSettings) ->
         if objects > limit:
             raise AttachError(
                 f"backend {channel.name!r} takes {limit} keys at once "
-                f"(max_batch_keys), and pool {region.pool!r} has {objects} objects a page",
+                f"(max_batch_keys), and pool {region.pool!r} has {objects} objects "
+                "a page",
                 fix="Plan with the manifests of the backends that are attached.",
             )
         pages = min(pages, limit // objects)
