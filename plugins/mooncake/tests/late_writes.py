@@ -35,7 +35,7 @@ from kvdock import (
     Shard,
 )
 from kvdock.config.core import CoreSettings
-from kvdock.config.structure import structure
+from kvdock.config.schema import structure
 from kvdock_mooncake.held_memory import HeldMemory
 from kvdock_mooncake.server import Server, start_master, start_owner
 

@@ -214,8 +214,8 @@ class BackgroundTasks:
     ) -> None:
         self._complaints.warning(
             f"{kind} drop",
-            f"backend {self._backend.name}: deleting {len(delete.keys)} objects that are "
-            f"not what was stored {what}",
+            f"backend {self._backend.name}: deleting {len(delete.keys)} objects that "
+            f"are not what was stored {what}",
             error,
         )
 

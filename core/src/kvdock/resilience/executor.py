@@ -234,10 +234,10 @@ class DeadlineExecutor:
         return RunResult(job.result, job.error)
 
     def spawn(self, quota: ConcurrencyQuota, work: Callable[[], Any]) -> bool:
-        """Start an errand: work that nobody waits for.
+        """Start a background task: work whose result no caller waits for.
 
         Args:
-            room: What bounds errands of this kind; calls have theirs apart.
+            quota: Bounds the tasks of this kind; calls have a quota of their own.
             work: What to do.
 
         Returns:

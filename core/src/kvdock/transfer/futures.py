@@ -208,7 +208,7 @@ class BoundedExecutor:
         """Queue a transfer; return False, at once, if there is no room.
 
         Args:
-            ticket: Its ticket.
+            future: Reports its state and result.
             work: What to do, on a worker.
             after: Done when it is over, whether it ran or not.
         """

@@ -63,7 +63,7 @@ class HealthCheck:
         """Make a page of its own, in the two areas of `staging`.
 
         Args:
-            line: The way to its backend.
+            channel: Calls its backend.
             handle: What the backend gave for it.
             keys: Pool, namespace and suffixes.
             staging: Two areas of one page, or None for a pool without bytes.

@@ -54,7 +54,8 @@ def _installation() -> Iterator[Finding]:
         yield Finding(
             ok=False,
             what="SGLang is not installed in this environment",
-            hint=f"Install kvdock-sglang beside SGLang {' or '.join(engine_patches.TESTED)}.",
+            hint="Install kvdock-sglang beside SGLang "
+            f"{' or '.join(engine_patches.TESTED)}.",
         )
         return
     lost = engine_patches.missing(version)
