@@ -59,7 +59,7 @@ class Contender(Protocol):
     """Something that stores pages under numbers and loads them again."""
 
     def put(self, batches: Rows, turn: int) -> float:
-        """Store the pages of each batch anew; return the seconds."""
+        """Store the pages of each batch again; return the seconds."""
 
     def get(self, batches: Rows, turn: int) -> float:
         """Load what turn stored; return the seconds."""

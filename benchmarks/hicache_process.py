@@ -136,7 +136,7 @@ class Driver:
 def main() -> None:
     """Serve until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the package prints is no answer
+    os.dup2(2, 1)  # what the package prints is not an answer
     logging.disable(logging.WARNING)
     # A script's own folder comes first, and a benchmark is called sglang.py.
     sys.path.remove(str(Path(__file__).resolve().parent))

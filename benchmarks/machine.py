@@ -25,7 +25,7 @@ def describe(folder: Path | None = None) -> dict[str, str | float]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "file_system": file_system(folder or Path.cwd()),
-        # Whoever else was running: figures of a busy machine are poor ones.
+        # What else was running: figures of a busy machine are poor ones.
         "load_average": round(os.getloadavg()[1], 1),
     }
 

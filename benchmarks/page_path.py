@@ -43,7 +43,7 @@ LIMITS = {"get": (20, 24), "put": (22, 26)}
 SYSTEM_CALLS = {"get": "preadv", "put": "pwritev"}
 PAGES = 4
 _BOOTSTRAP = {threading.__file__}
-"""What starts a thread is no step of a page."""
+"""What starts a thread is not a step of a page."""
 
 
 @attrs.define(eq=False)

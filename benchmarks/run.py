@@ -38,7 +38,7 @@ def main(names: list[str]) -> None:
     every: dict[str, object] = {}
     for name in names:
         if not (HERE / f"{name}.py").exists():
-            raise SystemExit(f"there is no benchmark {name!r}; try {', '.join(QUICK)}")
+            raise SystemExit(f"unknown benchmark {name!r}; try {', '.join(QUICK)}")
     for name in names or QUICK:
         every |= figures_of(name)
     print(json.dumps(every))

@@ -191,7 +191,7 @@ def overhead(count: int) -> dict[str, float]:
         {
             "hook": lambda: backend.batch_io(handle, batch),
             "wrapped": lambda: wrapped.batch_io(handle, batch),
-            "told": lambda: channel.notify(BatchEnded(**event)),  # type: ignore[arg-type]  # as written above
+            "notified": lambda: channel.notify(BatchEnded(**event)),  # type: ignore[arg-type]  # as written above
             "exists": lambda: plain.exists(name),
             "exists_observed": lambda: observed.exists(name),
         },
@@ -206,12 +206,12 @@ def overhead(count: int) -> dict[str, float]:
         "exists_us": us["exists"],
         "exists_observed_us": us["exists_observed"],
         # Without threads in between, whose wake-ups differ by more than this.
-        "observers_us_per_batch": us["wrapped"] - us["hook"] + us["told"],
+        "observers_us_per_batch": us["wrapped"] - us["hook"] + us["notified"],
     }
 
 
 def handing_over(count: int) -> dict[str, float]:
-    """What a thread of the crew adds to a call."""
+    """What the hand-over to a worker thread adds to a call."""
     from kvdock.resilience.executor import DeadlineExecutor  # noqa: PLC0415 - this part alone
 
     executor = DeadlineExecutor("bench", 1, 1)
@@ -292,7 +292,7 @@ def hanging() -> dict[str, float]:
     before = []
     while cache.breakers()["copier"][Operation.EXISTS] == "closed":
         before.append(seconds(lambda: cache.exists(name), 1))
-    # Longer than many backoffs: probes hang as well, and cost nobody anything.
+    # Longer than many backoffs: probes hang as well, and delay no caller.
     many = [f"{page:064x}" for page in range(4096)]
     after, end = [], time.monotonic() + 1.0
     while time.monotonic() < end:

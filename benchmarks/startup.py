@@ -31,7 +31,7 @@ def best_ms() -> dict[str, tuple[float, float]]:
     """Run every command in turn, several times; its best wall and CPU ms.
 
     Taking turns lets a busy moment of the machine meet all of them alike. CPU
-    time tells a slow program from a busy machine.
+    time distinguishes a slow program from a busy machine.
     """
     best = dict.fromkeys(COMMANDS, (float("inf"), float("inf")))
     for _ in range(RUNS):

@@ -188,7 +188,7 @@ def test_a_folder_is_where_the_command_was_given(
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("inf"), float("nan"), 1e12])
 def test_a_timeout_that_is_no_time_is_a_wrong_question(timeout: float) -> None:
-    with pytest.raises(UsageProblem, match="is no time to wait"):
+    with pytest.raises(UsageProblem, match="is not a time to wait"):
         check("file", timeout=timeout)
-    with pytest.raises(UsageProblem, match="is no time to wait"):
+    with pytest.raises(UsageProblem, match="is not a time to wait"):
         doctor("file", timeout=timeout)

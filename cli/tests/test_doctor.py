@@ -255,11 +255,11 @@ def test_a_backend_without_a_probe_is_skipped(shelf: Shelf, ask: Ask) -> None:
         (("god",), "there is nothing called 'god' to examine. Did you mean 'good'?"),
         (
             ("good", "--set", "x"),
-            "'x' is no pair of key and value.",
+            "'x' is not a pair of key and value.",
         ),
         (("good", "--set", "x=1", "--set", "x=2"), "--set x is given twice"),
         (("good", "--set", "x=1"), "backend 'good': unknown setting 'x'. "),
-        (("--set", "x=1"), "settings are given, but nobody to give them to. "),
+        (("--set", "x=1"), "settings are given, but no backend to give them to. "),
     ],
     ids=["name", "no-value", "twice", "unknown", "nobody"],
 )

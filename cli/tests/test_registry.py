@@ -104,7 +104,7 @@ def test_a_wrong_setting_is_a_usage_error(shelf: Shelf) -> None:
 def test_an_unknown_command_names_the_nearest(shelf: Shelf) -> None:
     done = shelf.kvdock("lst")
     assert done.returncode == 2
-    assert done.stderr == "kvdock: there is no command 'lst'. Did you mean 'list'?\n"
+    assert done.stderr == "kvdock: unknown command 'lst'. Did you mean 'list'?\n"
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,11 @@ def test_a_shipped_model_is_routed_with_its_draft(
         ({"pool": (KV,), "tp": 3}, "8 heads"),
         ({"pool": (KV,), "tp": 0}, "--tp 0 leaves no process"),
         ({"pool": (KV,), "pp": 0}, "--pp 0 leaves no process"),
-        ({"pool": (KV,), "tp": 4, "rank": 4}, "no rank 4 among 4 processes"),
-        ({"pool": (KV,), "rank": -1}, "no rank -1 among 1 processes"),
+        (
+            {"pool": (KV,), "tp": 4, "rank": 4},
+            "rank 4 does not exist among 4 processes",
+        ),
+        ({"pool": (KV,), "rank": -1}, "rank -1 does not exist among 1 processes"),
         ({"model": "llama-3.1-8b", "draft": "eagle"}, "Did you mean 'eagle3'"),
         ({"pool": (KV,), "to": ("kv",)}, "Write --to KEY=VALUE"),
     ],

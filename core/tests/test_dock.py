@@ -127,9 +127,9 @@ def test_a_judgement_that_is_no_verdict_refuses_the_pool(shelf: Shelf) -> None:
     assert said is not None
     assert (said.support, said.reason) == (
         Support.NO,
-        "bad judged store with True, which is no Verdict",
+        "bad judged store with True: not a Verdict",
     )
-    with pytest.raises(NoRoute, match="which is no Verdict"):
+    with pytest.raises(NoRoute, match="not a Verdict"):
         loaded.plan([KV], Shard())
 
 
@@ -166,7 +166,7 @@ def leaving() -> Iterable[Finding]:
         (leaving, Finding(ok=False, what="SystemExit: 3")),
         (
             lambda: ["x"],
-            Finding(ok=False, what="'x' is no Finding", hint="Return Findings."),
+            Finding(ok=False, what="'x' is not a Finding", hint="Return Findings."),
         ),
         (lambda: 7, Finding(ok=False, what="TypeError: 'int' object is not iterable")),
     ],
@@ -272,7 +272,7 @@ def test_memory_comes_from_the_backend_where_it_brings_some(sharer: Dock) -> Non
 def test_memory_is_refused_where_nobody_has_it(sharer: Dock) -> None:
     with pytest.raises(PluginError, match="Did you mean 'sharer'"):
         sharer.allocate("sharre", 4096)
-    with pytest.raises(KvdockError, match="0 bytes are no memory"):
+    with pytest.raises(KvdockError, match="0 bytes are not memory"):
         sharer.allocate("sharer", 0)
     with pytest.raises(SettingsError, match="unknown setting"):
         sharer.allocate("sharer", 4096, {"root": "/"})

@@ -149,7 +149,7 @@ def test_a_logical_anchor_exists_unless_somebody_says_otherwise() -> None:
 
 
 def test_a_missing_or_short_answer_is_refused() -> None:
-    with pytest.raises(PoolError, match="nobody said which pages of 'kv'"):
+    with pytest.raises(PoolError, match="the pages of 'kv' that exist are not given"):
         evaluate([pool()], {}, 2)
     with pytest.raises(PoolError, match=r"\(1,\) answers for 2 pages"):
         evaluate([pool()], {"kv": [True]}, 2)

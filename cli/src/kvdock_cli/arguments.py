@@ -32,7 +32,7 @@ def settings_of(pairs: Iterable[str], option: str = "--set") -> dict[str, str]:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise UsageProblem(
-                f"{pair!r} is no pair of key and value",
+                f"{pair!r} is not a pair of key and value",
                 fix=f"Write {option} KEY=VALUE.",
             )
         if key in found:
@@ -45,12 +45,12 @@ def patience(timeout_s: float) -> float:
     """Return how long to wait, if that is a time.
 
     Raises:
-        UsageProblem: If nobody can wait so long.
+        UsageProblem: If it is longer than a wait can be.
     """
     if 0 < timeout_s <= _LONGEST_S:
         return timeout_s
     raise UsageProblem(
-        f"--timeout {timeout_s:g} is no time to wait",
+        f"--timeout {timeout_s:g} is not a time to wait",
         fix=f"Give seconds, more than 0 and at most {_LONGEST_S}.",
     )
 
@@ -93,7 +93,7 @@ def model_of(name: str, pools: Sequence[str], layers: int) -> ModelDescription:
             model = load_model(name)
             return attrs.evolve(model, pools=(*model.pools, *tables))
         if tables and not any(table.get("anchor") for table in tables):
-            # The first one is what nearly everybody means.
+            # The first one is what is nearly always meant.
             tables[0]["anchor"] = True
         if tables:
             about = {"model": "--pool", "summary": "", "page_tokens": 64}

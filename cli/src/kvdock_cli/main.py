@@ -16,7 +16,7 @@ from kvdock_cli.registry import CommandGroup
 from kvdock_cli.typer_adapter import Help  # noqa: TC001 - typer reads it
 
 _LONGEST_END_S = 5.0
-"""Time for threads and clients to end; one that hangs is told about before."""
+"""Time for threads and clients to end; one that hangs is reported before."""
 
 
 def _finish(code: int | None, **_: object) -> None:
@@ -69,7 +69,7 @@ def main() -> None:
     except SystemExit as done:
         code = done.code or 0
     if not isinstance(code, int):
-        # What is no status is said, as Python does.
+        # What is not a status is said, as Python does.
         if sys.stderr:
             sys.stderr.write(f"{code}\n")
         code = output.PROBLEM
@@ -82,7 +82,7 @@ def _leave(code: int) -> None:
         if sys.stdout:
             sys.stdout.flush()
     except OSError:
-        # Nobody reads on, or there is no room; Python would complain of it once
+        # The reader is gone, or the disk is full; Python would complain of it once
         # more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = output.PROBLEM

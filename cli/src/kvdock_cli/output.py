@@ -50,7 +50,7 @@ def say(line: str) -> None:
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        raise  # nobody wants to know more
+        raise  # the user interrupted
     except OSError as error:
         raise Unwritten(
             f"the answer cannot be written: {error.strerror or error}"
@@ -58,7 +58,7 @@ def say(line: str) -> None:
 
 
 def exit_code(error: KvdockError) -> int:
-    """Tell wrong questions from bad news."""
+    """Distinguish wrong usage from a problem that was found."""
     wrong = isinstance(error, UsageProblem | SettingsError | PluginError)
     return USAGE if wrong and not isinstance(error, BrokenPlugin) else PROBLEM
 

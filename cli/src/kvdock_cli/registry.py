@@ -1,7 +1,7 @@
 """Commands as entry points: found by name, imported when they are asked for.
 
 The group is `kvdock.commands`; kvdock's own commands are in it as well, so the
-way of a stranger's command runs all the time. See docs/reference/commands.md.
+path of a third party's command is always exercised. See docs/reference/commands.md.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CommandGroup(TyperGroup):
         if cmd_name not in self._candidates:
             close = did_you_mean(cmd_name, self.list_commands(ctx))
             raise UsageProblem(
-                f"there is no command {cmd_name!r}", fix=close or "See `kvdock --help`."
+                f"unknown command {cmd_name!r}", fix=close or "See `kvdock --help`."
             )
         try:
             return load(self._candidates[cmd_name])
@@ -64,7 +64,7 @@ def load(candidate: Candidate) -> Any:  # noqa: ANN401 - a class that typer keep
     """Import a command and make it one of typer's.
 
     Raises:
-        BrokenPlugin: If it cannot be imported or is no command.
+        BrokenPlugin: If it cannot be imported or is not a command.
     """
     found = import_entry_point(candidate)
     module = sys.modules[candidate.value.partition(":")[0].strip()]
@@ -74,7 +74,7 @@ def load(candidate: Candidate) -> Any:  # noqa: ANN401 - a class that typer keep
         raise BrokenPlugin(
             candidate.problem(
                 LoadStage.VALIDATE,
-                f"it is no command: {type(error).__name__}: {error}",
+                f"it is not a command: {type(error).__name__}: {error}",
                 "Name a function, a mapping of functions or a typer.Typer.",
             )
         ) from error
@@ -119,7 +119,7 @@ def _function(found: object) -> Any:  # noqa: ANN401 - any signature
 
 
 def _broken(problem: PluginProblem) -> TyperCommand:
-    """Return a command that only tells why it cannot run."""
+    """Return a command that only reports why it cannot run."""
 
     def fail() -> None:
         raise BrokenPlugin(problem)

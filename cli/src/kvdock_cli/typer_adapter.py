@@ -77,7 +77,7 @@ def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
         )
     )
 
-    def call(**values: Any) -> Any:  # noqa: ANN401 - a stranger's signature
+    def call(**values: Any) -> Any:  # noqa: ANN401 - the signature of any command
         bound = given.bind_partial()
         for name, parameter in given.parameters.items():
             value = values[name]

@@ -100,7 +100,7 @@ class AddressRanges:
         return cast("BoolArray", inside)
 
     def _holds(self, first: list[int], last: list[int], sizes: list[int]) -> bool:
-        """Return whether each column lies in one range; no is no verdict yet."""
+        """Return whether each column lies in one range; no is not a verdict yet."""
         for low, high, nbytes in zip(first, last, sizes, strict=True):
             at = bisect_right(self.starts, low) - 1
             if at < 0 or not 0 <= nbytes <= self.ends[at] - high:

@@ -113,7 +113,7 @@ class CompatKeys:
             raise NamespaceError(
                 f"pool {pool.name!r} differs from rank to rank, but the engine gave "
                 f"the same name to all {self.shard.tp_size} of them",
-                fix="Nothing of it can be migrated; it is stored anew.",
+                fix="Nothing of it can be migrated; it is stored again.",
             )
 
     def _components(self, pool: PoolSpec) -> list[str]:
@@ -136,7 +136,7 @@ class CompatKeys:
             raise NamespaceError(
                 f"pool {pool.name!r}: the engine formats a list of ranks into these "
                 "names",
-                fix="Nothing of it can be migrated; it is stored anew.",
+                fix="Nothing of it can be migrated; it is stored again.",
             )
         if pool.kind is PoolKind.MAMBA:
             names = [part.name for part in pool.parts if part.entry_bytes]

@@ -180,7 +180,7 @@ class Dock:
         loaded = {name: one.plugin for name, one in self.backends.items()}
         discovery.require([backend], loaded, self.problems)
         if nbytes < 1:
-            raise RegionError(f"{nbytes} bytes are no memory")
+            raise RegionError(f"{nbytes} bytes are not memory")
         chosen = self.backends[backend]
         config = AttachConfig(
             settings=chosen.settings(settings), shard=shard or Shard()

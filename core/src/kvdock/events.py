@@ -1,4 +1,4 @@
-"""What the core tells observers: facts that no wrapper of a hook can see.
+"""What observers get from the core: facts that no wrapper of a hook can see.
 
 A call that was left behind never comes back through a wrapper, a breaker that
 is open makes no call, and a page that fails its trailer left the backend as a
@@ -41,7 +41,7 @@ class BatchEnded:
 class BreakerMoved:
     """A breaker's state: "closed", "open" or "half-open".
 
-    Told when memory is attached, and at every change.
+    Sent when memory is attached, and at every change.
     """
 
     backend: str
@@ -51,7 +51,7 @@ class BreakerMoved:
 
 @attrs.frozen(kw_only=True)
 class CallsBehind:
-    """The number of calls that still run while nobody waits changed.
+    """The number of abandoned calls changed.
 
     Calls left behind, and probes, deletions and questions in the background.
     """
@@ -102,7 +102,7 @@ class PagesRestored:
 class PagesHeld:
     """How many pages of a pool's host memory are under storage calls.
 
-    Told when memory is attached, when calls overrun, and when those end.
+    Sent when memory is attached, when calls are abandoned, and when those end.
     """
 
     pool: str

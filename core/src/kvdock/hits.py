@@ -110,7 +110,7 @@ def evaluate(
 
     Args:
         pools: All pools that have a route. Optional ones are reported and cut
-            nothing. A logical anchor exists wherever nobody says otherwise.
+            nothing. A logical anchor exists unless its pages are given.
         exists: Pool name to bool (pages,).
         pages: Length of the prefix that was asked for.
 
@@ -123,7 +123,7 @@ def evaluate(
         answer = exists.get(pool.name)
         if answer is None:
             if pool.physical:
-                raise PoolError(f"nobody said which pages of {pool.name!r} exist")
+                raise PoolError(f"the pages of {pool.name!r} that exist are not given")
             answer = np.ones(pages, np.bool_)
         there: BoolArray = np.asarray(answer, np.bool_)
         if there.shape != (pages,):

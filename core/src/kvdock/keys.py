@@ -2,7 +2,7 @@
 
 `<namespace digest>/<page hash><suffix>`. The digest covers everything that
 must be equal for bytes to be interchangeable, so a difference is a miss and
-never somebody else's page. The suffix says what the object holds.
+never another page. The suffix says what the object holds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def check_suffixes(
             if not suffix or suffix[0].isalnum():
                 raise KvdockError(
                     f"backend {backend!r} gives pool {pool.name!r} the suffix "
-                    f"{suffix!r}, which could not be told from a page hash",
+                    f"{suffix!r}, which looks like a page hash",
                     fix="Begin it with a mark such as '.' or '_'.",
                 )
             if not _SUFFIX.fullmatch(suffix):
@@ -78,7 +78,7 @@ def check_hashes(hashes: Sequence[str]) -> None:
     """Refuse page hashes that could reach out of their place in a key.
 
     Raises:
-        KvdockError: If they are no row of strings, or one is empty or holds
+        KvdockError: If they are not a row of strings, or one is empty or holds
             anything but letters and digits.
     """
     try:

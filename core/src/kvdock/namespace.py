@@ -61,7 +61,7 @@ def decode_record(data: bytes, *, where: str = "the record") -> dict[str, object
         where: Whose record it is, for messages.
 
     Raises:
-        NamespaceError: If it is no record, or one of another schema.
+        NamespaceError: If it is not a record, or one of another schema.
     """
     try:
         record = json.loads(data)

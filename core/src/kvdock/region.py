@@ -136,7 +136,7 @@ class Region:
             none = np.zeros((len(objects), 0), np.int64)
             return cls(pool.name, pages, objects, none, none, none, pool.layout, ())
         if pages < 1:
-            raise RegionError(f"pool {pool.name!r}: {pages} pages are no memory")
+            raise RegionError(f"pool {pool.name!r}: {pages} pages are not memory")
         blocks = tuple(block_of(piece) for piece in memory)
         origins = _origins(pool, shard, blocks, pages)
         rows = [

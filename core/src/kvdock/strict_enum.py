@@ -15,6 +15,6 @@ class StrictEnum(StrEnum):
     def _missing_(cls, value: object) -> NoReturn:
         known = [member.value for member in cls]
         raise UnknownValueError(
-            f"{value!r} is no {cls.__name__}",
+            f"{value!r} is not a {cls.__name__}",
             fix=did_you_mean(str(value), known) or f"Known are {', '.join(known)}.",
         )

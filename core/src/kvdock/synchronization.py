@@ -14,7 +14,7 @@ MAX_WAIT_S = threading.TIMEOUT_MAX / 2
 
 
 class ProcessGuard:
-    """Tells a forked child from the process that made an object.
+    """Detects that a forked child uses an object of its parent.
 
     A child has the object's state but none of the threads behind it, and one
     of those may have held a lock when the process was forked: it stays locked.
@@ -45,10 +45,10 @@ def new_condition() -> tuple[threading.Lock, threading.Condition]:
 
 
 def check_deadline(deadline_s: float) -> None:
-    """Refuse what is no time: it would be neither before nor after any other.
+    """Reject what is not a time: it would be neither before nor after any other.
 
     Raises:
-        KvdockError: If it is no number.
+        KvdockError: If it is not a number.
     """
     try:
         wrong = math.isnan(deadline_s)

@@ -133,7 +133,7 @@ def test_what_kubernetes_sets_for_services_of_our_name_is_no_setting() -> None:
     "name", ["KVDOCK_PORT", "KVDOCK_BACKENDS_STORE_PORT", "KVDOCK_SERVICE"]
 )
 def test_what_only_looks_like_a_service_is_refused(name: str) -> None:
-    with pytest.raises(SettingsError, match=f"{name} is no setting"):
+    with pytest.raises(SettingsError, match=f"{name} is not a setting"):
         load_configuration(environ={name: "50051"})
 
 
@@ -154,7 +154,7 @@ def test_lists_are_written_with_commas_in_the_environment() -> None:
 @pytest.mark.parametrize(
     ("engine", "environ", "message"),
     [
-        ({"cores": {}}, {}, "engine: there is no section 'cores'.*'core'"),
+        ({"cores": {}}, {}, "engine: unknown section 'cores'.*'core'"),
         (
             {"core": {"deadlines": {"gte": 1}}},
             {},
@@ -165,7 +165,11 @@ def test_lists_are_written_with_commas_in_the_environment() -> None:
             {"KVDOCK_CORE__INTEGRTY": "off"},
             "KVDOCK_CORE__INTEGRTY.*'integrity'",
         ),
-        ({}, {"KVDOCK_PLUGIN": "x"}, "KVDOCK_PLUGIN is no setting.*'KVDOCK_PLUGINS'"),
+        (
+            {},
+            {"KVDOCK_PLUGIN": "x"},
+            "KVDOCK_PLUGIN is not a setting.*'KVDOCK_PLUGINS'",
+        ),
         (
             {},
             {"KVDOCK_CORE__INTEGRITY": "offf"},

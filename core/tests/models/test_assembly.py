@@ -289,7 +289,7 @@ def test_stages_may_be_uneven() -> None:
         pools_of("deepseek-v3", pp_layers=(20, 20))
     with pytest.raises(PoolError, match=r"\[60\] layers do not make up the 61"):
         pools_of("deepseek-v3", pp_layers=(60,))
-    with pytest.raises(PoolError, match="are no partition"):
+    with pytest.raises(PoolError, match="are not a partition"):
         pools_of("llama-3.1-8b", pp_size=33)
     with pytest.raises(PoolError, match="in 3 stages"):
         pools_of("deepseek-v3", pp_layers=(30, 31), pp_size=3)
@@ -351,11 +351,11 @@ def changed(**fields: object) -> ModelDescription:
         ({"layers": "0, 9"}, "layer 9 is outside of 4 layers"),
         ({"layers": "2, 7-9"}, "layer 7 is outside of 4 layers"),
         ({"layers": "3-1"}, "layers '3-1' run backwards"),
-        ({"layers": "0-2:0"}, "'0-2:0' is no range of layers"),
-        ({"layers": "x"}, "'x' is no range of layers"),
+        ({"layers": "0-2:0"}, "'0-2:0' is not a range of layers"),
+        ({"layers": "x"}, "'x' is not a range of layers"),
         ({"layers": 3}, "neither text nor a list"),
         ({"layers": "2, 1"}, "not ascending"),
-        ({"dtype": "bf17"}, "'bf17' is no DType"),
+        ({"dtype": "bf17"}, "'bf17' is not a DType"),
         ({"indices_from": "nowhere"}, "which is not there"),
         ({"heads": "2"}, "model 'two-windows': pool 'indexer'"),
         ({"heads": 8.0}, "pool 'indexer': heads is a whole number, not 8.0"),
@@ -363,7 +363,7 @@ def changed(**fields: object) -> ModelDescription:
         ({"heads": -1}, "negative extent"),
         ({"required": "no"}, "pool 'indexer': required is true or false, not 'no'"),
         ({"anchor": "yes"}, "pool 'indexer': anchor is true or false, not 'yes'"),
-        ({"layout": 3}, "pool 'indexer': layout: 3 is no Layout"),
+        ({"layout": 3}, "pool 'indexer': layout: 3 is not a Layout"),
         ({"indices_from": 3}, "pool 'indexer': indices_from is text, not 3"),
         ({"name": 5}, "name is text, not 5"),
         ({"page_tokens": 32}, "page_tokens is one number for all pools"),
@@ -371,7 +371,7 @@ def changed(**fields: object) -> ModelDescription:
         ({"kind": "mamba"}, "unknown field 'kind'"),
         ({"when": 3}, "`when` is a table"),
         ({"when": {"bf16": 3}}, "`when` is a table"),
-        ({"when": {"bf17": {}}}, "'bf17', which is no element type. Did you mean"),
+        ({"when": {"bf17": {}}}, "'bf17', which is not an element type. Did you mean"),
         ({"name": "Indexer"}, "not a valid name"),
     ],
 )
@@ -492,7 +492,7 @@ def test_a_deployment_of_impossible_numbers_is_refused_by_name(
 
 
 def test_more_stages_than_layers_are_refused_before_they_are_counted() -> None:
-    with pytest.raises(PoolError, match="60000 pipeline stages are no partition"):
+    with pytest.raises(PoolError, match="60000 pipeline stages are not a partition"):
         pools_of("llama-3.1-8b", pp_size=60_000)
 
 

@@ -90,8 +90,8 @@ def test_a_file_of_other_bytes_is_refused(tmp_path: Path) -> None:
         ({"page_tokens": True}, "page_tokens is a whole number, not True"),
         ({"pools": []}, "pools is a list of tables"),
         ({"pools": ["kv"]}, "pools is a list of tables"),
-        ({"drafts": []}, "drafts is no table"),
-        ({"drafts": {"mtp": 1}}, "draft 'mtp' is no table"),
+        ({"drafts": []}, "drafts is not a table"),
+        ({"drafts": {"mtp": 1}}, "draft 'mtp' is not a table"),
         ({"drafts": {"mtp": {"layers": 1}}}, "draft 'mtp': field 'summary' is missing"),
     ],
 )

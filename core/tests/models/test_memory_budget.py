@@ -117,7 +117,7 @@ def test_too_many_pages_are_refused_with_the_pool_and_the_numbers() -> None:
 
 
 def test_a_pool_of_unknown_size_is_refused() -> None:
-    with pytest.raises(PoolError, match="how many pages pool 'swa' has"):
+    with pytest.raises(PoolError, match="the number of pages of pool 'swa'"):
         HostBudget(GIB, "it", 0).require(POOLS, Shard(), {"kv": 1})
 
 
@@ -126,7 +126,7 @@ def test_a_pool_of_unknown_size_is_refused() -> None:
     [
         ({"kv": -5, "swa": 1}, "pool 'kv' cannot have -5 pages"),
         ({"kv": 1.5, "swa": 1}, "pool 'kv' cannot have 1.5 pages"),
-        ({"kv": 1, "swa": 1, "draftt": 1}, "'draftt', which is no pool .*'draft'"),
+        ({"kv": 1, "swa": 1, "draftt": 1}, "'draftt', which is not a pool .*'draft'"),
     ],
 )
 def test_pages_that_cannot_be_are_refused_by_name(
@@ -141,8 +141,8 @@ def test_pages_that_cannot_be_are_refused_by_name(
     [
         ({"swa": -1.0}, "pool 'swa' has -1.0 pages for each"),
         ({"swa": float("nan")}, "pool 'swa' has nan pages"),
-        ({"kx": 2.0}, "'kx', which is no pool .*Known are kv, swa"),
-        ({"draft": 2.0}, "'draft', which is no pool with pages here"),
+        ({"kx": 2.0}, "'kx', which is not a pool .*Known are kv, swa"),
+        ({"draft": 2.0}, "'draft', which is not a pool with pages here"),
     ],
 )
 def test_ratios_that_cannot_be_are_refused_by_name(

@@ -47,7 +47,7 @@ BROKEN = {
     "misspelt_hook": (
         [(REGISTER, "def kvdock_regster_pool(pool, region, config)")],
         LoadStage.VALIDATE,
-        "there is no hook 'kvdock_regster_pool'",
+        "unknown hook 'kvdock_regster_pool'",
         "Did you mean 'kvdock_register_pool'?",
     ),
     "invented_argument": (
@@ -152,7 +152,7 @@ BROKEN = {
     "asynchronous_hook": (
         [("def kvdock_batch_io", "async def kvdock_batch_io")],
         LoadStage.VALIDATE,
-        "hook 'kvdock_batch_io' is asynchronous, but nobody awaits it",
+        "hook 'kvdock_batch_io' is asynchronous, but hooks are not awaited",
         "Define it with `def`",
     ),
     "wrapper": (

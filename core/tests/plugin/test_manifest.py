@@ -48,10 +48,10 @@ def test_scopes_are_ordered_by_reach_and_not_by_spelling() -> None:
         ({"kinds": {"mha": 3}}, "declares 'mha': 3"),
         ({"kinds": {"mhaa": KindSupport()}}, "declares 'mhaa'"),
         ({"max_batch_keys": -1}, "max_batch_keys is negative"),
-        ({"settings": int}, "is no attrs class"),
-        ({"name": None}, "name is no str: None"),
-        ({"summary": None}, "summary is no str: None"),
-        ({"kinds": "mha"}, "kinds is no mapping: 'mha'"),
+        ({"settings": int}, "is not an attrs class"),
+        ({"name": None}, "name is not of type str: None"),
+        ({"summary": None}, "summary is not of type str: None"),
+        ({"kinds": "mha"}, "kinds is not a mapping: 'mha'"),
     ],
 )
 def test_a_manifest_that_contradicts_itself_is_refused(
@@ -115,9 +115,9 @@ def test_a_plain_word_becomes_the_member_that_it_names(
 def test_what_is_no_word_of_a_field_is_refused_by_the_field(
     field: str, wrong: object
 ) -> None:
-    with pytest.raises(ManifestError, match=f"^{field}: {wrong!r} is no "):
+    with pytest.raises(ManifestError, match=f"^{field}: {wrong!r} is not a "):
         declared(field, [wrong] if field in SETS else wrong)
-    with pytest.raises(ManifestError, match=f"^{field}: {wrong!r} is no "):
+    with pytest.raises(ManifestError, match=f"^{field}: {wrong!r} is not a "):
         declared(field, wrong)
 
 
@@ -126,7 +126,7 @@ def test_what_is_no_word_of_a_field_is_refused_by_the_field(
 def test_a_limit_that_is_no_number_is_refused_by_its_name(
     field: str, wrong: object
 ) -> None:
-    with pytest.raises(ManifestError, match=f"^{field} is no int: {wrong!r}"):
+    with pytest.raises(ManifestError, match=f"^{field} is not of type int: {wrong!r}"):
         declared(field, wrong)
 
 

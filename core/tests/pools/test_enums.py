@@ -23,7 +23,7 @@ def test_fields_take_words_as_text() -> None:
 
 
 def test_wrong_words_are_value_errors_as_with_any_enum() -> None:
-    with pytest.raises(ValueError, match="no DType"):
+    with pytest.raises(ValueError, match="not a DType"):
         DType("f17")
 
 

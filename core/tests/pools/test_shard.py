@@ -28,7 +28,7 @@ def test_stages_lie_side_by_side(counts: list[int]) -> None:
 
 @pytest.mark.parametrize("counts", [[], [3, 0], [-1]])
 def test_a_stage_without_layers_is_refused(counts: list[int]) -> None:
-    with pytest.raises(PoolError, match="no partition"):
+    with pytest.raises(PoolError, match="are not a partition"):
         stages_of(counts)
 
 
@@ -47,7 +47,7 @@ def test_every_process_of_a_deployment_has_a_shard_of_its_own() -> None:
         ({"tp_rank": 2, "tp_size": 2}, "tp_rank 2 is outside of tp_size 2"),
         ({"cp_size": 0}, "cp_size must be at least 1"),
         ({"pp_size": 2}, "the stage's layers are not given"),
-        ({"layers": (3, 3)}, "are no range"),
+        ({"layers": (3, 3)}, "are not a range"),
         ({"tp_size": 3, "dcp_size": 2}, "does not divide tp_size 3"),
         (
             {"tp_size": 4, "tp_rank": 1, "dcp_size": 2},

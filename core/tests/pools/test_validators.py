@@ -113,7 +113,7 @@ def test_a_rank_of_another_library_is_the_same_rank() -> None:
     [
         ({"tp_rank": "0"}, "tp_rank is a whole number, not '0'"),
         ({"tp_size": 2.0}, "tp_size is a whole number, not 2.0"),
-        ({"layers": (0, 1, 2)}, "are no range of layer numbers"),
+        ({"layers": (0, 1, 2)}, "are not a range of layer numbers"),
         ({"layers": 4}, "layers is a row of whole numbers, not 4"),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_server_that_is_announced_runs_as_long_as_the_block(
         version="?",
         group=backends.SERVERS,
     )
-    monkeypatch.setattr(discovery, "installed", lambda _group: (candidate,))
+    monkeypatch.setattr(discovery, "list_entry_points", lambda _group: (candidate,))
     with served("own", {"a": 1}) as (settings, notice):
         assert (settings, notice) == ({"a": 1, "at": "here"}, "started one")
         assert RUNNING == [1]

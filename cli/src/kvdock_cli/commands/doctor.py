@@ -1,4 +1,4 @@
-"""The command `kvdock doctor`: asks everybody, the report tells it."""
+"""The command `kvdock doctor`: asks every plugin; the report formats the answers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def doctor(
     settings = settings_of(set_)
     if settings and name is None:
         raise UsageProblem(
-            "settings are given, but nobody to give them to",
+            "settings are given, but no backend to give them to",
             fix="Write `kvdock doctor NAME --set KEY=VALUE`.",
         )
     diagnosis = diagnose(
@@ -152,7 +152,7 @@ def _doctors() -> tuple[dict[discovery.Candidate, Any], tuple[Any, ...]]:
     return doctors, problems
 
 
-def _asking(ask: Any, settings: Mapping[str, str]) -> Ask:  # noqa: ANN401 - a stranger's function
+def _asking(ask: Any, settings: Mapping[str, str]) -> Ask:  # noqa: ANN401 - a function of any distribution
     return lambda: ask(settings)
 
 

@@ -72,7 +72,7 @@ def route(  # noqa: PLR0913 - what routing depends on
         dtype: Element type of attention KV, if not the model's own.
         layout: How pages lie in host memory.
         packed: Draft layers lie behind the target's in the same pools.
-        pages: Also tell whether host memory has room for so many pages of every
+        pages: Also say whether host memory has room for so many pages of every
             pool; fails if it has not.
         host_ranks: Processes like this one that share the host.
         backend: Consider only this backend; several in order of preference.
@@ -88,7 +88,7 @@ def route(  # noqa: PLR0913 - what routing depends on
     if page_tokens is not None and page_tokens < 1:
         raise UsageProblem(f"--page-tokens {page_tokens} leaves no page")
     if pages is not None and pages < 0:
-        raise UsageProblem(f"--pages {pages} is no number of pages")
+        raise UsageProblem(f"--pages {pages} is not a number of pages")
     if host_ranks < 1:
         raise UsageProblem(f"--host-ranks {host_ranks} leaves no process")
     about = model_of(model, pool, layers)
@@ -132,4 +132,4 @@ def _shard(assembly: Assembly, rank: int) -> Shard:
     for shard in islice(assembly.shards(), rank, None) if rank >= 0 else ():
         return shard
     count = sum(1 for _ in assembly.shards())
-    raise UsageProblem(f"there is no rank {rank} among {count} processes")
+    raise UsageProblem(f"rank {rank} does not exist among {count} processes")

@@ -29,7 +29,7 @@ def as_text(
 def as_data(
     settings: Sequence[Setting], problems: Sequence[PluginProblem]
 ) -> dict[str, object]:
-    """Describe the settings as data; what is missing is no failure here."""
+    """Describe the settings as data; what is missing is not a failure here."""
     return {
         "schema": SCHEMA,
         "ok": not problems,

@@ -47,7 +47,7 @@ class Section:
 
 @attrs.frozen(kw_only=True)
 class Diagnosis:
-    """All that is to be told."""
+    """Everything that the doctor found."""
 
     sections: Sequence[Section] = ()
     problems: Sequence[PluginProblem] = ()

@@ -11,7 +11,7 @@ from kvdock_cli.reports._tables import columns, plain
 if TYPE_CHECKING:
     from kvdock.segments import NamespaceSurvey, VerifyReport
 
-_SHORT = 12  # digits that tell namespaces apart for people
+_SHORT = 12  # digits that distinguish namespaces for people
 _FEW = 20  # bad pages that are shown one by one
 
 

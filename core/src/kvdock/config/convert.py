@@ -52,7 +52,7 @@ def converter() -> Converter:
 
 def _to_path(value: object, _: type) -> Path:
     if not isinstance(value, str | os.PathLike):
-        raise SettingsError(f"{value!r} is no path", fix="Write it as text.")
+        raise SettingsError(f"{value!r} is not a path", fix="Write it as text.")
     try:
         # No shell is in between where a file or an engine gives it.
         return Path(value).expanduser()
@@ -68,7 +68,7 @@ def _to_words(converter: Converter, value: object, kind: Any) -> tuple[Any, ...]
     if isinstance(value, str):
         value = [word for word in map(str.strip, value.split(",")) if word]
     if not isinstance(value, list | tuple):
-        raise SettingsError(f"{value!r} is no list")
+        raise SettingsError(f"{value!r} is not a list")
     of, *_ = get_args(kind)
     return tuple(converter.structure(one, of) for one in value)
 

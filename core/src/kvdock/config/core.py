@@ -22,7 +22,7 @@ class Integrity(StrEnum):
     ALWAYS = "always"
     """A trailer of the core for every backend, also where it verifies."""
     OFF = "off"
-    """Nobody: wrong bytes of the right length would be served."""
+    """Neither: wrong bytes of the right length would be served."""
 
 
 class StagingPolicy(StrEnum):
@@ -160,7 +160,7 @@ class TransferSettings:
 
 @attrs.frozen(kw_only=True)
 class CoreSettings:
-    """Everything that the core itself can be told."""
+    """All settings of the core."""
 
     integrity: Integrity = choice(Integrity.AUTO, help="Who verifies pages.")
     self_test: bool = option(False, help="Move one page of each pool when attaching.")

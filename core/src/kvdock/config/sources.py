@@ -39,7 +39,7 @@ from kvdock.config.schema import (
 from kvdock.errors import SettingsError, did_you_mean
 
 FILE_VARIABLE = "KVDOCK_CONFIG"
-"""Names the file to read; there is no other place that is looked into."""
+"""Names the file to read; no other place is searched."""
 
 PREFIX = "KVDOCK_"
 SECTIONS = ("core", "backends", "observers")
@@ -198,7 +198,7 @@ def environment(environ: Mapping[str, str]) -> list[Source]:
         if path[0] not in SECTIONS or len(path) == 1 or not all(path):
             known = [*OWN_VARIABLES, *(f"{PREFIX}{one.upper()}__" for one in SECTIONS)]
             raise SettingsError(
-                f"environment variable {name} is no setting",
+                f"environment variable {name} is not a setting",
                 fix=did_you_mean(name, known)
                 or 'Settings look like KVDOCK_CORE__DEADLINES__GET="2 s".',
             )
@@ -265,7 +265,7 @@ def _check_sections(source: Source) -> None:
     for section, given in source.values.items():
         if section not in SECTIONS:
             raise SettingsError(
-                f"{source.origin}: there is no section {section!r}",
+                f"{source.origin}: unknown section {section!r}",
                 fix=did_you_mean(section, SECTIONS)
                 or f"Sections: {', '.join(SECTIONS)}.",
             )
@@ -348,5 +348,5 @@ def display_value(value: object, field: attrs.Attribute[object]) -> str:
     unit = field.metadata.get("unit")
     if unit and not isinstance(value, str):
         text = f"{text} {'B' if unit == 'bytes' else 's'}"
-    # A password in an address is one, whoever declared the setting.
+    # A password in an address is one, whichever setting holds it.
     return _CREDENTIALS.sub(HIDDEN, text)

@@ -91,7 +91,7 @@ class Deployment:
     packed: bool = attrs.field(default=False, validator=boolean)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse more processes than anybody has."""
+        """Reject more processes than a deployment can have."""
         stages = max(self.pp_size, len(self.pp_layers))
         processes = self.tp_size * stages * self.cp_size
         if processes > MAX_PROCESSES:
@@ -226,7 +226,7 @@ def _stages(
 ) -> tuple[Layers | None, ...]:
     if plan.pp_size > model.layers:
         raise PoolError(
-            f"{plan.pp_size} pipeline stages are no partition of the "
+            f"{plan.pp_size} pipeline stages are not a partition of the "
             f"{model.layers} layers of model {model.name!r}"
         )
     counts = list(plan.pp_layers or even_shares(model.layers, plan.pp_size))
@@ -341,7 +341,7 @@ class _Builder:
         for dtype in when:
             if dtype not in list(DType):
                 raise PoolError(
-                    f"{where}: `when` names {dtype!r}, which is no element type",
+                    f"{where}: `when` names {dtype!r}, which is not an element type",
                     fix=did_you_mean(str(dtype), DType)
                     or f"Known are {', '.join(DType)}.",
                 )
@@ -382,7 +382,7 @@ def _layers(where: str, text: object, numbers: Sequence[int]) -> tuple[int, ...]
             match = _RANGE.fullmatch(word.strip())
             if match is None:
                 raise PoolError(
-                    f"{where}: {word.strip()!r} is no range of layers",
+                    f"{where}: {word.strip()!r} is not a range of layers",
                     fix='Write "all", "0-60", "3-60:4" or "0, 5, 7-9".',
                 )
             first, last, step = (int(number or 0) for number in match.groups())

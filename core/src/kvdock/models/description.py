@@ -243,7 +243,7 @@ def parse_description(name: str, data: Table) -> ModelDescription:
     _check_fields(where, data, _TARGET_FIELDS, optional=("drafts", "source"))
     drafts = data.get("drafts", {})
     if not isinstance(drafts, Mapping):
-        raise PoolError(f"{where}: drafts is no table of drafts")
+        raise PoolError(f"{where}: drafts is not a table of drafts")
     return ModelDescription(
         name=name,
         model=str(data["model"]),
@@ -261,7 +261,7 @@ def parse_description(name: str, data: Table) -> ModelDescription:
 
 def _parse_draft(where: str, data: object) -> DraftDescription:
     if not isinstance(data, Mapping):
-        raise PoolError(f"{where} is no table")
+        raise PoolError(f"{where} is not a table")
     _check_fields(where, data, _DRAFT_FIELDS, optional=("source",))
     return DraftDescription(
         summary=str(data["summary"]),

@@ -118,7 +118,7 @@ class HostBudget:
 
         Raises:
             PoolError: Naming the first pool that no longer fits, with all
-                numbers; or a pool whose pages nobody gave, or that is not
+                numbers; or a pool whose pages are not given, or that is not
                 there; or a count that is none.
         """
         _check_names(pages, [pool.name for pool in pools])
@@ -132,7 +132,7 @@ class HostBudget:
         for pool in pools:
             count = pages.get(pool.name, pages.get(pool.indices_from or ""))
             if count is None:
-                raise PoolError(f"nobody said how many pages pool {pool.name!r} has")
+                raise PoolError(f"the number of pages of pool {pool.name!r} is missing")
             wanted = count * pool.page_bytes(shard) * ranks
             total += wanted
             rows.append(f"{pool.name} {format_bytes(wanted)}")
@@ -154,7 +154,7 @@ def _check_names(given: Iterable[str], known: Sequence[str]) -> None:
     for name in given:
         if name not in known:
             raise PoolError(
-                f"pages are given for {name!r}, which is no pool with pages here",
+                f"pages are given for {name!r}, which is not a pool with pages here",
                 fix=did_you_mean(name, known) or f"Known are {', '.join(known)}.",
             )
 

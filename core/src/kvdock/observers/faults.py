@@ -49,7 +49,7 @@ class Fault(StrEnum):
     LIE = "lie"
     """Say that everything is there, with noise for bytes."""
     GARBLE = "garble"
-    """Answer with something that is no answer."""
+    """Answer with something that is not an answer."""
 
 
 class InjectedFault(Exception):  # noqa: N818 - it is a fault, by design

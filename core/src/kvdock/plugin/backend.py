@@ -109,11 +109,11 @@ class Backend:
             found = self.plugin.hooks.kvdock_check_capability(
                 capability=capability, pool=pool, shard=shard, settings=settings
             )
-        except Exception as error:  # noqa: BLE001 - a stranger's code
+        except Exception as error:  # noqa: BLE001 - a plugin's code
             why = f"{self.name} failed to judge {capability}: "
             return Verdict(Support.NO, f"{why}{type(error).__name__}: {error}")
         if found is not None and not isinstance(found, Verdict):
-            why = f"{self.name} judged {capability} with {found!r}, which is no Verdict"
+            why = f"{self.name} judged {capability} with {found!r}: not a Verdict"
             return Verdict(Support.NO, why)
         return found
 
@@ -140,7 +140,7 @@ class Backend:
         except (TypeError, KvdockError) as error:
             found.give_back()
             raise PluginError(
-                f"kvdock_allocate of {self.name} brought what is no memory: {error}",
+                f"kvdock_allocate of {self.name} brought what is not memory: {error}",
                 fix="Its buffer is writable and contiguous, with the buffer protocol.",
             ) from error
         if given != nbytes:
@@ -194,15 +194,17 @@ class Backend:
         """Ask how full its store is; None where it does not say.
 
         Raises:
-            TypeError: If the answer is no `Capacity`.
+            TypeError: If the answer is not a `Capacity`.
         """
         found = self.plugin.hooks.kvdock_capacity(handle=handle)
         if found is not None and not isinstance(found, Capacity):
-            raise TypeError(f"kvdock_capacity returned {found!r}, which is no Capacity")
+            raise TypeError(
+                f"kvdock_capacity returned {found!r}, which is not a Capacity"
+            )
         return found
 
     def release(self, handle: object) -> None:
-        """Tell it that a pool has ended."""
+        """Call `kvdock_release`: a pool has ended."""
         self.plugin.hooks.kvdock_release(handle=handle)
 
 
@@ -212,12 +214,14 @@ def run_probe(ask: Callable[[], Iterable[Finding] | None]) -> tuple[Finding, ...
         found: tuple[object, ...] = tuple(ask() or ())
     except KvdockError as error:
         return (Finding(ok=False, what=error.what, hint=error.fix),)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin's code
         return (Finding(ok=False, what=f"{type(error).__name__}: {error}"),)
     return tuple(
         one
         if isinstance(one, Finding)
-        else Finding(ok=False, what=f"{one!r} is no Finding", hint="Return Findings.")
+        else Finding(
+            ok=False, what=f"{one!r} is not a Finding", hint="Return Findings."
+        )
         for one in found
     )
 

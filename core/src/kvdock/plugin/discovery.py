@@ -149,7 +149,7 @@ def filter_allowed(
 def missing_allowed(
     candidates: Iterable[Candidate], names: frozenset[str] | None
 ) -> tuple[PluginProblem, ...]:
-    """Return a problem for each name of an allow-list that nobody has."""
+    """Return a problem for each name of an allow-list that no plugin has."""
     known = {candidate.name for candidate in candidates}
     return tuple(
         PluginProblem(

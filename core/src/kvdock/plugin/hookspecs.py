@@ -77,7 +77,7 @@ class HostMemory:
     Args:
         buffer: The bytes: writable and contiguous, with the buffer protocol.
             What they hold at first is not said.
-        give_back: To be called once when nobody touches them any more. A pool
+        give_back: To be called once when nothing uses it any more. A pool
             that lies in them keeps them until it is released.
     """
 
@@ -87,7 +87,7 @@ class HostMemory:
 
 @attrs.frozen(kw_only=True)
 class AttachConfig:
-    """What a backend is told when memory is attached to it.
+    """What a backend gets to know when memory is attached to it.
 
     Args:
         settings: An instance of the manifest's settings class, or None.
@@ -97,7 +97,7 @@ class AttachConfig:
         shard: The slice of the model that this process owns.
         shared: One mutable mapping for all pools of this backend in this
             attachment: the place for a client that they share.
-        process: Tells this process from the others of its deployment, where
+        process: Distinguishes this process from others of its deployment, where
             they have their settings in common; the same after a restart. For
             names of local directories, never for what is stored.
         trial: Whether only pages of the core's own are moved, to try the
@@ -263,7 +263,7 @@ def kvdock_batch_io(handle: object, batch: Batch) -> BatchResult:
 
 @hookspec(firstresult=True)
 def kvdock_release(handle: object) -> None:
-    """Let go of a pool.
+    """Release a pool.
 
     Called once per handle when an attachment ends, after its last batch.
     """
@@ -278,7 +278,7 @@ def kvdock_capacity(handle: object) -> Capacity | None:
     """Say how full the store is.
 
     Called between batches on a thread of its own, at most once in
-    `calls.capacity_interval`, and only if somebody observes. Backends that
+    `calls.capacity_interval`, and only if an observer is on. Backends that
     cannot know it leave it out.
 
     Returns:

@@ -2,7 +2,7 @@
 
 Grammar of the names: a field is called after what is supported, `max_` begins
 a limit, and a number carries its unit. Every field is read by a routing rule,
-by the conformance kit, or by both; one that nobody reads is deleted.
+by the conformance kit, or by both; one that neither reads is deleted.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Capability(StrEnum):
     KEY_SIZE = "key_size"
     """Take keys as long as this pool's."""
     SHARING = "sharing"
-    """Be found by everybody who shall find it."""
+    """Be found by every process that is to find it."""
     DURABILITY = "durability"
     """Outlive what stored bytes shall outlive."""
     CLEAR_REACH = "clear_reach"
@@ -142,7 +142,7 @@ _Validator = Callable[[object, "attrs.Attribute[Any]", Any], None]
 
 
 # A grade that is plain text is true even where it says "no". So words become
-# members; what is no word stays what it is, and a validator names its field.
+# members; what is not a word stays what it is, and a validator names its field.
 def _member(kind: type[W], value: W) -> W:
     return kind(value) if value in list(kind) else value
 
@@ -174,7 +174,7 @@ def _shardings(value: Iterable[Sharding]) -> frozenset[Sharding]:
 
 
 def _are(kind: type[StrEnum]) -> _Validator:
-    """Refuse a field that is no member, or no set of members, of a list."""
+    """Reject a field that is neither a member nor a set of members of an enum."""
 
     def check(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
         for one in value if isinstance(value, frozenset) else (value,):
@@ -182,7 +182,7 @@ def _are(kind: type[StrEnum]) -> _Validator:
                 words = [member.value for member in kind]
                 close = did_you_mean(one, words) if isinstance(one, str) else ""
                 raise ManifestError(
-                    f"{attribute.name}: {one!r} is no {kind.__name__}",
+                    f"{attribute.name}: {one!r} is not a {kind.__name__}",
                     fix=close or f"Known are {', '.join(words)}.",
                 )
 
@@ -193,9 +193,11 @@ def _is(kind: type) -> _Validator:
     """Refuse a field that is not of a plain type."""
 
     def check(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        # A bool is an int to Python, but no limit to anybody.
+        # A bool is an int to Python, but it is not a limit.
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise ManifestError(f"{attribute.name} is no {kind.__name__}: {value!r}")
+            raise ManifestError(
+                f"{attribute.name} is not of type {kind.__name__}: {value!r}"
+            )
 
     return check
 
@@ -242,7 +244,7 @@ def _kinds(
     try:
         found = dict(value)
     except (TypeError, ValueError) as error:
-        raise ManifestError(f"kinds is no mapping: {value!r}") from error
+        raise ManifestError(f"kinds is not a mapping: {value!r}") from error
     return {_member(PoolKind, kind): support for kind, support in found.items()}
 
 
@@ -260,7 +262,7 @@ class Manifest:
             may not be registered is staged.
         host_allocator: Brings memory of its own; pools elsewhere are staged.
             Where only some settings ask for that, `kvdock_check_capability`
-            tells them apart.
+            distinguishes them.
         direct_transfer: Moves pages to a peer's memory; no hook of API 1
             does, so only `NO` can be declared.
         integrity: Verifies length and content of what it returns.
@@ -334,7 +336,7 @@ class Manifest:
                 raise ManifestError(f"backend {self.name!r}: {limit} is negative")
         if self.settings is not None and not attrs.has(self.settings):
             raise ManifestError(
-                f"backend {self.name!r}: settings {self.settings!r} is no attrs class"
+                f"backend {self.name!r}: {self.settings!r} is not an attrs class"
             )
 
     def support(self, capability: Capability, kind: PoolKind) -> Support:

@@ -209,7 +209,7 @@ def _check_manifest(found: object, name: str, distribution: str) -> None:
 
 
 def _check_promises(manifest: Manifest, own: Mapping[str, str]) -> None:
-    """Refuse what could never be kept, as there is no hook that would do it."""
+    """Reject declarations that no hook of the plugin could keep."""
     if manifest.host_allocator and "kvdock_allocate" not in own:
         raise ContractViolation(
             LoadStage.VALIDATE,
@@ -251,7 +251,7 @@ def _check_names(manager: pluggy.PluginManager, own: Collection[str]) -> set[str
         if name not in known:
             raise ContractViolation(
                 LoadStage.VALIDATE,
-                f"there is no hook {name!r}",
+                f"unknown hook {name!r}",
                 did_you_mean(name, known) or f"Hooks are {', '.join(sorted(known))}.",
             )
     return known
@@ -268,7 +268,7 @@ def _check_hook(name: str, hook: Callable[..., Any], offered: Collection[str]) -
     if inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook):
         raise ContractViolation(
             LoadStage.VALIDATE,
-            f"hook {name!r} is asynchronous, but nobody awaits it",
+            f"hook {name!r} is asynchronous, but hooks are not awaited",
             "Define it with `def`; every call runs on a thread of the core.",
         )
     for parameter in inspect.signature(hook).parameters.values():

@@ -387,7 +387,7 @@ def compressed(  # noqa: PLR0913 - the dimensions of compressed KV
     check_counts(name, row_bytes=row_bytes, ratio=ratio, pad_to=pad_to)
     if page_tokens % ratio:
         raise PoolError(
-            f"pool {name!r}: a page of {page_tokens} tokens is no whole number of "
+            f"pool {name!r}: a page of {page_tokens} tokens is not a whole number of "
             f"rows for {ratio} tokens each"
         )
     nbytes = page_tokens // ratio * row_bytes

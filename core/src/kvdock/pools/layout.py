@@ -22,7 +22,7 @@ def stored_objects(pool: PoolSpec, shard: Shard) -> tuple[StoredObject, ...]:
 
     Order: head group, then part, then layer. A logical anchor is one object
     without bytes, so that its presence can still be stored. A pool that has
-    no layer in the shard's stage is no object at all.
+    no layer in the shard's stage is not an object at all.
     """
     layers = pool.local_layers(shard)
     if not pool.physical:

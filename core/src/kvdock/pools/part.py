@@ -22,7 +22,7 @@ class Part:
             all ranks. An extent may be 0: the part then takes no bytes.
         per: Whether `shape` is counted per token or per page.
         shard_axis: The axis of `shape` that is divided among ranks, or None.
-        encoding: What opaque bytes mean, where type and shape do not tell:
+        encoding: What opaque bytes mean, where type and shape do not say it:
             mixed rows, padding, a quantisation recipe. In the namespace.
     """
 

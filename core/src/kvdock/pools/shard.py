@@ -23,7 +23,7 @@ def _ordered(_: object, field: attrs.Attribute[Any], value: tuple[int, ...]) -> 
     int_tuple(_, field, value)
     if len(value) != 2 or not 0 <= value[0] < value[1]:  # noqa: PLR2004 - first, past the last
         raise PoolError(
-            f"layers {value} are no range of layer numbers",
+            f"layers {value} are not a range of layer numbers",
             fix="Pass layers=(first, past_the_last) of this pipeline stage.",
         )
 
@@ -98,7 +98,7 @@ def stages_of(counts: Sequence[int]) -> tuple[Layers, ...]:
         PoolError: If there is no stage, or one has no layer.
     """
     if not counts or min(counts) < 1:
-        raise PoolError(f"pipeline stages of {list(counts)} layers are no partition")
+        raise PoolError(f"pipeline stages of {list(counts)} layers are not a partition")
     return tuple(pairwise(accumulate(counts, initial=0)))
 
 

@@ -412,7 +412,7 @@ def _check_source(pool: PoolSpec, named: Mapping[str, PoolSpec]) -> None:
             f"{shares}, which has none of its own",
             fix=f"Name their root: indices_from={source.indices_from!r}.",
         )
-    # A trailing pool has pages in its window alone: nobody can share others.
+    # A trailing pool has pages in its window alone: no pool can share others.
     if source.window_pages and not 0 < pool.window_pages <= source.window_pages:
         raise PoolError(
             f"{shares}, which keeps a window of {source.window_pages} pages, "

@@ -45,7 +45,7 @@ def is_int(value: object) -> TypeGuard[int]:
 
 
 def integer(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Refuse what is no whole number."""
+    """Refuse what is not a whole number."""
     if not is_int(value):
         raise PoolError(f"{attribute.name} is a whole number, not {value!r}")
 
@@ -65,7 +65,7 @@ def non_negative(_: object, attribute: attrs.Attribute[Any], value: object) -> N
 
 
 def int_tuple(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Refuse what is no row of whole numbers."""
+    """Refuse what is not a row of whole numbers."""
     if not isinstance(value, tuple) or not all(map(is_int, value)):
         raise PoolError(f"{attribute.name} is a row of whole numbers, not {value!r}")
 

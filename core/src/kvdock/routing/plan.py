@@ -151,13 +151,13 @@ def plan_routes(  # noqa: PLR0913 - the whole question in one call
         preference: Backends to consider, best first; empty for all, those
             that need no staging first, then by name.
         overrides: Pool name to the one backend that may take it.
-        strict: Treat optional pools as required; otherwise one that nobody
+        strict: Treat optional pools as required; otherwise one that no backend
             takes is refused with a reason and not stored.
         needs: What the deployment asks of every backend.
         judge: A backend's own verdict, which comes before its manifest.
 
     Raises:
-        NoRoute: If nobody takes a required pool; the message is the table.
+        NoRoute: If no backend takes a required pool; the message is the table.
         PluginError: If a backend is named that is not there.
         PoolError: If the pools do not belong together.
     """

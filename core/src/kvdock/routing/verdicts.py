@@ -48,7 +48,7 @@ class IntegrityCheck(StrEnum):
     TRAILER = "verified by a trailer"
     """The core adds a trailer to each object."""
     NONE = "UNVERIFIED by choice"
-    """Nobody, since integrity was switched off."""
+    """Not verified, since integrity was switched off."""
 
 
 class TransferMode(StrEnum):

@@ -111,7 +111,7 @@ def cleaning_up_when_terminated() -> Iterator[None]:
     """Leave no process and no file behind where SIGTERM ends this one."""
 
     def leave(number: int, _: object) -> None:
-        # Whoever is impatient shall not interrupt the cleaning up.
+        # A second Ctrl-C must not interrupt the clean-up.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise SystemExit(128 + number)
 

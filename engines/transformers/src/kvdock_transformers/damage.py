@@ -59,7 +59,7 @@ class Damage:
         done: (pool, page, harm) of each page that was aimed at.
         lost: (pool, page) of all pages that cannot be whole any more.
         doubtful: (pool, page) of the last page of an extended file: a backend
-            may give it up or tell the surplus apart.
+            may give it up or distinguish the surplus.
     """
 
     done: tuple[tuple[str, int, Harm], ...]
@@ -80,7 +80,7 @@ class StoredPages:
     Args:
         page_bytes: Bytes of a page.
         ends: Page number to its first and its last bytes. The first alone do
-            not tell pages apart: a draft that shares its first layer with the
+            not distinguish pages: a draft that shares its first layer with the
             target has pages that begin like the target's.
     """
 
@@ -93,7 +93,7 @@ def inflict(
     pools: Mapping[str, StoredPages],
     targets: Sequence[tuple[str, int, Harm]],
 ) -> Damage:
-    """Harm pages, and tell which pages that costs.
+    """Damage pages; return which pages that costs.
 
     Args:
         directory: Where the store lies.

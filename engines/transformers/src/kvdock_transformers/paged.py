@@ -78,7 +78,7 @@ class PagedModel:
         return DynamicCache(config=self.model.config)
 
     def _caches_rows_of(self, width: int) -> bool:
-        """Tell a latent cache from one that holds expanded keys and values."""
+        """Distinguish a latent cache from expanded keys and values."""
         layer: Any = self.cache.layers[0]
         return tuple(layer.keys.shape[1::2]) == (1, width)
 

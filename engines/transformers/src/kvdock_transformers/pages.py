@@ -68,7 +68,7 @@ def take_tokens(
         slots: Where in host memory each page goes.
 
     Raises:
-        UnsupportedCache: If a sliding layer has let go of some token.
+        UnsupportedCache: If a sliding layer has dropped a token.
     """
     if not slots:
         return

@@ -33,7 +33,7 @@ _TITLES = {
 }
 _KIB = 1024
 _WIDTH = 100
-"""Columns where the output is no terminal and says nothing about its width."""
+"""Columns where the output is not a terminal and says nothing about its width."""
 
 
 class Display:
@@ -54,7 +54,7 @@ class Display:
             TextColumn("pages"),
             TimeElapsedColumn(),
             console=self.console,
-            # Lines that stay would be printed twice where there is no terminal.
+            # Lines that stay would be printed twice without a terminal.
             transient=not self.console.is_terminal,
         )
         self._tasks: dict[tuple[object, ...], TaskID] = {}
@@ -273,7 +273,7 @@ def _model(result: ModelResult) -> dict[str, object]:
     }
 
 
-def _yes(value: bool) -> str:  # noqa: FBT001 - the value to be told
+def _yes(value: bool) -> str:  # noqa: FBT001 - the value to show
     return "yes" if value else "[red]NO[/red]"
 
 

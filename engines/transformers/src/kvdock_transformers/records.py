@@ -1,4 +1,4 @@
-"""What processes of a trial tell each other, as data; loads no torch.
+"""Records that the processes of a trial exchange; loads no torch.
 
 A job goes to a worker as a JSON file, events come back as JSON lines, and one
 of them carries a `Served` record per model.

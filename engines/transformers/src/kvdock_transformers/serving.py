@@ -91,7 +91,7 @@ def serve(job: Job, family: Family, emit: Emit) -> Served:
     Args:
         job: The phase and where things lie.
         family: The model.
-        emit: Told about the plan and about pages on their way.
+        emit: Called with the plan and with pages that were moved.
     """
     if job.phase is Phase.OFFLOAD:
         emit({"event": "step", "step": "making the model"})

@@ -29,7 +29,7 @@ def plan_for(
     Args:
         dock: The loaded backends.
         models: Target and draft.
-        backend: Who is to keep them; "" for anybody who can.
+        backend: The backend to use; "" for any that can.
         settings: Backend to the settings that it will be attached with.
 
     Raises:
@@ -204,7 +204,7 @@ class PromptPages:
         return attached.backend, keys[:: len(object_bytes)], int(object_bytes[0])
 
     def close(self) -> None:
-        """Let go of the backends."""
+        """Release the backends."""
         self.attachment.close()
 
 

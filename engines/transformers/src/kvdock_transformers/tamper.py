@@ -1,6 +1,6 @@
 """Harming stored pages through their backend, where they lie in no file.
 
-Whoever may write to a store can read an object, remove it, and store other
+A process that can write to a store can read an object, remove it, and store other
 bytes under its key: this does so with the plain hooks, so that it works on any
 backend. Only what a backend keeps below its keys is out of reach.
 """
@@ -97,7 +97,7 @@ def tamper(
     targets: Sequence[Target],
     given: Mapping[str, Mapping[str, object]],
 ) -> Damage:
-    """Harm pages, and tell which pages that costs.
+    """Damage pages; return which pages that costs.
 
     Args:
         pools: All pages that were stored.
@@ -116,7 +116,7 @@ def tamper(
                 key = record.keys[record.stored.index(page)]
                 if hand.harm(key, record.object_bytes, harm):
                     done.append((pool, page, harm))
-    # A backend may tell surplus apart from the object that it was added to.
+    # A backend may distinguish surplus from the object that it was added to.
     doubtful = {(pool, page) for pool, page, harm in done if harm is Harm.EXTEND}
     lost = {(pool, page) for pool, page, _ in done} - doubtful
     return Damage(tuple(done), frozenset(lost), frozenset(doubtful))

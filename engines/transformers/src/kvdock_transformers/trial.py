@@ -72,7 +72,7 @@ def run_trial(
 
     Args:
         request: What to try.
-        report: Told of every event as it happens, on this thread.
+        report: Called with every event as it happens, on this thread.
 
     Returns:
         One result per model, in the order of the request.
@@ -184,7 +184,7 @@ def _worker(arguments: Sequence[str], stderr: int) -> Iterator[subprocess.Popen[
         **os.environ,
         # Models are made here; nothing may be looked for anywhere else.
         "HF_HUB_OFFLINE": "1",
-        # Hints at faster kernels and bars of its own help nobody here.
+        # Hints at faster kernels and progress bars are noise here.
         "TRANSFORMERS_VERBOSITY": "error",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
 
     emit({"event": "start"})
     # Here and not above: these seconds belong to this process's start, and
-    # whoever waits shall see that it has begun.
+    # the waiting process sees that it has begun.
     import torch  # noqa: PLC0415
 
     from kvdock_transformers.serving import serve  # noqa: PLC0415
