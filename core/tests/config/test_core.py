@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import attrs
 import pytest
 
+from kvdock.batch import Operation
 from kvdock.config.core import BreakerSettings, CoreSettings, Deadlines
 from kvdock.config.schema import structure
 from kvdock.errors import SettingsError
@@ -42,3 +44,15 @@ def test_the_bounds_hold_for_settings_made_in_code_too() -> None:
 
 def test_a_moment_of_grace_may_be_none() -> None:
     assert Deadlines(grace=0).grace == 0
+
+
+def test_one_method_turns_an_operation_into_a_deadline() -> None:
+    deadlines = Deadlines()
+    now = time.monotonic()
+    assert deadlines.until(Operation.CLEAR) - now == pytest.approx(8, abs=0.5)
+    assert deadlines.until("attach") - now == pytest.approx(120, abs=0.5)
+    assert deadlines.until("close", 3.0) - now == pytest.approx(3, abs=0.5)
+    assert deadlines.until("delete", factor=2) - now == pytest.approx(10, abs=0.5)
+    assert deadlines.until("close", math.inf) == math.inf
+    with pytest.raises(AttributeError, match="gett"):
+        deadlines.until("gett")

@@ -482,7 +482,7 @@ def test_the_pools_can_be_named_while_another_thread_closes() -> None:
                 yield berth
                 backends.close(0.0)
 
-    object.__setattr__(backends, "berths", Closing(backends.pools))
+    object.__setattr__(backends, "pools", Closing(backends.pools))
     assert [pool.name for pool in engine.attachment.pools] == ["kv", "draft"]
     assert engine.attachment.close()
 

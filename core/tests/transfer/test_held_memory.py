@@ -97,6 +97,22 @@ def test_late_bytes_of_a_held_batch_never_reach_a_page_in_another_use(
         assert all(engine.holds("kv", name, at) for at, name in enumerate(names))
 
 
+def test_an_answer_that_breaks_the_contract_still_holds_its_memory() -> None:
+    shelf = Holding()
+    engine = engine_with(shelf)
+    with engine.attachment as cache:
+        names = stored(engine, 2)
+        hold = MemoryHold()
+        shelf.trouble = lambda batch: (
+            BatchResult([0], [0], hold) if batch.operation is Operation.GET else None
+        )
+        lost = cache.get(names, engine.where(range(2)))
+        assert lost.outcomes["kv"].tolist() == [Outcome.ERROR] * 2
+        assert cache.leases("kv").in_use(range(2)).all()
+        hold.release()
+        assert not cache.leases("kv").in_use(range(2)).any()
+
+
 def test_closing_reports_that_bytes_may_land_until_the_hold_is_released() -> None:
     shelf = Holding()
     engine = engine_with(shelf)

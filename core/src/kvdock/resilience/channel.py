@@ -84,6 +84,12 @@ def _validated(batch: Batch, ran: RunResult) -> BatchResult | Exception:
         return error
 
 
+def _hold_of(answer: object) -> MemoryHold | None:
+    """Return the hold of an answer that nothing has validated."""
+    hold = answer.hold if isinstance(answer, BatchResult) else None
+    return hold if isinstance(hold, MemoryHold) else None
+
+
 class BackendChannel:
     """The way to one backend.
 
@@ -363,8 +369,10 @@ class BackendChannel:
         if isinstance(result, Exception):
             # Storage never stops an engine: these keys are a miss.
             outcome = self._record_failure(breaker, batch, result)
-            return CallResult(BatchResult.all(batch, outcome))
-        self._record_result(breaker, batch, result)
+            hold = _hold_of(ran.value)
+            result = attrs.evolve(BatchResult.all(batch, outcome), hold=hold)
+        else:
+            self._record_result(breaker, batch, result)
         return self._answer(batch, result, late)
 
     def _answer(
@@ -426,9 +434,8 @@ class BackendChannel:
         )
 
     def _on_late_end(self, result: object, late: Callable[[], None] | None) -> None:
-        hold = result.hold if isinstance(result, BatchResult) else None
-        # Nothing has validated a result that comes late.
-        if isinstance(hold, MemoryHold):
+        hold = _hold_of(result)
+        if hold is not None:
             self.keep_held(hold, late)
         elif late is not None:
             late()

@@ -36,6 +36,7 @@ from kvdock.segments.io import (
     IOResult,
     address_space,
 )
+from kvdock.synchronization import ProcessGuard
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
@@ -133,7 +134,7 @@ class PosixIOEngine(IOEngine):
         self._threads = max(1, threads)
         self._space = address_space()
         self._helpers = DaemonThreads(self._threads - 1)
-        self._pid = os.getpid()
+        self._guard = ProcessGuard()
 
     def slot_bytes(self, object_bytes: int) -> int:
         """Round up to a block; see `IOEngine.slot_bytes`."""
@@ -159,7 +160,7 @@ class PosixIOEngine(IOEngine):
 
     def close(self) -> None:
         """End the helper threads."""
-        if self._pid == os.getpid():
+        if not self._guard.forked:
             self._helpers.close()
 
     def move(self, request: IORequest) -> IOResult:
@@ -192,10 +193,10 @@ class PosixIOEngine(IOEngine):
         return result
 
     def _pool(self) -> DaemonThreads:
-        if self._pid != os.getpid():
+        if self._guard.forked:
             # A child inherits the object of the pool and none of its threads.
             self._helpers = DaemonThreads(self._threads - 1)
-            self._pid = os.getpid()
+            self._guard = ProcessGuard()
         return self._helpers
 
     def _drain(self, plan: _IOPlan, todo: deque[tuple[int, int]]) -> None:

@@ -26,6 +26,7 @@ from kvdock.segments.limits import StoreLimits
 from kvdock.segments.reader import Reader
 from kvdock.segments.usage import NamespaceUsage
 from kvdock.segments.writer import Writer
+from kvdock.synchronization import ProcessGuard
 from kvdock.throttled_log import ThrottledLog, at_powers_of_two
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class SegmentStore:
         )
         self._reader = Reader(self._catalogue, self._engine)
         self._writer = Writer(self._catalogue, self._space, self._engine)
-        self._pid = os.getpid()
+        self._guard = ProcessGuard()
 
     def run(self, batch: Batch) -> BatchResult:
         """Do one batch.
@@ -183,10 +184,10 @@ class SegmentStore:
                 return self._clear(batch)
 
     def _check_fork(self) -> None:
-        if self._pid == os.getpid():
+        if not self._guard.forked:
             return
         with self._forking:
-            if self._pid != os.getpid():
+            if self._guard.forked:
                 # Threads, locks and claims are the parent's: start over.
                 self._catalogue.close_after_fork()
                 self._failures = ThrottledLog(log, at_powers_of_two)

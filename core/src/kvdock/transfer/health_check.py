@@ -38,7 +38,7 @@ class HealthCheck:
 
     Args:
         pool: The pool's name.
-        line: The way to its backend.
+        channel: Calls its backend.
         handle: What the backend gave for it.
         keys: The keys of the page's objects, of no page of an engine.
         stored: The page as it is stored, or None for a pool without bytes.
