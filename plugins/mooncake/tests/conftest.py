@@ -47,7 +47,7 @@ NAMESPACE = "5e" * 32
 SEGMENT_BYTES = 64 << 20
 LEASE_S = 0.5
 DISCARD = "-put_start_discard_timeout_sec=1"
-"""Until then a writer that was killed keeps its keys from everybody else."""
+"""Until then a writer that was killed keeps its keys from all other processes."""
 PEER = Path(__file__).with_name("peer.py")
 
 _LIBRARY_LINE = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ ")
@@ -210,9 +210,9 @@ def attach(
     rows: int = 8,
     row_bytes: int = 64 << 10,
     namespace: str = NAMESPACE,
-    **told: Any,
+    **given: Any,
 ) -> Rig:
-    """Attach rows of memory as a pool; `told` are fields of its config."""
+    """Attach rows of memory as a pool; `given` are fields of its config."""
     memory = np.zeros((rows, row_bytes), np.uint8)
     pool = PoolSpec(
         name="kv",
@@ -223,7 +223,7 @@ def attach(
         anchor=True,
     )
     region = Region.of(pool, Shard(), (memory,), rows)
-    config = AttachConfig(settings=settings, namespace=namespace, **told)
+    config = AttachConfig(settings=settings, namespace=namespace, **given)
     handle = plugin.kvdock_register_pool(pool=pool, region=region, config=config)
     return Rig(handle, memory, pool, namespace)
 
@@ -291,15 +291,15 @@ def rig(settings: MooncakeSettings) -> Iterator[Rig]:
 
 @attrs.define(eq=False)
 class Peer:
-    """Another process of the cluster, told what to do line by line."""
+    """Another process of the cluster, with a line for each command."""
 
     process: subprocess.Popen[str]
 
     def ask(self, **what: Any) -> Any:
-        self.tell(**what)
+        self.send(**what)
         return self.hear()
 
-    def tell(self, **what: Any) -> None:
+    def send(self, **what: Any) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(what) + "\n")
         self.process.stdin.flush()
@@ -374,7 +374,7 @@ def eventually() -> Callable[..., Any]:
 def freeze(eventually: Callable[..., Any]) -> Callable[[int], None]:
     """Stop a process as if it hung; it goes on with SIGCONT.
 
-    A signal is no more than a request: threads that run go on for a moment.
+    A signal is only a request: threads that run go on for a moment.
     """
 
     def halted(task: Path) -> bool:

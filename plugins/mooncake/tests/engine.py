@@ -87,9 +87,9 @@ def main(master: str, what: str) -> None:
     space = Namespace(model="a target", draft_model="a draft")
     target = Pool.attach(TARGET, space, master)
     first = target.move(what)
-    beside = attrs.evolve(space, page_format=f"beside {target.attachment.namespace}")
-    draft = Pool.attach(DRAFT, beside, master)
-    told: dict[str, object] = {
+    other = attrs.evolve(space, page_format=f"beside {target.attachment.namespace}")
+    draft = Pool.attach(DRAFT, other, master)
+    found: dict[str, object] = {
         "target": first,
         "draft": draft.move(what),
         "again": target.move("get"),
@@ -97,7 +97,7 @@ def main(master: str, what: str) -> None:
     }
     draft.attachment.close()
     target.attachment.close()
-    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

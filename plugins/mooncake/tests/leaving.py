@@ -10,19 +10,19 @@ import signal
 import sys
 import threading
 import time
+from typing import Any
 
 import numpy as np
-from engine import DRAFT, HASHES, PAGES, TARGET, Pool
 
 from kvdock import Namespace
 
 STATUS = 3
 
 
-def keep_calling(pool: Pool) -> None:
+def keep_calling(pool: Any, hashes: list[str]) -> None:
     """Load pages for as long as the process lives."""
     while True:
-        pool.attachment.get(HASHES, {pool.name: np.arange(PAGES)})
+        pool.attachment.get(hashes, {pool.name: np.arange(len(hashes))})
 
 
 def leave(*_: object) -> None:
@@ -32,6 +32,9 @@ def leave(*_: object) -> None:
 
 def main(master: str, how: str) -> None:
     """Store and load pages on several threads, and end."""
+    # Beside this script; not there where its tests are collected.
+    from engine import DRAFT, HASHES, PAGES, TARGET, Pool
+
     pools = [
         Pool.attach(one, Namespace(model=one.name), master) for one in (TARGET, DRAFT)
     ]
@@ -47,7 +50,7 @@ def main(master: str, how: str) -> None:
         assert all(pool.move("get")["same"] for pool in pools)
         sys.exit(STATUS)
     for pool in pools * 2:
-        threading.Thread(target=keep_calling, args=(pool,), daemon=True).start()
+        threading.Thread(target=keep_calling, args=(pool, HASHES), daemon=True).start()
     time.sleep(0.3)
     if how == "terminate":
         signal.signal(signal.SIGTERM, leave)

@@ -1,4 +1,4 @@
-"""Another process of the cluster: attaches a pool and does what it is told.
+"""Another process of the cluster: attaches a pool and executes commands.
 
 The bytes of page n follow from n, so that every process knows them.
 """
@@ -70,21 +70,21 @@ def main() -> None:
         return outcomes
 
     for line in sys.stdin:
-        told = json.loads(line)
-        numbers = list(range(*told.get("pages", (0, 0))))
-        within_s = told.get("within_s", 20.0)
-        if told["do"] == "ready":
+        asked = json.loads(line)
+        numbers = list(range(*asked.get("pages", (0, 0))))
+        within_s = asked.get("within_s", 20.0)
+        if asked["do"] == "ready":
             say("ready")
             continue
         answer: dict[str, Any] = {"outcomes": [], "wrong": 0}
         began = time.monotonic()
         for start in range(0, len(numbers), ROWS):
             some = numbers[start : start + ROWS]
-            if told["do"] == "put":
+            if asked["do"] == "put":
                 for row, number in enumerate(some):
                     memory[row] = page(number)
                 answer["outcomes"] += run(Operation.PUT, some, within_s)
-            elif told["do"] == "get":
+            elif asked["do"] == "get":
                 memory[:] = 0
                 outcomes = run(Operation.GET, some, within_s)
                 answer["outcomes"] += outcomes
@@ -93,7 +93,7 @@ def main() -> None:
                     and not np.array_equal(memory[row], page(number))
                     for row, number in enumerate(some)
                 )
-            elif told["do"] == "exists":
+            elif asked["do"] == "exists":
                 answer["outcomes"] += run(Operation.EXISTS, some, within_s)
         answer["seconds"] = time.monotonic() - began
         say(answer)

@@ -97,7 +97,7 @@ def test_a_frozen_owner_holds_pages_back_until_late_bytes_cannot_land(
         assert time.monotonic() - began < GET_S + 2
         assert set(moved.outcomes["kv"]) == {Outcome.TIMEOUT}
         assert moved.pages == 0
-        # The library may still write there: nobody gets these pages.
+        # The library may still write there: these pages stay leased.
         assert attachment.leases("kv").leased_pages == PAGES
         refused = attachment.get(HASHES, places)
         assert set(refused.outcomes["kv"]) <= {Outcome.REFUSED, Outcome.UNAVAILABLE}

@@ -27,7 +27,7 @@ def patient(serve: Any, alone: Any) -> Any:
     return attrs.evolve(alone, master=serve(lease).address, lease_s=2.5)
 
 
-def errands() -> int:
+def removers() -> int:
     return sum(one.name == THREAD for one in threading.enumerate())
 
 
@@ -37,11 +37,11 @@ def clear(rig: Any, within_s: float = 8.0) -> list[int]:
     return list(plugin.kvdock_batch_io(rig.handle, batch).outcomes)
 
 
-def test_what_a_lease_keeps_is_gone_for_whoever_cleared_and_soon_for_all(
+def test_what_a_lease_keeps_is_gone_for_the_process_that_cleared_and_soon_for_all(
     attached: Any, patient: Any, eventually: Any
 ) -> None:
     rig = attached(patient)
-    beside = attached(patient, namespace="c" + rig.namespace[1:])
+    other = attached(patient, namespace="c" + rig.namespace[1:])
     wanted = rig.fill(51)
     assert rig.put(["read", "unread"]) == [OK, OK]
     assert rig.get(["read"]) == [OK]
@@ -53,14 +53,14 @@ def test_what_a_lease_keeps_is_gone_for_whoever_cleared_and_soon_for_all(
     assert rig.exists(["read"]) == rig.get(["read"]) == [Outcome.ABSENT]
     # Its key would keep the bytes of before.
     assert rig.put(["read"]) == [Outcome.REFUSED]
-    assert beside.put(["read"]) == [OK]
+    assert other.put(["read"]) == [OK]
     eventually(lambda: not rig.handle.state.clearing)
     assert rig.exists(["read"]) == [Outcome.ABSENT]
     rig.memory[:] = wanted
     assert rig.put(["read"]) == rig.get(["read"]) == [OK]
-    assert beside.exists(["read"]) == [OK]
-    assert not errands()
-    beside.release()
+    assert other.exists(["read"]) == [OK]
+    assert not removers()
+    other.release()
     rig.release()
 
 
@@ -84,9 +84,9 @@ def test_the_last_pool_ends_a_clear_and_the_next_one_goes_on_with_it(
     rig = attached(own)
     assert rig.put(["left"]) == rig.get(["left"]) == [OK]
     assert clear(rig, 0.05) == [OK]
-    assert errands() == 1
+    assert removers() == 1
     rig.release()
-    eventually(lambda: not errands())
+    eventually(lambda: not removers())
     assert "before the leases of a cleared namespace" in caplog.text
     again = attached(own)
     assert again.handle.client is rig.handle.client
@@ -103,10 +103,10 @@ def test_a_client_that_lends_is_shut_although_a_clear_is_not_through(
     rig = attached(patient)
     assert rig.put(["lent"]) == rig.get(["lent"]) == [OK]
     assert clear(rig, 0.05) == clear(rig, 0.05) == [OK]
-    assert errands() == 1
+    assert removers() == 1
     rig.release()
     eventually(lambda: rig.handle.client.state is State.CLOSED)
-    eventually(lambda: not errands())
+    eventually(lambda: not removers())
 
 
 def test_two_ranks_that_clear_leave_nothing_although_one_read_later(
@@ -137,7 +137,7 @@ def test_two_ranks_that_clear_leave_nothing_although_one_read_later(
 
 
 class Raising:
-    """A store that raises in one of its calls as long as it is told to."""
+    """A store that raises in one of its calls until it is switched off."""
 
     def __init__(self, store: Any, call: str) -> None:
         self.store, self.call, self.calls = store, call, 0
@@ -146,7 +146,7 @@ class Raising:
     def __getattr__(self, name: str) -> Any:
         if name == self.call and self.raising:
             self.calls += 1
-            raise RuntimeError("not what anybody expects")
+            raise RuntimeError("an unexpected error")
         return getattr(self.store, name)
 
 
@@ -156,14 +156,14 @@ def test_a_clear_that_fails_leaves_its_namespace_open(
     rig = attached(patient)
     store = rig.store
     rig.handle.client._store = Raising(store, "remove_by_regex")
-    with pytest.raises(RuntimeError, match="expects"):
+    with pytest.raises(RuntimeError, match="unexpected"):
         clear(rig)
     rig.handle.client._store = store
     assert rig.put(["open"]) == rig.get(["open"]) == [OK]
     rig.release()
 
 
-def test_an_errand_goes_on_after_a_call_that_raised(
+def test_a_removal_in_the_background_goes_on_after_a_call_that_raised(
     attached: Any, patient: Any, eventually: Any
 ) -> None:
     rig = attached(patient)
@@ -172,7 +172,7 @@ def test_an_errand_goes_on_after_a_call_that_raised(
     assert clear(rig, 0.05) == [OK]
     faulty = rig.handle.client._store = Raising(store, "remove_by_regex")
     eventually(lambda: faulty.calls > 1)
-    assert errands() == 1
+    assert removers() == 1
     faulty.raising = False
     eventually(lambda: not rig.handle.state.clearing)
     assert store.is_exist(rig.key("kept")) == 0
@@ -185,7 +185,7 @@ def test_a_read_that_raised_may_have_been_given_leases(
     rig = attached(patient)
     store = rig.store
     rig.handle.client._store = Raising(store, "batch_get_into")
-    with pytest.raises(RuntimeError, match="expects"):
+    with pytest.raises(RuntimeError, match="unexpected"):
         rig.get(["unknown"])
     assert rig.handle.state.leased_for_s() > 0
     rig.handle.client._store = store

@@ -42,7 +42,7 @@ HERE = Path(__file__).parent
 
 
 def run_script(body: str, *arguments: str, within_s: float = 60) -> str:
-    """Run code beside a rig in a process of its own, which it may crash."""
+    """Run code with a rig in a process of its own, which it may crash."""
     rigs = str(HERE / "conftest.py")
     head = f"""
         import importlib.util, os, sys, threading, time
@@ -67,7 +67,7 @@ def run_script(body: str, *arguments: str, within_s: float = 60) -> str:
 
 
 def attach_block(rig: Any, settings: Any, offset: int, nbytes: int) -> Any:
-    """Attach a piece of a rig's memory as a pool beside it."""
+    """Attach a piece of a rig's memory as another pool."""
     pool = PoolSpec(
         name="inner",
         kind=PoolKind.MLA,
@@ -371,7 +371,7 @@ def test_a_store_that_nothing_leaves_any_more_is_replaced(
     monkeypatch.setattr("kvdock_mooncake.health.time", clock)
     before = rig.handle.client._store = Wedged(rig.store)
     for _ in range(4):
-        # What an engine does: look, read, compute it anew, store it again.
+        # What an engine does: look, read, compute it, store it again.
         assert rig.store is before
         assert rig.exists(["wedged"]) == [OK]
         assert rig.get(["wedged"]) == [Outcome.UNAVAILABLE]
@@ -421,7 +421,7 @@ def test_an_owner_that_has_died_with_its_disk_is_not_taken_for_the_master(
 
 
 class Spare:
-    """A store that was joined anew: takes memory or not, and can be shut."""
+    """A store that has joined again: takes memory or not, and can be closed."""
 
     def __init__(self, status: int = 0) -> None:
         self.status, self.closed = status, 0

@@ -16,7 +16,7 @@ from kvdock_mooncake.settings import MooncakeSettings, Protocol
 
 
 class FakeStore:
-    """A store whose setup takes as long as it is told."""
+    """A store whose setup takes as long as a gate is closed."""
 
     def __init__(self, answer: Any, gate: threading.Event | None = None) -> None:
         self.answer, self.gate = answer, gate
@@ -76,7 +76,7 @@ def test_rdma_without_a_device_is_refused(
     preconditions.check_transport(MooncakeSettings(protocol=Protocol.RDMA))
 
 
-def test_the_librarys_patience_is_cut_unless_somebody_chose_it() -> None:
+def test_the_librarys_patience_is_cut_unless_the_user_chose_it() -> None:
     environ = {"MC_RPC_TIMEOUT_MS": "7"}
     connect.limit_patience(MooncakeSettings(rpc_timeout_s=1.5), environ)
     assert environ["MC_RPC_TIMEOUT_MS"] == "7"

@@ -29,7 +29,7 @@ def plain(library: Any) -> Iterator[str]:
     master.stop()
 
 
-def test_a_healthy_cluster_with_everybodys_defaults_passes_its_examination(
+def test_a_healthy_cluster_with_all_defaults_passes_its_examination(
     plain: str,
 ) -> None:
     command = Path(sys.executable).with_name("kvdock")

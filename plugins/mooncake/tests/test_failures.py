@@ -155,7 +155,7 @@ def test_an_owner_killed_under_load_costs_hits_and_never_a_wrong_byte(
     assert set(engines[0].ask(do="put", pages=pages)["outcomes"]) == {OK}
     told = engines[1].ask(do="get", pages=pages)
     assert (set(told["outcomes"]), told["wrong"]) == ({OK}, 0)
-    engines[1].tell(do="get", pages=pages)
+    engines[1].send(do="get", pages=pages)
     owners[0].kill()
     told = engines[1].hear()
     assert told["wrong"] == 0
@@ -193,14 +193,14 @@ def test_a_writer_killed_in_a_put_costs_misses_until_the_master_gives_its_keys_u
     key = rig.key("0")
     freeze(owner.process.pid)
     try:
-        writer.tell(do="put", pages=[0, 1])
+        writer.send(do="put", pages=[0, 1])
         place = int(rig.memory.ctypes.data)
         begun = lambda: rig.store.get_into(key, place, 65536) == NOT_READY  # noqa: E731
         eventually(begun)
         writer.kill()
     finally:
         os.kill(owner.process.pid, signal.SIGCONT)
-    # Nobody can tell such a key from one that another process stores: the
+    # Such a key looks like one that another process stores: the
     # put is called a success. Later it is a miss, and at worst that.
     assert rig.exists(["0"]) == [Outcome.ABSENT]
     assert rig.put(["0"]) == [OK]
@@ -225,7 +225,7 @@ def test_concurrent_puts_of_one_key_leave_one_whole_value(
     peers = [start_peer(master=address, segment_bytes="64 MiB") for _ in range(2)]
     for _ in range(3):
         for peer in peers:
-            peer.tell(do="put", pages=[0, 64])
+            peer.send(do="put", pages=[0, 64])
         for peer in peers:
             peer.hear()
     for peer in peers:

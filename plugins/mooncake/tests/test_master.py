@@ -1,4 +1,4 @@
-"""Whether the master is there, as a socket tells."""
+"""Whether the master is there, as a connection shows."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def address(listener: socket.socket) -> str:
     return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_nobody_at_the_address_is_an_error_with_a_way_out() -> None:
-    nobody = f"127.0.0.1:{free_port()}"
-    with pytest.raises(ClusterError, match=f"no Mooncake master answers at {nobody}"):
-        Master(nobody).connect()
+def test_a_free_port_at_the_address_is_an_error_with_a_way_out() -> None:
+    unused = f"127.0.0.1:{free_port()}"
+    with pytest.raises(ClusterError, match=f"no Mooncake master answers at {unused}"):
+        Master(unused).connect()
     with pytest.raises(SettingsError, match="is not host:port"):
         Master("nonsense").connect()
 
 
 def test_a_standalone_client_that_is_away_is_not_called_a_master() -> None:
-    nobody = f"127.0.0.1:{free_port()}"
-    settings = MooncakeSettings(master="127.0.0.1:1", standalone=nobody)
-    with pytest.raises(ClusterError, match=f"client answers at {nobody}") as told:
+    unused = f"127.0.0.1:{free_port()}"
+    settings = MooncakeSettings(master="127.0.0.1:1", standalone=unused)
+    with pytest.raises(ClusterError, match=f"client answers at {unused}") as told:
         Master.of(settings).connect()
     assert "mooncake_client" in told.value.fix
     assert "`standalone` (MOONCAKE_CLIENT)" in told.value.fix
@@ -54,11 +54,11 @@ def test_a_standalone_client_that_is_away_is_not_called_a_master() -> None:
 def test_one_of_several_etcd_servers_is_enough(
     listener: socket.socket, separator: str
 ) -> None:
-    nobody = f"127.0.0.1:{free_port()}"
-    both = separator.join((nobody, address(listener)))
+    unused = f"127.0.0.1:{free_port()}"
+    both = separator.join((unused, address(listener)))
     Master(f"etcd://{both}").connect()
     with pytest.raises(ClusterError, match="no etcd answers"):
-        Master(f"etcd://{nobody}{separator}{nobody}").connect()
+        Master(f"etcd://{unused}{separator}{unused}").connect()
 
 
 def test_an_address_of_another_scheme_is_not_looked_at() -> None:

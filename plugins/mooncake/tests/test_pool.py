@@ -100,7 +100,7 @@ def test_an_object_of_another_length_is_a_miss_and_makes_room_for_the_right_one(
 ) -> None:
     name = f"length-{stored}-{wanted}-{cuts}"
     good = rig.fill(17)
-    assert rig.put([name, "beside"], row_bytes=stored) == [OK, OK]
+    assert rig.put([name, "other"], row_bytes=stored) == [OK, OK]
     assert rig.get([name], row_bytes=wanted, cuts=cuts) == [outcome]
     assert rig.exists([name]) == [Outcome.ABSENT]
     rig.memory[:] = good

@@ -206,7 +206,7 @@ def test_devices_may_be_mapped_to_ranks() -> None:
 
 
 def test_with_a_standalone_client_all_ranks_have_the_same_settings() -> None:
-    """Only the client that gives memory out can register it, whoever asks."""
+    """Only the client that gives memory out can register it."""
     settings = given({"MOONCAKE_GLOBAL_SEGMENT_SIZE": "4gb"}, standalone="h:1")
     assert settings.completed(Shard(tp_size=8)) == settings.completed()
 

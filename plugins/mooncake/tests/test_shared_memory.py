@@ -67,7 +67,7 @@ def given(owner: Server) -> Given:
 
 @pytest.fixture(scope="module")
 def standalone(given: Given) -> MooncakeSettings:
-    """The same for those who talk to the hooks."""
+    """The same where the hooks are called directly."""
     return structure(MooncakeSettings, given, where="tests")
 
 
@@ -108,7 +108,7 @@ WAYS = list(product(("auto", "off"), ("routed", "always"), ("mooncake", "")))
 def test_an_attachment_goes_through_a_client_that_owns_the_memory(
     given: Given, integrity: str, staging: str, allocator: str
 ) -> None:
-    """With pools in its memory, and with pools in memory of nobody's."""
+    """With pools in its memory, and with pools in any other memory."""
     core = structure(
         CoreSettings,
         {"integrity": integrity, "calls": {"staging": staging}, "self_test": True},

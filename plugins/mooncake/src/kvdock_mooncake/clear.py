@@ -71,7 +71,7 @@ def resume_clear(client: Client, state: NamespaceState) -> None:
     if not state.start_remover():
         return
     try:
-        member = client.admit((), errand=True)
+        member = client.admit((), background=True)
     except ClientClosed:
         state.end_remover(clearing=True)
         return

@@ -1,9 +1,9 @@
 """One guarded client of the library, shared by the pools of an attachment.
 
-Calls on a store that is shut crash the process, closing one under a running
-call does too, and in a forked child every call hangs. So each call goes
-through `Client.using`, which counts it, and nothing is shut or unregistered
-while it is counted.
+Calls on a closed store crash the process, closing one under a running call does
+too, and in a forked child every call hangs. So each call goes through
+`Client.session`, which counts it, and nothing is closed or unregistered while a
+call is counted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LEAVE_EVERY_S = 1.0
 _NO_KEY = "kvdock/nothing"
 
 
-class ClientClosed(Exception):  # noqa: N818 - handled by callers of `using`
+class ClientClosed(Exception):  # noqa: N818 - handled by callers of `session`
     """The client makes no call: it is closed, or in a forked child."""
 
 
@@ -60,9 +60,9 @@ class State(StrEnum):
     RENEWING = "renewing"
     """The store is being replaced by a new one."""
     CLOSING = "closing"
-    """Nobody uses it any more; the last running call shuts it."""
+    """The last pool has left; the last running call closes the store."""
     CLOSED = "closed"
-    """It is shut."""
+    """The store is closed."""
 
 
 @attrs.define(eq=False)
@@ -71,7 +71,8 @@ class PoolRegistration:
 
     Args:
         blocks: Registered ranges that it counts on.
-        errand: Whether it is none of a pool, and ends with the last of them.
+        background: Whether it belongs to a background task instead of a pool,
+            which ends with the last pool.
     """
 
     blocks: list[Block] = attrs.field(factory=list)
@@ -82,15 +83,15 @@ class PoolRegistration:
 
 @attrs.define(eq=False)
 class Client:
-    """A store, the memory that it knows, and who is inside of it.
+    """A store, its registered memory, and its running calls.
 
     Args:
         library: The loaded library.
         settings: Complete settings.
         store: The store, set up.
         put_options: How objects are stored.
-        sightings: Keys that were looked up lately.
-        allowance: Bounds what is under way at once.
+        lookup_cache: Keys that were looked up lately.
+        in_flight: Bounds the pieces of memory under way.
         spill: The directory of spilled objects, or None.
     """
 
@@ -161,7 +162,7 @@ class Client:
             raise
         return client
 
-    # --- Who is inside -------------------------------------------------------
+    # --- Running calls -------------------------------------------------------
 
     @health.default
     def _hopeful(self) -> Health:
@@ -195,7 +196,7 @@ class Client:
             self.release(member)
 
     def acquire(self, member: PoolRegistration) -> Any:  # noqa: ANN401 - the library's own class
-        """Lend the store until `leave`; see `using`.
+        """Lend the store until `release`; see `session`.
 
         Raises:
             ClientClosed: If no call may be made.
@@ -241,19 +242,19 @@ class Client:
         return True
 
     def admit(
-        self, blocks: tuple[Block, ...], *, errand: bool = False
+        self, blocks: tuple[Block, ...], *, background: bool = False
     ) -> PoolRegistration:
         """Register a pool's memory.
 
         Args:
             blocks: The memory.
-            errand: Whether the member is to end with the last pool.
+            background: Whether the member is to end with the last pool.
 
         Raises:
-            KvdockError: If the library refuses it.
-            ClientClosed: If the client is shut.
+            KvdockError: If the library rejects it.
+            ClientClosed: If the client is closed.
         """
-        member = PoolRegistration(background=errand)
+        member = PoolRegistration(background=background)
         with self._changed:
             if self.state is not State.READY:
                 raise ClientClosed(f"the client is {self.state}")
@@ -270,7 +271,7 @@ class Client:
         """Register one more piece of memory for a member.
 
         Raises:
-            KvdockError: If the library refuses it.
+            KvdockError: If the library rejects it.
         """
         with self._registering:
             member.blocks.append(
@@ -278,7 +279,7 @@ class Client:
             )
 
     def release_pool(self, member: PoolRegistration) -> None:
-        """Let a pool go; the last one shuts the store.
+        """Release a pool; the last one closes the store.
 
         Waits a little for its running calls. What still runs then keeps the
         memory registered and the store open until it has ended, because the
@@ -302,9 +303,9 @@ class Client:
             if member not in self._members:
                 return
             self._members.remove(member)
-            errands = [one for one in self._members if one.background]
-            if len(errands) < len(self._members):
-                errands = []
+            tasks = [one for one in self._members if one.background]
+            if len(tasks) < len(self._members):
+                tasks = []
             # Held memory is free once its store is closed.
             ends = self._close_with_last_pool or bool(self.held.nbytes)
             last = not self._members and ends and self.state is State.READY
@@ -313,8 +314,8 @@ class Client:
         with self._registering:
             for block in member.blocks:
                 self.memory.remove(block, self._unregister)
-        for errand in errands:
-            self.release_pool(errand)
+        for task in tasks:
+            self.release_pool(task)
         if last:
             self._close_store()
             return
@@ -324,7 +325,7 @@ class Client:
             self._renew()
 
     def left(self, member: PoolRegistration, within_s: float) -> bool:
-        """Wait a little; return whether a member has to go."""
+        """Wait for a while; return whether a member is to end."""
         with self._changed:
             return self._changed.wait_for(lambda: member.left, within_s)
 
@@ -336,18 +337,18 @@ class Client:
             )
 
     def removes(self, member: PoolRegistration, remove: Callable[[Any], int]) -> bool:
-        """Make a call for an errand; return whether it went well."""
+        """Make a call of a background task; return whether it succeeded."""
         try:
             with BACKGROUND_CALLS.call() as may, self.session(member) as store:
                 return may and not remove(store)
         except ClientClosed:
             return False
         except Exception as error:  # noqa: BLE001 - the library's, of any kind
-            log.debug("mooncake: an errand failed: %s", error)
+            log.debug("mooncake: a background task failed: %s", error)
             return False
 
     def close_when_idle(self) -> None:
-        """Shut when the last pool leaves, even if no memory is lent."""
+        """Close the store when the last pool leaves, even if no memory is lent."""
         with self._changed:
             self._close_with_last_pool = True
             last = not self._members and self.state is State.READY
@@ -417,7 +418,7 @@ class Client:
         status = self._store.unregister_buffer(block.address)
         if status:
             # A piece of shared memory that stays so can never be used again: the
-            # library says yes when it is registered anew, and no to each transfer.
+            # library says yes when it is registered again, and no to each transfer.
             log.warning("memory stays registered: %s", sentence_of(status))
         else:
             SHARED_SEGMENTS.leave(block, self)
@@ -445,7 +446,7 @@ class Client:
 
         Raises:
             ClusterError: If the cluster does not work.
-            ClientClosed: If the client is shut.
+            ClientClosed: If the client is closed.
         """
         with self.session(PoolRegistration()) as store:
             self.warm_up_status = self._scratch.round_trip(

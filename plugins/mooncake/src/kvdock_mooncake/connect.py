@@ -39,8 +39,8 @@ _SET_UP_BY: list[int] = []
 """The process that set a store up first, as a forked child finds it too."""
 
 
-def refuse_fork() -> None:
-    """Refuse to set a store up in a child of a process that has set one up.
+def reject_fork() -> None:
+    """Reject setting a store up in a child of a process that has set one up.
 
     The library would wait for threads that the child does not have, with the
     interpreter's lock held: no deadline would end it.
@@ -72,7 +72,7 @@ def own_address(settings: MooncakeSettings) -> str:
 def limit_patience(
     settings: MooncakeSettings, environ: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Set the library's own limits where nobody has set them.
+    """Set the library's own limits where the user has not set them.
 
     The library reads most of them whenever a store is set up, and the level
     of its log when it is loaded.
@@ -109,10 +109,10 @@ def join(library: Library, settings: MooncakeSettings, spill: str = "") -> Any: 
         spill: Directory for the objects that its segment does not hold.
 
     Raises:
-        KvdockError: If the master is away, the library refuses, or this is a
+        KvdockError: If the master is away, the library rejects it, or this is a
             forked child.
     """
-    refuse_fork()
+    reject_fork()
     check_before_setup(library, settings)
     _SET_UP_BY[:] = [os.getpid()]
     setup = _setup(settings, spill)
@@ -157,16 +157,16 @@ def _setup(settings: MooncakeSettings, spill: str) -> Callable[[Any], int]:
 
 @attrs.define
 class _Attempt:
-    """A setup in a thread of its own, and whether somebody waits for it."""
+    """A setup in a thread of its own, and whether its caller still waits."""
 
     lock: threading.Lock = attrs.field(factory=threading.Lock)
     abandoned: bool = False
     answers: queue.SimpleQueue[Any] = attrs.field(factory=queue.SimpleQueue)
 
     def run(self, make: Callable[[], Any], setup: Callable[[Any], int]) -> None:
-        """Set a store up and hand it, or what went wrong, to who waits.
+        """Set a store up and hand it, or the error, to the caller.
 
-        A store that failed ends here: whoever handled the error might keep it
+        A store that failed ends here: a handler of the error might keep it
         alive, and with it the memory that it lends.
         """
         answer: Any

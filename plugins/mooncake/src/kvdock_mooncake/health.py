@@ -1,4 +1,4 @@
-"""Notice what fails: for the log, and to tell a wedged store."""
+"""Record what fails, for the log, and detect a store that is stuck."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Health:
         self.is_stuck = self.is_stuck and bool(self._failing_since)
 
     def reset(self) -> None:
-        """Begin anew, with another store."""
+        """Start over with another store."""
         self.is_stuck = False
         self._failing_since.clear()
         # Where a new store did not help, the next one has to wait longer.

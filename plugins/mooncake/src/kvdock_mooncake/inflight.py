@@ -1,4 +1,4 @@
-"""Bound what is under way at once, over all threads of a client."""
+"""Bound the pieces of memory under way, over all threads of a client."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class InFlightLimit:
     def enter(self, pieces: int, until_s: float) -> bool:
         """Wait for room; return whether it came, to be ended with `leave`.
 
-        For whom a generator on each call is too slow; see `take`.
+        As `take`, without a generator for each call.
         """
         with self._changed:
             granted = not self._taken or self._taken + pieces <= self.most

@@ -258,7 +258,7 @@ def parameters(signatures: str) -> frozenset[str]:
 
 
 def preload() -> None:
-    """Load system libraries that were put beside the interpreter.
+    """Load system libraries that lie below the interpreter's prefix.
 
     The dynamic linker looks for a library by name among those that are loaded
     already, so it finds these without LD_LIBRARY_PATH, which would have to be

@@ -37,8 +37,8 @@ class Master:
     """Where a master, or a standalone client, is to be found.
 
     Args:
-        address: "host:port", or "etcd://host:port;host:port" for whoever
-            leads; other addresses with a scheme are not looked at.
+        address: "host:port", or "etcd://host:port;host:port" for the
+            leader; other addresses with a scheme are not looked at.
         standalone: Whether a standalone client is to be found there.
     """
 
@@ -129,7 +129,7 @@ class Master:
         with self._lock:
             if time.monotonic() < self._look_at:
                 return True
-            # Meanwhile the others are told what was known before.
+            # Meanwhile other threads get the last result.
             self._look_at = time.monotonic() + _LOOK_EVERY_S
         if not self.answers(_LOOK_S):
             return True

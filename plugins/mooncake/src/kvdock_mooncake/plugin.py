@@ -49,7 +49,7 @@ _ANY_POOL = KindSupport(
 
 
 def _unsaid() -> MooncakeSettings:
-    """Return the settings of who gives none: what the environment says."""
+    """Return the settings where none are given: those of the environment."""
     return structure(MooncakeSettings, {}, where="backend 'mooncake'")
 
 
@@ -110,7 +110,7 @@ def _standalone(settings: MooncakeSettings | None) -> bool:
     try:
         return bool((settings or _unsaid()).standalone)
     except KvdockError:
-        # What is wrong with them is told when somebody attaches with them.
+        # Attaching with them reports what is wrong.
         return False
 
 

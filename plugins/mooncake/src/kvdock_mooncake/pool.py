@@ -89,7 +89,7 @@ class PoolHandle:
 
         A call of the library cannot be cut short, and until it ends it may
         still write into the batch's memory. So this returns late rather than
-        early when a peer blocks; whoever waits keeps the memory back.
+        early when a peer blocks; the caller keeps the memory leased until then.
         """
         client = self.client
         try:
@@ -171,7 +171,7 @@ class PoolHandle:
     # --- Move ----------------------------------------------------------------
 
     def _put(self, store: Any, asked: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
-        """Store; a number of 0 says that the key is there, not who wrote it."""
+        """Store; a number of 0 says that the key is there, not whose bytes."""
         batch = marked(asked, self.client.mark)
         unfit = self.client.corrupt_keys
         healing = [row for row, key in enumerate(batch.keys) if unfit and key in unfit]
@@ -220,14 +220,14 @@ class PoolHandle:
         return numbers
 
     def _overwrite(self, store: Any, batch: Batch) -> Int64Array:  # noqa: ANN401 - the library's own class
-        """Write over objects of a wrong length: their keys refuse every put."""
+        """Write over objects of a wrong length: the library keeps them at every put."""
         numbers = self._remove_unleased(store, batch)
         gone = np.flatnonzero((numbers == 0) | (numbers == NOT_FOUND))
         self.client.corrupt_keys.difference_update(
             batch.keys[row] for row in gone.tolist()
         )
-        anew = rows_of(batch, gone)
-        numbers[gone] = self._retry(store, anew, self._write, NO_ROOM)
+        again = rows_of(batch, gone)
+        numbers[gone] = self._retry(store, again, self._write, NO_ROOM)
         return numbers
 
     def _get(self, store: Any, batch: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
@@ -319,7 +319,7 @@ class PoolHandle:
     #
     # Nothing is removed by force. The library frees a removed object's memory
     # at once, so a reader in another process that has just begun would get the
-    # bytes of whatever is stored there next, and be told that all is well
+    # bytes of whatever is stored there next, reported as a success
     # (seen with 0.3.13). The lease of a reader is what keeps it safe.
 
     def _delete(self, store: Any, batch: Batch) -> OutcomeArray:  # noqa: ANN401 - the library's own class

@@ -77,7 +77,7 @@ def _features(library: Library) -> list[Finding]:
     """List what this release brings, and in which one the rest comes."""
     have = [one.name for one in library.features() if one.present]
     lack = [one for one in library.features() if not one.present]
-    # Nothing is wrong without a feature: who wants it needs another release.
+    # A missing feature is a fact, not an error, until a setting needs it.
     return [
         Finding(ok=True, what=f"it has {', '.join(have)}"),
         *(
@@ -88,7 +88,7 @@ def _features(library: Library) -> list[Finding]:
 
 
 def _flags(settings: MooncakeSettings) -> Finding:
-    """Name the master's flags, which it does not tell, for a human to compare."""
+    """Name the master's flags, which it does not report, for the user to compare."""
     what = (
         f"the master must have -default_kv_lease_ttl={settings.lease_s * 1000:.0f} and "
         f"-client_ttl={settings.client_ttl_s:.0f}; for as long as its "

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class KnownMemory:
     """Registered ranges, each counted by the pools that lie in it.
 
-    Not thread safe for changes; `covers` may run on any thread beside them,
+    Not thread safe for changes; `covers` may run on any thread meanwhile,
     because the ranges that it reads are replaced and never altered.
     """
 

@@ -29,7 +29,7 @@ _TRIES = 5
 _DEMO_SEGMENT_BYTES = 2 << 30
 _DEMO_LEASE_S = 2
 _DEMO_UNFINISHED_S = 3
-"""After it, a key that a killed writer left half written may be written anew."""
+"""After it, a key that a killed writer left half written may be written again."""
 
 
 class ServerError(KvdockError):
@@ -127,7 +127,7 @@ def start_owner(
 
 
 def free_port() -> int:
-    """Return a port of loopback that nobody listens on."""
+    """Return a free port of loopback."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])

@@ -39,7 +39,7 @@ class Pin(StrEnum):
     SOFT = "soft"
     """It is evicted after everything that is not pinned."""
     HARD = "hard"
-    """It is never evicted; a full store then refuses new objects."""
+    """It is never evicted; a full store then rejects new objects."""
 
 
 class EngineBytes(int):
@@ -231,7 +231,7 @@ class MooncakeSettings:
     )
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what the library would refuse late, or not at all."""
+        """Reject what the library would reject late, or not at all."""
         for name in ("master", "standalone"):
             address = getattr(self, name)
             scheme, apart, _ = address.partition("://")

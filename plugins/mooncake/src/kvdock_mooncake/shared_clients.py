@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from kvdock_mooncake.client import Client, ClientClosed, PoolRegistration
-from kvdock_mooncake.connect import refuse_fork
+from kvdock_mooncake.connect import reject_fork
 from kvdock_mooncake.master import ClusterError
 from kvdock_mooncake.settings import MooncakeSettings
 
@@ -41,10 +41,10 @@ def join_pool(
         blocks: The pool's memory.
 
     Raises:
-        KvdockError: If the cluster cannot be joined, or refuses the memory.
+        KvdockError: If the cluster cannot be joined, or rejects the memory.
     """
     # Before the lock, which a parent may have held when it forked.
-    refuse_fork()
+    reject_fork()
     way = (settings, owner if settings.ssd_offload else "")
     with _OPENING:
         client = _CLIENTS.get(way)

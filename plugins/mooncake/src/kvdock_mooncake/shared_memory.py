@@ -45,7 +45,7 @@ def allocate(
         raise
 
     def give_back() -> None:
-        # First the client lets go, then the piece is anybody's.
+        # The client first: then the piece may be handed out again.
         client.release_pool(member)
         SHARED_SEGMENTS.leave(piece, member)
 

@@ -1,8 +1,8 @@
 """Memory of this process that its client processes share.
 
-The library gets each piece as a file in memory, never lets go of it, and lets
-every store of the process register it, whole and from its beginning. So pieces
-are kept here, and one that nobody uses any more is handed out again.
+The library gets each piece as a file in memory, never frees it, and lets every
+store of the process register it, whole and from its beginning. So pieces are kept
+here, and an unused one is handed out again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvdock.units import format_bytes
 
 @attrs.define(eq=False)
 class SharedSegments:
-    """Pieces of shared memory, each with those who use it."""
+    """Pieces of shared memory, each with its users."""
 
     _users: dict[Block, set[object]] = attrs.field(factory=dict, init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
@@ -63,13 +63,13 @@ class SharedSegments:
         return block
 
     def enter(self, piece: Block, user: object) -> None:
-        """Note one more who uses a piece; other memory is of no concern."""
+        """Add a user of a piece; other memory is ignored."""
         with self._lock:
             if piece in self._users:
                 self._users[piece].add(user)
 
     def leave(self, piece: Block, user: object) -> None:
-        """Note that somebody uses it no more."""
+        """Remove a user of a piece."""
         with self._lock:
             if piece in self._users:
                 self._users[piece].discard(user)

@@ -22,7 +22,7 @@ import attrs
 log = logging.getLogger("kvdock")
 
 _PATIENCE_S = 40.0
-"""The library waits for a frozen standalone client for 30 s, whatever it is told."""
+"""The library waits 30 s for a frozen standalone client, with any timeouts."""
 
 # Looked up here: a forked child must not wait for a lock of the dynamic linker.
 _LIBC = ctypes.CDLL(None)

@@ -29,7 +29,7 @@ _IN_USE = "in use"
 
 
 def owner_of(process: str, shard: Shard) -> str:
-    """Name a process as it was told to be named, or by its shard."""
+    """Return the configured name of a process, or one of its shard."""
     return process or f"pp{shard.pp_rank}-tp{shard.tp_rank}-cp{shard.cp_rank}"
 
 
@@ -68,7 +68,7 @@ class SpillDirectory:
         folder = Path(settings.ssd_path) / owner
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Beside the directory: the library reads whatever lies in it.
+            # Not inside the directory: the library reads whatever lies in it.
             lock = folder.with_name(f"{owner}.lock").open("a+", encoding="ascii")
         except OSError as error:
             raise SettingsError(f"ssd_path {folder} cannot be made: {error}") from error

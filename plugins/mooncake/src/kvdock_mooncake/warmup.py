@@ -28,7 +28,7 @@ _AGAIN_EVERY_S = 0.02
 
 @attrs.frozen(eq=False)
 class WarmUp:
-    """Bytes to store, and room beside them for what comes back.
+    """Bytes to store, and as many to read them back into.
 
     Args:
         memory: uint8 (2, 64).
@@ -56,7 +56,7 @@ class WarmUp:
         """Store it, read it back and remove it, under a key of our own.
 
         Peers may not be reachable in the first moments, so it is tried again.
-        A cluster without room is no reason to refuse: it may get some later.
+        A cluster without room is accepted: it may get some later.
 
         Returns:
             0, or the library's number where nothing can be stored.
