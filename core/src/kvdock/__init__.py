@@ -5,8 +5,8 @@ nothing and a listing of plugins never imports numpy.
 
 Public are this package, `kvdock.arrays`, `kvdock.config`, `kvdock.errors`,
 `kvdock.events`, `kvdock.models`, `kvdock.namespace`, `kvdock.observers`,
-`kvdock.plugin`, `kvdock.segments`, `kvdock.testing` and `kvdock.units`. Other
-modules may change without notice.
+`kvdock.plugin`, `kvdock.segments`, `kvdock.stores`, `kvdock.testing` and
+`kvdock.units`. Other modules may change without notice.
 """
 
 from __future__ import annotations

@@ -1,157 +1,215 @@
-"""See, check and clean up what is stored in files under a root directory."""
+"""See, check and clean up what is stored in a directory or a bucket."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvdock import segments
-from kvdock.errors import NamespaceError
-from kvdock.units import format_bytes, parse_bytes
+from kvdock.errors import KvdockError, NamespaceError, PluginError
+from kvdock.plugin import discovery
+from kvdock.stores import GROUP
+from kvdock.units import format_bytes, parse_bytes, parse_seconds
+from kvdock_cli.arguments import backend_settings
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import store as report
 
 if TYPE_CHECKING:
     from kvdock.segments import NamespaceSurvey
+    from kvdock.stores import Store
 
 T = TypeVar("T")
 
 
-def ls(root: str, /, *, json: bool = False) -> int:
+def ls(target: str, /, *, set_: tuple[str, ...] = (), json: bool = False) -> int:
     """List the namespaces of a store with their models and sizes.
 
     Args:
-        root: The store's root directory.
+        target: The store's root directory, or the URL of a bucket.
+        set_: Settings of its backend, as KEY=VALUE.
         json: Print one line of JSON.
     """
-    home = Path(root)
-    found = [
-        done
-        for _, done in _each(
-            home, "", lambda one: segments.describe_namespace(home, one)
-        )
-    ]
+    store = open_store(target, set_)
+    found = [done for _, done in _each(store, "", store.survey)]
     return emit(report.listing_text(found), report.listing_data(found), as_json=json)
 
 
-def stat(root: str, namespace: str, /, *, json: bool = False) -> int:
+def stat(
+    target: str,
+    namespace: str,
+    /,
+    *,
+    set_: tuple[str, ...] = (),
+    json: bool = False,
+) -> int:
     """Show what a store holds of one namespace, pool by pool.
 
     Args:
-        root: The store's root directory.
+        target: The store's root directory, or the URL of a bucket.
         namespace: The namespace, or enough of its first digits.
+        set_: Settings of its backend, as KEY=VALUE.
         json: Print one line of JSON.
     """
-    found = segments.describe_namespace(
-        Path(root), segments.resolve_prefix(Path(root), namespace)
-    )
+    store = open_store(target, set_)
+    found = store.survey(chosen(store, namespace))
     return emit(report.survey_text(found), report.survey_data(found), as_json=json)
 
 
 def verify(
-    root: str,
+    target: str,
     /,
     *,
     namespace: str = "",
     heal: bool = False,
     shared_root: bool = False,
+    set_: tuple[str, ...] = (),
     json: bool = False,
 ) -> int:
     """Read every page and compare its checksum; 1 if any is wrong or lost.
 
     Args:
-        root: The store's root directory.
+        target: The store's root directory, or the URL of a bucket.
         namespace: Only this one; enough of its first digits.
         heal: Forget what is wrong, so that the next write stores it anew.
         shared_root: Heal under a root that others own or may write.
+        set_: Settings of its backend, as KEY=VALUE.
         json: Print one line of JSON.
     """
-    home = Path(root)
-    seen = _each(home, namespace, lambda one: segments.describe_namespace(home, one))
+    store = open_store(target, set_, shared_root=shared_root)
+    seen = _each(store, namespace, store.survey)
     total = sum(pool.stored_bytes for _, one in seen for pool in one.pools)
     with _progress(total) as tell:
         checked = _each(
-            home,
-            namespace,
-            lambda one: segments.verify_namespace(
-                home, one, tell, heal=heal, shared=shared_root
-            ),
+            store, namespace, lambda one: store.verify(one, tell, heal=heal)
         )
     found = [done for _, done in checked]
     return emit(report.checked_text(found), report.checked_data(found), as_json=json)
 
 
-def gc(
-    root: str,
+def gc(  # noqa: PLR0913 - one option each
+    target: str,
     /,
     *,
     namespace: str = "",
     to: str = "",
+    older: str = "",
     newer: bool = False,
     shared_root: bool = False,
+    set_: tuple[str, ...] = (),
     json: bool = False,
 ) -> int:
-    """Give back what nobody can read, and the coldest pages if told to.
+    """Give back what nobody can read, and pages if told to.
 
     What crashed writers left, torn index files, and segments of an earlier
     version of kvdock can be read by nobody. A namespace without pages that no
     engine has open goes as a whole.
 
     Args:
-        root: The store's root directory.
+        target: The store's root directory, or the URL of a bucket.
         namespace: Only this one; enough of its first digits.
-        to: Most that the namespace may keep, such as "20 GiB"; segments in
-            use by a writer stay.
+        to: Most that the namespace may keep, such as "20 GiB": the coldest
+            pages go, or the oldest; segments in use by a writer stay.
+        older: Delete pages of a bucket that were stored longer ago, such as
+            "168 h".
         newer: Delete what a later version of kvdock has stored as well.
         shared_root: Accept a root that others own or may write.
+        set_: Settings of its backend, as KEY=VALUE.
         json: Print one line of JSON.
     """
-    home = Path(root)
     if to and not namespace:
         raise UsageProblem(
             "--to without a namespace would evict pages of every model",
             fix="Give --namespace as well.",
         )
     most = parse_bytes(to) if to else None
+    age_s = parse_seconds(older) if older else None
+    store = open_store(target, set_, shared_root=shared_root)
     freed = _each(
-        home,
+        store,
         namespace,
-        lambda one: segments.gc(
-            home, one, to_bytes=most, newer=newer, shared=shared_root
-        ),
+        lambda one: store.collect(one, to_bytes=most, older_s=age_s, newer=newer),
     )
     return emit(report.freed_text(freed), report.freed_data("gc", freed), as_json=json)
 
 
 def clear(
-    root: str,
+    target: str,
     namespace: str,
     /,
     *,
     yes: bool = False,
     shared_root: bool = False,
+    set_: tuple[str, ...] = (),
     json: bool = False,
 ) -> int:
     """Delete every page of one namespace, and of no other.
 
     Args:
-        root: The store's root directory.
+        target: The store's root directory, or the URL of a bucket.
         namespace: The namespace, or enough of its first digits.
         yes: Do not ask.
         shared_root: Accept a root that others own or may write.
+        set_: Settings of its backend, as KEY=VALUE.
         json: Print one line of JSON.
     """
-    home = Path(root)
-    one = segments.resolve_prefix(home, namespace)
+    store = open_store(target, set_, shared_root=shared_root)
+    one = chosen(store, namespace)
     if not yes:
-        _confirm(segments.describe_namespace(home, one))
-    freed = [(one, segments.clear(home, one, shared=shared_root))]
+        _confirm(store.survey(one))
+    freed = [(one, store.clear(one))]
     return emit(
         report.freed_text(freed), report.freed_data("clear", freed), as_json=json
+    )
+
+
+def open_store(
+    target: str, pairs: Sequence[str], *, shared_root: bool = False
+) -> Store:
+    """Open what is named with the backend that keeps it.
+
+    Args:
+        target: A directory or a URL.
+        pairs: Settings of its backend, as KEY=VALUE.
+        shared_root: Whether to accept a directory that others may write.
+
+    Raises:
+        UsageProblem: If no installed backend keeps a store there.
+        KvdockError: If it cannot be opened.
+    """
+    given = [*pairs, "shared_root=true"] if shared_root else pairs
+    broken: KvdockError | None = None
+    known: list[str] = []
+    for candidate in discovery.list_entry_points(GROUP):
+        known.append(candidate.name)
+        try:
+            opener: Any = discovery.import_entry_point(candidate)
+        except PluginError as error:
+            broken = error
+            continue
+        store: Store | None = opener(target, backend_settings(candidate.name, given))
+        if store is not None:
+            return store
+    raise broken or UsageProblem(
+        f"no installed backend keeps a store at {target!r}",
+        fix=f"Backends with stores: {', '.join(known) or 'none'}. Give a directory, "
+        "or the URL of a bucket.",
+    )
+
+
+def chosen(store: Store, prefix: str) -> str:
+    """Return the one namespace that begins with a prefix.
+
+    Raises:
+        NamespaceError: If none does, or several.
+    """
+    found = [name for name in store.namespaces() if name.startswith(prefix)]
+    if len(found) == 1 and prefix:
+        return found[0]
+    what = f"{len(found)} namespaces begin" if found else "no namespace begins"
+    raise NamespaceError(
+        f"{what} with {prefix!r}", fix="`kvdock store ls ROOT` lists them."
     )
 
 
@@ -169,18 +227,18 @@ def _confirm(found: NamespaceSurvey) -> None:
         raise UsageProblem("nothing was deleted", fix="Answer yes, or give --yes.")
 
 
-def _each(root: Path, prefix: str, do: Callable[[str], T]) -> list[tuple[str, T]]:
+def _each(store: Store, prefix: str, do: Callable[[str], T]) -> list[tuple[str, T]]:
     """Do the same for the namespace that is named, or for all that stay."""
     if prefix:
-        one = segments.resolve_prefix(root, prefix)
+        one = chosen(store, prefix)
         return [(one, do(one))]
     done = []
-    for one in segments.namespaces(root):
+    for one in store.namespaces():
         try:
             done.append((one, do(one)))
         except NamespaceError:
             # One that goes while others are looked at was not asked for.
-            if one in segments.namespaces(root):
+            if one in store.namespaces():
                 raise
     return done
 

@@ -9,7 +9,8 @@ from kvdock.units import format_bytes
 from kvdock_cli.reports._tables import columns, plain
 
 if TYPE_CHECKING:
-    from kvdock.segments import NamespaceSurvey, VerifyReport
+    from kvdock.segments import NamespaceSurvey
+    from kvdock.stores import Verified
 
 _SHORT = 12  # digits that distinguish namespaces for people
 _FEW = 20  # bad pages that are shown one by one
@@ -70,7 +71,7 @@ def survey_data(one: NamespaceSurvey) -> dict[str, object]:
     return {"schema": "kvdock.store-stat/1", "ok": True, "namespace": plain(one)}
 
 
-def checked_text(found: Sequence[VerifyReport]) -> str:
+def checked_text(found: Sequence[Verified]) -> str:
     """Render what verifying found; what is wrong by its place on disk."""
     lines = []
     for one in found:
@@ -82,10 +83,7 @@ def checked_text(found: Sequence[VerifyReport]) -> str:
         if one.unreadable_segments:
             verdict += f", unreadable segments: {len(one.unreadable_segments)}"
         lines.append(f"{one.namespace[:_SHORT]}  {verdict}")
-        lines += _few(
-            f"{spot.path} at {spot.offset}, {format_bytes(spot.nbytes)}"
-            for spot in one.bad
-        )
+        lines += _few(f"{spot.where}, {format_bytes(spot.nbytes)}" for spot in one.bad)
         lines += _few(map(str, one.unreadable_segments))
     lines += _ways_out(found)
     return "\n".join(lines) or "the store is empty"
@@ -97,7 +95,7 @@ def _few(lines: Iterable[str]) -> list[str]:
     return every[:_FEW] + more
 
 
-def _ways_out(found: Sequence[VerifyReport]) -> list[str]:
+def _ways_out(found: Sequence[Verified]) -> list[str]:
     """Say what to do about what is wrong."""
     lines = []
     forgotten = sum(one.forgotten for one in found)
@@ -116,7 +114,7 @@ def _ways_out(found: Sequence[VerifyReport]) -> list[str]:
     return lines
 
 
-def checked_data(found: Sequence[VerifyReport]) -> dict[str, object]:
+def checked_data(found: Sequence[Verified]) -> dict[str, object]:
     """Describe what verifying found as data; what is wrong is a problem."""
     return {
         "schema": "kvdock.store-verify/1",

@@ -54,6 +54,11 @@ class Location:
     record_path: Path
     record_offset: int
 
+    @property
+    def where(self) -> str:
+        """Its place on disk, for people."""
+        return f"{self.path} at {self.offset}"
+
 
 def locate(root: Path, key: str) -> tuple[Location, ...]:
     """Find every copy of an object.

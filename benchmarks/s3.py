@@ -1,0 +1,326 @@
+"""Measure the s3 backend against obstore alone and against boto3.
+
+Usage: python benchmarks/s3.py [--rounds N] [--pages N]
+
+A server in memory runs on loopback in a process of its own. Three clients take
+turns within a round, each with the same number of threads, on the same pages
+in the same memory: kvdock through a whole attachment, with trailers as always;
+obstore's own calls, each get copied into numpy memory; boto3 with its faster
+settings. NIXL's OBJ backend is the fourth where it is installed. A ratio is
+the median over the rounds. The last line is a JSON object, which with more
+figures is also written to benchmarks/results/s3.json.
+
+The server is a Python program on the same cores, so speeds are those of this
+machine and not of the clients; ratios count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+from machine import describe
+
+from kvdock import (
+    Attachment,
+    Dock,
+    DType,
+    Namespace,
+    Part,
+    Per,
+    PoolSpec,
+    Region,
+    Shard,
+)
+
+SIZES = {"64k": 64 << 10, "1m": 1 << 20}
+THREADS = 8
+BUCKET = "bench"
+RESULT = Path(__file__).parent / "results" / "s3.json"
+SERVER = Path(__file__).parents[1] / "plugins/s3/tests/harness/object_server.py"
+GOALS = {"vs_obstore": 0.85, "1m_vs_boto3": 2.0}
+
+Memory = npt.NDArray[np.uint8]
+
+
+class Client(Protocol):
+    """One way to move the pages of a memory."""
+
+    def put(self, hashes: Sequence[str]) -> None:
+        """Store all pages."""
+
+    def get(self, hashes: Sequence[str]) -> None:
+        """Load all pages."""
+
+
+@attrs.frozen
+class Kvdock:
+    """A whole attachment, as an engine has it."""
+
+    attachment: Attachment
+    pages: int
+
+    def put(self, hashes: Sequence[str]) -> None:
+        """Store all pages."""
+        self._check(self.attachment.put(hashes, {"kv": np.arange(self.pages)}))
+
+    def get(self, hashes: Sequence[str]) -> None:
+        """Load all pages."""
+        self._check(self.attachment.get(hashes, {"kv": np.arange(self.pages)}))
+
+    def _check(self, moved: Any) -> None:  # noqa: ANN401 - what both return
+        if moved.outcomes["kv"].any():
+            raise SystemExit(f"pages were lost: {set(moved.outcomes['kv'].tolist())}")
+
+
+@attrs.frozen
+class Obstore:
+    """The library's own calls."""
+
+    store: Any
+    memory: Memory
+    pool: ThreadPoolExecutor
+
+    def put(self, hashes: Sequence[str]) -> None:
+        """Store all pages."""
+        import obstore  # noqa: PLC0415 - as the plugin does
+
+        def one(name: str, page: Memory) -> None:
+            obstore.put(self.store, name, page, use_multipart=False, mode="create")
+
+        list(self.pool.map(one, hashes, self.memory))
+
+    def get(self, hashes: Sequence[str]) -> None:
+        """Load all pages."""
+        import obstore  # noqa: PLC0415 - as the plugin does
+
+        def one(name: str, page: Memory) -> None:
+            found: Any = obstore.get(self.store, name).bytes()
+            page[:] = np.frombuffer(found, np.uint8)
+
+        list(self.pool.map(one, hashes, self.memory))
+
+
+@attrs.frozen
+class Boto3:
+    """What many Python programs use."""
+
+    client: Any
+    memory: Memory
+    pool: ThreadPoolExecutor
+
+    def put(self, hashes: Sequence[str]) -> None:
+        """Store all pages."""
+
+        def one(name: str, page: Memory) -> None:
+            self.client.put_object(Bucket=BUCKET, Key=name, Body=page.tobytes())
+
+        list(self.pool.map(one, hashes, self.memory))
+
+    def get(self, hashes: Sequence[str]) -> None:
+        """Load all pages."""
+
+        def one(name: str, page: Memory) -> None:
+            body = self.client.get_object(Bucket=BUCKET, Key=name)["Body"]
+            page[:] = np.frombuffer(body.read(), np.uint8)
+
+        list(self.pool.map(one, hashes, self.memory))
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """Run the server; yield its endpoint."""
+    with subprocess.Popen(
+        [sys.executable, str(SERVER), BUCKET],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        if process.stdout is None:
+            raise SystemExit("the server has no output")
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        process.kill()
+
+
+KEYS = {"access_key_id": "bench", "secret_access_key": "bench-bench"}
+
+
+@contextmanager
+def kvdock(endpoint: str, memory: Memory) -> Iterator[Kvdock]:
+    """Attach the memory as a pool."""
+    pages, page_bytes = memory.shape
+    pool = PoolSpec(
+        name="kv",
+        kind="mla",
+        parts=(Part("kv", DType.U8, (page_bytes,), per=Per.PAGE),),
+        layers=(0,),
+        page_tokens=64,
+        anchor=True,
+    )
+    dock = Dock.load(require=("s3",))
+    with Attachment.open(
+        dock,
+        dock.plan([pool], Shard(), ("s3",)),
+        Namespace(model="bench"),
+        {"kv": Region.of(pool, Shard(), (memory,), pages)},
+        {
+            "s3": {
+                "url": f"s3://{BUCKET}/kvdock",
+                "endpoint": endpoint,
+                "region": "us-east-1",
+                "threads": THREADS,
+                "sign_payload": False,
+                **KEYS,
+            }
+        },
+    ) as attachment:
+        yield Kvdock(attachment, pages)
+
+
+def obstore(endpoint: str, memory: Memory, pool: ThreadPoolExecutor) -> Obstore:
+    """Make the library's client, with the same options."""
+    from obstore.store import S3Store  # noqa: PLC0415 - as the plugin does
+
+    store = S3Store(
+        BUCKET,
+        endpoint=endpoint,
+        region="us-east-1",
+        unsigned_payload=True,
+        client_options={"allow_http": True},
+        access_key_id=KEYS["access_key_id"],
+        secret_access_key=KEYS["secret_access_key"],
+    )
+    return Obstore(store, memory, pool)
+
+
+def boto3(endpoint: str, memory: Memory, pool: ThreadPoolExecutor) -> Boto3:
+    """Make boto3's client: no checksums, unsigned bodies, a connection a thread."""
+    import boto3 as library  # noqa: PLC0415 - 0.4 s
+    from botocore.config import Config  # noqa: PLC0415 - same
+
+    config = Config(
+        max_pool_connections=THREADS,
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"payload_signing_enabled": False, "addressing_style": "path"},
+    )
+    client = library.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=KEYS["access_key_id"],
+        aws_secret_access_key=KEYS["secret_access_key"],
+        config=config,
+    )
+    return Boto3(client, memory, pool)
+
+
+def race(clients: dict[str, Client], memory: Memory, rounds: int) -> dict[str, float]:
+    """Let the clients take turns; return speeds and ratios."""
+    right = memory.copy()
+    seconds: dict[tuple[str, str], list[float]] = {}
+    for turn in range(rounds + 1):
+        # Each begins as often as the others.
+        names = (
+            list(clients)[turn % len(clients) :] + list(clients)[: turn % len(clients)]
+        )
+        for name in names:
+            hashes = [f"{turn:032x}{page:032x}" for page in range(len(memory))]
+            if name != "kvdock":
+                hashes = [f"{name}/{one}" for one in hashes]
+            client = clients[name]
+            for step, call in (("put", client.put), ("get", client.get)):
+                if step == "get":
+                    memory[:] = 0
+                took = timed(partial(call, hashes))
+                if turn:
+                    seconds.setdefault((step, name), []).append(took)
+            if not (memory == right).all():
+                raise SystemExit(f"{name} moved wrong bytes")
+    figures = {
+        f"{step}_{name}_gb_s": memory.nbytes / 1e9 / statistics.median(took)
+        for (step, name), took in seconds.items()
+    }
+    for step, name in list(seconds):
+        if name != "kvdock":
+            figures[f"{step}_vs_{name}"] = statistics.median(
+                theirs / ours
+                for theirs, ours in zip(
+                    seconds[step, name], seconds[step, "kvdock"], strict=True
+                )
+            )
+    return figures
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Return the seconds of one call."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def lookup_ms(one: Kvdock, rounds: int, count: int = 256) -> float:
+    """Return the median milliseconds of a lookup of pages that are there."""
+    hashes = [f"{'e' * 32}{page:032x}" for page in range(count)]
+    for start in range(0, count, one.pages):
+        one.put(hashes[start : start + one.pages])
+    if one.attachment.exists(hashes).best != count:
+        raise SystemExit("not all pages are found")
+    return 1e3 * statistics.median(
+        timed(lambda: one.attachment.exists(hashes)) for _ in range(rounds)
+    )
+
+
+def main() -> None:
+    """Run everything once and write the figures down."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--pages", type=int, default=64)
+    given = parser.parse_args()
+    figures: dict[str, float] = {}
+    for label, page_bytes in SIZES.items():
+        shape = (given.pages, page_bytes)
+        memory = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
+        with (
+            server() as endpoint,
+            kvdock(endpoint, memory) as mine,
+            ThreadPoolExecutor(THREADS) as pool,
+        ):
+            clients: dict[str, Client] = {
+                "kvdock": mine,
+                "obstore": obstore(endpoint, memory, pool),
+            }
+            if find_spec("boto3"):
+                clients["boto3"] = boto3(endpoint, memory, pool)
+            else:
+                print("boto3 is not installed: no comparison with it")
+            found = race(clients, memory, given.rounds)
+            if label == "64k":
+                found["exists_256_ms"] = lookup_ms(mine, given.rounds)
+        figures |= {f"{label}_{name}": value for name, value in found.items()}
+    figures = {name: round(value, 3) for name, value in figures.items()}
+    print(json.dumps(figures, indent=2))
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(
+        json.dumps({"machine": describe(), "figures": figures}, indent=2) + "\n"
+    )
+    named = {name: value for name, value in figures.items() if "_vs_" in name}
+    print(json.dumps(named | {"exists_256_ms": figures["64k_exists_256_ms"]}))
+
+
+if __name__ == "__main__":
+    main()

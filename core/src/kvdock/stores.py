@@ -1,0 +1,165 @@
+"""What a backend offers to `kvdock store`: what it keeps, seen without an engine.
+
+A distribution announces a function under the group `kvdock.stores`, with the
+name of its backend:
+
+    [project.entry-points."kvdock.stores"]
+    example = "kvdock_example.store:open_store"
+
+The function takes what the user named (a directory, a URL) and the backend's
+settings, and returns a `Store`, or None if that is none of its own.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kvdock.batch import Outcome
+from kvdock.errors import PoolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvdock.segments import NamespaceSurvey
+
+GROUP = "kvdock.stores"
+
+
+class DamagedPage(Protocol):
+    """An object whose bytes are not those that were stored."""
+
+    @property
+    def where(self) -> str:
+        """Where it lies, for people."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has."""
+
+
+class Verified(Protocol):
+    """What became of reading every page of a namespace."""
+
+    @property
+    def namespace(self) -> str:
+        """Its digest."""
+
+    @property
+    def good(self) -> int:
+        """Pages whose bytes are those that were stored."""
+
+    @property
+    def bad(self) -> Sequence[DamagedPage]:
+        """Pages whose bytes are not: a read of them is a miss."""
+
+    @property
+    def corrupt_records(self) -> int:
+        """Pages that are lost because their record is."""
+
+    @property
+    def unreadable_segments(self) -> Sequence[object]:
+        """Files that cannot be read; what they held is lost."""
+
+    @property
+    def forgotten(self) -> int:
+        """How many of them were erased."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was wrong."""
+
+
+class Store(Protocol):
+    """What one place holds, namespace by namespace.
+
+    Every method may be called beside engines that use the place, and raises a
+    `KvdockError` that says what to do where it cannot do its work.
+    """
+
+    def namespaces(self) -> Sequence[str]:
+        """Return the digests of the namespaces, sorted."""
+
+    def survey(self, namespace: str) -> NamespaceSurvey:
+        """Count what is held of a namespace."""
+
+    def verify(
+        self,
+        namespace: str,
+        progress: Callable[[int], None] | None = None,
+        *,
+        heal: bool = False,
+    ) -> Verified:
+        """Read every page of a namespace and compare its checksum.
+
+        Args:
+            namespace: Its digest.
+            progress: Called with the bytes that were read since its last call.
+            heal: Delete what is wrong, so that the next write stores it.
+        """
+
+    def collect(
+        self,
+        namespace: str,
+        *,
+        to_bytes: int | None = None,
+        older_s: float | None = None,
+        newer: bool = False,
+    ) -> int:
+        """Delete what no process can read, and pages if asked to.
+
+        Args:
+            namespace: Its digest.
+            to_bytes: Most that the namespace may keep.
+            older_s: Delete pages that are older than this.
+            newer: Delete also what a later version of kvdock has stored.
+
+        Returns:
+            The bytes that were freed.
+        """
+
+    def clear(self, namespace: str) -> int:
+        """Delete all pages of a namespace; return the bytes that were freed."""
+
+
+def verify_object(key: str, data: Any) -> Outcome:  # noqa: ANN401 - any buffer
+    """Compare an object's bytes with the trailer that the core put behind them.
+
+    Args:
+        key: The object's whole key.
+        data: All of its bytes, trailer included, as one buffer.
+
+    Returns:
+        OK, CORRUPT, or SHORT or LONG where the trailer gives another length.
+        An object without bytes marks its presence and is always OK.
+    """
+    # A listing of stores needs no numpy.
+    import numpy as np  # noqa: PLC0415
+    import xxhash  # noqa: PLC0415
+
+    from kvdock.pools.objects import TRAILER_BYTES  # noqa: PLC0415
+    from kvdock.transfer.integrity import (  # noqa: PLC0415
+        TRAILER,
+        compare_trailers,
+        make_trailers,
+    )
+
+    found = np.frombuffer(data, np.uint8) if len(data) else np.zeros(0, np.uint8)
+    if not len(found):
+        return Outcome.OK
+    if len(found) < TRAILER_BYTES:
+        return Outcome.SHORT
+    body, tail = found[:-TRAILER_BYTES], found[-TRAILER_BYTES:]
+    digest = np.array([xxhash.xxh3_64_intdigest(body.data)], np.uint64)
+    wanted = make_trailers([key], len(body), digest)
+    return Outcome(int(compare_trailers(tail.copy().view(TRAILER), wanted)[0]))
+
+
+def pool_of_key(key: str) -> str:
+    """Return the pool that the core's suffix of a key names, or "?"."""
+    from kvdock.pools.objects import Coordinate  # noqa: PLC0415 - as above
+
+    coordinate = key.rpartition("/")[2].partition(".")[2]
+    with suppress(PoolError):
+        return Coordinate.parse(coordinate).pool
+    return "?"

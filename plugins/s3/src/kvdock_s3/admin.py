@@ -1,0 +1,286 @@
+"""What `kvdock store` does with a bucket."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kvdock import KvdockError, Outcome
+from kvdock.config import structure
+from kvdock.errors import NamespaceError, SettingsError
+from kvdock.namespace import decode_record, verify_record
+from kvdock.segments import NamespaceSurvey, PoolSurvey
+from kvdock.stores import pool_of_key, verify_object
+from kvdock_s3.attachment import MAX_RECORD_BYTES
+from kvdock_s3.client import Entry, ObjectClient, RequestFailed, WrongLength
+from kvdock_s3.layout import is_namespace, is_page, record_name
+from kvdock_s3.pool import DELETE_KEYS
+from kvdock_s3.settings import S3Settings, read_url
+from kvdock_s3.threads import Job, RequestThreads
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvdock.stores import Store
+
+REQUEST_S = 30.0
+"""For one request; the work as a whole takes as long as there are objects."""
+
+_RECORD_AGE_S = 24 * 3600.0
+"""How old a record without pages is before it goes: an engine may be at it."""
+
+
+@attrs.frozen(kw_only=True)
+class DamagedObject:
+    """An object whose bytes are not those that were stored.
+
+    Args:
+        key: Its key.
+        nbytes: How many bytes it has.
+        why: What is wrong with it, an outcome's name.
+    """
+
+    key: str
+    nbytes: int
+    why: str
+
+    @property
+    def where(self) -> str:
+        """Its name and what is wrong with it, for people."""
+        return f"{self.key} ({self.why.lower()})"
+
+
+@attrs.frozen(kw_only=True)
+class BucketVerified:
+    """What became of verifying the pages of a namespace.
+
+    Args:
+        namespace: Its digest.
+        good: Pages whose bytes are those that were stored.
+        bad: Those that are not: a read of them is a miss.
+        corrupt_records: 0; objects have no records of their own.
+        unreadable_segments: None; there are no segments.
+        forgotten: Bad pages that were deleted.
+    """
+
+    namespace: str
+    good: int
+    bad: tuple[DamagedObject, ...]
+    corrupt_records: int = 0
+    unreadable_segments: tuple[str, ...] = ()
+    forgotten: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was wrong."""
+        return not self.bad
+
+
+@attrs.frozen
+class BucketStore:
+    """The namespaces below a URL.
+
+    Args:
+        client: Makes the requests.
+    """
+
+    client: ObjectClient
+
+    def namespaces(self) -> tuple[str, ...]:
+        """Return the digests of the namespaces, sorted."""
+        try:
+            found = self.client.folders(_deadline_s())
+        except RequestFailed as failed:
+            raise self._error("cannot be listed", failed) from failed
+        return tuple(sorted(filter(is_namespace, found)))
+
+    def survey(self, namespace: str) -> NamespaceSurvey:
+        """Count what is held of a namespace."""
+        about = self._record(namespace)
+        pages = list(self._pages(namespace))
+        totals: dict[tuple[str, int], int] = {}
+        for page in pages:
+            of = pool_of_key(page.name), page.nbytes
+            totals[of] = totals.get(of, 0) + 1
+        last = max((page.modified for page in pages), default=None)
+        return NamespaceSurvey(
+            namespace=namespace,
+            model=str(about.get("model", "")),
+            revision=str(about.get("revision", "")),
+            recorded=bool(about),
+            used_ns=int(last.timestamp() * 1e9) if last else 0,
+            pools=tuple(
+                PoolSurvey(
+                    pool=pool,
+                    object_bytes=nbytes,
+                    segments=0,
+                    pages=count,
+                    stored_bytes=count * nbytes,
+                    file_bytes=count * nbytes,
+                    corrupt_records=0,
+                )
+                for (pool, nbytes), count in sorted(totals.items())
+            ),
+        )
+
+    def verify(
+        self,
+        namespace: str,
+        progress: Callable[[int], None] | None = None,
+        *,
+        heal: bool = False,
+    ) -> BucketVerified:
+        """Read every page of a namespace and compare its trailer.
+
+        Pages that were stored with `core.integrity = "off"` have none.
+        """
+        good, bad = 0, list[DamagedObject]()
+        lock = threading.Lock()
+        pages = list(self._pages(namespace))
+
+        def check(_: Job, row: int) -> None:
+            nonlocal good
+            page = pages[row]
+            outcome = self._check(page)
+            with lock:
+                if outcome is Outcome.OK:
+                    good += 1
+                elif outcome is not Outcome.ABSENT:
+                    bad.append(
+                        DamagedObject(
+                            key=page.name, nbytes=page.nbytes, why=outcome.name
+                        )
+                    )
+                if progress:
+                    progress(page.nbytes)
+
+        threads = RequestThreads(self.client.settings.threads, "kvdock-s3-verify")
+        job = Job(check, len(pages))
+        threads.start(job)
+        job.wait(float("inf"), for_active=True)
+        threads.close()
+        if heal:
+            self._delete([one.key for one in bad])
+        return BucketVerified(
+            namespace=namespace,
+            good=good,
+            bad=tuple(sorted(bad, key=lambda one: one.key)),
+            forgotten=len(bad) if heal else 0,
+        )
+
+    def collect(
+        self,
+        namespace: str,
+        *,
+        to_bytes: int | None = None,
+        older_s: float | None = None,
+        newer: bool = False,
+    ) -> int:
+        """Delete pages by their age, and the record of a namespace without any.
+
+        A bucket knows when an object was stored, and not when it was read.
+        """
+        del newer
+        pages = sorted(self._pages(namespace), key=lambda page: page.modified)
+        keeps = sum(page.nbytes for page in pages)
+        now = datetime.now(UTC)
+        going = []
+        for page in pages:
+            old = older_s is not None and _age_s(page, now) > older_s
+            if not old and (to_bytes is None or keeps <= to_bytes):
+                break
+            going.append(page)
+            keeps -= page.nbytes
+        self._delete([page.name for page in going])
+        if len(going) == len(pages):
+            self._drop_record(namespace, now)
+        return sum(page.nbytes for page in going)
+
+    def clear(self, namespace: str) -> int:
+        """Delete all pages of a namespace; return the bytes that were freed."""
+        pages = list(self._pages(namespace))
+        self._delete([page.name for page in pages])
+        return sum(page.nbytes for page in pages)
+
+    def _pages(self, namespace: str) -> Iterator[Entry]:
+        try:
+            for part in self.client.entries(namespace, _deadline_s):
+                yield from (one for one in part if is_page(one.name))
+        except RequestFailed as failed:
+            raise self._error("cannot be listed", failed) from failed
+
+    def _check(self, page: Entry) -> Outcome:
+        """Compare an object with its trailer; ABSENT if it went meanwhile."""
+        try:
+            data = self.client.get(page.name, page.nbytes, _deadline_s())
+        except WrongLength:
+            return Outcome.ABSENT  # replaced since it was listed
+        except RequestFailed as failed:
+            if failed.failure.outcome is Outcome.ABSENT:
+                return Outcome.ABSENT
+            raise self._error(f"{page.name} cannot be read", failed) from failed
+        return verify_object(page.name, data)
+
+    def _delete(self, names: Sequence[str]) -> None:
+        for start in range(0, len(names), DELETE_KEYS):
+            try:
+                self.client.delete(names[start : start + DELETE_KEYS], _deadline_s())
+            except RequestFailed as failed:
+                raise self._error("objects cannot be deleted", failed) from failed
+
+    def _record(self, namespace: str) -> Mapping[str, object]:
+        """Return the record of a namespace; empty if there is none that fits."""
+        with suppress(RequestFailed, WrongLength, NamespaceError):
+            data = self.client.read(
+                record_name(namespace), _deadline_s(), MAX_RECORD_BYTES
+            )
+            record = decode_record(data)
+            verify_record(record, namespace)
+            return record
+        return {}
+
+    def _drop_record(self, namespace: str, now: datetime) -> None:
+        name = record_name(namespace)
+        with suppress(RequestFailed):
+            entry = self.client.head(name, _deadline_s())
+            if _age_s(entry, now) > _RECORD_AGE_S:
+                self.client.delete_one(name, _deadline_s())
+
+    def _error(self, what: str, failed: RequestFailed) -> KvdockError:
+        url = self.client.settings.url
+        return KvdockError(
+            f"{url}: {what}: {failed.failure.sentence}",
+            fix="`kvdock doctor s3` says which permissions are missing.",
+        )
+
+
+def open_store(target: str, settings: Mapping[str, object]) -> Store | None:
+    """Open a bucket by its URL; None for anything else.
+
+    Entry point `s3` of the group `kvdock.stores`.
+
+    Raises:
+        KvdockError: If a setting is wrong.
+    """
+    try:
+        read_url(target)
+    except SettingsError:
+        if "://" not in target:
+            return None
+        raise
+    given = {**settings, "url": target}
+    return BucketStore(ObjectClient(structure(S3Settings, given, where="backend 's3'")))
+
+
+def _age_s(entry: Entry, now: datetime) -> float:
+    return (now - entry.modified).total_seconds()
+
+
+def _deadline_s() -> float:
+    return time.monotonic() + REQUEST_S

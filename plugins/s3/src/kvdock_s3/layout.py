@@ -1,0 +1,42 @@
+"""Names of objects in a bucket.
+
+    <prefix>/<namespace digest>/<page hash><suffix>     one object of a page
+    <prefix>/<namespace digest>/_namespace.json         what the digest covers
+    <prefix>/_kvdock_probe/...                          of a round trip
+
+A page hash has letters and digits alone, so no key begins like the others.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+MAX_KEY_BYTES = 512
+"""Longest key; behind the longest prefix it stays within S3's 1024 bytes."""
+
+RECORD_NAME = "_namespace.json"
+PROBE_FOLDER = "_kvdock_probe"
+
+_NAMESPACE = re.compile(r"[0-9a-f]{64}")
+
+
+def is_namespace(name: str) -> bool:
+    """Return whether a folder is one of a namespace."""
+    return _NAMESPACE.fullmatch(name) is not None
+
+
+def is_page(name: str) -> bool:
+    """Return whether an object holds bytes of a page."""
+    namespace, _, rest = name.partition("/")
+    return is_namespace(namespace) and rest[:1].isalnum() and "/" not in rest
+
+
+def record_name(namespace: str) -> str:
+    """Return the name of a namespace's record."""
+    return f"{namespace}/{RECORD_NAME}"
+
+
+def probe_name() -> str:
+    """Return a name that no other process uses."""
+    return f"{PROBE_FOLDER}/{uuid.uuid4().hex}"

@@ -1,0 +1,120 @@
+"""What the client's errors mean.
+
+The client has few classes of errors; what it met is in its message.
+
+Source: obstore 0.12, obstore.exceptions.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kvdock import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_CODE = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
+_STATUS = re.compile(r"status code: (\d{3})")
+_CONFLICT = "ConditionalRequestConflict"
+_FULL = ("507", "QuotaExceeded", "XMinioStorageFull", "InsufficientStorage")
+_SKEWED = "RequestTimeTooSkewed"
+_MAX_CHARS = 300
+
+
+@attrs.frozen
+class Failure:
+    """One failed request.
+
+    Args:
+        outcome: What it is to kvdock.
+        sentence: What happened, for the log.
+        status: HTTP status, or "" where no answer came.
+        code: The service's own word for it, or "".
+        unreachable: Whether no connection came about.
+    """
+
+    outcome: Outcome
+    sentence: str
+    status: str = ""
+    code: str = ""
+    unreachable: bool = False
+
+    @property
+    def is_forbidden(self) -> bool:
+        """Whether the credentials do not allow the request."""
+        return self.status in ("401", "403")
+
+    @property
+    def is_clock_wrong(self) -> bool:
+        """Whether the service rejects this host's clock."""
+        return self.code == _SKEWED
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the same request may succeed at once: a dropped connection."""
+        return self.outcome is Outcome.UNAVAILABLE and not (
+            self.status or self.unreachable
+        )
+
+
+def explain(error: Exception) -> Failure:
+    """Turn an error of the client into what it means."""
+    text = str(error)
+    status = _first(_STATUS, text)
+    code = _first(_CODE, text)
+    unreachable = "kind: Connect" in text or "Connect," in text
+    return Failure(
+        _outcome(error, text, status, code),
+        _sentence(text, unreachable=unreachable),
+        status,
+        code,
+        unreachable,
+    )
+
+
+def _outcome(error: Exception, text: str, status: str, code: str) -> Outcome:
+    found = Outcome.ERROR
+    if isinstance(error, FileNotFoundError):
+        found = Outcome.ERROR if code == "NoSuchBucket" else Outcome.ABSENT
+    elif type(error).__name__ == "AlreadyExistsError":
+        # With a conflict another writer was at it and may have failed.
+        found = Outcome.REFUSED if code == _CONFLICT else Outcome.OK
+    elif status in _FULL or code in _FULL:
+        found = Outcome.REFUSED
+    elif "kind: Timeout" in text:
+        found = Outcome.TIMEOUT
+    elif status.startswith("5") or status == "429" or _broken(text, status):
+        found = Outcome.UNAVAILABLE
+    return found
+
+
+def _broken(text: str, status: str) -> bool:
+    """Return whether the connection failed, and not the request."""
+    return not status and ("HTTP error" in text or "HttpError" in text)
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    found = pattern.search(text)
+    return found[1] if found else ""
+
+
+_CAUSES: Sequence[str] = (
+    "Connection refused",
+    "failed to lookup address",
+    "certificate",
+    "InvalidContentType",
+)
+
+
+def _sentence(text: str, *, unreachable: bool) -> str:
+    """Cut the client's message to what a person reads; it holds no secret."""
+    # Behind this follows the structure of the error, over many lines.
+    brief = " ".join(text.partition("\n\nDebug source")[0].split())
+    cause = next((word for word in _CAUSES if word in text), "")
+    if unreachable:
+        brief = f"no connection ({cause or 'no answer in time'}): {brief}"
+    return brief[:_MAX_CHARS]

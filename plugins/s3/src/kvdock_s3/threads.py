@@ -1,0 +1,147 @@
+"""Threads that make the requests of an attachment's batches.
+
+A batch's rows are taken one by one, in turn with those of other batches: a
+short lookup does not wait until a long transfer has ended.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+
+import attrs
+
+
+@attrs.define(eq=False)
+class Job:
+    """The rows of one batch.
+
+    Args:
+        do: Called with the job and the number of a row, on any of the threads.
+        rows: How many there are.
+    """
+
+    do: Callable[[Job, int], None]
+    rows: int
+    _next: Iterator[int] = attrs.field(factory=itertools.count, init=False)
+    _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
+    _active: int = attrs.field(default=0, init=False)
+    _committing: int = attrs.field(default=0, init=False)
+    _done: int = attrs.field(default=0, init=False)
+    _closed: bool = attrs.field(default=False, init=False)
+    _error: BaseException | None = attrs.field(default=None, init=False)
+
+    def step(self) -> bool:
+        """Do one row; return whether there may be more."""
+        with self._changed:
+            row = self.rows if self._closed else next(self._next)
+            if row >= self.rows:
+                return False
+            self._active += 1
+        error = None
+        try:
+            self.do(self, row)
+        except BaseException as raised:  # noqa: BLE001 - the caller raises it
+            error = raised
+        finally:
+            with self._changed:
+                self._error = self._error or error
+                self._active -= 1
+                self._done += 1
+                if self._closed or self._done == self.rows:
+                    self._changed.notify_all()
+        return True
+
+    @contextmanager
+    def committing(self) -> Iterator[bool]:
+        """Hold the end of the job off while a row's bytes are copied.
+
+        Yields:
+            Whether they may be copied: not once the caller has its answer.
+        """
+        with self._changed:
+            allowed = not self._closed
+            self._committing += allowed
+        try:
+            yield allowed
+        finally:
+            if allowed:
+                with self._changed:
+                    self._committing -= 1
+                    if self._closed:
+                        self._changed.notify_all()
+
+    def wait(self, deadline_s: float, *, for_active: bool) -> None:
+        """Wait for all rows, or until the deadline; then begin no more of them.
+
+        Args:
+            deadline_s: When to stop waiting, on `time.monotonic()`'s clock.
+            for_active: Whether rows that have begun are waited for in any
+                case, because they use the caller's memory.
+
+        Raises:
+            Exception: What a row raised, the first of them.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._done == self.rows,
+                min(max(0.0, deadline_s - time.monotonic()), threading.TIMEOUT_MAX),
+            )
+            self._closed = True
+            self._changed.wait_for(
+                lambda: not (self._committing or (for_active and self._active))
+            )
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+class RequestThreads:
+    """A fixed number of daemon threads; they start with the first batch.
+
+    Args:
+        number: How many.
+        name: What their names begin with.
+    """
+
+    def __init__(self, number: int, name: str) -> None:
+        self._number = number
+        self._name = name
+        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._started = 0
+
+    def start(self, job: Job) -> None:
+        """Let the threads work on a job."""
+        wanted = min(self._number, job.rows)
+        with self._lock:
+            for number in range(self._started, wanted):
+                threading.Thread(
+                    target=_work,
+                    args=(self._queue,),
+                    name=f"{self._name}-{number}",
+                    daemon=True,
+                ).start()
+            self._started = max(self._started, wanted)
+        for _ in range(wanted):
+            self._queue.put(job)
+
+    def close(self) -> None:
+        """End the threads, each after the row that it is at."""
+        with self._lock:
+            for _ in range(self._started):
+                self._queue.put(None)
+            self._started = 0
+
+
+def _work(queue: SimpleQueue[Job | None]) -> None:
+    while (job := queue.get()) is not None:
+        if job.step():
+            # Behind the rows of others.
+            queue.put(job)
+        # What it holds is not kept until the next one comes.
+        del job

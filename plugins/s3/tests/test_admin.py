@@ -1,0 +1,194 @@
+"""What `kvdock store` does with a bucket, past any engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import attrs
+import pytest
+from object_server import Fault, ObjectServer
+
+from kvdock.errors import KvdockError, NamespaceError, SettingsError
+from kvdock_s3.admin import BucketStore, open_store
+
+PAGE_BYTES = (64 << 10) + 40
+OTHER = "f" * 64
+
+
+@pytest.fixture
+def stored(server: ObjectServer, engine: Callable[..., Any]) -> tuple[Any, BucketStore]:
+    """Eight pages of one namespace, an object of another, and a stranger's."""
+    mine = engine()
+    mine.put()
+    some = next(iter(server.objects.values()))
+    for name in (f"tests/{OTHER}/0123.kv.L0-1", "tests/notes.txt", "elsewhere/x"):
+        server.objects[name] = some
+    given = server.settings()
+    found = open_store(str(given.pop("url")), given)
+    assert isinstance(found, BucketStore)
+    return mine, found
+
+
+def test_a_directory_is_not_a_bucket() -> None:
+    assert open_store("/var/cache/kvdock", {}) is None
+
+
+def test_a_url_of_another_kind_is_rejected_by_name() -> None:
+    with pytest.raises(SettingsError, match="none of the schemes"):
+        open_store("https://host/bucket", {})
+
+
+def test_namespaces_are_those_below_the_prefix(stored: Any) -> None:
+    mine, store = stored
+    assert store.namespaces() == tuple(sorted([mine.attachment.namespace, OTHER]))
+
+
+def test_a_survey_counts_pages_by_pool(stored: Any) -> None:
+    mine, store = stored
+    found = store.survey(mine.attachment.namespace)
+    assert (found.model, found.recorded, found.pages) == ("tests", True, 8)
+    (pool,) = found.pools
+    assert (pool.pool, pool.object_bytes) == ("kv", PAGE_BYTES)
+    assert found.file_bytes == 8 * PAGE_BYTES
+    assert found.used_ns > 0
+    bare = store.survey(OTHER)
+    assert (bare.model, bare.recorded, bare.pages) == ("", False, 1)
+
+
+def test_verify_finds_every_kind_of_damage_and_heals(
+    server: ObjectServer, stored: Any
+) -> None:
+    mine, store = stored
+    namespace = mine.attachment.namespace
+    assert store.verify(namespace).ok
+    keys = [f"tests/{mine.key(page)}" for page in range(8)]
+    flip = bytearray(server.objects[keys[0]].data)
+    flip[100] ^= 1
+    bodies = {
+        keys[0]: bytes(flip),
+        keys[1]: server.objects[keys[1]].data[:-1],
+        keys[2]: b"x",
+        keys[3]: server.objects[keys[4]].data,
+    }
+    for key, data in bodies.items():
+        server.objects[key] = attrs.evolve(server.objects[key], data=data)
+    seen: list[int] = []
+    found = store.verify(namespace, seen.append)
+    assert not found.ok
+    assert found.good == 4
+    assert [f"tests/{one.key}" for one in found.bad] == keys[:4]
+    assert sum(seen) == 5 * PAGE_BYTES + PAGE_BYTES * 2
+    healed = store.verify(namespace, heal=True)
+    assert healed.forgotten == 4
+    assert store.verify(namespace).good == 4
+    assert set(mine.get()[4:]) == {0}
+
+
+def test_clear_deletes_one_namespace_and_keeps_its_record(
+    server: ObjectServer, stored: Any
+) -> None:
+    mine, store = stored
+    namespace = mine.attachment.namespace
+    assert store.clear(namespace) == 8 * PAGE_BYTES
+    assert sorted(server.objects) == sorted(
+        [
+            f"tests/{namespace}/_namespace.json",
+            f"tests/{OTHER}/0123.kv.L0-1",
+            "tests/notes.txt",
+            "elsewhere/x",
+        ]
+    )
+
+
+def test_pages_are_deleted_by_their_age(server: ObjectServer, stored: Any) -> None:
+    mine, store = stored
+    for page in (1, 5):
+        key = f"tests/{mine.key(page)}"
+        old = server.objects[key].modified - timedelta(hours=2)
+        server.objects[key] = attrs.evolve(server.objects[key], modified=old)
+    namespace = mine.attachment.namespace
+    assert store.collect(namespace, older_s=3 * 3600) == 0
+    assert store.collect(namespace, older_s=3600) == 2 * PAGE_BYTES
+    found = mine.get()
+    assert [page for page, outcome in enumerate(found) if outcome] == [1, 5]
+    assert store.survey(OTHER).pages == 1
+
+
+def test_the_oldest_pages_go_where_few_may_stay(
+    server: ObjectServer, stored: Any
+) -> None:
+    mine, store = stored
+    for page in range(8):
+        key = f"tests/{mine.key(page)}"
+        then = server.objects[key].modified - timedelta(hours=8 - page)
+        server.objects[key] = attrs.evolve(server.objects[key], modified=then)
+    store.collect(mine.attachment.namespace, to_bytes=3 * PAGE_BYTES)
+    assert [bool(one) for one in mine.get()] == [True] * 5 + [False] * 3
+
+
+def test_the_record_of_a_namespace_without_pages_goes_once_it_is_old(
+    server: ObjectServer, stored: Any
+) -> None:
+    mine, store = stored
+    namespace = mine.attachment.namespace
+    name = f"tests/{namespace}/_namespace.json"
+    store.clear(namespace)
+    store.collect(namespace)
+    assert name in server.objects
+    old = server.objects[name].modified - timedelta(hours=25)
+    server.objects[name] = attrs.evolve(server.objects[name], modified=old)
+    store.collect(namespace)
+    assert name not in server.objects
+
+
+def test_a_record_that_was_altered_is_not_believed_and_stops_an_engine(
+    server: ObjectServer, stored: Any, engine: Callable[..., Any]
+) -> None:
+    mine, store = stored
+    name = f"tests/{mine.attachment.namespace}/_namespace.json"
+    other = re.sub(rb"tests", b"other", server.objects[name].data)
+    server.objects[name] = attrs.evolve(server.objects[name], data=other)
+    assert not store.survey(mine.attachment.namespace).recorded
+    with pytest.raises((KvdockError, NamespaceError), match="does not fit its name"):
+        engine()
+
+
+def test_more_objects_than_one_listing_and_one_deletion_take(
+    server: ObjectServer, stored: Any
+) -> None:
+    mine, store = stored
+    namespace = mine.attachment.namespace
+    small = attrs.evolve(next(iter(server.objects.values())), data=b"")
+    for number in range(2500):
+        server.objects[f"tests/{namespace}/{number:064x}.many.L0-1"] = small
+    assert store.survey(namespace).pages == 8 + 2500
+    store.clear(namespace)
+    assert store.survey(namespace).pages == 0
+
+
+def test_a_missing_permission_is_an_error_with_a_way_out(
+    server: ObjectServer, stored: Any
+) -> None:
+    mine, store = stored
+    server.fail(Fault.FORBIDDEN, "LIST", "GET", "DELETEMANY")
+    for call in (
+        store.namespaces,
+        lambda: store.survey(mine.attachment.namespace),
+        lambda: store.clear(mine.attachment.namespace),
+    ):
+        with pytest.raises(KvdockError, match="cannot be listed") as raised:
+            call()
+        assert "doctor" in raised.value.fix
+
+
+def test_objects_that_cannot_be_read_are_an_error_and_not_called_wrong(
+    server: ObjectServer, stored: Any
+) -> None:
+    mine, store = stored
+    server.fail(Fault.FORBIDDEN, "GET", containing=mine.hashes[2])
+    with pytest.raises(KvdockError, match="cannot be read"):
+        store.verify(mine.attachment.namespace, heal=True)
+    assert len([key for key in server.objects if ".kv." in key]) == 9
