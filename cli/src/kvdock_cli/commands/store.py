@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from kvdock import segments
+from kvdock.config.convert import as_path
 from kvdock.errors import NamespaceError
 from kvdock.units import format_bytes, parse_bytes
 from kvdock_cli.output import UsageProblem, emit
@@ -28,7 +29,7 @@ def ls(root: str, /, *, json: bool = False) -> int:
         root: The store's root directory.
         json: Print one line of JSON.
     """
-    home = Path(root)
+    home = as_path(root)
     found = [
         done
         for _, done in _each(
@@ -47,7 +48,7 @@ def stat(root: str, namespace: str, /, *, json: bool = False) -> int:
         json: Print one line of JSON.
     """
     found = segments.describe_namespace(
-        Path(root), segments.resolve_prefix(Path(root), namespace)
+        as_path(root), segments.resolve_prefix(as_path(root), namespace)
     )
     return emit(report.survey_text(found), report.survey_data(found), as_json=json)
 
@@ -70,7 +71,7 @@ def verify(
         shared_root: Heal under a root that others own or may write.
         json: Print one line of JSON.
     """
-    home = Path(root)
+    home = as_path(root)
     seen = _each(home, namespace, lambda one: segments.describe_namespace(home, one))
     total = sum(pool.stored_bytes for _, one in seen for pool in one.pools)
     with _progress(total) as tell:
@@ -110,7 +111,7 @@ def gc(
         shared_root: Accept a root that others own or may write.
         json: Print one line of JSON.
     """
-    home = Path(root)
+    home = as_path(root)
     if to and not namespace:
         raise UsageProblem(
             "--to without a namespace would evict pages of every model",
@@ -145,7 +146,7 @@ def clear(
         shared_root: Accept a root that others own or may write.
         json: Print one line of JSON.
     """
-    home = Path(root)
+    home = as_path(root)
     one = segments.resolve_prefix(home, namespace)
     if not yes:
         _confirm(segments.describe_namespace(home, one))
