@@ -64,6 +64,41 @@ def test_a_root_of_another_user_is_rejected(tmp_path: Path) -> None:
         open_root(root)
 
 
+def test_missing_parents_of_a_root_are_for_its_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        os.close(open_root(tmp_path / "a" / "b" / "root"))
+    finally:
+        os.umask(before)
+    for folder in ("a", "a/b", "a/b/root"):
+        assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700
+
+
+def test_a_root_as_deep_as_a_path_can_be_is_made(tmp_path: Path) -> None:
+    deep = tmp_path.joinpath(*["d"] * ((4000 - len(str(tmp_path))) // 2))
+    os.close(open_root(deep))
+    with pytest.raises(KvdockError, match="File name too long"):
+        open_root(deep / ("d" * 200))
+
+
+@pytest.mark.parametrize(
+    ("mode", "warned"), [(0o777, True), (0o1777, False), (0o770, False)]
+)
+def test_a_root_below_a_folder_of_everyone_is_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, *, warned: bool
+) -> None:
+    exposed = tmp_path / "exposed"
+    exposed.mkdir()
+    exposed.chmod(mode)
+    here = place(exposed / "ours" / "root", record=RECORD)
+    SegmentStore(here, PosixIOEngine()).close()
+    assert (f"everyone may write {exposed}" in caplog.text) is warned
+    caplog.clear()
+    shared = attrs.evolve(here, shared=True)
+    SegmentStore(shared, PosixIOEngine()).close()
+    assert not caplog.text
+
+
 def test_a_root_that_is_a_link_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to("real")

@@ -146,7 +146,7 @@ def open_root(root: Path, *, shared: bool = False, create: bool = True) -> int:
     """
     try:
         if create:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_root(root)
         fd = os.open(root, _FOLDER)
     except OSError as error:
         raise KvdockError(
@@ -166,6 +166,46 @@ def open_root(root: Path, *, shared: bool = False, create: bool = True) -> int:
             fix="Use a directory of your own with mode 700, or allow it (shared_root).",
         )
     return fd
+
+
+def _make_root(root: Path) -> None:
+    """Make a root and its missing parents, all of them for this user alone.
+
+    `Path.mkdir` would make the parents as the umask has it: with one of 0, others
+    could rename the root and put their own in its place.
+    """
+    missing = []
+    folder = root
+    while True:
+        try:
+            folder.mkdir(mode=0o700)
+            break
+        except FileNotFoundError:
+            if folder == folder.parent:
+                raise
+            missing.append(folder)
+            folder = folder.parent
+        except OSError:
+            if not folder.is_dir():
+                raise
+            break
+    for folder in reversed(missing):
+        with suppress(FileExistsError):  # another process was first
+            folder.mkdir(mode=0o700)
+
+
+def find_exposed_parent(root: Path) -> Path | None:
+    """Return a folder above a root in which everyone may rename what is in it.
+
+    Every user may write there, and no sticky bit (as /tmp has one) keeps them from
+    the folders of others: the root can be replaced while nobody looks.
+    """
+    with suppress(OSError):
+        for folder in root.resolve().parents:
+            mode = folder.stat().st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                return folder
+    return None
 
 
 def open_file(folder: int, name: str, flags: int) -> int:

@@ -152,6 +152,14 @@ class SegmentStore:
     def _open_namespace(self) -> int:
         place = self.place
         root_fd = paths.open_root(place.root, shared=place.shared)
+        exposed = None if place.shared else paths.find_exposed_parent(place.root)
+        if exposed:
+            log.warning(
+                "store %s can be replaced by other users: everyone may write %s, "
+                "which has no sticky bit",
+                place.root,
+                exposed,
+            )
         try:
             fd = paths.open_namespace(root_fd, place.namespace, place.record)
         finally:
