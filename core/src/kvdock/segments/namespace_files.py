@@ -168,7 +168,7 @@ def _exists(folder: int, name: str) -> bool:
 
 def _remove(folder: int, name: str) -> int:
     """Delete a file, or a directory with everything in it; return its size."""
-    with suppress(OSError):
+    with suppress(OSError, RecursionError):  # the latter of a very deep directory
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
             shutil.rmtree(name, dir_fd=folder)
