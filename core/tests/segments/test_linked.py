@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvdock.segments import verify_namespace
 from kvdock.segments.inspect import gc
-from kvdock.segments.verify import verify
 
 OpenDepot = Callable[..., Any]
 OK = 0
@@ -100,7 +100,7 @@ def test_verifying_names_files_that_are_one_and_collecting_keeps_one_of_them(
     first, second, *_ = data_files(depot)
     link(over=second, to=first)
     namespace = depot.store.place.namespace
-    assert set(verify(depot.root, namespace).damaged_files) == {first, second}
+    assert set(verify_namespace(depot.root, namespace).damaged_files) == {first, second}
     assert gc(depot.root, namespace)
     assert [first.exists(), second.exists()].count(True) == 1
-    assert not verify(depot.root, namespace).damaged_files
+    assert not verify_namespace(depot.root, namespace).damaged_files

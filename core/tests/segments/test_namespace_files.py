@@ -9,10 +9,15 @@ from typing import Any
 import attrs
 import pytest
 
-from kvdock.segments import PosixIOEngine, SegmentStore, WriterLiveness, ownership
+from kvdock.segments import (
+    PosixIOEngine,
+    SegmentStore,
+    WriterLiveness,
+    ownership,
+    verify_namespace,
+)
 from kvdock.segments.inspect import clear, describe_namespace, gc, namespaces
 from kvdock.segments.paths import RECORD_NAME
-from kvdock.segments.verify import verify
 
 OpenDepot = Callable[..., Any]
 RECORD = b'{"model":"tiny"}'
@@ -94,11 +99,11 @@ def test_verifying_reports_a_damaged_file_and_clearing_deletes_it(
     open_depot: OpenDepot, stored: Any, name: str, kind: str
 ) -> None:
     path = harm(stored, name, kind)
-    found = verify(stored.root, NAMESPACE)
+    found = verify_namespace(stored.root, NAMESPACE)
     assert (found.good, found.damaged_files, found.ok) == (20, (path,), False)
     assert clear(stored.root, NAMESPACE)
     assert not os.path.lexists(path)
-    assert verify(stored.root, NAMESPACE).ok
+    assert verify_namespace(stored.root, NAMESPACE).ok
     again = open_depot(namespace=NAMESPACE, record=RECORD)
     assert again.put(range(20)).ok.all()
     assert path.is_file()
@@ -122,10 +127,10 @@ def test_what_was_set_aside_is_reported_until_it_is_collected(
     open_depot(namespace=NAMESPACE, record=RECORD).store.close()
     (aside,) = leftovers(stored)
     assert (aside / "inside").read_text() == "x"
-    assert verify(stored.root, NAMESPACE).damaged_files == (aside,)
+    assert verify_namespace(stored.root, NAMESPACE).damaged_files == (aside,)
     gc(stored.root, NAMESPACE)
     assert not aside.exists()
-    assert verify(stored.root, NAMESPACE).ok
+    assert verify_namespace(stored.root, NAMESPACE).ok
 
 
 def test_without_a_record_of_its_own_a_store_opens_beside_a_damaged_one(
@@ -169,7 +174,7 @@ def test_what_a_killed_process_left_of_a_file_is_collected_once_it_is_old(
     gc(stored.root, NAMESPACE)
     assert aside.exists()
     os.utime(aside, (0, 0))
-    assert verify(stored.root, NAMESPACE).damaged_files == (aside,)
+    assert verify_namespace(stored.root, NAMESPACE).damaged_files == (aside,)
     gc(stored.root, NAMESPACE)
     assert namespaces(stored.root) == ()
 
@@ -190,7 +195,7 @@ def test_two_stores_that_repair_at_once_leave_one_good_record(
     open_depot(namespace=NAMESPACE, record=RECORD)
     assert path.read_bytes() == RECORD
     gc(stored.root, NAMESPACE)
-    assert verify(stored.root, NAMESPACE).ok
+    assert verify_namespace(stored.root, NAMESPACE).ok
 
 
 def test_without_locks_a_damaged_note_of_that_is_written_again(stored: Any) -> None:

@@ -535,9 +535,9 @@ def test_an_index_beyond_int64_is_outside_and_not_no_page(page: int) -> None:
         for call in (cache.put, cache.get):
             with pytest.raises(RegionError, match=f"page index {page} is outside"):
                 call(hashes(2), given)
-        for move in (cache.write, cache.read):
+        for move in (cache["kv"].put, cache["kv"].get):
             with pytest.raises(RegionError, match=f"page index {page} is outside"):
-                move("kv", hashes(2), given["kv"], time.monotonic() + 5)
+                move(hashes(2), given["kv"], time.monotonic() + 5)
         for ask in (cache.leases("kv").in_use, lambda p: cache.leases("kv").wait(p, 0)):
             for wrong in (given["kv"], [0, -1], [0, 24], [0.5], [True]):
                 with pytest.raises(RegionError, match="page ind"):
@@ -563,9 +563,9 @@ def test_a_generator_of_hashes_is_rejected_before_anything_is_stored() -> None:
             cache.exists,
             lambda given: cache.put(given, pages),
             lambda given: cache.get(given, pages),
-            lambda given: cache.lookup("kv", given, time.monotonic() + 5),
-            lambda given: cache.write("kv", given, [0, 1], time.monotonic() + 5),
-            lambda given: cache.read("kv", given, [0, 1], time.monotonic() + 5),
+            lambda given: cache["kv"].exists(given, time.monotonic() + 5),
+            lambda given: cache["kv"].put(given, [0, 1], time.monotonic() + 5),
+            lambda given: cache["kv"].get(given, [0, 1], time.monotonic() + 5),
         ]
         for call in calls:
             with pytest.raises(KvdockError, match="page hashes are a row"):
