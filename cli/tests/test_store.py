@@ -312,3 +312,23 @@ def test_an_empty_root_is_not_the_current_directory(
     with pytest.raises(SettingsError, match="'' is not a path"):
         command("", *more)
     assert ask(store.ls, ".")[1] == 0
+
+
+def test_what_a_record_holds_cannot_write_to_a_terminal(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = b'{"model":"\\u001b[31mred\\nline","revision":"\\u202e"}'
+    namespace = hashlib.sha256(record).hexdigest()
+    (root / namespace).mkdir(mode=0o700)
+    (root / namespace / "namespace.json").write_bytes(record)
+    assert store.ls(str(root)) == store.stat(str(root), namespace) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "\u202e" not in printed
+    assert r"\x1b[31mred\nline" in printed
+    terminal = io.StringIO("no\n")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    with pytest.raises(UsageProblem, match="nothing was deleted"):
+        store.clear(str(root), namespace)
+    assert "\x1b" not in capsys.readouterr().err

@@ -330,7 +330,7 @@ def test_a_namespace_removed_while_it_is_opened_is_created_again(
     assert open_depot().get(range(20)) == [0] * 20
 
 
-@pytest.mark.parametrize("record", [b"[]", b"\xff", b"{", None])
+@pytest.mark.parametrize("record", [b"[]", b"\xff", b"{", b"[" * 100_000, None])
 def test_a_record_that_is_not_an_object_describes_nothing(
     tmp_path: Path, record: bytes | None
 ) -> None:
