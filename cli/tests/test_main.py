@@ -61,6 +61,21 @@ def test_a_wrong_call_is_a_usage_error(shelf: Shelf, arguments: tuple[str]) -> N
     assert done.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ns", "show", ""),
+        ("config", "show", "--config", ""),
+        ("check", "file", "--set", "root="),
+        ("new", "plenty", "--into", ""),
+    ],
+)
+def test_an_empty_path_is_a_wrong_question(shelf: Shelf, arguments: tuple[str]) -> None:
+    done = shelf.kvdock(*arguments)
+    assert "'' is not a path" in done.stderr
+    assert (done.stdout, done.returncode) == ("", 2)
+
+
 def test_the_version_names_every_part_without_importing_it(shelf: Shelf) -> None:
     shelf.add_backend("good", ("from kvdock", "import nowhere\nfrom kvdock"))
     shelf.add("greet", "", group="kvdock.commands", attribute="greet")

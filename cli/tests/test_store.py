@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from kvdock.batch import Batch, Operation
-from kvdock.errors import KvdockError, NamespaceError
+from kvdock.errors import KvdockError, NamespaceError, SettingsError
 from kvdock.segments import (
     Location,
     NamespaceSurvey,
@@ -76,9 +76,10 @@ CHECKED = VerifyReport(
     bad=(SPOT,) * 22,
     corrupt_records=3,
     unreadable_segments=(SPOT.record_path,),
+    damaged_files=(Path("/store/ns/namespace.json"),),
     forgotten=0,
 )
-HEALED = attrs.evolve(CHECKED, unreadable_segments=(), forgotten=25)
+HEALED = attrs.evolve(CHECKED, unreadable_segments=(), damaged_files=(), forgotten=25)
 TEXTS = {
     "store-ls": report.listing_text([SURVEY, BARE]),
     "store-stat": report.survey_text(SURVEY),
@@ -288,3 +289,46 @@ def test_a_namespace_that_goes_meanwhile_spoils_no_other(
     printed = capsys.readouterr().out
     assert stays in printed
     assert gone not in printed
+
+
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        (store.ls, []),
+        (store.stat, ["aa"]),
+        (store.verify, []),
+        (store.gc, []),
+        (store.clear, ["aa"]),
+    ],
+)
+def test_an_empty_root_is_not_the_current_directory(
+    command: Callable[..., int],
+    more: list[str],
+    root: Path,
+    ask: Ask,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(root)
+    with pytest.raises(SettingsError, match="'' is not a path"):
+        command("", *more)
+    assert ask(store.ls, ".")[1] == 0
+
+
+def test_what_a_record_holds_cannot_write_to_a_terminal(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = b'{"model":"\\u001b[31mred\\nline","revision":"\\u202e"}'
+    namespace = hashlib.sha256(record).hexdigest()
+    (root / namespace).mkdir(mode=0o700)
+    (root / namespace / "namespace.json").write_bytes(record)
+    assert store.ls(str(root)) == store.stat(str(root), namespace) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "\u202e" not in printed
+    assert r"\x1b[31mred\nline" in printed
+    terminal = io.StringIO("no\n")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    with pytest.raises(UsageProblem, match="nothing was deleted"):
+        store.clear(str(root), namespace)
+    assert "\x1b" not in capsys.readouterr().err

@@ -228,7 +228,10 @@ def test_suffixes_are_one_for_each_object_and_never_shared() -> None:
         check_suffixes("mine", [(KV, [".a"], objects), (DRAFT, [".a"], objects)])
 
 
-@pytest.mark.parametrize("given", ["00ff", b"00", [b"00"], [0], ["00", None], 7])
+@pytest.mark.parametrize(
+    "given",
+    ["00ff", b"00", [b"00"], [0], ["00", None], 7, {"00"}, {"00": 1}, {}, iter(["00"])],
+)
 def test_hashes_that_are_no_row_of_strings_are_refused_in_our_words(given: Any) -> None:
     with pytest.raises(KvdockError, match="page hashes are a row") as raised:
         check_hashes(given)

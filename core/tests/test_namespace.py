@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -146,6 +148,15 @@ def test_a_folder_of_a_digest_is_known_by_any_path(
 
 def test_a_folder_of_another_name_is_only_read(tmp_path: Path) -> None:
     assert load_record(store(tmp_path / "copy", RECORD)) == RECORD
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_what_is_not_a_file_is_not_read_as_a_record(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    make(tmp_path / RECORD_NAME)
+    with pytest.raises(NamespaceError, match="no namespace record can be read"):
+        load_record(tmp_path)
 
 
 def test_a_missing_record_says_where_it_was_looked_for(tmp_path: Path) -> None:

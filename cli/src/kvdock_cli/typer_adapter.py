@@ -10,12 +10,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import GenericAlias
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from typer.models import ParameterInfo
 
+from kvdock.config.convert import as_path
 from kvdock_cli.output import say
 
 _SECTION = re.compile(r"^[A-Z]\w+:\s*$", re.MULTILINE)
@@ -40,6 +42,11 @@ Help = Annotated[
 ]
 """An option in place of typer's own, whose default of None makes typer import
 pydantic to read it: 60 ms that `kvdock list` does not have."""
+
+
+def path(text: str) -> Path:
+    """Read a path that is given on the command line."""
+    return as_path(text)
 
 
 def described(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
@@ -118,4 +125,7 @@ def _adapted(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
     else:
         flag = "--" + parameter.name.rstrip("_").replace("_", "-")
         info = typer.Option(flag, help=text, metavar=metavar)
+    if Path in (annotation, *get_args(annotation)):
+        # typer's own would read an empty path as the current directory.
+        info.parser = path
     return parameter.replace(kind=keyword, annotation=Annotated[annotation, info])

@@ -7,9 +7,12 @@ store that has a folder for each namespace keeps `canonical(record)` in it as
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,6 +97,15 @@ def verify_record(record: Record, digest: str, *, where: str = "the record") -> 
         )
 
 
+def _open_file(path: Path) -> int:
+    """Open a record; a pipe of its name would block until another process writes."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.ENXIO, "it is not a file")
+
+
 def load_record(folder: Path) -> dict[str, object]:
     """Read the record of a namespace's folder.
 
@@ -107,7 +119,7 @@ def load_record(folder: Path) -> dict[str, object]:
     """
     path = folder / RECORD_NAME if folder.is_dir() else folder
     try:
-        with path.open("rb") as file:
+        with os.fdopen(_open_file(path), "rb") as file:
             data = file.read(MAX_RECORD_BYTES + 1)
     except OSError as error:
         raise NamespaceError(

@@ -121,6 +121,7 @@ def open_depot(tmp_path: Path) -> Iterator[OpenDepot]:
             namespace=namespace,
             pool=pool,
             object_bytes=(page_bytes,),
+            record=limits.pop("record", b""),
             liveness=liveness,
         )
         limits = {"segment_bytes": 256 << 10} | limits

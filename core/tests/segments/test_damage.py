@@ -295,17 +295,22 @@ def test_an_object_of_another_length_is_a_miss_and_heals(
     assert both.get([1]) == [OK]
 
 
-@pytest.mark.parametrize("whose", ["ours", "foreign"])
-def test_a_huge_index_file_costs_no_memory(open_depot: OpenDepot, whose: str) -> None:
+@pytest.mark.parametrize(
+    ("whose", "count"), [("ours", 1), ("foreign", 1), ("foreign", 1500)]
+)
+def test_index_files_of_any_size_cost_no_memory(
+    open_depot: OpenDepot, whose: str, count: int
+) -> None:
     depot = open_depot()
     depot.put(range(64))
     depot.store.close()
     file = depot.where(7).record_path
-    if whose == "foreign":
-        file = file.with_name(f"{7:016x}.00000001.idx")
-        file.write_bytes(b"x")
-        file.with_name(f"{7:016x}.dat").write_bytes(b"x")
-    os.truncate(file, 1 << 42)
+    for number in range(count):
+        if whose == "foreign":
+            file = file.with_name(f"{number:016x}.00000001.idx")
+            file.write_bytes(b"x")
+            file.with_name(f"{number:016x}.dat").write_bytes(b"x")
+        os.truncate(file, 1 << 42)
     # The address space holds what a store needs, and none of that file.
     before = resource.getrlimit(resource.RLIMIT_AS)
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -389,3 +394,31 @@ def test_a_disk_that_is_writable_again_is_written(
     monkeypatch.undo()
     assert set(fresh.put(range(20, 30)).outcomes.tolist()) == {OK}
     assert fresh.get(range(30)) == [OK] * 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("suffixes", "size"),
+    [
+        pytest.param([".txt"], 0, id="foreign"),
+        pytest.param([".dat"], 0, id="without-an-index"),
+        pytest.param([".00000001.new"], 0, id="half-made"),
+        pytest.param([".00000001.idx", ".dat"], 300, id="torn"),
+    ],
+)
+def test_many_files_that_are_no_use_do_not_slow_down_opening(
+    open_depot: OpenDepot, suffixes: list[str], size: int
+) -> None:
+    depot = open_depot()
+    depot.put(range(40))
+    depot.store.close()
+    folder = depot.where(0).path.parent
+    for number in range(20_000 // len(suffixes)):
+        for suffix in suffixes:
+            (folder / f"{number:016x}{suffix}").write_bytes(bytes(size))
+    # The time that other processes take on this machine is none of ours.
+    begun_s = time.process_time()
+    again = open_depot()
+    assert time.process_time() - begun_s < 1
+    assert again.get(range(40)) == [OK] * 40
+    assert again.put(range(40, 80)).ok.all()

@@ -21,6 +21,17 @@ def test_a_root_that_others_can_write_is_the_only_finding(tmp_path: Path) -> Non
     assert all(finding.ok for finding in check_root(root))
 
 
+def test_a_root_that_others_can_replace_is_reported(tmp_path: Path) -> None:
+    exposed = tmp_path / "exposed"
+    exposed.mkdir()
+    exposed.chmod(0o777)
+    finding = check_root(exposed / "root")[0]
+    assert not finding.ok
+    assert f"everyone may write {exposed}" in finding.what
+    assert "chmod +t" in finding.hint
+    assert check_root(exposed / "root", shared=True)[0].ok
+
+
 def test_too_little_space_is_reported(tmp_path: Path) -> None:
     findings = check_root(tmp_path / "root", free_bytes=1 << 50)
     assert [finding.ok for finding in findings] == [True, False]

@@ -3,8 +3,9 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -525,6 +526,51 @@ def test_only_whole_numbers_are_page_indices(pages: Any) -> None:
         for move in (cache["kv"].put, cache["kv"].get):
             with pytest.raises(RegionError, match="whole numbers"):
                 move(hashes(2), pages, time.monotonic() + 5)
+
+
+@pytest.mark.parametrize("page", [2**63, 2**64 - 2, 2**64 - 1])
+def test_an_index_beyond_int64_is_outside_and_not_no_page(page: int) -> None:
+    given = {"kv": np.array([0, page], np.uint64)}
+    with Engine(core=patient()).attachment as cache:
+        for call in (cache.put, cache.get):
+            with pytest.raises(RegionError, match=f"page index {page} is outside"):
+                call(hashes(2), given)
+        for move in (cache["kv"].put, cache["kv"].get):
+            with pytest.raises(RegionError, match=f"page index {page} is outside"):
+                move(hashes(2), given["kv"], time.monotonic() + 5)
+        for ask in (cache.leases("kv").in_use, lambda p: cache.leases("kv").wait(p, 0)):
+            for wrong in (given["kv"], [0, -1], [0, 24], [0.5], [True]):
+                with pytest.raises(RegionError, match="page ind"):
+                    ask(wrong)
+
+
+def test_indices_in_memory_that_cannot_be_read_are_rejected() -> None:
+    class OnADevice:  # as a tensor in a GPU's memory
+        def __array__(self, *_: object, **__: object) -> None:
+            raise TypeError("can't convert device memory")
+
+    with (
+        Engine(core=patient()).attachment as cache,
+        pytest.raises(RegionError, match="page indices are one row"),
+    ):
+        cache.put(hashes(2), {"kv": cast("Any", OnADevice())})
+
+
+def test_a_generator_of_hashes_is_rejected_before_anything_is_stored() -> None:
+    with Engine(core=patient()).attachment as cache:
+        pages = {"kv": [0, 1]}
+        calls: list[Callable[[Any], object]] = [
+            cache.exists,
+            lambda given: cache.put(given, pages),
+            lambda given: cache.get(given, pages),
+            lambda given: cache["kv"].exists(given, time.monotonic() + 5),
+            lambda given: cache["kv"].put(given, [0, 1], time.monotonic() + 5),
+            lambda given: cache["kv"].get(given, [0, 1], time.monotonic() + 5),
+        ]
+        for call in calls:
+            with pytest.raises(KvdockError, match="page hashes are a row"):
+                call(name for name in hashes(2))
+        assert cache.exists(hashes(2)).best == 0
 
 
 def test_clearing_reaches_the_namespace() -> None:

@@ -457,3 +457,11 @@ def test_a_prefetch_reads_nothing_behind_a_hole() -> None:
         assert future.result.pages == 0
         # The second page was in the same batch; nothing else is asked for.
         assert [call.pool for call in engine.shelf.calls] == ["kv"]
+
+
+def test_a_generator_of_hashes_is_rejected_at_once() -> None:
+    engine = Engine(core=patient())
+    with TransferManager(engine.attachment) as session:
+        for call in (session.prefetch, session.offload):
+            with pytest.raises(KvdockError, match="page hashes are a row"):
+                call((name for name in hashes(2)), {"kv": [0, 1]})  # type: ignore[arg-type]

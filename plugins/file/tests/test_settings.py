@@ -96,7 +96,9 @@ def test_a_tilde_in_the_root_is_expanded(
     assert found.root == Path("/home/kv/pages")
 
 
-@pytest.mark.parametrize("root", [None, 7, ["a"]])
+@pytest.mark.parametrize("root", [None, 7, ["a"], "", "a\0b", "\ud800", b"root"])
 def test_a_root_that_is_not_a_path_is_rejected(root: object) -> None:
-    with pytest.raises(SettingsError, match="is no path"):
+    with pytest.raises(SettingsError, match="is not a path"):
         given(root=root)
+    with pytest.raises(SettingsError, match="is not a path"):
+        FileSettings(root=root)  # type: ignore[arg-type]  # as code may give it

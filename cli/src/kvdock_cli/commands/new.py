@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from importlib import metadata, resources
-from pathlib import Path
 from string import Template
 
+from kvdock.config.convert import as_path
 from kvdock.errors import KvdockError
 from kvdock.plugin.discovery import list_entry_points
 from kvdock.plugin.manifest import API_VERSION
@@ -16,7 +16,7 @@ from kvdock_cli.output import UsageProblem, emit
 _NAME = re.compile(r"[a-z](?:[a-z0-9_]{0,30}[a-z0-9])?")
 
 
-def new(name: str, /, *, into: str = "", json: bool = False) -> int:
+def new(name: str, /, *, into: str | None = None, json: bool = False) -> int:
     """Write a plugin project: hooks, a simple store, tests.
 
     Args:
@@ -24,8 +24,8 @@ def new(name: str, /, *, into: str = "", json: bool = False) -> int:
         into: The folder to write; NAME where none is given.
         json: Print one line of JSON.
     """
-    folder = Path(into or name)
     files = project(name)
+    folder = as_path(name if into is None else into)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageProblem(
             f"{folder} is there already and not empty", fix="Choose --into another."

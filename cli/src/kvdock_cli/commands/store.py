@@ -15,6 +15,7 @@ from kvdock.units import format_bytes, parse_bytes, parse_seconds
 from kvdock_cli.arguments import backend_settings
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import store as report
+from kvdock_cli.reports._tables import printable
 
 if TYPE_CHECKING:
     from kvdock.segments import NamespaceSurvey
@@ -219,7 +220,7 @@ def _confirm(found: NamespaceSurvey) -> None:
         raise UsageProblem(
             "nobody can be asked whether to delete", fix="Give --yes to go ahead."
         )
-    name = found.model or found.namespace[:12]
+    name = printable(found.model) or found.namespace[:12]
     size = format_bytes(found.file_bytes)
     sys.stderr.write(f"Delete {found.pages} pages of {name}, {size}? [y/N] ")
     sys.stderr.flush()

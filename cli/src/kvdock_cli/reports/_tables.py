@@ -40,6 +40,7 @@ def columns(rows: Sequence[Sequence[str]], *, indent: int = 0) -> list[str]:
     """Align cells with two spaces between them; nothing trails."""
     if not rows:
         return []
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         " " * indent
@@ -48,6 +49,16 @@ def columns(rows: Sequence[Sequence[str]], *, indent: int = 0) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def printable(text: str) -> str:
+    """Escape what would move the cursor or start a line: a record may hold it."""
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode()
+        for one in text
+    )
 
 
 def words(name: str) -> str:

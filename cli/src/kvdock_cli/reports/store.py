@@ -82,9 +82,12 @@ def checked_text(found: Sequence[Verified]) -> str:
             verdict += f", {one.corrupt_records} are lost (records not whole)"
         if one.unreadable_segments:
             verdict += f", unreadable segments: {len(one.unreadable_segments)}"
+        if one.damaged_files:
+            verdict += f", damaged files: {len(one.damaged_files)}"
         lines.append(f"{one.namespace[:_SHORT]}  {verdict}")
         lines += _few(f"{spot.where}, {format_bytes(spot.nbytes)}" for spot in one.bad)
         lines += _few(map(str, one.unreadable_segments))
+        lines += _few(map(str, one.damaged_files))
     lines += _ways_out(found)
     return "\n".join(lines) or "the store is empty"
 
@@ -110,6 +113,11 @@ def _ways_out(found: Sequence[Verified]) -> list[str]:
         lines.append(
             "Pages of segments that cannot be read are lost; kvdock store gc gives "
             "their space back."
+        )
+    if any(one.damaged_files for one in found):
+        lines.append(
+            "kvdock store gc deletes damaged files; the next engine that attaches "
+            "writes a new record."
         )
     return lines
 

@@ -40,7 +40,7 @@ def converter() -> Converter:
     converter.register_structure_hook(int, _to_int)
     converter.register_structure_hook(float, _to_float)
     converter.register_structure_hook(str, _to_str)
-    converter.register_structure_hook(Path, _to_path)
+    converter.register_structure_hook(Path, lambda value, _: as_path(value))
     # A StrEnum is a str as well, and would be taken for plain text.
     converter.register_structure_hook(StrEnum, to_word)
     converter.register_structure_hook_func(
@@ -50,16 +50,32 @@ def converter() -> Converter:
     return converter
 
 
-def _to_path(value: object, _: type) -> Path:
+def as_path(value: object) -> Path:
+    """Read a path; one that begins with a tilde lies in a user's home directory.
+
+    Raises:
+        SettingsError: If it is empty, which would name the current directory, or
+            is not a path that a file system can have.
+    """
     if not isinstance(value, str | os.PathLike):
         raise SettingsError(f"{value!r} is not a path", fix="Write it as text.")
+    text = os.fspath(cast("str", value))
+    if not text or "\0" in text:
+        raise SettingsError(
+            f"{text!r} is not a path", fix="Write '.' for the current directory."
+        )
     try:
+        os.fsencode(text)
         # No shell is in between where a file or an engine gives it.
         return Path(value).expanduser()
     except RuntimeError as error:
         raise SettingsError(
             f"{os.fspath(value)!r} begins with no known user's home directory",
             fix="Write the path in full.",
+        ) from error
+    except UnicodeEncodeError as error:
+        raise SettingsError(
+            f"{text!r} is not a path: {error.reason}", fix="Write it in UTF-8."
         ) from error
 
 

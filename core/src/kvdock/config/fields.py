@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from kvdock.config.convert import to_word
+from kvdock.config.convert import as_path, to_word
 from kvdock.errors import SettingsError
 from kvdock.units import format_seconds, parse_bytes, parse_seconds
 
@@ -59,6 +59,11 @@ def secret(
     return attrs.field(
         default=default, repr=False, metadata=_about(help, alias, secret=True)
     )
+
+
+def path(*, help: str) -> Any:  # noqa: A002, ANN401 - as attrs.field
+    """Declare a setting that is a path and has no default; an empty one is rejected."""
+    return attrs.field(converter=as_path, metadata=_about(help, None))
 
 
 def size(

@@ -148,6 +148,10 @@ class SegmentAllocator:
             if not segment.acquire():
                 return False
         try:
+            if folder.is_linked(segment):
+                self.counts["segments_linked"] += 1
+                self.delete(folder, segment)
+                return False
             size = folder.data_bytes(segment.name)
             wanted = segment.rows.slots * segment.slot_bytes
             if size < wanted:
@@ -293,11 +297,9 @@ class SegmentAllocator:
                 made = self.create(folder)
                 if made:
                     return made
-            if self._claim(folder, segment):
-                self.evict_slots(segment)
-                self.counts["segments_recycled"] += 1
-                self.evict_to_low_watermark(folder)
-                return segment
+            recycled = self._recycle(folder, segment)
+            if recycled:
+                return recycled
             passed.add(segment)
         while True:
             made = self.create(folder, least=0.0)
@@ -306,6 +308,16 @@ class SegmentAllocator:
             if not self.neighbours.evict_segment(folder.fd):
                 return None
             self.counts["segments_deleted"] += 1
+
+    def _recycle(self, folder: SegmentDirectory, segment: Segment) -> Segment | None:
+        """Empty a cold segment; where it had to be deleted, make another one."""
+        if self._claim(folder, segment):
+            self.evict_slots(segment)
+            self.counts["segments_recycled"] += 1
+            self.evict_to_low_watermark(folder)
+            return segment
+        deleted = segment.name.segment not in folder.segments
+        return self.create(folder) if deleted else None
 
     def could_recycle(self, folder: SegmentDirectory) -> bool:
         """Return whether one slot would fit if all other folders were empty."""

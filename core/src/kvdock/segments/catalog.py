@@ -41,6 +41,8 @@ _LONGEST_S = 0.05
 """Longest time for which what others did goes unseen by a caller who asks."""
 _GONE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)
 """Errors that say that a file is not there, or something else in its place."""
+_SWEEP_S = 0.2
+"""Most time that opening spends on what dead writers left; the rest comes later."""
 _LOOKS = 3
 """How often a look-up is repeated because what it found is gone from disk."""
 
@@ -151,7 +153,7 @@ class Catalog:
                     place.liveness,
                 )
                 try:
-                    collect_garbage(fd, place.liveness)
+                    collect_garbage(fd, place.liveness, limit_s=_SWEEP_S)
                     folder.scan()
                 except BaseException:
                     os.close(fd)

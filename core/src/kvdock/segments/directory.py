@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvdock.segments.fd_cache import OUT_OF_FILES
-from kvdock.segments.format import index_bytes
+from kvdock.segments.format import RECORD_BYTES, index_bytes
 from kvdock.segments.limits import MOST_SLOTS
 from kvdock.segments.paths import SETTLED_NS, IndexName, data_segment, listing
 from kvdock.segments.segment import (
@@ -20,6 +21,7 @@ from kvdock.segments.segment import (
     open_index,
     read_commits,
     read_contents,
+    read_header,
 )
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ class SegmentDirectory:
         self._numbers = numbers
         self._lock = lock
         self._seen_ns = -1
+        self._refused: set[str] = set()  # names of index files that are no use
         self._filling: list[Segment] = []  # by others
 
     @property
@@ -91,6 +94,7 @@ class SegmentDirectory:
         # What is too fresh to be told from a later change is read again.
         self._seen_ns = stamp if now_ns - stamp > SETTLED_NS else -1
         listed, data, files = self._listing()
+        self._refused &= {str(name) for name in listed.values()}
         changed = False
         for segment in list(self.segments.values()):
             if segment.name.segment not in listed or segment.name.segment not in data:
@@ -98,11 +102,15 @@ class SegmentDirectory:
         fresh = []
         for number, name in listed.items():
             known = self.segments.get(number)
-            if number in data and not (known and (known.owned or known.name == name)):
+            if number not in data or str(name) in self._refused:
+                continue
+            if not (known and (known.owned or known.name == name)):
                 fresh.append(name)
         if len(fresh) > 1:
+            most = {name: self._most_slots(name) for name in fresh}
             with self._lock:
-                self._index.reserve(sum(map(self._most_slots, fresh)))
+                self._index.reserve(sum(filter(None, most.values())))
+            fresh = [name for name in fresh if most[name] is not None]
         for name in fresh:
             changed |= self._load(name)
         self.leftover_bytes = self._bytes_beside_segments(files)
@@ -114,16 +122,20 @@ class SegmentDirectory:
         ]
         return changed
 
-    def _most_slots(self, name: IndexName) -> int:
-        """Return how many slots an index file could describe."""
+    def _most_slots(self, name: IndexName) -> int | None:
+        """Return how many slots an index file could describe; None if it has none."""
         if name.segment in self.segments:
             return 0
         with suppress(FileNotFoundError):
-            size = os.stat(str(name), dir_fd=self.fd, follow_symlinks=False).st_size
+            status = os.stat(str(name), dir_fd=self.fd, follow_symlinks=False)
+            if status.st_size < index_bytes(0) + RECORD_BYTES:
+                self._refused.add(str(name))
+                return None
+            # A foreign file may be of any size, and takes only what it has.
+            size = min(status.st_size, status.st_blocks * 512)
             slots = max(0, size - index_bytes(0)) // (index_bytes(1) - index_bytes(0))
-            # A foreign file may be of any size.
             return min(slots, MOST_SLOTS)
-        return 0
+        return None
 
     def poll(self) -> bool:
         """Read what others added to segments in work; return whether any did."""
@@ -173,6 +185,18 @@ class SegmentDirectory:
             return 0
         return status.st_size
 
+    def is_linked(self, segment: Segment) -> bool:
+        """Return whether a file of a claimed segment has another name as well.
+
+        What is written to it would change what lies under that name: pages of
+        another segment, or a copy of the store that was made of links.
+
+        Raises:
+            OSError: If it cannot be looked at.
+        """
+        data = os.stat(segment.name.data, dir_fd=self.fd, follow_symlinks=False)
+        return max(data.st_nlink, os.fstat(segment.index_fd).st_nlink) > 1
+
     def add(self, name: IndexName, contents: IndexContents) -> Segment:
         """Take a segment that was read into the index, or read again."""
         with self._lock:
@@ -197,9 +221,16 @@ class SegmentDirectory:
         except OSError as error:
             if error.errno in OUT_OF_FILES:
                 raise  # it is there: the next scan has to look again
+            if error.errno in (errno.ENXIO, errno.ELOOP):
+                self._refused.add(str(name))
             return False
+        contents = None
         try:
-            contents = read_contents(fd, name, self.data_bytes(name))
+            # Of many foreign files this one read is all that is done.
+            if read_header(fd, name) is None:
+                self._refused.add(str(name))
+            else:
+                contents = read_contents(fd, name, self.data_bytes(name))
         except OSError:
             contents = None
         finally:

@@ -22,10 +22,12 @@ from kvdock.segments.cleanup import (
     clear_namespace,
     collect_garbage,
     delete_if_unowned,
+    delete_linked,
     pool_folders,
     remove_empty,
 )
 from kvdock.segments.format import RECORD_BYTES, RECORDS_AT, key_digests, key_seed
+from kvdock.segments.namespace_files import read_record, remove_damaged
 from kvdock.segments.segment import IndexContents, open_index, read_contents
 from kvdock.segments.usage import NamespaceUsage
 
@@ -283,7 +285,7 @@ def describe_namespace(root: Path, namespace: str) -> NamespaceSurvey:
     with namespace_of(root, namespace) as fd:
         record = b""
         with suppress(OSError):  # something else of its name
-            record = paths.read_record(fd)
+            record = read_record(fd)
         listed = NamespaceUsage(fd).bytes_of()
     fits = bool(record) and paths.fits(record, namespace)
     about = _about(record) if fits else {}
@@ -311,7 +313,7 @@ def describe_namespace(root: Path, namespace: str) -> NamespaceSurvey:
 
 def _about(record: bytes) -> dict[str, object]:
     """Read a record; nothing where another program's is no object of JSON."""
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         found = json.loads(record)
         if isinstance(found, dict):
             return found
@@ -363,11 +365,15 @@ def gc(
     freed = 0
     with namespace_of(root, namespace, shared=shared) as fd:
         kept_by = ownership.read_liveness(fd)
+        freed += remove_damaged(fd, namespace)
         usage = NamespaceUsage(fd)
         for folder in usage.bytes_of():
             folder_fd = paths.open_folder(fd, folder)
             freed += collect_garbage(folder_fd, kept_by, lost=True, newer=newer)
             os.close(folder_fd)
+        begun = usage.usage_bytes()
+        if delete_linked(fd, kept_by):
+            freed += begun - usage.usage_bytes()
         if to_bytes is not None:
             freed += _shrink(root, namespace, fd, to_bytes)
     root_fd = paths.open_root(root, shared=shared, create=False)
@@ -390,7 +396,7 @@ def clear(root: Path, namespace: str, *, shared: bool = False) -> int:
         KvdockError: If others own the root or may write there.
     """
     with namespace_of(root, namespace, shared=shared) as fd:
-        return clear_namespace(fd)
+        return clear_namespace(fd) + remove_damaged(fd, namespace)
 
 
 def _shrink(root: Path, namespace: str, fd: int, to_bytes: int) -> int:

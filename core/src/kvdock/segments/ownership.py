@@ -16,7 +16,6 @@ import struct
 from contextlib import suppress
 from enum import StrEnum
 
-from kvdock.errors import KvdockError
 from kvdock.segments.paths import read_aside, write_aside
 
 FILE_NAME = "tenure"
@@ -82,7 +81,9 @@ def release(fd: int) -> None:
 
 def read_liveness(namespace_fd: int) -> WriterLiveness | None:
     """Return how a namespace's writers are told to live; None if unknown."""
-    stored = read_aside(namespace_fd, FILE_NAME)
+    stored = b""
+    with suppress(OSError):  # something else of its name
+        stored = read_aside(namespace_fd, FILE_NAME)
     return next((one for one in WriterLiveness if stored == one.encode()), None)
 
 
@@ -96,5 +97,5 @@ def write_liveness(namespace_fd: int, kept_by: WriterLiveness) -> None:
         WriterLiveness.LOCKS,
         WriterLiveness.TIMEOUT,
     ):
-        with suppress(KvdockError):
+        with suppress(OSError):
             write_aside(namespace_fd, FILE_NAME, kept_by.encode())

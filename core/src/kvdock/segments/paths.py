@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,6 +28,7 @@ _NAMESPACE = re.compile(r"[0-9a-f]{64}")
 _POOL = re.compile(r"([a-z][a-z0-9_]{0,47})\.(\d{1,19})")
 _INDEX = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{8})\.(idx|open|new)")
 _DATA = re.compile(r"([0-9a-f]{16})\.dat")
+_LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{16}|(.+)\.[0-9a-f]{16}\.damaged")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 SETTLED_NS = 12_000_000
@@ -145,7 +146,7 @@ def open_root(root: Path, *, shared: bool = False, create: bool = True) -> int:
     """
     try:
         if create:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_root(root)
         fd = os.open(root, _FOLDER)
     except OSError as error:
         raise KvdockError(
@@ -165,6 +166,46 @@ def open_root(root: Path, *, shared: bool = False, create: bool = True) -> int:
             fix="Use a directory of your own with mode 700, or allow it (shared_root).",
         )
     return fd
+
+
+def _make_root(root: Path) -> None:
+    """Make a root and its missing parents, all of them for this user alone.
+
+    `Path.mkdir` would make the parents as the umask has it: with one of 0, others
+    could rename the root and put their own in its place.
+    """
+    missing = []
+    folder = root
+    while True:
+        try:
+            folder.mkdir(mode=0o700)
+            break
+        except FileNotFoundError:
+            if folder == folder.parent:
+                raise
+            missing.append(folder)
+            folder = folder.parent
+        except OSError:
+            if not folder.is_dir():
+                raise
+            break
+    for folder in reversed(missing):
+        with suppress(FileExistsError):  # another process was first
+            folder.mkdir(mode=0o700)
+
+
+def find_exposed_parent(root: Path) -> Path | None:
+    """Return a folder above a root in which everyone may rename what is in it.
+
+    Every user may write there, and no sticky bit (as /tmp has one) keeps them from
+    the folders of others: the root can be replaced while nobody looks.
+    """
+    with suppress(OSError):
+        for folder in root.resolve().parents:
+            mode = folder.stat().st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                return folder
+    return None
 
 
 def open_file(folder: int, name: str, flags: int) -> int:
@@ -248,22 +289,15 @@ def open_namespace(root: int, namespace: str, record: bytes = b"") -> int:
         root: Descriptor of the root.
         namespace: Its digest.
         record: The bytes of which the digest is the SHA-256: what the
-            namespace covers. Kept beside the data, compared when it is there.
+            namespace covers.
 
     Raises:
-        NamespaceError: If the digest, the record, and what is stored do not
-            belong together.
+        NamespaceError: If the digest and the record do not belong together.
     """
     check_namespace(namespace)
     if record and not fits(record, namespace):
         raise NamespaceError(f"the record of namespace {namespace[:12]} is another's")
-    fd = _open_in_use(root, namespace)
-    try:
-        _keep_record(fd, namespace, record)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    return _open_in_use(root, namespace)
 
 
 def _open_in_use(root: int, namespace: str) -> int:
@@ -282,25 +316,9 @@ def _open_in_use(root: int, namespace: str) -> int:
         os.close(fd)
 
 
-def _keep_record(fd: int, namespace: str, record: bytes) -> None:
-    stored = read_record(fd)
-    if stored and not fits(stored, namespace):
-        raise NamespaceError(
-            f"{RECORD_NAME} of namespace {namespace[:12]} does not fit its name",
-            fix="Somebody changed it: clear this namespace, or delete the file.",
-        )
-    if record and not stored:
-        write_aside(fd, RECORD_NAME, record)
-
-
 def fits(record: bytes, namespace: str) -> bool:
     """Return whether a namespace's digest is that of a record."""
     return hashlib.sha256(record).hexdigest() == namespace
-
-
-def read_record(namespace: int) -> bytes:
-    """Return what a namespace covers, or nothing where that is not kept."""
-    return read_aside(namespace, RECORD_NAME)
 
 
 def read_aside(folder: int, name: str) -> bytes:
@@ -314,17 +332,41 @@ def read_aside(folder: int, name: str) -> bytes:
 
 
 def write_aside(folder: int, name: str, content: bytes) -> None:
-    """Write a file that others see whole or not at all."""
+    """Write a file that others see whole or not at all.
+
+    What has its name and is not a file is kept under another name.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
     aside = f".{name}.{os.urandom(8).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(aside, flags, 0o600, dir_fd=folder), "wb") as file:
             file.write(content)
+        _set_aside(folder, name)
         os.rename(aside, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError as error:
-        with suppress(FileNotFoundError):
+    except OSError:
+        with suppress(OSError):
             os.unlink(aside, dir_fd=folder)
-        raise KvdockError(
-            f"the store cannot keep {name}: {error.strerror or error}",
-            fix="Free some space on its file system.",
-        ) from error
+        raise
+
+
+def _set_aside(folder: int, name: str) -> None:
+    """Give what is not a file another name: some of it no file can replace."""
+    with suppress(FileNotFoundError):
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if not stat.S_ISREG(status.st_mode):
+            other = f"{name}.{os.urandom(8).hex()}.damaged"
+            os.rename(name, other, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def is_leftover(name: str, files: Collection[str]) -> bool:
+    """Return whether `write_aside` set this aside, or did not end.
+
+    Args:
+        name: Name of a file.
+        files: Names of files that are written aside.
+    """
+    match = _LEFTOVER.fullmatch(name)
+    return match is not None and (match[1] or match[2]) in files

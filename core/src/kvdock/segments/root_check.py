@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvdock.errors import KvdockError
-from kvdock.segments.paths import open_root
+from kvdock.segments.paths import find_exposed_parent, open_root
 from kvdock.segments.usage import bytes_by_namespace, cleanup_hint
 from kvdock.units import format_bytes
 
@@ -48,7 +48,7 @@ def check_root(
         return (RootFinding(ok=False, what=error.what, hint=error.fix),)
     try:
         findings = [
-            RootFinding(ok=True, what=f"root {root} is ours alone"),
+            _parents(root, shared=shared),
             _space(fd, root, free_bytes),
         ]
         if direct:
@@ -56,6 +56,19 @@ def check_root(
     finally:
         os.close(fd)
     return tuple(findings)
+
+
+def _parents(root: Path, *, shared: bool) -> RootFinding:
+    """Check whether other users could replace the root."""
+    exposed = None if shared else find_exposed_parent(root)
+    if exposed is None:
+        return RootFinding(ok=True, what=f"root {root} is ours alone")
+    return RootFinding(
+        ok=False,
+        what=f"other users can replace root {root}: everyone may write {exposed}, "
+        "which has no sticky bit",
+        hint=f"Run chmod +t {exposed}, or choose a root elsewhere.",
+    )
 
 
 def _space(fd: int, root: Path, free_bytes: int) -> RootFinding:

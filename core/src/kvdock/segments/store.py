@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -16,13 +17,15 @@ import numpy as np
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import KvdockError
-from kvdock.segments import ownership, paths
+from kvdock.segments import paths
 from kvdock.segments.allocator import SegmentAllocator
 from kvdock.segments.catalog import Catalog
 from kvdock.segments.cleanup import clear_namespace
 from kvdock.segments.fd_cache import OUT_OF_FILES
+from kvdock.segments.inspect import namespace_of
 from kvdock.segments.io import slot_bytes_of
 from kvdock.segments.limits import StoreLimits
+from kvdock.segments.namespace_files import keep_files, remove_damaged
 from kvdock.segments.reader import Reader
 from kvdock.segments.usage import NamespaceUsage
 from kvdock.segments.writer import Writer
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from kvdock.segments.limits import StoreLocation
 
 log = logging.getLogger("kvdock.segments")
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @attrs.frozen(kw_only=True)
@@ -55,14 +60,14 @@ class Usage:
         counts: What happened since the store was opened, by name.
     """
 
-    pages: int
-    page_bytes: int
-    pool_bytes: int
-    namespace_bytes: int
-    quota_bytes: int
-    free_bytes: int
-    index_bytes: int
-    open_files: int
+    pages: int = 0
+    page_bytes: int = 0
+    pool_bytes: int = 0
+    namespace_bytes: int = 0
+    quota_bytes: int = 0
+    free_bytes: int = 0
+    index_bytes: int = 0
+    open_files: int = 0
     counts: Mapping[str, int]
 
 
@@ -79,7 +84,8 @@ class SegmentStore:
 
     Raises:
         KvdockError: If root or namespace are not what they should be, or one
-            object is more than the quota.
+            object is more than the quota. Not if the disk is full: then nothing
+            is stored until there is room.
     """
 
     def __init__(
@@ -91,17 +97,21 @@ class SegmentStore:
         self._limits = limits or StoreLimits()
         self._forking = threading.Lock()
         self._failures = ThrottledLog(log, at_powers_of_two)
+        self._namespace_fd = -1
+        self._awaits_room = False
+        self._opening: dict[int, threading.Lock] = {}
         paths.check_namespace(place.namespace)
         for size in place.object_bytes:
             self._limits.check(size, slot_bytes_of(engine, size))
         try:
-            self._namespace_fd = self._open_namespace()
-            try:
-                self._begin()
-            except BaseException:
-                os.close(self._namespace_fd)
+            self._open()
+        except (OSError, KvdockError) as error:
+            if _lacks_room(error):
+                self._awaits_room = True
+                self._log_no_room(error)
+                return
+            if isinstance(error, KvdockError):
                 raise
-        except OSError as error:
             raise KvdockError(
                 f"namespace {place.namespace[:12]} of store {str(place.root)!r} cannot "
                 f"be opened: {error.strerror or error} ({error.filename})",
@@ -109,14 +119,57 @@ class SegmentStore:
                 "what is no folder of the store.",
             ) from error
 
+    def _open(self) -> None:
+        self._namespace_fd = self._open_namespace()
+        try:
+            self._begin()
+        except BaseException:
+            fd, self._namespace_fd = self._namespace_fd, -1
+            os.close(fd)
+            raise
+
+    def _open_late(self) -> bool:
+        """Open what a full disk had no room for; return whether it is open."""
+        # A forked child does not have the thread that may hold its parent's lock.
+        with self._opening.setdefault(os.getpid(), threading.Lock()):
+            if self._awaits_room:
+                try:
+                    self._open()
+                except (OSError, KvdockError) as error:
+                    self._log_no_room(error)
+                    return False
+                self._awaits_room = False
+                log.warning("store %s has room again: it is opened", self.place.root)
+        return True
+
+    def _log_no_room(self, error: Exception) -> None:
+        self.counts["open_failed"] += 1
+        self._failures.warning(
+            "no room",
+            f"store {self.place.root} keeps nothing of namespace "
+            f"{self.place.namespace[:12]} until there is room: {error}",
+        )
+
     def _open_namespace(self) -> int:
         place = self.place
         root_fd = paths.open_root(place.root, shared=place.shared)
+        exposed = None if place.shared else paths.find_exposed_parent(place.root)
+        if exposed:
+            log.warning(
+                "store %s can be replaced by other users: everyone may write %s, "
+                "which has no sticky bit",
+                place.root,
+                exposed,
+            )
         try:
             fd = paths.open_namespace(root_fd, place.namespace, place.record)
         finally:
             os.close(root_fd)
-        ownership.write_liveness(fd, place.liveness)
+        try:
+            keep_files(fd, place.namespace, place.record, place.liveness)
+        except BaseException:
+            os.close(fd)
+            raise
         return fd
 
     def _begin(self) -> None:
@@ -153,6 +206,8 @@ class SegmentStore:
             them where the system does not let us look at the store.
         """
         try:
+            if self._awaits_room and not self._open_late():
+                return self._run_without_room(batch)
             self._check_fork()
             return self._run(batch)
         except OSError as error:
@@ -160,6 +215,8 @@ class SegmentStore:
         if failure.errno in OUT_OF_FILES and self._catalogue.close_idle():
             with suppress(OSError):
                 return self._run(batch)
+        if failure.errno in _NO_ROOM and batch.operation is Operation.PUT:
+            return BatchResult.all(batch, Outcome.REFUSED)
         self.counts["batches_failed"] += 1
         self._failures.warning(
             "unusable", f"store {self.place.root} cannot be used: {failure}"
@@ -182,6 +239,27 @@ class SegmentStore:
                 return self._delete(batch)
             case Operation.CLEAR:
                 return self._clear(batch)
+
+    def _run_without_room(self, batch: Batch) -> BatchResult:
+        """Answer for a namespace or a pool that no folder could be made for."""
+        match batch.operation:
+            case Operation.PUT:
+                return BatchResult.all(batch, Outcome.REFUSED)
+            case Operation.EXISTS | Operation.GET:
+                return BatchResult.all(batch, Outcome.ABSENT)
+            case Operation.DELETE:
+                return BatchResult.all(batch, Outcome.OK)
+            case Operation.CLEAR:
+                # Its other pools may be there: what they give back is room.
+                place = self.place
+                with (
+                    suppress(KvdockError),
+                    namespace_of(
+                        place.root, place.namespace, shared=place.shared
+                    ) as fd,
+                ):
+                    clear_namespace(fd)
+                return _cleared(batch, f"{self.place.namespace}/")
 
     def _check_fork(self) -> None:
         if not self._guard.forked:
@@ -223,16 +301,22 @@ class SegmentStore:
     def _clear(self, batch: Batch) -> BatchResult:
         own = f"{self.place.namespace}/"
         if own in batch.keys:
+            place = self.place
             clear_namespace(self._namespace_fd)
+            remove_damaged(self._namespace_fd, place.namespace)
+            keep_files(
+                self._namespace_fd, place.namespace, place.record, place.liveness
+            )
             for folder in list(self._catalogue.folders.values()):
                 folder.mark_stale()
             self._catalogue.refresh(always=True)
             self.counts["cleared"] += 1
-        outcomes = [Outcome.OK if key == own else Outcome.REFUSED for key in batch.keys]
-        return BatchResult.of(batch, outcomes)
+        return _cleared(batch, own)
 
     def usage(self) -> Usage:
         """Count what the store takes and holds."""
+        if self._awaits_room:
+            return Usage(counts=MappingProxyType(dict(self.counts)))
         self._check_fork()
         catalog = self._catalogue
         catalog.refresh(missed=True)
@@ -257,6 +341,8 @@ class SegmentStore:
 
         Cheap, whatever is stored: sizes of files, not of pages.
         """
+        if self._awaits_room:
+            return 0, 0
         self._check_fork()
         used = self._space.usage_bytes()
         limit = used + max(0, self._space.free_bytes() - self._limits.free_bytes)
@@ -264,6 +350,9 @@ class SegmentStore:
 
     def close(self) -> None:
         """Let go of files and segments; what is stored stays."""
+        if self._awaits_room:
+            self._awaits_room = False
+            self._engine.close()
         if self._namespace_fd < 0:
             return
         self._check_fork()
@@ -284,3 +373,15 @@ class SegmentStore:
     ) -> None:
         """Close the store."""
         self.close()
+
+
+def _lacks_room(error: BaseException) -> bool:
+    """Return whether a folder could not be made because a disk is full."""
+    cause = error.__cause__ if isinstance(error, KvdockError) else error
+    return isinstance(cause, OSError) and cause.errno in _NO_ROOM
+
+
+def _cleared(batch: Batch, own: str) -> BatchResult:
+    """Answer a clear: a store clears its own namespace alone."""
+    done = [Outcome.OK if key == own else Outcome.REFUSED for key in batch.keys]
+    return BatchResult.of(batch, done)

@@ -16,9 +16,17 @@ import attrs
 import numpy as np
 import xxhash
 
-from kvdock.errors import KvdockError
-from kvdock.segments.inspect import Location, folders_of, index_names, location
-from kvdock.segments.paths import open_file
+from kvdock.errors import KvdockError, NamespaceError
+from kvdock.segments.cleanup import linked_segments
+from kvdock.segments.inspect import (
+    Location,
+    folders_of,
+    index_names,
+    location,
+    namespace_of,
+)
+from kvdock.segments.namespace_files import damaged_files
+from kvdock.segments.paths import data_name, open_file
 from kvdock.segments.segment import (
     IndexContents,
     open_index,
@@ -47,6 +55,9 @@ class VerifyReport:
             lie beyond the end of their file: those pages are lost.
         unreadable_segments: Index files that cannot be read, or have no file
             of pages: whatever they held is lost.
+        damaged_files: What the namespace holds besides its pools and cannot be
+            used, a record that does not fit the digest, say; and files of pages
+            that are one file under several names.
         forgotten: Bad pages and wrong records that were erased.
     """
 
@@ -55,12 +66,14 @@ class VerifyReport:
     bad: tuple[Location, ...]
     corrupt_records: int
     unreadable_segments: tuple[Path, ...]
+    damaged_files: tuple[Path, ...] = ()
     forgotten: int
 
     @property
     def ok(self) -> bool:
         """Whether nothing was wrong."""
-        return not (self.bad or self.corrupt_records or self.unreadable_segments)
+        lost = self.bad or self.corrupt_records or self.unreadable_segments
+        return not (lost or self.damaged_files)
 
 
 @attrs.define
@@ -178,6 +191,15 @@ def verify_namespace(
         KvdockError: If it is to heal where others own the root or may write.
     """
     checker = _Checker(root / namespace, heal, tell)
+    damaged: tuple[str, ...] = ()
+    opened = namespace_of(root, namespace, shared=shared or not heal)
+    with suppress(NamespaceError), opened as fd:  # it may go meanwhile
+        linked = [
+            f"{pool}/{data_name(segment)}"
+            for group in linked_segments(fd)
+            for pool, segment in group
+        ]
+        damaged = (*damaged_files(fd, namespace), *sorted(linked))
     for pool, folder in folders_of(root, namespace, shared=shared or not heal):
         for name in index_names(folder):
             checker.segment(pool, folder, name)
@@ -188,6 +210,7 @@ def verify_namespace(
         bad=tuple(tally.bad),
         corrupt_records=tally.corrupt_records,
         unreadable_segments=tuple(tally.unreadable),
+        damaged_files=tuple(checker.home / name for name in damaged),
         forgotten=tally.forgotten,
     )
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from kvdock.config.convert import as_path
 from kvdock.config.schema import HIDDEN
 from kvdock.errors import KvdockError
 from kvdock.plugin.manifest import API_VERSION
@@ -135,7 +136,7 @@ def with_scratch_paths(
     for field in attrs.fields(cls) if cls else ():
         value = found.get(field.name)
         if isinstance(value, str) and "{tmp}" not in value and _is_path(field):
-            found[field.name] = str(Path(value).expanduser().absolute())
+            found[field.name] = str(as_path(value).absolute())
     return found
 
 

@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from kvdock.errors import RegionError
 from kvdock.synchronization import MAX_WAIT_S, new_condition
 
 if TYPE_CHECKING:
@@ -109,21 +110,38 @@ class PageLeases:
     ) -> None:
         """Count references that begin (+1) or end (-1) on pages."""
         with self._lock:
-            np.add.at(self._references[side], np.asarray(pages, np.int64), references)
+            np.add.at(self._references[side], self._checked(pages), references)
             self._changed.notify_all()
 
     def in_use(self, pages: npt.ArrayLike) -> BoolArray:
         """Return which pages must not be recycled yet, bool (n,)."""
         with self._lock:
-            return self._in_use(np.asarray(pages, np.int64))
+            return self._in_use(self._checked(pages))
 
     def wait(self, pages: npt.ArrayLike, timeout_s: float) -> bool:
         """Wait until none of the pages is busy; return whether it came true."""
-        which = np.asarray(pages, np.int64)
+        which = self._checked(pages)
         with self._lock:
             return self._changed.wait_for(
                 lambda: not self._in_use(which).any(), min(timeout_s, MAX_WAIT_S)
             )
+
+    def _checked(self, pages: npt.ArrayLike) -> Int64Array:
+        """Return page indices as int64 after a bounds check.
+
+        Raises:
+            RegionError: If one is not a page of the pool.
+        """
+        given = np.asarray(pages)
+        if not given.size:
+            return np.zeros(0, np.int64)
+        if given.dtype.kind not in "iu" or given.min() < 0:
+            raise RegionError(f"page indices are whole numbers from 0, not {given!r}")
+        if given.max() >= len(self._leased):
+            raise RegionError(
+                f"page index {given.max()} is outside of {len(self._leased)} pages"
+            )
+        return given.astype(np.int64, copy=False)
 
     def _in_use(self, which: Int64Array) -> BoolArray:
         busy = self._leased[which]

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from kvdock.batch import Operation, Outcome
 from kvdock.errors import RegionError
 from kvdock.hits import evaluate
+from kvdock.keys import check_hashes
 from kvdock.pools.enums import HitPolicy
 from kvdock.transfer.futures import BoundedExecutor, TransferFuture, TransferState
 from kvdock.transfer.leases import Reference
@@ -82,6 +83,7 @@ class TransferManager:
         Raises:
             KvdockError: On bad input, at once.
         """
+        check_hashes(hashes)
         spare = {
             name: self._checked_window(name, given)
             for name, given in (windows or {}).items()

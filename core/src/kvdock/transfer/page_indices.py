@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from kvdock.region import Region
 
 
+_LAST_PAGE = np.iinfo(np.int64).max
+
+
 def resolve_page_indices(
     attached: Mapping[str, tuple[PoolSpec, Region]],
     known: Collection[str],
@@ -67,7 +70,7 @@ def as_page_indices(pool: str, given: npt.ArrayLike, count: int) -> Int64Array:
     """
     try:
         found = np.asarray(given)
-    except ValueError as error:  # rows of rows
+    except (TypeError, ValueError) as error:  # rows of rows, memory of a device
         raise RegionError(f"pool {pool!r}: page indices are one row") from error
     if found.shape != (count,):
         raise RegionError(
@@ -77,6 +80,11 @@ def as_page_indices(pool: str, given: npt.ArrayLike, count: int) -> Int64Array:
         # A mask, or a division that was not rounded, would name other pages.
         raise RegionError(
             f"pool {pool!r}: page indices are whole numbers, not {found.dtype}"
+        )
+    if found.dtype == np.uint64 and count and found.max() > _LAST_PAGE:
+        # As int64 it would be negative, and the largest of all is NO_PAGE.
+        raise RegionError(
+            f"pool {pool!r}: page index {found.max()} is outside of its memory"
         )
     return found.astype(np.int64, copy=False)
 

@@ -15,6 +15,8 @@ from typing import Annotated
 
 import typer
 
+from kvdock.config.convert import as_path
+
 
 class Model(StrEnum):
     """Which models to run: one family, or all of them."""
@@ -44,7 +46,12 @@ def demo(
     ] = None,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="Where to keep the store; else a temporary one."),
+        typer.Option(
+            "--dir",
+            parser=as_path,
+            metavar="<path>",
+            help="Where to keep the store; else a temporary one.",
+        ),
     ] = None,
     as_json: Annotated[  # noqa: FBT002 - a command's flag
         bool,

@@ -91,4 +91,4 @@ def open_store(target: str, settings: Mapping[str, object]) -> Store | None:
         return None
     given = {**settings, "root": target}
     found = structure(FileSettings, given, where="backend 'file'")
-    return DirectoryStore(Path(target), shared=found.shared_root)
+    return DirectoryStore(found.root, shared=found.shared_root)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import attrs
 
-from kvdock.config.fields import option, size
+from kvdock.config.fields import option, path, size
 from kvdock.errors import SettingsError
 
 
@@ -18,7 +18,7 @@ class FileSettings:
         SettingsError: If a value is out of its range.
     """
 
-    root: Path = option(help="Directory that holds the store; created if missing.")
+    root: Path = path(help="Directory that holds the store; created if missing.")
     quota: int = size(
         0, help="Maximum bytes of one namespace, all pools together; 0 for no quota."
     )
