@@ -1,7 +1,7 @@
-"""Names of files and folders in a store, and opening them safely.
+"""Names of files and folders in a store, and how to open them safely.
 
-Everything is opened relative to a descriptor of its folder and never through
-a symbolic link, so nothing in a store can point out of it. Keys never become
+Everything is opened relative to a descriptor of its folder and never through a
+symbolic link, so an entry of a store cannot point out of it. Keys never become
 names.
 """
 
@@ -22,7 +22,7 @@ import attrs
 from kvdock.errors import KvdockError, NamespaceError
 
 RECORD_NAME = "namespace.json"
-"""What a namespace covers; its SHA-256 is the namespace folder's name."""
+"""The record of a namespace; its SHA-256 is the name of the namespace's folder."""
 
 _NAMESPACE = re.compile(r"[0-9a-f]{64}")
 _POOL = re.compile(r"([a-z][a-z0-9_]{0,47})\.(\d{1,19})")
@@ -31,8 +31,8 @@ _DATA = re.compile(r"([0-9a-f]{16})\.dat")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 SETTLED_NS = 12_000_000
-"""A folder's time of change is exact to a clock tick: one that is younger may
-hide a second change, so the folder is read again."""
+"""Resolution of a folder's time of change. A younger one may hide a second change,
+so the folder is read again."""
 
 
 @attrs.frozen
@@ -41,8 +41,8 @@ class IndexName:
 
     Args:
         segment: Identity of the segment, 64 bits drawn at random.
-        generation: How often it was given to a writer.
-        state: "new" while it is made, "open" while it is filled, else "idx".
+        generation: Number of writers that have claimed it.
+        state: "new" in creation, "open" while it is filled, else "idx".
     """
 
     segment: int
@@ -51,7 +51,7 @@ class IndexName:
 
     @classmethod
     def parse(cls, name: str) -> IndexName | None:
-        """Read a file name; None if it is not an index file's."""
+        """Parse a file name; None if it is not that of an index file."""
         match = _INDEX.fullmatch(name)
         if not match:
             return None
@@ -73,7 +73,7 @@ def data_name(segment: int) -> str:
 
 
 def data_segment(name: str) -> int | None:
-    """Return whose pages a file holds; None if it holds none."""
+    """Return the segment of a file of pages; None if it is another file."""
     match = _DATA.fullmatch(name)
     return int(match[1], 16) if match else None
 
@@ -86,7 +86,7 @@ def pool_folder(pool: str, object_bytes: int) -> str:
     """
     name = f"{pool}.{object_bytes}"
     if not _POOL.fullmatch(name):
-        raise NamespaceError(f"{name!r} is no name of a pool and its object size")
+        raise NamespaceError(f"{name!r} is not the name of a pool and its object size")
     return name
 
 
@@ -113,7 +113,7 @@ def namespaces_in(root: int) -> tuple[str, ...]:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether this is a folder, and no link to one."""
+    """Return whether this is a folder and not a link to one."""
     return entry.is_dir(follow_symlinks=False)
 
 
@@ -126,7 +126,7 @@ def check_namespace(name: str) -> str:
     if is_namespace(name):
         return name
     raise NamespaceError(
-        f"{name[:80]!r} is no namespace",
+        f"{name[:80]!r} is not a namespace",
         fix="A namespace is the 64 hex digits of a SHA-256, in lower case.",
     )
 
@@ -136,12 +136,12 @@ def open_root(root: Path, *, shared: bool = False, create: bool = True) -> int:
 
     Args:
         root: The directory.
-        shared: Accept a root that belongs to someone else, or that group or
-            world may write.
-        create: Make it where it is missing.
+        shared: Accept a root that belongs to another user, or that group or world
+            can write.
+        create: Create it if it is missing.
 
     Raises:
-        KvdockError: If it is not a directory of ours alone.
+        KvdockError: If it is not a directory that only this user can write.
     """
     try:
         if create:
@@ -150,7 +150,7 @@ def open_root(root: Path, *, shared: bool = False, create: bool = True) -> int:
     except OSError as error:
         raise KvdockError(
             f"store {str(root)!r} cannot be opened: {error.strerror or error}",
-            fix="Name a directory that this user may write, and no symbolic link.",
+            fix="Name a directory that this user can write, not a symbolic link.",
         ) from error
     status = os.fstat(fd)
     problem = ""
@@ -176,22 +176,22 @@ def open_file(folder: int, name: str, flags: int) -> int:
         flags: How to open it, as for `os.open`.
 
     Raises:
-        OSError: If it is missing, a link, or anything but a file: ENXIO then.
+        OSError: If it is missing, a link, or not a regular file (ENXIO).
     """
-    # A pipe of that name would let us wait for whoever opens its other end.
+    # Opening a pipe of that name would block until its other end is opened.
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     fd = os.open(name, flags, 0o600, dir_fd=folder)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)
-    raise OSError(errno.ENXIO, "no file, but something of its name", name)
+    raise OSError(errno.ENXIO, "not a regular file", name)
 
 
 def open_folder(parent: int, name: str, *, create: bool = False) -> int:
     """Open a folder inside another one; return a descriptor.
 
     Raises:
-        OSError: If it is missing, a link, or no folder.
+        OSError: If it is missing, a link, or not a folder.
     """
     if create:
         with suppress(FileExistsError):
@@ -210,10 +210,10 @@ def is_gone(fd: int) -> bool:
 
 
 def replace_folder(fd: int, fresh: int) -> None:
-    """Let a descriptor be that of another folder, for all who hold it.
+    """Make a descriptor refer to another folder, for all of its users.
 
-    Threads that use it meanwhile use the one or the other, and never a number
-    that has been given to some other file.
+    Threads that use it meanwhile see one of the two folders, and never another file
+    that was given the same number.
 
     Args:
         fd: The descriptor.
@@ -229,9 +229,8 @@ def replace_folder(fd: int, fresh: int) -> None:
 def listing(folder: int) -> Iterator[Iterator[os.DirEntry[str]]]:
     """List a folder by its descriptor, independent of other listings.
 
-    `os.scandir(fd)` shares its place in the folder with every duplicate of
-    the descriptor, so two threads, or a forked child, would disturb each
-    other.
+    `os.scandir(fd)` shares its position with every duplicate of the descriptor, so
+    two threads, or a parent and its child, would skip entries of each other.
     """
     fd = os.open(".", _FOLDER, dir_fd=folder)
     try:
@@ -242,7 +241,7 @@ def listing(folder: int) -> Iterator[Iterator[os.DirEntry[str]]]:
 
 
 def open_namespace(root: int, namespace: str, record: bytes = b"") -> int:
-    """Open a namespace's folder, made if it is missing.
+    """Open a namespace's folder; create it if it is missing.
 
     Args:
         root: Descriptor of the root.
@@ -256,7 +255,7 @@ def open_namespace(root: int, namespace: str, record: bytes = b"") -> int:
     """
     check_namespace(namespace)
     if record and not fits(record, namespace):
-        raise NamespaceError(f"the record of namespace {namespace[:12]} is another's")
+        raise NamespaceError(f"the record does not match namespace {namespace[:12]}")
     fd = _open_in_use(root, namespace)
     try:
         _keep_record(fd, namespace, record)
@@ -267,11 +266,11 @@ def open_namespace(root: int, namespace: str, record: bytes = b"") -> int:
 
 
 def _open_in_use(root: int, namespace: str) -> int:
-    """Open a namespace's folder, so that nobody removes it while it is open."""
+    """Open a namespace's folder under a lock that keeps it from being removed."""
     while True:
         fd = open_folder(root, namespace, create=True)
         try:
-            # Who removes an empty one has the lock for a moment, and for itself.
+            # A process that removes an empty one holds an exclusive lock for a moment.
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(fd, fcntl.LOCK_SH)
             if not is_gone(fd):
@@ -287,7 +286,7 @@ def _keep_record(fd: int, namespace: str, record: bytes) -> None:
     if stored and not fits(stored, namespace):
         raise NamespaceError(
             f"{RECORD_NAME} of namespace {namespace[:12]} does not fit its name",
-            fix="Somebody changed it: clear this namespace, or delete the file.",
+            fix="It was changed: clear this namespace, or delete the file.",
         )
     if record and not stored:
         write_aside(fd, RECORD_NAME, record)
@@ -299,12 +298,12 @@ def fits(record: bytes, namespace: str) -> bool:
 
 
 def read_record(namespace: int) -> bytes:
-    """Return what a namespace covers, or nothing where that is not kept."""
+    """Return the record of a namespace, or b"" if it is not stored."""
     return read_aside(namespace, RECORD_NAME)
 
 
 def read_aside(folder: int, name: str) -> bytes:
-    """Read a small file that `write_aside` wrote; nothing if there is none."""
+    """Read a small file that `write_aside` wrote; b"" if it is missing."""
     try:
         fd = open_file(folder, name, os.O_RDONLY)
     except FileNotFoundError:
@@ -314,7 +313,7 @@ def read_aside(folder: int, name: str) -> bytes:
 
 
 def write_aside(folder: int, name: str, content: bytes) -> None:
-    """Write a file that others see whole or not at all."""
+    """Write a file atomically: it appears whole or not at all."""
     aside = f".{name}.{os.urandom(8).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

@@ -48,7 +48,7 @@ def check_root(
         return (RootFinding(ok=False, what=error.what, hint=error.fix),)
     try:
         findings = [
-            RootFinding(ok=True, what=f"root {root} is ours alone"),
+            RootFinding(ok=True, what=f"root {root} can be trusted"),
             _space(fd, root, free_bytes),
         ]
         if direct:
