@@ -164,7 +164,7 @@ def test_the_record_of_a_namespace_is_kept_and_compared(tmp_path: Path) -> None:
 
 
 def test_a_record_of_another_namespace_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(NamespaceError, match="another's"):
+    with pytest.raises(NamespaceError, match="does not match"):
         SegmentStore(place(tmp_path / "root", record=b"{}"), PosixIOEngine())
 
 
