@@ -1,9 +1,9 @@
-"""Where new pages go: new segments while there is room, old ones after.
+"""Allocate segments for new pages: new ones while there is room, then old ones.
 
-A namespace has a quota, its file system a floor of free space. Below both, a
-writer makes a segment; else it recycles the one that was used the longest
-time ago, because extents that were written before are several times faster
-than fresh ones. Other namespaces are never touched.
+A namespace has a quota and its file system a floor of free space. Within both, a
+writer creates a segment. Otherwise it recycles the least recently used one, because
+extents that were written before are several times faster than new ones. Other
+namespaces are never touched.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ if TYPE_CHECKING:
     from kvdock.throttled_log import ThrottledLog
 
 _FIRST_BYTES = 16 << 20  # size of a pool's first segment
-_MOST_EMPTIED = 8  # segments beyond the one that is needed
-_SAMPLE = 1 << 14  # pages that tell how warm the usual one is
+_MOST_EMPTIED = 8  # segments emptied beyond the one that is needed
+_SAMPLE = 1 << 14  # pages of which the median time of use is taken
 _SMALLER = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EAGAIN)
-"""Errors after which a smaller segment may do, under another name."""
+"""Errors after which a smaller segment under another name may succeed."""
 _MARK_SLOTS = 4096  # of a segment whose objects have no bytes
 
 
 @attrs.frozen
 class SegmentAllocator:
-    """Segments for one writer in one namespace.
+    """Allocates segments for one writer in one namespace.
 
     Args:
-        place: Where the store is.
+        place: Location of the store.
         namespace_fd: Descriptor of the namespace's folder.
-        limits: How much it may take.
+        limits: Limits of the space that it takes.
         neighbours: The namespace's folders, this one among them.
-        engine: Makes the files of pages.
+        engine: Creates the files of pages.
         index: Of the pool that writes.
         lock: Held around every use of the index.
-        counts: What happened, by name.
+        counts: Counters of events, by name.
         failures: Limits how often a full or broken disk is logged.
     """
 
@@ -84,10 +84,10 @@ class SegmentAllocator:
     failures: ThrottledLog
 
     def acquire(self, folder: SegmentDirectory) -> Segment | None:
-        """Return a segment of this folder with free slots, ours to write.
+        """Return a segment of this folder with free slots, owned by this process.
 
         Returns:
-            None where there is no space at all.
+            None if there is no space at all.
         """
         folder.scan()
         failed = self.counts["segments_failed"]
@@ -117,7 +117,7 @@ class SegmentAllocator:
         return self.neighbours.usage_bytes()
 
     def adopt(self, folder: SegmentDirectory) -> Segment | None:
-        """Take over a segment with room that nobody writes."""
+        """Take over a segment with free slots that has no writer."""
         choice = []
         for segment in list(folder.segments.values()):
             slots = segment.rows.slots
@@ -143,7 +143,7 @@ class SegmentAllocator:
         return int(self.index.live_in[segment.rows.number])
 
     def _claim(self, folder: SegmentDirectory, segment: Segment) -> bool:
-        """Become a segment's writer and learn what it really holds."""
+        """Become a segment's writer and read what it holds."""
         with self.lock:
             if not segment.acquire():
                 return False
@@ -157,7 +157,7 @@ class SegmentAllocator:
             if size < wanted:
                 self._restore_size(folder, segment, wanted)
             elif read_commits(segment.index_fd) == segment.commits:
-                # Nobody has written since it was read; it may have been used.
+                # No commit since it was read; its pages may have been used.
                 self._learn_uses(segment)
                 return True
             contents = read_contents(segment.index_fd, segment.name, size)
@@ -187,11 +187,11 @@ class SegmentAllocator:
             self.engine.close_file(token)
 
     def create(self, folder: SegmentDirectory, *, least: float = 0.5) -> Segment | None:
-        """Make a segment, as large as there is room for.
+        """Create a segment, as large as there is room for.
 
         Args:
             folder: Where it goes.
-            least: Share of the usual size below which it is not worth while.
+            least: Minimum share of the usual size.
         """
         slot_bytes = slot_bytes_of(self.engine, folder.object_bytes)
         usual = self._slots(folder, slot_bytes)
@@ -215,7 +215,7 @@ class SegmentAllocator:
             folder.scan()
             if self._room(folder) >= 0:
                 return made
-            # Another writer made one at the same time: one of us has to yield.
+            # Another writer created one at the same time: one of the two has to go.
             self.delete(folder, made)
             return None
         return None
@@ -278,7 +278,7 @@ class SegmentAllocator:
     def recycle(self, folder: SegmentDirectory) -> Segment | None:
         """Recycle the coldest segment, or delete colder ones elsewhere.
 
-        What nobody can read goes first.
+        Unreadable segments are deleted first.
         """
         if folder.leftover_bytes and collect_garbage(
             folder.fd, folder.tenure, lost=True
@@ -328,7 +328,7 @@ class SegmentAllocator:
     def evict_to_low_watermark(self, folder: SegmentDirectory) -> None:
         """Empty cold segments as well, until pages are at the low watermark.
 
-        Writers adopt them later. A few at a time, as somebody is waiting.
+        Writers adopt them later. A few at a time, because a caller is waiting.
         """
         every = list(folder.segments.values())
         slots = sum(segment.rows.slots for segment in every)
@@ -386,7 +386,7 @@ class SegmentAllocator:
             gone = np.sort(live[order[:cold]])
             self.index.forget(gone + rows.first)
             segment.last_used_ns = 0.0
-            # Its descriptor is closed under the lock where it was deleted meanwhile.
+            # The descriptor is closed under the lock if it was deleted meanwhile.
             erase_records(segment.index_fd, gone)
         self.counts["pages_evicted"] += len(gone)
 

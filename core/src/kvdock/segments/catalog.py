@@ -1,4 +1,4 @@
-"""All that a process knows about one pool: folders, segments, the index."""
+"""The catalog of one pool: its folders, segments and index, kept up to date."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from kvdock.segments.limits import StoreLocation
 
 _USES_S = 10.0
-"""Time between two notes of when pages were used."""
+"""Seconds between two writes of times of use."""
 _PATIENCE = 4
-"""At most one part in five of the time goes into looking what others did."""
+"""Pause after a refresh, in multiples of its duration: it takes a fifth of the time."""
 _LONGEST_S = 0.05
-"""Longest time for which what others did goes unseen by a caller who asks."""
+"""Maximum pause between two refreshes that callers ask for, seconds."""
 _GONE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)
 """Errors that say that a file is not there, or something else in its place."""
 _SWEEP_S = 0.2
 """Most time that opening spends on what dead writers left; the rest comes later."""
 _LOOKS = 3
-"""How often a look-up is repeated because what it found is gone from disk."""
+"""Maximum number of lookups in a row of which records are gone from disk."""
 
 
 @attrs.frozen(eq=False)
@@ -53,9 +53,9 @@ class OpenSegments:
 
     Args:
         segments: The segments.
-        tokens: The engine's token of each.
-        shut: uint64, identities of segments whose file is there, or may be,
-            and could not be opened.
+        tokens: The I/O engine's token of each.
+        shut: uint64, identities of segments whose file may exist and could not
+            be opened.
     """
 
     segments: tuple[Segment, ...]
@@ -77,17 +77,17 @@ class OpenSegments:
 
 @attrs.frozen(eq=False)
 class LookupResult:
-    """Where keys are.
+    """The result of a lookup.
 
-    All of it was true at one moment; rows may hold something else by now.
+    A snapshot: rows may hold other records by now.
 
     Args:
         digests: uint64 (n, 2), of the keys.
-        there: int64 (m,), places of the keys that are there.
+        there: int64 (m,), positions of the keys that were found.
         rows: int64 (m,), their rows of the index.
         records: (m,), what those rows hold.
         numbers: int64 (m,), their segments' numbers.
-        version: The index's when they were looked up.
+        version: Version of the index at the lookup.
     """
 
     digests: UInt64Array
@@ -99,13 +99,13 @@ class LookupResult:
 
 
 class Catalog:
-    """Finds keys, keeps up with other writers, and drops what is wrong.
+    """Looks up keys, follows other writers, and drops damaged records.
 
     Args:
         namespace_fd: Descriptor of the namespace's folder; not closed here.
-        place: Which pool of it.
+        place: Location of the store, with the pool.
         engine: Opens the files of pages.
-        counts: What happened, by name.
+        counts: Counters of events, by name.
     """
 
     def __init__(
@@ -162,15 +162,15 @@ class Catalog:
             return self.folders[object_bytes]
 
     def gone(self) -> bool:
-        """Return whether somebody deleted the namespace, or a folder of it."""
+        """Return whether the namespace or a folder of it was deleted."""
         fds = [self._namespace_fd, *(one.fd for one in list(self.folders.values()))]
         return any(map(paths.is_gone, fds))
 
     def recreate_folders(self) -> None:
-        """Make folders anew that somebody deleted.
+        """Create folders again that were deleted.
 
         Raises:
-            OSError: If one cannot be made.
+            OSError: If one cannot be created.
         """
         with self._syncing:
             for size, folder in self.folders.items():
@@ -181,7 +181,7 @@ class Catalog:
                     folder.mark_stale()
 
     def lookup(self, keys: Sequence[str]) -> LookupResult:
-        """Look up keys, again if others have written meanwhile."""
+        """Look up keys; refresh once if some are missing."""
         self.refresh()
         digests = key_digests(keys, self._seed)
         found = self._look_up(digests)
@@ -190,11 +190,10 @@ class Catalog:
         return found
 
     def lookup_durable(self, keys: Sequence[str]) -> LookupResult:
-        """Look up keys, and whether what is known of them is still on disk.
+        """Look up keys, and check that their records are still on disk.
 
-        Another process may have erased a page, or a whole segment, that this
-        one goes on finding. That is harmless as long as nobody is told that
-        there is no need to store it.
+        Another process may have erased a page or a whole segment that is still in
+        this index. A read of it is a miss, but a write must not skip it.
         """
         found = self.lookup(keys)
         for _ in range(_LOOKS):
@@ -213,12 +212,12 @@ class Catalog:
         return found
 
     def _still_stored(self, found: LookupResult) -> BoolArray:
-        """Return which records are on disk as they are known, bool (m,)."""
+        """Return which records are unchanged on disk, bool (m,)."""
         standing = np.zeros(len(found.rows), np.bool_)
         order = np.argsort(found.rows)
         for number in np.unique(found.numbers).tolist():
             mine = order[found.numbers[order] == number]
-            # Under the lock our own segments keep their names.
+            # Segments of this process keep their names while the lock is held.
             with self.lock, suppress(OSError):
                 segment = self.segments.get(number)
                 if segment is None:
@@ -247,7 +246,7 @@ class Catalog:
             )
 
     def touch(self, found: LookupResult, which: BoolArray) -> None:
-        """Note that pages were asked for, unless they are gone by now."""
+        """Note the use of pages, except those that are gone by now."""
         with self.lock:
             rows, believed = found.rows[which], found.records["check"][which]
             still = self.index.records["check"][rows] == believed
@@ -256,7 +255,7 @@ class Catalog:
                 self.segments[number].touched = True
 
     def disown(self, segment: Segment) -> None:
-        """Stop being the writer of a segment that somebody else took."""
+        """Drop a segment that another writer took over."""
         for folder in list(self.folders.values()):
             if folder.fd == segment.folder:
                 folder.drop(segment)
@@ -271,11 +270,11 @@ class Catalog:
                     self.counts[f"{verb}_{outcome.name.lower()}"] += found[outcome]
 
     def refresh(self, *, missed: bool = False, always: bool = False) -> bool:
-        """Learn what others changed; return whether anything was new.
+        """Read changes of other processes; return whether there were any.
 
         Args:
-            missed: A key was not found, so look at segments in work as well.
-            always: Look now, however lately somebody looked.
+            missed: A key was not found, so read segments that are being filled too.
+            always: Read now, however recent the last refresh is.
         """
         changed = [f for f in list(self.folders.values()) if f.changed()]
         nothing_new = not (changed or missed)
@@ -301,7 +300,7 @@ class Catalog:
         return any(found)
 
     def flush_uses(self) -> None:
-        """Write down when pages were used, for others and the next start."""
+        """Write times of use to disk, for other processes and the next start."""
         for folder in list(self.folders.values()):
             folder.flush_uses()
 
@@ -317,7 +316,7 @@ class Catalog:
             try:
                 tokens.append(self._files.open(segment))
             except OSError as error:
-                # Out of descriptors, say: that is no reason to drop pages.
+                # For example out of descriptors: pages must not be dropped for that.
                 if error.errno not in _GONE:
                     shut.append(segment.name.segment)
                 continue
@@ -330,15 +329,15 @@ class Catalog:
         self._files.release(held.segments)
 
     def invalidate(self, rows: Int64Array, believed: Records) -> BoolArray:
-        """Forget records, here and on disk, so that a rewrite heals them.
+        """Erase records, here and on disk, so that a rewrite heals them.
 
         Args:
             rows: int64 (n,).
             believed: (n,), what the rows held when they were looked up.
 
         Returns:
-            bool (n,): which of them had been replaced by somebody already, a
-            race that was lost and no damage.
+            bool (n,): which of them another process had replaced already; those
+            pages are not damaged.
         """
         raced = np.ones(len(rows), np.bool_)
         numbers = self.index.segment_of[rows]
@@ -353,7 +352,7 @@ class Catalog:
     def _invalidate_in(
         self, segment: Segment, rows: Int64Array, believed: Records
     ) -> BoolArray:
-        """Forget records of one segment; return which had been replaced."""
+        """Erase records of one segment; return which had been replaced."""
         slots = rows - segment.rows.first
         same = np.zeros(len(slots), np.bool_)
         with self.lock:
@@ -366,7 +365,7 @@ class Catalog:
             except FileNotFoundError:
                 pass  # renamed, or gone
             except OSError:
-                same[:] = True  # a disk that is read-only: no race was lost
+                same[:] = True  # a read-only disk: nothing was replaced
             now = self.index.records["check"][rows] == believed["check"]
             self.index.forget(rows[now])
         for folder in list(self.folders.values()):
@@ -375,9 +374,9 @@ class Catalog:
         return ~same
 
     def reopen(self, segment: Segment) -> None:
-        """Open the file of a segment anew that somebody begins to write.
+        """Reopen the file of a segment that is going to be written.
 
-        It was opened for reading alone if its disk was read-only then.
+        It was opened read-only if its disk was read-only then.
         """
         self._files.reopen(segment)
 
@@ -391,7 +390,7 @@ class Catalog:
         return len(self._files)
 
     def close(self) -> None:
-        """Let go of everything; claimed segments are free for others."""
+        """Close all files and release all segments."""
         with self._syncing, self.lock:
             self._files.close()
             for folder in self.folders.values():

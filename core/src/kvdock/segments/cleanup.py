@@ -1,4 +1,4 @@
-"""Work on whole namespaces, with or without an open store."""
+"""Delete segments, leftovers and whole namespaces, with or without an open store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvdock.segments.paths import (
 )
 from kvdock.segments.segment import open_index, read_header
 
-_PASSES = 16  # over a folder that is cleared while others write
+_PASSES = 16  # over a folder that is cleared while it is written
 
 
 def pool_folders(namespace_fd: int) -> list[str]:
@@ -38,10 +38,10 @@ def pool_folders(namespace_fd: int) -> list[str]:
 
 
 def clear_namespace(namespace_fd: int) -> int:
-    """Delete every segment of a namespace, whoever writes it.
+    """Delete every segment of a namespace, including those that are being written.
 
-    Index files go first: what is half deleted is already forgotten. Processes
-    that have it open read what they hold, and notice with their next call.
+    Index files are deleted first, so that no page of a half-deleted segment is
+    found. Processes that have it open notice at their next call.
 
     Returns:
         Bytes that were freed.
@@ -64,9 +64,9 @@ def _clear_folder(folder: int) -> int:
         sizes = [_unlink(folder, name) for name in indexes]
         freed += sum(size or 0 for size in sizes)
         if None not in sizes:
-            break  # else it was renamed, and is looked for again
-    # One that is being made has its index first and keeps its pages; a listing
-    # may miss a file that is renamed meanwhile.
+            break  # else one was renamed: list again
+    # A segment in creation has its index file first. A listing may miss a file that
+    # is renamed meanwhile.
     names = _names(folder)
     parsed = map(IndexName.parse, (*names, *_names(folder)))
     known = {name.segment for name in parsed if name}
@@ -93,23 +93,23 @@ def _unlink(folder: int, name: str) -> int | None:
 
 
 def remove_empty(root: int, namespace: str) -> bool:
-    """Remove a namespace that holds nothing and that no store has open.
+    """Remove a namespace that is empty and that no store has open.
 
     Args:
         root: Descriptor of the store's root.
         namespace: Its digest.
 
     Returns:
-        Whether it is gone.
+        Whether it was removed.
     """
-    with suppress(OSError):  # of `rmdir` too: something came in between
+    with suppress(OSError):  # of `rmdir` as well, if a file was added meanwhile
         fd = open_folder(root, namespace)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if ownership.read_liveness(fd) is not WriterLiveness.LOCKS or not _is_empty(
                 fd
             ):
-                return False  # other hosts may have it open, and no lock tells
+                return False  # other hosts may have it open, which no lock shows
             for pool in pool_folders(fd):
                 os.rmdir(pool, dir_fd=fd)
             for name in FILES:
@@ -123,7 +123,7 @@ def remove_empty(root: int, namespace: str) -> bool:
 
 
 def _is_empty(namespace_fd: int) -> bool:
-    """Return whether there are only folders without files, and our notes."""
+    """Return whether there are only empty folders and the files of the namespace."""
     pools = pool_folders(namespace_fd)
     with listing(namespace_fd) as entries:
         others = {entry.name for entry in entries} - {*pools}
@@ -149,7 +149,7 @@ def delete_if_unowned(
         namespace_fd: Descriptor of the namespace's folder.
         pool: Name of the segment's folder.
         name: Name of its index file.
-        kept_by: How it is told that a writer lives; None where nobody knows.
+        kept_by: How living writers are detected; None if it is unknown.
     """
     index_name = IndexName.parse(name)
     if index_name is None:
@@ -169,7 +169,7 @@ def _delete(folder: int, name: IndexName, kept_by: WriterLiveness | None) -> boo
         if not _is_abandoned(fd, name, kept_by):
             return False
         if kept_by is not WriterLiveness.LOCKS:
-            # Who renames it has it; the others find that it is not there.
+            # Only one process can rename it; for the others it is missing.
             fresh = attrs.evolve(name, generation=name.generation + 1, state="open")
             os.rename(str(name), str(fresh), src_dir_fd=folder, dst_dir_fd=folder)
             name = fresh
@@ -188,18 +188,18 @@ def collect_garbage(
     newer: bool = False,
     limit_s: float = math.inf,
 ) -> int:
-    """Delete what writers left behind that died while making a segment.
+    """Delete leftovers of writers that died while creating a segment.
 
     Args:
         folder: Descriptor of a folder of segments.
-        kept_by: How it is told that a writer lives; None where nobody knows.
+        kept_by: How living writers are detected; None if it is unknown.
         lost: Delete segments as well whose index is torn or of an earlier
             version, and index files without pages.
         newer: Delete segments of a later version as well.
         limit_s: Most time that it takes; the next sweep goes on.
 
     Returns:
-        Bytes that came back.
+        Bytes that were freed.
     """
     freed = 0
     end_s = time.monotonic() + limit_s
@@ -287,7 +287,7 @@ def _indexes_of(namespace_fd: int, pool: str, segment: int) -> list[str]:
 
 
 def _is_readable(folder: int, name: IndexName, *, newer: bool) -> bool:
-    """Return whether some version can read a segment, or it is not there."""
+    """Return whether some version can read a segment, or it is missing."""
     with suppress(OSError):
         fd = open_index(folder, str(name))
         try:
@@ -314,7 +314,7 @@ def _unlink_abandoned(
         fd = open_index(folder, str(name), write=True)
         try:
             if _is_abandoned(fd, name, kept_by):
-                os.stat(str(name), dir_fd=folder)  # else it is somebody's by now
+                os.stat(str(name), dir_fd=folder)  # else another process took it
                 for file in (name.data, str(name)) if with_data else (str(name),):
                     with suppress(FileNotFoundError):
                         size = os.stat(file, dir_fd=folder).st_size
@@ -326,14 +326,14 @@ def _unlink_abandoned(
 
 
 def _is_abandoned(fd: int, name: IndexName, kept_by: WriterLiveness | None) -> bool:
-    """Return whether a segment has no writer, and nobody pins it."""
+    """Return whether a segment has no writer and is not pinned."""
     if kept_by is not WriterLiveness.TIMEOUT and not (
         ownership.acquire(fd) and ownership.is_unpinned(fd)
     ):
         return False
     if kept_by is WriterLiveness.LOCKS or name.state == "idx":
         return True
-    # Its writer may live where no lock can tell.
+    # Its writer may live on a host that no lock shows.
     return time.time() - os.fstat(fd).st_mtime > ownership.ABANDONED_S
 
 

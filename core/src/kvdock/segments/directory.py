@@ -1,4 +1,4 @@
-"""One folder of segments, and keeping up with what others write into it."""
+"""The segments of one folder, kept up to date with other writers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SegmentDirectory:
         index: Where records go.
         numbers: Segment by its number in the index, of all folders.
         lock: Held around every use of the index.
-        tenure: How it is told that a writer lives.
+        tenure: How living writers are detected.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class SegmentDirectory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all segments, and of what else lies there."""
+        """Bytes of all segments and of all other files."""
         known = sum(segment.nbytes for segment in list(self.segments.values()))
         return known + self.leftover_bytes
 
     def mark_stale(self) -> None:
-        """Read the folder again, whatever its time of change says."""
+        """Read the folder at the next refresh, even if its stamp is the same."""
         self._seen_ns = -1
 
     def changed(self) -> bool:
-        """Return whether files came, went or were renamed since `scan`."""
+        """Return whether files were added, deleted or renamed since `scan`."""
         return os.fstat(self.fd).st_mtime_ns != self._seen_ns
 
     def scan(self) -> bool:
@@ -91,7 +91,7 @@ class SegmentDirectory:
     def _scan(self) -> bool:
         now_ns = time.time_ns()
         stamp = os.fstat(self.fd).st_mtime_ns
-        # What is too fresh to be told from a later change is read again.
+        # A stamp that a later change may share is not kept: the folder is read again.
         self._seen_ns = stamp if now_ns - stamp > SETTLED_NS else -1
         listed, data, files = self._listing()
         self._refused &= {str(name) for name in listed.values()}
@@ -114,7 +114,7 @@ class SegmentDirectory:
         for name in fresh:
             changed |= self._load(name)
         self.leftover_bytes = self._bytes_beside_segments(files)
-        # Whether a segment is being filled is in its name, so only a scan tells.
+        # The state of a segment is in its name, so only a scan can change it.
         self._filling = [
             segment
             for segment in list(self.segments.values())
@@ -138,7 +138,7 @@ class SegmentDirectory:
         return None
 
     def poll(self) -> bool:
-        """Read what others added to segments in work; return whether any did."""
+        """Read records that others added; return whether there were any."""
         changed = False
         for segment in self._filling:
             if segment.owned:
@@ -154,8 +154,8 @@ class SegmentDirectory:
         return changed
 
     def _drop_if_gone(self, segment: Segment) -> bool:
-        # A listing may miss a file that is renamed meanwhile. Our own are only
-        # renamed under the lock; another's is found again by the next scan.
+        # A listing may miss a file that is renamed meanwhile. Those of this process
+        # are renamed under the lock; others are found again by the next scan.
         with self._lock:
             if segment.owned:
                 with suppress(FileNotFoundError):
@@ -166,7 +166,7 @@ class SegmentDirectory:
         return True
 
     def drop(self, segment: Segment) -> None:
-        """Forget a segment whose files are gone, unless somebody was first."""
+        """Drop a segment whose files are gone; a second call does nothing."""
         with self._lock:
             if self.segments.get(segment.name.segment) is not segment:
                 return
@@ -198,7 +198,7 @@ class SegmentDirectory:
         return max(data.st_nlink, os.fstat(segment.index_fd).st_nlink) > 1
 
     def add(self, name: IndexName, contents: IndexContents) -> Segment:
-        """Take a segment that was read into the index, or read again."""
+        """Add a segment that was read to the index, or update it."""
         with self._lock:
             known = self.segments.get(name.segment)
             if known and known.rows.slots != contents.slots:
@@ -244,12 +244,12 @@ class SegmentDirectory:
                 or (known.name.generation, known.commits)
                 > (name.generation, contents.commits)
             ):
-                return False  # another thread has been here meanwhile
+                return False  # another thread has read it meanwhile
             self.add(name, contents)
         return True
 
     def _bytes_beside_segments(self, files: dict[str, int]) -> int:
-        """Return the size of files that are torn, foreign, or in the making."""
+        """Return the size of files that are torn, foreign or in creation."""
         found = 0
         for file, segment in files.items():
             if segment not in self.segments:
@@ -262,8 +262,8 @@ class SegmentDirectory:
         """List the folder.
 
         Returns:
-            The newest index file of each segment, who has data, and which
-            segment each file belongs to.
+            The newest index file of each segment, segments with a file of pages,
+            and the segment that each file belongs to.
         """
         listed: dict[int, IndexName] = {}
         data: set[int] = set()
@@ -285,7 +285,7 @@ class SegmentDirectory:
         return listed, data, files
 
     def flush_uses(self) -> None:
-        """Write times of use that only this process knows."""
+        """Write times of use to disk that are newer than those there."""
         for segment in list(self.segments.values()):
             if segment.touched:
                 with self._lock:
@@ -293,10 +293,10 @@ class SegmentDirectory:
                 segment.write_uses(used)
 
     def close(self) -> None:
-        """Let go of every segment and of the folder."""
+        """Release every segment and close the folder."""
         self.flush_uses()
         for segment in self.segments.values():
             if segment.owned:
-                # Without locks it would count as ours for another minute.
+                # Without locks it would count as being written for another minute.
                 segment.release(full=self.tenure is WriterLiveness.TIMEOUT)
         os.close(self.fd)

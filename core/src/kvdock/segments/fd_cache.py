@@ -134,7 +134,7 @@ class FdCache:
             self._open.clear()
 
     def close_after_fork(self) -> None:
-        """Close what a forked child inherited."""
+        """Close inherited descriptors in a forked child."""
         # A thread of the parent may have held the lock.
         self._lock = threading.Lock()
         self.close()

@@ -1,4 +1,4 @@
-"""The bytes of an index file: its header, its records, its times of use.
+"""The layout of an index file: header, records, times of use.
 
 One index file describes one segment of equal slots:
 
@@ -7,8 +7,8 @@ One index file describes one segment of equal slots:
     128    64  record of slot 0 (see `RECORD`), then of slot 1 and so on
     ...     8  time of last use of slot 0 in ns, then of slot 1 and so on
 
-Everything is little-endian. Header and records carry a checksum of their
-own, so what is torn, stale from another place, or foreign is not there.
+Everything is little-endian. The header and each record have a checksum, so torn,
+misplaced and foreign records are ignored.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, UInt64Array
 
 FORMAT_VERSION = 1
-"""Version of the layout; files of another one are not read, and those of a later
-one are left alone."""
+"""Version of the layout; files of other versions are not read, and those of later
+versions are not deleted."""
 
 MAGIC = b"KVDOCKSG"
 HEADER_BYTES = 64
@@ -112,7 +112,7 @@ def fold(rows: Records) -> UInt64Array:
 
 
 def with_checksums(rows: Records) -> Records:
-    """Fill in the self-checks of headers or records; return the same rows."""
+    """Fill in the checksums of headers or records; return the same rows."""
     rows["check"] = fold(rows)
     return rows
 
@@ -125,7 +125,7 @@ def records_of(
     place: tuple[int, int],
     slots: Int64Array,
 ) -> Records:
-    """Make the records of objects that were stored just now.
+    """Return the records of objects that were just stored.
 
     Args:
         digests: uint64 (n, 2), of their keys.
@@ -181,7 +181,7 @@ def is_newer(raw: bytes) -> bool:
 
 
 def valid(rows: Records, segment: int, slots: Int64Array) -> BoolArray:
-    """Return which records are whole and belong to this place, bool (n,).
+    """Return which records are whole and belong to their slots, bool (n,).
 
     Args:
         rows: The records, (n,).
@@ -208,8 +208,8 @@ def key_digests(keys: Sequence[str], seed: int) -> UInt64Array:
 
     Args:
         keys: The keys.
-        seed: The namespace's, so that collisions found elsewhere mean
-            nothing here.
+        seed: The namespace's, so that a collision found in one namespace is none
+            in another.
     """
     digest = xxhash.xxh3_128_digest
     raw = b"".join([digest(key.encode(), seed) for key in keys])

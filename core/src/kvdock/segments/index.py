@@ -1,8 +1,8 @@
-"""What is stored where: every record of a pool, resident, found by digest.
+"""The resident index: every record of a pool, found by digest.
 
-One array of records as they are on disk, one hash table over it, the time of
-last use and the segment of each row. About 100 bytes per page, no Python
-object among them. Not thread-safe: the store holds a lock around each call.
+An array of records as they are on disk, a hash table over it, and the time of last
+use and the segment of each row. About 100 bytes per page and not one Python object.
+Not thread-safe: the store holds a lock around each call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WORDS = RECORD.itemsize // 8
 
 
 ABSENT = -1
-"""Row number of a key that is not there."""
+"""Row number of a key that was not found."""
 
 
 _LANES = 8
@@ -44,13 +44,13 @@ _TAG = np.uint64(32)
 _EMPTY = np.uint64(0)
 
 
-_TOMB = _ROW  # row number 2**32 - 2: one that no caller has
+_TOMB = _ROW  # row number 2**32 - 2, which is never used
 
 
-_FULLEST = 0.5  # share of lanes in use; above it, too many buckets overflow
+_FULLEST = 0.5  # maximum share of lanes in use; above it, too many buckets overflow
 
 
-_ROOMY = 0.35  # share at most after making room, so that it lasts
+_ROOMY = 0.35  # maximum share after growing
 
 
 _SMALLEST = 64  # buckets
@@ -117,7 +117,7 @@ class HashTable:
         self._make_room(more, known)
 
     def remove(self, digests: UInt64Array, rows: Int64Array) -> None:
-        """Forget those keys that are mapped to just these rows."""
+        """Remove keys that are mapped to exactly these rows."""
         asked = np.arange(len(rows))
         buckets = self._home(digests)
         wanted = (rows + 1).astype(np.uint64)
@@ -215,7 +215,7 @@ class Index:
         return self._table.nbytes + sum(array.nbytes for array in arrays)
 
     def open_rows(self, slots: int) -> RowRange:
-        """Make rows for a segment, all of them empty."""
+        """Allocate empty rows for a segment."""
         first = self._take(slots)
         number = self._free_numbers.pop() if self._free_numbers else self._numbers
         self._numbers = max(self._numbers, number + 1)
@@ -226,19 +226,19 @@ class Index:
         return rows
 
     def reserve(self, rows: int) -> None:
-        """Make room for many rows at once, so that loading them is quick."""
+        """Grow for many rows at once, so that loading them is fast."""
         self._grow(self._end + rows)
         self._table.reserve(rows, self._digests())
 
     def close_rows(self, rows: RowRange) -> None:
-        """Forget a segment with everything in it."""
+        """Remove a segment with all its records."""
         self.forget(np.arange(rows.first, rows.first + rows.slots))
         self.segment_of[rows.span] = ABSENT
         self._give_back(rows.first, rows.slots)
         self._free_numbers.append(rows.number)
 
     def _take(self, slots: int) -> int:
-        """Return the first of so many rows, in the tightest gap that has them."""
+        """Return the first of `slots` free rows of the smallest range with so many."""
         gaps = [(size, first) for first, size in self._gaps if size >= slots]
         if not gaps:
             first, self._end = self._end, self._end + slots
@@ -251,7 +251,7 @@ class Index:
         return first
 
     def _give_back(self, first: int, slots: int) -> None:
-        """Make a gap one with those beside it: segments are of any size."""
+        """Add a free range and merge it with adjacent ones: segments differ in size."""
         at = bisect.bisect(self._gaps, (first, slots))
         if at < len(self._gaps) and self._gaps[at][0] == first + slots:
             slots += self._gaps.pop(at)[1]
@@ -276,14 +276,14 @@ class Index:
         *,
         absent_at: int = -1,
     ) -> None:
-        """Fill empty rows; a key that was elsewhere is from now on here.
+        """Fill empty rows; keys in other rows are moved to these.
 
         Args:
             rows: int64 (n,), all different.
             records: (n,), keys may repeat: the last one counts.
             used_ns: int64, when they were last used.
-            absent_at: A version at which the keys were different and none
-                of them was there; saves looking again.
+            absent_at: A version at which the keys were distinct and absent; saves
+                a lookup.
         """
         self.records[rows] = records
         self.used_ns[rows] = used_ns
@@ -297,7 +297,7 @@ class Index:
         self.version += 1
 
     def load(self, rows: RowRange, records: Records, used_ns: Int64Array) -> None:
-        """Replace all that is known of a segment by what was read from it."""
+        """Replace the records of a segment by those that were read from it."""
         old = self.records[rows.span]
         changed = np.flatnonzero(old["check"] != records["check"])
         at = changed + rows.first
@@ -348,7 +348,7 @@ def _last_of_equals(digests: UInt64Array) -> Int64Array:
     low = np.sort(digests[:, 0])
     if not (low[1:] == low[:-1]).any():
         return np.arange(len(digests))
-    # np.unique keeps the first of equals, so look backwards.
+    # np.unique keeps the first of equals, so it gets them in reverse.
     _, last = np.unique(digests[::-1], axis=0, return_index=True)
     return len(digests) - 1 - last
 

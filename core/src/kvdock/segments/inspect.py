@@ -1,7 +1,6 @@
-"""Where an object's bytes lie on disk: for tools, demos and tests.
+"""Inspect a store on disk without opening it: for the command line, demos and tests.
 
-Reads a store without opening it, and without its memory: what is found is
-what a fresh process would find.
+Reads files only, so it finds what a new process would find.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ from kvdock.segments.usage import NamespaceUsage
 
 @attrs.frozen(kw_only=True)
 class Location:
-    """Where one object lies.
+    """Location of one object on disk.
 
     Args:
         pool: Name of its pool.
         path: The file that holds its bytes.
-        offset: Where they begin.
-        nbytes: How many there are.
-        slot_bytes: How many the slot has room for.
-        checksum: xxh3 that they must have.
+        offset: Their offset in it.
+        nbytes: Their number.
+        slot_bytes: Size of the slot.
+        checksum: Their xxh3 according to the record.
         record_path: The index file that holds its record.
-        record_offset: Where the record begins; it has 64 bytes.
+        record_offset: Offset of its 64 bytes.
     """
 
     pool: str
@@ -72,7 +71,7 @@ def locate(root: Path, key: str) -> tuple[Location, ...]:
         key: The object's whole key: namespace digest, page hash, suffix.
 
     Raises:
-        NamespaceError: If the key begins with no namespace.
+        NamespaceError: If the key does not begin with a namespace.
     """
     namespace = paths.check_namespace(key.partition("/")[0])
     wanted = key_digests([key], key_seed(namespace))[0]
@@ -118,10 +117,10 @@ def folders_of(
     Args:
         root: The store's root directory.
         namespace: Its digest.
-        shared: Accept a root that others own or may write; to look is harmless.
+        shared: Accept a root that other users own or can write.
 
     Yields:
-        Name and descriptor of each; closed when the next one is asked for.
+        Name and descriptor of each, closed before the next one is opened.
     """
     paths.check_namespace(namespace)
     opened = namespace_of(root, namespace, shared=shared)
@@ -136,17 +135,17 @@ def folders_of(
 
 @contextmanager
 def namespace_of(root: Path, namespace: str, *, shared: bool = True) -> Iterator[int]:
-    """Open a namespace's folder for a while; the descriptor.
+    """Open a namespace's folder as a context; the value is the descriptor.
 
     Args:
         root: The store's root directory.
         namespace: Its digest.
-        shared: Accept a root that others own or may write; to look is harmless.
+        shared: Accept a root that other users own or can write.
 
     Raises:
-        NamespaceError: If there is no such namespace, or a folder of it goes
-            meanwhile.
-        KvdockError: If the operating system does not let us look, or work, there.
+        NamespaceError: If the namespace does not exist, or a folder of it is
+            deleted meanwhile.
+        KvdockError: If the operating system denies access.
     """
     root_fd = paths.open_root(root, shared=shared, create=False)
     try:
@@ -173,7 +172,7 @@ def namespace_of(root: Path, namespace: str, *, shared: bool = True) -> Iterator
 
 
 def index_names(folder: int) -> tuple[paths.IndexName, ...]:
-    """Return the index files of a folder, sorted, but for half-made ones."""
+    """Return the index files of a folder, sorted, without those in creation."""
     with paths.listing(folder) as entries:
         found = sorted(entry.name for entry in entries)
     parsed = filter(None, map(paths.IndexName.parse, found))
@@ -183,7 +182,7 @@ def index_names(folder: int) -> tuple[paths.IndexName, ...]:
 def location(
     home: Path, folder: str, name: paths.IndexName, contents: IndexContents, slot: int
 ) -> Location:
-    """Return where the object in one slot lies."""
+    """Return the location of the object in one slot."""
     record = contents.records[slot]
     pool = paths.parse_pool_folder(folder)
     return Location(
@@ -200,7 +199,7 @@ def location(
 
 @attrs.frozen(kw_only=True)
 class PoolSurvey:
-    """What a store holds of one pool, in objects of one size.
+    """Contents of one pool, for objects of one size.
 
     Args:
         pool: Name of the pool.
@@ -209,7 +208,7 @@ class PoolSurvey:
         pages: Objects in them.
         stored_bytes: Bytes of those objects.
         file_bytes: Bytes of all files, free slots and leftovers among them.
-        corrupt_records: Records that are there and not whole.
+        corrupt_records: Records that are not whole.
     """
 
     pool: str
@@ -223,13 +222,13 @@ class PoolSurvey:
 
 @attrs.frozen(kw_only=True)
 class NamespaceSurvey:
-    """What a store holds of one namespace.
+    """Contents of one namespace.
 
     Args:
         namespace: Its digest.
         model: Identity of the model, "" where it is not recorded.
         revision: Which weights, as recorded.
-        recorded: Whether what it covers is kept beside the data, and fits.
+        recorded: Whether its record is stored and matches its digest.
         used_ns: When any of its pages was last stored or read; 0 for never.
         pools: Its pools.
     """
@@ -269,7 +268,7 @@ def resolve_prefix(root: Path, prefix: str) -> str:
     """Return the one namespace that begins with a prefix.
 
     Raises:
-        NamespaceError: If none does, or several.
+        NamespaceError: If none does, or several do.
     """
     found = [name for name in namespaces(root) if name.startswith(prefix)]
     if len(found) == 1 and prefix:
@@ -281,7 +280,7 @@ def resolve_prefix(root: Path, prefix: str) -> str:
 
 
 def describe_namespace(root: Path, namespace: str) -> NamespaceSurvey:
-    """Count what a store holds of one namespace."""
+    """Count the contents of one namespace."""
     with namespace_of(root, namespace) as fd:
         record = b""
         with suppress(OSError):  # something else of its name
@@ -344,23 +343,23 @@ def gc(
     newer: bool = False,
     shared: bool = False,
 ) -> int:
-    """Give back what crashed writers left, and the coldest pages if told to.
+    """Delete leftovers of crashed writers, and the coldest segments on request.
 
-    Segments that nobody can read go as well, and in the end the namespace
-    itself, if nothing is left in it and no store has it open.
+    Unreadable segments are deleted as well, and finally the namespace itself if it
+    is empty and no store has it open.
 
     Args:
         root: The store's root directory.
         namespace: Its digest.
-        to_bytes: Most bytes that the namespace may keep, or None.
-        newer: Delete what a later version of kvdock has stored.
-        shared: Accept a root that others own or may write.
+        to_bytes: Maximum bytes that the namespace keeps, or None.
+        newer: Delete segments of a later version of kvdock.
+        shared: Accept a root that other users own or can write.
 
     Returns:
-        Bytes that came back.
+        Bytes that were freed.
 
     Raises:
-        KvdockError: If others own the root or may write there.
+        KvdockError: If other users own the root or can write there.
     """
     freed = 0
     with namespace_of(root, namespace, shared=shared) as fd:
@@ -385,15 +384,15 @@ def gc(
 
 
 def clear(root: Path, namespace: str, *, shared: bool = False) -> int:
-    """Delete all pages of a namespace; return the bytes that came back.
+    """Delete all pages of a namespace; return the bytes that were freed.
 
     Args:
         root: The store's root directory.
         namespace: Its digest.
-        shared: Accept a root that others own or may write.
+        shared: Accept a root that other users own or can write.
 
     Raises:
-        KvdockError: If others own the root or may write there.
+        KvdockError: If other users own the root or can write there.
     """
     with namespace_of(root, namespace, shared=shared) as fd:
         return clear_namespace(fd) + remove_damaged(fd, namespace)

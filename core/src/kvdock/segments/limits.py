@@ -33,8 +33,8 @@ class StoreLocation:
             key begins with.
         pool: Name of the pool.
         object_bytes: Sizes of the pool's objects.
-        record: What the namespace covers: the bytes behind the digest.
-        shared: Accept a root that others own or may write.
+        record: The record of the namespace: the bytes whose digest it is.
+        shared: Accept a root that other users own or can write.
         tenure: How other processes detect that the writer of a segment is alive.
     """
 
@@ -80,7 +80,7 @@ class StoreLimits:
             slot_bytes: Size of its slot.
 
         Raises:
-            SettingsError: If there is a quota, and it is too small.
+            SettingsError: If there is a quota and it is too small.
         """
         least = least_bytes(slot_bytes)
         if self.quota_bytes and self.high_bytes < least:

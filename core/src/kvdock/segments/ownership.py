@@ -1,11 +1,11 @@
-"""Who may write a segment: one process at a time.
+"""Segment ownership: one writer at a time.
 
-The claim itself is a rename of the index file to its next generation, which
-only one of several can do. What is left to find out is whether the writer of
-an open segment still lives, see `WriterLiveness`.
+A writer claims a segment by renaming its index file to the next generation, which
+only one of several processes can do. Before that it has to know that the previous
+writer is dead, see `WriterLiveness`.
 
-Nothing rests on it for correctness: every read is verified, so two writers on
-one segment would cost pages and never serve wrong ones.
+Correctness does not depend on it: every read is verified, so two writers on one
+segment would cost pages and never serve wrong ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enum import StrEnum
 from kvdock.segments.paths import read_aside, write_aside
 
 FILE_NAME = "tenure"
-"""How the writers of a namespace are told to live, for tools that look at it."""
+"""The file that names a namespace's `WriterLiveness`, for tools."""
 
 _FLOCK = struct.Struct("@hhqqi4x")  # type, whence, start, length, pid
 _WRITER = 0  # byte that the writer locks
@@ -27,23 +27,23 @@ _PIN = 1  # byte that is reserved: a process may share it while pages must stay
 
 
 SILENCE_S = 60.0
-"""How long the index of an open segment stays as it is before its writer counts
-as dead, where there are no locks; by the clock of who watches it."""
+"""Without locks, seconds without a commit after which the writer of an open segment
+counts as dead, by the clock of the process that watches it."""
 
 ABANDONED_S = 3600.0
-"""Age of a half-made segment that nobody is making any more, without locks."""
+"""Without locks, age in seconds of an unfinished segment whose writer is dead."""
 
 
 class WriterLiveness(StrEnum):
-    """How a store tells that the writer of a segment lives."""
+    """How a store detects that the writer of a segment is alive."""
 
     LOCKS = "locks"
-    """By locks of the kernel, which end with their process: one host, or a file
-    system whose locks all hosts see. They belong to an open file, so two stores
-    of one process exclude each other as well."""
+    """By kernel locks, which end with their process: one host, or a file system whose
+    locks all hosts see. They belong to an open file, so two stores of one process
+    exclude each other as well."""
     TIMEOUT = "silence"
-    """By watching: a writer that adds nothing for a minute has lost its segment
-    to whoever renames it. For file systems that have no locks."""
+    """By watching: another writer may take over a segment without a commit for a
+    minute. For file systems that have no locks."""
 
 
 def _set(fd: int, kind: int, byte: int) -> bool:
@@ -56,22 +56,22 @@ def _set(fd: int, kind: int, byte: int) -> bool:
 
 
 def acquire(fd: int) -> bool:
-    """Become the writer of an index file; False if there is one."""
+    """Lock an index file for writing; False if another writer has it."""
     return _set(fd, fcntl.F_WRLCK, _WRITER)
 
 
 def is_unpinned(fd: int) -> bool:
-    """Return whether nobody pins a segment; called by its writer."""
+    """Return whether a segment is not pinned; called by its writer."""
     if not _set(fd, fcntl.F_WRLCK, _PIN):
         return False
     return _set(fd, fcntl.F_UNLCK, _PIN)
 
 
 def release(fd: int) -> None:
-    """Give up what is held through a descriptor, and close it.
+    """Release the locks of a descriptor and close it.
 
-    Closing alone would not do: a child that was forked meanwhile has the
-    same open file, and with it the locks, for as long as it lives.
+    Closing alone is not enough: a child that was forked meanwhile shares the open
+    file, and with it the locks, until it exits.
     """
     with suppress(OSError):
         for byte in (_WRITER, _PIN):
@@ -80,7 +80,7 @@ def release(fd: int) -> None:
 
 
 def read_liveness(namespace_fd: int) -> WriterLiveness | None:
-    """Return how a namespace's writers are told to live; None if unknown."""
+    """Return how living writers of a namespace are detected; None if unknown."""
     stored = b""
     with suppress(OSError):  # something else of its name
         stored = read_aside(namespace_fd, FILE_NAME)
@@ -88,9 +88,9 @@ def read_liveness(namespace_fd: int) -> WriterLiveness | None:
 
 
 def write_liveness(namespace_fd: int, kept_by: WriterLiveness) -> None:
-    """Keep how a namespace's writers are told to live, as long as there is room.
+    """Store how living writers of a namespace are detected, if there is room.
 
-    One writer without locks is enough for locks to tell nothing.
+    With one writer that takes no locks, locks are not reliable any more.
     """
     stored = read_liveness(namespace_fd)
     if stored is None or (stored, kept_by) == (

@@ -1,7 +1,7 @@
-"""Names of files and folders in a store, and opening them safely.
+"""Names of files and folders in a store, and how to open them safely.
 
-Everything is opened relative to a descriptor of its folder and never through
-a symbolic link, so nothing in a store can point out of it. Keys never become
+Everything is opened relative to a descriptor of its folder and never through a
+symbolic link, so an entry of a store cannot point out of it. Keys never become
 names.
 """
 
@@ -22,7 +22,7 @@ import attrs
 from kvdock.errors import KvdockError, NamespaceError
 
 RECORD_NAME = "namespace.json"
-"""What a namespace covers; its SHA-256 is the namespace folder's name."""
+"""The record of a namespace; its SHA-256 is the name of the namespace's folder."""
 
 _NAMESPACE = re.compile(r"[0-9a-f]{64}")
 _POOL = re.compile(r"([a-z][a-z0-9_]{0,47})\.(\d{1,19})")
@@ -32,8 +32,8 @@ _LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{16}|(.+)\.[0-9a-f]{16}\.damaged")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 SETTLED_NS = 12_000_000
-"""A folder's time of change is exact to a clock tick: one that is younger may
-hide a second change, so the folder is read again."""
+"""Resolution of a folder's time of change. A younger one may hide a second change,
+so the folder is read again."""
 
 
 @attrs.frozen
@@ -42,8 +42,8 @@ class IndexName:
 
     Args:
         segment: Identity of the segment, 64 bits drawn at random.
-        generation: How often it was given to a writer.
-        state: "new" while it is made, "open" while it is filled, else "idx".
+        generation: Number of writers that have claimed it.
+        state: "new" in creation, "open" while it is filled, else "idx".
     """
 
     segment: int
@@ -52,7 +52,7 @@ class IndexName:
 
     @classmethod
     def parse(cls, name: str) -> IndexName | None:
-        """Read a file name; None if it is not an index file's."""
+        """Parse a file name; None if it is not that of an index file."""
         match = _INDEX.fullmatch(name)
         if not match:
             return None
@@ -74,7 +74,7 @@ def data_name(segment: int) -> str:
 
 
 def data_segment(name: str) -> int | None:
-    """Return whose pages a file holds; None if it holds none."""
+    """Return the segment of a file of pages; None if it is another file."""
     match = _DATA.fullmatch(name)
     return int(match[1], 16) if match else None
 
@@ -87,7 +87,7 @@ def pool_folder(pool: str, object_bytes: int) -> str:
     """
     name = f"{pool}.{object_bytes}"
     if not _POOL.fullmatch(name):
-        raise NamespaceError(f"{name!r} is no name of a pool and its object size")
+        raise NamespaceError(f"{name!r} is not the name of a pool and its object size")
     return name
 
 
@@ -114,7 +114,7 @@ def namespaces_in(root: int) -> tuple[str, ...]:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether this is a folder, and no link to one."""
+    """Return whether this is a folder and not a link to one."""
     return entry.is_dir(follow_symlinks=False)
 
 
@@ -127,7 +127,7 @@ def check_namespace(name: str) -> str:
     if is_namespace(name):
         return name
     raise NamespaceError(
-        f"{name[:80]!r} is no namespace",
+        f"{name[:80]!r} is not a namespace",
         fix="A namespace is the 64 hex digits of a SHA-256, in lower case.",
     )
 
@@ -137,12 +137,12 @@ def open_root(root: Path, *, shared: bool = False, create: bool = True) -> int:
 
     Args:
         root: The directory.
-        shared: Accept a root that belongs to someone else, or that group or
-            world may write.
-        create: Make it where it is missing.
+        shared: Accept a root that belongs to another user, or that group or world
+            can write.
+        create: Create it if it is missing.
 
     Raises:
-        KvdockError: If it is not a directory of ours alone.
+        KvdockError: If it is not a directory that only this user can write.
     """
     try:
         if create:
@@ -151,7 +151,7 @@ def open_root(root: Path, *, shared: bool = False, create: bool = True) -> int:
     except OSError as error:
         raise KvdockError(
             f"store {str(root)!r} cannot be opened: {error.strerror or error}",
-            fix="Name a directory that this user may write, and no symbolic link.",
+            fix="Name a directory that this user can write, not a symbolic link.",
         ) from error
     status = os.fstat(fd)
     problem = ""
@@ -217,22 +217,22 @@ def open_file(folder: int, name: str, flags: int) -> int:
         flags: How to open it, as for `os.open`.
 
     Raises:
-        OSError: If it is missing, a link, or anything but a file: ENXIO then.
+        OSError: If it is missing, a link, or not a regular file (ENXIO).
     """
-    # A pipe of that name would let us wait for whoever opens its other end.
+    # Opening a pipe of that name would block until its other end is opened.
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     fd = os.open(name, flags, 0o600, dir_fd=folder)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)
-    raise OSError(errno.ENXIO, "no file, but something of its name", name)
+    raise OSError(errno.ENXIO, "not a regular file", name)
 
 
 def open_folder(parent: int, name: str, *, create: bool = False) -> int:
     """Open a folder inside another one; return a descriptor.
 
     Raises:
-        OSError: If it is missing, a link, or no folder.
+        OSError: If it is missing, a link, or not a folder.
     """
     if create:
         with suppress(FileExistsError):
@@ -251,10 +251,10 @@ def is_gone(fd: int) -> bool:
 
 
 def replace_folder(fd: int, fresh: int) -> None:
-    """Let a descriptor be that of another folder, for all who hold it.
+    """Make a descriptor refer to another folder, for all of its users.
 
-    Threads that use it meanwhile use the one or the other, and never a number
-    that has been given to some other file.
+    Threads that use it meanwhile see one of the two folders, and never another file
+    that was given the same number.
 
     Args:
         fd: The descriptor.
@@ -270,9 +270,8 @@ def replace_folder(fd: int, fresh: int) -> None:
 def listing(folder: int) -> Iterator[Iterator[os.DirEntry[str]]]:
     """List a folder by its descriptor, independent of other listings.
 
-    `os.scandir(fd)` shares its place in the folder with every duplicate of
-    the descriptor, so two threads, or a forked child, would disturb each
-    other.
+    `os.scandir(fd)` shares its position with every duplicate of the descriptor, so
+    two threads, or a parent and its child, would skip entries of each other.
     """
     fd = os.open(".", _FOLDER, dir_fd=folder)
     try:
@@ -283,7 +282,7 @@ def listing(folder: int) -> Iterator[Iterator[os.DirEntry[str]]]:
 
 
 def open_namespace(root: int, namespace: str, record: bytes = b"") -> int:
-    """Open a namespace's folder, made if it is missing.
+    """Open a namespace's folder; create it if it is missing.
 
     Args:
         root: Descriptor of the root.
@@ -296,16 +295,16 @@ def open_namespace(root: int, namespace: str, record: bytes = b"") -> int:
     """
     check_namespace(namespace)
     if record and not fits(record, namespace):
-        raise NamespaceError(f"the record of namespace {namespace[:12]} is another's")
+        raise NamespaceError(f"the record does not match namespace {namespace[:12]}")
     return _open_in_use(root, namespace)
 
 
 def _open_in_use(root: int, namespace: str) -> int:
-    """Open a namespace's folder, so that nobody removes it while it is open."""
+    """Open a namespace's folder under a lock that keeps it from being removed."""
     while True:
         fd = open_folder(root, namespace, create=True)
         try:
-            # Who removes an empty one has the lock for a moment, and for itself.
+            # A process that removes an empty one holds an exclusive lock for a moment.
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(fd, fcntl.LOCK_SH)
             if not is_gone(fd):
@@ -322,7 +321,7 @@ def fits(record: bytes, namespace: str) -> bool:
 
 
 def read_aside(folder: int, name: str) -> bytes:
-    """Read a small file that `write_aside` wrote; nothing if there is none."""
+    """Read a small file that `write_aside` wrote; b"" if it is missing."""
     try:
         fd = open_file(folder, name, os.O_RDONLY)
     except FileNotFoundError:

@@ -41,7 +41,7 @@ from kvdock.synchronization import ProcessGuard
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
 
-_GRANULE = 512 << 10  # bytes between two looks at the clock; half an L2 cache
+_GRANULE = 512 << 10  # bytes between two checks of the deadline; half an L2 cache
 _TASK = 1 << 20  # bytes that a helper takes at once
 _MOST_BUFFERS = 1024  # IOV_MAX of Linux
 _BLOCK = 4096  # file offsets of direct I/O
@@ -232,7 +232,7 @@ class PosixIOEngine(IOEngine):
         """Move adjacent objects in one call; return their checksums.
 
         Returns:
-            None if they are too large for that, or any of it fails.
+            None if they are too large for one call, or the call fails.
         """
         space = self._space
         addresses, sizes = plan.addresses[start:stop], plan.sizes[start:stop]
@@ -386,7 +386,7 @@ def _after(views: list[memoryview], done: int) -> list[memoryview]:
 def _plan(
     request: IORequest, result: IOResult
 ) -> tuple[_IOPlan, list[tuple[int, int]]]:
-    """Sort objects by place, join neighbours into runs, runs into tasks."""
+    """Sort objects by offset, join adjacent ones into runs, runs into tasks."""
     count = len(request)
     sizes = request.sizes
     if sizes.strides[0] == 0:

@@ -1,4 +1,4 @@
-"""Reading pages back: every one is verified, or it is a miss."""
+"""Read pages; a page that cannot be verified is a miss."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 _DAMAGE = (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
 _LOST = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.ESTALE, errno.ENXIO)
-"""Errors that say that the bytes are gone, and not that the call was wrong."""
+"""Errors for lost bytes, as opposed to a wrong call."""
 
 
 class Reader:
-    """Loads objects that a catalogue knows.
+    """Loads objects of a catalog.
 
     Args:
-        catalogue: Where they are.
+        catalogue: Finds them.
         engine: Moves their bytes.
     """
 
@@ -60,12 +60,12 @@ class Reader:
     def _heal(
         self, rows: Int64Array, believed: Records, outcomes: OutcomeArray
     ) -> None:
-        """Retire what is damaged; what was only recycled becomes ABSENT."""
+        """Erase damaged records; recycled ones become ABSENT."""
         if not outcomes.any():
             return
         bad = np.flatnonzero(np.isin(outcomes, _DAMAGE))
         if len(bad):
-            # A key that is asked for twice is one page to retire.
+            # A key that a batch names twice is one page.
             once, first, which = np.unique(
                 rows[bad], return_index=True, return_inverse=True
             )

@@ -41,16 +41,16 @@ _MOST_SLOTS = 1 << 24
 
 @attrs.frozen(eq=False)
 class IndexContents:
-    """An index file as it was when it was read.
+    """Contents of an index file when it was read.
 
     Args:
         slots: Number of slots.
         slot_bytes: Bytes from one slot to the next.
         object_bytes: What the slots were made for.
-        commits: Changes whenever records are added.
-        records: (slots,); what is not valid is zero.
+        commits: Number of commits; changes whenever records are added.
+        records: (slots,); invalid ones are zero.
         used_ns: int64 (slots,).
-        corrupt_slots: int64 (n,), slots whose record is there but wrong.
+        corrupt_slots: int64 (n,), slots with an invalid record.
         corrupt_records: (n,), those records as they are.
     """
 
@@ -68,13 +68,13 @@ def open_index(folder: int, name: str, *, write: bool = False) -> int:
     """Open an index file.
 
     Raises:
-        OSError: If it is not there any more, a link, or no file.
+        OSError: If it is missing, a link, or not a regular file.
     """
     return open_file(folder, name, os.O_RDWR if write else os.O_RDONLY)
 
 
 def read_header(fd: int, name: IndexName) -> Records | None:
-    """Read what an index file begins with.
+    """Read the header of an index file.
 
     Returns:
         None if it is torn, another segment's, or of another version.
@@ -83,7 +83,7 @@ def read_header(fd: int, name: IndexName) -> Records | None:
     if header is None or int(header["segment"][0]) != name.segment:
         return None
     if int(header["slots"][0]) > _MOST_SLOTS or int(header["slot_bytes"][0]) >= 2**47:
-        return None  # nobody wrote that
+        return None  # beyond what kvdock writes
     return header
 
 
@@ -92,7 +92,7 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | 
 
     Args:
         fd: The open index file.
-        name: Its name; records of any other segment are not believed.
+        name: Its name; records of other segments are ignored.
         data_bytes: Size of the file of pages; slots beyond it are lost.
 
     Returns:
@@ -103,7 +103,7 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | 
         return None
     slots, slot_bytes = int(header["slots"][0]), int(header["slot_bytes"][0])
     raw = b""
-    # What lies behind it is none of ours, however much that is.
+    # Bytes beyond the last time of use are not read, however many there are.
     while chunk := os.pread(fd, index_bytes(slots) - len(raw), len(raw)):
         raw += chunk
     whole = min(slots, max(0, len(raw) - RECORDS_AT) // RECORD_BYTES)
@@ -199,7 +199,7 @@ def erase_records(fd: int, slots: Int64Array) -> None:
 
 
 def retire_records(fd: int, slots: Int64Array, believed: Records) -> BoolArray:
-    """Erase records that are still what they are believed to be.
+    """Erase records that are still the expected ones.
 
     Args:
         fd: The index file, open for writing.
@@ -218,7 +218,7 @@ def retire_records(fd: int, slots: Int64Array, believed: Records) -> BoolArray:
 
 @attrs.define(eq=False)
 class Segment:
-    """What this process knows about one segment of a folder.
+    """State of one segment in this process.
 
     Args:
         folder: Descriptor of its folder.
@@ -228,7 +228,7 @@ class Segment:
         commits: As last seen.
         index_fd: The index file held open while this process is its writer,
             else -1.
-        tenure: How it is told whether a writer lives.
+        tenure: How living writers are detected.
         watched: Name and commits of an open segment as last watched.
         silent_since_s: Since when they are what they are.
     """
@@ -240,7 +240,7 @@ class Segment:
     commits: int = 0
     index_fd: int = -1
     touched: bool = False  # times of use are newer than on disk
-    last_used_ns: float = 0.0  # no page of it was used before, on the whole
+    last_used_ns: float = 0.0  # lower bound of the mean time of use of its pages
     liveness: WriterLiveness = WriterLiveness.LOCKS
     last_seen: tuple[IndexName, int] | None = None
     unchanged_since_s: float = 0.0
@@ -256,7 +256,7 @@ class Segment:
         return self.index_fd >= 0
 
     def acquire(self) -> bool:
-        """Become its writer under a new generation; False if it is taken.
+        """Become its writer under a new generation; False if it has a writer.
 
         Other processes see the new name and read the index again.
         """
@@ -279,7 +279,7 @@ class Segment:
         return False
 
     def _abandoned(self, fd: int) -> bool:
-        """Return whether it has no writer, and nobody pins it."""
+        """Return whether it has no writer and is not pinned."""
         if self.liveness is WriterLiveness.LOCKS:
             return tenure.acquire(fd) and tenure.is_unpinned(fd)
         if self.name.state != "open":
@@ -291,7 +291,7 @@ class Segment:
         return now_s - self.unchanged_since_s > tenure.SILENCE_S
 
     def was_taken_over(self) -> bool:
-        """Return whether another writer took it, which locks rule out."""
+        """Return whether another writer took it over, which locks prevent."""
         if self.liveness is WriterLiveness.LOCKS:
             return False
         try:
@@ -323,7 +323,7 @@ class Segment:
         self.name = name
 
     def write_uses(self, used_ns: Int64Array) -> None:
-        """Keep the times of use for other processes and the next start."""
+        """Write the times of use to disk, for other processes and the next start."""
         self.touched = False
         raw = used_ns.astype("<i8").tobytes()
         with suppress(OSError):
@@ -337,12 +337,12 @@ class Segment:
         """Stop being its writer; called under the lock.
 
         Args:
-            full: Whether it is to be left alone until it is recycled;
-                otherwise another writer fills it up.
+            full: Whether it stays as it is until it is recycled; otherwise another
+                writer may fill it up.
         """
         fd, self.index_fd = self.index_fd, -1
         if fd < 0:
-            return  # it was deleted, and dropped by another thread
+            return  # another thread dropped it after it was deleted
         if full:
             with suppress(OSError):
                 self._rename(attrs.evolve(self.name, state="idx"))
@@ -352,18 +352,18 @@ class Segment:
 def make_index(
     folder: int, name: IndexName, header: bytes, slots: int, kept_by: WriterLiveness
 ) -> int:
-    """Make and claim the index file of a new segment, still called "new".
+    """Create and claim the index file of a new segment in state "new".
 
     Args:
         folder: Descriptor of its folder.
         name: Its name.
-        header: What it begins with.
+        header: Its encoded header.
         slots: Number of slots.
-        kept_by: How it is told that its writer lives.
+        kept_by: How living writers are detected.
 
     Raises:
-        OSError: If there is no space; EAGAIN if somebody swept it away before it
-            was claimed.
+        OSError: If there is no space; EAGAIN if it was swept away before it was
+            claimed.
     """
     fd = open_file(folder, str(name), os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
@@ -381,4 +381,4 @@ def make_index(
 def _begin(fd: int, kept_by: WriterLiveness) -> None:
     swept = kept_by is WriterLiveness.LOCKS and not tenure.acquire(fd)
     if swept or not os.fstat(fd).st_nlink:
-        raise OSError(errno.EAGAIN, "taken for what a dead writer left")
+        raise OSError(errno.EAGAIN, "swept away as a leftover of a dead writer")

@@ -1,4 +1,4 @@
-"""A store of one pool in one namespace: what a plugin's handle is made of."""
+"""A store of one pool in one namespace: the handle of a backend on segments."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 @attrs.frozen(kw_only=True)
 class Usage:
-    """What a store takes and holds.
+    """Contents and disk usage of a store.
 
     Args:
         pages: Objects of this pool that this process knows.
         page_bytes: Bytes of those objects.
         pool_bytes: Bytes of the segments of this pool, full or not.
         namespace_bytes: Bytes of all segments of the namespace.
-        quota_bytes: Most that the namespace may take; 0 for no quota.
+        quota_bytes: Maximum bytes of the namespace; 0 for no quota.
         free_bytes: Free space of the file system.
         index_bytes: Memory of the resident index.
         open_files: Files of pages that are open.
-        counts: What happened since the store was opened, by name.
+        counts: Counters of events since the store was opened, by name.
     """
 
     pages: int = 0
@@ -78,9 +78,9 @@ class SegmentStore:
     root. Safe to use from several threads, and in a forked child.
 
     Args:
-        place: Where the objects are.
-        engine: Moves the bytes; closed with the store.
-        limits: How much the namespace may take.
+        place: Location of the objects.
+        engine: Moves their bytes; closed with the store.
+        limits: Limits of the space that the namespace takes.
 
     Raises:
         KvdockError: If root or namespace are not what they should be, or one
@@ -115,8 +115,8 @@ class SegmentStore:
             raise KvdockError(
                 f"namespace {place.namespace[:12]} of store {str(place.root)!r} cannot "
                 f"be opened: {error.strerror or error} ({error.filename})",
-                fix="Let this user write there, free some space, and move away "
-                "what is no folder of the store.",
+                fix="Let this user write there, free some space, and move away files "
+                "that do not belong to the store.",
             ) from error
 
     def _open(self) -> None:
@@ -173,7 +173,7 @@ class SegmentStore:
         return fd
 
     def _begin(self) -> None:
-        """Read the store: at the start, and anew in a forked child."""
+        """Read the store, at the start and again in a forked child."""
         self._reopening = threading.Lock()
         self._catalogue = Catalog(
             self._namespace_fd,
@@ -197,13 +197,13 @@ class SegmentStore:
         self._guard = ProcessGuard()
 
     def run(self, batch: Batch) -> BatchResult:
-        """Do one batch.
+        """Run one batch.
 
         Called from any thread, several at a time.
 
         Returns:
-            One outcome per key, in the order of the keys: ERROR for all of
-            them where the system does not let us look at the store.
+            One outcome per key, in the order of the keys; ERROR for all of them if
+            the store cannot be read.
         """
         try:
             if self._awaits_room and not self._open_late():
@@ -266,25 +266,25 @@ class SegmentStore:
             return
         with self._forking:
             if self._guard.forked:
-                # Threads, locks and claims are the parent's: start over.
+                # Threads, locks and claims belong to the parent: open everything again.
                 self._catalogue.close_after_fork()
                 self._failures = ThrottledLog(log, at_powers_of_two)
                 self._begin()
 
     def _check_gone(self) -> None:
-        """Make anew what somebody deleted, or say why that fails."""
+        """Create folders again that were deleted, or log why that fails."""
         if not self._catalogue.gone():
             return
         root = self.place.root
         with self._reopening:
             if not self._catalogue.gone():
-                return  # another thread was first
+                return  # another thread has done it
             try:
                 if paths.is_gone(self._namespace_fd):
                     paths.replace_folder(self._namespace_fd, self._open_namespace())
                 self._catalogue.recreate_folders()
                 self.counts["reopened"] += 1
-                log.warning("store %s was deleted in use: it is made anew", root)
+                log.warning("store %s was deleted in use: it is created again", root)
             except (OSError, KvdockError) as error:
                 self.counts["reopen_failed"] += 1
                 self._failures.warning(
@@ -292,7 +292,7 @@ class SegmentStore:
                 )
 
     def _delete(self, batch: Batch) -> BatchResult:
-        # What has moved to a full segment is looked for under its new name.
+        # A segment that became full has another name: the lookup has to find it there.
         found = self._catalogue.lookup_durable(batch.keys)
         rows, first = np.unique(found.rows, return_index=True)
         self._catalogue.invalidate(rows, found.records[first])
@@ -337,9 +337,9 @@ class SegmentStore:
         )
 
     def fill(self) -> tuple[int, int]:
-        """Return what the namespace takes and what it may take, bytes.
+        """Return the bytes that the namespace takes and their limit.
 
-        Cheap, whatever is stored: sizes of files, not of pages.
+        Cheap: it adds up sizes of files, not of pages.
         """
         if self._awaits_room:
             return 0, 0
@@ -349,7 +349,7 @@ class SegmentStore:
         return used, min(limit, self._limits.quota_bytes or limit)
 
     def close(self) -> None:
-        """Let go of files and segments; what is stored stays."""
+        """Close files and release segments; stored pages stay."""
         if self._awaits_room:
             self._awaits_room = False
             self._engine.close()

@@ -1,4 +1,4 @@
-"""The folders of one namespace: what they take, and who is coldest."""
+"""Disk usage of a namespace and its eviction candidates."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from kvdock.segments.ownership import WriterLiveness
 from kvdock.segments.paths import SETTLED_NS, IndexName, listing, open_folder
 from kvdock.units import format_bytes
 
-_SHORT = 12  # digits that tell namespaces apart for people
+_SHORT = 12  # digits of a namespace that are enough to name it
 
 
 def bytes_by_namespace(root: int) -> dict[str, int]:
-    """Return what each namespace of a store takes, bytes.
+    """Return the bytes of each namespace of a store.
 
     Args:
         root: Descriptor of the store's root.
     """
     found = {}
     for namespace in paths.namespaces_in(root):
-        with suppress(OSError):  # it may go meanwhile
+        with suppress(OSError):  # it may be deleted meanwhile
             fd = paths.open_folder(root, namespace)
             try:
                 found[namespace] = NamespaceUsage(fd).usage_bytes()
@@ -41,7 +41,7 @@ def cleanup_hint(root: Path, taken: dict[str, int]) -> str:
 
     Args:
         root: The store's root directory.
-        taken: Bytes by namespace, of those that may make way.
+        taken: Bytes by namespace, of those that may be cleared.
     """
     if not any(taken.values()):
         return ""
@@ -59,12 +59,12 @@ def _namespaces(count: int) -> str:
 
 
 def describe_full(root: Path, namespace: str, bound: str) -> str:
-    """Say why a namespace takes no more pages.
+    """Describe why a namespace cannot store more pages.
 
     Args:
         root: The store's root directory.
-        namespace: Whose pages are refused.
-        bound: What leaves no room.
+        namespace: The namespace whose pages are refused.
+        bound: The limit that leaves no room.
     """
     taken: dict[str, int] = {}
     with suppress(OSError):
@@ -84,15 +84,14 @@ def describe_full(root: Path, namespace: str, bound: str) -> str:
 
 @attrs.frozen
 class _Listed:
-    """A folder of segments as it was listed.
+    """The last listing of a folder of segments.
 
     Args:
-        changed_ns: The folder's time of change then; -1 if it was too fresh to
-            be told from a later one.
+        changed_ns: The folder's time of change; -1 if a later change may have the
+            same one.
         inode: Which folder it is.
         nbytes: Bytes of its files.
-        full: (time of last note, name) of index files that nobody fills,
-            in any order.
+        full: (time of change, name) of index files of full segments, in any order.
     """
 
     changed_ns: int
@@ -102,11 +101,11 @@ class _Listed:
 
 
 class NamespaceUsage:
-    """All pools of a namespace, listed again only when they have changed.
+    """Disk usage of all pools of a namespace; folders are listed when they change.
 
     Args:
         namespace_fd: Descriptor of the namespace's folder; not closed here.
-        kept_by: How it is told that a writer lives.
+        kept_by: How living writers are detected.
     """
 
     def __init__(
@@ -136,8 +135,8 @@ class NamespaceUsage:
         """Delete the coldest segment of the other folders.
 
         Args:
-            but_fd: Descriptor of the folder that is spared.
-            colder_than_ns: Spare all that were noted later.
+            but_fd: Descriptor of the folder to skip.
+            colder_than_ns: Skip segments that were used later.
 
         Returns:
             Whether one was deleted.
@@ -154,7 +153,7 @@ class NamespaceUsage:
             stamp, pool, name = heapq.heappop(choice)
             if stamp >= colder_than_ns:
                 return False
-            # A folder does not change where a file of it is noted as used.
+            # Writing times of use into a file does not change the folder.
             noted = self._noted_ns(pool, name)
             if noted > stamp:
                 heapq.heappush(choice, (noted, pool, name))
@@ -163,7 +162,7 @@ class NamespaceUsage:
         return False
 
     def _noted_ns(self, pool: str, name: str) -> int:
-        """Return when the use of a segment was last noted; 0 if it is gone."""
+        """Return when times of use of a segment were last written; 0 if it is gone."""
         with suppress(OSError):
             path = f"{pool}/{name}"
             at = os.stat(path, dir_fd=self._namespace_fd, follow_symlinks=False)

@@ -1,6 +1,6 @@
-"""Reading a whole store to tell whether all that is in it is right.
+"""Verify every page of a namespace on disk.
 
-Works on the files alone, beside processes that may be using them.
+Reads files only; processes may use the store meanwhile.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NOT_FOR_US = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 @attrs.frozen(kw_only=True)
 class VerifyReport:
-    """What became of verifying the pages of a namespace.
+    """Result of verifying the pages of a namespace.
 
     Args:
         namespace: Its digest.
@@ -91,22 +91,22 @@ class _Checker:
 
     Args:
         home: The namespace's directory.
-        heal: Erase the records of what is wrong.
-        tell: Called with the bytes that were read since its last call.
-        tally: What was found.
+        heal: Erase wrong records and records of wrong pages.
+        progress: Called with the bytes that were read since its last call.
+        tally: The counts so far.
     """
 
     home: Path
     heal: bool
-    tell: Callable[[int], None] | None
+    progress: Callable[[int], None] | None
     tally: _VerifyCounts = attrs.Factory(_VerifyCounts)
 
     def segment(self, pool: str, folder: int, name: IndexName) -> None:
-        """Verify one segment, unless it goes meanwhile."""
+        """Verify one segment, unless it is deleted meanwhile."""
         try:
             fd = open_index(folder, str(name), write=self.heal)
         except OSError as error:
-            self._check_ours(error)
+            self._check_damage(error)
             self._unreadable(pool, folder, name)
             return
         data = -1
@@ -114,7 +114,7 @@ class _Checker:
             try:
                 data = open_file(folder, name.data, os.O_RDONLY)
             except OSError as error:
-                self._check_ours(error)
+                self._check_damage(error)
             contents = _settled(fd, name, data) if data >= 0 else None
             if contents is None:
                 self._unreadable(pool, folder, name)
@@ -125,11 +125,11 @@ class _Checker:
             if data >= 0:
                 os.close(data)
 
-    def _check_ours(self, error: OSError) -> None:
-        """Tell a file that is no good from one that we may not open.
+    def _check_damage(self, error: OSError) -> None:
+        """Distinguish a damaged file from one that must not be opened.
 
         Raises:
-            KvdockError: If it says nothing about the file.
+            KvdockError: If the error does not mean that the file is damaged.
         """
         if error.errno in _NOT_FOR_US:
             raise KvdockError(
@@ -155,11 +155,11 @@ class _Checker:
             if _checksum(data, spot) == spot.checksum:
                 self.tally.good += 1
             elif read_record(fd, slot) == contents.records[slot].tobytes():
-                # Else it was recycled while it was read.
+                # Otherwise it was recycled while it was read.
                 self.tally.bad.append(spot)
                 bad.append(slot)
-            if self.tell:
-                self.tell(spot.nbytes)
+            if self.progress:
+                self.progress(spot.nbytes)
         if self.heal:
             self._forget(fd, contents, np.array(bad, np.int64))
 
@@ -172,7 +172,7 @@ class _Checker:
 def verify_namespace(
     root: Path,
     namespace: str,
-    tell: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
     *,
     heal: bool = False,
     shared: bool = False,
@@ -182,15 +182,15 @@ def verify_namespace(
     Args:
         root: The store's root directory.
         namespace: Its digest.
-        tell: Called with the bytes that were read since its last call.
-        heal: Erase the record of what is wrong, as a read of it does: the
-            next write stores it anew, in every process.
-        shared: Heal under a root that others own or may write.
+        progress: Called with the bytes that were read since its last call.
+        heal: Erase the records of wrong pages, as a read of them does: the next
+            write in any process stores them again.
+        shared: Heal under a root that other users own or can write.
 
     Raises:
-        KvdockError: If it is to heal where others own the root or may write.
+        KvdockError: If `heal` is set and other users own the root or can write it.
     """
-    checker = _Checker(root / namespace, heal, tell)
+    checker = _Checker(root / namespace, heal, progress)
     damaged: tuple[str, ...] = ()
     opened = namespace_of(root, namespace, shared=shared or not heal)
     with suppress(NamespaceError), opened as fd:  # it may go meanwhile
@@ -216,7 +216,7 @@ def verify_namespace(
 
 
 def _settled(fd: int, name: IndexName, data: int) -> IndexContents | None:
-    """Read an index file; again if a record may be one in the writing."""
+    """Read an index file; again if a record may just be written."""
     contents = read_contents(fd, name, os.fstat(data).st_size)
     if contents is not None and len(contents.corrupt_slots):
         contents = read_contents(fd, name, os.fstat(data).st_size)
@@ -224,7 +224,7 @@ def _settled(fd: int, name: IndexName, data: int) -> IndexContents | None:
 
 
 def _checksum(fd: int, spot: Location) -> int | None:
-    """Return the checksum of an object's bytes; None if they are not there."""
+    """Return the checksum of an object's bytes; None if they are missing."""
     state = xxhash.xxh3_64()
     done = 0
     while done < spot.nbytes:
@@ -233,7 +233,7 @@ def _checksum(fd: int, spot: Location) -> int | None:
                 fd, min(_PIECE_BYTES, spot.nbytes - done), spot.offset + done
             )
         except OSError:
-            return None  # the disk cannot read it: no better than other bytes
+            return None  # the disk cannot read it: as bad as wrong bytes
         if not piece:
             return None
         state.update(piece)

@@ -1,4 +1,4 @@
-"""Storing pages: slots, bytes, then the records that make them visible."""
+"""Store pages: reserve slots, write bytes, then publish their records."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from kvdock.segments.segment import Segment
 
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ESTALE, UNREGISTERED)
-"""Errors that say that there is no place, or no memory that can be reached, and not
-that something is broken."""
+"""Errors for lack of space or unreachable memory, as opposed to a broken disk."""
 
 
 @attrs.define(eq=False)
@@ -38,8 +37,8 @@ class ActiveSegment:
     """A segment that this process fills.
 
     Args:
-        folder: Where it lies.
-        segment: The segment, claimed.
+        folder: Its folder.
+        segment: The claimed segment.
         free: int64, its empty slots, ascending.
         pending: Slots that were handed out and not yet returned.
     """
@@ -52,7 +51,7 @@ class ActiveSegment:
 
 @attrs.frozen(eq=False)
 class SlotReservation:
-    """Slots of one segment that a batch may write."""
+    """Slots of one segment that are reserved for a batch."""
 
     active: ActiveSegment
     slots: Int64Array
@@ -60,12 +59,12 @@ class SlotReservation:
 
 @attrs.define(eq=False)
 class _PutBatch:
-    """A batch whose objects are to be stored.
+    """A batch of objects to store.
 
     Args:
         batch: The batch.
         digests: uint64 (n, 2), of its keys.
-        absent_at: Version of the index at which they were not there, or -1.
+        absent_at: Version of the index at which they were absent, or -1.
     """
 
     batch: Batch
@@ -77,8 +76,8 @@ class Writer:
     """Stores objects in segments that this process owns.
 
     Args:
-        catalogue: Learns what was stored.
-        space: Finds segments.
+        catalogue: Gets the records of stored objects.
+        space: Allocates segments.
         engine: Moves the bytes.
     """
 
@@ -94,10 +93,10 @@ class Writer:
         self._active: dict[SegmentDirectory, ActiveSegment] = {}
 
     def put(self, batch: Batch) -> BatchResult:
-        """Store the objects of a batch that are not there yet."""
+        """Store the objects of a batch that are absent."""
         found = self._catalogue.lookup_durable(batch.keys)
         wanted = batch.object_bytes
-        # One of another length under this key can only be damage.
+        # An object of another length under this key can only be damaged.
         right = found.records["nbytes"] == wanted[found.there].astype(np.uint64)
         there = np.zeros(len(batch), np.bool_)
         there[found.there[right]] = True
@@ -125,8 +124,8 @@ class Writer:
         outcomes = np.full(len(todo), Outcome.REFUSED, np.uint8)
         folder = self._catalogue.folder(size)
         done = 0
-        # One segment after the other, so that a batch never holds the slots
-        # that it would have to recycle for its own end.
+        # One segment after the other, so that a batch never reserves slots that it
+        # would have to recycle itself.
         while reserved := self.reserve(folder, len(todo) - done):
             rows = todo[done : done + len(reserved.slots)]
             try:
@@ -205,7 +204,7 @@ class Writer:
         """
         with self._lock:
             if not segment.owned:
-                return False  # cleared by somebody meanwhile
+                return False  # cleared by another process meanwhile
             try:
                 segment.commit(slots, records)
             except OSError:
@@ -223,10 +222,10 @@ class Writer:
         return True
 
     def reserve(self, folder: SegmentDirectory, count: int) -> SlotReservation | None:
-        """Hand out up to so many slots of one segment.
+        """Reserve up to `count` slots of one segment.
 
         Returns:
-            None where nothing is asked for, or there is no space.
+            None if count is 0 or there is no space.
         """
         with self._reserving:
             active = self._active.get(folder)
@@ -244,7 +243,7 @@ class Writer:
             return SlotReservation(active, take)
 
     def commit_reservation(self, reserved: SlotReservation, unused: Int64Array) -> None:
-        """Return reserved slots, all of them; some of them were not filled."""
+        """End a reservation; slots that were not filled are free again."""
         active = reserved.active
         with self._reserving:
             active.pending -= len(reserved.slots)
@@ -264,7 +263,7 @@ class Writer:
         return active
 
     def _release_full(self, active: ActiveSegment) -> None:
-        """Let a segment go once it is full and nobody writes to it."""
+        """Release a segment that is full and has no reserved slots."""
         if active.pending or len(active.free) or not active.segment.owned:
             return
         if self._active.get(active.folder) is active:
@@ -295,7 +294,7 @@ def _judged(result: IOResult, size: int) -> OutcomeArray:
 
 
 def _without_repeats(digests: UInt64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the first of equal keys, and for each key which of those it is."""
+    """Return the first of equal keys, and for each key the position of its first."""
     every = np.arange(len(digests))
     low = np.sort(digests[:, 0])
     if not (low[1:] == low[:-1]).any():
