@@ -610,6 +610,27 @@ def test_a_plan_made_for_another_choice_of_integrity_is_refused(
     assert "Needs" in raised.value.fix
 
 
+@pytest.mark.parametrize("first", [Support.NATIVE, Support.NO])
+def test_pages_of_before_are_misses_when_trailers_come_or_go(first: Support) -> None:
+    """Installing or losing an oracle costs a store its pages, never its sense."""
+    then = Support.NO if first else Support.NATIVE
+    names = hashes(3)
+    before = Engine([Shelf(integrity=first)])
+    before.fill(names, range(3))
+    assert before.attachment.put(names, before.where(range(3))).pages == 3
+    before.attachment.close()
+    after = Engine([Shelf(integrity=then, objects=before.shelf.objects)])
+    after.shelf.strict = True
+    with after.attachment as cache:
+        after.blank()
+        assert cache.get(names, after.where(range(3))).pages == 0
+        after.fill(names, range(3))
+        assert cache.put(names, after.where(range(3))).pages == 3
+        after.blank()
+        assert cache.get(names, after.where(range(5, 8))).pages == 3
+        assert all(after.holds("kv", name, 5 + at) for at, name in enumerate(names))
+
+
 @pytest.mark.parametrize(
     ("planned", "described"),
     [pair for pair in product(Layout, Layout) if pair[0] is not pair[1]],

@@ -248,12 +248,24 @@ def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> Sequence[str]:
 def kvdock_batch_io(handle: object, batch: Batch) -> BatchResult:
     """Do one batch.
 
-    Called from any thread, several at a time. Ends by `batch.deadline_s`,
-    keeps no reference to the batch's memory afterwards, and raises only for
-    a defect: what fails for a key is that key's outcome. Where a client library
-    may still move bytes of a transfer that it has given up, the result has a
-    `MemoryHold`, which the backend releases once that is ruled out, at the
-    latest when the last handle of the client is released.
+    Called from any thread, several at a time. Raises only for a defect: what
+    fails for a key is that key's outcome.
+
+    Once it has returned, nothing touches the batch's memory and no reference
+    to it is kept, after a timeout or an error either: the engine uses that
+    memory for other pages at once. A transfer that cannot be cancelled has to
+    be waited for, past the deadline if need be. Only where a client library may
+    still move bytes of a transfer that it has given up, the result has a
+    `MemoryHold`, which keeps that memory reserved. The backend releases it once
+    that is ruled out, at the latest when the last handle of the client is
+    released.
+
+    Ends by `batch.deadline_s`; keys that are not done by then are TIMEOUT. The
+    core enforces it by abandoning the call: its caller gets misses in time, the
+    memory stays reserved until the call has returned, and the backend is cut
+    off for a while. A client library that waits while it holds Python's global
+    interpreter lock defeats every deadline, those of other backends and of the
+    engine too; call such a library in another process.
 
     Returns:
         One outcome per key, in the order of the keys.

@@ -18,7 +18,10 @@ from kvdock.errors import ManifestError, did_you_mean
 from kvdock.pools.enums import HitPolicy, Layout, PoolKind, Sharding
 
 API_VERSION = 1
-"""Number of the contract between the core and a plugin."""
+"""Number of the newest contract between the core and a plugin."""
+
+OLDEST_API_VERSION = 1
+"""Number of the oldest contract that this core still keeps."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
@@ -252,7 +255,7 @@ class Manifest:
 
     Args:
         name: The backend's one name: also its entry point's.
-        api: The contract it was written for, `API_VERSION` of that time.
+        api: The number of the contract that it was written for.
         summary: What it is, in one line.
         kinds: What it can do for each kind of pool that it takes.
         zero_copy: Moves bytes from and to addresses of the engine's memory.

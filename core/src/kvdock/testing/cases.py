@@ -35,21 +35,34 @@ Chooser = Callable[[Manifest], Iterable[Case]]
 Test = TypeVar("Test", bound=Callable[..., object])
 
 _MARK = "__kvdock_chooser__"
+_PROVES = "__kvdock_proves__"
 
 
-def contract_test(choose: Chooser | None = None) -> Callable[[Test], Test]:
+def contract_test(
+    choose: Chooser | None = None, *, proves: str = ""
+) -> Callable[[Test], Test]:
     """Mark a method as a test of the contract.
 
     Args:
         choose: From a manifest to cases, which the test takes as `case`; None
             for a test that every backend runs once.
+        proves: The field of the manifest that the test tries with a backend,
+            where it has one. A declared capability of which every such test
+            is skipped is not proven.
     """
 
     def mark(test: Test) -> Test:
         setattr(test, _MARK, choose)
+        setattr(test, _PROVES, proves)
         return test
 
     return mark
+
+
+def proved_by(test: object) -> str:
+    """Return the field of the manifest that a contract test tries, or ""."""
+    found: str = getattr(test, _PROVES, "")
+    return found
 
 
 def chooser_of(test: object) -> Chooser | None:

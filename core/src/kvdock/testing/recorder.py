@@ -82,5 +82,18 @@ class Recorder:
             words |= {
                 "raised": call.excinfo.typename,
                 "why": str(call.excinfo.value).split("\nassert ")[0].strip(),
+                "where": _blamed(item, call.excinfo.value),
             }
         self._write(**words)
+
+
+def _blamed(item: pytest.Item, error: BaseException) -> str:
+    """Return the line of the plugin that an error leads to, or ""."""
+    suite: Any = getattr(item, "cls", None)
+    if not hasattr(suite, "blame"):
+        return ""
+    try:
+        found: str = suite.blame(error)
+    except Exception:  # noqa: BLE001 - the failure itself must be recorded
+        return ""
+    return found

@@ -311,7 +311,8 @@ class MemoryReference:
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
         """Keep an object, if it is new and there is room."""
-        if len(data) > self.manifest().max_object_bytes:
+        limit = self.manifest().max_object_bytes
+        if 0 < limit < len(data):
             return Outcome.REFUSED
         with handle.lock:
             if self.get(handle, key, len(data))[0] is Outcome.OK:

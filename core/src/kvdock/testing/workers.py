@@ -23,6 +23,7 @@ from kvdock.pools.shard import Shard
 from kvdock.testing.harness import Harness, Setup, spelled
 from kvdock.testing.loading import load_backend
 from kvdock.testing.samples import Sample
+from kvdock.testing.scale import Scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,7 @@ class Worker:
     """This process's end of another one."""
 
     process: subprocess.Popen[bytes]
+    patience_s: float = ANSWER_S
 
     @classmethod
     def start(cls, harness: Harness, *, hash_seed: int = 0) -> Worker:
@@ -57,9 +59,15 @@ class Worker:
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": path},
         )
-        worker = cls(process)
+        worker = cls(process, harness.scale.seconds(ANSWER_S))
         settings = dict(harness.settings)
-        worker.ask("load", plugin=harness.plugin, settings=settings, salt=harness.salt)
+        worker.ask(
+            "load",
+            plugin=harness.plugin,
+            settings=settings,
+            salt=harness.salt,
+            scale=harness.scale.factor,
+        )
         return worker
 
     def send(self, do: str, **words: object) -> None:
@@ -78,12 +86,14 @@ class Worker:
             AssertionError: If an assertion failed over there.
         """
         out = cast("Any", self.process.stdout)
-        deadline = time.monotonic() + ANSWER_S
+        deadline = time.monotonic() + self.patience_s
         with selectors.DefaultSelector() as selector:
             selector.register(out, selectors.EVENT_READ)
             if not selector.select(deadline - time.monotonic()):
                 self.kill()
-                raise WorkerDied(f"no answer from another process in {ANSWER_S:.0f} s")
+                raise WorkerDied(
+                    f"no answer from another process in {self.patience_s:.0f} s"
+                )
         line = out.readline()
         if not line:
             raise WorkerDied(
@@ -120,10 +130,12 @@ class Worker:
         self.send("end")
         cast("Any", self.process.stdin).close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(ANSWER_S)
+            self.process.wait(self.patience_s)
         if self.process.poll() is None:
             self.kill()
-            raise WorkerDied(f"another process did not end within {ANSWER_S:.0f} s")
+            raise WorkerDied(
+                f"another process did not end within {self.patience_s:.0f} s"
+            )
         self._collect()
 
     def _collect(self) -> None:
@@ -141,8 +153,11 @@ class _Orders:
         self.harness: Harness | None = None
         self.rigs: list[Setup] = []
 
-    def load(self, plugin: str, settings: Mapping[str, object], salt: str) -> None:
-        self.harness = Harness(plugin, settings, load_backend(plugin), salt)
+    def load(
+        self, plugin: str, settings: Mapping[str, object], salt: str, scale: float
+    ) -> None:
+        backend = load_backend(plugin)
+        self.harness = Harness(plugin, settings, backend, salt, scale=Scale(scale))
 
     def attach(
         self, sample: Mapping[str, Any], shard: Mapping[str, Any], model: str

@@ -44,10 +44,10 @@ from kvdock.testing.contract.pages import PageTests  # noqa: E402 - after the re
 from kvdock.testing.contract.races import RaceTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.sharding import RankTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.stateful import MachineTests  # noqa: E402 - after the rewriting
-from kvdock.testing.contract.suite import Suite, groups  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.suite import Suite, groups, proofs  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.writes import WriteTests  # noqa: E402 - after the rewriting
 
-__all__ = ["BackendContract", "FaultContract", "SealedError", "groups"]
+__all__ = ["BackendContract", "FaultContract", "SealedError", "groups", "proofs"]
 
 
 class BackendContract(

@@ -141,7 +141,7 @@ class DeclaredTests:
             assert harness.backend.name in route.reason
             assert not grade, f"declared, but refused: {route.reason}"
 
-    @contract_test(graded_by_kind("draft"))
+    @contract_test(graded_by_kind("draft"), proves="draft")
     def test_draft_pools_are_kept_as_declared(
         self, harness: Harness, case: tuple[PoolKind, Support]
     ) -> None:
@@ -160,7 +160,7 @@ class DeclaredTests:
         target.loaded(hashes[:2])
         draft.loaded(hashes)
 
-    @contract_test(graded_by_kind("multi_buffer"))
+    @contract_test(graded_by_kind("multi_buffer"), proves="multi_buffer")
     def test_objects_of_many_pieces_move_as_declared(
         self, harness: Harness, case: tuple[PoolKind, Support]
     ) -> None:
@@ -186,7 +186,7 @@ class DeclaredTests:
         setup.stored(page_hashes(5))
         setup.loaded(page_hashes(5))
 
-    @contract_test(graded("zero_copy"))
+    @contract_test(graded("zero_copy"), proves="zero_copy")
     def test_bytes_move_as_directly_as_declared(
         self, harness: Harness, case: Support
     ) -> None:

@@ -17,7 +17,9 @@ from kvdock.testing.cases import is_contract_test
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-OPEN = frozenset({"plugin", "config", "small", "oracle", "tidy"})
+OPEN = frozenset(
+    {"plugin", "config", "small", "oracle", "tidy", "scale", "large_objects"}
+)
 """What an author says; everything else of a suite is sealed."""
 
 _QUIET = frozenset({"skip", "skipif", "xfail"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,7 @@ from kvdock.pools.enums import PoolKind
 from kvdock.pools.layout import stored_objects
 from kvdock.pools.shard import Shard
 from kvdock.testing.cases import contract_test, limited, one_sample, samples
-from kvdock.testing.harness import PATIENCE_S, Harness, Setup, spelled
+from kvdock.testing.harness import Harness, Setup, spelled
 from kvdock.testing.samples import Sample, page_hash, page_hashes
 from kvdock.testing.workers import Worker
 
@@ -164,7 +163,7 @@ class KeyTests:
     ) -> None:
         setup = harness.rig(case.pool())
         setup.stored(page_hashes(2))
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = setup.until()
         tail = setup.suffixes[0]
         keys = [
             f"{setup.config.namespace}/../{setup.config.namespace}/{page_hashes(1)[0]}{tail}",

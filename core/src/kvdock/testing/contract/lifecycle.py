@@ -19,11 +19,12 @@ import pytest
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock.plugin.manifest import Manifest, Scope, Support
 from kvdock.testing.cases import Case, contract_test, graded, one_sample
-from kvdock.testing.harness import PATIENCE_S, Harness, Setup
 from kvdock.testing.samples import Sample, page_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from kvdock.testing.harness import Harness, Setup
 
 PAGES = page_hashes(4)
 SETTLE_S = 5.0
@@ -194,7 +195,7 @@ class LifecycleTests:
         elsewhere[:] = 7
         key = setup.keys(PAGES[:1])[:1]
         other = setup.keys(["f" * 64])[:1]
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = setup.until()
         at, size = [[elsewhere.ctypes.data]], [[nbytes]]
         got = setup.call(Batch(Operation.GET, key, at, size, deadline)).outcomes[0]
         put = setup.call(Batch(Operation.PUT, other, at, size, deadline)).outcomes[0]
@@ -211,7 +212,7 @@ class LifecycleTests:
                 "it refuses memory although it declares that none is registered"
             )
 
-    @contract_test(graded("fork_safe"))
+    @contract_test(graded("fork_safe"), proves="fork_safe")
     def test_a_forked_child_meets_what_is_declared(
         self, harness: Harness, case: Support
     ) -> None:

@@ -154,8 +154,8 @@ class MachineTests:
         run_state_machine_as_test(
             machine,
             settings=settings(
-                max_examples=15,
-                stateful_step_count=15,
+                max_examples=harness.scale.count(15, least=4),
+                stateful_step_count=harness.scale.count(15, least=8),
                 deadline=None,
                 database=None,
                 # The same runs every time: a report names what others can repeat.

@@ -211,7 +211,7 @@ class NoDeadline(MemoryMutant):
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
         """Wait for a server that is away, deadline or not."""
         if batch.remaining_s() <= 0:
-            time.sleep(0.7)
+            time.sleep(2.0)
         return super().run(handle, attrs.evolve(batch, deadline_s=float("inf")))
 
 

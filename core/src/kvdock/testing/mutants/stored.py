@@ -16,6 +16,7 @@ from kvdock.testing.reference import (
     Handle,
     ReferenceSettings,
     Shelf,
+    ShelfOracle,
     load_segments,
     sealed,
     store_segments,
@@ -86,6 +87,21 @@ class NothingVerified(FolderMutant):
         return Outcome.OK, blob[CHECK_BYTES:]
 
 
+class _Remover(ShelfOracle):
+    def poke(self, key: str, offset: int, data: bytes) -> None:
+        """Take the object away."""
+        del offset, data
+        self.remove(key)
+
+
+class OracleRemoves(NothingVerified):
+    """Checks nothing, and brings an oracle that removes what it shall change."""
+
+    image_of = "a test of corruption that passes since the page is simply gone"
+    caught_by = "test_the_oracle_changes_the_stored_bytes_and_nothing_else"
+    oracle = _Remover
+
+
 class ChecksumWithoutKey(FolderMutant):
     """Verifies bytes, but not whose they are."""
 
@@ -146,6 +162,19 @@ class EvictsWhatItMayNot(FolderMutant):
         while handle.quota_bytes and handle.shelf.used() + nbytes > handle.quota_bytes:
             handle.shelf.remove(handle.shelf.names()[0])
         return True
+
+
+class RefusesWhenFull(MemoryMutant):
+    """Declares that it makes room by itself, and takes nothing when full."""
+
+    image_of = "a lying capability: eviction, until the first full disk"
+    caught_by = "test_a_full_store_loses_nothing_that_it_called_ok"
+
+    def room(self, handle: Handle, nbytes: int) -> bool:
+        """Count only."""
+        return not handle.quota_bytes or (
+            handle.shelf.used() + nbytes <= handle.quota_bytes
+        )
 
 
 class Overwrites(MemoryMutant):
