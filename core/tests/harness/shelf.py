@@ -343,7 +343,7 @@ def hasty(*calls: str, **more: Any) -> CoreSettings:
     return attrs.evolve(core, deadlines=deadlines)
 
 
-def until(condition: Callable[[], bool], patience_s: float = 5.0) -> None:
+def until(condition: Callable[[], bool], patience_s: float = 60.0) -> None:
     """Poll until something is so, or fail."""
     end = time.monotonic() + patience_s
     while not condition():

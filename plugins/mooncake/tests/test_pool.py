@@ -166,7 +166,7 @@ def test_deleting_waits_for_readers_and_takes_keys_that_are_not_there(
     assert rig.store.batch_remove([rig.key("leased")]) == [-706]
     began = time.monotonic()
     assert rig.delete(["leased", "never"]) == [OK, OK]
-    assert 0.2 < time.monotonic() - began < 5
+    assert 0.2 < time.monotonic() - began < 10 * LEASE_S
     assert rig.exists(["leased"]) == [Outcome.ABSENT]
 
 
