@@ -1,4 +1,4 @@
-"""A plugin of another contract is refused by number, and says whom to upgrade."""
+"""A plugin of another contract is rejected with what to upgrade."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_the_number_is_read_before_anything_else_of_a_manifest(
     assert problem.fix == "Upgrade kvdock, or install an older kvdock-versioned."
 
 
-def test_a_word_of_the_future_names_both_that_might_be_too_old(
+def test_an_unknown_word_names_both_distributions_that_may_be_too_old(
     module: ModuleType,
 ) -> None:
     def future() -> Manifest:
@@ -137,7 +137,7 @@ def test_a_word_of_the_future_names_both_that_might_be_too_old(
     assert "upgrade kvdock-versioned or kvdock" in problem.fix
 
 
-def test_an_old_plugin_runs_on_when_optional_things_were_added(
+def test_an_old_plugin_still_runs_when_optional_hooks_and_arguments_are_added(
     module: ModuleType,
 ) -> None:
     """It names the arguments that it knows, and leaves out what it does not."""

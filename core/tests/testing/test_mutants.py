@@ -1,4 +1,4 @@
-"""The kit catches what it must: each wrong backend, by the test that is named."""
+"""Each wrong backend is caught by the test that it names."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ PATIENCE_S = 20.0
 
 
 def ended(pid: int) -> bool:
-    """Return whether a process is no more, or only waits to be collected."""
+    """Return whether a process has ended, or only waits to be collected."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -43,7 +43,7 @@ REQUIRED = (
 
 @attrs.frozen
 class Finding:
-    """One line of a backend's self-examination.
+    """One finding of a probe.
 
     Args:
         ok: Whether this is as it should be.
@@ -77,7 +77,7 @@ class HostMemory:
     Args:
         buffer: The bytes: writable and contiguous, with the buffer protocol.
             What they hold at first is not said.
-        give_back: To be called once when nobody touches them any more. A pool
+        give_back: Call it once, when they are no longer in use. A pool
             that lies in them keeps them until it is released.
     """
 
@@ -87,7 +87,7 @@ class HostMemory:
 
 @attrs.frozen(kw_only=True)
 class AttachConfig:
-    """What a backend is told when memory is attached to it.
+    """What a backend receives when memory is attached to it.
 
     Args:
         settings: An instance of the manifest's settings class, or None.
@@ -141,11 +141,11 @@ def kvdock_manifest() -> Manifest:
 
 @hookspec(firstresult=True)
 def kvdock_probe(config: AttachConfig) -> Sequence[Finding]:
-    """Look whether the backend could work here and now.
+    """Check whether the backend can work with these settings.
 
     Called by `kvdock doctor` and the conformance kit, with settings but
-    without a namespace, and never when an engine attaches memory. May load
-    libraries and reach for servers, within a few seconds.
+    without a namespace, never while an engine attaches memory. May load
+    libraries and connect to servers, within a few seconds.
 
     Returns:
         What was found, each with a hint where something is missing.
@@ -188,7 +188,7 @@ def kvdock_check_capability(
 
 @hookspec(firstresult=True)
 def kvdock_allocate(nbytes: int, config: AttachConfig) -> HostMemory | None:
-    """Bring host memory that the backend reaches.
+    """Allocate host memory that the backend reaches.
 
     Called on the thread that attaches, before the pool is registered: by the
     core for memory of its own, and for an engine's pools without a namespace.
@@ -211,7 +211,7 @@ def kvdock_allocate(nbytes: int, config: AttachConfig) -> HostMemory | None:
 def kvdock_register_pool(
     pool: PoolSpec, region: Region, config: AttachConfig
 ) -> object:
-    """Get ready to move pages of a pool.
+    """Prepare to move pages of a pool.
 
     Called once per pool on the thread that attaches, before any batch. The
     region's memory stays where it is until `kvdock_release`.
@@ -275,7 +275,7 @@ def kvdock_batch_io(handle: object, batch: Batch) -> BatchResult:
 
 @hookspec(firstresult=True)
 def kvdock_release(handle: object) -> None:
-    """Let go of a pool.
+    """Release a pool.
 
     Called once per handle when an attachment ends, after its last batch.
     """
@@ -287,10 +287,10 @@ def kvdock_release(handle: object) -> None:
 
 @hookspec(firstresult=True)
 def kvdock_capacity(handle: object) -> Capacity | None:
-    """Say how full the store is.
+    """Return how full the store is.
 
-    Called between batches on a thread of its own, at most once in
-    `calls.capacity_interval`, and only if somebody observes. Backends that
+    Called between batches on its own thread, at most once in
+    `calls.capacity_interval`, and only if an observer is installed. Backends that
     cannot know it leave it out.
 
     Returns:
@@ -305,7 +305,7 @@ def kvdock_capacity(handle: object) -> Capacity | None:
 
 @hookspec
 def kvdock_observe(event: Event) -> None:
-    """Take note of what no wrapper of another hook can see.
+    """Record what no wrapper of another hook can see.
 
     Called on any thread, after the fact, for observers; a backend leaves it
     out. Returns at once and raises nothing: what it costs, every batch pays.

@@ -1,8 +1,8 @@
 """Which tests a manifest switches on: pure functions of the manifest.
 
 A contract test carries a chooser. The chooser turns a manifest into cases:
-values to run the test with, or reasons not to. There is no list of backends
-to skip anywhere; what a backend declares is the only thing that is asked.
+values to run the test with, or reasons to skip it. Nothing but the manifest
+decides: the kit has no list of backends.
 """
 
 from __future__ import annotations

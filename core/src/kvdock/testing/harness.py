@@ -154,7 +154,7 @@ class Setup:
         """Store the content of page hashes.
 
         Asserts that the engine's memory is only read, then overwrites it: a
-        plugin that still needs it afterwards stores rubbish.
+        plugin that still needs it afterwards stores wrong bytes.
 
         Returns:
             uint8 (pages, objects), outcomes.
@@ -180,7 +180,7 @@ class Setup:
         """Load pages into blank memory.
 
         Asserts that every object that is OK has its own bytes in its own
-        place, and that nothing beside the named pages was written.
+        place, and that no memory other than these pages was written.
 
         Returns:
             uint8 (pages, objects), outcomes.
@@ -257,7 +257,7 @@ class Setup:
         return Outcome(int(self.call(batch).outcomes[0]))
 
     def seen(self) -> list[bytes]:
-        """Return what lies in all memory that the plugin was told of."""
+        """Return the bytes of all memory that the plugin knows."""
         if self.staging is not None:
             return [self.staging.tobytes()]
         return [block.tobytes() for block in self.memory.blocks]
@@ -273,7 +273,7 @@ class Setup:
         ]
 
     def release(self) -> None:
-        """Let the plugin go of the pool, once."""
+        """Release the pool, once."""
         if self.attached:
             self.attached = False
             patience_s = self.scale.seconds(PATIENCE_S)
@@ -299,7 +299,7 @@ def spelled(outcomes: OutcomeArray) -> str:
 
 @attrs.define(eq=False)
 class Harness:
-    """Attaches pools to the backend under test and lets go of them again."""
+    """Attaches pools to the backend under test and releases them."""
 
     plugin: str
     settings: Mapping[str, object]
@@ -376,7 +376,7 @@ class Harness:
         )
         rigs = tuple(
             self._attach(
-                # Only the router was told that refusals are wanted as rows.
+                # Optional for the router alone, which then returns rejections as rows.
                 attrs.evolve(route.pool, required=pool.required),
                 config,
                 pages,
@@ -415,10 +415,10 @@ class Harness:
         bring = bringer(self.backend, config, lent)
         staged = staged and pool.physical
         memory = PageMemory.of(pool, config.shard, pages, plain if staged else bring)
-        region = told = memory.region()
+        region = registered = memory.region()
         rows = None
         if staged:
-            rows, told = staging_of(region, bring)
+            rows, registered = staging_of(region, bring)
         self.remember(pool, config)
         setup = Setup(
             backend=self.backend,
@@ -428,7 +428,7 @@ class Harness:
             region=region,
             staging=rows,
             suffixes=self.backend.key_suffix(pool, config.shard),
-            handle=self.backend.register_pool(pool, told, config),
+            handle=self.backend.register_pool(pool, registered, config),
             own=(0, pages),
             bring=bring,
             lent=lent,
@@ -456,7 +456,7 @@ class Harness:
 
     def remember(self, pool: PoolSpec, config: AttachConfig) -> None:
         """Count a namespace among those that are cleared at the end."""
-        # Without the client that a plugin keeps there: it is let go with its pools.
+        # Without the client that a plugin keeps there: it ends with its pools.
         config = attrs.evolve(config, shared={})
         self._spaces.setdefault(config.namespace, (pool, config))
 

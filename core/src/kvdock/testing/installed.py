@@ -26,11 +26,11 @@ def asked() -> Mapping[str, Any]:
     """Return what to check.
 
     Raises:
-        KvdockError: If nobody asked.
+        KvdockError: If no check was requested.
     """
     if VARIABLE not in os.environ:
         raise KvdockError(
-            "nobody said which backend to check", fix="Use `kvdock check NAME`."
+            "no backend to check is named", fix="Use `kvdock check NAME`."
         )
     found: Mapping[str, Any] = json.loads(os.environ[VARIABLE])
     return found

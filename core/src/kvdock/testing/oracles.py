@@ -1,8 +1,8 @@
 """What a plugin's author knows about where the bytes lie.
 
 An oracle bypasses the plugin: it peeks at stored bytes and damages them
-behind the plugin's back. With one, the kit shows that damage is a miss and
-never somebody's cache.
+without the plugin. With one, the kit shows that damage is a miss and
+never another page's bytes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Oracle:
     """
 
     def small(self, folder: Path) -> Mapping[str, object] | None:
-        """Return the settings of a store that 100 MiB are too much for.
+        """Return the settings of a store with room for less than 100 MiB.
 
-        Used where nobody gives such settings; None if there is no such store.
+        Used where no such settings are given; None if there is no such store.
 
         Args:
             folder: An empty folder that is new for each test.
@@ -41,7 +41,7 @@ class Oracle:
         raise NotImplementedError("poke")
 
     def resize(self, key: str, nbytes: int) -> None:
-        """Cut an object's bytes short, or append rubbish, in the store itself."""
+        """Cut an object's bytes short, or append bytes, in the store itself."""
         raise NotImplementedError("resize")
 
     def swap(self, key: str, other: str) -> None:
@@ -49,5 +49,5 @@ class Oracle:
         raise NotImplementedError("swap")
 
     def remove(self, key: str) -> None:
-        """Take an object away as a careless administrator would."""
+        """Remove an object without the plugin."""
         raise NotImplementedError("remove")

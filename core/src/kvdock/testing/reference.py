@@ -1,4 +1,4 @@
-"""A backend that does everything right and nothing fast.
+"""A correct and slow backend.
 
 It is what the contract looks like in code: the kit passes on it, and the
 mutants are copies of it with one thing wrong. Two kinds of shelf: a dict of
@@ -86,7 +86,7 @@ class DictShelf:
 
 @attrs.frozen(eq=False)
 class FolderShelf:
-    """Blobs as files, each beside a file with its name."""
+    """Blobs as files, each with a second file that holds its key."""
 
     root: Path
 
@@ -357,7 +357,7 @@ class MemoryReference:
 
     @hookimpl
     def kvdock_release(self, handle: Handle) -> None:
-        """Let go of a pool."""
+        """Release a pool."""
         handle.blocks = ()
 
 

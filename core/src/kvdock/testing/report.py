@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
 VARIABLE = "KVDOCK_CHECKUP"
-"""Tells the child process what to check."""
+"""The variable that names the check to the child process."""
 
 
 @attrs.frozen(kw_only=True)
 class CheckReport:
-    """All that is to be told about one backend.
+    """The result of a check of one backend.
 
     Args:
         name: The backend.
-        about: Facts that whoever reads the report needs: versions, settings.
+        about: Facts that a reader needs: versions, settings.
         record: What became of the tests.
         groups: Test name to the title of its group.
         claims: What its manifest declares.
@@ -58,7 +58,7 @@ class CheckReport:
 
     @property
     def failed(self) -> tuple[FinishedRun, ...]:
-        """Tests that failed, or whose store could not be let go."""
+        """Tests that failed, also while their store was released."""
         return tuple(one for one in self.record.ended if one.how == "failed")
 
     @property

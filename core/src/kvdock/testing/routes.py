@@ -48,7 +48,7 @@ def route_pools(
 ) -> tuple[Route, ...]:
     """Ask the router for pools of an engine whose anchor lives elsewhere.
 
-    Optional pools show why they are refused; nothing is raised for them.
+    Optional pools show why they are rejected; nothing is raised for them.
 
     Args:
         backend: Who is to take them.

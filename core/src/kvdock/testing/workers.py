@@ -1,7 +1,7 @@
 """A second process with the same plugin and the same settings.
 
-Started with `python -m kvdock.testing.workers`; told what to do in lines of
-JSON. A failed assertion over there is one over here.
+Started with `python -m kvdock.testing.workers`; it reads commands as
+lines of JSON. A failed assertion there is raised here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WorkerDied(AssertionError):  # noqa: N818 - says what happened
 
 @attrs.define(eq=False)
 class Worker:
-    """This process's end of another one."""
+    """The handle of a worker process."""
 
     process: subprocess.Popen[bytes]
     patience_s: float = ANSWER_S
@@ -49,8 +49,8 @@ class Worker:
 
         Args:
             harness: Whose plugin and settings to use.
-            hash_seed: Python's hash seed over there, to shake out keys that
-                hang on the order of a set.
+            hash_seed: Python's hash seed of that process, to find keys that
+                depend on the order of a set.
         """
         path = os.pathsep.join(filter(None, sys.path))
         process = subprocess.Popen(
@@ -71,7 +71,7 @@ class Worker:
         return worker
 
     def send(self, do: str, **words: object) -> None:
-        """Tell it what to do without waiting for the answer."""
+        """Send a command without waiting for the answer."""
         # Paths and sizes have a spelling; a list or a null is not its own repr.
         line = json.dumps({"do": do, **words}, default=str) + "\n"
         with contextlib.suppress(BrokenPipeError):
@@ -83,7 +83,7 @@ class Worker:
 
         Raises:
             WorkerDied: If there is none.
-            AssertionError: If an assertion failed over there.
+            AssertionError: If an assertion failed in the other process.
         """
         out = cast("Any", self.process.stdout)
         deadline = time.monotonic() + self.patience_s
@@ -105,14 +105,14 @@ class Worker:
         return found["ok"]
 
     def ask(self, do: str, **words: object) -> Any:  # noqa: ANN401 - as `answer`
-        """Tell it what to do and return the answer."""
+        """Send a command and return the answer."""
         self.send(do, **words)
         return self.answer()
 
     def attach(
         self, sample: Sample, shard: Mapping[str, int] | None = None, model: str = ""
     ) -> None:
-        """Attach a sample pool over there."""
+        """Attach a sample pool in the other process."""
         self.ask(
             "attach",
             sample=sample.words(),
@@ -146,7 +146,7 @@ class Worker:
 
 
 class _Orders:
-    """The other end: obeys one line after another."""
+    """The worker process: runs one command after another."""
 
     def __init__(self, reply: Callable[[Mapping[str, object]], None]) -> None:
         self.reply = reply
@@ -186,7 +186,7 @@ class _Orders:
     def write_for_ever(self, hashes: Sequence[str]) -> None:
         # Answered before the first round: the caller kills it in the middle.
         self.reply({"ok": None})
-        # A caller that is itself killed closes the pipe, and nobody else would.
+        # Only the end of the caller, a kill included, closes this pipe.
         while not select.select([0], [], [], 0)[0]:
             self.rigs[-1].put(hashes)
             self.rigs[-1].delete(hashes)
@@ -198,7 +198,7 @@ class _Orders:
 
 
 def serve() -> None:
-    """Obey lines from standard input until there are no more."""
+    """Run commands from standard input until it ends."""
     # A plugin's library may print; answers go where it cannot reach.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -213,7 +213,7 @@ def serve() -> None:
         order: Callable[..., object] = getattr(orders, words.pop("do"))
         try:
             reply({"ok": order(**words)})
-        except Exception:  # noqa: BLE001 - told to the one who asked
+        except Exception:  # noqa: BLE001 - sent to the caller
             reply({"error": traceback.format_exc()})
 
 

@@ -80,7 +80,7 @@ class BackendContract(
             @pytest.mark.xfail(reason="the server has no delete, issue 12")
             def test_a_deleted_page_is_gone_and_can_be_stored_anew(self): ...
 
-    Any other override is refused: one without a reason, one with a condition,
+    Any other override is rejected: one without a reason, one with a condition,
     one from another base class, a mark on the whole class. An override that
     passes fails, whatever pytest's settings say.
     """

@@ -1,4 +1,4 @@
-"""Bytes that change behind the plugin's back are a miss, and heal."""
+"""Bytes that are changed in the store are a miss, and heal."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def length_harms(manifest: Manifest) -> Iterable[Case]:
 
 
 class DamageTests:
-    """A damaged object is never served, spoils no other, and can be replaced."""
+    """A damaged object is never served, affects no other, and can be replaced."""
 
     @contract_test(content_harms, proves="integrity")
     def test_altered_bytes_are_a_miss_and_heal(

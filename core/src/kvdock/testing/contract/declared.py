@@ -77,7 +77,7 @@ def needed(manifest: Manifest) -> Iterable[Case]:
 
 
 class DeclaredTests:
-    """The manifest is true, and what it denies is refused with a reason."""
+    """The manifest is true, and what it excludes is rejected with a reason."""
 
     @contract_test()
     def test_the_manifest_introduces_the_backend(self, harness: Harness) -> None:
@@ -108,7 +108,7 @@ class DeclaredTests:
         self, harness: Harness, case: Sample
     ) -> None:
         route = only_route(harness, case)
-        assert route.backend, f"declared, but refused: {route.reason}"
+        assert route.backend, f"declared, but rejected: {route.reason}"
 
     @contract_test(refusals)
     def test_what_is_left_out_is_refused_with_a_reason(
@@ -139,7 +139,7 @@ class DeclaredTests:
         assert bool(route.backend) == bool(grade) or not verdict_on(route, capability)
         if not route.backend:
             assert harness.backend.name in route.reason
-            assert not grade, f"declared, but refused: {route.reason}"
+            assert not grade, f"declared, but rejected: {route.reason}"
 
     @contract_test(graded_by_kind("draft"), proves="draft")
     def test_draft_pools_are_kept_as_declared(
@@ -218,7 +218,7 @@ class DeclaredTests:
         self, harness: Harness, case: int
     ) -> None:
         if case > _LARGEST_TRIED_BYTES:
-            pytest.skip(f"{case} bytes are more than this test has at hand")
+            pytest.skip(f"{case} bytes are more than this test moves")
         (sample,) = one_sample(harness.backend.manifest)
         if sample.skip:
             pytest.skip(sample.skip)

@@ -101,7 +101,7 @@ class _Drill:
 
     @classmethod
     def of(cls, harness: Harness, fault: Fault) -> _Drill:
-        """Load the backend anew: observers belong to it for good."""
+        """Load the backend again: its observers cannot be removed."""
         backend = load_backend(harness.plugin)
         settings = FaultSettings(kinds=(fault,), rate=0.0, delay=0.05)
         injector = FaultInjector(settings)
@@ -144,8 +144,8 @@ class _Drill:
     def failing(self, sample: Sample, fault: Fault) -> Iterator[_Engine]:
         """Attach an engine whose every call is hit by the fault, this once.
 
-        A busy machine may be slow, which is no failure: only calls of which
-        nothing is expected have little time.
+        A busy machine may be slow, which is not a failure: only calls that are
+        expected to fail have little time.
         """
         deadline_s = DEADLINE_S if fault in UNANSWERED else PATIENCE_S
         with self.engine(sample, deadline_s) as trial:
@@ -181,7 +181,9 @@ class FaultTests:
         with drill.failing(sample, fault) as trial:
             stored, found, loaded = _in_time(trial)
             whole = 0 if fault in UNANSWERED else len(PAGES)
-            assert (stored, found) == (whole, whole), "what is no answer was believed"
+            assert (stored, found) == (whole, whole), (
+                "a missing answer was counted as one"
+            )
             # Swapping may draw the same page twice, and does nothing then.
             most = len(PAGES) - (fault in SPOILING - {Fault.SWAP})
             assert loaded <= min(whole, most), "altered pages were called loaded"

@@ -1,4 +1,4 @@
-"""Keys: one for each object, the same for everybody, within limits."""
+"""Keys: one for each object, the same in every process, within limits."""
 
 from __future__ import annotations
 

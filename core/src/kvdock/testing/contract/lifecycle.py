@@ -74,7 +74,7 @@ def registration(manifest: Manifest) -> Iterable[Case]:
 
 
 class LifecycleTests:
-    """The engine's process is as before when a plugin is let go."""
+    """A released plugin leaves the engine's process as it was."""
 
     @contract_test(one_sample)
     def test_a_released_pool_can_be_attached_again(
@@ -139,7 +139,7 @@ class LifecycleTests:
     def test_no_descriptor_or_thread_is_left_behind(
         self, harness: Harness, case: Sample
     ) -> None:
-        # Once for what a library keeps for good, then as often as it takes.
+        # The first round is for what a library keeps until the process ends.
         used_once(harness, case)
         gc.collect()
         files, count = open_files(), threads()
@@ -209,7 +209,7 @@ class LifecycleTests:
             assert (elsewhere == 7).all()
         else:
             assert (got, put) == (Outcome.OK, Outcome.OK), (
-                "it refuses memory although it declares that none is registered"
+                "it rejects memory although it declares that it registers none"
             )
 
     @contract_test(graded("fork_safe"), proves="fork_safe")
@@ -256,7 +256,7 @@ def forked(job: Callable[[], None]) -> Iterator[Callable[[], str]]:
         try:
             job()
             word = "fine"
-        except BaseException as error:  # noqa: BLE001 - told to the parent
+        except BaseException as error:  # noqa: BLE001 - sent to the parent
             word = f"{type(error).__name__}: {error}"
         finally:
             os.write(write_end, word.encode()[:4000])

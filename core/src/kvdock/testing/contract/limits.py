@@ -1,4 +1,4 @@
-"""A full store, and a clock that runs out."""
+"""Full stores and deadlines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BUSY = 8
 HURRY_S = 0.05
 
 ROOM_S = 10.0
-"""How long a full store that evicts may refuse new pages."""
+"""How long a full store that evicts may reject new pages."""
 
 LINGER_S = 0.25
 """How long late bytes are waited for."""
@@ -49,7 +49,7 @@ def full_cases(manifest: Manifest) -> Iterable[Case]:
 
 
 class LimitTests:
-    """Full is refused or makes room; late is a miss, and on time."""
+    """A full store rejects or evicts; a late call is a miss, and in time."""
 
     @contract_test(full_cases, proves="eviction")
     def test_a_full_store_loses_nothing_that_it_called_ok(
@@ -107,7 +107,7 @@ class LimitTests:
     def _room_is_made(self, setup: Setup) -> None:
         deadline = setup.until(ROOM_S)
         taken = setup.put(page_hashes(1, "newest"))
-        # A store may make room in the background, and refuse pages meanwhile.
+        # A store may make room in the background, and reject pages meanwhile.
         while (taken != Outcome.OK).any() and time.monotonic() < deadline:
             time.sleep(0.02)
             taken = setup.put(page_hashes(1, "newest"))
@@ -184,7 +184,7 @@ class LimitTests:
         together(hurry, *jobs)
         limit_s = HURRY_S + harness.scale.seconds(GRACE_S)
         assert max(took) < limit_s, (
-            f"a call that had {HURRY_S} s took {max(took):.1f} s beside {BUSY} "
+            f"a call that had {HURRY_S} s took {max(took):.1f} s next to {BUSY} "
             "threads that had more"
         )
 

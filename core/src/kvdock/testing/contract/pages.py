@@ -1,4 +1,4 @@
-"""Pages out and back: every kind and layout, every answer at its place."""
+"""Store and load pages of every kind and layout; compare each answer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def large_cases(manifest: Manifest) -> Iterable[Case]:
 
 
 class PageTests:
-    """What was stored comes back whole, in its place, and nothing else does."""
+    """Stored pages are loaded whole, in their place, and nothing else is."""
 
     @contract_test(samples(layouts=True, shardings=True))
     def test_pages_come_back_as_they_were_stored(

@@ -1,4 +1,4 @@
-"""Several at once: threads, handles, processes, and one that is killed."""
+"""Concurrent threads, handles and processes, one of which is killed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def sample_of(harness: Harness) -> Sample:
 
 
 class RaceTests:
-    """Whatever happens at the same time, OK still means the right bytes."""
+    """Concurrent calls never return wrong bytes."""
 
     @contract_test(one_sample)
     def test_threads_share_a_handle(self, harness: Harness, case: Sample) -> None:
@@ -135,7 +135,7 @@ class RaceTests:
 
         def clear() -> None:
             for _ in range(rounds):
-                assert cleaner.clear() is Outcome.OK, "a clear beside a put failed"
+                assert cleaner.clear() is Outcome.OK, "a clear failed during a put"
 
         together(
             clear,

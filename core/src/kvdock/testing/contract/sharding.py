@@ -168,7 +168,7 @@ class RankTests:
         for kv, heads in attached:
             if kv.pool.writes(kv.config.shard):
                 kv.stored(PAGES)
-            # The target's one writer is no reason to lose the draft's others.
+            # The target has one writer; every rank writes its draft.
             heads.stored(PAGES)
         for kv, heads in attached:
             kv.loaded_soon(PAGES)

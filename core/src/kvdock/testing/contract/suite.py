@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Suite:
-    """Fixtures that an author may replace, and machinery that none may."""
+    """Fixtures that an author may override, and machinery that is final."""
 
     plugin: ClassVar[str]
     """An installed backend's name, or `package.module` of one that is not."""
@@ -53,7 +53,7 @@ class Suite:
 
     @pytest.fixture
     def small(self) -> Mapping[str, object] | None:
-        """Return the settings of a store that 100 MiB are too much for."""
+        """Return the settings of a store with room for less than 100 MiB."""
         return None
 
     @pytest.fixture
@@ -63,7 +63,7 @@ class Suite:
 
     @pytest.fixture
     def harness(self, config: Mapping[str, object]) -> Iterator[Harness]:
-        """Attach pools for a test, and let go of them after it."""
+        """Attach pools for a test, and release them after it."""
         harness = Harness(
             self.plugin,
             config,
@@ -124,7 +124,7 @@ class Suite:
         )
 
     def __init_subclass__(cls, *, sealed: bool = False) -> None:
-        """Refuse a class that changes the contract without saying why.
+        """Reject a class that changes the contract without a reason.
 
         Args:
             sealed: The class makes up the contract itself.

@@ -1,4 +1,4 @@
-"""Storing again, forgetting, clearing: what a write promises."""
+"""What put, delete and clear promise."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def plain(harness: Harness, model: str = "model-a") -> Setup:
 
 
 class WriteTests:
-    """OK means stored; a stored key keeps its bytes until it is forgotten."""
+    """OK means stored; a stored key keeps its bytes until it is deleted."""
 
     @contract_test(samples())
     def test_a_successful_put_can_be_found_and_loaded(

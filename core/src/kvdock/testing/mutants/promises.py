@@ -173,7 +173,7 @@ class LargeObjectRefused(MemoryMutant):
     caught_by = "test_an_object_of_the_largest_size_is_kept"
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
-        """Refuse what is large."""
+        """Reject large objects."""
         if len(data) > 1 << 19:
             return Outcome.REFUSED
         return super().put(handle, key, data)
@@ -202,7 +202,7 @@ class AnyMemoryTaken(MemoryMutant):
     caught_by = "test_memory_is_taken_as_registration_is_declared"
 
     def registered(self, handle: Handle, batch: Batch, row: int) -> bool:
-        """Believe every address."""
+        """Accept every address."""
         del handle, batch, row
         return True
 
@@ -298,9 +298,9 @@ class ThreadsLeft(MemoryMutant):
 
 
 class MemoryKept(MemoryMutant):
-    """Keeps the engine's memory after it was let go."""
+    """Keeps the engine's memory after the release."""
 
-    image_of = "regions registered for good: host memory is never given back"
+    image_of = "regions are never deregistered: host memory is never given back"
     caught_by = "test_no_reference_to_the_callers_memory_is_kept"
 
     def __init__(self) -> None:
@@ -367,7 +367,7 @@ class FolderThatForgets(FolderMutant):
 
 
 class WrittenOnRelease(FolderMutant):
-    """Keeps pages in memory and writes them when it is let go."""
+    """Keeps pages in memory and writes them on release."""
 
     image_of = "an index that reaches the disk on close(), and no close() came"
     caught_by = "test_pages_outlive_a_process_that_is_killed"
@@ -403,7 +403,7 @@ class _Late(DictShelf):
 
 
 class ClearsWhileOthersWrite(MemoryMutant):
-    """Walks over its index to clear it, whoever else changes that."""
+    """Iterates over its index to clear it while other threads change it."""
 
     image_of = "a dict that changes size during iteration: clear() raises"
     caught_by = "test_a_clear_beside_other_calls_breaks_none_of_them"

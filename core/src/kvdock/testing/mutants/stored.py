@@ -61,7 +61,7 @@ class PoisonObject(FolderMutant):
     raises = "OSError"
 
     def get(self, handle: Handle, key: str, nbytes: int) -> tuple[Outcome, bytes]:
-        """Read without mercy."""
+        """Raise on a short file."""
         blob = handle.shelf.read(key)
         if blob is None:
             return Outcome.ABSENT, b""
@@ -77,7 +77,7 @@ class NothingVerified(FolderMutant):
     caught_by = "test_altered_bytes_are_a_miss_and_heal"
 
     def get(self, handle: Handle, key: str, nbytes: int) -> tuple[Outcome, bytes]:
-        """Believe what is there if its length is right."""
+        """Accept bytes of the right length."""
         blob = handle.shelf.read(key)
         if blob is None:
             return Outcome.ABSENT, b""
@@ -97,7 +97,7 @@ class _Remover(ShelfOracle):
 class OracleRemoves(NothingVerified):
     """Checks nothing, and brings an oracle that removes what it shall change."""
 
-    image_of = "a test of corruption that passes since the page is simply gone"
+    image_of = "a corruption test that passes because the page is missing"
     caught_by = "test_the_oracle_changes_the_stored_bytes_and_nothing_else"
     oracle = _Remover
 
@@ -140,7 +140,7 @@ class SuccessWithoutBytes(MemoryMutant):
 
 
 class FullDiskSwallowed(FolderMutant):
-    """Says OK when there was no room."""
+    """Says OK when the store was full."""
 
     image_of = "a full disk caught and logged, the page reported as stored"
     caught_by = "test_a_full_store_loses_nothing_that_it_called_ok"
@@ -154,7 +154,7 @@ class FullDiskSwallowed(FolderMutant):
 class EvictsWhatItMayNot(FolderMutant):
     """Declares that it never evicts, and makes room anyway."""
 
-    image_of = "a lying capability: eviction NO, old pages dropped in silence"
+    image_of = "a lying capability: eviction NO, old pages dropped without an error"
     caught_by = "test_a_full_store_loses_nothing_that_it_called_ok"
 
     def room(self, handle: Handle, nbytes: int) -> bool:
@@ -196,7 +196,7 @@ class DeleteForgetsNothing(MemoryMutant):
     caught_by = "test_a_deleted_page_is_gone_and_can_be_stored_anew"
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Nod."""
+        """Answer OK."""
         if batch.operation is Operation.DELETE:
             return Outcome.OK
         return super().step(handle, batch, row)
@@ -234,7 +234,7 @@ class HalfAPage(MemoryMutant):
     caught_by = "test_pages_come_back_as_they_were_stored"
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
-        """Refuse what is larger than half of it."""
+        """Reject what is larger than half of it."""
         if ".swa" in key and len(data) > 100:
             return Outcome.REFUSED
         return super().put(handle, key, data)
@@ -261,7 +261,7 @@ class FirstSegmentOnly(MemoryMutant):
 class RoundsUp(MemoryMutant):
     """Writes whole sectors into the engine's memory."""
 
-    image_of = "nixl O_DIRECT slots: pages that are no multiple of a sector"
+    image_of = "nixl O_DIRECT slots: pages that are not a multiple of a sector"
     caught_by = "test_pages_of_odd_sizes_come_back"
 
     def move(self, handle: Handle, batch: Batch, row: int) -> Outcome:
