@@ -221,7 +221,7 @@ def kvdock_register_pool(
         `config.shared`, not in the module.
 
     Raises:
-        KvdockError: To refuse the pool, with the reason.
+        KvdockError: To reject the pool, with the reason.
     """
     raise NotImplementedError
 

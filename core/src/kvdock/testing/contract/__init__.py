@@ -78,7 +78,7 @@ class BackendContract(
     your backend cannot pass yet is overridden by one that says so:
 
             @pytest.mark.xfail(reason="the server has no delete, issue 12")
-            def test_a_deleted_page_is_gone_and_can_be_stored_anew(self): ...
+            def test_a_deleted_page_is_gone_and_can_be_stored_again(self): ...
 
     Any other override is rejected: one without a reason, one with a condition,
     one from another base class, a mark on the whole class. An override that

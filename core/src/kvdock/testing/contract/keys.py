@@ -154,7 +154,7 @@ class KeyTests:
             f"one key over the limit spoilt the batch: {spelled(outcomes)}"
         )
         assert (outcomes[1] != Outcome.OK).all(), "a key over the limit was taken"
-        assert not setup.exists(hashes)[1], "a key that was refused is found"
+        assert not setup.exists(hashes)[1], "a rejected key is found"
         setup.loaded([hashes[0], hashes[2]])
 
     @contract_test(one_sample)
@@ -180,7 +180,7 @@ class KeyTests:
         setup.loaded(page_hashes(2))
 
     @contract_test(samples())
-    def test_namespaces_are_worlds_apart(self, harness: Harness, case: Sample) -> None:
+    def test_namespaces_share_nothing(self, harness: Harness, case: Sample) -> None:
         one = harness.rig(case.pool(), model="model-a")
         two = harness.rig(case.pool(), model="model-b")
         hashes = page_hashes(3)

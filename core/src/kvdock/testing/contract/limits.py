@@ -92,7 +92,7 @@ class LimitTests:
                 break
         assert full, (
             f"it took {MOST_ROUNDS * ROUND * PAGE_BYTES >> 20} MiB into a small store "
-            "and neither refused nor evicted anything"
+            "and neither rejected nor evicted anything"
         )
         for good in taken:
             if case:

@@ -74,7 +74,7 @@ class WriteTests:
         setup.loaded(new[3:], seed=2)
 
     @contract_test(one_sample)
-    def test_a_deleted_page_is_gone_and_can_be_stored_anew(
+    def test_a_deleted_page_is_gone_and_can_be_stored_again(
         self, harness: Harness, case: Sample
     ) -> None:
         setup = harness.rig(case.pool())

@@ -90,7 +90,7 @@ class KeyWithoutNamespace(MemoryMutant):
     """Keeps all models in one namespace."""
 
     image_of = "hf3fs keys carry no model; W1, no layout or dtype in a key"
-    caught_by = "test_namespaces_are_worlds_apart"
+    caught_by = "test_namespaces_share_nothing"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
         """Drop the digest from every key."""

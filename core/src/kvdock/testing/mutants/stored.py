@@ -193,7 +193,7 @@ class DeleteForgetsNothing(MemoryMutant):
     """Says that a page is deleted."""
 
     image_of = "a delete that only marks, and a lookup that ignores the mark"
-    caught_by = "test_a_deleted_page_is_gone_and_can_be_stored_anew"
+    caught_by = "test_a_deleted_page_is_gone_and_can_be_stored_again"
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
         """Answer OK."""
