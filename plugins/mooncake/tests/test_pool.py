@@ -258,10 +258,22 @@ def test_a_read_that_outlasts_its_lease_is_repeated(
     assert rig.get(["in-time", "too-late"]) == [OK, OK]
     assert asked == [2, 1, 1]
     assert np.array_equal(rig.memory[:2], wanted[:2])
-    asked.clear()
-    monkeypatch.setattr(pool, "_read", lambda *_: [asked.append(1), LEASE_EXPIRED][1:])
-    assert rig.get(["too-late"]) == [Outcome.TIMEOUT]
-    assert len(asked) == 4
+
+
+def test_a_read_whose_lease_is_always_too_short_is_a_miss_in_the_end(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.put(["always"])
+    asked = []
+
+    def slow(self: Any, store: Any, batch: Batch) -> list[int]:
+        del self, store
+        asked.append(len(batch))
+        return [LEASE_EXPIRED] * len(batch)
+
+    monkeypatch.setattr(type(rig.handle), "_read", slow)
+    assert rig.get(["always"]) == [Outcome.TIMEOUT]
+    assert asked == [1] * 4
 
 
 def test_after_the_deadline_nothing_is_asked(rig: Any) -> None:
