@@ -125,7 +125,7 @@ def attached(
     backend = Backend(
         LoadedPlugin(
             candidate=Candidate(
-                name="copier", value="-", distribution="-", version="0"
+                name="copier", value="-", distribution="-", version="0", oracle="-"
             ),
             manifest=copier.kvdock_manifest(),
             path="-",

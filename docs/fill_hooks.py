@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -42,6 +43,9 @@ RECORDS: tuple[type[attrs.AttrsInstance], ...] = (
     hookspecs.Capacity,
 )
 """What hooks take and return."""
+
+WITH_METHODS = (Batch, BatchResult)
+"""Records whose methods a plugin calls."""
 
 WORDS = {
     "What a batch asks for": Operation,
@@ -96,6 +100,28 @@ def fields(record: type[attrs.AttrsInstance]) -> str:
     return "\n".join([f"{record.__name__}(", *lines, ")"])
 
 
+def methods(record: type[attrs.AttrsInstance]) -> str:
+    """Return what a record can do, a line each: its public methods."""
+    lines = []
+    for name, found in vars(record).items():
+        if name.startswith("_") or name in attrs.fields_dict(record):
+            continue
+        call = getattr(found, "__func__", found)
+        about = inspect.getdoc(getattr(found, "fget", None) or call) or ""
+        if not (inspect.isfunction(call) or isinstance(found, property)):
+            continue
+        spelled = name if isinstance(found, property) else f"{name}({_taken(call)})"
+        lines.append(
+            f"- `{spelled}`: {' '.join(about.partition(chr(10) * 2)[0].split())}"
+        )
+    return "**Methods**\n\n" + "\n".join(lines) + "\n" if lines else ""
+
+
+def _taken(call: Callable[..., object]) -> str:
+    """Return the arguments of a method without the first."""
+    return ", ".join(list(inspect.signature(call).parameters)[1:])
+
+
 def prose(docstring: str) -> str:
     """Turn a Google docstring into Markdown."""
     text = inspect.cleandoc(docstring)
@@ -138,6 +164,8 @@ def page() -> str:
     for record in RECORDS:
         heading = f"### `{record.__name__}`\n\n```python\n{fields(record)}\n```"
         blocks.append(section(heading, prose(record.__doc__ or "")))
+        if record in WITH_METHODS:
+            blocks.append(methods(record))
     blocks += [f"## {title}\n\n{words_of(enum)}\n" for title, enum in WORDS.items()]
     return "\n".join(blocks)
 

@@ -11,15 +11,18 @@ import attrs
 import pytest
 
 from kvdock.errors import PluginError, SettingsError
+from kvdock.testing.claims import Claim
 from kvdock.testing.report import CheckReport
 from kvdock.testing.report import _about as checkup_of
-from kvdock.testing.subprocess import FinishedRun, Record
+from kvdock.testing.subprocess import FinishedRun, Progress, Record
+from kvdock_cli import progress
 from kvdock_cli.commands.check import check
 from kvdock_cli.commands.doctor import doctor
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.reports import check as report
 
 GOLDEN = Path(__file__).with_name("golden")
+AT = "/lib/kvdock_alpha/plugin.py:41 in kvdock_batch_io"
 GROUPS = {
     "test_declared": "What is declared is true",
     "test_bytes": "Bytes come back",
@@ -52,6 +55,27 @@ GOOD = checkup(
     ended("test_declared", "mla", "skipped", "UNDECLARED: draft of mla pools"),
     ended("test_bytes", "mha", "passed"),
 )
+ALIKE = checkup(
+    *(
+        FinishedRun(
+            "TestContract", test, case, "failed", why, "AssertionError", 0.5, AT
+        )
+        for test, case, why in (
+            ("test_bytes", "mha", "wrong bytes: page 3 does not hold mha.L0-4"),
+            ("test_bytes", "mla", "wrong bytes: page 7 does not hold mla.L0-4"),
+            ("test_late", "swa", "wrong bytes: page 1 does not hold mla.L0-4"),
+            ("test_late", "", "a call took 3.5 s"),
+        )
+    )
+)
+UNPROVEN = attrs.evolve(
+    checkup(
+        ended("test_declared", "mha", "passed"),
+        ended("test_bytes", "zeroed", "skipped", "the author gives no oracle"),
+    ),
+    claims=(Claim("integrity", "native"), Claim("zero_copy", "native")),
+    proofs={"test_bytes": "integrity", "test_declared": "zero_copy"},
+)
 BAD = checkup(
     ended("test_declared", "mha", "passed"),
     ended("test_bytes", "mha-page_first", "failed", "wrong bytes", "AssertionError"),
@@ -77,7 +101,14 @@ def as_golden(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "made"), [("check", GOOD), ("check-bad", BAD), ("check-dead", DEAD)]
+    ("name", "made"),
+    [
+        ("check", GOOD),
+        ("check-bad", BAD),
+        ("check-dead", DEAD),
+        ("check-unproven", UNPROVEN),
+        ("check-alike", ALIKE),
+    ],
 )
 def test_the_report_reads_as_it_did(name: str, made: CheckReport) -> None:
     as_golden(f"{name}.txt", report.as_text(made, "alpha (kvdock-alpha 1.2)"))
@@ -89,9 +120,35 @@ def test_the_report_as_data_is_what_the_docs_say() -> None:
     assert data["ok"] is False
 
 
-@pytest.mark.parametrize(("made", "ok"), [(GOOD, True), (BAD, False), (DEAD, False)])
+@pytest.mark.parametrize(
+    ("made", "ok"),
+    [(GOOD, True), (BAD, False), (DEAD, False), (UNPROVEN, False)],
+)
 def test_ok_means_that_all_ran_and_none_failed(made: CheckReport, ok: bool) -> None:  # noqa: FBT001 - a case
     assert made.ok is ok
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (Progress(), "collecting tests"),
+        (Progress(258, 37, 0, "a.py::TestC::test_b[mha]"), "37/258 test_b[mha]"),
+        (Progress(258, 37, 2, "a.py::TestC::test_b"), "37/258 2 failed, test_b"),
+        (Progress(258, 37, 0, "a::test_" + 90 * "x"), "37/258 test_" + 28 * "x"),
+    ],
+)
+def test_progress_is_one_line(made: Progress, said: str) -> None:
+    assert progress.line(made, 40) == said
+
+
+def test_what_is_not_proven_is_data_too() -> None:
+    assert report.as_data(UNPROVEN, "alpha")["unproven"] == [
+        {
+            "capability": "integrity",
+            "declared": "native",
+            "reasons": ["the author gives no oracle"],
+        }
+    ]
 
 
 def test_a_run_without_a_test_is_not_ok() -> None:

@@ -109,6 +109,26 @@ def test_no_code_becomes_ok_by_being_cut_to_a_byte() -> None:
     assert not len(BatchResult([], []).outcomes)
 
 
+@pytest.mark.parametrize(
+    "operation", [Operation.EXISTS, Operation.DELETE, Operation.CLEAR]
+)
+def test_what_moves_no_bytes_has_a_row_without_segments_for_each_key(
+    operation: Operation,
+) -> None:
+    batch = Batch(operation, ["a", "b", "c"])
+    assert (batch.addresses.shape, batch.sizes.shape) == ((3, 0), (3, 0))
+    assert batch.object_bytes.tolist() == [0, 0, 0]
+    assert batch.part(1, 3).addresses.shape == (2, 0)
+    with pytest.raises(BatchError, match="3 keys with 0 rows"):
+        Batch(operation, ["a", "b", "c"], np.zeros((0, 0)), np.zeros((0, 0)))
+
+
+@pytest.mark.parametrize("operation", [Operation.PUT, Operation.GET])
+def test_what_moves_bytes_says_where_they_are(operation: Operation) -> None:
+    with pytest.raises(BatchError, match="2 keys with 0 rows"):
+        Batch(operation, ["a", "b"])
+
+
 def test_a_part_of_objects_without_bytes_has_their_rows_of_memory() -> None:
     none = np.zeros((3, 0), np.int64)
     batch = Batch(Operation.PUT, ["a", "b", "c"], none, none)

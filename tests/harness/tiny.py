@@ -49,7 +49,7 @@ class Shelf:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def add(
+    def add(  # noqa: PLR0913 - what a distribution may say
         self,
         name: str,
         source: str,
@@ -58,6 +58,7 @@ class Shelf:
         attribute: str = "",
         module: str = "",
         distribution: str = "",
+        oracle: str = "",
     ) -> str:
         """Put a distribution of one module on the shelf; return its name."""
         distribution = distribution or f"kvdock-{name}"
@@ -69,7 +70,10 @@ class Shelf:
             f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2.3\n"
         )
         value = f"{module}:{attribute}" if attribute else module
-        (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
+        points = f"[{group}]\n{name} = {value}\n"
+        if oracle:
+            points += f"[kvdock.oracles]\n{name} = {oracle}\n"
+        (info / "entry_points.txt").write_text(points)
         importlib.invalidate_caches()
         return distribution
 

@@ -69,7 +69,10 @@ def _matrix(value: npt.ArrayLike) -> Int64Array:
     return np.asarray(value, np.int64)
 
 
-_NOTHING = np.zeros((0, 0), np.int64)
+def _no_memory(batch: Batch) -> Int64Array:
+    """Return a row without segments for each key that moves no bytes."""
+    moves = batch.operation in (Operation.PUT, Operation.GET)
+    return np.zeros((0 if moves else len(batch.keys), 0), np.int64)
 
 
 @attrs.frozen(eq=False)
@@ -79,9 +82,10 @@ class Batch:
     Args:
         operation: What to do.
         keys: The n keys, unique names of objects.
-        addresses: int64 (n, segments), host byte addresses; (n, 0) where the
-            operation moves no bytes.
-        sizes: int64 (n, segments), bytes; 0 pads a row with fewer segments.
+        addresses: int64 (n, segments), host byte addresses; (n, 0) where no
+            bytes are moved: EXISTS, DELETE, CLEAR, and pages without bytes.
+        sizes: int64 (n, segments), bytes, of the same shape; 0 pads a row with
+            fewer segments.
         deadline_s: When to give up, on `time.monotonic()`'s clock.
         pool: Whose pages these are; for observers, since a backend's handle
             says it already.
@@ -89,16 +93,21 @@ class Batch:
 
     operation: Operation
     keys: Sequence[str]
-    addresses: Int64Array = attrs.field(default=_NOTHING, converter=_matrix, repr=False)
-    sizes: Int64Array = attrs.field(default=_NOTHING, converter=_matrix, repr=False)
+    addresses: Int64Array = attrs.field(
+        default=attrs.Factory(_no_memory, takes_self=True),
+        converter=_matrix,
+        repr=False,
+    )
+    sizes: Int64Array = attrs.field(
+        default=attrs.Factory(_no_memory, takes_self=True),
+        converter=_matrix,
+        repr=False,
+    )
     deadline_s: float = float("inf")
     pool: str = ""
 
     def __attrs_post_init__(self) -> None:
         """Refuse arrays that do not belong to the keys."""
-        moves = self.operation in (Operation.PUT, Operation.GET)
-        if not moves and not self.addresses.size:
-            return
         rows = len(self.keys)
         if self.addresses.shape != self.sizes.shape or self.addresses.ndim != 2:  # noqa: PLR2004 - (n, segments)
             raise BatchError(
@@ -128,9 +137,7 @@ class Batch:
 
     def part(self, start: int, stop: int) -> Self:
         """Return keys start to stop with their memory as a batch."""
-        if not len(self.addresses):
-            return attrs.evolve(self, keys=self.keys[start:stop])
-        # Marks have rows as well, of no segments.
+        # Rows of no segments are rows as well.
         return attrs.evolve(
             self,
             keys=self.keys[start:stop],

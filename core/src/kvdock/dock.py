@@ -112,6 +112,11 @@ class Dock:
             strict=strict,
             needs=needs,
             judge=self._judge(settings or {}),
+            oracles=[
+                name
+                for name, one in self.backends.items()
+                if one.plugin.candidate.oracle
+            ],
         )
 
     def observe(

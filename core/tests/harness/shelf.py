@@ -61,6 +61,7 @@ class Shelf:
     calls: list[Batch] = attrs.field(factory=list)
     released: list[object] = attrs.field(factory=list)
     trouble: Trouble | None = None
+    strict: bool = False
     inside: int = 0
     lock: threading.Lock = attrs.field(factory=threading.Lock)
 
@@ -118,7 +119,7 @@ class Shelf:
             outcomes[row] = self.serve_one(batch, row, key)
         return BatchResult.of(batch, outcomes)
 
-    def serve_one(self, batch: Batch, row: int, key: str) -> Outcome:
+    def serve_one(self, batch: Batch, row: int, key: str) -> Outcome:  # noqa: PLR0911
         if batch.operation is Operation.CLEAR:
             gone = [one for one in self.objects if one.startswith(key)]
             for one in gone:
@@ -140,6 +141,8 @@ class Shelf:
         stored = self.objects.get(key)
         if stored is None:
             return Outcome.ABSENT
+        if self.strict and len(stored) != sum(map(len, pieces)):
+            return Outcome.CORRUPT
         # Like a careless client: what is too long is cut, too short is left.
         at = 0
         for piece in pieces:
@@ -168,7 +171,12 @@ class Shelf:
         manager.add_hookspecs(hookspecs)
         manager.register(self, name=self.name)
         candidate = Candidate(
-            name=self.name, value="shelf", distribution="tests", version="0"
+            name=self.name,
+            value="shelf",
+            distribution="tests",
+            version="0",
+            # What it declares of integrity is to count.
+            oracle="shelf:oracle",
         )
         return Backend(
             LoadedPlugin(
@@ -335,7 +343,7 @@ def hasty(*calls: str, **more: Any) -> CoreSettings:
     return attrs.evolve(core, deadlines=deadlines)
 
 
-def until(condition: Callable[[], bool], patience_s: float = 5.0) -> None:
+def until(condition: Callable[[], bool], patience_s: float = 60.0) -> None:
     """Poll until something is so, or fail."""
     end = time.monotonic() + patience_s
     while not condition():

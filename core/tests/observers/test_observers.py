@@ -68,7 +68,7 @@ def test_what_never_comes_back_through_the_hook_is_counted_as_well() -> None:
     go_on = threading.Event()
 
     def hang(_: Batch) -> None:
-        go_on.wait(10)
+        go_on.wait(60)
 
     with engine.attachment as cache:
         engine.shelf.trouble = hang
@@ -87,7 +87,7 @@ def test_what_never_comes_back_through_the_hook_is_counted_as_well() -> None:
         assert value(registry, "kvdock_calls_behind", backend="shelf") == 3
         assert value(registry, "kvdock_pool_pages", pool="kv", state="leased") == 1
         go_on.set()
-        assert cache.wait_idle(5)
+        assert cache.wait_idle(60)
         assert value(registry, "kvdock_calls_behind", backend="shelf") == 0
         assert value(registry, "kvdock_pool_pages", pool="kv", state="leased") == 0
 
@@ -153,7 +153,7 @@ def test_how_full_a_store_is_is_asked_between_batches() -> None:
     engine, registry = measured(shelves=[Measured()])
     with engine.attachment as cache:
         cache.exists(hashes(1))
-        assert cache.wait_idle(5)
+        assert cache.wait_idle(60)
         labels = {"backend": "shelf"}
         assert value(registry, "kvdock_store_bytes", **labels, state="used") == 100
         assert value(registry, "kvdock_store_bytes", **labels, state="limit") == 400
@@ -166,7 +166,7 @@ def test_a_store_that_does_not_know_how_full_it_is_costs_nothing(answer: Any) ->
     engine, registry = measured(shelves=[shelf])
     with engine.attachment as cache:
         cache.exists(hashes(1))
-        assert cache.wait_idle(5)
+        assert cache.wait_idle(60)
         (gauge,) = [
             one for one in registry.collect() if one.name == "kvdock_store_bytes"
         ]
@@ -182,7 +182,7 @@ def test_a_store_that_hangs_when_asked_how_full_it_is_is_asked_once() -> None:
         @hookimpl
         def kvdock_capacity(self, handle: str) -> None:
             asked.append(handle)
-            go_on.wait(10)
+            go_on.wait(60)
 
     calls = {"capacity_interval": "0 s"}
     engine, _ = measured(shelves=[Hanging()], core=patient(calls=calls))
@@ -195,7 +195,7 @@ def test_a_store_that_hangs_when_asked_how_full_it_is_is_asked_once() -> None:
             assert cache.get(names, engine.where([1])).pages == 1
         assert len(asked) == 1
         go_on.set()
-        assert cache.wait_idle(5)
+        assert cache.wait_idle(60)
 
 
 def test_the_share_of_restored_prefixes_that_have_their_draft_is_kept() -> None:

@@ -36,13 +36,13 @@ BROKEN = {
         [("api=API_VERSION", "api=99")],
         LoadStage.MANIFEST,
         "it is written for API 99, this kvdock speaks 1",
-        "Upgrade kvdock.",
+        "Upgrade kvdock, or install an older kvdock-bad.",
     ),
     "old_api_number": (
         [("api=API_VERSION", "api=0")],
         LoadStage.MANIFEST,
         "it is written for API 0, this kvdock speaks 1",
-        "Upgrade kvdock-bad.",
+        "Upgrade kvdock-bad, or install an older kvdock.",
     ),
     "misspelt_hook": (
         [(REGISTER, "def kvdock_regster_pool(pool, region, config)")],
@@ -291,6 +291,24 @@ def test_discovery_imports_no_plugin(shelf: Shelf) -> None:
     shelf.add_backend("good")
     assert "good" in {candidate.name for candidate in discovery.list_entry_points()}
     assert "kvdock_good" not in sys.modules
+
+
+def test_discovery_records_an_oracle_without_importing_it(shelf: Shelf) -> None:
+    shelf.add("proven", "", oracle="kvdock_nowhere.oracle:oracle")
+    shelf.add("silent", "")
+    found = {one.name: one.oracle for one in discovery.list_entry_points()}
+    assert found["proven"] == "kvdock_nowhere.oracle:oracle"
+    assert found["silent"] == ""
+
+
+def test_an_oracle_of_another_distribution_does_not_count(shelf: Shelf) -> None:
+    """What the core stores must not depend on a package of tests."""
+    shelf.add("good", "")
+    shelf.add(
+        "good", "", group="kvdock.oracles", distribution="good-tests", attribute="a"
+    )
+    found = {one.name: one.oracle for one in discovery.list_entry_points()}
+    assert found["good"] == ""
 
 
 def test_a_problem_reads_as_one_line(shelf: Shelf) -> None:

@@ -67,7 +67,7 @@ def test_an_overrun_returns_in_time_and_is_told_when_it_ends() -> None:
     go_on = threading.Event()
 
     def overrun() -> None:
-        ran = executor.run(lambda: go_on.wait(10), soon(0.05), late=results.append)
+        ran = executor.run(lambda: go_on.wait(60), soon(0.05), late=results.append)
         assert ran.abandoned
 
     timed(overrun, 0.15)
@@ -83,7 +83,7 @@ def test_what_follows_a_late_end_is_done_before_the_books_say_so() -> None:
     executor = DeadlineExecutor("t", 1, 1)
     go_on, seen = threading.Event(), []
     assert executor.run(
-        lambda: go_on.wait(10),
+        lambda: go_on.wait(60),
         soon(0.01),
         late=lambda _: seen.append(executor.abandoned),
     ).abandoned
@@ -97,7 +97,7 @@ def test_so_many_calls_may_be_left_behind_and_no_more() -> None:
     executor = DeadlineExecutor("t", 2, 3)
     go_on = threading.Event()
     for _ in range(3):
-        assert executor.run(lambda: go_on.wait(10), soon(0.01)).abandoned
+        assert executor.run(lambda: go_on.wait(60), soon(0.01)).abandoned
     assert executor.at_capacity
     assert rejected(timed(lambda: executor.run(lambda: 1, soon(9)), 0.1))
     assert executor.threads == 3
@@ -113,11 +113,11 @@ def test_who_finds_all_hands_busy_waits_until_his_deadline() -> None:
 
     def work() -> bool:
         inside.set()
-        return go_on.wait(10)
+        return go_on.wait(60)
 
     first = threading.Thread(target=lambda: executor.run(work, soon()))
     first.start()
-    assert inside.wait(5)
+    assert inside.wait(60)
 
     def second() -> None:
         assert rejected(executor.run(lambda: 1, soon(0.05)))
@@ -133,7 +133,7 @@ def test_errands_of_one_kind_take_room_from_nothing_else() -> None:
     executor = DeadlineExecutor("t", 1, 1)
     go_on = threading.Event()
     for quota in (ConcurrencyQuota(2), ConcurrencyQuota(2)):
-        started = [executor.spawn(quota, lambda: go_on.wait(10)) for _ in range(4)]
+        started = [executor.spawn(quota, lambda: go_on.wait(60)) for _ in range(4)]
         assert started == [True, True, False, False]
     assert executor.abandoned == 4
     assert not executor.at_capacity
@@ -147,7 +147,7 @@ def test_a_sign_of_life_makes_room_beside_calls_that_hang_for_ever() -> None:
     go_on = threading.Event()
     hung = 0
     while not executor.exhausted:
-        assert executor.run(lambda: go_on.wait(10), soon(0.01)).abandoned
+        assert executor.run(lambda: go_on.wait(60), soon(0.01)).abandoned
         hung += 1
         assert executor.at_capacity
         executor.discount_abandoned()
@@ -164,8 +164,8 @@ def test_who_listens_hears_of_every_call_left_behind_and_of_its_end() -> None:
     told: list[int] = []
     executor = DeadlineExecutor("t", 1, 2, lambda: told.append(executor.abandoned))
     go_on = threading.Event()
-    assert executor.run(lambda: go_on.wait(10), soon(0.01)).abandoned
-    executor.spawn(ConcurrencyQuota(1), lambda: go_on.wait(10))
+    assert executor.run(lambda: go_on.wait(60), soon(0.01)).abandoned
+    executor.spawn(ConcurrencyQuota(1), lambda: go_on.wait(60))
     assert told == [1, 2]
     go_on.set()
     assert executor.wait_idle(soon())
@@ -176,7 +176,7 @@ def test_who_listens_hears_of_every_call_left_behind_and_of_its_end() -> None:
 def test_what_is_done_last_waits_for_a_call_that_hangs() -> None:
     executor = DeadlineExecutor("t", 1, 1)
     go_on, last = threading.Event(), []
-    assert executor.run(lambda: go_on.wait(10), soon(0.01)).abandoned
+    assert executor.run(lambda: go_on.wait(60), soon(0.01)).abandoned
     assert not executor.shutdown(soon(0.02), lambda: last.append("done"))
     assert last == []
     go_on.set()
@@ -193,13 +193,13 @@ def test_who_waits_for_rest_waits_for_what_comes_last_too() -> None:
 
     def let_go() -> None:
         inside.set()
-        assert release.wait(10)
+        assert release.wait(60)
         last.append("released")
 
-    assert executor.run(lambda: go_on.wait(10), soon(0.01)).abandoned
+    assert executor.run(lambda: go_on.wait(60), soon(0.01)).abandoned
     assert not executor.shutdown(soon(0.01), let_go)
     go_on.set()
-    assert inside.wait(5)
+    assert inside.wait(60)
     assert not executor.wait_idle(soon(0.05))
     release.set()
     assert executor.wait_idle(soon())
@@ -209,7 +209,7 @@ def test_who_waits_for_rest_waits_for_what_comes_last_too() -> None:
 def test_what_comes_last_may_fail_and_leaves_the_crew_at_rest() -> None:
     executor = DeadlineExecutor("t", 1, 1)
     go_on = threading.Event()
-    assert executor.run(lambda: go_on.wait(10), soon(0.01)).abandoned
+    assert executor.run(lambda: go_on.wait(60), soon(0.01)).abandoned
     assert not executor.shutdown(soon(0.01), lambda: 1 // 0)  # type: ignore[arg-type]  # it raises
     go_on.set()
     assert executor.wait_idle(soon())
@@ -291,7 +291,7 @@ def test_a_signal_while_a_call_is_booked_as_late_loses_neither(
 
     monkeypatch.setattr(DeadlineExecutor, "_abandon", ring)
     with pytest.raises(Alarm):
-        executor.run(lambda: go_on.wait(10), soon(0.05), late=results.append)
+        executor.run(lambda: go_on.wait(60), soon(0.05), late=results.append)
     assert executor.abandoned == 1
     go_on.set()
     assert executor.wait_idle(soon())

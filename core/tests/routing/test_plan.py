@@ -52,7 +52,9 @@ def plan(
     *pools: PoolSpec, by: Any = (), shard: Shard | None = None, **how: Any
 ) -> Plan:
     manifests = {one.name: one for one in (by or [backend()])}
-    return plan_routes(pools, shard or Shard(), manifests, **how)
+    return plan_routes(
+        pools, shard or Shard(), manifests, **{"oracles": set(manifests)} | how
+    )
 
 
 ANY = backend(
@@ -466,6 +468,32 @@ def test_a_backend_that_does_not_verify_gets_trailers_and_the_table_says_so() ->
     assert one.check is IntegrityCheck.TRAILER
     assert one.reason == "zero copy, one object a page; verified by a trailer"
     assert plan(KV).anchor.check is IntegrityCheck.BACKEND
+
+
+@pytest.mark.parametrize("checks", ["auto", "always"])
+def test_integrity_without_an_oracle_counts_as_none_and_the_table_says_so(
+    checks: str,
+) -> None:
+    one = plan(KV, oracles=(), needs=RouteRequirements(checks=checks)).anchor
+    assert one.check is IntegrityCheck.TRAILER
+    assert one.reason == (
+        "zero copy, one object a page; verified by a trailer, as it declares "
+        "integrity, and its distribution brings no oracle to prove it"
+    )
+    assert plan(KV, oracles={"best"}).anchor.check is IntegrityCheck.BACKEND
+
+
+def test_integrity_without_an_oracle_does_not_meet_the_need_for_it() -> None:
+    """Neither by the manifest nor by a verdict of the backend's own."""
+    needs = RouteRequirements(integrity=True)
+
+    def judge(name: str, *_: object) -> Verdict:
+        return Verdict(Support.NATIVE, f"{name} says so")
+
+    for own in (None, judge):
+        assert plan(KV, needs=needs, judge=own).anchor.backend
+        with pytest.raises(NoRoute, match=r"best declares integrity.*no oracle"):
+            plan(KV, oracles=(), needs=needs, judge=own)
 
 
 def test_a_trailer_is_a_second_piece() -> None:

@@ -153,7 +153,7 @@ def test_two_threads_that_see_a_deleted_segment_forget_it_once(
     open_depot().clear()
     (folder,) = depot.store._catalogue.folders.values()
     meet, drop_if_gone = (
-        threading.Barrier(2, timeout=10),
+        threading.Barrier(2, timeout=60),
         SegmentDirectory._drop_if_gone,
     )
 
@@ -164,7 +164,7 @@ def test_two_threads_that_see_a_deleted_segment_forget_it_once(
     monkeypatch.setattr(SegmentDirectory, "_drop_if_gone", gone)
     with ThreadPoolExecutor(2) as pool:
         scans = [pool.submit(folder.scan) for _ in range(2)]
-        assert [scan.result(10) for scan in scans]
+        assert [scan.result(60) for scan in scans]
     # Rows that were given back twice would be given to two segments.
     assert depot.store._catalogue.index._gaps == [(0, 32)]
 

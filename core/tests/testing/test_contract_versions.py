@@ -1,4 +1,4 @@
-"""A plugin of another contract is refused by number, and says whom to upgrade."""
+"""A plugin of another contract is rejected with what to upgrade."""
 
 from __future__ import annotations
 
@@ -61,14 +61,54 @@ def test_a_plugin_of_an_older_number_is_to_be_upgraded(module: ModuleType) -> No
     assert problem.stage is LoadStage.MANIFEST
     assert f"API {API_VERSION - 1}" in problem.cause
     assert f"speaks {API_VERSION}" in problem.cause
-    assert problem.fix == "Upgrade kvdock-versioned."
+    assert problem.fix == "Upgrade kvdock-versioned, or install an older kvdock."
+
+
+@pytest.fixture
+def spoken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core of some years later."""
+    monkeypatch.setattr("kvdock.plugin.validation.OLDEST_API_VERSION", 3)
+    monkeypatch.setattr("kvdock.plugin.validation.API_VERSION", 5)
+
+
+@pytest.mark.usefixtures("spoken")
+@pytest.mark.parametrize("api", [3, 4, 5])
+def test_every_number_that_is_spoken_runs(module: ModuleType, api: int) -> None:
+    problem = problem_with(module, numbered(api))
+    # All that is wrong with it is that it has no other hook.
+    assert problem.stage is LoadStage.VALIDATE
+
+
+@pytest.mark.usefixtures("spoken")
+@pytest.mark.parametrize(
+    ("api", "fix"),
+    [
+        (2, "Upgrade kvdock-versioned, or install an older kvdock."),
+        (6, "Upgrade kvdock, or install an older kvdock-versioned."),
+    ],
+)
+def test_too_old_and_too_new_each_get_their_advice(
+    module: ModuleType, api: int, fix: str
+) -> None:
+    problem = problem_with(module, numbered(api))
+    assert problem.stage is LoadStage.MANIFEST
+    assert problem.cause == f"it is written for API {api}, this kvdock speaks 3 to 5"
+    assert problem.fix == fix
+
+
+@pytest.mark.parametrize("api", ["1", 1.0, True, None])
+def test_what_is_not_a_number_is_named(module: ModuleType, api: Any) -> None:
+    problem = problem_with(module, numbered(api))
+    assert problem.stage is LoadStage.MANIFEST
+    assert problem.cause == f"its manifest says api={api!r}, which is not a number"
+    assert problem.fix.endswith(f"api={API_VERSION}.")
 
 
 def test_a_plugin_of_a_newer_number_asks_for_a_newer_kvdock(module: ModuleType) -> None:
     problem = problem_with(module, numbered(API_VERSION + 1))
     assert problem.stage is LoadStage.MANIFEST
     assert f"API {API_VERSION + 1}" in problem.cause
-    assert problem.fix == "Upgrade kvdock."
+    assert problem.fix == "Upgrade kvdock, or install an older kvdock-versioned."
 
 
 def test_the_number_is_read_before_anything_else_of_a_manifest(
@@ -81,10 +121,10 @@ def test_the_number_is_read_before_anything_else_of_a_manifest(
         api: int = API_VERSION + 1
 
     problem = problem_with(module, Manifest2())
-    assert problem.fix == "Upgrade kvdock."
+    assert problem.fix == "Upgrade kvdock, or install an older kvdock-versioned."
 
 
-def test_a_word_of_the_future_names_both_that_might_be_too_old(
+def test_an_unknown_word_names_both_distributions_that_may_be_too_old(
     module: ModuleType,
 ) -> None:
     def future() -> Manifest:
@@ -97,7 +137,7 @@ def test_a_word_of_the_future_names_both_that_might_be_too_old(
     assert "upgrade kvdock-versioned or kvdock" in problem.fix
 
 
-def test_an_old_plugin_runs_on_when_optional_things_were_added(
+def test_an_old_plugin_still_runs_when_optional_hooks_and_arguments_are_added(
     module: ModuleType,
 ) -> None:
     """It names the arguments that it knows, and leaves out what it does not."""

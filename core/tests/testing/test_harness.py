@@ -1,4 +1,4 @@
-"""What a harness leaves behind in a store that was there before it."""
+"""What a harness leaves in an existing store."""
 
 from __future__ import annotations
 

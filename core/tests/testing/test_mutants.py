@@ -1,4 +1,4 @@
-"""The kit catches what it must: each wrong backend, by the test that is named."""
+"""Each wrong backend is caught by the test that it names."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def test_every_mutant_is_wrong_in_one_thing_only() -> None:
         changed = [
             name
             for name in own
-            if name not in ("image_of", "caught_by", "raises") and name[0] != "_"
+            if name not in ("image_of", "caught_by", "raises", "oracle")
+            and name[0] != "_"
         ]
         assert len(changed) <= 2, f"{word_of(mutant)} changes {changed}"
 

@@ -1,4 +1,4 @@
-"""No backend fails for what it said that it does not do."""
+"""No backend fails for what it declares as not supported."""
 
 from __future__ import annotations
 

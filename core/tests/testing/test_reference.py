@@ -1,4 +1,4 @@
-"""The kit passes on backends that do everything right."""
+"""The kit passes on correct backends."""
 
 from __future__ import annotations
 

@@ -15,10 +15,12 @@ from kvdock.config.fields import option
 from kvdock.errors import KvdockError
 from kvdock.testing import report
 from kvdock.testing.report import resolve_settings
-from kvdock.testing.subprocess import run_tests
+from kvdock.testing.subprocess import Progress, run_tests
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tiny import Shelf
 
 SUITE = """
 import os
@@ -48,7 +50,7 @@ PATIENCE_S = 20.0
 
 
 def ended(pid: int) -> bool:
-    """Return whether a process is no more, or only waits to be collected."""
+    """Return whether a process has ended, or only waits to be collected."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -109,6 +111,45 @@ def test_a_run_that_does_not_end_is_given_up(tmp_path: Path) -> None:
     assert not record.ended
 
 
+def test_a_test_that_holds_the_interpreter_is_given_up_at_its_own_limit(
+    tmp_path: Path,
+) -> None:
+    """No thread of that process could notice it."""
+    suite = tmp_path / "suite.py"
+    suite.write_text(
+        "import ctypes\n"
+        "def test_passes(): pass\n"
+        # Unlike CDLL, this one keeps the lock.
+        "def test_holds(): ctypes.PyDLL(None).sleep(60)\n"
+    )
+    began = time.monotonic()
+    record = run_tests([str(suite)], test_limit_s=1.0)
+    assert time.monotonic() - began < PATIENCE_S
+    assert record.said == "test_holds did not end within 1 s"
+    assert record.unfinished.endswith("test_holds")
+    assert [one.name for one in record.ended] == ["test_passes"]
+
+
+def test_progress_is_told_while_tests_run(tmp_path: Path) -> None:
+    suite = tmp_path / "suite.py"
+    suite.write_text(
+        "import time\n"
+        "def test_passes(): pass\n"
+        "def test_fails(): assert False\n"
+        "def test_waits(): time.sleep(60)\n"
+    )
+    told = []
+
+    def watch(progress: Progress) -> None:
+        told.append(progress)
+        if progress.current.endswith("test_waits"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_tests([str(suite)], watch=watch)
+    assert (told[-1].planned, told[-1].ended, told[-1].failed) == (3, 2, 1)
+
+
 GRANDCHILD = """
 import subprocess, sys, time
 from pathlib import Path
@@ -145,6 +186,34 @@ def test_a_run_ends_with_whoever_asked_for_it(tmp_path: Path) -> None:
         assert soon(lambda: told.exists() and bool(told.read_text()))
         asker.kill()
     assert soon(lambda: ended(int(told.read_text())))
+
+
+LYING = """
+from kvdock.testing.mutants import stored
+
+
+class Lying(stored.NothingVerified):
+    name = "lying"
+
+
+plugin = Lying()
+"""
+
+
+@pytest.mark.slow
+def test_integrity_that_nothing_could_try_is_declared_and_not_proven(
+    shelf: Shelf,
+) -> None:
+    """It declares integrity, verifies nothing, and brings no oracle."""
+    shelf.add("lying", LYING, attribute="plugin")
+    settings = {"root": "{tmp}/store"}
+    small = {"root": "{tmp}/small", "quota_bytes": "1 MiB"}
+    checked = report.check("lying", settings, small=small)
+    assert not checked.failed
+    (lacking,) = checked.unproven
+    assert str(lacking.claim) == "integrity"
+    assert lacking.reasons == ("the author gives no oracle",)
+    assert not checked.ok
 
 
 def test_what_cannot_be_collected_says_why(tmp_path: Path) -> None:

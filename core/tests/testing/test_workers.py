@@ -1,4 +1,4 @@
-"""A second process has the settings of the first, and writes for nobody else."""
+"""A second process has the settings of the first, and ends with it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_writer_ends_when_the_process_that_started_it_is_killed(
     try:
         while running(writer) and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert not running(writer), "it writes on for nobody"
+        assert not running(writer), "it still writes after its caller has ended"
     finally:
         if running(writer):
             os.kill(writer, signal.SIGKILL)

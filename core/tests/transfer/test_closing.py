@@ -30,7 +30,7 @@ class Leisurely(Shelf):
     @hookimpl
     def kvdock_release(self, handle: str) -> None:
         self.begun.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(60)
         time.sleep(0.05)
         self.released.append(handle)
 
@@ -43,7 +43,7 @@ def test_no_call_begins_once_a_pool_is_being_released() -> None:
 
     def hesitates() -> bool:
         # What looked before the closing began, and goes on in the middle of it.
-        assert shelf.begun.wait(10)
+        assert shelf.begun.wait(60)
         return admits()
 
     breaker.allows_call = hesitates  # type: ignore[method-assign]  # a slow thread
@@ -59,11 +59,11 @@ def test_no_call_begins_once_a_pool_is_being_released() -> None:
     until(lambda: engine.attachment.leases("kv").leased_pages == 1)
     closing = threading.Thread(target=engine.attachment.close)
     closing.start()
-    storing.join(10)
+    storing.join(60)
     assert moved[0].outcomes["kv"].tolist() == [Outcome.UNAVAILABLE]
     assert not calls
     shelf.go_on.set()
-    closing.join(10)
+    closing.join(60)
     assert shelf.released == ["kv"]
 
 
@@ -72,12 +72,12 @@ def test_two_that_close_at_once_release_every_pool() -> None:
     engine = Engine([shelf], [attention(), draft(), indexer()], core=patient())
     both = [threading.Thread(target=engine.attachment.close) for _ in range(2)]
     both[0].start()
-    assert shelf.begun.wait(10)
+    assert shelf.begun.wait(60)
     both[1].start()
     time.sleep(0.05)
     shelf.go_on.set()
     for one in both:
-        one.join(10)
+        one.join(60)
     assert sorted(map(str, shelf.released)) == ["draft", "indexer", "kv"]
 
 

@@ -132,7 +132,7 @@ def drive_once(trial: Trial) -> None:
             engine.fill(names, range(COUNT))
             in_time(lambda: cache.put(names, engine.where(range(COUNT))))
             future = session.offload(names, engine.where(range(COUNT)))
-            assert future.wait(20)
+            assert future.wait(60)
             best = in_time(lambda: cache.exists(names)).best
             places = range(COUNT, 2 * COUNT)
             moved = in_time(
@@ -144,7 +144,7 @@ def drive_once(trial: Trial) -> None:
                 names, {"kv": places, "indexer": places, "draft": places},
                 {"mamba": [20, 21]},
             )  # fmt: skip
-            assert future.wait(20)
+            assert future.wait(60)
             assert future.result is not None
             check_loaded(engine, names, future.result)
             free = recycle(engine)
@@ -153,7 +153,7 @@ def drive_once(trial: Trial) -> None:
                 in_time(cache.clear)
             faults.release()
             assert session.drain(5)
-            assert cache.wait_idle(5)
+            assert cache.wait_idle(60)
             # Late bytes landed only in pages that were still held back.
             for pool, pages in free.items():
                 assert (engine.rows(pool, pages.tolist()) == REUSED).all()

@@ -34,7 +34,7 @@ class Holding(Shelf):
             return super().serve(handle, batch)
         self.begun.set()
         if self.go_on is not None:
-            assert self.go_on.wait(20)
+            assert self.go_on.wait(60)
         hold = MemoryHold()
         self.holds.append(hold)
         self.batches.append(batch)
@@ -124,7 +124,7 @@ def test_closing_reports_that_bytes_may_land_until_the_hold_is_released() -> Non
     assert leases.in_use(range(2)).all()
     assert not cache.wait_idle(0.01)
     shelf.holds[0].release()
-    assert cache.wait_idle(5)
+    assert cache.wait_idle(60)
     assert cache.close(5)
     assert not leases.in_use(range(2)).any()
 
@@ -155,7 +155,7 @@ def test_an_abandoned_call_that_ends_with_a_hold_keeps_its_pages() -> None:
         assert cache.leases("kv").in_use(range(2)).all()
         assert not cache.wait_idle(0.01)
         shelf.holds[0].release()
-        assert cache.wait_idle(5)
+        assert cache.wait_idle(60)
         assert not cache.leases("kv").in_use(range(2)).any()
 
 
@@ -240,7 +240,7 @@ def test_the_memory_of_a_held_test_page_counts_as_held() -> None:
     probe.run(Operation.GET, float("inf"))
     assert not cache.wait_idle(0.01)
     shelf.holds[0].release()
-    assert cache.wait_idle(5)
+    assert cache.wait_idle(60)
     assert [one.ok for one in cache.self_test()] == [True, True, False, True]
     assert not cache.wait_idle(0.01)
     shelf.holds[1].release()

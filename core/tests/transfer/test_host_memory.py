@@ -162,7 +162,7 @@ def test_a_late_call_keeps_the_memory_until_it_ends() -> None:
 
     def hang(batch: Batch) -> None:
         if batch.operation is Operation.GET:
-            assert goes_on.wait(20)
+            assert goes_on.wait(60)
 
     shelf.trouble = hang
     moved = attachment.get(hashes(2), {"kv": [0, 1]})
@@ -253,7 +253,7 @@ def test_memory_is_given_back_only_when_nobody_is_inside() -> None:
     until(refused)
     assert not back.is_set(), "somebody is inside"
     buffer.release()
-    ending.join(5)
+    ending.join(60)
     assert back.is_set()
     assert not buffer.acquire()
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from kvdock.plugin import discovery
+from kvdock.plugin.discovery import ORACLES
 from kvdock.testing import Oracle
-from kvdock.testing.installed import ORACLES
 from kvdock_file.settings import FileSettings
 
 

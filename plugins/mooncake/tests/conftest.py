@@ -46,7 +46,7 @@ from kvdock_mooncake.settings import MooncakeSettings
 NAMESPACE = "5e" * 32
 SEGMENT_BYTES = 64 << 20
 LEASE_S = 0.5
-DISCARD = "-put_start_discard_timeout_sec=1"
+DISCARD = "-put_start_discard_timeout_sec=4"
 """Until then a writer that was killed keeps its keys from all other processes."""
 PEER = Path(__file__).with_name("peer.py")
 
@@ -158,7 +158,7 @@ class Rig:
         *,
         cuts: int = 1,
         row_bytes: int = 0,
-        within_s: float = 20.0,
+        within_s: float = 50.0,
     ) -> Batch:
         keys = [self.key(name) for name in names]
         until = time.monotonic() + within_s
@@ -319,7 +319,7 @@ class Peer:
         if self.process.poll() is None and self.process.stdin is not None:
             self.process.stdin.close()
         try:
-            return self.process.wait(20)
+            return self.process.wait(60)
         finally:
             self.process.kill()
             self.process.wait()
@@ -358,7 +358,7 @@ def start_peer(library: Any) -> Iterator[Callable[..., Peer]]:
 def eventually() -> Callable[..., Any]:
     """Poll until something is true, and fail when a time has passed."""
 
-    def poll(what: Callable[[], Any], within_s: float = 20.0) -> Any:
+    def poll(what: Callable[[], Any], within_s: float = 60.0) -> Any:
         until = time.monotonic() + within_s
         while True:
             found = what()

@@ -105,7 +105,7 @@ def test_a_frozen_owner_holds_pages_back_until_late_bytes_cannot_land(
     finally:
         os.kill(own.process.pid, signal.SIGCONT)
     eventually(lambda: attachment.leases("kv").leased_pages == 0, within_s=70)
-    assert attachment.wait_idle(5.0)
+    assert attachment.wait_idle(60)
     memory[:] = 0
     eventually(lambda: attachment.get(HASHES, places).pages == PAGES)
     assert np.array_equal(memory, wanted)

@@ -200,7 +200,7 @@ def test_a_forked_child_gets_an_answer_and_the_parent_goes_on(master: Any) -> No
             began = time.monotonic()
             ok = rig.get(["parent"]) == [Outcome.UNAVAILABLE]
             rig.release()
-            os._exit(0 if ok and time.monotonic() - began < 1 else 1)
+            os._exit(0 if ok and time.monotonic() - began < 10 else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert rig.get(["parent"]) == [Outcome.OK]
         rig.release()
@@ -223,7 +223,7 @@ def test_attaching_in_a_forked_child_is_refused_before_it_hangs(master: Any) -> 
                 ok = "forked after" in error.what and "spawn" in error.fix
             else:
                 ok = False
-            os._exit(0 if ok and time.monotonic() - began < 1 else 1)
+            os._exit(0 if ok and time.monotonic() - began < 10 else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert rig.put(["parent"]) == [Outcome.OK]
         rig.release()
@@ -470,13 +470,13 @@ def test_a_store_that_is_joined_after_the_last_pool_has_left_is_shut(
 
     def joined(*_: Any) -> Spare:
         joining.set()
-        assert go.wait(20)
+        assert go.wait(60)
         return spare
 
     stick(rig, monkeypatch, joined)
     caller = threading.Thread(target=lambda: rig.exists(["none"]))
     caller.start()
-    assert joining.wait(20)
+    assert joining.wait(60)
     rig.release()
     assert rig.handle.client.state is State.CLOSED
     go.set()
@@ -564,7 +564,7 @@ def test_a_process_ends_with_status_0_although_calls_are_made_in_the_background(
             threading.Thread(
                 target=lambda: client.removes(rig.handle.member, removes), daemon=True
             ).start()
-            assert inside.wait(5)
+            assert inside.wait(60)
         """,
         server.address,
         str(server.process.pid),

@@ -25,7 +25,7 @@ class FakeStore:
     def setup(self, store: Any) -> int:
         assert store is self
         if self.gate:
-            self.gate.wait(10)
+            self.gate.wait(60)
         if isinstance(self.answer, BaseException):
             raise self.answer
         return int(self.answer)
@@ -43,7 +43,7 @@ def test_a_setup_over_its_time_is_given_up_and_shut_when_it_ends_after_all() -> 
     assert time.monotonic() - began < 5
     assert not store.closed.is_set()
     gate.set()
-    assert store.closed.wait(10)
+    assert store.closed.wait(60)
 
 
 @pytest.mark.parametrize("answer", [ValueError("a bad path"), MemoryError("too much")])

@@ -6,11 +6,13 @@ import os
 import signal
 import socket
 import time
+from functools import partial
 from typing import Any
 
 import attrs
 import numpy as np
 import pytest
+from stalls import timed
 
 from kvdock import Outcome
 from kvdock.errors import KvdockError
@@ -28,11 +30,12 @@ MISSES = {Outcome.ABSENT, Outcome.UNAVAILABLE, Outcome.REFUSED, Outcome.TIMEOUT}
 def test_a_master_that_is_away_at_the_start_is_an_error_within_seconds(
     attached: Any,
 ) -> None:
-    began = time.monotonic()
-    with pytest.raises(KvdockError, match="no Mooncake master answers") as told:
-        attached(MooncakeSettings(master=f"127.0.0.1:{free_port()}"))
-    assert "MOONCAKE_MASTER" in told.value.fix
-    assert time.monotonic() - began < 3
+    def attach() -> None:
+        with pytest.raises(KvdockError, match="no Mooncake master answers") as told:
+            attached(MooncakeSettings(master=f"127.0.0.1:{free_port()}"))
+        assert "MOONCAKE_MASTER" in told.value.fix
+
+    timed(attach, 3)
 
 
 def test_a_master_that_accepts_and_never_answers_is_an_error_within_its_timeout(
@@ -72,11 +75,10 @@ def test_a_killed_master_means_misses_and_a_restarted_one_is_found_again(
     assert set(rig.get(names)) <= MISSES
     assert time.monotonic() - began < 10
     # One call has waited for it: the others do not.
-    began = time.monotonic()
     for call in (rig.get, rig.put, rig.exists, rig.delete):
-        assert call(names) == [Outcome.UNAVAILABLE] * 8
-    assert rig.clear(f"{rig.namespace}/") == [Outcome.UNAVAILABLE]
-    assert time.monotonic() - began < 1
+        assert timed(partial(call, names), 0.5) == [Outcome.UNAVAILABLE] * 8
+    clear = partial(rig.clear, f"{rig.namespace}/")
+    assert timed(clear, 0.5) == [Outcome.UNAVAILABLE]
     again = serve(port=first.port)
     assert again.address == first.address
     eventually(lambda: rig.put(names) == [OK] * 8)
@@ -111,9 +113,7 @@ def test_leaving_a_cluster_whose_master_is_gone_does_not_wait_for_it(
     rig = attached(MooncakeSettings(master=server.address, segment_bytes=16 << 20))
     server.process.kill()
     server.process.wait()
-    began = time.monotonic()
-    rig.release()
-    assert time.monotonic() - began < 3
+    timed(rig.release, 3)
     assert rig.put(["gone"]) == [Outcome.UNAVAILABLE]
     assert rig.handle.client.memory.blocks == ()
     serve(port=server.port)
@@ -126,19 +126,19 @@ def test_thousands_of_pieces_for_one_peer_neither_block_nor_wedge(
     """Measured without the guards: a call of 60 s, and a store dead for ever."""
     # Without the library's own remedy, so that the bound of calls is what holds.
     monkeypatch.setenv("MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "1024")
-    address = serve().address
+    # A busy machine reads them for longer than a lease of the other tests.
+    address = serve("-default_kv_lease_ttl=30000").address
     start_peer(master=address, segment_bytes="256 MiB")
     rig = attached(
         MooncakeSettings(master=address, segment_bytes=0), rows=4096, row_bytes=4096
     )
     wanted = rig.fill(42)
     names = [f"piece-{i}" for i in range(4096)]
-    began = time.monotonic()
-    assert rig.put(names) == [OK] * 4096
+    # Time for a busy machine: without the guards a call never ends well.
+    assert rig.put(names, within_s=50.0) == [OK] * 4096
     rig.memory[:] = 0
-    assert rig.get(names, cuts=4) == [OK] * 4096
+    assert rig.get(names, cuts=4, within_s=50.0) == [OK] * 4096
     assert np.array_equal(rig.memory, wanted)
-    assert time.monotonic() - began < 30
     rig.release()
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
+from stalls import timed
 
 from kvdock.errors import SettingsError
 from kvdock_mooncake import master as room
@@ -119,7 +119,7 @@ def test_while_one_caller_looks_the_others_do_not_wait(
     def answers(self: Master, within_s: float) -> bool:
         del self, within_s
         looking.set()
-        return go.wait(10)
+        return go.wait(60)
 
     monkeypatch.setattr(Master, "answers", answers)
     monkeypatch.setattr(room, "_LOOK_EVERY_S", 0.0)
@@ -129,10 +129,8 @@ def test_while_one_caller_looks_the_others_do_not_wait(
     seen: list[bool] = []
     caller = threading.Thread(target=lambda: seen.append(one.is_down()))
     caller.start()
-    assert looking.wait(10)
-    began = time.monotonic()
-    assert one.is_down()
-    assert time.monotonic() - began < 1
+    assert looking.wait(60)
+    assert timed(one.is_down, 1)
     go.set()
-    caller.join(10)
+    caller.join(60)
     assert seen == [False]

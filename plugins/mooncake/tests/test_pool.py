@@ -10,6 +10,7 @@ import pytest
 
 from kvdock import Batch, Operation, Outcome
 from kvdock_mooncake import plugin
+from kvdock_mooncake.error_codes import LEASE_EXPIRED
 
 pytestmark = pytest.mark.mooncake
 
@@ -165,7 +166,7 @@ def test_deleting_waits_for_readers_and_takes_keys_that_are_not_there(
     assert rig.store.batch_remove([rig.key("leased")]) == [-706]
     began = time.monotonic()
     assert rig.delete(["leased", "never"]) == [OK, OK]
-    assert 0.2 < time.monotonic() - began < 5
+    assert 0.2 < time.monotonic() - began < 10 * LEASE_S
     assert rig.exists(["leased"]) == [Outcome.ABSENT]
 
 
@@ -236,6 +237,43 @@ def test_a_piece_that_reaches_over_the_end_of_its_memory_is_refused(rig: Any) ->
         rig.handle, Batch(Operation.PUT, batch.keys, addresses, batch.sizes)
     )
     assert done.outcomes.tolist() == [Outcome.REFUSED]
+
+
+def test_a_read_that_outlasts_its_lease_is_repeated(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of the contract's tests failed so on a busy machine."""
+    wanted = rig.fill(23)
+    assert rig.put(["in-time", "too-late"]) == [OK, OK]
+    rig.memory[:] = 0
+    pool = type(rig.handle)
+    read, asked = pool._read, []
+
+    def slow(self: Any, store: Any, batch: Batch) -> list[int]:
+        asked.append(len(batch))
+        numbers = list(read(self, store, batch))
+        return numbers if len(asked) > 2 else [*numbers[:-1], LEASE_EXPIRED]
+
+    monkeypatch.setattr(pool, "_read", slow)
+    assert rig.get(["in-time", "too-late"]) == [OK, OK]
+    assert asked == [2, 1, 1]
+    assert np.array_equal(rig.memory[:2], wanted[:2])
+
+
+def test_a_read_whose_lease_is_always_too_short_is_a_miss_in_the_end(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.put(["always"])
+    asked = []
+
+    def slow(self: Any, store: Any, batch: Batch) -> list[int]:
+        del self, store
+        asked.append(len(batch))
+        return [LEASE_EXPIRED] * len(batch)
+
+    monkeypatch.setattr(type(rig.handle), "_read", slow)
+    assert rig.get(["always"]) == [Outcome.TIMEOUT]
+    assert asked == [1] * 4
 
 
 def test_after_the_deadline_nothing_is_asked(rig: Any) -> None:

@@ -26,18 +26,18 @@ def test_the_end_waits_for_what_runs_and_lets_nothing_begin() -> None:
         with background.call() as may:
             assert may
             inside.set()
-            go.wait(10)
+            go.wait(60)
 
     caller = threading.Thread(target=run)
     caller.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     ending = threading.Thread(target=background.end)
     ending.start()
     ending.join(0.1)
     assert ending.is_alive()
     go.set()
-    ending.join(10)
-    caller.join(10)
+    ending.join(60)
+    caller.join(60)
     assert not ending.is_alive()
     with background.call() as may:
         assert not may
@@ -50,11 +50,11 @@ def test_a_forked_child_ends_without_waiting_for_its_parents_calls() -> None:
     def run() -> None:
         with BACKGROUND_CALLS.call():
             inside.set()
-            go.wait(20)
+            go.wait(60)
 
     caller = threading.Thread(target=run)
     caller.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     child = os.fork()
     if not child:
         BACKGROUND_CALLS.end()  # as the interpreter would
@@ -63,7 +63,7 @@ def test_a_forked_child_ends_without_waiting_for_its_parents_calls() -> None:
     while not (ended := os.waitpid(child, os.WNOHANG)[0]) and time.monotonic() < until:
         time.sleep(0.02)
     go.set()
-    caller.join(10)
+    caller.join(60)
     if not ended:
         os.kill(child, 9)
         os.waitpid(child, 0)

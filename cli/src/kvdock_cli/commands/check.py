@@ -8,19 +8,22 @@ from pathlib import Path
 from kvdock.config.schema import secret_values
 from kvdock.plugin.backend import Backend
 from kvdock.plugin.discovery import require
+from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings, patience, settings_of
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import emit
 from kvdock_cli.reports import check as report
 
 
-def check(
+def check(  # noqa: PLR0913 - what a check depends on
     name: str,
     /,
     *,
     set_: tuple[str, ...] = (),
     small: tuple[str, ...] = (),
     faults: bool = False,
+    scale: float = 1.0,
+    no_large_objects: bool = False,
     timeout: float = 1800.0,
     json: bool = False,
 ) -> int:
@@ -36,6 +39,10 @@ def check(
             that is missing becomes a temporary one.
         small: A setting of a store that 100 MiB are too much for, on top.
         faults: Also inject faults between the core and the backend.
+        scale: How many times slower than a local store it is, about 10 for a
+            server in Python: calls get more time, and fewer of them repeat what was
+            tried already.
+        no_large_objects: Leave out objects of 8 MiB and more.
         timeout: Seconds that the whole run may take.
         json: Print one line of JSON.
     """
@@ -53,14 +60,18 @@ def check(
         # Each of some hundred tests would fail in the same way.
         folder = Path(tempfile.gettempdir())
         Backend(plugins[name]).settings(checkup.resolve_settings(schema, one, folder))
-    done = checkup.check(
-        name,
-        checkup.with_scratch_paths(schema, settings),
-        small=None if tight is None else checkup.with_scratch_paths(schema, tight),
-        secrets=tuple(secret_values(schema, whole)) if schema else (),
-        faults=faults,
-        timeout_s=patience(timeout),
-    )
+    with progress.shown() as watch:
+        done = checkup.check(
+            name,
+            checkup.with_scratch_paths(schema, settings),
+            small=None if tight is None else checkup.with_scratch_paths(schema, tight),
+            secrets=tuple(secret_values(schema, whole)) if schema else (),
+            faults=faults,
+            scale=scale,
+            large_objects=not no_large_objects,
+            timeout_s=patience(timeout),
+            watch=watch,
+        )
     plugin = plugins[name].candidate
     who = f"{name} ({plugin.distribution} {plugin.version})"
     return emit(report.as_text(done, who), report.as_data(done, who), as_json=json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import re
 import signal
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,12 @@ def as_text(report: CheckReport, who: str) -> str:
         blocks.append(["FAILED", *_grouped(report.failed)])
     if report.skipped:
         blocks.append(["NOT TRIED", *_reasons(report.skipped)])
+    if report.unproven:
+        rows = [
+            (str(one.claim), one.claim.declared, "; ".join(one.reasons))
+            for one in report.unproven
+        ]
+        blocks.append(["DECLARED, NOT PROVEN", *columns(rows, indent=2)])
     blocks.append(_verdict(report))
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
@@ -37,6 +44,14 @@ def as_data(report: CheckReport, who: str) -> dict[str, object]:
         "ok": report.ok,
         "about": dict(report.about) | {"backend": who},
         "counts": dict(_counts(report)),
+        "unproven": [
+            {
+                "capability": str(one.claim),
+                "declared": one.claim.declared,
+                "reasons": list(one.reasons),
+            }
+            for one in report.unproven
+        ],
         "died": _death(report),
         "broken": record.broken,
         "tests": [
@@ -46,6 +61,7 @@ def as_data(report: CheckReport, who: str) -> dict[str, object]:
                 "case": one.case,
                 "outcome": one.how,
                 "reason": one.why,
+                "where": one.where,
                 "seconds": one.seconds,
             }
             for one in record.ended
@@ -75,21 +91,33 @@ def _group(report: CheckReport, one: FinishedRun) -> str:
 
 
 def _grouped(failed: tuple[FinishedRun, ...]) -> list[str]:
-    """Name each failed test once, with its cases and what was first said."""
+    """Name each kind of failure once: what was said, where, and by which tests."""
     lines = []
-    by_name: dict[str, list[FinishedRun]] = {}
+    alike: dict[tuple[str, ...], list[FinishedRun]] = {}
     for one in failed:
-        by_name.setdefault(one.name, []).append(one)
-    for name, cases in by_name.items():
-        lines.append(f"  {name}")
-        shown = list(dict.fromkeys(one.case for one in cases if one.case))
-        if shown:
-            more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-            lines.append(f"    for {', '.join(shown[:_SHOWN])}{more}")
-        words = cases[0].why.splitlines() or [cases[0].raised]
-        kind = "" if cases[0].raised == "AssertionError" else f"{cases[0].raised}: "
-        lines += [f"    {kind}{words[0]}", *(f"    {word}" for word in words[1:6])]
+        said = (one.why.splitlines() or [one.raised])[0]
+        # Pages, objects and seconds differ from case to case.
+        key = (one.raised, one.where, re.sub(r"\S*[0-9]\S*", "N", said))
+        alike.setdefault(key, []).append(one)
+    for ones in alike.values():
+        first = ones[0]
+        words = first.why.splitlines() or [first.raised]
+        kind = "" if first.raised == "AssertionError" else f"{first.raised}: "
+        lines += [f"  {kind}{words[0]}", *(f"    {word}" for word in words[1:6])]
+        if first.where:
+            lines.append(f"    at {first.where}")
+        cases: dict[str, list[str]] = {}
+        for one in ones:
+            cases.setdefault(one.name, []).append(one.case)
+        lines += [_cases(name, mine) for name, mine in cases.items()]
     return lines
+
+
+def _cases(name: str, cases: list[str]) -> str:
+    shown = list(dict.fromkeys(filter(None, cases)))
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    listed = f" for {', '.join(shown[:_SHOWN])}{more}" if shown else ""
+    return f"    in {name}{listed}"
 
 
 def _reasons(skipped: tuple[FinishedRun, ...]) -> list[str]:
@@ -128,5 +156,10 @@ def _verdict(report: CheckReport) -> list[str]:
         for how, count in counts.items()
         if count or how in ("passed", "failed")
     )
-    keeps = "keeps" if report.ok else "does not keep"
-    return [*lines, f"{said}: {report.name} {keeps} what it declares"]
+    name = report.name
+    if report.unproven and not report.failed:
+        lacking = ", ".join(str(one.claim) for one in report.unproven)
+        verdict = f"{name} keeps what was tried; declared, not proven: {lacking}"
+    else:
+        verdict = f"{name} {'keeps' if report.ok else 'does not keep'} what it declares"
+    return [*lines, f"{said}: {verdict}"]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from kvdock.plugin.manifest import Manifest
 
 GROUP = "kvdock.backends"
+ORACLES = "kvdock.oracles"
+"""Entry points: a backend's name, and a function of its settings to an oracle."""
 ALLOW_VARIABLE = "KVDOCK_PLUGINS"
 
 
@@ -62,13 +64,24 @@ class BrokenPlugin(PluginError):  # noqa: N818 - a plugin's state, like NoRoute
 
 @attrs.frozen(kw_only=True)
 class Candidate:
-    """An entry point and where it comes from."""
+    """An entry point and where it comes from.
+
+    Args:
+        name: The entry point's name.
+        value: What it points at.
+        distribution: Which distribution announces it.
+        version: The version of that distribution.
+        group: The entry point's group.
+        oracle: The oracle of a backend, as the entry point in `ORACLES` that
+            its own distribution announces under the same name; "" for none.
+    """
 
     name: str
     value: str
     distribution: str
     version: str
     group: str = GROUP
+    oracle: str = ""
 
     def problem(self, stage: LoadStage, cause: str, fix: str) -> PluginProblem:
         """Describe a failure of this candidate."""
@@ -106,7 +119,10 @@ def list_entry_points(group: str = GROUP) -> tuple[Candidate, ...]:
     Reads package metadata only and imports nothing.
     """
     found = set()
-    for point in metadata.entry_points(group=group):
+    # Each call of entry_points reads the metadata of every distribution.
+    points: Any = metadata.entry_points()
+    oracles = _oracles(points) if group == GROUP else {}
+    for point in points.select(group=group):
         distribution, version = _identity(point.dist)
         found.add(
             Candidate(
@@ -115,9 +131,20 @@ def list_entry_points(group: str = GROUP) -> tuple[Candidate, ...]:
                 distribution=distribution,
                 version=version,
                 group=group,
+                oracle=oracles.get((point.name, distribution), ""),
             )
         )
     return tuple(sorted(found, key=lambda one: (one.name, one.distribution)))
+
+
+def _oracles(points: metadata.EntryPoints) -> dict[tuple[str, str], str]:
+    """Return the oracles of all entry points, by backend and distribution."""
+    # One of another distribution does not count: what the stored bytes look
+    # like would then depend on whether a package of tests is installed.
+    return {
+        (point.name, _identity(point.dist)[0]): point.value
+        for point in points.select(group=ORACLES)
+    }
 
 
 def _identity(distribution: metadata.Distribution | None) -> tuple[str, str]:

@@ -43,7 +43,7 @@ REQUIRED = (
 
 @attrs.frozen
 class Finding:
-    """One line of a backend's self-examination.
+    """One finding of a probe.
 
     Args:
         ok: Whether this is as it should be.
@@ -77,7 +77,7 @@ class HostMemory:
     Args:
         buffer: The bytes: writable and contiguous, with the buffer protocol.
             What they hold at first is not said.
-        give_back: To be called once when nothing uses it any more. A pool
+        give_back: Call it once, when they are no longer in use. A pool
             that lies in them keeps them until it is released.
     """
 
@@ -87,7 +87,7 @@ class HostMemory:
 
 @attrs.frozen(kw_only=True)
 class AttachConfig:
-    """What a backend gets to know when memory is attached to it.
+    """What a backend receives when memory is attached to it.
 
     Args:
         settings: An instance of the manifest's settings class, or None.
@@ -141,11 +141,11 @@ def kvdock_manifest() -> Manifest:
 
 @hookspec(firstresult=True)
 def kvdock_probe(config: AttachConfig) -> Sequence[Finding]:
-    """Look whether the backend could work here and now.
+    """Check whether the backend can work with these settings.
 
     Called by `kvdock doctor` and the conformance kit, with settings but
-    without a namespace, and never when an engine attaches memory. May load
-    libraries and reach for servers, within a few seconds.
+    without a namespace, never while an engine attaches memory. May load
+    libraries and connect to servers, within a few seconds.
 
     Returns:
         What was found, each with a hint where something is missing.
@@ -188,7 +188,7 @@ def kvdock_check_capability(
 
 @hookspec(firstresult=True)
 def kvdock_allocate(nbytes: int, config: AttachConfig) -> HostMemory | None:
-    """Bring host memory that the backend reaches.
+    """Allocate host memory that the backend reaches.
 
     Called on the thread that attaches, before the pool is registered: by the
     core for memory of its own, and for an engine's pools without a namespace.
@@ -211,7 +211,7 @@ def kvdock_allocate(nbytes: int, config: AttachConfig) -> HostMemory | None:
 def kvdock_register_pool(
     pool: PoolSpec, region: Region, config: AttachConfig
 ) -> object:
-    """Get ready to move pages of a pool.
+    """Prepare to move pages of a pool.
 
     Called once per pool on the thread that attaches, before any batch. The
     region's memory stays where it is until `kvdock_release`.
@@ -221,7 +221,7 @@ def kvdock_register_pool(
         `config.shared`, not in the module.
 
     Raises:
-        KvdockError: To refuse the pool, with the reason.
+        KvdockError: To reject the pool, with the reason.
     """
     raise NotImplementedError
 
@@ -248,12 +248,24 @@ def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> Sequence[str]:
 def kvdock_batch_io(handle: object, batch: Batch) -> BatchResult:
     """Do one batch.
 
-    Called from any thread, several at a time. Ends by `batch.deadline_s`,
-    keeps no reference to the batch's memory afterwards, and raises only for
-    a defect: what fails for a key is that key's outcome. Where a client library
-    may still move bytes of a transfer that it has given up, the result has a
-    `MemoryHold`, which the backend releases once that is ruled out, at the
-    latest when the last handle of the client is released.
+    Called from any thread, several at a time. Raises only for a defect: what
+    fails for a key is that key's outcome.
+
+    Once it has returned, nothing touches the batch's memory and no reference
+    to it is kept, after a timeout or an error either: the engine uses that
+    memory for other pages at once. A transfer that cannot be cancelled has to
+    be waited for, past the deadline if need be. Only where a client library may
+    still move bytes of a transfer that it has given up, the result has a
+    `MemoryHold`, which keeps that memory reserved. The backend releases it once
+    that is ruled out, at the latest when the last handle of the client is
+    released.
+
+    Ends by `batch.deadline_s`; keys that are not done by then are TIMEOUT. The
+    core enforces it by abandoning the call: its caller gets misses in time, the
+    memory stays reserved until the call has returned, and the backend is cut
+    off for a while. A client library that waits while it holds Python's global
+    interpreter lock defeats every deadline, those of other backends and of the
+    engine too; call such a library in another process.
 
     Returns:
         One outcome per key, in the order of the keys.
@@ -275,10 +287,10 @@ def kvdock_release(handle: object) -> None:
 
 @hookspec(firstresult=True)
 def kvdock_capacity(handle: object) -> Capacity | None:
-    """Say how full the store is.
+    """Return how full the store is.
 
-    Called between batches on a thread of its own, at most once in
-    `calls.capacity_interval`, and only if an observer is on. Backends that
+    Called between batches on its own thread, at most once in
+    `calls.capacity_interval`, and only if an observer is installed. Backends that
     cannot know it leave it out.
 
     Returns:
@@ -293,7 +305,7 @@ def kvdock_capacity(handle: object) -> Capacity | None:
 
 @hookspec
 def kvdock_observe(event: Event) -> None:
-    """Take note of what no wrapper of another hook can see.
+    """Record what no wrapper of another hook can see.
 
     Called on any thread, after the fact, for observers; a backend leaves it
     out. Returns at once and raises nothing: what it costs, every batch pays.

@@ -18,7 +18,10 @@ from kvdock.errors import ManifestError, did_you_mean
 from kvdock.pools.enums import HitPolicy, Layout, PoolKind, Sharding
 
 API_VERSION = 1
-"""Number of the contract between the core and a plugin."""
+"""Number of the newest contract between the core and a plugin."""
+
+OLDEST_API_VERSION = 1
+"""Number of the oldest contract that this core still keeps."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
@@ -27,9 +30,9 @@ class Support(StrEnum):
     """How well a backend does something. True only for the last two."""
 
     UNDECLARED = "?"
-    """The plugin says nothing; treated as NO, but shown as silence."""
+    """Not declared; treated as NO, but shown as `?`."""
     NO = "no"
-    """The plugin says that it cannot."""
+    """Declared as not supported."""
     EMULATED = "emulated"
     """It can, at a cost (a copy, a second request)."""
     NATIVE = "native"
@@ -105,9 +108,9 @@ class Capability(StrEnum):
     KEY_SIZE = "key_size"
     """Take keys as long as this pool's."""
     SHARING = "sharing"
-    """Be found by every process that is to find it."""
+    """Let the processes of the required scope find stored pages."""
     DURABILITY = "durability"
-    """Outlive what stored bytes shall outlive."""
+    """Keep stored bytes beyond the required scope."""
     CLEAR_REACH = "clear_reach"
     """Clear no more than may be cleared."""
     INTEGRITY = "integrity"
@@ -254,7 +257,7 @@ class Manifest:
 
     Args:
         name: The backend's one name: also its entry point's.
-        api: The contract it was written for, `API_VERSION` of that time.
+        api: The number of the contract that it was written for.
         summary: What it is, in one line.
         kinds: What it can do for each kind of pool that it takes.
         zero_copy: Moves bytes from and to addresses of the engine's memory.

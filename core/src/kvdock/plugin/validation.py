@@ -15,7 +15,7 @@ import pluggy
 
 from kvdock.errors import ManifestError, did_you_mean
 from kvdock.plugin import hookspecs
-from kvdock.plugin.manifest import API_VERSION, Manifest
+from kvdock.plugin.manifest import API_VERSION, OLDEST_API_VERSION, Manifest
 
 _LISTENS = "kvdock_observe"
 """The hook of observers that wraps nothing."""
@@ -186,14 +186,7 @@ def _manifest(
 
 def _check_manifest(found: object, name: str, distribution: str) -> None:
     # The number first: a manifest of another contract need not be our class.
-    number = getattr(found, "api", API_VERSION)
-    if number != API_VERSION:
-        newer = isinstance(number, int) and number > API_VERSION
-        raise ContractViolation(
-            LoadStage.MANIFEST,
-            f"it is written for API {number!r}, this kvdock speaks {API_VERSION}",
-            f"Upgrade {'kvdock' if newer else distribution}.",
-        )
+    _check_number(getattr(found, "api", API_VERSION), distribution)
     if not isinstance(found, Manifest):
         raise ContractViolation(
             LoadStage.MANIFEST,
@@ -206,6 +199,29 @@ def _check_manifest(found: object, name: str, distribution: str) -> None:
             f"its manifest says {found.name!r}, its entry point {name!r}",
             "Give both the same name.",
         )
+
+
+def _check_number(number: object, distribution: str) -> None:
+    """Reject a contract that this core does not keep, with whom to upgrade."""
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise ContractViolation(
+            LoadStage.MANIFEST,
+            f"its manifest says api={number!r}, which is not a number",
+            f"Name the contract that it was written for: api={API_VERSION}.",
+        )
+    if OLDEST_API_VERSION <= number <= API_VERSION:
+        return
+    spoken = f"{API_VERSION}"
+    if OLDEST_API_VERSION < API_VERSION:
+        spoken = f"{OLDEST_API_VERSION} to {API_VERSION}"
+    newer, older = "kvdock", distribution
+    if number < OLDEST_API_VERSION:
+        newer, older = distribution, "kvdock"
+    raise ContractViolation(
+        LoadStage.MANIFEST,
+        f"it is written for API {number}, this kvdock speaks {spoken}",
+        f"Upgrade {newer}, or install an older {older}.",
+    )
 
 
 def _check_promises(manifest: Manifest, own: Mapping[str, str]) -> None:

@@ -6,7 +6,7 @@ backend's own judgement of a pool comes in as a callable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -141,6 +141,7 @@ def plan_routes(  # noqa: PLR0913 - the whole question in one call
     strict: bool = False,
     needs: RouteRequirements | None = None,
     judge: CapabilityCheck | None = None,
+    oracles: Collection[str] = (),
 ) -> Plan:
     """Choose a backend for every pool.
 
@@ -155,6 +156,8 @@ def plan_routes(  # noqa: PLR0913 - the whole question in one call
             takes is refused with a reason and not stored.
         needs: What the deployment asks of every backend.
         judge: A backend's own verdict, which comes before its manifest.
+        oracles: The backends whose distribution brings an oracle. NATIVE
+            integrity of any other counts as NO: the core adds trailers.
 
     Raises:
         NoRoute: If no backend takes a required pool; the message is the table.
@@ -183,6 +186,7 @@ def plan_routes(  # noqa: PLR0913 - the whole question in one call
             [wanted[pool.name]] if pool.name in wanted else list(preference),
             needs or RouteRequirements(),
             judge,
+            oracles=oracles,
         )
         for pool in ordered
     )
@@ -196,20 +200,25 @@ def plan_routes(  # noqa: PLR0913 - the whole question in one call
     return plan
 
 
-def _route(
+def _route(  # noqa: PLR0913 - what one route depends on
     pool: PoolSpec,
     shard: Shard,
     manifests: Mapping[str, Manifest],
     preference: Sequence[str],
     needs: RouteRequirements,
     judge: CapabilityCheck | None,
+    *,
+    oracles: Collection[str],
 ) -> Route:
     if not stored_objects(pool, shard):
         why = "this rank has none of its layers"
         return Route(pool, None, TransferMode.NONE, why, absent=True)
     names = list(preference) or sorted(manifests)
     options = tuple(
-        evaluate_backend(pool, shard, manifests[name], needs, judge) for name in names
+        evaluate_backend(
+            pool, shard, manifests[name], needs, judge, oracle=name in oracles
+        )
+        for name in names
     )
     takers = [option for option in options if option.accepted]
     if not preference:

@@ -28,6 +28,9 @@ from kvdock.pools.objects import TRAILER_BYTES
 from kvdock.pools.shard import Shard
 from kvdock.pools.spec import PoolSpec
 
+_UNPROVEN = "declares integrity, and its distribution brings no oracle to prove it"
+
+
 CapabilityCheck = Callable[[str, Capability, PoolSpec, Shard], Verdict | None]
 """(backend, capability, pool, shard) to its own verdict, or None."""
 
@@ -116,6 +119,8 @@ class RouteOption:
         note: Why the path is not a better one, or "".
         allocate: Whether the pool should be allocated by the backend.
         check: Who would verify its pages.
+        check_note: Why the core adds a trailer although the backend declares
+            that it verifies pages, or "".
     """
 
     backend: str
@@ -125,6 +130,7 @@ class RouteOption:
     note: str = ""
     allocate: bool = False
     check: IntegrityCheck = IntegrityCheck.BACKEND
+    check_note: str = ""
 
     @property
     def accepted(self) -> bool:
@@ -148,6 +154,8 @@ class RouteOption:
             per = f"one object a {self.unit}"
         # What is usual is not repeated in every row.
         check = [] if self.check is IntegrityCheck.BACKEND else [str(self.check)]
+        if self.check_note:
+            check = [f"{self.check}, as it {self.check_note}"]
         return "; ".join([f"{path}, {per}", *emulated, *check])
 
 
@@ -160,17 +168,23 @@ class _Evaluation:
     manifest: Manifest
     needs: RouteRequirements
     judge: CapabilityCheck | None
+    oracle: bool
 
     @property
     def check(self) -> IntegrityCheck:
         """Who verifies the pool's pages."""
         checks = self.needs.checks
-        native = self.manifest.integrity is Support.NATIVE
+        native = self.manifest.integrity is Support.NATIVE and self.oracle
         if not self.pool.physical or (native and checks is not Integrity.ALWAYS):
             return IntegrityCheck.BACKEND
         return (
             IntegrityCheck.NONE if checks is Integrity.OFF else IntegrityCheck.TRAILER
         )
+
+    @property
+    def unproven(self) -> bool:
+        """Whether integrity is declared that nothing can prove."""
+        return bool(self.manifest.integrity) and not self.oracle
 
     def verdict(self, capability: Capability, pool: PoolSpec | None = None) -> Verdict:
         """Ask the backend, and where it has no opinion its manifest.
@@ -185,6 +199,9 @@ class _Evaluation:
             )
             if not stated:
                 return stated
+        if capability is Capability.INTEGRITY and self.unproven:
+            # No verdict of its own can stand in for a proof either.
+            return Verdict(Support.NO, f"{self.manifest.name} {_UNPROVEN}")
         said = (
             self.judge(self.manifest.name, capability, about, self.shard)
             if self.judge
@@ -202,9 +219,21 @@ def evaluate_backend(
     manifest: Manifest,
     needs: RouteRequirements,
     judge: CapabilityCheck | None = None,
+    *,
+    oracle: bool = False,
 ) -> RouteOption:
-    """Return what a backend says to a pool, with the best way to move it."""
-    case = _Evaluation(pool, shard, manifest, needs, judge)
+    """Return what a backend says to a pool, with the best way to move it.
+
+    Args:
+        pool: The pool.
+        shard: The slice of the model that this process owns.
+        manifest: What the backend declares.
+        needs: What the deployment asks of every backend.
+        judge: The backend's own verdict.
+        oracle: Whether the backend's distribution brings an oracle. Without
+            one NATIVE integrity counts as NO, and the core adds trailers.
+    """
+    case = _Evaluation(pool, shard, manifest, needs, judge, oracle)
     store = case.verdict(Capability.STORE)
     if not store:
         refused = ((Capability.STORE, store),)
@@ -216,8 +245,17 @@ def evaluate_backend(
     verdicts += [(limit, case.verdict(limit, sized)) for limit in LIMITS]
     if case.check is IntegrityCheck.TRAILER:
         verdicts.append((Capability.OBJECT_SIZE, _with_trailer(sized, shard, manifest)))
+    native = manifest.integrity is Support.NATIVE
+    lacking = native and case.unproven and case.check is IntegrityCheck.TRAILER
     return RouteOption(
-        manifest.name, tuple(verdicts), path, unit, note, allocate, case.check
+        manifest.name,
+        tuple(verdicts),
+        path,
+        unit,
+        note,
+        allocate,
+        case.check,
+        check_note=_UNPROVEN if lacking else "",
     )
 
 

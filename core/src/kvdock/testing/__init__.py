@@ -1,4 +1,4 @@
-"""The conformance kit: what makes a stranger's backend trustworthy.
+"""The conformance kit: tests that prove what a backend declares.
 
 Needs the extra `kvdock[testing]`. A plugin's test file:
 

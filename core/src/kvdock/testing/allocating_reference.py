@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvdock.region import Block, Region
 
 WIPED = 0xDD
-"""What memory holds that is nobody's any more."""
+"""The bytes of memory that is released."""
 
 
 @attrs.define(eq=False)
@@ -85,7 +85,7 @@ class OwnMemoryReference(MemoryReference):
         lain = [[one for one in self.pieces if one.holds(b)] for b in region.blocks]
         if not all(lain):
             raise KvdockError(
-                f"pool {pool.name!r} lies in memory of somebody else",
+                f"pool {pool.name!r} lies in memory that this backend did not allocate",
                 fix="Get it from Dock.allocate.",
             )
         handle = super().kvdock_register_pool(pool, region, config)
@@ -95,14 +95,14 @@ class OwnMemoryReference(MemoryReference):
 
     @hookimpl
     def kvdock_release(self, handle: Handle) -> None:
-        """Let go of a pool, and of memory that was given back before."""
+        """Release a pool, and memory that was given back before."""
         super().kvdock_release(handle)
         for piece in self.pieces:
             piece.pools = [one for one in piece.pools if one is not handle]
         self.sweep()
 
     def sweep(self) -> None:
-        """Wipe and forget what nobody has."""
+        """Wipe and drop memory that is no longer in use."""
         gone = [one for one in self.pieces if not one.lent and not one.pools]
         for piece in gone:
             piece.array[:] = WIPED

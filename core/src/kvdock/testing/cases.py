@@ -1,8 +1,8 @@
 """Which tests a manifest switches on: pure functions of the manifest.
 
 A contract test carries a chooser. The chooser turns a manifest into cases:
-values to run the test with, or reasons not to. There is no list of backends
-to skip anywhere; what a backend declares is the only thing that is asked.
+values to run the test with, or reasons to skip it. Nothing but the manifest
+decides: the kit has no list of backends.
 """
 
 from __future__ import annotations
@@ -35,21 +35,34 @@ Chooser = Callable[[Manifest], Iterable[Case]]
 Test = TypeVar("Test", bound=Callable[..., object])
 
 _MARK = "__kvdock_chooser__"
+_PROVES = "__kvdock_proves__"
 
 
-def contract_test(choose: Chooser | None = None) -> Callable[[Test], Test]:
+def contract_test(
+    choose: Chooser | None = None, *, proves: str = ""
+) -> Callable[[Test], Test]:
     """Mark a method as a test of the contract.
 
     Args:
         choose: From a manifest to cases, which the test takes as `case`; None
             for a test that every backend runs once.
+        proves: The field of the manifest that the test tries with a backend,
+            where it has one. A declared capability of which every such test
+            is skipped is not proven.
     """
 
     def mark(test: Test) -> Test:
         setattr(test, _MARK, choose)
+        setattr(test, _PROVES, proves)
         return test
 
     return mark
+
+
+def proved_by(test: object) -> str:
+    """Return the field of the manifest that a contract test tries, or ""."""
+    found: str = getattr(test, _PROVES, "")
+    return found
 
 
 def chooser_of(test: object) -> Chooser | None:

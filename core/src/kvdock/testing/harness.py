@@ -7,6 +7,7 @@ back: no breaker, no retry and no second check hides what the plugin did.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
@@ -25,6 +26,8 @@ from kvdock.routing.verdicts import RouteRequirements, TransferMode
 from kvdock.testing.cases import plain_sample
 from kvdock.testing.memory import BLANK, Bring, PageMemory, bringer, plain, staging_of
 from kvdock.testing.routes import ANCHOR, route_pools
+from kvdock.testing.scale import Scale
+from kvdock.testing.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,10 +42,13 @@ if TYPE_CHECKING:
 
 
 PATIENCE_S = 30.0
-"""Deadline of calls that are not about deadlines."""
+"""Deadline of calls that are not about deadlines, and limit of a release."""
 
-SOON_S = 5.0
+SOON_S = 1.0
 """How long what one handle stored may take to be found by another."""
+
+HANG_S = 10.0
+"""How long after its deadline a call counts as one that never returns."""
 
 
 @attrs.define(eq=False)
@@ -60,6 +66,8 @@ class Setup:
     own: tuple[int, int]
     bring: Bring = attrs.field(repr=False)
     lent: list[HostMemory] = attrs.field(repr=False)
+    watchdog: Watchdog = attrs.field(repr=False)
+    scale: Scale
     attached: bool = True
     holds: list[MemoryHold] = attrs.field(factory=list, init=False, repr=False)
 
@@ -76,16 +84,36 @@ class Setup:
         """Run one batch in pieces that the plugin takes, as the core does."""
         limit = self.backend.manifest.max_batch_keys or len(batch)
         parts = [
-            self.backend.batch_io(self.handle, batch.part(start, start + limit))
+            self.call_once(batch.part(start, start + limit))
             for start in range(0, len(batch), max(1, limit))
-        ] or [self.backend.batch_io(self.handle, batch)]
-        self.holds += [part.hold for part in parts if part.hold is not None]
+        ] or [self.call_once(batch)]
         if len(parts) == 1:
             return parts[0]
         return BatchResult(
             np.concatenate([part.outcomes for part in parts]),
             np.concatenate([part.nbytes for part in parts]),
         )
+
+    def call_once(self, batch: Batch) -> BatchResult:
+        """Run one batch as it is.
+
+        Raises:
+            DidNotReturn: If the call does not come back, long after its time.
+        """
+        patience_s = self.scale.seconds(PATIENCE_S)
+        result = self.watchdog.run(
+            lambda: self.backend.batch_io(self.handle, batch),
+            min(batch.remaining_s(), patience_s) + self.scale.seconds(HANG_S),
+            f"a call of {batch.operation} with {len(batch)} keys and "
+            f"{min(batch.remaining_s(), patience_s):.3g} s to its deadline",
+        )
+        if result.hold is not None:
+            self.holds.append(result.hold)
+        return result
+
+    def until(self, usual_s: float = PATIENCE_S) -> float:
+        """Return a deadline, on `time.monotonic()`'s clock."""
+        return time.monotonic() + self.scale.seconds(usual_s)
 
     def places(self, count: int) -> Int64Array:
         """Return page indices for `count` pages, in no handy order."""
@@ -102,7 +130,7 @@ class Setup:
     ) -> tuple[Batch, npt.NDArray[np.uint8] | None]:
         """Build a batch that moves pages, and its staging rows if it has any."""
         keys = self.keys(hashes)
-        deadline = time.monotonic() + PATIENCE_S if deadline_s is None else deadline_s
+        deadline = self.until() if deadline_s is None else deadline_s
         if not self.pool.physical:
             none = np.zeros((len(keys), 0), np.int64)
             return Batch(operation, keys, none, none, deadline), None
@@ -126,7 +154,7 @@ class Setup:
         """Store the content of page hashes.
 
         Asserts that the engine's memory is only read, then overwrites it: a
-        plugin that still needs it afterwards stores rubbish.
+        plugin that still needs it afterwards stores wrong bytes.
 
         Returns:
             uint8 (pages, objects), outcomes.
@@ -152,7 +180,7 @@ class Setup:
         """Load pages into blank memory.
 
         Asserts that every object that is OK has its own bytes in its own
-        place, and that nothing beside the named pages was written.
+        place, and that no memory other than these pages was written.
 
         Returns:
             uint8 (pages, objects), outcomes.
@@ -198,13 +226,13 @@ class Setup:
         found = self.exists_soon(hashes)
         assert found.all(), (
             f"{(~found).sum()} of {len(hashes)} pages that another handle stored are "
-            f"not found after {SOON_S:.0f} s"
+            f"not found after {self.scale.seconds(SOON_S):.0f} s"
         )
         self.loaded(hashes, seed=seed)
 
     def exists_soon(self, hashes: Sequence[str]) -> BoolArray:
         """Ask until every page is there, for a moment at most."""
-        deadline = time.monotonic() + SOON_S
+        deadline = self.until(SOON_S)
         found = self.exists(hashes)
         while not found.all() and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -213,26 +241,23 @@ class Setup:
 
     def exists(self, hashes: Sequence[str]) -> BoolArray:
         """Return which pages are there whole, bool (pages,)."""
-        deadline = time.monotonic() + PATIENCE_S
-        batch = Batch(Operation.EXISTS, self.keys(hashes), deadline_s=deadline)
+        batch = Batch(Operation.EXISTS, self.keys(hashes), deadline_s=self.until())
         outcomes = self.call(batch).outcomes.reshape(-1, self.objects)
         return cast("BoolArray", (outcomes == Outcome.OK).all(axis=1))
 
     def delete(self, hashes: Sequence[str]) -> OutcomeArray:
         """Forget pages; return uint8 (pages, objects), outcomes."""
-        deadline = time.monotonic() + PATIENCE_S
-        batch = Batch(Operation.DELETE, self.keys(hashes), deadline_s=deadline)
+        batch = Batch(Operation.DELETE, self.keys(hashes), deadline_s=self.until())
         return cast("OutcomeArray", self.call(batch).outcomes.reshape(-1, self.objects))
 
     def clear(self) -> Outcome:
         """Forget the namespace; return what became of that."""
-        deadline = time.monotonic() + PATIENCE_S
         head = f"{self.config.namespace}/"
-        batch = Batch(Operation.CLEAR, [head], deadline_s=deadline)
+        batch = Batch(Operation.CLEAR, [head], deadline_s=self.until())
         return Outcome(int(self.call(batch).outcomes[0]))
 
     def seen(self) -> list[bytes]:
-        """Return what lies in all memory that the plugin was told of."""
+        """Return the bytes of all memory that the plugin knows."""
         if self.staging is not None:
             return [self.staging.tobytes()]
         return [block.tobytes() for block in self.memory.blocks]
@@ -248,11 +273,13 @@ class Setup:
         ]
 
     def release(self) -> None:
-        """Let the plugin go of the pool, once."""
+        """Release the pool, once."""
         if self.attached:
             self.attached = False
-            self.backend.release(self.handle)
+            patience_s = self.scale.seconds(PATIENCE_S)
+            release = partial(self.backend.release, self.handle)
             self.handle = None
+            self.watchdog.run(release, patience_s, "kvdock_release")
             self.give_back()
 
     def give_back(self) -> None:
@@ -272,7 +299,7 @@ def spelled(outcomes: OutcomeArray) -> str:
 
 @attrs.define(eq=False)
 class Harness:
-    """Attaches pools to the backend under test and lets go of them again."""
+    """Attaches pools to the backend under test and releases them."""
 
     plugin: str
     settings: Mapping[str, object]
@@ -281,12 +308,20 @@ class Harness:
     """Keeps the namespaces of this harness to itself in a shared store."""
     tidy: bool = False
     """Whether to clear those namespaces at the end."""
+    scale: Scale = attrs.field(factory=Scale)
+    """How slow the store is."""
+    large_objects: bool = True
+    """Whether objects of many MiB are to be moved."""
+    watchdog: Watchdog = attrs.field(factory=Watchdog)
+    """Where its calls run."""
     _rigs: list[Setup] = attrs.field(factory=list)
     _spaces: dict[str, tuple[PoolSpec, AttachConfig]] = attrs.field(factory=dict)
 
     def over(self, settings: Mapping[str, object]) -> Harness:
         """Return a harness like this one over another store."""
-        return Harness(self.plugin, settings, self.backend, tidy=self.tidy)
+        return attrs.evolve(
+            self, settings=settings, salt=uuid4().hex, rigs=[], spaces={}
+        )
 
     def routes(
         self,
@@ -341,7 +376,7 @@ class Harness:
         )
         rigs = tuple(
             self._attach(
-                # Only the router was told that refusals are wanted as rows.
+                # Optional for the router alone, which then returns rejections as rows.
                 attrs.evolve(route.pool, required=pool.required),
                 config,
                 pages,
@@ -380,10 +415,10 @@ class Harness:
         bring = bringer(self.backend, config, lent)
         staged = staged and pool.physical
         memory = PageMemory.of(pool, config.shard, pages, plain if staged else bring)
-        region = told = memory.region()
+        region = registered = memory.region()
         rows = None
         if staged:
-            rows, told = staging_of(region, bring)
+            rows, registered = staging_of(region, bring)
         self.remember(pool, config)
         setup = Setup(
             backend=self.backend,
@@ -393,10 +428,12 @@ class Harness:
             region=region,
             staging=rows,
             suffixes=self.backend.key_suffix(pool, config.shard),
-            handle=self.backend.register_pool(pool, told, config),
+            handle=self.backend.register_pool(pool, registered, config),
             own=(0, pages),
             bring=bring,
             lent=lent,
+            watchdog=self.watchdog,
+            scale=self.scale,
         )
         self._rigs.append(setup)
         return setup
@@ -419,7 +456,7 @@ class Harness:
 
     def remember(self, pool: PoolSpec, config: AttachConfig) -> None:
         """Count a namespace among those that are cleared at the end."""
-        # Without the client that a plugin keeps there: it is let go with its pools.
+        # Without the client that a plugin keeps there: it ends with its pools.
         config = attrs.evolve(config, shared={})
         self._spaces.setdefault(config.namespace, (pool, config))
 
@@ -434,3 +471,4 @@ class Harness:
                 (setup or self._attach(pool, config, 1, staged=False)).clear()
         while self._rigs:
             self._rigs.pop().release()
+        self.watchdog.close()

@@ -6,6 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import pytest
 
 from kvdock.errors import KvdockError
@@ -20,19 +21,16 @@ if TYPE_CHECKING:
 
     from kvdock.testing.oracles import Oracle
 
-ORACLES = "kvdock.oracles"
-"""Entry points: a backend's name, and a function of its settings to an `Oracle`."""
-
 
 def asked() -> Mapping[str, Any]:
     """Return what to check.
 
     Raises:
-        KvdockError: If nobody asked.
+        KvdockError: If no check was requested.
     """
     if VARIABLE not in os.environ:
         raise KvdockError(
-            "nobody said which backend to check", fix="Use `kvdock check NAME`."
+            "no backend to check is named", fix="Use `kvdock check NAME`."
         )
     found: Mapping[str, Any] = json.loads(os.environ[VARIABLE])
     return found
@@ -42,6 +40,8 @@ class _Given(Suite, sealed=True):
     """The plugin and the settings that were given."""
 
     plugin = asked()["plugin"] if VARIABLE in os.environ else ""
+    scale = asked()["scale"] if VARIABLE in os.environ else 1.0
+    large_objects = asked()["large_objects"] if VARIABLE in os.environ else True
     tidy = True
 
     @pytest.fixture
@@ -51,9 +51,13 @@ class _Given(Suite, sealed=True):
         return resolve_settings(settings, asked()["settings"], tmp_path)
 
     @pytest.fixture
-    def small(self, config: Mapping[str, object], tmp_path: Path) -> Any:  # noqa: ANN401 - a mapping or None
-        """Return the settings of a small store, if some were given."""
+    def small(
+        self, config: Mapping[str, object], oracle: Oracle | None, tmp_path: Path
+    ) -> Any:  # noqa: ANN401 - a mapping or None
+        """Return the settings of a small store, given or brought by the oracle."""
         small = asked()["small"]
+        if small is None and oracle is not None:
+            small = oracle.small(tmp_path / "small")
         if small is None:
             return None
         settings = self.backend().manifest.settings
@@ -63,12 +67,14 @@ class _Given(Suite, sealed=True):
     def oracle(self, config: Mapping[str, object]) -> Oracle | None:
         """Return the oracle that the backend's distribution brings, if it does."""
         backend = self.backend()
-        for candidate in discovery.list_entry_points(ORACLES):
-            if candidate.name == self.plugin:
-                make: Any = discovery.import_entry_point(candidate)
-                found: Oracle = make(backend.settings(config))
-                return found
-        return None
+        candidate = backend.plugin.candidate
+        if not candidate.oracle:
+            return None
+        make: Any = discovery.import_entry_point(
+            attrs.evolve(candidate, value=candidate.oracle, group=discovery.ORACLES)
+        )
+        found: Oracle = make(backend.settings(config))
+        return found
 
 
 class TestContract(_Given, BackendContract):

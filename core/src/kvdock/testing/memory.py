@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 GUARD_BYTES = 192
-"""Bytes before and after each block that nobody may touch."""
+"""Bytes before and after each block that must stay unchanged."""
 
 GUARD = 0xC3
 """What the guards hold."""
@@ -44,7 +44,7 @@ Bring = Callable[[int], ByteArray]
 
 
 def plain(nbytes: int) -> ByteArray:
-    """Return memory of nobody's."""
+    """Return plain memory."""
     return np.zeros(nbytes, np.uint8)
 
 
@@ -62,7 +62,7 @@ def bringer(backend: Backend, config: AttachConfig, lent: list[HostMemory]) -> B
 
 
 def staging_of(region: Region, bring: Bring) -> tuple[ByteArray, Region]:
-    """Return a row for each page of a region, and what a plugin is told of them.
+    """Return a row for each page of a region, and the region that a plugin registers.
 
     As in the core, a plugin whose pages are staged never hears of the engine's
     memory.
@@ -74,7 +74,7 @@ def staging_of(region: Region, bring: Bring) -> tuple[ByteArray, Region]:
     width = int(each.sum())
     rows = bring(region.pages * width).reshape(region.pages, width)
     at = int(rows.ctypes.data)
-    told = attrs.evolve(
+    registered = attrs.evolve(
         region,
         bases=(at + np.cumsum(each) - each).reshape(-1, 1),
         strides=np.full((len(each), 1), width, np.int64),
@@ -82,7 +82,7 @@ def staging_of(region: Region, bring: Bring) -> tuple[ByteArray, Region]:
         blocks=(Block(at, rows.nbytes),),
         owners=(rows,),
     )
-    return rows, told
+    return rows, registered
 
 
 # From the order in memory, without the page, to (layer, token, head, row).

@@ -1,4 +1,4 @@
-"""A pytest plugin that writes down what happens, test by test.
+"""A pytest plugin that records each test as it runs.
 
 One line of JSON as soon as a test begins and one when it is done: where a
 backend takes the process with it, the last line says in which test.
@@ -26,10 +26,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin to write, if a file is named, for as long as somebody reads."""
+    """Start the recorder if a file is named, until the parent ends."""
     path = config.getoption(OPTION)
     if path:
-        # Being in a session of its own, it would outlive whoever started it.
+        # In its own session it would outlive the process that started it.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         config.pluginmanager.register(Recorder(Path(path)))
 
@@ -82,5 +82,18 @@ class Recorder:
             words |= {
                 "raised": call.excinfo.typename,
                 "why": str(call.excinfo.value).split("\nassert ")[0].strip(),
+                "where": _blamed(item, call.excinfo.value),
             }
         self._write(**words)
+
+
+def _blamed(item: pytest.Item, error: BaseException) -> str:
+    """Return the line of the plugin that an error leads to, or ""."""
+    suite: Any = getattr(item, "cls", None)
+    if not hasattr(suite, "blame"):
+        return ""
+    try:
+        found: str = suite.blame(error)
+    except Exception:  # noqa: BLE001 - the failure itself must be recorded
+        return ""
+    return found

@@ -1,4 +1,4 @@
-"""A backend that does everything right and nothing fast.
+"""A correct and slow backend.
 
 It is what the contract looks like in code: the kit passes on it, and the
 mutants are copies of it with one thing wrong. Two kinds of shelf: a dict of
@@ -86,7 +86,7 @@ class DictShelf:
 
 @attrs.frozen(eq=False)
 class FolderShelf:
-    """Blobs as files, each beside a file with its name."""
+    """Blobs as files, each with a second file that holds its key."""
 
     root: Path
 
@@ -311,7 +311,8 @@ class MemoryReference:
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
         """Keep an object, if it is new and there is room."""
-        if len(data) > self.manifest().max_object_bytes:
+        limit = self.manifest().max_object_bytes
+        if 0 < limit < len(data):
             return Outcome.REFUSED
         with handle.lock:
             if self.get(handle, key, len(data))[0] is Outcome.OK:
@@ -356,7 +357,7 @@ class MemoryReference:
 
     @hookimpl
     def kvdock_release(self, handle: Handle) -> None:
-        """Let go of a pool."""
+        """Release a pool."""
         handle.blocks = ()
 
 

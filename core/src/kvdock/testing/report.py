@@ -19,34 +19,47 @@ from kvdock.config.convert import as_path
 from kvdock.config.schema import HIDDEN
 from kvdock.errors import KvdockError
 from kvdock.plugin.manifest import API_VERSION
-from kvdock.testing.subprocess import FinishedRun, Record, run_tests
+from kvdock.testing.claims import Claim, Unproven, claims_of, unproven
+from kvdock.testing.loading import load_backend
+from kvdock.testing.scale import Scale
+from kvdock.testing.subprocess import (
+    TEST_LIMIT_S,
+    FinishedRun,
+    Progress,
+    Record,
+    run_tests,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 VARIABLE = "KVDOCK_CHECKUP"
-"""Tells the child process what to check."""
+"""The variable that names the check to the child process."""
 
 
 @attrs.frozen(kw_only=True)
 class CheckReport:
-    """All that is to be told about one backend.
+    """The result of a check of one backend.
 
     Args:
         name: The backend.
-        about: Facts that whoever reads the report needs: versions, settings.
+        about: Facts that a reader needs: versions, settings.
         record: What became of the tests.
         groups: Test name to the title of its group.
+        claims: What its manifest declares.
+        proofs: Test name to the capability that the test tries.
     """
 
     name: str
     about: Mapping[str, str]
     record: Record
     groups: Mapping[str, str]
+    claims: tuple[Claim, ...] = ()
+    proofs: Mapping[str, str] = attrs.field(factory=dict)
 
     @property
     def failed(self) -> tuple[FinishedRun, ...]:
-        """Tests that failed, or whose store could not be let go."""
+        """Tests that failed, also while their store was released."""
         return tuple(one for one in self.record.ended if one.how == "failed")
 
     @property
@@ -60,21 +73,36 @@ class CheckReport:
         return tuple(one for one in self.record.ended if one.how == "skipped")
 
     @property
-    def ok(self) -> bool:
-        """Whether the backend keeps what it declares."""
+    def whole(self) -> bool:
+        """Whether every test was run."""
         record = self.record
-        whole = not record.left and not record.broken and bool(self.passed)
-        return whole and not self.failed
+        return not record.left and not record.broken and bool(self.passed)
+
+    @property
+    def unproven(self) -> tuple[Unproven, ...]:
+        """Capabilities that are declared and that no test could try."""
+        # After a run that broke off, what is missing says nothing.
+        if not self.whole:
+            return ()
+        return unproven(self.claims, self.proofs, self.record.ended)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the backend has proven all that it declares."""
+        return self.whole and not self.failed and not self.unproven
 
 
-def check(
+def check(  # noqa: PLR0913 - what a check depends on
     name: str,
     settings: Mapping[str, object],
     *,
     small: Mapping[str, object] | None = None,
     secrets: Collection[str] = (),
     faults: bool = False,
+    scale: float = 1.0,
+    large_objects: bool = True,
     timeout_s: float = 1800.0,
+    watch: Callable[[Progress], None] | None = None,
 ) -> CheckReport:
     """Run the contract on an installed backend.
 
@@ -85,7 +113,10 @@ def check(
         small: Further settings that make a store small enough to fill.
         secrets: Values that the report leaves out.
         faults: Also drive the core over it with injected faults.
+        scale: How many times slower than a local store it is; see `Scale`.
+        large_objects: Whether to move objects of 8 MiB and more.
         timeout_s: When to give up on the whole run.
+        watch: Called now and then with how far the run has come.
 
     Raises:
         KvdockError: If what the kit needs is not installed.
@@ -96,7 +127,13 @@ def check(
             f"the conformance kit needs {' and '.join(lacking)}",
             fix="Install it: pip install 'kvdock[testing]'.",
         )
-    words = {"plugin": name, "settings": dict(settings), "small": small}
+    words = {
+        "plugin": name,
+        "settings": dict(settings),
+        "small": small,
+        "scale": Scale(scale).factor,
+        "large_objects": large_objects,
+    }
     targets = ["kvdock.testing.installed::TestContract"]
     if faults:
         targets.append("kvdock.testing.installed::TestFaults")
@@ -105,12 +142,16 @@ def check(
         ["--noconftest", "--pyargs", *targets],
         environ={VARIABLE: json.dumps(words, default=str)},
         timeout_s=timeout_s,
+        test_limit_s=Scale(scale).seconds(TEST_LIMIT_S),
+        watch=watch,
     )
     return CheckReport(
         name=name,
         about=_about(name, settings, small or {}, secrets),
         record=record,
         groups=_groups(),
+        claims=claims_of(load_backend(name).manifest),
+        proofs=_proofs(),
     )
 
 
@@ -169,3 +210,9 @@ def _groups() -> dict[str, str]:
 
     whole = contract.groups(contract.BackendContract)
     return whole | contract.groups(contract.FaultContract)
+
+
+def _proofs() -> dict[str, str]:
+    from kvdock.testing import contract  # noqa: PLC0415 - needs pytest
+
+    return contract.proofs(contract.BackendContract)

@@ -48,7 +48,7 @@ def route_pools(
 ) -> tuple[Route, ...]:
     """Ask the router for pools of an engine whose anchor lives elsewhere.
 
-    Optional pools show why they are refused; nothing is raised for them.
+    Optional pools show why they are rejected; nothing is raised for them.
 
     Args:
         backend: Who is to take them.
@@ -87,6 +87,8 @@ def route_pools(
         overrides={"kit_anchor": "kit_anchor", **wanted},
         needs=needs,
         judge=judge,
+        # The kit tries what is declared; the checkup says what was not proven.
+        oracles={"kit_anchor", backend.name},
     )
     by_name = {route.pool.name: route for route in plan.routes}
     return tuple(by_name[pool.name] for pool in pools)

@@ -2,7 +2,7 @@
 
 The content of a page is a function of the pool and the page hash alone, over
 all ranks. So each rank, each process and each test knows what it must find,
-and a page in the wrong place is told from a right one.
+and a page in the wrong place differs from the right one.
 """
 
 from __future__ import annotations

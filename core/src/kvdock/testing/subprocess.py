@@ -12,16 +12,22 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 OPTION = "--kvdock-record"
 """Tells the recorder where to write."""
+
+TEST_LIMIT_S = 300.0
+"""How long one test may take before it counts as one that never ends."""
+
+_LOOK_EVERY_S = 0.2
 
 
 @attrs.frozen
@@ -35,6 +41,25 @@ class FinishedRun:
     why: str
     raised: str
     seconds: float
+    where: str = ""
+    """The line of the plugin that a failure leads to, or ""."""
+
+
+@attrs.frozen
+class Progress:
+    """How far a run of tests has come.
+
+    Args:
+        planned: How many tests there are, or 0 if that is not known yet.
+        ended: How many have ended.
+        failed: How many of them failed.
+        current: The test that runs, or "".
+    """
+
+    planned: int = 0
+    ended: int = 0
+    failed: int = 0
+    current: str = ""
 
 
 @attrs.frozen
@@ -70,6 +95,8 @@ def run_tests(
     *,
     environ: Mapping[str, str] | None = None,
     timeout_s: float = 1800.0,
+    test_limit_s: float = TEST_LIMIT_S,
+    watch: Callable[[Progress], None] | None = None,
 ) -> Record:
     """Run tests by pytest in a child process.
 
@@ -77,6 +104,9 @@ def run_tests(
         targets: What to run, in pytest's spelling.
         environ: Variables to add.
         timeout_s: When to give up on the child.
+        test_limit_s: When to give up on it because one test does not end:
+            a library that holds the interpreter's lock stops every thread.
+        watch: Called now and then with how far the run has come.
     """
     with tempfile.TemporaryDirectory(prefix="kvdock-kit-") as folder:
         record = Path(folder) / "record.jsonl"
@@ -93,13 +123,70 @@ def run_tests(
         ]
         path = os.pathsep.join(filter(None, sys.path))
         environment = os.environ | {"PYTHONPATH": path} | dict(environ or {})
-        status, said = _run(command, environment, folder, timeout_s)
+        guard = _Guard(record, timeout_s, test_limit_s, watch or (lambda _: None))
+        status, said = _run(command, environment, folder, guard)
         lines = record.read_text().splitlines() if record.exists() else []
     return _read([json.loads(line) for line in lines], status, said)
 
 
+@attrs.define
+class _Guard:
+    """Reads a record while it is written, and says when it is enough."""
+
+    record: Path
+    timeout_s: float
+    test_limit_s: float
+    watch: Callable[[Progress], None]
+    progress: Progress = attrs.field(factory=Progress)
+    offset: int = 0
+    began: float = attrs.field(factory=time.monotonic)
+    test_began: float = attrs.field(factory=time.monotonic)
+
+    def look(self) -> str:
+        """Read what is new; return why the run is to be given up, or ""."""
+        for line in self._lines():
+            self._take(json.loads(line))
+        self.watch(self.progress)
+        now = time.monotonic()
+        if now > self.began + self.timeout_s:
+            return f"the run did not end within {self.timeout_s:.0f} s"
+        if self.progress.current and now > self.test_began + self.test_limit_s:
+            name = self.progress.current.rpartition("::")[2]
+            return f"{name} did not end within {self.test_limit_s:.0f} s"
+        return ""
+
+    def _lines(self) -> list[bytes]:
+        if not self.record.exists():
+            return []
+        with self.record.open("rb") as file:
+            file.seek(self.offset)
+            found = file.read()
+        # The last line may be half written.
+        whole = found[: found.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        return whole.splitlines()
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        now = self.progress
+        match line["event"]:
+            case "began":
+                self.test_began = time.monotonic()
+                self.progress = attrs.evolve(now, current=line["test"])
+            case "collected":
+                self.progress = attrs.evolve(now, planned=line["count"])
+            case "broken":
+                pass
+            case how:
+                self.progress = attrs.evolve(
+                    now,
+                    ended=now.ended + 1,
+                    failed=now.failed + (how == "failed"),
+                    current="",
+                )
+
+
 def _run(
-    command: Sequence[str], environ: Mapping[str, str], folder: str, timeout_s: float
+    command: Sequence[str], environ: Mapping[str, str], folder: str, guard: _Guard
 ) -> tuple[int, str]:
     """Run a command; return its exit status and the end of what it printed.
 
@@ -117,14 +204,18 @@ def _run(
     )
     with process:
         try:
-            out, err = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return -9, f"the run did not end within {timeout_s:.0f} s"
+            while True:
+                try:
+                    out, err = process.communicate(timeout=_LOOK_EVERY_S)
+                except subprocess.TimeoutExpired:
+                    if enough := guard.look():
+                        os.killpg(process.pid, signal.SIGKILL)
+                        return -9, enough
+                else:
+                    return process.returncode, out[-4000:] + err[-4000:]
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    return process.returncode, out[-4000:] + err[-4000:]
 
 
 def _read(lines: Sequence[Mapping[str, Any]], status: int, said: str) -> Record:
@@ -152,6 +243,7 @@ def _read(lines: Sequence[Mapping[str, Any]], status: int, said: str) -> Record:
                         why=line.get("why", ""),
                         raised=line.get("raised", ""),
                         seconds=line["seconds"],
+                        where=line.get("where", ""),
                     )
                 )
     return Record(tuple(ended), planned, open_test, status, broken, said)

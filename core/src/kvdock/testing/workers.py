@@ -1,7 +1,7 @@
 """A second process with the same plugin and the same settings.
 
-Started with `python -m kvdock.testing.workers`; told what to do in lines of
-JSON. A failed assertion over there is one over here.
+Started with `python -m kvdock.testing.workers`; it reads commands as
+lines of JSON. A failed assertion there is raised here.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from kvdock.pools.shard import Shard
 from kvdock.testing.harness import Harness, Setup, spelled
 from kvdock.testing.loading import load_backend
 from kvdock.testing.samples import Sample
+from kvdock.testing.scale import Scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,9 +38,10 @@ class WorkerDied(AssertionError):  # noqa: N818 - says what happened
 
 @attrs.define(eq=False)
 class Worker:
-    """This process's end of another one."""
+    """The handle of a worker process."""
 
     process: subprocess.Popen[bytes]
+    patience_s: float = ANSWER_S
 
     @classmethod
     def start(cls, harness: Harness, *, hash_seed: int = 0) -> Worker:
@@ -47,8 +49,8 @@ class Worker:
 
         Args:
             harness: Whose plugin and settings to use.
-            hash_seed: Python's hash seed over there, to shake out keys that
-                hang on the order of a set.
+            hash_seed: Python's hash seed of that process, to find keys that
+                depend on the order of a set.
         """
         path = os.pathsep.join(filter(None, sys.path))
         process = subprocess.Popen(
@@ -57,13 +59,19 @@ class Worker:
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": path},
         )
-        worker = cls(process)
+        worker = cls(process, harness.scale.seconds(ANSWER_S))
         settings = dict(harness.settings)
-        worker.ask("load", plugin=harness.plugin, settings=settings, salt=harness.salt)
+        worker.ask(
+            "load",
+            plugin=harness.plugin,
+            settings=settings,
+            salt=harness.salt,
+            scale=harness.scale.factor,
+        )
         return worker
 
     def send(self, do: str, **words: object) -> None:
-        """Tell it what to do without waiting for the answer."""
+        """Send a command without waiting for the answer."""
         # Paths and sizes have a spelling; a list or a null is not its own repr.
         line = json.dumps({"do": do, **words}, default=str) + "\n"
         with contextlib.suppress(BrokenPipeError):
@@ -75,15 +83,17 @@ class Worker:
 
         Raises:
             WorkerDied: If there is none.
-            AssertionError: If an assertion failed over there.
+            AssertionError: If an assertion failed in the other process.
         """
         out = cast("Any", self.process.stdout)
-        deadline = time.monotonic() + ANSWER_S
+        deadline = time.monotonic() + self.patience_s
         with selectors.DefaultSelector() as selector:
             selector.register(out, selectors.EVENT_READ)
             if not selector.select(deadline - time.monotonic()):
                 self.kill()
-                raise WorkerDied(f"no answer from another process in {ANSWER_S:.0f} s")
+                raise WorkerDied(
+                    f"no answer from another process in {self.patience_s:.0f} s"
+                )
         line = out.readline()
         if not line:
             raise WorkerDied(
@@ -95,14 +105,14 @@ class Worker:
         return found["ok"]
 
     def ask(self, do: str, **words: object) -> Any:  # noqa: ANN401 - as `answer`
-        """Tell it what to do and return the answer."""
+        """Send a command and return the answer."""
         self.send(do, **words)
         return self.answer()
 
     def attach(
         self, sample: Sample, shard: Mapping[str, int] | None = None, model: str = ""
     ) -> None:
-        """Attach a sample pool over there."""
+        """Attach a sample pool in the other process."""
         self.ask(
             "attach",
             sample=sample.words(),
@@ -120,10 +130,12 @@ class Worker:
         self.send("end")
         cast("Any", self.process.stdin).close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(ANSWER_S)
+            self.process.wait(self.patience_s)
         if self.process.poll() is None:
             self.kill()
-            raise WorkerDied(f"another process did not end within {ANSWER_S:.0f} s")
+            raise WorkerDied(
+                f"another process did not end within {self.patience_s:.0f} s"
+            )
         self._collect()
 
     def _collect(self) -> None:
@@ -134,15 +146,18 @@ class Worker:
 
 
 class _Orders:
-    """The other end: obeys one line after another."""
+    """The worker process: runs one command after another."""
 
     def __init__(self, reply: Callable[[Mapping[str, object]], None]) -> None:
         self.reply = reply
         self.harness: Harness | None = None
         self.rigs: list[Setup] = []
 
-    def load(self, plugin: str, settings: Mapping[str, object], salt: str) -> None:
-        self.harness = Harness(plugin, settings, load_backend(plugin), salt)
+    def load(
+        self, plugin: str, settings: Mapping[str, object], salt: str, scale: float
+    ) -> None:
+        backend = load_backend(plugin)
+        self.harness = Harness(plugin, settings, backend, salt, scale=Scale(scale))
 
     def attach(
         self, sample: Mapping[str, Any], shard: Mapping[str, Any], model: str
@@ -171,7 +186,7 @@ class _Orders:
     def write_for_ever(self, hashes: Sequence[str]) -> None:
         # Answered before the first round: the caller kills it in the middle.
         self.reply({"ok": None})
-        # A caller that is itself killed closes the pipe, and nobody else would.
+        # Only the end of the caller, a kill included, closes this pipe.
         while not select.select([0], [], [], 0)[0]:
             self.rigs[-1].put(hashes)
             self.rigs[-1].delete(hashes)
@@ -183,7 +198,7 @@ class _Orders:
 
 
 def serve() -> None:
-    """Obey lines from standard input until there are no more."""
+    """Run commands from standard input until it ends."""
     # A plugin's library may print; answers go where it cannot reach.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -198,7 +213,7 @@ def serve() -> None:
         order: Callable[..., object] = getattr(orders, words.pop("do"))
         try:
             reply({"ok": order(**words)})
-        except Exception:  # noqa: BLE001 - told to the one who asked
+        except Exception:  # noqa: BLE001 - sent to the caller
             reply({"error": traceback.format_exc()})
 
 

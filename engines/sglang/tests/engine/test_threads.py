@@ -93,7 +93,7 @@ def test_calls_that_meet_a_close_are_answered_and_miss_after_it(
 
         with ThreadPoolExecutor(1) as threads:
             running = threads.submit(storm)
-            assert under_way.wait(10)
+            assert under_way.wait(60)
             storage.close()
             closed.set()
             assert running.result(timeout=20) == 0

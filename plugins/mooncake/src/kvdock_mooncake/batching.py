@@ -40,8 +40,6 @@ def rounds(keys: Sequence[str]) -> list[Int64Array]:
 def rows_of(batch: Batch, rows: Int64Array) -> Batch:
     """Return some keys of a batch with their memory."""
     keys = [batch.keys[row] for row in rows.tolist()]
-    if not len(batch.addresses):
-        return attrs.evolve(batch, keys=keys)
     return attrs.evolve(
         batch, keys=keys, addresses=batch.addresses[rows], sizes=batch.sizes[rows]
     )

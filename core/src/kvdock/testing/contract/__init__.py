@@ -44,10 +44,10 @@ from kvdock.testing.contract.pages import PageTests  # noqa: E402 - after the re
 from kvdock.testing.contract.races import RaceTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.sharding import RankTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.stateful import MachineTests  # noqa: E402 - after the rewriting
-from kvdock.testing.contract.suite import Suite, groups  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.suite import Suite, groups, proofs  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.writes import WriteTests  # noqa: E402 - after the rewriting
 
-__all__ = ["BackendContract", "FaultContract", "SealedError", "groups"]
+__all__ = ["BackendContract", "FaultContract", "SealedError", "groups", "proofs"]
 
 
 class BackendContract(
@@ -78,9 +78,9 @@ class BackendContract(
     your backend cannot pass yet is overridden by one that says so:
 
             @pytest.mark.xfail(reason="the server has no delete, issue 12")
-            def test_a_deleted_page_is_gone_and_can_be_stored_anew(self): ...
+            def test_a_deleted_page_is_gone_and_can_be_stored_again(self): ...
 
-    Any other override is refused: one without a reason, one with a condition,
+    Any other override is rejected: one without a reason, one with a condition,
     one from another base class, a mark on the whole class. An override that
     passes fails, whatever pytest's settings say.
     """

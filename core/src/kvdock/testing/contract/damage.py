@@ -1,10 +1,11 @@
-"""Bytes that change behind the plugin's back are a miss, and heal."""
+"""Bytes that are changed in the store are a miss, and heal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+import attrs
 import pytest
 
 from kvdock.batch import Outcome
@@ -18,43 +19,53 @@ if TYPE_CHECKING:
 
 PAGES = page_hashes(5)
 
-Harm = Callable[[Oracle, list[str]], None]
+Harm = Callable[[Oracle, "Target"], None]
+
+
+@attrs.frozen
+class Target:
+    """An object to damage, another page's, and the bytes of the first."""
+
+    key: str
+    other: str
+    data: bytes
+
+    def changed(self, offset: int) -> tuple[bytes, bytes]:
+        """Return another byte for a place, and all bytes with it."""
+        byte = bytes([self.data[offset] ^ 0x10])
+        return byte, self.data[:offset] + byte + self.data[offset + 1 :]
 
 
 def _flip(at: float) -> Harm:
-    def harm(oracle: Oracle, keys: list[str]) -> None:
-        data = oracle.peek(keys[2])
-        assert data, "the oracle does not see a stored object"
-        offset = round(at * (len(data) - 1))
-        oracle.poke(keys[2], offset, bytes([data[offset] ^ 0x10]))
+    def harm(oracle: Oracle, target: Target) -> None:
+        offset = round(at * (len(target.data) - 1))
+        oracle.poke(target.key, offset, target.changed(offset)[0])
 
     return harm
 
 
-def _swap(oracle: Oracle, keys: list[str]) -> None:
-    oracle.swap(keys[2], keys[3])
+def _swap(oracle: Oracle, target: Target) -> None:
+    oracle.swap(target.key, target.other)
 
 
-def _blank(oracle: Oracle, keys: list[str]) -> None:
-    data = oracle.peek(keys[2])
-    assert data, "the oracle does not see a stored object"
-    oracle.poke(keys[2], 0, bytes(len(data)))
+def _blank(oracle: Oracle, target: Target) -> None:
+    oracle.poke(target.key, 0, bytes(len(target.data)))
 
 
-def _cut(oracle: Oracle, keys: list[str]) -> None:
-    oracle.resize(keys[2], len(oracle.peek(keys[2]) or b"") - 7)
+def _cut(oracle: Oracle, target: Target) -> None:
+    oracle.resize(target.key, len(target.data) - 7)
 
 
-def _empty(oracle: Oracle, keys: list[str]) -> None:
-    oracle.resize(keys[2], 0)
+def _empty(oracle: Oracle, target: Target) -> None:
+    oracle.resize(target.key, 0)
 
 
-def _extend(oracle: Oracle, keys: list[str]) -> None:
-    oracle.resize(keys[2], len(oracle.peek(keys[2]) or b"") + 7)
+def _extend(oracle: Oracle, target: Target) -> None:
+    oracle.resize(target.key, len(target.data) + 7)
 
 
-def _remove(oracle: Oracle, keys: list[str]) -> None:
-    oracle.remove(keys[2])
+def _remove(oracle: Oracle, target: Target) -> None:
+    oracle.remove(target.key)
 
 
 _LENGTHS: tuple[tuple[str, Harm], ...] = (
@@ -87,9 +98,9 @@ def length_harms(manifest: Manifest) -> Iterable[Case]:
 
 
 class DamageTests:
-    """A damaged object is never served, spoils no other, and can be replaced."""
+    """A damaged object is never served, affects no other, and can be replaced."""
 
-    @contract_test(content_harms)
+    @contract_test(content_harms, proves="integrity")
     def test_altered_bytes_are_a_miss_and_heal(
         self, harness: Harness, oracle: Oracle | None, case: tuple[str, Harm]
     ) -> None:
@@ -106,20 +117,31 @@ class DamageTests:
         self, harness: Harness, oracle: Oracle | None, case: object
     ) -> None:
         del case
-        if oracle is None:
-            pytest.skip("the author gives no oracle")
-        setup = self._rig(harness)
-        setup.stored(PAGES)
-        key = setup.keys(PAGES)[1]
-        try:
-            data = oracle.peek(key)
-        except NotImplementedError as lacking:
-            pytest.skip(f"the oracle cannot {lacking}")
-        assert data is not None, "the oracle does not see a stored object"
-        assert len(data) == setup.region.object_bytes[0], (
-            "the oracle sees another length"
-        )
+        setup, target = self._stored(harness, oracle)
+        assert oracle
+        nbytes = setup.region.object_bytes[0]
+        assert len(target.data) == nbytes, "the oracle sees another length"
         assert oracle.peek(setup.keys(["0" * 64])[0]) is None
+
+    @contract_test(claimed("integrity"))
+    def test_the_oracle_changes_the_stored_bytes_and_nothing_else(
+        self, harness: Harness, oracle: Oracle | None, case: object
+    ) -> None:
+        """Otherwise a miss would be the oracle's doing, not the backend's."""
+        del case
+        setup, target = self._stored(harness, oracle)
+        assert oracle
+        for offset in (0, len(target.data) // 2, len(target.data) - 1):
+            byte, whole = target.changed(offset)
+            try:
+                oracle.poke(target.key, offset, byte)
+            except NotImplementedError as lacking:
+                pytest.skip(f"the oracle cannot {lacking}")
+            seen = oracle.peek(target.key)
+            assert seen == whole, "the oracle sees other bytes than it wrote"
+            oracle.poke(target.key, offset, target.data[offset : offset + 1])
+        # What was taken back does no harm: only the bytes had changed.
+        setup.loaded(PAGES)
 
     def _rig(self, harness: Harness) -> Setup:
         (case,) = one_sample(harness.backend.manifest)
@@ -127,24 +149,38 @@ class DamageTests:
             pytest.skip(case.skip)
         return harness.rig(case.value.pool())
 
-    def _harmed(
-        self, harness: Harness, oracle: Oracle | None, name: str, harm: Harm
-    ) -> None:
+    def _stored(self, harness: Harness, oracle: Oracle | None) -> tuple[Setup, Target]:
+        """Store pages; return the first object of the third one as the target."""
         if oracle is None:
             pytest.skip("the author gives no oracle")
         setup = self._rig(harness)
-        if setup.objects > 1:
-            pytest.skip("a page is several objects")
         setup.stored(PAGES)
+        keys = setup.keys(PAGES)
+        key, other = keys[2 * setup.objects], keys[3 * setup.objects]
         try:
-            harm(oracle, setup.keys(PAGES))
+            data = oracle.peek(key)
         except NotImplementedError as lacking:
             pytest.skip(f"the oracle cannot {lacking}")
+        assert data, "the oracle does not see a stored object"
+        return setup, Target(key, other, data)
+
+    def _harmed(
+        self, harness: Harness, oracle: Oracle | None, name: str, harm: Harm
+    ) -> None:
+        setup, target = self._stored(harness, oracle)
+        assert oracle
+        try:
+            harm(oracle, target)
+        except NotImplementedError as lacking:
+            pytest.skip(f"the oracle cannot {lacking}")
+        assert oracle.peek(target.key) != target.data, (
+            f"{name}: the oracle has changed nothing"
+        )
         harmed = {2, 3} if name == "two-objects-swapped" else {2}
-        outcomes = setup.get(PAGES)[:, 0].tolist()
-        for row, outcome in enumerate(outcomes):
-            assert (outcome != Outcome.OK) == (row in harmed), (
-                f"{name}: page {row} was answered {Outcome(outcome).name}"
+        missed = (setup.get(PAGES) != Outcome.OK).any(axis=1).tolist()
+        for row, miss in enumerate(missed):
+            assert miss == (row in harmed), (
+                f"{name}: page {row} was answered {'a miss' if miss else 'OK'}"
             )
         again = setup.put(PAGES)
         assert (again == Outcome.OK).all(), (

@@ -78,7 +78,7 @@ def needed(manifest: Manifest) -> Iterable[Case]:
 
 
 class DeclaredTests:
-    """The manifest is true, and what it denies is refused with a reason."""
+    """The manifest is true, and what it excludes is rejected with a reason."""
 
     @contract_test()
     def test_the_manifest_introduces_the_backend(self, harness: Harness) -> None:
@@ -109,7 +109,7 @@ class DeclaredTests:
         self, harness: Harness, case: Sample
     ) -> None:
         route = only_route(harness, case)
-        assert route.backend, f"declared, but refused: {route.reason}"
+        assert route.backend, f"declared, but rejected: {route.reason}"
 
     @contract_test(refusals)
     def test_what_is_left_out_is_refused_with_a_reason(
@@ -140,9 +140,9 @@ class DeclaredTests:
         assert bool(route.backend) == bool(grade) or not verdict_on(route, capability)
         if not route.backend:
             assert harness.backend.name in route.reason
-            assert not grade, f"declared, but refused: {route.reason}"
+            assert not grade, f"declared, but rejected: {route.reason}"
 
-    @contract_test(graded_by_kind("draft"))
+    @contract_test(graded_by_kind("draft"), proves="draft")
     def test_draft_pools_are_kept_as_declared(
         self, harness: Harness, case: tuple[PoolKind, Support]
     ) -> None:
@@ -161,7 +161,7 @@ class DeclaredTests:
         target.loaded(hashes[:2])
         draft.loaded(hashes)
 
-    @contract_test(graded_by_kind("multi_buffer"))
+    @contract_test(graded_by_kind("multi_buffer"), proves="multi_buffer")
     def test_objects_of_many_pieces_move_as_declared(
         self, harness: Harness, case: tuple[PoolKind, Support]
     ) -> None:
@@ -187,7 +187,7 @@ class DeclaredTests:
         setup.stored(page_hashes(5))
         setup.loaded(page_hashes(5))
 
-    @contract_test(graded("zero_copy"))
+    @contract_test(graded("zero_copy"), proves="zero_copy")
     def test_bytes_move_as_directly_as_declared(
         self, harness: Harness, case: Support
     ) -> None:
@@ -221,7 +221,7 @@ class DeclaredTests:
         self, harness: Harness, case: int
     ) -> None:
         if case > _LARGEST_TRIED_BYTES:
-            pytest.skip(f"{case} bytes are more than this test has at hand")
+            pytest.skip(f"{case} bytes are more than this test moves")
         (sample,) = one_sample(harness.backend.manifest)
         if sample.skip:
             pytest.skip(sample.skip)

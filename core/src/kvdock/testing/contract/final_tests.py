@@ -17,7 +17,9 @@ from kvdock.testing.cases import is_contract_test
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-OPEN = frozenset({"plugin", "config", "small", "oracle", "tidy"})
+OPEN = frozenset(
+    {"plugin", "config", "small", "oracle", "tidy", "scale", "large_objects"}
+)
 """What an author says; everything else of a suite is sealed."""
 
 _QUIET = frozenset({"skip", "skipif", "xfail"})
@@ -40,7 +42,7 @@ def contract_of(suite: type) -> Mapping[str, object]:
 
 
 def check_seal(suite: type, machinery: Mapping[str, object]) -> None:
-    """Refuse a class that changes the contract without saying why.
+    """Reject a class that changes the contract without a reason.
 
     What counts is what Python finds under a name, whichever base it is from.
 
@@ -72,7 +74,7 @@ def check_seal(suite: type, machinery: Mapping[str, object]) -> None:
 
 
 def check_collected(test: pytest.Item) -> None:
-    """Refuse a test that something around its class expects to fail.
+    """Reject a test that a mark around its class expects to fail.
 
     A module may skip its tests, which shows, where a server is missing.
 
@@ -97,7 +99,7 @@ def _excused(suite: type, name: str, override: object) -> None:
             fix="Mark it with @pytest.mark.xfail(reason=...), without a condition "
             "and without strict=False.",
         )
-    # An author's own settings of pytest may let an xfail pass in silence.
+    # An author's own settings of pytest may ignore an xfail that passes.
     cast("Any", override).pytestmark = [
         mark
         if mark.name != "xfail"

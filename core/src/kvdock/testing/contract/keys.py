@@ -1,9 +1,8 @@
-"""Keys: one for each object, the same for everybody, within limits."""
+"""Keys: one for each object, the same in every process, within limits."""
 
 from __future__ import annotations
 
 import itertools
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,7 @@ from kvdock.pools.enums import PoolKind
 from kvdock.pools.layout import stored_objects
 from kvdock.pools.shard import Shard
 from kvdock.testing.cases import contract_test, limited, one_sample, samples
-from kvdock.testing.harness import PATIENCE_S, Harness, Setup, spelled
+from kvdock.testing.harness import Harness, Setup, spelled
 from kvdock.testing.samples import Sample, page_hash, page_hashes
 from kvdock.testing.workers import Worker
 
@@ -155,7 +154,7 @@ class KeyTests:
             f"one key over the limit spoilt the batch: {spelled(outcomes)}"
         )
         assert (outcomes[1] != Outcome.OK).all(), "a key over the limit was taken"
-        assert not setup.exists(hashes)[1], "a key that was refused is found"
+        assert not setup.exists(hashes)[1], "a rejected key is found"
         setup.loaded([hashes[0], hashes[2]])
 
     @contract_test(one_sample)
@@ -164,7 +163,7 @@ class KeyTests:
     ) -> None:
         setup = harness.rig(case.pool())
         setup.stored(page_hashes(2))
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = setup.until()
         tail = setup.suffixes[0]
         keys = [
             f"{setup.config.namespace}/../{setup.config.namespace}/{page_hashes(1)[0]}{tail}",
@@ -181,7 +180,7 @@ class KeyTests:
         setup.loaded(page_hashes(2))
 
     @contract_test(samples())
-    def test_namespaces_are_worlds_apart(self, harness: Harness, case: Sample) -> None:
+    def test_namespaces_share_nothing(self, harness: Harness, case: Sample) -> None:
         one = harness.rig(case.pool(), model="model-a")
         two = harness.rig(case.pool(), model="model-b")
         hashes = page_hashes(3)

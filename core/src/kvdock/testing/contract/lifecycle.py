@@ -19,11 +19,12 @@ import pytest
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock.plugin.manifest import Manifest, Scope, Support
 from kvdock.testing.cases import Case, contract_test, graded, one_sample
-from kvdock.testing.harness import PATIENCE_S, Harness, Setup
 from kvdock.testing.samples import Sample, page_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from kvdock.testing.harness import Harness, Setup
 
 PAGES = page_hashes(4)
 SETTLE_S = 5.0
@@ -73,7 +74,7 @@ def registration(manifest: Manifest) -> Iterable[Case]:
 
 
 class LifecycleTests:
-    """The engine's process is as before when a plugin is let go."""
+    """A released plugin leaves the engine's process as it was."""
 
     @contract_test(one_sample)
     def test_a_released_pool_can_be_attached_again(
@@ -138,7 +139,7 @@ class LifecycleTests:
     def test_no_descriptor_or_thread_is_left_behind(
         self, harness: Harness, case: Sample
     ) -> None:
-        # Once for what a library keeps for good, then as often as it takes.
+        # The first round is for what a library keeps until the process ends.
         used_once(harness, case)
         gc.collect()
         files, count = open_files(), threads()
@@ -194,7 +195,7 @@ class LifecycleTests:
         elsewhere[:] = 7
         key = setup.keys(PAGES[:1])[:1]
         other = setup.keys(["f" * 64])[:1]
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = setup.until()
         at, size = [[elsewhere.ctypes.data]], [[nbytes]]
         got = setup.call(Batch(Operation.GET, key, at, size, deadline)).outcomes[0]
         put = setup.call(Batch(Operation.PUT, other, at, size, deadline)).outcomes[0]
@@ -208,10 +209,10 @@ class LifecycleTests:
             assert (elsewhere == 7).all()
         else:
             assert (got, put) == (Outcome.OK, Outcome.OK), (
-                "it refuses memory although it declares that none is registered"
+                "it rejects memory although it declares that it registers none"
             )
 
-    @contract_test(graded("fork_safe"))
+    @contract_test(graded("fork_safe"), proves="fork_safe")
     def test_a_forked_child_meets_what_is_declared(
         self, harness: Harness, case: Support
     ) -> None:
@@ -255,7 +256,7 @@ def forked(job: Callable[[], None]) -> Iterator[Callable[[], str]]:
         try:
             job()
             word = "fine"
-        except BaseException as error:  # noqa: BLE001 - told to the parent
+        except BaseException as error:  # noqa: BLE001 - sent to the parent
             word = f"{type(error).__name__}: {error}"
         finally:
             os.write(write_end, word.encode()[:4000])

@@ -1,4 +1,4 @@
-"""Host memory that a backend brings, where it reaches no other."""
+"""Host memory that a backend allocates, where it reaches no other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def some_sample(harness: Harness) -> Sample:
 
 
 def takes_any(harness: Harness, sample: Sample) -> bool:
-    """Return whether the router is told that any memory will do."""
+    """Return whether the plugin accepts any memory."""
     backend = harness.backend
     asked = (Capability.HOST_ALLOCATOR, sample.pool(), Shard())
     said = backend.check_capability(*asked, backend.settings(harness.settings))
@@ -50,7 +50,7 @@ def allocated(harness: Harness, nbytes: int = NBYTES) -> HostMemory | None:
 
 
 class MemoryTests:
-    """What is said of memory holds for memory."""
+    """Memory is allocated and accepted as declared."""
 
     @contract_test(graded("host_allocator"))
     def test_memory_is_brought_where_no_other_will_do(
@@ -68,7 +68,7 @@ class MemoryTests:
             view[:] = JUNK
             assert (view == JUNK).all()
             memory.give_back()
-        # The rig takes what is brought, and otherwise memory of nobody's.
+        # The rig takes what is brought, and otherwise plain memory.
         setup = harness.rig(sample.pool())
         setup.stored(PAGES)
         setup.loaded(PAGES)

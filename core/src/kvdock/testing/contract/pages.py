@@ -1,8 +1,7 @@
-"""Pages out and back: every kind and layout, every answer at its place."""
+"""Store and load pages of every kind and layout; compare each answer."""
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,23 +9,38 @@ import pytest
 
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock.hits import evaluate
-from kvdock.testing.cases import contract_test, limited, one_sample, samples
-from kvdock.testing.harness import PATIENCE_S, Harness, spelled
+from kvdock.testing.cases import Case, contract_test, limited, one_sample, samples
+from kvdock.testing.harness import Harness, spelled
 from kvdock.testing.routes import ANCHOR
 from kvdock.testing.samples import Sample, page_hash, page_hashes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvdock.plugin.manifest import Manifest
     from kvdock.pools.enums import PoolKind
 
 ODD_BYTES = (1, 511, 4097, 65537)
 """Page sizes that are a multiple of nothing."""
 
 
+LARGE_BYTES = ((1 << 20) + 1, (8 << 20) + 4099)
+"""More than a library's own buffers and parts; a page may have 10 MB."""
+
 MOST_KEYS_MOVED = 4096
 
 
+def large_cases(manifest: Manifest) -> Iterable[Case]:
+    """Run once, where the declared limit leaves room for it."""
+    (case,) = one_sample(manifest)
+    limit = manifest.max_object_bytes
+    short = f"it takes objects of {limit} bytes at most"
+    skip = case.skip or (short if 0 < limit < max(LARGE_BYTES) else "")
+    yield Case("large", case.value, skip)
+
+
 class PageTests:
-    """What was stored comes back whole, in its place, and nothing else does."""
+    """Stored pages are loaded whole, in their place, and nothing else is."""
 
     @contract_test(samples(layouts=True, shardings=True))
     def test_pages_come_back_as_they_were_stored(
@@ -51,6 +65,19 @@ class PageTests:
                 setup.stored(page_hashes(3))
                 setup.loaded(page_hashes(3))
 
+    @contract_test(large_cases)
+    def test_objects_of_many_mebibytes_come_back(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        if not harness.large_objects:
+            pytest.skip("large objects are left out, as was asked for")
+        for nbytes in LARGE_BYTES:
+            sample = harness.sample(case.kind, page_bytes=nbytes, name=f"large{nbytes}")
+            setup = harness.rig(sample.pool(), pages=3)
+            setup.stored(page_hashes(2))
+            setup.loaded(page_hashes(2))
+            setup.release()
+
     @contract_test(one_sample)
     def test_an_empty_batch_has_an_empty_answer(
         self, harness: Harness, case: Sample
@@ -67,7 +94,7 @@ class PageTests:
     ) -> None:
         # More than any client library's own batch: some stop at 128 keys.
         limit = harness.backend.manifest.max_batch_keys or 300
-        count = min(limit, 300)
+        count = min(limit, harness.scale.count(300, least=150))
         setup = harness.rig(case.pool(), pages=count)
         pages = page_hashes(count // setup.objects)
         setup.stored(pages)
@@ -81,10 +108,9 @@ class PageTests:
         (sample,) = one_sample(harness.backend.manifest)
         if sample.skip:
             pytest.skip(sample.skip)
-        deadline = time.monotonic() + PATIENCE_S
         setup = harness.rig(sample.value.pool())
         keys = setup.keys(page_hashes(case))[:case]
-        result = setup.call(Batch(Operation.EXISTS, keys, deadline_s=deadline))
+        result = setup.call(Batch(Operation.EXISTS, keys, deadline_s=setup.until()))
         assert (result.outcomes == Outcome.ABSENT).all(), spelled(result.outcomes)
 
     @contract_test(limited("max_batch_keys"))

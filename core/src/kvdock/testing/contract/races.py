@@ -1,4 +1,4 @@
-"""Several at once: threads, handles, processes, and one that is killed."""
+"""Concurrent threads, handles and processes, one of which is killed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def sample_of(harness: Harness) -> Sample:
 
 
 class RaceTests:
-    """Whatever happens at the same time, OK still means the right bytes."""
+    """Concurrent calls never return wrong bytes."""
 
     @contract_test(one_sample)
     def test_threads_share_a_handle(self, harness: Harness, case: Sample) -> None:
@@ -78,7 +78,7 @@ class RaceTests:
 
         def work(twin: Setup, label: str) -> Callable[[], None]:
             def job() -> None:
-                for turn in range(ROUNDS):
+                for turn in range(harness.scale.count(ROUNDS, least=3)):
                     own = page_hashes(4, f"{label} {turn}")
                     twin.stored(own)
                     twin.put(PAGES)
@@ -99,7 +99,7 @@ class RaceTests:
 
         def write() -> None:
             try:
-                for _ in range(2 * ROUNDS):
+                for _ in range(harness.scale.count(2 * ROUNDS, least=4)):
                     writer.put(PAGES)
                     writer.delete(PAGES[::2])
                     # Something else takes the freed place.
@@ -121,19 +121,21 @@ class RaceTests:
         pool = sample_of(harness).pool()
         if case is Scope.NAMESPACE:
             # The more a clear has to leave alone, the longer it looks.
-            harness.rig(pool, model="model-b", pages=400).stored(page_hashes(400))
+            others = harness.scale.count(400, least=40)
+            harness.rig(pool, model="model-b", pages=others).stored(page_hashes(others))
+        rounds = harness.scale.count(4 * ROUNDS, least=4)
         setup = harness.rig(pool, pages=48)
         cleaner, *writers = setup.divided(3)
 
         def write(writer: Setup, label: str) -> None:
-            for turn in range(4 * ROUNDS):
+            for turn in range(rounds):
                 pages = page_hashes(16, f"{label} {turn}")
                 writer.put(pages)
                 writer.get(pages)
 
         def clear() -> None:
-            for _ in range(4 * ROUNDS):
-                assert cleaner.clear() is Outcome.OK, "a clear beside a put failed"
+            for _ in range(rounds):
+                assert cleaner.clear() is Outcome.OK, "a clear failed during a put"
 
         together(
             clear,
@@ -158,7 +160,7 @@ class RaceTests:
 
         def write() -> None:
             try:
-                for turn in range(8 * ROUNDS):
+                for turn in range(harness.scale.count(8 * ROUNDS, least=16)):
                     written.append(page_hashes(8, turn))
                     writer.put(written[-1])
             finally:
@@ -175,7 +177,7 @@ class RaceTests:
         finally:
             tight.close()
 
-    @contract_test(reaching("sharing", Scope.PROCESS))
+    @contract_test(reaching("sharing", Scope.PROCESS), proves="sharing")
     def test_two_handles_find_each_others_pages(
         self, harness: Harness, case: Scope
     ) -> None:
@@ -189,7 +191,7 @@ class RaceTests:
         one.release()
         two.loaded(PAGES)
 
-    @contract_test(reaching("sharing", Scope.HOST))
+    @contract_test(reaching("sharing", Scope.HOST), proves="sharing")
     def test_two_processes_find_each_others_pages(
         self, harness: Harness, case: Scope
     ) -> None:
@@ -229,7 +231,7 @@ class RaceTests:
             worker.kill()
         # What it had begun may stand in the way for a while. Meanwhile pages
         # may be missing; a wrong one fails inside of `get`.
-        end = time.monotonic() + AFTER_A_KILL_S
+        end = setup.until(AFTER_A_KILL_S)
         whole = False
         while not whole and time.monotonic() < end:
             taken = setup.put(PAGES)
@@ -237,13 +239,14 @@ class RaceTests:
             whole = bool((taken == Outcome.OK).all() and (found == Outcome.OK).all())
             if not whole:
                 time.sleep(0.02)
+        waited_s = harness.scale.seconds(AFTER_A_KILL_S)
         assert whole, (
             "the pages of a killed writer cannot be stored and loaded within "
-            f"{AFTER_A_KILL_S:.0f} s: at last put was answered {spelled(taken)}, and "
-            f"get {spelled(found)}"
+            f"{waited_s:.0f} s: at last put was answered {spelled(taken)}, and get "
+            f"{spelled(found)}"
         )
 
-    @contract_test(reaching("durability", Scope.PROCESS))
+    @contract_test(reaching("durability", Scope.PROCESS), proves="durability")
     def test_pages_outlive_the_process_that_stored_them(
         self, harness: Harness, case: Scope
     ) -> None:

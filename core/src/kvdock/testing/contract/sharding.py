@@ -110,7 +110,7 @@ class RankTests:
             for setup in write_all(harness, sample.pool(), shards):
                 setup.loaded_soon(PAGES)
 
-    @contract_test(_split_or_skip)
+    @contract_test(_split_or_skip, proves="split_heads")
     def test_split_heads_are_shared_across_tp_sizes(
         self, harness: Harness, case: tuple[PoolKind, Support]
     ) -> None:
@@ -168,7 +168,7 @@ class RankTests:
         for kv, heads in attached:
             if kv.pool.writes(kv.config.shard):
                 kv.stored(PAGES)
-            # The target's one writer is no reason to lose the draft's others.
+            # The target has one writer; every rank writes its draft.
             heads.stored(PAGES)
         for kv, heads in attached:
             kv.loaded_soon(PAGES)

@@ -1,4 +1,4 @@
-"""Any sequence of calls, against a dict that cannot be wrong."""
+"""Compare any sequence of calls with a dict."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Found(Enum):
     YES = "yes"
     NO = "no"
     MAYBE = "maybe"
-    """Another handle forgot it; this one may go on finding it for a while."""
+    """Another handle deleted it; this one may still find it for a while."""
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Two handles of one store beside what each of them must find.
+    """Two handles of one store, and what each of them must find.
 
     Pages are content-addressed, as an engine's are: whatever a handle finds
     has the right bytes, and `Rig.get` asserts that.
@@ -86,7 +86,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1), chosen=CHOICES)
     def delete(self, which: int, chosen: Sequence[int]) -> None:
-        """Forget pages, where the backend can."""
+        """Delete pages, where the backend can."""
         at = which % len(self.rigs)
         outcomes = self.rigs[at].delete([PAGES[page] for page in chosen])
         if (outcomes != Outcome.REFUSED).all():
@@ -95,7 +95,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._clears())
     @rule(which=st.integers(0, 1))
     def clear(self, which: int) -> None:
-        """Forget all pages."""
+        """Delete all pages."""
         at = which % len(self.rigs)
         assert self.rigs[at].clear() is Outcome.OK, "clear failed"
         self._forgotten(at, range(len(PAGES)))
@@ -109,7 +109,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.rigs) > 1)
     @rule(which=st.integers(0, 1))
     def reattach(self, which: int) -> None:
-        """Release one of the handles and attach anew."""
+        """Release one of the handles and attach it again."""
         at, other = which % 2, 1 - which % 2
         self.rigs[at].release()
         self.harness.forget(self.rigs[at])
@@ -137,14 +137,14 @@ class StoreMachine(RuleBasedStateMachine):
         )
 
     def teardown(self) -> None:
-        """Let go of this run's handles."""
+        """Release the handles of this run."""
         for setup in self.rigs:
             setup.release()
             self.harness.forget(setup)
 
 
 class MachineTests:
-    """The store behaves like a dict, whatever is done in whatever order."""
+    """The store behaves like a dict under any sequence of calls."""
 
     @contract_test(one_sample)
     def test_any_sequence_of_calls_agrees_with_a_dict(
@@ -154,8 +154,8 @@ class MachineTests:
         run_state_machine_as_test(
             machine,
             settings=settings(
-                max_examples=15,
-                stateful_step_count=15,
+                max_examples=harness.scale.count(15, least=4),
+                stateful_step_count=harness.scale.count(15, least=8),
                 deadline=None,
                 database=None,
                 # The same runs every time: a report names what others can repeat.

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from kvdock.errors import KvdockError
-from kvdock.testing.cases import chooser_of, is_contract_test
+from kvdock.testing.blame import Blame
+from kvdock.testing.cases import chooser_of, is_contract_test, proved_by
 from kvdock.testing.contract.final_tests import (
     OPEN,
     check_collected,
@@ -18,6 +19,7 @@ from kvdock.testing.contract.final_tests import (
 )
 from kvdock.testing.harness import Harness
 from kvdock.testing.loading import load_backend
+from kvdock.testing.scale import Scale
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Suite:
-    """Fixtures that an author may replace, and machinery that none may."""
+    """Fixtures that an author may override, and machinery that is final."""
 
     plugin: ClassVar[str]
     """An installed backend's name, or `package.module` of one that is not."""
@@ -35,7 +37,14 @@ class Suite:
     tidy: ClassVar[bool] = False
     """Whether to clear what a test stored: for stores that outlive the tests."""
 
+    scale: ClassVar[float] = 1.0
+    """How many times slower than a local store the one under test is."""
+
+    large_objects: ClassVar[bool] = True
+    """Whether to move objects of 8 MiB and more, where no limit forbids it."""
+
     _loaded: ClassVar[Any]
+    _blame: ClassVar[Any]
 
     @pytest.fixture
     def config(self) -> Mapping[str, object]:
@@ -44,7 +53,7 @@ class Suite:
 
     @pytest.fixture
     def small(self) -> Mapping[str, object] | None:
-        """Return the settings of a store that 100 MiB are too much for."""
+        """Return the settings of a store with room for less than 100 MiB."""
         return None
 
     @pytest.fixture
@@ -54,8 +63,15 @@ class Suite:
 
     @pytest.fixture
     def harness(self, config: Mapping[str, object]) -> Iterator[Harness]:
-        """Attach pools for a test, and let go of them after it."""
-        harness = Harness(self.plugin, config, self.backend(), tidy=self.tidy)
+        """Attach pools for a test, and release them after it."""
+        harness = Harness(
+            self.plugin,
+            config,
+            self.backend(),
+            tidy=self.tidy,
+            scale=Scale(self.scale),
+            large_objects=self.large_objects,
+        )
         try:
             yield harness
         finally:
@@ -75,7 +91,15 @@ class Suite:
             )
         if "_loaded" not in cls.__dict__:
             cls._loaded = load_backend(cls.plugin)
+            cls._blame = Blame.of(cls._loaded)
         found: Backend = cls._loaded
+        return found
+
+    @classmethod
+    def blame(cls, error: BaseException | None) -> str:
+        """Return the line of the plugin that an error leads to, or ""."""
+        cls.backend()
+        found: str = cls._blame.where(error)
         return found
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -100,7 +124,7 @@ class Suite:
         )
 
     def __init_subclass__(cls, *, sealed: bool = False) -> None:
-        """Refuse a class that changes the contract without saying why.
+        """Reject a class that changes the contract without a reason.
 
         Args:
             sealed: The class makes up the contract itself.
@@ -113,6 +137,15 @@ class Suite:
             check_seal(cls, _SEALED)
 
 
+def proofs(suite: type) -> dict[str, str]:
+    """Return the tests that try a capability, with its field of the manifest."""
+    return {
+        name: field
+        for name, test in contract_of(suite).items()
+        if (field := proved_by(test))
+    }
+
+
 def groups(suite: type) -> dict[str, str]:
     """Return every test of a suite with the title of its group."""
     return {
@@ -123,12 +156,15 @@ def groups(suite: type) -> dict[str, str]:
     }
 
 
+_KEPT = ("_loaded", "_blame")
+"""What a class keeps about its own plugin."""
+
 _SEALED: Mapping[str, object] = MappingProxyType(
     {
         name: thing
         for name, thing in vars(Suite).items()
         if name == "__init_subclass__"
-        or not (name.startswith("__") or name in OPEN or name == "_loaded")
+        or not (name.startswith("__") or name in OPEN or name in _KEPT)
     }
 )
 """What of a suite is neither Python's nor the author's."""

@@ -1,6 +1,9 @@
-"""Storing again, forgetting, clearing: what a write promises."""
+"""What put, delete and clear promise."""
 
 from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -10,6 +13,23 @@ from kvdock.plugin.manifest import Scope
 from kvdock.testing.cases import Case, contract_test, one_sample, reaching, samples
 from kvdock.testing.harness import Harness, Setup, spelled
 from kvdock.testing.samples import Sample, page_hashes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvdock.plugin.manifest import Manifest
+
+
+MOST_DELETED = 1500
+STAYS_S = 3.0
+"""How long pages are left alone."""
+
+
+def _kept_cases(manifest: Manifest) -> Iterable[Case]:
+    """Run where pages stay until they are deleted."""
+    (case,) = one_sample(manifest)
+    skip = "it may evict pages at any time" if manifest.eviction else ""
+    yield Case(case.id, case.value, case.skip or skip)
 
 
 def plain(harness: Harness, model: str = "model-a") -> Setup:
@@ -21,7 +41,7 @@ def plain(harness: Harness, model: str = "model-a") -> Setup:
 
 
 class WriteTests:
-    """OK means stored; a stored key keeps its bytes until it is forgotten."""
+    """OK means stored; a stored key keeps its bytes until it is deleted."""
 
     @contract_test(samples())
     def test_a_successful_put_can_be_found_and_loaded(
@@ -54,7 +74,7 @@ class WriteTests:
         setup.loaded(new[3:], seed=2)
 
     @contract_test(one_sample)
-    def test_a_deleted_page_is_gone_and_can_be_stored_anew(
+    def test_a_deleted_page_is_gone_and_can_be_stored_again(
         self, harness: Harness, case: Sample
     ) -> None:
         setup = harness.rig(case.pool())
@@ -71,6 +91,41 @@ class WriteTests:
         setup.stored(pages[:2], seed=2)
         setup.loaded(pages[:2], seed=2)
         setup.loaded(pages[2:], seed=1)
+
+    @contract_test(one_sample)
+    def test_more_pages_are_deleted_than_one_batch_takes(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        # A library may delete fewer keys at once than it stores (S3: 1000).
+        most = harness.backend.manifest.max_batch_keys or MOST_DELETED
+        count = harness.scale.count(min(most, MOST_DELETED), least=1100) + 7
+        tiny = harness.sample(case.kind, page_bytes=24, name="tiny").pool()
+        setup = harness.rig(tiny, pages=count)
+        pages = page_hashes(count)
+        setup.stored(pages)
+        outcomes = setup.delete(pages[:-2])
+        if (outcomes == Outcome.REFUSED).all():
+            return
+        assert (outcomes == Outcome.OK).all(), spelled(outcomes)
+        left = setup.exists(pages)
+        assert not left[:-2].any(), f"{left[:-2].sum()} of {count - 2} are still there"
+        assert left[-2:].all(), "pages that were not to be deleted are gone"
+
+    @contract_test(_kept_cases)
+    def test_pages_stay_where_nothing_is_evicted(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        # Nothing looks at them meanwhile: each look may count as a use.
+        setup = harness.rig(case.pool())
+        setup.stored(page_hashes(5))
+        end = time.monotonic() + STAYS_S
+        while (rest_s := end - time.monotonic()) > 0:
+            time.sleep(rest_s)
+        assert setup.exists(page_hashes(5)).all(), (
+            f"pages are gone after {STAYS_S:.0f} s, although it declares no eviction "
+            "and nothing was deleted"
+        )
+        setup.loaded(page_hashes(5))
 
     @contract_test(reaching("sharing", Scope.PROCESS))
     def test_what_was_forgotten_is_not_found_by_those_who_attach_later(
@@ -96,7 +151,7 @@ class WriteTests:
         outcomes = setup.delete(page_hashes(3))
         assert np.isin(outcomes, (Outcome.OK, Outcome.REFUSED)).all()
 
-    @contract_test(reaching("clear_reach", Scope.NAMESPACE))
+    @contract_test(reaching("clear_reach", Scope.NAMESPACE), proves="clear_reach")
     def test_clear_forgets_the_whole_namespace(
         self, harness: Harness, case: Scope
     ) -> None:

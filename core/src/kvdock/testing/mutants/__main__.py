@@ -1,4 +1,4 @@
-"""Run every mutant against the test that must catch it.
+"""Run the test that must catch it on every mutant.
 
 Prints a line for each; the last line is one JSON object. Ends with status 1
 if a mutant survives. With `--table`, prints the page of the docs instead.
@@ -37,7 +37,7 @@ def caught(mutant: Mutant, record: Record) -> str:
         if end.suite == suite.class_of(mutant) and end.how == "failed"
     ]
     for end in mine:
-        # A test that stumbles over its own feet has caught nothing.
+        # A test that fails by its own defect has caught nothing.
         if end.name == mutant.caught_by and end.raised == mutant.raises:
             return end.why.splitlines()[0] if end.why else end.raised
     return ""

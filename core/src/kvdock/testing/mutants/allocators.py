@@ -15,7 +15,7 @@ class MemoryNeverBrought(OwnMemoryReference, MemoryMutant):
 
     @hookimpl
     def kvdock_allocate(self, nbytes: int, config: AttachConfig) -> HostMemory | None:
-        """Leave it to whoever asks."""
+        """Leave the memory to the caller."""
         del nbytes, config
         return None
 
@@ -23,7 +23,9 @@ class MemoryNeverBrought(OwnMemoryReference, MemoryMutant):
 class MemoryOutOfReach(OwnMemoryReference, MemoryMutant):
     """Brings memory that it then does not know."""
 
-    image_of = "mooncake: a client process refuses memory that others share with it"
+    image_of = (
+        "mooncake: a client process rejects memory that other processes share with it"
+    )
     caught_by = "test_memory_is_brought_where_no_other_will_do"
     raises = "KvdockError"
 

@@ -211,7 +211,7 @@ class NoDeadline(MemoryMutant):
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
         """Wait for a server that is away, deadline or not."""
         if batch.remaining_s() <= 0:
-            time.sleep(0.7)
+            time.sleep(2.0)
         return super().run(handle, attrs.evolve(batch, deadline_s=float("inf")))
 
 
@@ -235,7 +235,7 @@ class BytesAfterTheAnswer(MemoryMutant):
     caught_by = "test_no_byte_comes_after_the_answer"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Leave it to a thread what there is no time for."""
+        """Continue on another thread after the deadline."""
         if batch.operation is not Operation.GET or batch.remaining_s() > SHORT_S:
             return super().run(handle, batch)
         rest = attrs.evolve(batch, deadline_s=float("inf"))

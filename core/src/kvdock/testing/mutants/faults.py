@@ -22,7 +22,7 @@ class EmptyAfterATimeout(MemoryMutant):
     caught_by = "test_what_was_stored_before_a_fault_is_there_after_it"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Begin anew after the deadline."""
+        """Start over after the deadline."""
         if time.monotonic() >= batch.deadline_s:
             for key in handle.shelf.names():
                 handle.shelf.remove(key)

@@ -87,10 +87,10 @@ class KeyWithoutStage(MemoryMutant):
 
 
 class KeyWithoutNamespace(MemoryMutant):
-    """Keeps all models under one roof."""
+    """Keeps all models in one namespace."""
 
     image_of = "hf3fs keys carry no model; W1, no layout or dtype in a key"
-    caught_by = "test_namespaces_are_worlds_apart"
+    caught_by = "test_namespaces_share_nothing"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
         """Drop the digest from every key."""
@@ -155,7 +155,7 @@ class KeyCutShort(MemoryMutant):
 class OverlongKeyLeavesAStub(MemoryMutant):
     """Makes room under a key before it finds the key too long."""
 
-    image_of = "nixl: existence is the path's, so what was refused or torn counts"
+    image_of = "nixl: existence is the path's, so what was rejected or torn counts"
     caught_by = "test_a_key_over_the_limit_is_refused_and_alone"
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
@@ -206,7 +206,7 @@ class ShorterKeyThanDeclared(MemoryMutant):
     caught_by = "test_a_key_of_the_largest_size_is_kept"
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Refuse what makes no file name."""
+        """Reject what is not a file name."""
         if len(batch.keys[row]) > FILE_NAME_BYTES:
             return Outcome.REFUSED
         return super().step(handle, batch, row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from kvdock.testing.reference import FolderReference, MemoryReference
+from kvdock.testing.reference import FolderReference, MemoryReference, ShelfOracle
 
 
 class MemoryMutant(MemoryReference):
@@ -28,6 +28,8 @@ class FolderMutant(FolderReference):
     """The test of the contract that must fail on it."""
     raises: ClassVar[str] = "AssertionError"
     """How it fails: by an assertion, unless the defect itself raises."""
+    oracle: ClassVar[type[ShelfOracle]] = ShelfOracle
+    """What its author brings to damage stored bytes."""
 
 
 Mutant = type[MemoryMutant] | type[FolderMutant]

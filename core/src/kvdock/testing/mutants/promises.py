@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 import attrs
@@ -14,12 +15,135 @@ from kvdock.batch import Batch, BatchResult, MemoryHold, Operation, Outcome
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.manifest import Manifest, Scope
 from kvdock.testing.mutants.mutant import FolderMutant, MemoryMutant
-from kvdock.testing.reference import DictShelf, Handle, ReferenceSettings, Shelf
+from kvdock.testing.reference import (
+    DictShelf,
+    FolderShelf,
+    Handle,
+    ReferenceSettings,
+    Shelf,
+)
 
 if TYPE_CHECKING:
     from kvdock.plugin.hookspecs import AttachConfig
     from kvdock.pools.spec import PoolSpec
     from kvdock.region import Region
+
+
+PART_BYTES = 4 << 20
+TURN_S = 0.6
+EXPIRES_S = 1.5
+VISIBLE_S = 3.0
+MOST_DELETED = 256
+
+
+class WaitsItsTurn(MemoryMutant):
+    """Ends in time when alone, and queues behind all others when not."""
+
+    image_of = "one connection for all threads, taken without a timeout"
+    caught_by = "test_a_call_ends_by_its_deadline_beside_others_that_have_time"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: deque[threading.Lock] = deque()
+
+    def run(self, handle: Handle, batch: Batch) -> BatchResult:
+        """Wait for those who came before, whatever the time."""
+        mine = threading.Lock()
+        with mine:
+            self.queue.append(mine)
+            for before in list(self.queue)[: self.queue.index(mine)]:
+                with before:
+                    pass
+            if len(self.queue) > 1:
+                time.sleep(TURN_S)
+            result = super().run(handle, batch)
+            self.queue.remove(mine)
+        return result
+
+
+class NeverReturns(MemoryMutant):
+    """Waits for ever once the time is over."""
+
+    image_of = "a wait on an event that nothing sets after a cancelled transfer"
+    caught_by = "test_a_call_ends_by_its_deadline"
+    raises = "DidNotReturn"
+
+    def run(self, handle: Handle, batch: Batch) -> BatchResult:
+        """Wait for the completion of what was cancelled."""
+        if batch.remaining_s() <= 0:
+            threading.Event().wait()
+        return super().run(handle, batch)
+
+
+class DeletesTheFirst(MemoryMutant):
+    """Deletes the first 256 keys of a batch and says OK to all."""
+
+    image_of = "S3: DeleteObjects takes 1000 keys, and the rest stays"
+    caught_by = "test_more_pages_are_deleted_than_one_batch_takes"
+
+    def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
+        """Stop at the limit of the library."""
+        if batch.operation is Operation.DELETE and row >= MOST_DELETED:
+            return Outcome.OK
+        return super().step(handle, batch, row)
+
+
+class VanishesSoon(FolderMutant):
+    """Declares that it evicts nothing, and forgets what is a moment old."""
+
+    image_of = "a cache with a time to live that the manifest does not mention"
+    caught_by = "test_pages_stay_where_nothing_is_evicted"
+
+    def open_shelf(self, settings: ReferenceSettings) -> Shelf:
+        """Open a folder whose files expire."""
+        super().open_shelf(settings)
+        assert settings.root
+        return _ExpiringShelf(settings.root)
+
+
+@attrs.frozen(eq=False)
+class _ExpiringShelf(FolderShelf):
+    """Blobs that are gone when they are too old."""
+
+    def read(self, key: str) -> bytes | None:
+        """Return a blob that is young."""
+        blob = super().read(key)
+        if blob is None or time.time() - self.path(key).stat().st_mtime > EXPIRES_S:
+            return None
+        return blob
+
+
+class VisibleLate(FolderMutant):
+    """Shows a page at once to the handle that stored it, and late to others."""
+
+    image_of = "a listing that is cached for seconds: only the writer finds the page"
+    caught_by = "test_two_handles_find_each_others_pages"
+
+    def open_shelf(self, settings: ReferenceSettings) -> Shelf:
+        """Open a folder with a view of its own."""
+        super().open_shelf(settings)
+        assert settings.root
+        return _LateShelf(settings.root)
+
+
+@attrs.frozen(eq=False)
+class _LateShelf(FolderShelf):
+    """Blobs of others that are seen when they are old enough."""
+
+    own: set[str] = attrs.field(factory=set)
+
+    def read(self, key: str) -> bytes | None:
+        """Return a blob of its own, or one that is old."""
+        blob = super().read(key)
+        if blob is None or key in self.own:
+            return blob
+        age_s = time.time() - self.path(key).stat().st_mtime
+        return blob if age_s > VISIBLE_S else None
+
+    def write(self, key: str, blob: bytes) -> None:
+        """Keep a blob and remember that it is its own."""
+        self.own.add(key)
+        super().write(key, blob)
 
 
 class ForgetsAtTheEnd(MemoryMutant):
@@ -49,10 +173,26 @@ class LargeObjectRefused(MemoryMutant):
     caught_by = "test_an_object_of_the_largest_size_is_kept"
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
-        """Refuse what is large."""
+        """Reject large objects."""
         if len(data) > 1 << 19:
             return Outcome.REFUSED
         return super().put(handle, key, data)
+
+
+class LargeObjectTorn(MemoryMutant):
+    """Declares no limit and loses the end of what takes more than one part."""
+
+    image_of = "a library that sends parts of 4 MiB and forgets the last one"
+    caught_by = "test_objects_of_many_mebibytes_come_back"
+
+    def manifest(self) -> Manifest:
+        """Declare no limit."""
+        return attrs.evolve(super().manifest(), max_object_bytes=0)
+
+    def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
+        """Keep whole parts, and zeros for the rest."""
+        whole = len(data) - len(data) % PART_BYTES if len(data) > PART_BYTES else None
+        return super().put(handle, key, data[:whole].ljust(len(data), b"\0"))
 
 
 class AnyMemoryTaken(MemoryMutant):
@@ -62,7 +202,7 @@ class AnyMemoryTaken(MemoryMutant):
     caught_by = "test_memory_is_taken_as_registration_is_declared"
 
     def registered(self, handle: Handle, batch: Batch, row: int) -> bool:
-        """Believe every address."""
+        """Accept every address."""
         del handle, batch, row
         return True
 
@@ -158,9 +298,9 @@ class ThreadsLeft(MemoryMutant):
 
 
 class MemoryKept(MemoryMutant):
-    """Keeps the engine's memory after it was let go."""
+    """Keeps the engine's memory after the release."""
 
-    image_of = "regions registered for good: host memory is never given back"
+    image_of = "regions are never deregistered: host memory is never given back"
     caught_by = "test_no_reference_to_the_callers_memory_is_kept"
 
     def __init__(self) -> None:
@@ -227,7 +367,7 @@ class FolderThatForgets(FolderMutant):
 
 
 class WrittenOnRelease(FolderMutant):
-    """Keeps pages in memory and writes them when it is let go."""
+    """Keeps pages in memory and writes them on release."""
 
     image_of = "an index that reaches the disk on close(), and no close() came"
     caught_by = "test_pages_outlive_a_process_that_is_killed"
@@ -263,7 +403,7 @@ class _Late(DictShelf):
 
 
 class ClearsWhileOthersWrite(MemoryMutant):
-    """Walks over its index to clear it, whoever else changes that."""
+    """Iterates over its index to clear it while other threads change it."""
 
     image_of = "a dict that changes size during iteration: clear() raises"
     caught_by = "test_a_clear_beside_other_calls_breaks_none_of_them"

@@ -16,6 +16,7 @@ from kvdock.testing.reference import (
     Handle,
     ReferenceSettings,
     Shelf,
+    ShelfOracle,
     load_segments,
     sealed,
     store_segments,
@@ -60,7 +61,7 @@ class PoisonObject(FolderMutant):
     raises = "OSError"
 
     def get(self, handle: Handle, key: str, nbytes: int) -> tuple[Outcome, bytes]:
-        """Read without mercy."""
+        """Raise on a short file."""
         blob = handle.shelf.read(key)
         if blob is None:
             return Outcome.ABSENT, b""
@@ -76,7 +77,7 @@ class NothingVerified(FolderMutant):
     caught_by = "test_altered_bytes_are_a_miss_and_heal"
 
     def get(self, handle: Handle, key: str, nbytes: int) -> tuple[Outcome, bytes]:
-        """Believe what is there if its length is right."""
+        """Accept bytes of the right length."""
         blob = handle.shelf.read(key)
         if blob is None:
             return Outcome.ABSENT, b""
@@ -84,6 +85,21 @@ class NothingVerified(FolderMutant):
             handle.shelf.remove(key)
             return Outcome.CORRUPT, b""
         return Outcome.OK, blob[CHECK_BYTES:]
+
+
+class _Remover(ShelfOracle):
+    def poke(self, key: str, offset: int, data: bytes) -> None:
+        """Take the object away."""
+        del offset, data
+        self.remove(key)
+
+
+class OracleRemoves(NothingVerified):
+    """Checks nothing, and brings an oracle that removes what it shall change."""
+
+    image_of = "a corruption test that passes because the page is missing"
+    caught_by = "test_the_oracle_changes_the_stored_bytes_and_nothing_else"
+    oracle = _Remover
 
 
 class ChecksumWithoutKey(FolderMutant):
@@ -124,7 +140,7 @@ class SuccessWithoutBytes(MemoryMutant):
 
 
 class FullDiskSwallowed(FolderMutant):
-    """Says OK when there was no room."""
+    """Says OK when the store was full."""
 
     image_of = "a full disk caught and logged, the page reported as stored"
     caught_by = "test_a_full_store_loses_nothing_that_it_called_ok"
@@ -138,7 +154,7 @@ class FullDiskSwallowed(FolderMutant):
 class EvictsWhatItMayNot(FolderMutant):
     """Declares that it never evicts, and makes room anyway."""
 
-    image_of = "a lying capability: eviction NO, old pages dropped in silence"
+    image_of = "a lying capability: eviction NO, old pages dropped without an error"
     caught_by = "test_a_full_store_loses_nothing_that_it_called_ok"
 
     def room(self, handle: Handle, nbytes: int) -> bool:
@@ -146,6 +162,19 @@ class EvictsWhatItMayNot(FolderMutant):
         while handle.quota_bytes and handle.shelf.used() + nbytes > handle.quota_bytes:
             handle.shelf.remove(handle.shelf.names()[0])
         return True
+
+
+class RefusesWhenFull(MemoryMutant):
+    """Declares that it makes room by itself, and takes nothing when full."""
+
+    image_of = "a lying capability: eviction, until the first full disk"
+    caught_by = "test_a_full_store_loses_nothing_that_it_called_ok"
+
+    def room(self, handle: Handle, nbytes: int) -> bool:
+        """Count only."""
+        return not handle.quota_bytes or (
+            handle.shelf.used() + nbytes <= handle.quota_bytes
+        )
 
 
 class Overwrites(MemoryMutant):
@@ -164,10 +193,10 @@ class DeleteForgetsNothing(MemoryMutant):
     """Says that a page is deleted."""
 
     image_of = "a delete that only marks, and a lookup that ignores the mark"
-    caught_by = "test_a_deleted_page_is_gone_and_can_be_stored_anew"
+    caught_by = "test_a_deleted_page_is_gone_and_can_be_stored_again"
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Nod."""
+        """Answer OK."""
         if batch.operation is Operation.DELETE:
             return Outcome.OK
         return super().step(handle, batch, row)
@@ -205,7 +234,7 @@ class HalfAPage(MemoryMutant):
     caught_by = "test_pages_come_back_as_they_were_stored"
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
-        """Refuse what is larger than half of it."""
+        """Reject what is larger than half of it."""
         if ".swa" in key and len(data) > 100:
             return Outcome.REFUSED
         return super().put(handle, key, data)
@@ -232,7 +261,7 @@ class FirstSegmentOnly(MemoryMutant):
 class RoundsUp(MemoryMutant):
     """Writes whole sectors into the engine's memory."""
 
-    image_of = "nixl O_DIRECT slots: pages that are no multiple of a sector"
+    image_of = "nixl O_DIRECT slots: pages that are not a multiple of a sector"
     caught_by = "test_pages_of_odd_sizes_come_back"
 
     def move(self, handle: Handle, batch: Batch, row: int) -> Outcome:

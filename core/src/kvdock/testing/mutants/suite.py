@@ -9,7 +9,7 @@ import pytest
 from kvdock.testing.contract import BackendContract, FaultContract
 from kvdock.testing.mutants import MUTANTS
 from kvdock.testing.mutants.mutant import FolderMutant, Mutant, word_of
-from kvdock.testing.reference import FolderShelf, ShelfOracle
+from kvdock.testing.reference import FolderShelf
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +50,9 @@ def _suite(mutant: Mutant) -> type[BackendContract | FaultContract]:
     @pytest.fixture
     def oracle(self: object, tmp_path: Path) -> Oracle | None:
         del self
-        return ShelfOracle(FolderShelf(tmp_path)) if folder else None
+        if not issubclass(mutant, FolderMutant):
+            return None
+        return mutant.oracle(FolderShelf(tmp_path))
 
     return type(
         class_of(mutant),

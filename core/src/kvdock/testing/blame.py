@@ -1,0 +1,93 @@
+"""Find the line of a plugin's own code that a failure leads to."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from kvdock.plugin.backend import Backend
+
+_USUAL = "kvdock_batch_io"
+_AROUND_BATCHES = ("kvdock_register_pool", "kvdock_release")
+
+
+@attrs.define(eq=False)
+class Blame:
+    """Knows a plugin's files and which of its hooks was called last.
+
+    Args:
+        backend: The backend under test.
+        root: The package of the plugin, or its one file.
+        last: The hook that was called last.
+    """
+
+    backend: Backend
+    root: Path
+    last: str = _USUAL
+
+    @classmethod
+    def of(cls, backend: Backend) -> Blame:
+        """Watch the hooks of a backend from now on."""
+        file = Path(backend.plugin.path)
+        whole = (file.parent / "__init__.py").exists()
+        blame = cls(backend, file.parent if whole else file)
+        backend.plugin.manager.add_hookcall_monitoring(blame.before, _after)
+        return blame
+
+    def before(self, hook_name: str, *_: object) -> None:
+        """Note which hook is called."""
+        # Batches may go to the plugin's function without the relay, and those
+        # of a test come after its pool was registered.
+        self.last = _USUAL if hook_name in _AROUND_BATCHES else hook_name
+
+    def where(self, error: BaseException | None) -> str:
+        """Return `file:line in function` of the plugin.
+
+        That is the innermost of its frames in an error, or else the hook
+        whose answer was wrong: the one that was called last.
+        """
+        for frame, line in _frames(error):
+            if self.root in (Path(frame.f_code.co_filename), *_parents(frame)):
+                code = frame.f_code
+                return f"{code.co_filename}:{line} in {code.co_name}"
+        return self.hook(self.last) or self.hook(_USUAL)
+
+    def hook(self, name: str) -> str:
+        """Return where the plugin defines a hook, or ""."""
+        caller: Any = getattr(self.backend.plugin.hooks, name, None)
+        for implementation in caller.get_hookimpls() if caller else ():
+            if implementation.wrapper or implementation.hookwrapper:
+                continue
+            code = getattr(inspect.unwrap(implementation.function), "__code__", None)
+            if code:
+                return f"{code.co_filename}:{code.co_firstlineno} in {name}"
+        return ""
+
+
+def _after(*_: object) -> None:
+    """Do nothing when a hook has answered."""
+
+
+def _frames(error: BaseException | None) -> Iterator[tuple[FrameType, int]]:
+    """Yield the frames of an error and its causes, the innermost first."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        found = []
+        step = error.__traceback__
+        while step is not None:
+            found.append((step.tb_frame, step.tb_lineno))
+            step = step.tb_next
+        yield from reversed(found)
+        error = error.__cause__ or error.__context__
+
+
+def _parents(frame: FrameType) -> tuple[Path, ...]:
+    return tuple(Path(frame.f_code.co_filename).parents)

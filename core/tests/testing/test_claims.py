@@ -1,0 +1,97 @@
+"""What is declared and what a run could try of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
+from kvdock.pools.enums import PoolKind
+from kvdock.testing.claims import Claim, claims_of, unproven
+from kvdock.testing.contract import BackendContract
+from kvdock.testing.contract.suite import proofs
+from kvdock.testing.subprocess import FinishedRun
+
+ALL = KindSupport(
+    split_heads=Support.NATIVE, draft=Support.EMULATED, multi_buffer=Support.NATIVE
+)
+
+
+def manifest(**declared: Any) -> Manifest:
+    given = {"kinds": {PoolKind.MHA: KindSupport()}} | declared
+    return Manifest(name="probe", api=API_VERSION, summary="-", **given)
+
+
+def ended(name: str, how: str, case: str = "", why: str = "") -> FinishedRun:
+    return FinishedRun("TestContract", name, case, how, why, "", 0.1)
+
+
+def test_silence_and_denial_are_no_claims() -> None:
+    assert claims_of(manifest()) == ()
+    assert claims_of(manifest(integrity=Support.NO, eviction=Support.NO)) == ()
+
+
+@pytest.mark.parametrize("capability", ["zero_copy", "integrity", "eviction"])
+@pytest.mark.parametrize("grade", [Support.EMULATED, Support.NATIVE])
+def test_a_declared_grade_is_a_claim(capability: str, grade: Support) -> None:
+    assert claims_of(manifest(**{capability: grade})) == (
+        Claim(capability, str(grade)),
+    )
+
+
+def test_a_scope_is_a_claim_as_far_as_it_reaches() -> None:
+    found = claims_of(manifest(durability=Scope.HOST, clear_reach=Scope.NAMESPACE))
+    assert found == (Claim("durability", "host"), Claim("clear_reach", "namespace"))
+
+
+def test_what_kinds_declare_is_a_claim_for_each_of_them() -> None:
+    kinds = {PoolKind.MHA: ALL, PoolKind.MLA: ALL, PoolKind.LOGICAL: ALL}
+    assert [str(claim) for claim in claims_of(manifest(kinds=kinds))] == [
+        "split_heads of mha pools",
+        "draft of mha pools",
+        "draft of mla pools",
+        "multi_buffer of mha pools",
+        "multi_buffer of mla pools",
+    ]
+
+
+def test_a_claim_whose_tests_were_all_skipped_is_not_proven() -> None:
+    claims = (Claim("integrity", "native"), Claim("eviction", "native"))
+    runs = [
+        ended("test_damage", "skipped", "zeroed", "no oracle"),
+        ended("test_damage", "skipped", "flipped", "no oracle"),
+        ended("test_full", "passed"),
+    ]
+    proves = {"test_damage": "integrity", "test_full": "eviction"}
+    (lacking,) = unproven(claims, proves, runs)
+    assert (lacking.claim, lacking.reasons) == (claims[0], ("no oracle",))
+
+
+@pytest.mark.parametrize("how", ["passed", "failed"])
+def test_one_test_that_ran_is_a_trial_whatever_came_of_it(how: str) -> None:
+    runs = [ended("test_damage", "skipped"), ended("test_damage", how, "zeroed")]
+    assert not unproven(
+        [Claim("integrity", "native")], {"test_damage": "integrity"}, runs
+    )
+
+
+def test_a_trial_of_one_kind_proves_nothing_of_another() -> None:
+    claims = [Claim("draft", "native", kind) for kind in (PoolKind.MHA, PoolKind.MLA)]
+    runs = [ended("test_draft", "passed", "mha-native")]
+    (lacking,) = unproven(claims, {"test_draft": "draft"}, runs)
+    assert str(lacking.claim) == "draft of mla pools"
+    assert lacking.reasons == ("no test tries it",)
+
+
+def test_every_capability_that_can_be_claimed_has_a_test_that_tries_it() -> None:
+    grades = ("zero_copy", "integrity", "eviction", "fork_safe")
+    declared = manifest(
+        kinds={PoolKind.MHA: ALL},
+        durability=Scope.HOST,
+        sharing=Scope.HOST,
+        clear_reach=Scope.NAMESPACE,
+        **dict.fromkeys(grades, Support.NATIVE),
+    )
+    tried = set(proofs(BackendContract).values())
+    assert {claim.capability for claim in claims_of(declared)} == tried
