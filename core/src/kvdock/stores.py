@@ -62,6 +62,10 @@ class Verified(Protocol):
         """Files that cannot be read; what they held is lost."""
 
     @property
+    def damaged_files(self) -> Sequence[str]:
+        """What else cannot be used, such as a record that does not match."""
+
+    @property
     def forgotten(self) -> int:
         """How many of them were erased."""
 

@@ -66,6 +66,7 @@ class BucketVerified:
         bad: Those that are not: a read of them is a miss.
         corrupt_records: 0; objects have no records of their own.
         unreadable_segments: None; there are no segments.
+        damaged_files: None; only pages are verified.
         forgotten: Bad pages that were deleted.
     """
 
@@ -74,6 +75,7 @@ class BucketVerified:
     bad: tuple[DamagedObject, ...]
     corrupt_records: int = 0
     unreadable_segments: tuple[str, ...] = ()
+    damaged_files: tuple[str, ...] = ()
     forgotten: int = 0
 
     @property
