@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from kvdock.errors import RegionError
 from kvdock.pools.enums import Layout
-from kvdock.pools.layout import stored_objects
+from kvdock.pools.layout import slice_axes, stored_objects
 from kvdock.pools.objects import LAYOUT_AXES, StoredObject
-from kvdock.pools.validators import as_int, is_int
+from kvdock.validators import as_int, is_int
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
@@ -351,23 +351,9 @@ def _runs(
     pages: int,
 ) -> list[tuple[int, int, int]]:
     """Return (base, stride, size) of an object's pieces of one part."""
-    mine = pool.local_layers(shard)
-    first = mine.index(stored.layers[0])
-    last = first + len(stored.layers)
-    units = pool.local_units(part, shard)
-    low, high = 0, units
-    if stored.heads is not None:
-        start, _ = pool.local_heads(shard)
-        low, high = stored.heads[0] - start, stored.heads[1] - start
-    entries = pool.entries(part, shard)
-    # name: (extent, first, past the last)
-    axes = {
-        "page": (pages, 0, 1),
-        "layer": (len(mine), first, last),
-        "token": (entries, 0, entries),
-        "outer": (part.outer, 0, part.outer),
-        "head": (units, low, high),
-    }
+    axes = slice_axes(pool, shard, part, stored)
+    axes["page"] = (pages, 0, 1)
+    _, first, last = axes["layer"]
     if len(origins) > 1:
         # Every layer is an array of its own.
         axes["layer"] = (1, 0, 1)

@@ -62,7 +62,7 @@ class Verified(Protocol):
         """Files that cannot be read; what they held is lost."""
 
     @property
-    def damaged_files(self) -> Sequence[str]:
+    def damaged_files(self) -> Sequence[object]:
         """What else cannot be used, such as a record that does not match."""
 
     @property

@@ -211,7 +211,7 @@ def test_a_setting_with_a_list_of_words_takes_no_other_even_from_code(
     with pytest.raises(SettingsError, match=f"{wrong!r} is not known.*{right.value!r}"):
         build(**{name: wrong})
     for value in (None, 3, ""):
-        with pytest.raises(SettingsError, match=f"Known words: .*{right.value}"):
+        with pytest.raises(SettingsError, match=f"Known are .*{right.value}"):
             build(**{name: value})
     for given in (right, right.value):
         assert getattr(build(**{name: given}), name) is right

@@ -49,8 +49,8 @@ def test_scopes_are_ordered_by_reach_and_not_by_spelling() -> None:
         ({"kinds": {"mhaa": KindSupport()}}, "declares 'mhaa'"),
         ({"max_batch_keys": -1}, "max_batch_keys is negative"),
         ({"settings": int}, "is not an attrs class"),
-        ({"name": None}, "name is not of type str: None"),
-        ({"summary": None}, "summary is not of type str: None"),
+        ({"name": None}, "name is text, not None"),
+        ({"summary": None}, "summary is text, not None"),
         ({"kinds": "mha"}, "kinds is not a mapping: 'mha'"),
     ],
 )
@@ -126,7 +126,9 @@ def test_what_is_no_word_of_a_field_is_refused_by_the_field(
 def test_a_limit_that_is_no_number_is_refused_by_its_name(
     field: str, wrong: object
 ) -> None:
-    with pytest.raises(ManifestError, match=f"^{field} is not of type int: {wrong!r}"):
+    with pytest.raises(
+        ManifestError, match=f"^{field} is a whole number, not {wrong!r}"
+    ):
         declared(field, wrong)
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
 
-from kvdock.errors import SettingsError, did_you_mean
+from kvdock.errors import SettingsError
+from kvdock.strict_enum import suggest_member
 
 if TYPE_CHECKING:
     from cattrs import Converter
@@ -98,8 +99,7 @@ def to_word(value: object, kind: type[StrEnum]) -> StrEnum:
     words = [str(word) for word in kind]
     if str(value) in words:
         return kind(str(value))
-    hint = did_you_mean(str(value), words) or f"Known words: {', '.join(words)}."
-    raise SettingsError(f"{value!r} is not known", fix=hint)
+    raise SettingsError(f"{value!r} is not known", fix=suggest_member(value, kind))
 
 
 def _to_bool(value: object, _: object) -> bool:

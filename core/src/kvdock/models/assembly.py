@@ -16,15 +16,8 @@ from kvdock.pools.factories import FAMILIES
 from kvdock.pools.layout import stored_objects
 from kvdock.pools.shard import Layers, Shard, even_shares, every_shard, stages_of
 from kvdock.pools.spec import PoolSpec, check_pools
-from kvdock.pools.validators import (
-    as_int,
-    as_int_tuple,
-    boolean,
-    int_tuple,
-    is_int,
-    non_negative,
-    positive,
-)
+from kvdock.pools.validators import boolean, int_tuple, non_negative, positive
+from kvdock.validators import as_int, as_int_tuple, is_int
 
 if TYPE_CHECKING:
     from kvdock.models.description import ModelDescription, Table

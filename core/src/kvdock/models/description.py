@@ -19,8 +19,8 @@ from typing import Any, get_args, get_type_hints
 import attrs
 
 from kvdock.errors import KvdockError, PoolError, did_you_mean
-from kvdock.pools.validators import is_int
 from kvdock.strict_enum import StrictEnum
+from kvdock.validators import is_int
 
 Table = Mapping[str, object]
 

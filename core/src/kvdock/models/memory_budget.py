@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kvdock.errors import PoolError, did_you_mean
-from kvdock.pools.validators import as_int, is_int, non_negative
+from kvdock.pools.validators import non_negative
 from kvdock.units import format_bytes
+from kvdock.validators import as_int, is_int
 
 if TYPE_CHECKING:
     from kvdock.pools.shard import Shard

@@ -8,14 +8,15 @@ by the conformance kit, or by both; one that neither reads is deleted.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
 
 import attrs
 
-from kvdock.errors import ManifestError, did_you_mean
+from kvdock.errors import ManifestError
 from kvdock.pools.enums import HitPolicy, Layout, PoolKind, Sharding
+from kvdock.validators import Validators
 
 API_VERSION = 1
 """Number of the newest contract between the core and a plugin."""
@@ -141,7 +142,6 @@ class Verdict:
 
 
 W = TypeVar("W", bound=StrEnum)
-_Validator = Callable[[object, "attrs.Attribute[Any]", Any], None]
 
 
 # A grade that is plain text is true even where it says "no". So words become
@@ -176,33 +176,9 @@ def _shardings(value: Iterable[Sharding]) -> frozenset[Sharding]:
     return _members(Sharding, value)
 
 
-def _are(kind: type[StrEnum]) -> _Validator:
-    """Reject a field that is neither a member nor a set of members of an enum."""
-
-    def check(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        for one in value if isinstance(value, frozenset) else (value,):
-            if not isinstance(one, kind):
-                words = [member.value for member in kind]
-                close = did_you_mean(one, words) if isinstance(one, str) else ""
-                raise ManifestError(
-                    f"{attribute.name}: {one!r} is not a {kind.__name__}",
-                    fix=close or f"Known are {', '.join(words)}.",
-                )
-
-    return check
-
-
-def _is(kind: type) -> _Validator:
-    """Refuse a field that is not of a plain type."""
-
-    def check(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        # A bool is an int to Python, but it is not a limit.
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ManifestError(
-                f"{attribute.name} is not of type {kind.__name__}: {value!r}"
-            )
-
-    return check
+_CHECK = Validators(ManifestError)
+_SUPPORT = _CHECK.members(Support)
+_SCOPE = _CHECK.members(Scope)
 
 
 @attrs.frozen(kw_only=True)
@@ -222,22 +198,24 @@ class KindSupport:
     hit_policies: frozenset[HitPolicy] = attrs.field(
         default=frozenset({HitPolicy.ALL_PAGES}),
         converter=_hit_policies,
-        validator=_are(HitPolicy),
+        validator=_CHECK.members(HitPolicy),
     )
     layouts: frozenset[Layout] = attrs.field(
-        default=frozenset(Layout), converter=_layouts, validator=_are(Layout)
+        default=frozenset(Layout), converter=_layouts, validator=_CHECK.members(Layout)
     )
     shardings: frozenset[Sharding] = attrs.field(
-        default=frozenset(Sharding), converter=_shardings, validator=_are(Sharding)
+        default=frozenset(Sharding),
+        converter=_shardings,
+        validator=_CHECK.members(Sharding),
     )
     split_heads: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
     )
     draft: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
     )
     multi_buffer: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
     )
 
 
@@ -280,42 +258,40 @@ class Manifest:
         settings: The attrs class of its settings, or None.
     """
 
-    name: str = attrs.field(validator=_is(str))
+    name: str = attrs.field(validator=_CHECK.text)
     api: int
-    summary: str = attrs.field(validator=_is(str))
+    summary: str = attrs.field(validator=_CHECK.text)
     kinds: Mapping[PoolKind, KindSupport] = attrs.field(converter=_kinds)
     zero_copy: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
     )
     memory_registration: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
     )
     host_allocator: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
     )
     direct_transfer: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
     )
     integrity: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
     )
     eviction: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
     )
     durability: Scope = attrs.field(
-        default=Scope.NONE, converter=_scope, validator=_are(Scope)
+        default=Scope.NONE, converter=_scope, validator=_SCOPE
     )
-    sharing: Scope = attrs.field(
-        default=Scope.NONE, converter=_scope, validator=_are(Scope)
-    )
+    sharing: Scope = attrs.field(default=Scope.NONE, converter=_scope, validator=_SCOPE)
     clear_reach: Scope = attrs.field(
-        default=Scope.NONE, converter=_scope, validator=_are(Scope)
+        default=Scope.NONE, converter=_scope, validator=_SCOPE
     )
-    max_object_bytes: int = attrs.field(default=0, validator=_is(int))
-    max_batch_keys: int = attrs.field(default=0, validator=_is(int))
-    max_key_bytes: int = attrs.field(default=0, validator=_is(int))
+    max_object_bytes: int = attrs.field(default=0, validator=_CHECK.integer)
+    max_batch_keys: int = attrs.field(default=0, validator=_CHECK.integer)
+    max_key_bytes: int = attrs.field(default=0, validator=_CHECK.integer)
     fork_safe: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_are(Support)
+        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
     )
     settings: type | None = None
 

@@ -25,7 +25,7 @@ from kvdock.pools.enums import (
 )
 from kvdock.pools.part import Part
 from kvdock.pools.spec import PoolSpec
-from kvdock.pools.validators import as_int, is_int
+from kvdock.validators import as_int, is_int
 
 
 class PoolOptions(TypedDict, total=False):

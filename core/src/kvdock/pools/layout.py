@@ -5,7 +5,6 @@ Routing asks before there is any memory, so nothing here imports numpy.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from kvdock.pools.enums import Layout, ObjectUnit, Sharding
@@ -98,23 +97,40 @@ def _buffers(pool: PoolSpec, shard: Shard, stored: StoredObject) -> int:
     return sum(runs)
 
 
-def _runs(pool: PoolSpec, shard: Shard, part: Part, stored: StoredObject) -> int:
+def slice_axes(
+    pool: PoolSpec, shard: Shard, part: Part, stored: StoredObject
+) -> dict[str, tuple[int, int, int]]:
+    """Return which slice of a part's array one page of an object is.
+
+    Returns:
+        Axis to (extent, first, past the last); of axis "page" only the slice
+        (0, 1) is known, its extent is that of the pool's memory.
+    """
+    mine = pool.local_layers(shard)
+    first = mine.index(stored.layers[0])
     units = pool.local_units(part, shard)
-    held = units if stored.heads is None else stored.heads[1] - stored.heads[0]
-    layers = len(pool.local_layers(shard))
-    # (extent, how much of it the object takes)
-    axes = {
-        "page": (math.inf, 1),
-        "layer": (layers, len(stored.layers)),
-        "token": (pool.entries(part, shard),) * 2,
-        "outer": (part.outer,) * 2,
-        "head": (units, held),
+    low, high = 0, units
+    if stored.heads is not None:
+        start, _ = pool.local_heads(shard)
+        low, high = stored.heads[0] - start, stored.heads[1] - start
+    entries = pool.entries(part, shard)
+    return {
+        "page": (0, 0, 1),
+        "layer": (len(mine), first, first + len(stored.layers)),
+        "token": (entries, 0, entries),
+        "outer": (part.outer, 0, part.outer),
+        "head": (units, low, high),
     }
+
+
+def _runs(pool: PoolSpec, shard: Shard, part: Part, stored: StoredObject) -> int:
+    axes = slice_axes(pool, shard, part, stored)
     runs, whole = 1, True
     for axis in reversed(LAYOUT_AXES[pool.layout]):
-        extent, taken = axes[axis]
+        extent, first, last = axes[axis]
         if whole:
-            whole = extent == taken
+            # A pool of one page is the exception that nothing is planned for.
+            whole = axis != "page" and last - first == extent
         else:
-            runs *= taken
+            runs *= last - first
     return runs

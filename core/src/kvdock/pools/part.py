@@ -8,7 +8,8 @@ import attrs
 
 from kvdock.errors import PoolError
 from kvdock.pools.enums import DType, Per
-from kvdock.pools.validators import as_int, as_int_tuple, identifier, int_tuple, integer
+from kvdock.pools.validators import identifier, int_tuple, integer
+from kvdock.validators import as_int, as_int_tuple
 
 
 @attrs.frozen

@@ -9,7 +9,8 @@ from typing import Any, cast
 import attrs
 
 from kvdock.errors import PoolError
-from kvdock.pools.validators import as_int, as_int_tuple, int_tuple, integer, positive
+from kvdock.pools.validators import int_tuple, integer, positive
+from kvdock.validators import as_int, as_int_tuple
 
 Layers = tuple[int, int]
 """Half-open range of global layer numbers: first, past the last."""

@@ -30,8 +30,6 @@ from kvdock.pools.objects import Coordinate, StoredObject
 from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard, even_shares
 from kvdock.pools.validators import (
-    as_int,
-    as_int_tuple,
     boolean,
     identifier,
     int_tuple,
@@ -39,6 +37,7 @@ from kvdock.pools.validators import (
     non_negative,
     positive,
 )
+from kvdock.validators import as_int, as_int_tuple
 
 __all__ = (
     "ContextSplit",
