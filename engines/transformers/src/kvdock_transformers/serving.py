@@ -16,10 +16,10 @@ import torch
 from kvdock import Dock, Namespace, Plan
 from kvdock_transformers import models
 from kvdock_transformers.backends import completed, settings_for
+from kvdock_transformers.demo.records import Altered, Job, Phase, PoolRecord, Served
 from kvdock_transformers.families import WORKLOADS, Family, Workload
 from kvdock_transformers.paged import PagedModel
 from kvdock_transformers.prefix import page_hashes
-from kvdock_transformers.records import Altered, Job, Phase, PoolRecord, Served
 from kvdock_transformers.speculation import Generation, generate, generate_with_draft
 from kvdock_transformers.storage import Loaded, PromptPages, plan_for
 

@@ -16,19 +16,19 @@ from typer.testing import CliRunner
 
 from kvdock import KvdockError
 from kvdock.errors import PluginError, SettingsError
-from kvdock_transformers.command import (
+from kvdock_transformers.demo.command import (
     Model,
     Size,
     cleaning_up_when_terminated,
     demo,
 )
+from kvdock_transformers.demo.presentation import as_object
+from kvdock_transformers.demo.records import Job, Phase, Served, to_json
+from kvdock_transformers.demo.trial import damage_store
+from kvdock_transformers.demo.verdicts import judge
 from kvdock_transformers.errors import TrialFailed
 from kvdock_transformers.families import Family, Scale
-from kvdock_transformers.presentation import as_object
-from kvdock_transformers.records import Job, Phase, Served, to_json
 from kvdock_transformers.serving import serve
-from kvdock_transformers.trial import damage_store
-from kvdock_transformers.verdicts import judge
 
 app = typer.Typer()
 app.command("demo")(demo)
@@ -127,7 +127,7 @@ def test_a_trial_that_fails_raises_to_the_command_line(
     def fail(*_: object) -> None:
         raise TrialFailed("a process ended")
 
-    monkeypatch.setattr("kvdock_transformers.trial.run_trial", fail)
+    monkeypatch.setattr("kvdock_transformers.demo.trial.run_trial", fail)
     ran = CliRunner().invoke(app, ["demo", "--json"])
     assert isinstance(ran.exception, TrialFailed)
     assert ran.stdout == ""
@@ -155,6 +155,6 @@ def test_the_commands_words_are_those_of_the_models() -> None:
 
 
 def test_loading_the_command_imports_nothing_heavy() -> None:
-    code = "import sys, kvdock_transformers.command; print(*sys.modules)"
+    code = "import sys, kvdock_transformers.demo.command; print(*sys.modules)"
     loaded = set(subprocess.check_output([sys.executable, "-c", code]).decode().split())
     assert not loaded & {"torch", "transformers", "numpy", "rich"}

@@ -9,10 +9,10 @@ import attrs
 import numpy as np
 import pytest
 
-from kvdock_transformers.damage import Damage, Harm
+from kvdock_transformers.demo.damage import Damage, Harm
+from kvdock_transformers.demo.records import Altered, Phase, PoolRecord, Served
+from kvdock_transformers.demo.verdicts import judge, surviving_prefix
 from kvdock_transformers.families import Family
-from kvdock_transformers.records import Altered, Phase, PoolRecord, Served
-from kvdock_transformers.verdicts import judge, surviving_prefix
 
 PAGES = 8
 

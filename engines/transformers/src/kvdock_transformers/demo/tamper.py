@@ -28,8 +28,8 @@ from kvdock import (
     Shard,
 )
 from kvdock.batch import Outcome
-from kvdock_transformers.damage import Damage, Harm
-from kvdock_transformers.records import PoolRecord
+from kvdock_transformers.demo.damage import Damage, Harm
+from kvdock_transformers.demo.records import PoolRecord
 
 _SURPLUS_BYTES = 64
 _CALL_S = 30.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvdock_transformers.damage import Harm, StoredPages, inflict
+from kvdock_transformers.demo.damage import Harm, StoredPages, inflict
 
 PAGE_BYTES = 256
 

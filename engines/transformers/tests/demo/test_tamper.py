@@ -13,10 +13,10 @@ import pytest
 
 from kvdock import Batch, BatchResult, Operation
 from kvdock.batch import Outcome
-from kvdock_transformers import tamper as tampering
-from kvdock_transformers.damage import Harm
-from kvdock_transformers.records import PoolRecord
-from kvdock_transformers.tamper import Hand, tamper
+from kvdock_transformers.demo import tamper as tampering
+from kvdock_transformers.demo.damage import Harm
+from kvdock_transformers.demo.records import PoolRecord
+from kvdock_transformers.demo.tamper import Hand, tamper
 
 NBYTES = 4096
 KEYS = tuple(f"{'a' * 64}/{page:064x}.kv" for page in range(4))

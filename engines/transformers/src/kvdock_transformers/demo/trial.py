@@ -17,12 +17,12 @@ from typing import Any
 
 import attrs
 
-from kvdock_transformers.damage import Damage, Harm, StoredPages, inflict
+from kvdock_transformers.demo.damage import Damage, Harm, StoredPages, inflict
+from kvdock_transformers.demo.records import Job, Phase, PoolRecord, Served, to_json
+from kvdock_transformers.demo.tamper import tamper
+from kvdock_transformers.demo.verdicts import ModelResult, judge
 from kvdock_transformers.errors import TrialFailed
 from kvdock_transformers.families import Family, Scale
-from kvdock_transformers.records import Job, Phase, PoolRecord, Served, to_json
-from kvdock_transformers.tamper import tamper
-from kvdock_transformers.verdicts import ModelResult, judge
 
 Event = Mapping[str, Any]
 Report = Callable[[Event], None]
@@ -189,7 +189,7 @@ def _worker(arguments: Sequence[str], stderr: int) -> Iterator[subprocess.Popen[
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
     worker = subprocess.Popen(  # noqa: S603 - this interpreter, this package
-        [sys.executable, "-m", "kvdock_transformers.worker", *arguments],
+        [sys.executable, "-m", "kvdock_transformers.demo.worker", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=stderr,

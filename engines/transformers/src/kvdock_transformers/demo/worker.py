@@ -1,4 +1,4 @@
-"""Entry of one process of a trial: `python -m kvdock_transformers.worker JOB`.
+"""Entry of one process of a trial: `python -m kvdock_transformers.demo.worker JOB`.
 
 Reads a job, does one phase for each of its models, and writes events as JSON
 lines to standard output. Whatever else is printed goes to standard error.
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvdock import KvdockError
-from kvdock_transformers.records import Job, to_json
+from kvdock_transformers.demo.records import Job, to_json
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -17,11 +17,11 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from kvdock_transformers.damage import Harm
+from kvdock_transformers.demo.damage import Harm
+from kvdock_transformers.demo.records import Phase, Served
+from kvdock_transformers.demo.trial import Request
+from kvdock_transformers.demo.verdicts import LOGITS_TOLERANCE, ModelResult
 from kvdock_transformers.families import WORKLOADS
-from kvdock_transformers.records import Phase, Served
-from kvdock_transformers.trial import Request
-from kvdock_transformers.verdicts import LOGITS_TOLERANCE, ModelResult
 
 SCHEMA = "kvdock.demo/1"
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import attrs
 import numpy as np
 
-from kvdock_transformers.damage import Damage
+from kvdock_transformers.demo.damage import Damage
+from kvdock_transformers.demo.records import Phase, PoolRecord, Served
 from kvdock_transformers.families import Family
-from kvdock_transformers.records import Phase, PoolRecord, Served
 
 LOGITS_TOLERANCE = 2e-4
 """How far logits may lie from a recomputation in chunks of another size.

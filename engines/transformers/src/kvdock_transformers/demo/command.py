@@ -78,9 +78,9 @@ def demo(
         configured,
         served,
     )
+    from kvdock_transformers.demo.presentation import Display, as_object  # noqa: PLC0415
+    from kvdock_transformers.demo.trial import Request, run_trial  # noqa: PLC0415
     from kvdock_transformers.families import Family, Scale  # noqa: PLC0415
-    from kvdock_transformers.presentation import Display, as_object  # noqa: PLC0415
-    from kvdock_transformers.trial import Request, run_trial  # noqa: PLC0415
 
     given: Settings = _settings(set_ or [])
     dock = Dock.load(require=(backend,) if backend else ())

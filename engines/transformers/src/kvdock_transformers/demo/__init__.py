@@ -1,0 +1,1 @@
+"""The demo: store pages, damage some, restore the rest in a new process."""
