@@ -351,7 +351,7 @@ class Flat:
     ("wrong", "said"),
     [
         (Answering, "'kvdock_batch_io' would answer in the place of a backend"),
-        (Misspelt, "no hook 'kvdock_batchio'.*Did you mean 'kvdock_batch_io'"),
+        (Misspelt, "unknown hook 'kvdock_batchio'.*Did you mean 'kvdock_batch_io'"),
         (Deaf, "takes 'evnt'.*Did you mean 'event'"),
         (Folded, "nothing to wrap"),
         (Flat, "PluginValidationError"),

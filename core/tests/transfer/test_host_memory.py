@@ -232,7 +232,7 @@ def test_what_is_no_memory_is_given_back(
     brought = HostMemory(buffer, lambda: back.append(1))
     hooks = backend.plugin.manager.hook
     monkeypatch.setattr(hooks, "kvdock_allocate", lambda **_: brought)
-    with pytest.raises(PluginError, match=r"no memory: .*buffer protocol"):
+    with pytest.raises(PluginError, match=r"not memory: .*buffer protocol"):
         backend.allocate(4, AttachConfig())
     assert back == [1]
 
