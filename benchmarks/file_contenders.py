@@ -18,10 +18,18 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import attrs
 import numpy as np
 
-from kvdock import DType, Part, PoolKind, PoolSpec, Region, Shard
-from kvdock.batch import Batch, Operation
-from kvdock.dock import Dock
-from kvdock.plugin.hookspecs import AttachConfig
+from kvdock import (
+    AttachConfig,
+    Batch,
+    Dock,
+    DType,
+    Operation,
+    Part,
+    PoolKind,
+    PoolSpec,
+    Region,
+    Shard,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -41,11 +41,11 @@ from kvdock import (
     Per,
     PoolSpec,
     Region,
+    RouteRequirements,
     Shard,
+    build_keys,
 )
-from kvdock.config.core import CoreSettings, Integrity
-from kvdock.keys import build_keys
-from kvdock.routing.verdicts import RouteRequirements
+from kvdock.config import CoreSettings, Integrity
 from kvdock_mooncake.library import load
 from kvdock_mooncake.server import start_master, start_owner
 

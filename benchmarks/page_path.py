@@ -25,14 +25,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from kvdock.dock import Dock
-from kvdock.namespace import Namespace
-from kvdock.pools.enums import PoolKind
-from kvdock.pools.part import Part
-from kvdock.pools.shard import Shard
-from kvdock.pools.spec import PoolSpec
-from kvdock.region import Region
-from kvdock.transfer.attachment import Attachment
+from kvdock import Attachment, Dock, Namespace, Part, PoolKind, PoolSpec, Region, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable

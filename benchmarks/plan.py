@@ -22,18 +22,26 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.hits import Hits, evaluate
-from kvdock.keys import build_keys, key_suffixes
-from kvdock.models.assembly import Deployment, assemble
-from kvdock.models.description import load_model
-from kvdock.namespace import Namespace, namespace_digest, namespace_record
-from kvdock.pools.enums import HitPolicy, Layout
-from kvdock.pools.shard import Shard
-from kvdock.region import Block, Region
+from kvdock import (
+    Block,
+    Deployment,
+    HitPolicy,
+    Hits,
+    Layout,
+    Namespace,
+    Region,
+    Shard,
+    assemble,
+    build_keys,
+    evaluate,
+    key_suffixes,
+    load_model,
+)
+from kvdock.namespace import namespace_digest, namespace_record
 
 if TYPE_CHECKING:
+    from kvdock import PoolSpec
     from kvdock.arrays import BoolArray
-    from kvdock.pools.spec import PoolSpec
 
 PAGES = 4096
 PREFIX_PAGES = 1 << 20

@@ -24,28 +24,35 @@ import attrs
 import numpy as np
 import pluggy
 
-from kvdock.batch import Batch, BatchResult, Operation, Outcome
-from kvdock.config.core import CoreSettings
-from kvdock.config.schema import structure
-from kvdock.dock import Dock
+from kvdock import (
+    API_VERSION,
+    AttachConfig,
+    Attachment,
+    Backend,
+    Batch,
+    BatchResult,
+    Dock,
+    KindSupport,
+    Manifest,
+    Namespace,
+    Operation,
+    Outcome,
+    Part,
+    PoolKind,
+    PoolSpec,
+    Region,
+    RouteRequirements,
+    Shard,
+    Support,
+    hookimpl,
+    key_suffixes,
+)
+from kvdock.config import CoreSettings, structure
 from kvdock.events import BatchEnded
-from kvdock.keys import key_suffixes
-from kvdock.namespace import Namespace
 from kvdock.observers.faults import FaultInjector, FaultSettings
 from kvdock.observers.metrics import Metrics
 from kvdock.observers.tracing import Tracing
-from kvdock.plugin import hookspecs
-from kvdock.plugin.backend import Backend
-from kvdock.plugin.discovery import Candidate, LoadedPlugin
-from kvdock.plugin.hookspecs import AttachConfig, hookimpl
-from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Support
-from kvdock.pools.enums import PoolKind
-from kvdock.pools.part import Part
-from kvdock.pools.shard import Shard
-from kvdock.pools.spec import PoolSpec
-from kvdock.region import Region
-from kvdock.routing.verdicts import RouteRequirements
-from kvdock.transfer.attachment import Attachment
+from kvdock.plugin import Candidate, LoadedPlugin, hookspecs
 
 PAGE_BYTES = 64 * 1024
 PAGES = 512

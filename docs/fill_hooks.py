@@ -13,19 +13,22 @@ from pathlib import Path
 
 import attrs
 
-from kvdock.batch import Batch, BatchResult, Operation, Outcome
-from kvdock.plugin import hookspecs
-from kvdock.plugin.manifest import (
+from kvdock import (
     API_VERSION,
+    Batch,
+    BatchResult,
     Capability,
     KindSupport,
     Manifest,
+    Operation,
+    Outcome,
+    Region,
     Scope,
+    Shard,
     Support,
     Verdict,
 )
-from kvdock.pools.shard import Shard
-from kvdock.region import Region
+from kvdock.plugin import hookspecs
 
 PAGE = Path(__file__).parent / "reference" / "hooks.md"
 

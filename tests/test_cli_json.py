@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvdock.plugin.discovery import list_entry_points
+from kvdock.plugin import list_entry_points
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/reference/cli-json.md").read_text()

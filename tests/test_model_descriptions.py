@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvdock.models.assembly import Deployment, assemble
-from kvdock.models.description import parse_description
+from kvdock import Deployment, assemble
+from kvdock.models import parse_description
 from kvdock.pools.factories import FAMILIES
 
 PAGE = Path(__file__).parents[1] / "docs/reference/model-descriptions.md"

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvdock.config.sources import Setting
+from kvdock.config import Setting
 from kvdock_cli.reports import config as report
 
 if TYPE_CHECKING:

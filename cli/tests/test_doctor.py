@@ -51,7 +51,7 @@ def kvdock_probe(config):
 def kvdock_batch_io"""
 SETTINGS = (
     "import attrs\n"
-    "from kvdock.config.fields import option\n"
+    "from kvdock.config import option\n"
     "@attrs.frozen\n"
     "class Settings:\n"
     "    root: str = option(help='Where.')\n"

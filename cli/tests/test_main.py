@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvdock.errors import KvdockError, NoRoute, PluginError, SettingsError
-from kvdock.plugin.discovery import BrokenPlugin, Candidate
-from kvdock.plugin.validation import LoadStage
+from kvdock.plugin import BrokenPlugin, Candidate, LoadStage
 from kvdock_cli.output import UsageProblem, exit_code
 
 if TYPE_CHECKING:

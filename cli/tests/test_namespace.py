@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvdock import DType, Namespace, Part, PoolKind, PoolSpec
+from kvdock import DType, Namespace, Part, PoolKind, PoolSpec, canonical
 from kvdock.errors import NamespaceError
-from kvdock.namespace import canonical, namespace_digest, namespace_record
+from kvdock.namespace import namespace_digest, namespace_record
 from kvdock_cli.commands.namespace import diff, show
 from kvdock_cli.output import UsageProblem
 

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvdock.batch import Batch, Operation, Outcome
+from kvdock import API_VERSION, Batch, Operation, Outcome
 from kvdock.errors import KvdockError
-from kvdock.plugin.manifest import API_VERSION
 from kvdock_cli.commands.new import new, project
 from kvdock_cli.output import UsageProblem
 

@@ -23,19 +23,20 @@ from kvdock import (
     Manifest,
     Part,
     Plan,
+    PluginProblem,
     PoolKind,
     PoolSpec,
+    Route,
+    RouteOption,
     Scope,
     Shard,
     Support,
     Verdict,
 )
-from kvdock.config.fields import option, size
-from kvdock.plugin.discovery import Candidate, LoadedPlugin, PluginProblem
-from kvdock.plugin.validation import LoadStage
+from kvdock.config import option, size
+from kvdock.plugin import Candidate, LoadedPlugin, LoadStage
 from kvdock.pools.enums import ObjectUnit
-from kvdock.routing.plan import Route
-from kvdock.routing.verdicts import RouteOption, TransferMode
+from kvdock.routing.verdicts import TransferMode
 from kvdock_cli.reports import doctor, manifest, route, version
 from kvdock_cli.reports import list as listing
 from kvdock_cli.reports._tables import columns, plain

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvdock import ContextSplit
+from kvdock import ContextSplit, HostBudget
 from kvdock.errors import NoRoute, PluginError, SettingsError
-from kvdock.models.memory_budget import HostBudget
 from kvdock_cli.commands.route import route
 from kvdock_cli.output import UsageProblem
 

@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 import pytest
 
-from kvdock.batch import Batch, Operation
+from kvdock import Batch, Operation
 from kvdock.errors import KvdockError, NamespaceError, SettingsError
 from kvdock.segments import (
     Location,

@@ -7,8 +7,7 @@ import sys
 
 import numpy as np
 
-from kvdock import Attachment, Dock, Namespace, Part, PoolSpec, Region, Shard
-from kvdock.batch import Outcome
+from kvdock import Attachment, Dock, Namespace, Outcome, Part, PoolSpec, Region, Shard
 
 POOL = PoolSpec(
     name="kv",

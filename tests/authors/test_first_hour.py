@@ -16,18 +16,23 @@ from typing import Any
 import attrs
 import pytest
 
-from kvdock.batch import Batch, BatchResult, Operation, Outcome
-from kvdock.plugin.hookspecs import AttachConfig, Capacity, Finding
-from kvdock.plugin.manifest import (
+from kvdock import (
+    AttachConfig,
+    Batch,
+    BatchResult,
     Capability,
+    Capacity,
+    Finding,
     KindSupport,
     Manifest,
+    Operation,
+    Outcome,
+    Region,
     Scope,
+    Shard,
     Support,
     Verdict,
 )
-from kvdock.pools.shard import Shard
-from kvdock.region import Region
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial.md"

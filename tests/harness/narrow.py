@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import attrs
 
-from kvdock.batch import Batch, BatchResult, Operation, Outcome
-from kvdock.plugin.manifest import KindSupport, Manifest, Scope, Support
-from kvdock.pools.enums import HitPolicy, Layout, PoolKind
+from kvdock import (
+    Batch,
+    BatchResult,
+    HitPolicy,
+    KindSupport,
+    Layout,
+    Manifest,
+    Operation,
+    Outcome,
+    PoolKind,
+    Scope,
+    Support,
+)
 from kvdock.testing.reference import Handle, MemoryReference
 
 

@@ -30,17 +30,11 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.dock import Dock
-from kvdock.namespace import Namespace
-from kvdock.pools.enums import Layout, Per
+from kvdock import Attachment, Dock, Layout, Namespace, Per, Region, Shard
 from kvdock.pools.factories import mamba, mha, mla
-from kvdock.pools.shard import Shard
-from kvdock.region import Region
-from kvdock.transfer.attachment import Attachment
 
 if TYPE_CHECKING:
-    from kvdock.pools.part import Part
-    from kvdock.pools.spec import PoolSpec
+    from kvdock import Part, PoolSpec
 
 ARCHIVE = "stored_sample.tar.xz"
 EXPECTED = "stored_sample.json"

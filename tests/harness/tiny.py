@@ -16,7 +16,7 @@ settings.load_profile("house")
 
 BACKEND = """
 from kvdock import KindSupport, Manifest, hookimpl, key_suffixes
-from kvdock.plugin.manifest import API_VERSION
+from kvdock import API_VERSION
 
 
 @hookimpl

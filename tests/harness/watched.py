@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING
 import attrs
 import pytest
 
-from kvdock.plugin.hookspecs import hookimpl
-from kvdock.pools.enums import PoolKind
+from kvdock import PoolKind, hookimpl
 from kvdock.testing import BackendContract, Oracle
 from kvdock.testing.reference import FolderReference, FolderShelf, Handle, ShelfOracle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvdock.batch import Batch, BatchResult
-    from kvdock.plugin.manifest import Manifest
+    from kvdock import Batch, BatchResult, Manifest
 
 RECORD = "KVDOCK_WATCHED"
 """Names the file that it writes to."""

@@ -6,16 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from kvdock.config.schema import structure
-from kvdock.config.sources import load_configuration
+from kvdock import RouteRequirements, load_model
+from kvdock.config import load_configuration, structure
 from kvdock.errors import PoolError
-from kvdock.models.description import (
-    ModelDescription,
-    load_model,
-    parse_description,
-    shipped_models,
-)
-from kvdock.routing.verdicts import RouteRequirements
+from kvdock.models import ModelDescription, parse_description, shipped_models
 from kvdock_cli.output import UsageProblem
 
 _LONGEST_S = 1_000_000

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from kvdock.errors import KvdockError, PluginError, SettingsError
-from kvdock.plugin.discovery import BrokenPlugin
+from kvdock.plugin import BrokenPlugin
 from kvdock_cli.reports._tables import plain
 
 FINE, PROBLEM, USAGE = 0, 1, 2

@@ -16,18 +16,19 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from kvdock.errors import did_you_mean
-from kvdock.plugin.discovery import (
+from kvdock.plugin import (
     BrokenPlugin,
+    LoadStage,
     import_entry_point,
     list_entry_points,
     split_duplicates,
 )
-from kvdock.plugin.validation import LoadStage
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.typer_adapter import adapted
 
 if TYPE_CHECKING:
-    from kvdock.plugin.discovery import Candidate, PluginProblem
+    from kvdock import PluginProblem
+    from kvdock.plugin import Candidate
 
 GROUP = "kvdock.commands"
 

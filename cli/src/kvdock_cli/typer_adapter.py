@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from typer.models import ParameterInfo
 
-from kvdock.config.convert import as_path
+from kvdock.config import as_path
 from kvdock_cli.output import say
 
 _SECTION = re.compile(r"^[A-Z]\w+:\s*$", re.MULTILINE)

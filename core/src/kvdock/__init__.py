@@ -6,7 +6,7 @@ nothing and a listing of plugins never imports numpy.
 Public are this package, `kvdock.arrays`, `kvdock.config`, `kvdock.errors`,
 `kvdock.events`, `kvdock.models`, `kvdock.namespace`, `kvdock.observers`,
 `kvdock.plugin`, `kvdock.segments`, `kvdock.stores`, `kvdock.testing` and
-`kvdock.units`. Other modules may change without notice.
+`kvdock.units`. Other may change without notice.
 """
 
 from __future__ import annotations
@@ -87,37 +87,15 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "address_ranges": ("AddressRanges",),
-        "batch": (
-            "Batch",
-            "BatchResult",
-            "MemoryHold",
-            "Operation",
-            "Outcome",
-        ),
+        "batch": ("Batch", "BatchResult", "MemoryHold", "Operation", "Outcome"),
         "dock": ("Dock",),
-        "errors": (
-            "KvdockError",
-            "NoRoute",
-        ),
-        "hits": (
-            "Hits",
-            "evaluate",
-        ),
-        "keys": (
-            "build_keys",
-            "key_suffixes",
-        ),
-        "models.assembly": (
-            "Assembly",
-            "Deployment",
-            "assemble",
-        ),
+        "errors": ("KvdockError", "NoRoute"),
+        "hits": ("Hits", "evaluate"),
+        "keys": ("build_keys", "key_suffixes"),
+        "models.assembly": ("Assembly", "Deployment", "assemble"),
         "models.description": ("load_model",),
         "models.memory_budget": ("HostBudget",),
-        "namespace": (
-            "Namespace",
-            "canonical",
-        ),
+        "namespace": ("Namespace", "canonical"),
         "plugin.backend": ("Backend",),
         "plugin.discovery": ("PluginProblem",),
         "plugin.hookspecs": (
@@ -151,36 +129,15 @@ __getattr__, __dir__, __all__ = lazy_names(
         "pools.part": ("Part",),
         "pools.shard": ("Shard",),
         "pools.spec": ("PoolSpec",),
-        "region": (
-            "Block",
-            "Region",
-            "block_of",
-        ),
-        "routing.plan": (
-            "Plan",
-            "Route",
-            "plan_routes",
-        ),
-        "routing.verdicts": (
-            "RouteOption",
-            "RouteRequirements",
-        ),
+        "region": ("Block", "Region", "block_of"),
+        "routing.plan": ("Plan", "Route", "plan_routes"),
+        "routing.verdicts": ("RouteOption", "RouteRequirements"),
         "throttled_log": ("ThrottledLog",),
         "transfer.attached_pool": ("AttachedPool",),
         "transfer.attachment": ("Attachment",),
-        "transfer.futures": (
-            "TransferFuture",
-            "TransferState",
-        ),
-        "transfer.leases": (
-            "Lease",
-            "PageLeases",
-            "Reference",
-        ),
+        "transfer.futures": ("TransferFuture", "TransferState"),
+        "transfer.leases": ("Lease", "PageLeases", "Reference"),
         "transfer.manager": ("TransferManager",),
-        "transfer.result": (
-            "NO_PAGE",
-            "TransferResult",
-        ),
+        "transfer.result": ("NO_PAGE", "TransferResult"),
     },
 )

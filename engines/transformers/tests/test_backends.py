@@ -13,8 +13,7 @@ import pytest
 
 from kvdock import Dock, KvdockError, Scope
 from kvdock.errors import SettingsError
-from kvdock.plugin import discovery
-from kvdock.plugin.discovery import Candidate
+from kvdock.plugin import Candidate, discovery
 from kvdock_transformers import backends
 from kvdock_transformers.backends import (
     choose,

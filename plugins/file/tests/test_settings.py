@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvdock.dock import Dock
+from kvdock import AttachConfig, Dock, Finding
 from kvdock.errors import SettingsError
-from kvdock.plugin.hookspecs import AttachConfig, Finding
 from kvdock_file.settings import FileSettings
 from kvdock_file.store import limits_of
 

@@ -11,7 +11,7 @@ import pytest
 import stored_sample
 from stored_sample import DIGEST, POOLS, RANKS, Rank
 
-from kvdock.pools.shard import Shard
+from kvdock import Shard
 
 DATA = Path(__file__).with_name("data")
 EXPECTED = json.loads((DATA / stored_sample.EXPECTED).read_text())

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kvdock.dock import Dock
+from kvdock import (
+    Dock,
+    Finding,
+    HitPolicy,
+    Part,
+    Per,
+    PoolKind,
+    PoolSpec,
+    Shard,
+    Sharding,
+)
 from kvdock.errors import KvdockError
-from kvdock.plugin.hookspecs import Finding
-from kvdock.pools.enums import HitPolicy, Per, PoolKind, Sharding
-from kvdock.pools.part import Part
-from kvdock.pools.shard import Shard
-from kvdock.pools.spec import PoolSpec
 
 if TYPE_CHECKING:
-    from kvdock.plugin.backend import Backend
-    from kvdock.plugin.manifest import KindSupport
+    from kvdock import Backend, KindSupport
 
 _PAGE_BYTES = 4096
 
@@ -54,9 +58,7 @@ def self_test(backend: Backend, settings: Mapping[str, object]) -> tuple[Finding
     """
     import numpy as np  # noqa: PLC0415 - 65 ms that a listing saves
 
-    from kvdock.namespace import Namespace  # noqa: PLC0415 - same
-    from kvdock.region import Region  # noqa: PLC0415 - same
-    from kvdock.transfer.attachment import Attachment  # noqa: PLC0415 - same
+    from kvdock import Attachment, Namespace, Region  # noqa: PLC0415 - numpy, too
 
     shard = Shard()
     try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from kvdock.config.schema import secret_values
-from kvdock.plugin.backend import Backend
-from kvdock.plugin.discovery import require
+from kvdock import Backend
+from kvdock.config import secret_values
+from kvdock.plugin import require
 from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings, patience, settings_of
 from kvdock_cli.commands.list import load

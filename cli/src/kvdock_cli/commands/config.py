@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from kvdock.config.sources import explain, load_configuration
-from kvdock.plugin import discovery
-from kvdock.plugin.observer import GROUP, load_observers
+from kvdock.config import explain, load_configuration
+from kvdock.plugin import OBSERVERS_GROUP, list_entry_points, load_observers
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import emit
 from kvdock_cli.reports import config as report
@@ -29,7 +28,7 @@ def show(
         json: Print one line of JSON.
     """
     backends = load()
-    observers, problems = load_observers(discovery.list_entry_points(GROUP))
+    observers, problems = load_observers(list_entry_points(OBSERVERS_GROUP))
     schemas = {
         f"backends.{plugin.manifest.name}": plugin.manifest.settings
         for plugin in backends.plugins

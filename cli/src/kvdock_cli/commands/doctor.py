@@ -6,13 +6,20 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from kvdock.config.schema import structure
-from kvdock.config.sources import load_configuration
+from kvdock import AttachConfig, Backend, Finding, Observer
+from kvdock.config import load_configuration, structure
 from kvdock.errors import SettingsError, did_you_mean
-from kvdock.plugin import discovery
-from kvdock.plugin.backend import Backend, run_probe
-from kvdock.plugin.hookspecs import AttachConfig, Finding
-from kvdock.plugin.observer import Observer, load_observers
+from kvdock.plugin import (
+    BrokenPlugin,
+    Candidate,
+    LoadedPlugin,
+    PluginProblem,
+    import_entry_point,
+    list_entry_points,
+    load_observers,
+    run_probe,
+    split_duplicates,
+)
 from kvdock_cli import registry
 from kvdock_cli.arguments import patience, settings_of
 from kvdock_cli.commands._self_test import self_test as try_out
@@ -124,8 +131,8 @@ def _check_known(name: str | None, known: Sequence[str]) -> None:
 
 
 def _observers(
-    installed: Iterable[discovery.Candidate],
-) -> tuple[dict[discovery.Candidate, Observer], tuple[discovery.PluginProblem, ...]]:
+    installed: Iterable[Candidate],
+) -> tuple[dict[Candidate, Observer], tuple[PluginProblem, ...]]:
     candidates = tuple(installed)
     found, problems = load_observers(candidates)
     return {one: found[one.name] for one in candidates if one.name in found}, problems
@@ -141,13 +148,13 @@ def _settings_of(observer: Observer, given: Mapping[str, object]) -> tuple[Row, 
     return (Row(State.OK, "its settings are in order"),)
 
 
-def _doctors() -> tuple[dict[discovery.Candidate, Any], tuple[Any, ...]]:
-    alone, problems = discovery.split_duplicates(discovery.list_entry_points(GROUP))
+def _doctors() -> tuple[dict[Candidate, Any], tuple[Any, ...]]:
+    alone, problems = split_duplicates(list_entry_points(GROUP))
     doctors = {}
     for candidate in alone:
         try:
-            doctors[candidate] = discovery.import_entry_point(candidate)
-        except discovery.BrokenPlugin as broken:
+            doctors[candidate] = import_entry_point(candidate)
+        except BrokenPlugin as broken:
             problems += (broken.problem,)
     return doctors, problems
 
@@ -157,7 +164,7 @@ def _asking(ask: Any, settings: Mapping[str, str]) -> Ask:  # noqa: ANN401 - a f
 
 
 def _backend(
-    plugin: discovery.LoadedPlugin,
+    plugin: LoadedPlugin,
     settings: Mapping[str, object],
     timeout_s: float,
     *,

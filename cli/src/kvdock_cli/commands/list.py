@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 
-from kvdock.plugin import discovery
+from kvdock.plugin import (
+    OBSERVERS_GROUP,
+    allow_list,
+    filter_allowed,
+    list_entry_points,
+    load_all,
+    missing_allowed,
+)
 from kvdock_cli.output import emit
 from kvdock_cli.reports import list as report
-
-OBSERVERS = "kvdock.observers"
 
 
 def list_backends(*, json: bool = False, markdown: bool = False) -> int:
@@ -28,13 +33,13 @@ def list_backends(*, json: bool = False, markdown: bool = False) -> int:
 
 def load() -> report.Listing:
     """Load every backend that KVDOCK_PLUGINS allows."""
-    names = discovery.allow_list(os.environ)
-    candidates = discovery.list_entry_points()
-    kept = tuple(discovery.filter_allowed(candidates, names))
-    plugins, problems = discovery.load_all(kept)
+    names = allow_list(os.environ)
+    candidates = list_entry_points()
+    kept = tuple(filter_allowed(candidates, names))
+    plugins, problems = load_all(kept)
     return report.Listing(
         plugins=tuple(plugins.values()),
-        observers=discovery.list_entry_points(OBSERVERS),
-        problems=(*problems, *discovery.missing_allowed(candidates, names)),
+        observers=list_entry_points(OBSERVERS_GROUP),
+        problems=(*problems, *missing_allowed(candidates, names)),
         hidden=sorted({one.name for one in candidates} - {one.name for one in kept}),
     )

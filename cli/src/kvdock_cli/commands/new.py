@@ -6,10 +6,10 @@ import re
 from importlib import metadata, resources
 from string import Template
 
-from kvdock.config.convert import as_path
+from kvdock import API_VERSION
+from kvdock.config import as_path
 from kvdock.errors import KvdockError
-from kvdock.plugin.discovery import list_entry_points
-from kvdock.plugin.manifest import API_VERSION
+from kvdock.plugin import list_entry_points
 from kvdock_cli.output import UsageProblem, emit
 
 # As the core's, but what a distribution is called may not end in "_".

@@ -5,18 +5,24 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from kvdock.dock import Dock
+from kvdock import (
+    Assembly,
+    ContextSplit,
+    Deployment,
+    Dock,
+    DType,
+    HostBudget,
+    Layout,
+    assemble,
+)
 from kvdock.errors import PoolError
-from kvdock.models.assembly import Assembly, Deployment, assemble
-from kvdock.models.memory_budget import HostBudget
-from kvdock.pools.enums import ContextSplit, DType, Layout
 from kvdock_cli.arguments import model_of, needs_of, settings_of
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import route as report
 from kvdock_cli.reports.memory import Memory
 
 if TYPE_CHECKING:
-    from kvdock.pools.shard import Shard
+    from kvdock import Shard
 
 
 def route(  # noqa: PLR0913 - what routing depends on

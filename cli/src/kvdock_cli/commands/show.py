@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvdock.plugin import discovery
+from kvdock.plugin import require
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import emit
 from kvdock_cli.reports import manifest
@@ -17,6 +17,6 @@ def show(name: str, /, *, json: bool = False) -> int:
     """
     found = load()
     plugins = {plugin.manifest.name: plugin for plugin in found.plugins}
-    discovery.require([name], plugins, found.problems)
+    require([name], plugins, found.problems)
     plugin = plugins[name]
     return emit(manifest.as_text(plugin), manifest.as_data(plugin), as_json=json)

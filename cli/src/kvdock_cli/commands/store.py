@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvdock.errors import KvdockError, NamespaceError, PluginError
-from kvdock.plugin import discovery
+from kvdock.plugin import import_entry_point, list_entry_points
 from kvdock.stores import GROUP
 from kvdock.units import format_bytes, parse_bytes, parse_seconds
 from kvdock_cli.arguments import backend_settings
@@ -182,10 +182,10 @@ def open_store(
     given = [*pairs, "shared_root=true"] if shared_root else pairs
     broken: KvdockError | None = None
     known: list[str] = []
-    for candidate in discovery.list_entry_points(GROUP):
+    for candidate in list_entry_points(GROUP):
         known.append(candidate.name)
         try:
-            opener: Any = discovery.import_entry_point(candidate)
+            opener: Any = import_entry_point(candidate)
         except PluginError as error:
             broken = error
             continue

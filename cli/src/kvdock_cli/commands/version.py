@@ -7,7 +7,7 @@ import platform
 import sys
 from importlib import metadata
 
-from kvdock.plugin import discovery
+from kvdock.plugin import BACKENDS_GROUP, list_entry_points
 from kvdock_cli import registry
 from kvdock_cli.output import emit
 from kvdock_cli.reports import version as report
@@ -28,8 +28,8 @@ def versions(*, json: bool) -> int:
                 one.distribution,
                 path_of(one.value),
             )
-            for group in (discovery.GROUP, registry.GROUP)
-            for one in discovery.list_entry_points(group)
+            for group in (BACKENDS_GROUP, registry.GROUP)
+            for one in list_entry_points(group)
             if one.distribution != "kvdock-cli"
         ),
     ]

@@ -9,8 +9,8 @@ from kvdock_cli.reports._tables import columns, plain
 from kvdock_cli.reports.list import unusable
 
 if TYPE_CHECKING:
-    from kvdock.config.sources import Setting
-    from kvdock.plugin.discovery import PluginProblem
+    from kvdock import PluginProblem
+    from kvdock.config import Setting
 
 SCHEMA = "kvdock.config/1"
 

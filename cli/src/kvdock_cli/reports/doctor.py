@@ -11,8 +11,8 @@ import attrs
 from kvdock_cli.reports._tables import columns, plain
 
 if TYPE_CHECKING:
-    from kvdock.plugin.discovery import Candidate, PluginProblem
-    from kvdock.plugin.hookspecs import Finding
+    from kvdock import Finding, PluginProblem
+    from kvdock.plugin import Candidate
 
 SCHEMA = "kvdock.doctor/1"
 

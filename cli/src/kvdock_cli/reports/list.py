@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.pools.enums import PoolKind
+from kvdock import PoolKind
 from kvdock_cli.reports._tables import columns, plain, words
 
 if TYPE_CHECKING:
-    from kvdock.plugin.discovery import Candidate, LoadedPlugin, PluginProblem
-    from kvdock.plugin.manifest import KindSupport, Manifest
+    from kvdock import KindSupport, Manifest, PluginProblem
+    from kvdock.plugin import Candidate, LoadedPlugin
 
 SCHEMA = "kvdock.list/1"
 

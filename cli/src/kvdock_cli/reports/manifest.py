@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock.pools.enums import PoolKind
+from kvdock import PoolKind
 from kvdock.units import format_bytes
 from kvdock_cli.reports._tables import columns, plain, words
 from kvdock_cli.reports.list import by_kind, plugin_data
@@ -14,7 +14,7 @@ from kvdock_cli.reports.list import by_kind, plugin_data
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvdock.plugin.discovery import LoadedPlugin
+    from kvdock.plugin import LoadedPlugin
 
 SCHEMA = "kvdock.show/1"
 _APART = ("name", "api", "summary", "kinds", "settings")

@@ -9,7 +9,7 @@ import attrs
 from kvdock.units import format_bytes
 
 if TYPE_CHECKING:
-    from kvdock.models.memory_budget import HostBudget
+    from kvdock import HostBudget
 
 
 @attrs.frozen

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvdock.pools.layout import stored_objects
+from kvdock import stored_objects
 from kvdock_cli.reports._tables import plain
 
 if TYPE_CHECKING:
-    from kvdock.pools.shard import Shard
-    from kvdock.routing.plan import Plan, Route
-    from kvdock.routing.verdicts import RouteOption
+    from kvdock import Plan, Route, RouteOption, Shard
 
 SCHEMA = "kvdock.route/1"
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kvdock.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from kvdock.config.convert import as_path as as_path
     from kvdock.config.core import CoreSettings as CoreSettings
     from kvdock.config.core import Deadlines as Deadlines
     from kvdock.config.core import Integrity as Integrity
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from kvdock.config.fields import count as count
     from kvdock.config.fields import duration as duration
     from kvdock.config.fields import option as option
+    from kvdock.config.fields import path as path
     from kvdock.config.fields import secret as secret
     from kvdock.config.fields import size as size
     from kvdock.config.schema import secret_values as secret_values
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
+        "convert": ("as_path",),
         "core": (
             "CoreSettings",
             "Deadlines",
@@ -42,18 +45,11 @@ __getattr__, __dir__, __all__ = lazy_names(
             "count",
             "duration",
             "option",
+            "path",
             "secret",
             "size",
         ),
-        "sources": (
-            "Configuration",
-            "Setting",
-            "explain",
-            "load_configuration",
-        ),
-        "schema": (
-            "secret_values",
-            "structure",
-        ),
+        "schema": ("secret_values", "structure"),
+        "sources": ("Configuration", "Setting", "explain", "load_configuration"),
     },
 )

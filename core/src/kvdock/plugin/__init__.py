@@ -13,6 +13,7 @@ from kvdock.lazy import lazy_names
 if TYPE_CHECKING:
     from kvdock.plugin.backend import Backend as Backend
     from kvdock.plugin.backend import run_probe as run_probe
+    from kvdock.plugin.discovery import BACKENDS_GROUP as BACKENDS_GROUP
     from kvdock.plugin.discovery import BrokenPlugin as BrokenPlugin
     from kvdock.plugin.discovery import Candidate as Candidate
     from kvdock.plugin.discovery import LoadedPlugin as LoadedPlugin
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kvdock.plugin.discovery import path_of as path_of
     from kvdock.plugin.discovery import require as require
     from kvdock.plugin.discovery import split_duplicates as split_duplicates
+    from kvdock.plugin.observer import OBSERVERS_GROUP as OBSERVERS_GROUP
     from kvdock.plugin.observer import Observer as Observer
     from kvdock.plugin.observer import find_observer as find_observer
     from kvdock.plugin.observer import load_observers as load_observers
@@ -34,11 +36,9 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
-        "backend": (
-            "Backend",
-            "run_probe",
-        ),
+        "backend": ("Backend", "run_probe"),
         "discovery": (
+            "BACKENDS_GROUP",
             "BrokenPlugin",
             "Candidate",
             "LoadedPlugin",
@@ -53,11 +53,7 @@ __getattr__, __dir__, __all__ = lazy_names(
             "require",
             "split_duplicates",
         ),
-        "observer": (
-            "Observer",
-            "find_observer",
-            "load_observers",
-        ),
+        "observer": ("OBSERVERS_GROUP", "Observer", "find_observer", "load_observers"),
         "validation": ("LoadStage",),
     },
 )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from kvdock.plugin.manifest import Manifest
 
-GROUP = "kvdock.backends"
+BACKENDS_GROUP = "kvdock.backends"
 ORACLES = "kvdock.oracles"
 """Entry points: a backend's name, and a function of its settings to an oracle."""
 ALLOW_VARIABLE = "KVDOCK_PLUGINS"
@@ -80,7 +80,7 @@ class Candidate:
     value: str
     distribution: str
     version: str
-    group: str = GROUP
+    group: str = BACKENDS_GROUP
     oracle: str = ""
 
     def problem(self, stage: LoadStage, cause: str, fix: str) -> PluginProblem:
@@ -113,7 +113,7 @@ class LoadedPlugin:
         return self.manager.hook
 
 
-def list_entry_points(group: str = GROUP) -> tuple[Candidate, ...]:
+def list_entry_points(group: str = BACKENDS_GROUP) -> tuple[Candidate, ...]:
     """Return the entry points of a group, sorted by name.
 
     Reads package metadata only and imports nothing.
@@ -121,7 +121,7 @@ def list_entry_points(group: str = GROUP) -> tuple[Candidate, ...]:
     found = set()
     # Each call of entry_points reads the metadata of every distribution.
     points: Any = metadata.entry_points()
-    oracles = _oracles(points) if group == GROUP else {}
+    oracles = _oracles(points) if group == BACKENDS_GROUP else {}
     for point in points.select(group=group):
         distribution, version = _identity(point.dist)
         found.add(
@@ -181,7 +181,7 @@ def missing_allowed(
     return tuple(
         PluginProblem(
             name=name,
-            group=GROUP,
+            group=BACKENDS_GROUP,
             distribution="?",
             version="?",
             entry_point="?",

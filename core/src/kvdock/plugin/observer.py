@@ -24,7 +24,7 @@ from kvdock.plugin.discovery import (
 )
 from kvdock.plugin.validation import LoadStage
 
-GROUP = "kvdock.observers"
+OBSERVERS_GROUP = "kvdock.observers"
 
 
 @attrs.frozen(kw_only=True)
@@ -52,9 +52,9 @@ def find_observer(name: str) -> Observer:
     Raises:
         PluginError: If none of that name is installed, or it cannot be used.
     """
-    candidates = [one for one in list_entry_points(GROUP) if one.name == name]
+    candidates = [one for one in list_entry_points(OBSERVERS_GROUP) if one.name == name]
     if not candidates:
-        known = {one.name for one in list_entry_points(GROUP)}
+        known = {one.name for one in list_entry_points(OBSERVERS_GROUP)}
         raise PluginError(
             f"no observer {name!r} is installed",
             fix=did_you_mean(name, known)

@@ -15,23 +15,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvdock.lazy import lazy_names
+
 if TYPE_CHECKING:
     from kvdock.testing.contract import BackendContract as BackendContract
     from kvdock.testing.contract import FaultContract as FaultContract
     from kvdock.testing.contract.final_tests import SealedError as SealedError
     from kvdock.testing.oracles import Oracle as Oracle
+    from kvdock.testing.report import CheckReport as CheckReport
+    from kvdock.testing.report import check as check
+    from kvdock.testing.segment_files import write_index_files as write_index_files
+    from kvdock.testing.subprocess import FinishedRun as FinishedRun
+    from kvdock.testing.subprocess import Progress as Progress
 
-__all__ = ["BackendContract", "FaultContract", "Oracle", "SealedError"]
-
-
-def __getattr__(name: str) -> object:
-    """Load a public name on first use."""
-    if name not in __all__:
-        raise AttributeError(f"module 'kvdock.testing' has no attribute {name!r}")
-    if name == "Oracle":
-        from kvdock.testing import oracles  # noqa: PLC0415 - see above
-
-        return oracles.Oracle
-    from kvdock.testing import contract  # noqa: PLC0415 - needs pytest
-
-    return getattr(contract, name)
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "contract": ("BackendContract", "FaultContract"),
+        "contract.final_tests": ("SealedError",),
+        "oracles": ("Oracle",),
+        "report": ("CheckReport", "check"),
+        "segment_files": ("write_index_files",),
+        "subprocess": ("FinishedRun", "Progress"),
+    },
+)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from kvdock import Dock, KvdockError, Plan, Scope
-from kvdock.config.sources import load_configuration
+from kvdock.config import load_configuration
 from kvdock.errors import PluginError, SettingsError
-from kvdock.plugin import discovery
+from kvdock.plugin import import_entry_point, list_entry_points
 
 SERVERS = "kvdock.servers"
 """Entry points of servers that backends bring for demos, by backend."""
@@ -100,9 +100,9 @@ def served(name: str, given: Settings) -> Iterator[tuple[Settings, str]]:
     Raises:
         KvdockError: If the server cannot be started.
     """
-    for candidate in discovery.list_entry_points(SERVERS):
+    for candidate in list_entry_points(SERVERS):
         if candidate.name == name:
-            bring: Any = discovery.import_entry_point(candidate)
+            bring: Any = import_entry_point(candidate)
             with bring(given) as (settings, notice):
                 yield settings, notice
             return

@@ -5,9 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 import numpy as np
 
-from kvdock import Attachment, Dock, Namespace, Plan, PoolSpec, Shard
-from kvdock.batch import Outcome
-from kvdock.transfer.result import NO_PAGE
+from kvdock import NO_PAGE, Attachment, Dock, Namespace, Outcome, Plan, PoolSpec, Shard
 from kvdock_transformers.backends import Settings
 from kvdock_transformers.paged import PagedModel
 

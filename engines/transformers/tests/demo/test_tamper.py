@@ -11,8 +11,7 @@ import attrs
 import numpy as np
 import pytest
 
-from kvdock import Batch, BatchResult, Operation
-from kvdock.batch import Outcome
+from kvdock import Batch, BatchResult, Operation, Outcome
 from kvdock_transformers.demo import tamper as tampering
 from kvdock_transformers.demo.damage import Harm
 from kvdock_transformers.demo.records import PoolRecord

@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvdock.keys import key_suffixes
-from kvdock.plugin.hookspecs import AttachConfig, Capacity, Finding, hookimpl
-from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
-from kvdock.pools.enums import HitPolicy, PoolKind
+from kvdock import (
+    API_VERSION,
+    AttachConfig,
+    Capacity,
+    Finding,
+    HitPolicy,
+    KindSupport,
+    Manifest,
+    PoolKind,
+    Scope,
+    Support,
+    hookimpl,
+    key_suffixes,
+)
 from kvdock_file.settings import FileSettings
 
 if TYPE_CHECKING:
-    from kvdock.batch import Batch, BatchResult
-    from kvdock.pools.shard import Shard
-    from kvdock.pools.spec import PoolSpec
-    from kvdock.region import Region
+    from kvdock import Batch, BatchResult, PoolSpec, Region, Shard
     from kvdock.segments import SegmentStore
 
 _ANY_POOL = KindSupport(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import attrs
 
-from kvdock.config.fields import option, path, size
+from kvdock.config import option, path, size
 from kvdock.errors import SettingsError
 
 

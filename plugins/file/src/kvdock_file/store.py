@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvdock.namespace import canonical
+from kvdock import canonical
 from kvdock.segments import (
     PosixIOEngine,
     SegmentStore,
@@ -14,9 +14,7 @@ from kvdock.segments import (
 )
 
 if TYPE_CHECKING:
-    from kvdock.plugin.hookspecs import AttachConfig
-    from kvdock.pools.spec import PoolSpec
-    from kvdock.region import Region
+    from kvdock import AttachConfig, PoolSpec, Region
     from kvdock_file.settings import FileSettings
 
 

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from kvdock.config.convert import as_path
+from kvdock.config import as_path
 
 
 class Model(StrEnum):

@@ -20,6 +20,7 @@ from kvdock import (
     Dock,
     DType,
     Operation,
+    Outcome,
     Part,
     Per,
     PoolKind,
@@ -27,7 +28,6 @@ from kvdock import (
     Region,
     Shard,
 )
-from kvdock.batch import Outcome
 from kvdock_transformers.demo.damage import Damage, Harm
 from kvdock_transformers.demo.records import PoolRecord
 
