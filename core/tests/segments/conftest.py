@@ -1,4 +1,4 @@
-"""A store with pages whose right bytes follow from their number."""
+"""A store with pages whose bytes follow from their number."""
 
 import errno
 import hashlib
@@ -101,7 +101,7 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 @pytest.fixture
 def open_depot(tmp_path: Path) -> Iterator[OpenDepot]:
-    """Open a depot; on the same root each time, unless told otherwise."""
+    """Open a depot, on the same root by default."""
     opened: list[Depot] = []
 
     def open_one(  # noqa: PLR0913 - what a test may want to choose

@@ -58,7 +58,7 @@ def test_pages_in_use_outlive_unused_ones(open_depot: OpenDepot) -> None:
 def test_a_write_of_stored_pages_counts_as_use_and_a_lookup_does_not(
     open_depot: OpenDepot,
 ) -> None:
-    # No page of the one lies in a segment of the other.
+    # The two groups of pages lie in different segments.
     hot, asked = range(40), range(100, 140)
     depot = open_depot(quota_bytes=QUOTA)
     depot.put(range(200))
@@ -68,7 +68,7 @@ def test_a_write_of_stored_pages_counts_as_use_and_a_lookup_does_not(
         lost += depot.there(hot).count(False)
         depot.put(hot)
         depot.put(range(start, start + 25))
-    # One segment at the worst: it is as warm as its pages are on average.
+    # At most one segment: its time of use is the mean of its pages.
     assert lost < len(hot)
     assert not any(depot.there(asked))
 
@@ -154,8 +154,8 @@ def test_a_quota_that_leaves_no_room_is_named(
 ) -> None:
     depot = open_depot(quota_bytes=1 << 20)
     assert depot.put(range(100)).ok.all()
-    stranger = depot.where(0).path.with_name("stray")
-    stranger.write_bytes(bytes(4 << 20))
+    foreign = depot.where(0).path.with_name("stray")
+    foreign.write_bytes(bytes(4 << 20))
     other = open_depot(pool="draft", page_bytes=1 << 19, quota_bytes=1 << 20)
     assert list(other.put([1]).outcomes) == [Outcome.REFUSED]
     assert "its quota is 1.0 MiB" in caplog.text
@@ -232,7 +232,7 @@ def test_only_the_own_namespace_can_be_cleared(open_depot: OpenDepot) -> None:
 
 
 def fill(path: Path) -> None:
-    """Take all the space that is left."""
+    """Use up all free space."""
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while file.write(b"x" * 4096) == 4096:
             pass
@@ -264,7 +264,7 @@ def test_a_full_disk_refuses_puts_and_reads_go_on(
     assert stored
     fill(small_disk / "more")
     assert depot.get(stored) == [0] * len(stored)
-    # What is full is recycled; nothing new fits.
+    # Full segments are recycled; new ones do not fit.
     depot.put(range(1000, 1300))
     now = [n for n in [*range(100), *range(1000, 1300)] if depot.there([n]) == [True]]
     assert depot.get(now) == [0] * len(now)
@@ -328,5 +328,5 @@ def test_a_second_change_within_a_clock_tick_is_seen(
     os.utime(folder, ns=(tick_ns, tick_ns))
     before = depot.store.usage().namespace_bytes
     (folder / "beside").write_bytes(bytes(1000))
-    os.utime(folder, ns=(tick_ns, tick_ns))  # no finer than that on most kernels
+    os.utime(folder, ns=(tick_ns, tick_ns))  # the resolution of most kernels
     assert depot.store.usage().namespace_bytes == before + 1000

@@ -158,7 +158,7 @@ def test_a_damaged_page_that_is_asked_for_twice_is_counted_once(
     overwrite(found.path, found.offset, b"xx")
     assert depot.get([3] * 20) == [CORRUPT] * 20
     assert depot.store.counts["pages_retired"] == 1
-    # A segment that is believed to have room, and has none, is tried for ever.
+    # A segment with room in the index and none on disk would be tried forever.
     assert depot.put(range(200, 264), deadline_s=time.monotonic() + 20).ok.all()
     assert depot.store.usage().pages == 96 - 1 + 64
 
@@ -228,13 +228,13 @@ def test_a_foreign_index_is_deleted_before_a_put_is_refused(
     depot.put(range(200))
     depot.store.close()
     folder = next(depot.root.glob("*/kv.*"))
-    strangers = [path for path in folder.iterdir() if path.suffix != ".dat"]
-    for path in strangers:
+    foreign = [path for path in folder.iterdir() if path.suffix != ".dat"]
+    for path in foreign:
         overwrite(path, offset, content)
     again = open_depot(quota_bytes=quota)
     results = [again.put(range(first, first + 10)) for first in range(1000, 1400, 10)]
     assert any(result.ok.all() for result in results) is not stays
-    assert any(path.exists() for path in strangers) is stays
+    assert any(path.exists() for path in foreign) is stays
     assert sum(path.stat().st_size for path in folder.iterdir()) <= quota
 
 
@@ -311,7 +311,7 @@ def test_index_files_of_any_size_cost_no_memory(
             file.write_bytes(b"x")
             file.with_name(f"{number:016x}.dat").write_bytes(b"x")
         os.truncate(file, 1 << 42)
-    # The address space holds what a store needs, and none of that file.
+    # The limit of the address space leaves no room for those files.
     before = resource.getrlimit(resource.RLIMIT_AS)
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + (4 << 30), before[1]))
@@ -343,7 +343,7 @@ def test_pages_whose_file_was_just_deleted_are_refused_and_not_timed_out(
     depot.put(range(4))
     depot.store._catalogue.close_idle()
     depot.where(0).path.unlink()
-    # What is gone has not been noticed yet.
+    # The deleted file has not been noticed yet.
     monkeypatch.setattr(depot.store._catalogue, "refresh", lambda **_: False)
     refused = {int(Outcome.REFUSED)}
     assert set(depot.put(range(4, 8)).outcomes.tolist()) == refused
@@ -356,7 +356,7 @@ def test_a_segment_that_was_dropped_can_still_be_released(
     depot.put(range(4))
     (folder,) = depot.store._catalogue.folders.values()
     (segment,) = folder.segments.values()
-    folder.drop(segment)  # by a thread that saw it cleared
+    folder.drop(segment)  # as a thread does that saw it cleared
     segment.release(full=True)
 
 

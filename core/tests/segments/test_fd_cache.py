@@ -1,4 +1,4 @@
-"""Descriptors: a bounded number, and what happens when they run out."""
+"""Descriptors: their number is bounded, and a store survives when they run out."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ SMALL = {"segment_bytes": 1 << 16}
 
 @pytest.fixture
 def limit() -> Iterator[Callable[[int], None]]:
-    """Let this process have so many descriptors."""
+    """Limit the descriptors of this process."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield lambda most: resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
@@ -47,7 +47,7 @@ def test_idle_files_are_closed_when_descriptors_run_out(
     writer.put(range(400))
     writer.store.close()
     depot = open_depot(**SMALL)
-    # Holes among the numbers count as well: fill them.
+    # Free numbers below the limit count as well: fill them.
     taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]
     limit(max(taken) + 12)
     try:

@@ -1,4 +1,4 @@
-"""The resident index: rows by segment, and what becomes of those given back."""
+"""The resident index and its hash table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An I/O engine of another kind: its own tokens, its own slots, its own memory."""
+"""An I/O engine with tokens, slots and registered memory of its own."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -174,7 +174,7 @@ def test_memory_that_is_not_registered_is_refused_and_nothing_else(
     engine.known = AddressRanges.of([(at, 2 * row_bytes), (at + 3 * row_bytes, 9999)])
     wanted = [Outcome.OK] * 2 + [Outcome.REFUSED, Outcome.OK] + [Outcome.REFUSED] * 2
     assert outcomes(depot, operation, pages, range(6)) == wanted
-    # It is the caller's mistake: no page is dropped for it.
+    # It is a mistake of the caller, so no page is dropped.
     engine.known = AddressRanges.of([(0, 2**47)])
     stored = [n for n in range(6) if wanted[n] == Outcome.OK]
     if operation is Operation.GET:

@@ -1,4 +1,4 @@
-"""Who may write a segment, with locks of the kernel and without."""
+"""Segment ownership, with kernel locks and without."""
 
 import os
 from collections.abc import Callable
@@ -115,7 +115,9 @@ def test_without_a_note_a_segment_that_may_have_a_writer_is_not_collected(
     assert len(index_files(depot)) == 2
     monkeypatch.setattr(ownership, "ABANDONED_S", -1.0)
     gc(depot.root, namespace, to_bytes=0)
-    left = 1 if kept_by is WriterLiveness.LOCKS else 0  # a lock tells that it lives
+    left = (
+        1 if kept_by is WriterLiveness.LOCKS else 0
+    )  # its lock shows that it is alive
     assert len(index_files(depot)) == left
 
 
@@ -159,7 +161,7 @@ def test_a_segment_finished_during_a_sweep_keeps_its_pages(
     folder = os.open(index.parent, os.O_RDONLY)
 
     def finish(*_: object) -> bool:
-        half_made.rename(index)  # its writer, between our look and our lock
+        half_made.rename(index)  # its writer, between the check and the lock
         return True
 
     monkeypatch.setattr("kvdock.segments.cleanup._is_abandoned", finish)

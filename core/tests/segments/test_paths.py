@@ -1,4 +1,4 @@
-"""Roots, namespaces and names that somebody hostile might choose."""
+"""Roots, namespaces and names, hostile ones included."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""The engine of threads: any memory, any object, any end."""
+"""The POSIX I/O engine: any memory, any object, any failure."""
 
 import ctypes
 import errno
@@ -199,7 +199,7 @@ def test_a_small_read_does_not_wait_for_a_long_write(tmp_path: Path) -> None:
     thread.join()
     engine.close_file(token)
     engine.close()
-    # Behind the writes it would wait for half of one, on the whole.
+    # Queued behind the writes it would wait for half of one on average.
     assert sorted(waited_s)[len(waited_s) // 2] < min(spent_s) / 4
 
 
@@ -224,11 +224,11 @@ def test_a_helper_that_begins_late_touches_no_memory(
         patch.setattr(threading.Thread, "start", out_of_threads)
         assert moved_all(engine.move(parts), [1 << 20] * 4)
     assert not memory.any()
-    memory[:] = 7  # it is the caller's again
+    memory[:] = 7  # the caller uses it again
     other = np.ones(nbytes, np.uint8)
     again = [[other.ctypes.data + (n << 20)] for n in range(4)]
     engine.move(transfer(token, [n << 20 for n in range(4)], again, [[1 << 20]] * 4))
-    engine.close()  # whatever was left over has run by now
+    engine.close()  # leftover tasks have run by now
     os.close(token)
     assert (memory == 7).all()
 

@@ -76,7 +76,7 @@ def files_bytes(root: Path) -> int:
 
 
 def crash(root: Path, kills: int) -> None:
-    """Kill two writers again and again while readers and eviction run."""
+    """Kill two writers repeatedly while readers and eviction run."""
     rng = np.random.default_rng(5)
     writers = [Process(root, "write", seed) for seed in (1, 2)]
     reader = Process(root, "read", 3)
@@ -120,12 +120,12 @@ def check_after_crash(root: Path) -> None:
 
 
 def test_what_another_handle_deleted_is_stored_again(open_depot: OpenDepot) -> None:
-    """Or "there is no need to" would be a lie, told for as long as it runs."""
+    """Otherwise puts of this handle would skip the page as long as it runs."""
     one, two = open_depot(), open_depot()
     one.put(range(40))
     assert soon(lambda: all_there(two, range(40)))
     two.delete(range(3, 20, 2))
-    # This one goes on finding what it knows, and keys may come twice.
+    # This handle still finds the page; a batch may name a key twice.
     assert one.put([*range(40), 5, 5]).ok.all()
     assert all_there(open_depot(), range(40))
     assert soon(lambda: all_there(two, range(40)))
@@ -138,7 +138,7 @@ def test_pages_of_a_segment_that_became_full_can_be_deleted(
     writer, other = open_depot(), open_depot()
     writer.put(range(8))
     assert all(other.there(range(8)))
-    # The other one has just looked, so it does not look again on its own.
+    # The other handle has just refreshed, so it does not refresh by itself.
     other.store._catalogue._next_sync_s = float("inf")
     writer.put(range(8, 64))
     other.delete([0])
@@ -165,7 +165,7 @@ def test_two_threads_that_see_a_deleted_segment_forget_it_once(
     with ThreadPoolExecutor(2) as pool:
         scans = [pool.submit(folder.scan) for _ in range(2)]
         assert [scan.result(60) for scan in scans]
-    # Rows that were given back twice would be given to two segments.
+    # Rows freed twice would be allocated to two segments.
     assert depot.store._catalogue.index._gaps == [(0, 32)]
 
 
@@ -334,7 +334,7 @@ def test_a_forked_child_reads_and_writes_independently(open_depot: OpenDepot) ->
 
 
 def in_a_child(job: Callable[[], bool], seconds: float = 20.0) -> bool:
-    """Return whether a forked child ends in time, and says that all is well."""
+    """Return whether a forked child exits in time with success."""
     child = os.fork()
     if not child:
         good = False

@@ -91,7 +91,7 @@ class CachingHost:
         return done
 
     def _write(self, name: str, fd: int, data: Any, at: int) -> int:
-        # A host does see what it writes itself.
+        # A host sees its own writes.
         self._bytes.pop(REAL["fstat"](fd).st_ino, None)
         done: int = WRITES[name](fd, data, at)
         return done
@@ -129,7 +129,7 @@ def test_hosts_with_caches_that_write_and_evict_serve_no_wrong_page(
     takes_over: bool,
 ) -> None:
     if takes_over:
-        # A host that sees no commit of another one holds its writer for dead.
+        # A host that sees no commit takes the writer of a segment for dead.
         monkeypatch.setattr(ownership, "SILENCE_S", 0.0)
     rng = np.random.default_rng(7)
     hosts = [CachingHost(monkeypatch, content=content) for _ in range(2)]
@@ -143,7 +143,7 @@ def test_hosts_with_caches_that_write_and_evict_serve_no_wrong_page(
         if rng.random() < 0.2:
             hosts[at].expire()
         with hosts[at].looking():
-            # Never over-written with other bytes: keys name what they hold.
+            # A key always has the same bytes.
             depots[at].put(np.unique(rng.integers(0, 150, PAGES)).tolist())
             if rng.random() < 0.1:
                 depots[at].clear()

@@ -1,4 +1,4 @@
-"""A whole store is verified: what is wrong is found, named and healed."""
+"""Verifying a store finds, names and heals what is wrong."""
 
 import os
 from collections.abc import Callable

@@ -40,7 +40,7 @@ _PATIENCE = 4
 _LONGEST_S = 0.05
 """Maximum pause between two refreshes that callers ask for, seconds."""
 _GONE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)
-"""Errors that say that a file is not there, or something else in its place."""
+"""Errors for a file that is missing or has been replaced by something else."""
 _SWEEP_S = 0.2
 """Most time that opening spends on what dead writers left; the rest comes later."""
 _LOOKS = 3

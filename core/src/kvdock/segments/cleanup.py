@@ -255,11 +255,11 @@ def linked_segments(namespace_fd: int) -> list[list[tuple[str, int]]]:
 
 
 def delete_linked(namespace_fd: int, kept_by: WriterLiveness | None) -> int:
-    """Delete segments whose file of pages is another one's, but for the last.
+    """Delete segments that share their file of pages, but one of each group.
 
     Args:
         namespace_fd: Descriptor of the namespace's folder.
-        kept_by: How it is told that a writer lives; None where nobody knows.
+        kept_by: How living writers are detected; None if it is unknown.
 
     Returns:
         Number of segments that were deleted.
@@ -338,7 +338,7 @@ def _is_abandoned(fd: int, name: IndexName, kept_by: WriterLiveness | None) -> b
 
 
 def _unlink_orphans(folder: int, orphans: dict[int, str], end_s: float) -> int:
-    """Delete files of pages that are seen twice without any index.
+    """Delete files of pages for which no index file was listed twice.
 
     One listing for all of them: with one for each, 20,000 took minutes.
     """

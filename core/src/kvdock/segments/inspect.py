@@ -311,7 +311,7 @@ def describe_namespace(root: Path, namespace: str) -> NamespaceSurvey:
 
 
 def _about(record: bytes) -> dict[str, object]:
-    """Read a record; nothing where another program's is no object of JSON."""
+    """Parse a record; empty if it is not a JSON object."""
     with suppress(ValueError, RecursionError):
         found = json.loads(record)
         if isinstance(found, dict):

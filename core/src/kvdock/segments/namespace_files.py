@@ -1,4 +1,4 @@
-"""The small files of a namespace: its record, and how it tells living writers.
+"""The small files of a namespace: its record, and how living writers are detected.
 
 No page depends on them: keys carry the digest of the namespace, and every read is
 verified. So a file that is damaged is reported and written again, and never keeps
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvdock.segments")
 
 FILES = (RECORD_NAME, ownership.FILE_NAME)
-"""What a namespace holds besides its pool folders."""
+"""Files of a namespace besides its pool folders."""
 
 _IN_WRITING_S = 60.0
-"""Age below which a file may be one that another process is writing just now."""
+"""Maximum age of a file that another process may be writing."""
 
 
 def read_record(namespace_fd: int) -> bytes:
-    """Return what a namespace covers, or nothing where that is not kept.
+    """Return the record of a namespace, or b"" if it is not stored.
 
     Raises:
         OSError: If it cannot be read, or is not a file.
@@ -52,13 +52,13 @@ def keep_files(
 ) -> None:
     """Write the small files of a namespace; replace those that are damaged.
 
-    Called when a store is opened. Where there is no room, they stay unwritten.
+    Called when a store is opened. They are not written if the disk is full.
 
     Args:
         namespace_fd: Descriptor of the namespace's folder.
         namespace: Its digest.
-        record: The bytes of that digest, or nothing where they are not known.
-        kept_by: How its writers are told to live.
+        record: The bytes of that digest, or b"" if they are unknown.
+        kept_by: How living writers are detected.
 
     Raises:
         OSError: If too many files are open.
@@ -99,7 +99,7 @@ def _keep_record(namespace_fd: int, namespace: str, record: bytes) -> None:
 
 
 def damaged_files(namespace_fd: int, namespace: str) -> tuple[str, ...]:
-    """Return the names of small files that are damaged, or were set aside.
+    """Return the names of small files that are damaged or unfinished.
 
     Args:
         namespace_fd: Descriptor of the namespace's folder.
@@ -116,7 +116,7 @@ def damaged_files(namespace_fd: int, namespace: str) -> tuple[str, ...]:
 
 
 def remove_damaged(namespace_fd: int, namespace: str) -> int:
-    """Delete small files that are damaged, or were set aside.
+    """Delete small files that are damaged or unfinished.
 
     The next store that is opened writes them again.
 
@@ -133,7 +133,7 @@ def remove_damaged(namespace_fd: int, namespace: str) -> int:
 
 
 def _record_problem(namespace_fd: int, namespace: str) -> str:
-    """Say what is wrong with a namespace's record; "" for nothing."""
+    """Return what is wrong with a namespace's record, or ""."""
     try:
         stored = read_record(namespace_fd)
     except OSError as error:

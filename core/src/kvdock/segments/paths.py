@@ -169,7 +169,7 @@ def open_root(root: Path, *, shared: bool = False, create: bool = True) -> int:
 
 
 def _make_root(root: Path) -> None:
-    """Make a root and its missing parents, all of them for this user alone.
+    """Create a root and its missing parents, writable by this user only.
 
     `Path.mkdir` would make the parents as the umask has it: with one of 0, others
     could rename the root and put their own in its place.
@@ -198,7 +198,7 @@ def find_exposed_parent(root: Path) -> Path | None:
     """Return a folder above a root in which everyone may rename what is in it.
 
     Every user may write there, and no sticky bit (as /tmp has one) keeps them from
-    the folders of others: the root can be replaced while nobody looks.
+    the folders of others: the root can be replaced at any time.
     """
     with suppress(OSError):
         for folder in root.resolve().parents:

@@ -83,8 +83,8 @@ class SegmentStore:
         limits: Limits of the space that the namespace takes.
 
     Raises:
-        KvdockError: If root or namespace are not what they should be, or one
-            object is more than the quota. Not if the disk is full: then nothing
+        KvdockError: If the root or the namespace cannot be trusted, or the quota is
+            smaller than one object. Not if the disk is full: then nothing
             is stored until there is room.
     """
 
@@ -314,7 +314,7 @@ class SegmentStore:
         return _cleared(batch, own)
 
     def usage(self) -> Usage:
-        """Count what the store takes and holds."""
+        """Count contents and disk usage."""
         if self._awaits_room:
             return Usage(counts=MappingProxyType(dict(self.counts)))
         self._check_fork()

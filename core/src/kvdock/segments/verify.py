@@ -49,12 +49,12 @@ class VerifyReport:
 
     Args:
         namespace: Its digest.
-        good: Pages whose bytes are those that were stored.
-        bad: Those that are not: a read of them is a miss.
-        corrupt_records: Records that are there and not whole, or whose pages
-            lie beyond the end of their file: those pages are lost.
-        unreadable_segments: Index files that cannot be read, or have no file
-            of pages: whatever they held is lost.
+        good: Pages with the right bytes.
+        bad: Pages with wrong bytes: a read of them is a miss.
+        corrupt_records: Records that are not whole, or whose pages lie beyond the
+            end of their file: those pages are lost.
+        unreadable_segments: Index files that cannot be read, or without a file of
+            pages: their pages are lost.
         damaged_files: What the namespace holds besides its pools and cannot be
             used, a record that does not fit the digest, say; and files of pages
             that are one file under several names.
@@ -71,7 +71,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was wrong."""
+        """Whether all pages and segments are good."""
         lost = self.bad or self.corrupt_records or self.unreadable_segments
         return not (lost or self.damaged_files)
 
