@@ -13,7 +13,7 @@ from kvdock import Operation, Outcome
 from kvdock.errors import PluginError
 from kvdock_mooncake.library import Library, Wheel
 from kvdock_mooncake.preconditions import REQUIRED, check_library
-from kvdock_mooncake.put_options import PutOptions
+from kvdock_mooncake.put_options import PutOptions, groups_of
 from kvdock_mooncake.server import start_owner
 from kvdock_mooncake.settings import MooncakeSettings, Pin
 
@@ -44,6 +44,10 @@ def test_all_objects_of_a_page_are_one_group() -> None:
     keys = ("ns/aa.kv.L0-4", "ns/aa.draft.L0-1.H0-2", "ns/bb.kv.L0-4")
     assert fields(release(*NEW), keys)["group_ids"] == ["ns/aa", "ns/aa", "ns/bb"]
     assert "group_ids" not in fields(release(*NEW)), "a warm-up has no page"
+    long = [f"{'ab' * 32}/{page * 64}.{pool}" for page in "cd" for pool in ("kv", "d")]
+    first, same, *others = groups_of(long)
+    assert first == same == f"{'ab' * 8}/{'c' * 24}"
+    assert others == [f"{'ab' * 8}/{'d' * 24}"] * 2
     assert "group_ids" not in fields(release(), keys), "an older release"
 
 
