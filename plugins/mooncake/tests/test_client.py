@@ -440,7 +440,7 @@ def stick(rig: Any, monkeypatch: pytest.MonkeyPatch, joined: Any) -> None:
     monkeypatch.setattr(client, "join", joined)
     health = rig.handle.client.health
     health._failing_since[Operation.GET] = 0.0
-    health.stuck = True
+    health.is_stuck = True
 
 
 def test_a_renewal_that_fails_in_any_way_leaves_the_old_store_in_use(
@@ -462,7 +462,7 @@ def test_a_renewal_that_fails_in_any_way_leaves_the_old_store_in_use(
     rig.release()
 
 
-def test_a_store_that_is_joined_after_the_last_pool_has_left_is_shut(
+def test_a_store_that_is_joined_after_the_last_pool_has_left_is_closed(
     attached: Any, alone: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = attached(alone)
@@ -485,7 +485,7 @@ def test_a_store_that_is_joined_after_the_last_pool_has_left_is_shut(
     assert rig.handle.client.state is State.CLOSED
 
 
-def test_a_new_store_is_told_its_own_segment(
+def test_a_new_store_prefers_its_own_segment(
     attached: Any, alone: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import attrs

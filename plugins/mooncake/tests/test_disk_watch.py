@@ -90,11 +90,15 @@ def test_a_directory_is_watched_from_the_join_to_the_leave(
 ) -> None:
     settings = MooncakeSettings(ssd_offload=True, ssd_path=str(tmp_path))
     folder = SpillDirectory.claim(settings, AttachConfig(process="me").process)
+
+    def watching() -> int:
+        return sum(one.name == "kvdock-disk" for one in threading.enumerate())
+
+    before = watching()
     folder.disk.every_s = 0.01
     folder.wait_for_previous_owner(0.0)
+    assert watching() == before + 1
     disk.free = 0
     eventually(lambda: folder.disk.full)
     folder.mark_clean()
-    eventually(
-        lambda: not any(one.name == "kvdock-disk" for one in threading.enumerate())
-    )
+    eventually(lambda: watching() <= before)

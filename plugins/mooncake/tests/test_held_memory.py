@@ -45,7 +45,7 @@ def test_a_clock_that_is_set_forward_counts_as_time_that_has_passed(
         ({"segment_bytes": 0}, Renewal.AT_ONCE, 50.0),
         ({}, Renewal.WHEN_FULL, 50.0),
         ({"ssd_offload": True, "ssd_path": "/d"}, Renewal.NEVER, 50.0),
-        ({"standalone": "h:1"}, Renewal.NEVER, 20.0),
+        ({"standalone": "h:1"}, Renewal.WITHOUT_EFFECT, 20.0),
     ],
 )
 def test_what_a_process_lends_decides_when_its_store_is_replaced(
@@ -60,12 +60,13 @@ def test_what_a_process_lends_decides_when_its_store_is_replaced(
     holds.append(held.add(1))
     full.append(held.full)
     assert full == [False, True]
-    assert held.wants_renewal() == (renewal is not Renewal.NEVER)
+    assert held.wants_renewal() == (renewal in (Renewal.AT_ONCE, Renewal.WHEN_FULL))
     held.postpone_renewal()
     assert not held.wants_renewal()
     held.release()
-    assert all(hold.released for hold in holds)
-    assert held.nbytes == 0
+    kept = renewal is Renewal.WITHOUT_EFFECT
+    assert [hold.released for hold in holds] == [not kept] * 2
+    assert held.nbytes == (101 if kept else 0)
 
 
 @pytest.fixture

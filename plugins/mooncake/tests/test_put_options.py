@@ -13,8 +13,7 @@ from kvdock import Operation, Outcome
 from kvdock.errors import PluginError
 from kvdock_mooncake.library import Library, Wheel
 from kvdock_mooncake.preconditions import REQUIRED, check_library
-from kvdock_mooncake.put_options import PutOptions
-from kvdock_mooncake.server import start_owner
+from kvdock_mooncake.put_options import PutOptions, groups_of
 from kvdock_mooncake.settings import MooncakeSettings, Pin
 
 STORE = SimpleNamespace(get_hostname=lambda: "here:1")
@@ -44,6 +43,10 @@ def test_all_objects_of_a_page_are_one_group() -> None:
     keys = ("ns/aa.kv.L0-4", "ns/aa.draft.L0-1.H0-2", "ns/bb.kv.L0-4")
     assert fields(release(*NEW), keys)["group_ids"] == ["ns/aa", "ns/aa", "ns/bb"]
     assert "group_ids" not in fields(release(*NEW)), "a warm-up has no page"
+    long = [f"{'ab' * 32}/{page * 64}.{pool}" for page in "cd" for pool in ("kv", "d")]
+    first, same, *others = groups_of(long)
+    assert first == same == f"{'ab' * 8}/{'c' * 24}"
+    assert others == [f"{'ab' * 8}/{'d' * 24}"] * 2
     assert "group_ids" not in fields(release(), keys), "an older release"
 
 
@@ -99,11 +102,13 @@ def test_a_put_uses_the_first_preferred_segment_that_is_there(
 
 
 @pytest.mark.mooncake
-def test_the_pools_of_a_page_are_evicted_together(attached: Any, serve: Any) -> None:
+def test_the_pools_of_a_page_are_evicted_together(
+    attached: Any, serve: Any, start_peer: Any
+) -> None:
     """Also where only one of them has been read lately."""
     pages, each = 300, 20
     master = serve("-default_kv_lease_ttl=200")
-    owner = start_owner(master.address, 64 << 20)
+    start_peer(master=master.address, segment_bytes="64 MiB")
     settings = MooncakeSettings(
         master=master.address, segment_bytes=0, lease_s=0.2, full_wait_s=5.0
     )
@@ -128,4 +133,3 @@ def test_the_pools_of_a_page_are_evicted_together(attached: Any, serve: Any) -> 
     assert np.array_equal(there["kv"], there["draft"])
     for rig in pools.values():
         rig.release()
-    owner.stop()

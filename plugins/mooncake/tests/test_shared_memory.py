@@ -251,3 +251,29 @@ def test_memory_that_stays_registered_is_not_handed_out_again(
     memory = allocate(standalone, nbytes)
     assert memory.buffer.ctypes.data != address
     memory.give_back()
+
+
+def test_memory_that_a_frozen_client_may_still_write_to_is_not_handed_out_again(
+    given: Given,
+) -> None:
+    settings = structure(MooncakeSettings, given, where="tests")
+    config = AttachConfig(settings=settings, namespace="5e" * 32)
+    nbytes = 4096 * 3
+
+    def allocate() -> Any:
+        memory = plugin.kvdock_allocate(nbytes=nbytes, config=config)
+        assert memory is not None
+        return memory
+
+    first = allocate()
+    address = np.asarray(first.buffer).ctypes.data
+    first.give_back()
+    again = allocate()
+    assert np.asarray(again.buffer).ctypes.data == address
+    (client,) = [one for one in _CLIENTS.values() if one.settings == settings]
+    hold = client.held.add(nbytes)
+    again.give_back()
+    assert not hold.released
+    other = allocate()
+    assert np.asarray(other.buffer).ctypes.data != address
+    other.give_back()

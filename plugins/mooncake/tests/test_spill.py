@@ -49,6 +49,7 @@ def test_only_after_a_lost_owner_is_the_master_waited_for(
     monkeypatch.setattr("time.sleep", waits.append)
     first = SpillDirectory.claim(settings, "me")
     first.wait_for_previous_owner(7.0)
+    first.disk.stop()
     first._lock.close()  # as a killed process would
     second = SpillDirectory.claim(settings, "me")
     assert second.lost
@@ -67,6 +68,7 @@ def test_an_owner_that_did_not_wait_to_the_end_leaves_the_waiting_to_the_next(
 ) -> None:
     first = SpillDirectory.claim(settings, "me")
     first.wait_for_previous_owner(7.0)
+    first.disk.stop()
     first._lock.close()  # as a killed process would
 
     def interrupted(_: float) -> None:

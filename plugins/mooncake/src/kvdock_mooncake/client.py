@@ -308,7 +308,7 @@ class Client:
                 tasks = []
             # Held memory is free once its store is closed.
             ends = self._close_with_last_pool or bool(self.held.nbytes)
-            last = not self._members and ends and self.state is State.READY
+            last = not self._members and ends
             if last:
                 self.state = State.CLOSING
         with self._registering:

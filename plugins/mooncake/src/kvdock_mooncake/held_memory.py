@@ -40,13 +40,17 @@ class Renewal(StrEnum):
     WHEN_FULL = "when full"
     """When `max_held_bytes` are held: objects in its own segment are lost."""
     NEVER = "never"
-    """Two stores cannot spill into one directory, and a standalone client has
-    transfers of its own, which go on without our store."""
+    """Two stores cannot spill into one directory: it is free when this one closes."""
+    WITHOUT_EFFECT = "without effect"
+    """A standalone client makes the transfers, and goes on with them when our store
+    is closed: the memory is held until the process ends."""
 
     @classmethod
     def of(cls, settings: MooncakeSettings) -> Renewal:
         """Return what becomes of the store of a process with these settings."""
-        if settings.ssd_offload or settings.standalone:
+        if settings.standalone:
+            return cls.WITHOUT_EFFECT
+        if settings.ssd_offload:
             return cls.NEVER
         return cls.WHEN_FULL if settings.segment_bytes else cls.AT_ONCE
 
@@ -95,6 +99,11 @@ class HeldMemory:
         """Whether so much is held that nothing more may be moved."""
         return self.nbytes > self.most_bytes
 
+    @property
+    def outlives_store(self) -> bool:
+        """Whether some is held that stays so when its store is closed."""
+        return bool(self.nbytes) and self.renewal is Renewal.WITHOUT_EFFECT
+
     def add(self, nbytes: int) -> MemoryHold:
         """Hold the memory of one batch until `release`."""
         hold = MemoryHold()
@@ -104,9 +113,10 @@ class HeldMemory:
             total = self.nbytes
         log.warning(
             "mooncake: transfers of %s were given up and may still end: %s of memory "
-            "stays leased until the store is closed or replaced (%s)",
+            "stay leased until the %s; the store is replaced: %s",
             format_bytes(nbytes),
             format_bytes(total),
+            "process ends" if self.outlives_store else "store is closed",
             self.renewal,
         )
         return hold
@@ -124,7 +134,9 @@ class HeldMemory:
         self._not_before_s = time.monotonic() + _RENEW_AGAIN_S
 
     def release(self) -> None:
-        """Free all of it: its store is closed."""
+        """Free all of it, after its store was closed, if that ends transfers."""
+        if self.outlives_store:
+            return
         with self._lock:
             holds, self._holds = self._holds, []
             self.nbytes = 0

@@ -47,7 +47,9 @@ def allocate(
     def give_back() -> None:
         # The client first: then the piece may be handed out again.
         client.release_pool(member)
-        SHARED_SEGMENTS.leave(piece, member)
+        # What the standalone client may still write to has no other use.
+        if not client.held.outlives_store:
+            SHARED_SEGMENTS.leave(piece, member)
 
     try:
         client.extend(member, piece)
