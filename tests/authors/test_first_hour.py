@@ -190,7 +190,15 @@ def test_the_page_of_the_hooks_has_every_field_of_what_they_take_and_return(
     record: type[attrs.AttrsInstance],
 ) -> None:
     fields = [field.name for field in attrs.fields(record)]
-    assert [*listed(f"### `{record.__name__}`")] == fields
+    assert [*listed(f"### `{record.__name__}`")][: len(fields)] == fields
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["object_bytes", "remaining_s()", "of(batch, outcomes)", "all(batch, outcome)"],
+)
+def test_the_page_of_the_hooks_has_the_methods_that_a_plugin_calls(method: str) -> None:
+    assert f"- `{method}`: " in HOOKS.read_text()
 
 
 def test_the_page_of_the_hooks_is_what_their_docstrings_say() -> None:
