@@ -218,8 +218,14 @@ class ObjectClient:
             RequestFailed: If any of them may still be there.
         """
         if self.settings.bulk_delete:
-            self._call(lambda store: obstore.delete(store, list(names)), deadline_s)
-            return
+            try:
+                self._call(lambda store: obstore.delete(store, list(names)), deadline_s)
+            except RequestFailed as failed:
+                # Azure minds one that is not there, and says no more of the rest.
+                if failed.failure.outcome is not Outcome.ABSENT:
+                    raise
+            else:
+                return
         for name in names:
             self.delete_one(name, deadline_s)
 
