@@ -145,17 +145,7 @@ class ObjectClient:
                 use_multipart=False,
             )
 
-        for turn in range(self.settings.retries + 1):
-            try:
-                self._call(request, deadline_s)
-            except RequestFailed as failed:
-                # The library repeats no conditional put. Twice the same bytes
-                # do no harm: the second finds the first.
-                again = failed.failure.is_transient and once
-                if not again or turn == self.settings.retries:
-                    raise
-            else:
-                return
+        self._call(request, deadline_s)
 
     def _is_there(self, name: str, deadline_s: float) -> bool:
         try:
