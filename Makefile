@@ -8,7 +8,7 @@ ENGINES := engines/transformers engines/sglang
 DISTS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)) cli $(ENGINES)
 TYPED := $(DISTS) tests benchmarks
 # Only the tests ask for these extras.
-EXTRAS := core[metrics,testing,tracing] plugins/mooncake[cpu]
+EXTRAS := core[metrics,testing,tracing] plugins/mooncake[cpu] plugins/s3[demo]
 PROJECTS := $(addsuffix /pyproject.toml,$(DISTS))
 STAMP := $(VENV)/.installed
 QUIET := --quiet --quiet --disable-pip-version-check --no-input
@@ -16,7 +16,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-sglang lint format bench bench-file bench-mooncake bench-sglang dist mutants torture trial-mooncake-late clean
+.PHONY: help venv demo test test-slow test-sglang lint format bench bench-file bench-mooncake bench-s3 bench-sglang check-s3-servers dist mutants torture trial-mooncake-late clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -65,6 +65,12 @@ bench-file: $(STAMP) ## Measure the file backend against its peers and the disk.
 
 bench-mooncake: $(STAMP) ## Measure the mooncake backend against the library alone.
 	@$(BIN)/python benchmarks/mooncake.py $(ARGS)
+
+bench-s3: $(STAMP) ## Measure the s3 backend against obstore alone and boto3.
+	@$(BIN)/python benchmarks/s3.py $(ARGS)
+
+check-s3-servers: $(STAMP) ## Run the conformance kit on s3rver and Azurite, from npm.
+	@PYTHON=$(BIN)/python bash plugins/s3/tests/npm_servers.sh $(ARGS)
 
 bench-sglang: ## Measure SGLang with kvdock against SGLang with its own file store.
 	@$$($(PYTHON) engines/sglang/tests/environment.py) benchmarks/sglang.py $(ARGS)

@@ -24,7 +24,12 @@ def stored(server: ObjectServer, engine: Callable[..., Any]) -> tuple[Any, Bucke
     mine = engine()
     mine.put()
     some = next(iter(server.objects.values()))
-    for name in (f"tests/{OTHER}/0123.kv.L0-1", "tests/notes.txt", "elsewhere/x"):
+    for name in (
+        f"tests/{OTHER}/0123.kv.L0-1",
+        "tests/notes.txt",
+        "tests/more/x",
+        "elsewhere/x",
+    ):
         server.objects[name] = some
     given = server.settings()
     found = open_store(str(given.pop("url")), given)
@@ -98,6 +103,7 @@ def test_clear_deletes_one_namespace_and_keeps_its_record(
             f"tests/{namespace}/_namespace.json",
             f"tests/{OTHER}/0123.kv.L0-1",
             "tests/notes.txt",
+            "tests/more/x",
             "elsewhere/x",
         ]
     )

@@ -67,6 +67,8 @@ class TestS3UnderFaults(FaultContract):
 class TestMoto(BackendContract):
     plugin = "s3"
     tidy = True
+    # A server that is written in Python.
+    scale = 10.0
 
     @pytest.fixture
     def config(self, motos: Mapping[str, object]) -> Mapping[str, object]:

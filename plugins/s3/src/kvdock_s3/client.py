@@ -145,17 +145,7 @@ class ObjectClient:
                 use_multipart=False,
             )
 
-        for turn in range(self.settings.retries + 1):
-            try:
-                self._call(request, deadline_s)
-            except RequestFailed as failed:
-                # The library repeats no conditional put. Twice the same bytes
-                # do no harm: the second finds the first.
-                again = failed.failure.is_transient and once
-                if not again or turn == self.settings.retries:
-                    raise
-            else:
-                return
+        self._call(request, deadline_s)
 
     def _is_there(self, name: str, deadline_s: float) -> bool:
         try:
@@ -218,8 +208,14 @@ class ObjectClient:
             RequestFailed: If any of them may still be there.
         """
         if self.settings.bulk_delete:
-            self._call(lambda store: obstore.delete(store, list(names)), deadline_s)
-            return
+            try:
+                self._call(lambda store: obstore.delete(store, list(names)), deadline_s)
+            except RequestFailed as failed:
+                # Azure minds one that is not there, and says no more of the rest.
+                if failed.failure.outcome is not Outcome.ABSENT:
+                    raise
+            else:
+                return
         for name in names:
             self.delete_one(name, deadline_s)
 

@@ -12,8 +12,12 @@ from __future__ import annotations
 import re
 import uuid
 
-MAX_KEY_BYTES = 512
-"""Longest key; behind the longest prefix it stays within S3's 1024 bytes."""
+MAX_KEY_BYTES = 300
+"""Longest key; the core's have 289 bytes at most.
+
+S3 takes 1024 with the prefix. Servers that keep objects as files take no more
+than 255 behind the last slash, with what they add to a name.
+"""
 
 RECORD_NAME = "_namespace.json"
 PROBE_FOLDER = "_kvdock_probe"

@@ -53,13 +53,6 @@ class Failure:
         """Whether the service rejects this host's clock."""
         return self.code == _SKEWED
 
-    @property
-    def is_transient(self) -> bool:
-        """Whether the same request may succeed at once: a dropped connection."""
-        return self.outcome is Outcome.UNAVAILABLE and not (
-            self.status or self.unreachable
-        )
-
 
 def explain(error: Exception) -> Failure:
     """Turn an error of the client into what it means."""

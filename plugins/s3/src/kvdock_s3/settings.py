@@ -123,8 +123,8 @@ class S3Settings:
     anonymous: bool = option(False, help="Sign nothing: for servers without accounts.")
     sign_payload: bool = option(
         True,
-        help="Include the bytes in the signature; over TLS false is as safe, and "
-        "puts take half the time.",
+        help="Include the bytes in the signature; over TLS false is as safe and "
+        "faster.",
     )
     checksum: Checksum = choice(
         Checksum.NONE,

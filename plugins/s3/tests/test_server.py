@@ -1,0 +1,40 @@
+"""A server of this host for the demo."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvdock_s3 import server
+from kvdock_s3.client import ObjectClient
+from kvdock_s3.round_trip import try_bucket
+from kvdock_s3.settings import S3Settings
+
+
+def test_a_bucket_of_the_users_own_needs_no_server() -> None:
+    given = {"url": "s3://mine/pages"}
+    with server.local_server(given) as found:
+        assert found == (given, "")
+
+
+def test_without_moto_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "find_spec", lambda _: None)
+    with (
+        pytest.raises(server.ServerError, match="moto is not installed") as raised,
+        server.local_server({}),
+    ):
+        pass
+    assert "kvdock-s3[demo]" in raised.value.fix
+
+
+@pytest.mark.slow
+def test_a_server_runs_as_long_as_the_block() -> None:
+    with server.local_server({"threads": 3}) as (given, notice):
+        assert "moto" in notice
+        settings = S3Settings(**given)  # type: ignore[arg-type]
+        assert settings.threads == 3
+        client = ObjectClient(settings)
+        assert all(one.ok for one in try_bucket(client, 20.0))
+    assert not all(one.ok for one in try_bucket(client, 5.0))
+    client.close()
