@@ -247,6 +247,22 @@ def test_other_entries_with_names_of_the_store_are_ignored(
     assert clear(depot.root, namespace)
 
 
+def test_directories_in_place_of_files_are_cleared(open_depot: OpenDepot) -> None:
+    depot = open_depot()
+    depot.put(range(100))
+    depot.store.close()
+    spots = [depot.where(0), depot.where(99)]
+    for path in (spots[0].path, spots[1].record_path):
+        path.unlink()
+        path.mkdir()
+        (path / "inside").touch()
+    assert 0 in open_depot().get(range(100))
+    namespace = depot.store.place.namespace
+    assert clear(depot.root, namespace)
+    assert not list(spots[0].path.parent.iterdir())
+    assert open_depot().put(range(100)).ok.all()
+
+
 def test_a_pipe_among_the_pages_is_a_miss(open_depot: OpenDepot) -> None:
     depot = open_depot()
     depot.put(range(6))

@@ -23,6 +23,7 @@ from kvdock.segments.paths import (
     listing,
     open_folder,
     parse_pool_folder,
+    remove,
 )
 from kvdock.segments.segment import open_index, read_header
 
@@ -61,7 +62,7 @@ def _clear_folder(folder: int) -> int:
     freed = 0
     for _ in range(_PASSES):
         indexes = [name for name in _names(folder) if IndexName.parse(name)]
-        sizes = [_unlink(folder, name) for name in indexes]
+        sizes = [remove(folder, name) for name in indexes]
         freed += sum(size or 0 for size in sizes)
         if None not in sizes:
             break  # else one was renamed: list again
@@ -73,23 +74,13 @@ def _clear_folder(folder: int) -> int:
     for name in names:
         segment = data_segment(name)
         if segment is not None and segment not in known:
-            freed += _unlink(folder, name) or 0
+            freed += remove(folder, name) or 0
     return freed
 
 
 def _names(folder: int) -> list[str]:
     with listing(folder) as entries:
         return [entry.name for entry in entries]
-
-
-def _unlink(folder: int, name: str) -> int | None:
-    """Delete a file; return its size, or None if it is not there."""
-    try:
-        size = os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
-        os.unlink(name, dir_fd=folder)
-    except FileNotFoundError:
-        return None
-    return size
 
 
 def remove_empty(root: int, namespace: str) -> bool:
