@@ -307,8 +307,10 @@ def _unlink_abandoned(
             if _is_abandoned(fd, name, kept_by):
                 os.stat(str(name), dir_fd=folder)  # else another process took it
                 for file in (name.data, str(name)) if with_data else (str(name),):
-                    with suppress(FileNotFoundError):
-                        size = os.stat(file, dir_fd=folder).st_size
+                    # A directory in place of the pages must not keep the index.
+                    with suppress(FileNotFoundError, IsADirectoryError):
+                        status = os.stat(file, dir_fd=folder, follow_symlinks=False)
+                        size = status.st_size
                         os.unlink(file, dir_fd=folder)
                         freed += size
         finally:
