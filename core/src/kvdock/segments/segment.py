@@ -22,6 +22,7 @@ from kvdock.segments.format import (
     RECORDS_AT,
     USE_BYTES,
     Records,
+    credible_uses,
     index_bytes,
     parse_header,
     uses_at,
@@ -127,7 +128,7 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | 
         object_bytes=int(header["object_bytes"][0]),
         commits=int.from_bytes(raw[COMMITS_AT : COMMITS_AT + 8], "little"),
         records=records,
-        used_ns=used_ns,
+        used_ns=credible_uses(used_ns),
         corrupt_slots=corrupt_slots,
         corrupt_records=corrupt_records,
     )
@@ -141,7 +142,8 @@ def read_commits(fd: int) -> int:
 def read_uses(fd: int, slots: int) -> Int64Array:
     """Return when each slot was last used, int64 (slots,); 0 where unknown."""
     raw = os.pread(fd, slots * USE_BYTES, uses_at(slots))
-    return np.frombuffer(raw.ljust(slots * USE_BYTES, b"\0"), "<i8").astype(np.int64)
+    used_ns = np.frombuffer(raw.ljust(slots * USE_BYTES, b"\0"), "<i8")
+    return credible_uses(used_ns.astype(np.int64))
 
 
 def read_record(fd: int, slot: int) -> bytes:

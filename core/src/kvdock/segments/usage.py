@@ -12,6 +12,7 @@ import attrs
 
 from kvdock.segments import paths
 from kvdock.segments.cleanup import delete_if_unowned, pool_folders
+from kvdock.segments.format import CLOCK_SLACK_NS
 from kvdock.segments.ownership import WriterLiveness
 from kvdock.segments.paths import SETTLED_NS, IndexName, listing, open_folder
 from kvdock.units import format_bytes
@@ -166,7 +167,7 @@ class NamespaceUsage:
         with suppress(OSError):
             path = f"{pool}/{name}"
             at = os.stat(path, dir_fd=self._namespace_fd, follow_symlinks=False)
-            return at.st_mtime_ns
+            return _credible(at.st_mtime_ns)
         return 0
 
     def _look(self, spared: int = -1) -> dict[str, _Listed]:
@@ -196,7 +197,12 @@ class NamespaceUsage:
                     nbytes += file.st_size
                     name = IndexName.parse(entry.name)
                     if name and name.state == "idx":
-                        full.append((file.st_mtime_ns, entry.name))
+                        full.append((_credible(file.st_mtime_ns), entry.name))
         settled = now_ns - status.st_mtime_ns > SETTLED_NS
         changed_ns = status.st_mtime_ns if settled else -1
         return _Listed(changed_ns, status.st_ino, nbytes, tuple(full))
+
+
+def _credible(stamp_ns: int) -> int:
+    """Return a time of change, 0 if it lies in the future (see `credible_uses`)."""
+    return 0 if stamp_ns > time.time_ns() + CLOCK_SLACK_NS else stamp_ns
