@@ -264,7 +264,7 @@ def test_lost_segments_count_for_the_quota_and_their_space_comes_back(
     assert living.put(range(100)).ok.all()
 
 
-@pytest.mark.parametrize("left", [0, 63, 128, 200, 1000])
+@pytest.mark.parametrize("left", [0, 63, 64, 66, 127, 128, 200, 1000])
 def test_a_truncated_index_is_a_miss_for_what_it_lost(
     open_depot: OpenDepot, left: int
 ) -> None:

@@ -109,7 +109,8 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | 
         raw += chunk
     whole = min(slots, max(0, len(raw) - RECORDS_AT) // RECORD_BYTES)
     records = np.zeros(slots, RECORD)
-    records[:whole] = np.frombuffer(raw, RECORD, whole, RECORDS_AT)
+    if whole:  # a file may end before its first record
+        records[:whole] = np.frombuffer(raw, RECORD, whole, RECORDS_AT)
     there = records["check"] != 0
     numbers = np.arange(slots)
     good = valid(records, name.segment, numbers)
