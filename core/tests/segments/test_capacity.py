@@ -14,7 +14,7 @@ import pytest
 
 from kvdock.batch import Outcome
 from kvdock.errors import SettingsError
-from kvdock.segments import PosixIOEngine, ownership
+from kvdock.segments import PosixIOEngine, ownership, usage
 
 OpenDepot = Callable[..., Any]
 QUOTA = 2 << 20
@@ -147,6 +147,29 @@ def test_lack_of_room_is_logged_less_and_less_often(
     assert str(depot.root) in said
     assert "stay free (free_space)" in said
     assert f"kvdock store gc {depot.root} --namespace {OTHER[:12]}" in said
+
+
+def test_a_refused_put_does_not_measure_every_namespace_of_a_large_store(
+    open_depot: OpenDepot,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others = [hashlib.sha256(bytes([number])).hexdigest() for number in range(5)]
+    for namespace in others:
+        open_depot(namespace=namespace).put(range(10))
+    monkeypatch.setattr(usage, "_MEASURE_S", 0.0)
+    asked = []
+    measure = usage.NamespaceUsage.usage_bytes
+
+    def slow(self: Any, **more: Any) -> int:
+        asked.append(self)
+        return measure(self, **more)
+
+    depot = open_depot(free_bytes=1 << 60)
+    monkeypatch.setattr(usage.NamespaceUsage, "usage_bytes", slow)
+    assert list(depot.put([1]).outcomes) == [Outcome.REFUSED]
+    assert len(asked) < len(others)
+    assert "which takes 0 B" in caplog.text
 
 
 def test_a_quota_that_leaves_no_room_is_named(

@@ -264,7 +264,7 @@ def test_lost_segments_count_for_the_quota_and_their_space_comes_back(
     assert living.put(range(100)).ok.all()
 
 
-@pytest.mark.parametrize("left", [0, 63, 128, 200, 1000])
+@pytest.mark.parametrize("left", [0, 63, 64, 66, 127, 128, 200, 1000])
 def test_a_truncated_index_is_a_miss_for_what_it_lost(
     open_depot: OpenDepot, left: int
 ) -> None:
@@ -422,3 +422,73 @@ def test_many_files_that_are_no_use_do_not_slow_down_opening(
     assert time.process_time() - begun_s < 1
     assert again.get(range(40)) == [OK] * 40
     assert again.put(range(40, 80)).ok.all()
+
+
+@pytest.mark.parametrize(
+    "stamp_ns",
+    [
+        pytest.param(4_102_444_800 * 10**9, id="2100"),
+        pytest.param(2**63 - 1, id="most"),
+        pytest.param(-(2**63), id="least"),
+    ],
+)
+def test_times_of_use_that_cannot_be_keep_no_page_for_ever(
+    open_depot: OpenDepot, stamp_ns: int
+) -> None:
+    quota = 1 << 20
+    depot = open_depot(quota_bytes=quota)
+    depot.put(range(100))
+    depot.store.close()
+    for path in depot.root.glob("*/*/*.*.*"):  # as a clock that was wrong left them
+        slots = (path.stat().st_size - 128) // 72
+        overwrite(
+            path, 128 + 64 * slots, stamp_ns.to_bytes(8, "little", signed=True) * slots
+        )
+    again = open_depot(quota_bytes=quota)
+    recent = range(0)
+    for first in range(1000, 1600, 50):
+        recent = range(first, first + 50)
+        assert again.put(recent).ok.all()
+    assert again.there(recent).count(True) == 50
+    assert again.there(range(100)).count(True) == 0
+    assert again.there(range(1500, 1600)).count(True) > 80
+
+
+@pytest.mark.parametrize("same_process", [True, False])
+def test_a_clock_that_is_set_back_keeps_no_page_for_ever(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch, *, same_process: bool
+) -> None:
+    quota = 1 << 20
+    now_ns = time.time_ns
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time_ns", lambda: now_ns() + 10**18)
+        depot = open_depot(quota_bytes=quota)
+        depot.put(range(100))
+        assert depot.get(range(100)).count(OK) > 80
+        depot.store._catalogue.flush_uses()
+    if same_process:
+        again = depot
+        again.store._catalogue.flush_uses()  # as it does every ten seconds
+    else:
+        depot.store.close()
+        again = open_depot(quota_bytes=quota)
+    for first in range(1000, 1600, 50):
+        assert again.put(range(first, first + 50)).ok.all()
+    assert again.there(range(100)).count(True) == 0
+    assert again.there(range(1500, 1600)).count(True) > 80
+
+
+def test_a_pool_whose_files_are_from_the_future_makes_way(
+    open_depot: OpenDepot,
+) -> None:
+    quota = 1 << 20
+    old = open_depot(quota_bytes=quota)
+    old.put(range(100))
+    old.store.close()
+    for path in old.root.glob("*/*/*"):
+        os.utime(path, (4_102_444_800, 4_102_444_800))
+    young = open_depot(pool="draft", quota_bytes=quota)
+    for first in range(0, 400, 20):
+        assert young.put(range(first, first + 20)).ok.all()
+    # It does not recycle its own pages alone.
+    assert young.there(range(320, 400)).count(True) > 60

@@ -247,6 +247,41 @@ def test_other_entries_with_names_of_the_store_are_ignored(
     assert clear(depot.root, namespace)
 
 
+def test_directories_in_place_of_files_are_cleared(open_depot: OpenDepot) -> None:
+    depot = open_depot()
+    depot.put(range(100))
+    depot.store.close()
+    spots = [depot.where(0), depot.where(99)]
+    for path in (spots[0].path, spots[1].record_path):
+        path.unlink()
+        path.mkdir()
+        (path / "inside").touch()
+    assert 0 in open_depot().get(range(100))
+    namespace = depot.store.place.namespace
+    assert clear(depot.root, namespace)
+    assert not list(spots[0].path.parent.iterdir())
+    assert open_depot().put(range(100)).ok.all()
+
+
+@pytest.mark.parametrize(
+    "make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/nowhere")]
+)
+def test_what_is_in_place_of_pages_does_not_keep_a_torn_index_in_the_quota(
+    open_depot: OpenDepot, make: Callable[[Path], object]
+) -> None:
+    depot = open_depot(quota_bytes=1 << 20)
+    depot.put(range(100))
+    depot.store.close()
+    torn = depot.where(0)
+    torn.record_path.write_bytes(bytes(1 << 20))
+    torn.path.unlink()
+    make(torn.path)
+    again = open_depot(quota_bytes=1 << 20)
+    assert again.put(range(100)).ok.all()
+    assert again.get(range(100)).count(0) > 80
+    assert not torn.record_path.exists()
+
+
 def test_a_pipe_among_the_pages_is_a_miss(open_depot: OpenDepot) -> None:
     depot = open_depot()
     depot.put(range(6))

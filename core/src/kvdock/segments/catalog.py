@@ -19,7 +19,7 @@ from kvdock.segments import paths
 from kvdock.segments.cleanup import collect_garbage
 from kvdock.segments.directory import SegmentDirectory
 from kvdock.segments.fd_cache import FdCache
-from kvdock.segments.format import Records, key_digests, key_seed
+from kvdock.segments.format import Records, credible_uses, key_digests, key_seed
 from kvdock.segments.index import ABSENT, Index
 from kvdock.segments.segment import (
     Segment,
@@ -301,6 +301,12 @@ class Catalog:
 
     def flush_uses(self) -> None:
         """Write times of use to disk, for other processes and the next start."""
+        with self.lock:
+            credible = credible_uses(self.index.used_ns)
+            if credible is not self.index.used_ns:  # the clock was set back
+                self.index.used_ns = credible
+                for segment in self.segments.values():
+                    segment.last_used_ns = 0.0  # a lower bound no longer
         for folder in list(self.folders.values()):
             folder.flush_uses()
 

@@ -23,6 +23,7 @@ from kvdock.segments.paths import (
     listing,
     open_folder,
     parse_pool_folder,
+    remove,
 )
 from kvdock.segments.segment import open_index, read_header
 
@@ -61,7 +62,7 @@ def _clear_folder(folder: int) -> int:
     freed = 0
     for _ in range(_PASSES):
         indexes = [name for name in _names(folder) if IndexName.parse(name)]
-        sizes = [_unlink(folder, name) for name in indexes]
+        sizes = [remove(folder, name) for name in indexes]
         freed += sum(size or 0 for size in sizes)
         if None not in sizes:
             break  # else one was renamed: list again
@@ -73,23 +74,13 @@ def _clear_folder(folder: int) -> int:
     for name in names:
         segment = data_segment(name)
         if segment is not None and segment not in known:
-            freed += _unlink(folder, name) or 0
+            freed += remove(folder, name) or 0
     return freed
 
 
 def _names(folder: int) -> list[str]:
     with listing(folder) as entries:
         return [entry.name for entry in entries]
-
-
-def _unlink(folder: int, name: str) -> int | None:
-    """Delete a file; return its size, or None if it is not there."""
-    try:
-        size = os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
-        os.unlink(name, dir_fd=folder)
-    except FileNotFoundError:
-        return None
-    return size
 
 
 def remove_empty(root: int, namespace: str) -> bool:
@@ -316,8 +307,10 @@ def _unlink_abandoned(
             if _is_abandoned(fd, name, kept_by):
                 os.stat(str(name), dir_fd=folder)  # else another process took it
                 for file in (name.data, str(name)) if with_data else (str(name),):
-                    with suppress(FileNotFoundError):
-                        size = os.stat(file, dir_fd=folder).st_size
+                    # A directory in place of the pages must not keep the index.
+                    with suppress(FileNotFoundError, IsADirectoryError):
+                        status = os.stat(file, dir_fd=folder, follow_symlinks=False)
+                        size = status.st_size
                         os.unlink(file, dir_fd=folder)
                         freed += size
         finally:

@@ -84,6 +84,24 @@ _SHIFT = np.uint64(29)
 _SALT = np.uint64(0x6B76646F636B0000 + FORMAT_VERSION)
 
 
+CLOCK_SLACK_NS = 3600 * 10**9
+"""How far ahead of this host's clock a time of use may be: clocks differ."""
+
+
+def credible_uses(used_ns: Int64Array) -> Int64Array:
+    """Return times of use, 0 for those that lie in the future.
+
+    A clock that was ahead for a while leaves them. They would be the latest for
+    ever: with pages of the year 2100 in a full store, 82 of 100 new pages were
+    evicted at once.
+
+    Args:
+        used_ns: int64 (n,), ns since 1970.
+    """
+    ahead = used_ns > time.time_ns() + CLOCK_SLACK_NS
+    return np.where(ahead, 0, used_ns) if ahead.any() else used_ns
+
+
 def index_bytes(slots: int) -> int:
     """Return the size of the index file of a segment."""
     return RECORDS_AT + slots * (RECORD_BYTES + USE_BYTES)

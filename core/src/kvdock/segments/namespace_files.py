@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import stat
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -23,6 +21,7 @@ from kvdock.segments.paths import (
     is_leftover,
     listing,
     read_aside,
+    remove,
     write_aside,
 )
 
@@ -127,9 +126,11 @@ def remove_damaged(namespace_fd: int, namespace: str) -> int:
     Returns:
         Bytes that were freed.
     """
-    return sum(
-        _remove(namespace_fd, name) for name in damaged_files(namespace_fd, namespace)
-    )
+    freed = 0
+    for name in damaged_files(namespace_fd, namespace):
+        with suppress(OSError):
+            freed += remove(namespace_fd, name) or 0
+    return freed
 
 
 def _record_problem(namespace_fd: int, namespace: str) -> str:
@@ -164,15 +165,3 @@ def _exists(folder: int, name: str) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _remove(folder: int, name: str) -> int:
-    """Delete a file, or a directory with everything in it; return its size."""
-    with suppress(OSError, RecursionError):  # the latter of a very deep directory
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if stat.S_ISDIR(status.st_mode):
-            shutil.rmtree(name, dir_fd=folder)
-            return 0
-        os.unlink(name, dir_fd=folder)
-        return status.st_size
-    return 0

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -358,6 +359,28 @@ def _set_aside(folder: int, name: str) -> None:
         if not stat.S_ISREG(status.st_mode):
             other = f"{name}.{os.urandom(8).hex()}.damaged"
             os.rename(name, other, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def remove(folder: int, name: str) -> int | None:
+    """Delete a file, or a directory that has its name with everything in it.
+
+    Returns:
+        Size of the file, 0 of a directory; None if it is not there.
+
+    Raises:
+        OSError: If it cannot be deleted.
+    """
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if not stat.S_ISDIR(status.st_mode):
+            os.unlink(name, dir_fd=folder)
+            return status.st_size
+        shutil.rmtree(name, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    except RecursionError as error:
+        raise OSError(errno.ENAMETOOLONG, "a directory too deep", name) from error
+    return 0
 
 
 def is_leftover(name: str, files: Collection[str]) -> bool:

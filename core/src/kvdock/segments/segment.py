@@ -22,6 +22,7 @@ from kvdock.segments.format import (
     RECORDS_AT,
     USE_BYTES,
     Records,
+    credible_uses,
     index_bytes,
     parse_header,
     uses_at,
@@ -108,7 +109,8 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | 
         raw += chunk
     whole = min(slots, max(0, len(raw) - RECORDS_AT) // RECORD_BYTES)
     records = np.zeros(slots, RECORD)
-    records[:whole] = np.frombuffer(raw, RECORD, whole, RECORDS_AT)
+    if whole:  # a file may end before its first record
+        records[:whole] = np.frombuffer(raw, RECORD, whole, RECORDS_AT)
     there = records["check"] != 0
     numbers = np.arange(slots)
     good = valid(records, name.segment, numbers)
@@ -127,7 +129,7 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | 
         object_bytes=int(header["object_bytes"][0]),
         commits=int.from_bytes(raw[COMMITS_AT : COMMITS_AT + 8], "little"),
         records=records,
-        used_ns=used_ns,
+        used_ns=credible_uses(used_ns),
         corrupt_slots=corrupt_slots,
         corrupt_records=corrupt_records,
     )
@@ -141,7 +143,8 @@ def read_commits(fd: int) -> int:
 def read_uses(fd: int, slots: int) -> Int64Array:
     """Return when each slot was last used, int64 (slots,); 0 where unknown."""
     raw = os.pread(fd, slots * USE_BYTES, uses_at(slots))
-    return np.frombuffer(raw.ljust(slots * USE_BYTES, b"\0"), "<i8").astype(np.int64)
+    used_ns = np.frombuffer(raw.ljust(slots * USE_BYTES, b"\0"), "<i8")
+    return credible_uses(used_ns.astype(np.int64))
 
 
 def read_record(fd: int, slot: int) -> bytes:
