@@ -173,7 +173,7 @@ def test_a_stale_index_is_a_miss_and_heals(open_depot: OpenDepot) -> None:
         if path.suffix != ".dat"
     }
     for start in range(100, 600, 20):
-        depot.put(range(start, start + 20))  # everything is recycled
+        depot.request(range(start, start + 20))  # everything is recycled
     depot.store.close()
     for path in folder.iterdir():
         old = stale.get(path.name.partition(".")[0])
