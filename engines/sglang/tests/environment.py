@@ -27,7 +27,15 @@ VENV = ROOT / ".venv-sglang"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".installed"
 WORKSPACE = ("core", "plugins/file", "plugins/mooncake", "cli", "engines/sglang")
-SGLANG = "0.5.23"
+API = ROOT / "engines" / "sglang" / "src" / "kvdock_sglang" / "engine_api.py"
+
+
+def _tested() -> str:
+    """Return the newest tested version: nothing of kvdock is installed yet."""
+    return API.read_text().partition("TESTED = (")[2].partition(")")[0].split('"')[-2]
+
+
+SGLANG = _tested()
 
 CPU = {
     "SGLANG_USE_CPU_ENGINE": "1",
@@ -69,6 +77,7 @@ def _folders() -> list[Path]:
 def _recipe() -> str:
     """Return a digest of everything that decides what is installed."""
     digest = hashlib.sha256()
+    digest.update(SGLANG.encode())
     for path in [HERE / "requirements.txt", Path(__file__)]:
         digest.update(path.read_bytes())
     for folder in _folders():

@@ -110,6 +110,10 @@ class Metrics:
             Gauge, "kvdock_draft_restored_ratio",
             "Draft restored over target restored since the start.",
         )  # fmt: skip
+        self._plugin = made(
+            Gauge, "kvdock_plugin_info", "1 for each plugin that is loaded.",
+            "kind", "name", "distribution", "version", "path",
+        )  # fmt: skip
         self._with_draft = [0, 0]
         # Looking a label up costs a microsecond, this a tenth.
         self._batches: dict[tuple[str, str, str], Any] = {}
@@ -136,6 +140,9 @@ class Metrics:
                 self._store.labels(event.backend, "used").set(event.used_bytes)
                 if event.limit_bytes:
                     self._store.labels(event.backend, "limit").set(event.limit_bytes)
+            case events.PluginLoaded():
+                source = (event.distribution, event.version, event.path)
+                self._plugin.labels(event.kind, event.name, *source).set(1)
             case events.PagesRestored():
                 self._count_restored(event)
 

@@ -23,7 +23,6 @@ from kvdock.plugin.manifest import Scope
 from kvdock.pools.enums import HitPolicy
 from kvdock.routing.verdicts import RouteRequirements
 from kvdock.transfer.attachment import Attachment
-from kvdock_sglang.flat import FlatPages
 from kvdock_sglang.pool_names import EnginePool
 from kvdock_sglang.settings import Configuration, Drafts
 
@@ -111,8 +110,6 @@ class Attachments:
     _namespace: Namespace | None = attrs.field(default=None, init=False)
     _attachments: tuple[Attachment, ...] = attrs.field(default=(), init=False)
     _lanes: Mapping[str, AttachedHostPool] = attrs.field(factory=dict, init=False)
-    _plan: Plan | None = attrs.field(default=None, init=False)
-    _flat: FlatPages | None = attrs.field(default=None, init=False)
     _changing: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     @property
@@ -147,8 +144,7 @@ class Attachments:
             KvdockError: If a plugin refuses its memory or its settings.
         """
         self._namespace = namespace
-        self._plan = self._attach(pools, namespace)
-        return self._plan
+        return self._attach(pools, namespace)
 
     def add(self, pool: HostPool) -> Plan | None:
         """Attach a pool that the engine registers later.
@@ -168,7 +164,8 @@ class Attachments:
             raise KvdockError(f"pool {pool.name!r} comes before the anchor")
         space = attrs.evolve(
             self._namespace,
-            page_format=f"{self._namespace.page_format} beside {self.digest}",
+            page_format=f"{self._namespace.page_format} beside {self.digest}, "
+            f"in order {pool.page_order}",
         )
         # At once: an anchor with a window is refused.
         alone = attrs.evolve(
@@ -256,41 +253,6 @@ class Attachments:
             name: theirs for name, theirs in self.given.backends.items() if name in used
         }
 
-    def flat(self) -> FlatPages:
-        """Return the way for flat pages of the anchor, opened on first use.
-
-        Raises:
-            KvdockError: If the anchor is not attached or has no bytes.
-        """
-        with self._changing:
-            if self._flat is None:
-                self._flat = self._open_flat()
-            return self._flat
-
-    def _open_flat(self) -> FlatPages:
-        if self._plan is None or self._namespace is None:
-            raise KvdockError("no pool is attached")
-        anchor = self._plan.anchor.pool
-        if not anchor.physical:
-            raise KvdockError(f"pool {anchor.name!r} has no bytes")
-        scratch, region = FlatPages.region(anchor, self.shard)
-        regions = {
-            name: lane.pool.region
-            for name, lane in self._lanes.items()
-            if name != anchor.name
-        }
-        attachment = Attachment.open(
-            self.dock,
-            self._plan,
-            self._namespace,
-            {**regions, anchor.name: region},
-            self._settings_for(self._plan),
-            core=self.given.core,
-            process=self.ranks.process,
-        )
-        self._attachments = (*self._attachments, attachment)
-        return FlatPages(anchor, scratch, attachment)
-
     def tell_loaded(
         self, loaded: Mapping[str, Sequence[bool]], windows: Collection[str] = ()
     ) -> None:
@@ -355,7 +317,7 @@ class Attachments:
         deadline_s = self.given.core.deadlines.until("close")
         with self._changing:
             attachments, self._attachments = self._attachments, ()
-            self._lanes, self._plan, self._flat = {}, None, None
+            self._lanes = {}
         for attachment in reversed(attachments):
             try:
                 attachment.close(max(0.0, deadline_s - time.monotonic()))

@@ -3,8 +3,9 @@
 SGLang grants some things to backends that it knows by name, which a `dynamic`
 one cannot pass. Its own plugin mechanism lets a distribution wrap functions;
 each wrapper here puts a question to the installed plugin's manifest or to the
-pools' descriptions in place of the name. Nothing else is patched, and nothing
-at all in a version of SGLang that nobody has looked at.
+pools' descriptions in place of the name. Nothing else is patched. A function is
+left alone where it, or something that its wrapper relies on, is not there or has
+other parameters: the version of SGLang does not decide.
 
 Source: SGLang 0.5.23, `sglang/srt/plugins/`: entry-point group
 `sglang.srt.plugins`.
@@ -13,13 +14,13 @@ Source: SGLang 0.5.23, `sglang/srt/plugins/`: entry-point group
 from __future__ import annotations
 
 import logging
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from kvdock.plugin.manifest import Capability, Support
 from kvdock.pools.enums import PoolKind
+from kvdock_sglang.engine_api import Used, installed_version, missing
 from kvdock_sglang.launch_flags import LOADER_KEYS
 from kvdock_sglang.settings import collect
 
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from kvdock_sglang.storage import KvdockStorage
 
 log = logging.getLogger("kvdock.sglang")
-
-TESTED = ("0.5.23",)
-"""Versions of SGLang whose sources the hooks were written against."""
 
 DYNAMIC = "dynamic"
 """SGLang's word for a backend that it does not know by name."""
@@ -46,12 +44,15 @@ class Patch:
         kind: Member of SGLang's `HookType`.
         hook: What is put in its place.
         lost: What does not work without the hook.
+        uses: What the hook relies on. Hooks that only work together have the
+            same entries, so that either all or none of them are in place.
     """
 
     target: str
     kind: str
     hook: Callable[..., Any]
     lost: str
+    uses: tuple[Used, ...]
 
 
 def kvdock_storage(backend: object) -> KvdockStorage | None:
@@ -226,6 +227,20 @@ def _other_prefetch(attachment: Any, asked: str) -> tuple[str, ...]:  # noqa: AN
     return tuple(name for name, (now, then) in in_force.items() if now != then)
 
 
+def stop_at_once(original: Callable[..., Any], controller: Any) -> Any:  # noqa: ANN401 - SGLang's objects
+    """End queued operations with misses while the storage threads stop.
+
+    SGLang works off all queued lookups before its threads stop, waits 10 s for
+    them, and then raises: 60 lookups of 0.6 s would hold up a detach for that
+    long, and a reset would end the engine.
+    """
+    storage = kvdock_storage(getattr(controller, "storage_backend", None))
+    if storage is None:
+        return original(controller)
+    with storage.stopping():
+        return original(controller)
+
+
 def page_layout(original: Callable[..., Any], server_args: Any) -> Any:  # noqa: ANN401 - SGLang's object
     """Keep a page together where a plugin takes one piece of memory a key.
 
@@ -269,6 +284,28 @@ def _takes_pieces(plugin: str) -> bool:
 
 _CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
 _HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
+_ATTACH = "sglang.srt.mem_cache.unified_cache.storage_attachment.StorageAttachment"
+_LAYOUT = "sglang.srt.arg_groups.hicache_hook.resolve_storage_layout_compatibility"
+_OVERRIDES = "sglang.srt.arg_groups.overrides"
+
+_DCP = (
+    # The width is hidden from the one and brought back for the other: a hook
+    # on one of them alone would give the ranks a wrong identity.
+    Used(
+        f"{_CONTROLLER}.attach_storage_backend",
+        parameters=("storage_backend", "storage_backend_extra_config"),
+        reads=("get_parallel", "attn_dcp_size", "host_memory_mode", "mem_pool_host"),
+    ),
+    Used(
+        f"{_CONTROLLER}._generate_storage_config",
+        reads=("get_parallel", "attn_dcp_size"),
+    ),
+    Used("sglang.srt.runtime_context.get_parallel"),
+)
+_READER = Used(
+    f"{_HYBRID}.HybridCacheController.parse_storage_backend_extra_config",
+    parameters=("storage_backend_extra_config",),
+)
 
 PATCHES = (
     Patch(
@@ -277,62 +314,117 @@ PATCHES = (
         should_backup,
         "draft models whose heads are divided beside a replicated target: "
         "no prefix is ever found again",
+        (
+            Used(
+                f"{_HYBRID}.HybridCacheController.should_backup",
+                parameters=("transfer",),
+                reads=("backup_skip",),
+            ),
+        ),
     ),
     Patch(
         f"{_CONTROLLER}.attach_storage_backend",
         "AROUND",
         attach_with_dcp,
         "decode context parallelism: the engine refuses to start",
+        _DCP,
     ),
     Patch(
         f"{_CONTROLLER}._generate_storage_config",
         "AROUND",
         storage_config_with_dcp,
         "decode context parallelism: the engine refuses to start",
+        _DCP,
     ),
     Patch(
-        "sglang.srt.mem_cache.unified_cache.storage_attachment"
-        ".StorageAttachment.attach",
+        f"{_ATTACH}.attach",
         "AROUND",
         attach_another,
         "attaching another plugin, root or revision at runtime: the engine says "
         "yes and keeps the first one; and after an attachment that was refused, "
         "detach first",
+        (
+            Used(
+                f"{_ATTACH}.attach",
+                parameters=("storage_backend", "storage_backend_extra_config_json"),
+                reads=("_cache",),
+            ),
+            Used(_ATTACH, members=("resolve_prefetch_threshold",)),
+            Used(_CONTROLLER, members=("detach_storage_backend",)),
+            _READER,
+        ),
     ),
     Patch(
-        "sglang.srt.arg_groups.hicache_hook.resolve_storage_layout_compatibility",
+        f"{_HYBRID}.HybridCacheController._stop_storage_threads",
+        "AROUND",
+        stop_at_once,
+        "ending queued operations at once: a detach waits for all of them",
+        (Used(f"{_HYBRID}.HybridCacheController._stop_storage_threads"),),
+    ),
+    Patch(
+        _LAYOUT,
         "AROUND",
         page_layout,
         "whole pages for plugins that take one piece of memory a key: set "
         "--hicache-mem-layout page_first_direct or page_first by hand",
+        (
+            Used(_LAYOUT, parameters=("server_args",)),
+            Used(f"{_OVERRIDES}.declare_resolution"),
+            Used(f"{_OVERRIDES}.resolving_view", parameters=("server_args",)),
+            Used(
+                "sglang.srt.server_args.ServerArgs",
+                members=(
+                    "hicache_storage_backend",
+                    "hicache_storage_backend_extra_config",
+                    "hicache_io_backend",
+                    "hicache_mem_layout",
+                ),
+            ),
+            _READER,
+        ),
     ),
 )
 """The questions that are closed, in the order of sglang's own layers."""
 
 
-def missing(version: str) -> tuple[str, ...]:
-    """Return what is lost in a version of SGLang, nothing in a tested one."""
-    if version in TESTED:
-        return ()
-    return tuple(dict.fromkeys(closed.lost for closed in PATCHES))
+@attrs.frozen
+class Left:
+    """A hook that is left out of this SGLang.
+
+    Args:
+        closed: The hook.
+        missing: What it relies on and this SGLang lacks.
+    """
+
+    closed: Patch
+    missing: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Say what is lost and why."""
+        return f"{self.closed.lost} (missing: {', '.join(self.missing)})"
+
+
+def left_out() -> tuple[Left, ...]:
+    """Return the hooks that this SGLang has no place for; imports SGLang."""
+    found = [(closed, missing(closed.uses)) for closed in PATCHES]
+    return tuple(Left(closed, names) for closed, names in found if names)
 
 
 def install() -> None:
     """Register the hooks; SGLang calls this early in each of its processes."""
-    version = metadata.version("sglang")
-    lost = missing(version)
-    if lost:
-        log.warning(
-            "kvdock's hooks are written for SGLang %s and leave %s alone. Lost: %s",
-            " and ".join(TESTED),
-            version,
-            "; ".join(lost),
-        )
-        return
     from sglang.srt.plugins.hook_registry import (  # noqa: PLC0415 - the engine
         HookRegistry,
         HookType,
     )
 
+    left = left_out()
+    if left:
+        log.warning(
+            "SGLang %s lacks what some of kvdock's hooks rely on. Lost: %s",
+            installed_version(),
+            "; ".join(dict.fromkeys(map(str, left))),
+        )
+    without = {id(one.closed) for one in left}
     for closed in PATCHES:
-        HookRegistry.register(closed.target, closed.hook, HookType[closed.kind])
+        if id(closed) not in without:
+            HookRegistry.register(closed.target, closed.hook, HookType[closed.kind])

@@ -18,6 +18,8 @@ from kvdock.pools.enums import DType, HitPolicy, Layout, Per, PoolKind, Sharding
 from kvdock.pools.part import Part
 from kvdock.pools.spec import PoolSpec
 from kvdock.region import Region
+from kvdock_sglang.engine_api import TESTED
+from kvdock_sglang.page_order import page_order
 from kvdock_sglang.pool_names import WINDOWS, EnginePool, is_draft
 
 if TYPE_CHECKING:
@@ -51,11 +53,15 @@ class HostPool:
         spec: What a page of it is.
         region: Where its pages lie.
         page_slots: Host slots of one page, as the engine counts them.
+        page_order: Digest of the order of bytes in a page; see `page_order`.
+        packed_draft_layers: Layers of a draft model at the end of each page.
     """
 
     spec: PoolSpec
     region: Region
     page_slots: int
+    page_order: str
+    packed_draft_layers: int = 0
 
     @property
     def name(self) -> str:
@@ -75,6 +81,9 @@ class _Shape:
     memory: tuple[object, ...]
     pages: int
     page_slots: int
+    first_layer: int = 0
+    packed_drafts: int = 0
+    divided: tuple[int, int] | None = None
 
 
 def class_name(pool: object) -> str:
@@ -96,8 +105,10 @@ def describe(name: str, pool: object, place: EngineContext) -> HostPool:
         place: What it shares with the other pools.
 
     Raises:
-        PoolError: If its class or its layout is not known; the message names it.
-        RegionError: If its memory is not as large as its pages.
+        PoolError: If its class or its layout is not known, or it lacks what
+            the table reads of its class; the message names it.
+        RegionError: If its memory is not as large as its pages, or the order of
+            bytes in them cannot be read.
     """
     name = str(name)
     row = KNOWN.get(class_name(pool))
@@ -109,7 +120,14 @@ def describe(name: str, pool: object, place: EngineContext) -> HostPool:
             fix="Run the model without this feature, or ask for the class at "
             "kvdock's issue tracker.",
         )
-    shape = row(_Known(name, pool, place))
+    try:
+        shape = row(_Known(name, pool, place))
+    except AttributeError as error:
+        raise PoolError(
+            f"host pool {name!r} ({class_name(pool)}) cannot be described: {error}",
+            fix=f"Use SGLang {' or '.join(TESTED)}, or a kvdock-sglang that was "
+            "tested with yours.",
+        ) from error
     heads = shape.sharding is Sharding.HEADS
     trailing = name == EnginePool.MAMBA or name in WINDOWS or name.endswith("_state")
     anchor = name == EnginePool.KV
@@ -117,7 +135,7 @@ def describe(name: str, pool: object, place: EngineContext) -> HostPool:
         name=name,
         kind=PoolKind.SWA if name in WINDOWS else shape.kind,
         parts=shape.parts,
-        layers=_layers(pool, shape.layers),
+        layers=tuple(range(shape.first_layer, shape.first_layer + shape.layers)),
         page_tokens=place.page_tokens,
         anchor=anchor,
         draft=is_draft(name),
@@ -130,18 +148,18 @@ def describe(name: str, pool: object, place: EngineContext) -> HostPool:
         head_group=place.head_group if heads else 0,
     )
     region = Region.of(spec, place.shard, shape.memory, shape.pages)
-    return HostPool(spec, region, shape.page_slots)
+    return HostPool(
+        spec,
+        region,
+        shape.page_slots,
+        page_order(pool, shape.memory, shape.pages, shape.divided),
+        shape.packed_drafts,
+    )
 
 
-def packed_draft_layers(pool: object) -> int:
-    """Return how many layers of a draft model lie at the end of a pool."""
-    layers = getattr(pool, "layer_num", 0)
-    return int(layers - getattr(pool, "target_layer_num", layers))
-
-
-def _layers(pool: object, count: int) -> tuple[int, ...]:
-    first = int(getattr(pool, "start_layer", 0) or 0)
-    return tuple(range(first, first + count))
+def heads_of(pool: Any) -> int:  # noqa: ANN401 - the engine's object
+    """Return the KV heads of a rank in a host pool that divides heads, else 0."""
+    return int(pool.head_num) if KNOWN.get(class_name(pool)) in _BY_HEAD else 0
 
 
 @attrs.frozen(eq=False)
@@ -180,10 +198,19 @@ class _Known:
         heads *= ranks
         whole = self.place.kv_heads
         # Draft layers in the same pool may have other heads than the target.
-        own = self.name == EnginePool.KV and not packed_draft_layers(self.pool)
+        own = self.name == EnginePool.KV and not self.packed_drafts()
         if own and heads == ranks and 0 < whole < ranks and ranks % whole == 0:
             heads = whole
         return Part(name, self.dtype(self.pool.dtype), (heads, width), shard_axis=0)
+
+    def head_axis(self) -> tuple[int, int]:
+        """Return where the memory counts heads, from the innermost, and how many."""
+        axis = -4 if self.layout() is Layout.PAGE_HEAD else -2
+        return axis, int(self.pool.head_num)
+
+    def packed_drafts(self) -> int:
+        """Return how many layers of a draft model lie at the end of each page."""
+        return int(self.pool.layer_num) - int(self.pool.target_layer_num)
 
     def buffer(self, attribute: str) -> object:
         """Return a piece of memory that must be there."""
@@ -194,14 +221,13 @@ class _Known:
             )
         return found
 
-    def whole_pages(self, buffer: Any) -> _Shape:  # noqa: ANN401 - tensor or tensors
+    def whole_pages(self, row: int) -> _Shape:
         """Describe pages that are opaque rows of bytes, one per layer.
 
         Laid out layer first, each layer is a tensor of its own. That is told
         as one part per layer: parts may lie apart, layers of one may not.
         """
-        pool = self.pool
-        row = getattr(pool, "item_bytes", None) or pool.state_page_bytes
+        pool, buffer = self.pool, self.buffer("kv_buffer")
         layers = int(pool.layer_num)
         layout = self.layout()
         apart = isinstance(buffer, list)
@@ -212,9 +238,10 @@ class _Known:
             layers=1 if apart else layers,
             sharding=Sharding.REPLICATED,
             layout=layout,
-            memory=tuple(buffer) if apart else (buffer,),
+            memory=tuple(buffer) if isinstance(buffer, list) else (buffer,),
             pages=int(pool.num_host_pages),
             page_slots=int(pool.page_size),
+            first_layer=int(pool.start_layer),
         )
 
 
@@ -231,6 +258,9 @@ def _mha(known: _Known) -> _Shape:
         memory=(known.buffer("kv_buffer"),),
         pages=int(pool.page_num),
         page_slots=int(pool.page_size),
+        first_layer=int(pool.start_layer),
+        packed_drafts=known.packed_drafts(),
+        divided=known.head_axis(),
     )
 
 
@@ -248,6 +278,9 @@ def _asymmetric(known: _Known) -> _Shape:
         memory=(known.buffer("k_buffer"), known.buffer("v_buffer")),
         pages=int(pool.page_num),
         page_slots=int(pool.page_size),
+        first_layer=int(pool.start_layer),
+        packed_drafts=known.packed_drafts(),
+        divided=known.head_axis(),
     )
 
 
@@ -262,12 +295,14 @@ def _k_only(known: _Known) -> _Shape:
         memory=(known.buffer("k_buffer"),),
         pages=int(pool.page_num),
         page_slots=int(pool.page_size),
+        first_layer=int(pool.start_layer),
+        divided=known.head_axis(),
     )
 
 
 def _mla(known: _Known) -> _Shape:
     pool = known.pool
-    if getattr(pool, "_layer_shard_enabled", False):
+    if pool._layer_shard_enabled:  # noqa: SLF001 - SGLang has no other name for it
         raise known.refuse("divides its layers among context-parallel ranks")
     width = (int(pool.kv_cache_dim),)
     dcp = int(pool.dcp_size)
@@ -280,12 +315,14 @@ def _mla(known: _Known) -> _Shape:
         memory=(known.buffer("kv_buffer"),),
         pages=int(pool.page_num),
         page_slots=int(pool.page_size) * dcp,
+        first_layer=int(pool.start_layer),
+        packed_drafts=known.packed_drafts(),
     )
 
 
 def _dsa_indexer(known: _Known) -> _Shape:
     pool = known.pool
-    if getattr(pool.device_pool, "layer_shard_enabled", False):
+    if pool.device_pool.layer_shard_enabled:
         raise known.refuse("divides its layers among context-parallel ranks")
     row = (int(pool.indexer_page_stride_size),)
     return _Shape(
@@ -297,6 +334,8 @@ def _dsa_indexer(known: _Known) -> _Shape:
         memory=(known.buffer("index_k_with_scale_buffer"),),
         pages=int(pool.indexer_page_num),
         page_slots=int(pool.page_size),
+        first_layer=int(pool.start_layer),
+        packed_drafts=known.packed_drafts(),
     )
 
 
@@ -329,16 +368,26 @@ def _mamba(known: _Known) -> _Shape:
         memory=tuple(buffers[n] for n in kept),
         pages=int(pool.size),
         page_slots=int(pool.page_size),
+        packed_drafts=len(pool.mtp_draft_buffer_infos),
     )
 
 
 def _compressed(known: _Known) -> _Shape:
-    return known.whole_pages(known.buffer("kv_buffer"))
+    return known.whole_pages(int(known.pool.item_bytes))
+
+
+def _ring_state(known: _Known) -> _Shape:
+    return known.whole_pages(int(known.pool.state_page_bytes))
 
 
 def _qsa_indexer(known: _Known) -> _Shape:
-    shape = known.whole_pages(known.buffer("kv_buffer"))
-    return attrs.evolve(shape, kind=PoolKind.INDEXER)
+    pool = known.pool
+    own_layers = len(pool.device_pool.qsa_compressed_k_buffer_pool)
+    return attrs.evolve(
+        known.whole_pages(int(pool.item_bytes)),
+        kind=PoolKind.INDEXER,
+        packed_drafts=int(pool.layer_num) - own_layers,
+    )
 
 
 def _nvfp4(known: _Known) -> _Shape:
@@ -354,6 +403,8 @@ def _nvfp4(known: _Known) -> _Shape:
         memory=(known.buffer("kv_buffer"),),
         pages=int(pool.page_num),
         page_slots=int(pool.page_size),
+        first_layer=int(pool.start_layer),
+        packed_drafts=known.packed_drafts(),
     )
 
 
@@ -403,10 +454,12 @@ KNOWN: dict[str, Callable[[_Known], _Shape]] = {
     f"{_POOLS}.minimax_m3_nvfp4.MiniMaxM3Nvfp4IndexKPoolHost": _nvfp4,
     f"{_POOLS}.minimax_m3_nvfp4.MiniMaxM3Nvfp4MainKVPoolHost": _nvfp4,
     f"{_MORE_POOLS}.DeepSeekV4PagedHostPool": _compressed,
-    f"{_MORE_POOLS}.DeepSeekV4StateHostPool": _compressed,
+    f"{_MORE_POOLS}.DeepSeekV4StateHostPool": _ring_state,
     f"{_MORE_POOLS}.LogicalHostPool": _logical,
 }
 """Classes of SGLang's host pools, and what describes one of each."""
+
+_BY_HEAD = (_mha, _asymmetric, _k_only)
 
 REFUSED = {
     f"{_POOLS}.mha_mxfp8.MHATokenToKVPoolMXFP8Host": (

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvdock.errors import RegionError
+from kvdock_sglang.engine_api import TESTED
 from kvdock_sglang.host_pools import HostPool, class_name
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ def check(described: HostPool, pool: Any) -> None:  # noqa: ANN401 - the engine'
             raise RegionError(
                 f"host pool {described.name!r} ({class_name(pool)}): page {page} lies "
                 f"at {_shown(theirs)} by SGLang's account, {_shown(mine)} by kvdock's",
-                fix="This SGLang lays the pool out in another way than 0.5.23; "
-                "use a version that kvdock-sglang was tested with.",
+                fix="This SGLang lays the pool out in another way than "
+                f"{' or '.join(TESTED)}, which kvdock-sglang was tested with.",
             )
 
 

@@ -11,6 +11,7 @@ Source: SGLang 0.5.23, `mem_cache/hicache_storage.py`: `HiCacheStorage`.
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -26,9 +27,10 @@ from kvdock.batch import Outcome
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError
 from kvdock.pools.enums import HitPolicy
+from kvdock_sglang import engine_api
 from kvdock_sglang.attachments import AttachedHostPool, Attachments
 from kvdock_sglang.hit_query import PoolQuery, evaluate_query
-from kvdock_sglang.host_pools import EngineContext, HostPool, describe
+from kvdock_sglang.host_pools import EngineContext, HostPool, describe, heads_of
 from kvdock_sglang.layout_check import check
 from kvdock_sglang.namespace import Ranks, namespace, started_with, target_kv_heads
 from kvdock_sglang.pool_names import EnginePool, is_draft
@@ -36,7 +38,7 @@ from kvdock_sglang.settings import collect
 from kvdock_sglang.stats import Stats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -51,10 +53,12 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         call whether pages travel by address, so it is told here that they do.
 
         Raises:
-            KvdockError: If the configuration is wrong or the plugin is not
-                usable; the engine then does not start.
+            KvdockError: If this SGLang lacks a name that storage uses, the
+                configuration is wrong or the plugin is not usable; the engine
+                then does not start.
         """
         del kwargs
+        engine_api.check()
         if storage_config.extra_config is None:
             storage_config.extra_config = {}
         storage_config.extra_config["interface_v1"] = 1
@@ -68,6 +72,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         self._tier = Attachments(dock, self.given, self.ranks)
         self._waiting: dict[str, object] = {}
         self._attached = False
+        self._stopping = False
 
     # --- Registration: the engine's scheduler thread; raising refuses --------
 
@@ -101,14 +106,10 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
                 (the message is the route table), or a plugin refuses.
         """
         burst = {n: pool for n, pool in self._waiting.items() if not is_draft(n)}
-        space = namespace(
-            self.config.model_name,
-            self.ranks,
-            self.given.own,
-            started_with(),
-            burst.values(),
-        )
         pools = [self._describe(name, pool) for name, pool in burst.items()]
+        space = namespace(
+            self.config.model_name, self.ranks, self.given.own, started_with(), pools
+        )
         self._tier.attach(pools, space)
         self._attached = True
         waiting, self._waiting = self._waiting, {}
@@ -118,7 +119,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
 
     def _describe(self, name: str, pool: object) -> HostPool:
         anchor: Any = self.mem_pool_host
-        group, held = 0, int(getattr(pool, "head_num", 0))
+        group, held = 0, heads_of(pool)
         if self.config.should_split_heads and self.config.tp_lcm_size:
             ranks = int(self.config.tp_lcm_size) // self.ranks.shard.tp_size
             group = max(1, held // ranks)
@@ -136,7 +137,23 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
 
     def close(self) -> None:
         """Let go of everything; safe to call at any time and twice."""
-        self._safely("close", self._tier.close, None)
+        try:
+            self._tier.close()
+        except Exception as error:  # noqa: BLE001 - the engine does not expect any
+            self.ledger.record_error("close", error)
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Answer every call with a miss at once while the engine stops its threads.
+
+        Called on the scheduler thread. Calls that are already under way end by
+        their deadline.
+        """
+        self._stopping = True
+        try:
+            yield
+        finally:
+            self._stopping = False
 
     def writes(self, pool_name: str) -> bool:
         """Say whether this rank has objects of a pool to store.
@@ -296,34 +313,28 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             self.ledger.record(what, sum(good), nbytes, seconds)
         return good
 
-    # --- Flat pages: only where an engine insists on copies ------------------
+    # --- Flat pages: not supported -------------------------------------------
+    # SGLang calls these for backends without page addresses, which this one has.
 
     def get(
         self,
         key: str,
         target_location: Any = None,  # noqa: ANN401 - a tensor
         target_sizes: Any = None,  # noqa: ANN401 - not used by any caller
-    ) -> Any:  # noqa: ANN401 - a tensor or None
-        """Load one page of the anchor into a flat tensor."""
-        return self.batch_get([key], [target_location], target_sizes)[0]
+    ) -> Any:  # noqa: ANN401 - a tensor, by the contract
+        """Report a miss: flat pages are not supported."""
+        return self.batch_get([key], target_location, target_sizes)[0]
 
     def batch_get(
         self,
         keys: list[str],
         target_locations: Any = None,  # noqa: ANN401 - tensors
         target_sizes: Any = None,  # noqa: ANN401 - not used by any caller
-    ) -> list[Any]:
-        """Load pages of the anchor into flat tensors; None where missing."""
-        del target_sizes
-        # All pages may come as one tensor, which has no truth value.
-        targets = [] if target_locations is None else list(target_locations)
-        if len(targets) != len(keys):
-            return [None] * len(keys)
-        return self._safely(
-            "get of flat pages",
-            lambda: self._tier.flat().load(keys, targets, self._deadline("get")),
-            [None] * len(keys),
-        )
+    ) -> list[None]:
+        """Report a miss for each key: flat pages are not supported."""
+        del target_locations, target_sizes
+        self.ledger.record_error("get of flat pages", _flat_pages())
+        return [None] * len(keys)
 
     def set(
         self,
@@ -332,8 +343,8 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         target_location: Any = None,  # noqa: ANN401 - not used by any caller
         target_sizes: Any = None,  # noqa: ANN401 - not used by any caller
     ) -> bool:
-        """Store one page of the anchor from a flat tensor."""
-        return self.batch_set([key], [value], target_location, target_sizes)
+        """Store nothing: flat pages are not supported."""
+        return self.batch_set([key], value, target_location, target_sizes)
 
     def batch_set(
         self,
@@ -342,16 +353,10 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         target_locations: Any = None,  # noqa: ANN401 - not used by any caller
         target_sizes: Any = None,  # noqa: ANN401 - not used by any caller
     ) -> bool:
-        """Store pages of the anchor from flat tensors; whether all are."""
-        del target_locations, target_sizes
-        sources = [] if values is None else list(values)
-        if len(sources) != len(keys):
-            return False
-        return self._safely(
-            "set of flat pages",
-            lambda: self._tier.flat().store(keys, sources, self._deadline("put")),
-            otherwise=False,
-        )
+        """Store nothing: flat pages are not supported."""
+        del keys, values, target_locations, target_sizes
+        self.ledger.record_error("set of flat pages", _flat_pages())
+        return False
 
     # --- Control: the scheduler thread ---------------------------------------
 
@@ -383,6 +388,8 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
 
     def _safely(self, what: str, call: Callable[[], T], otherwise: T) -> T:
         """Run something for the engine; whatever fails is a miss."""
+        if self._stopping:
+            return otherwise
         try:
             return call()
         except Exception as error:  # noqa: BLE001 - nothing may reach the engine's threads
@@ -412,6 +419,14 @@ def page_indices(slots: Any, page_slots: int, pages: int) -> Any:  # noqa: ANN40
             f"host slots {rows[np.argmin(whole)].tolist()[:4]}... are not a page"
         )
     return first // page_slots
+
+
+def _flat_pages() -> KvdockError:
+    """Return why the older calls of the engine's contract move nothing."""
+    return KvdockError(
+        "kvdock moves pages by address, and copies of flat pages are not supported",
+        fix='Leave "interface_v1" out of the configuration; kvdock sets it to 1.',
+    )
 
 
 def _word(name: object) -> str:

@@ -128,9 +128,6 @@ def test_a_raising_plugin_is_a_miss_in_every_method(
         assert storage.batch_exists(keys) == 0
         assert storage.batch_set_v1(keys, slots) == [False, False]
         assert storage.batch_get_v1(keys, slots) == [False, False]
-        flat = pool.get_dummy_flat_data_page()
-        assert storage.set(keys[0], flat) is False
-        assert storage.get(keys[0], flat) is None
 
 
 def test_a_clear_that_failed_is_no_success_for_the_engine(

@@ -35,8 +35,8 @@ class Spelling(StrictEnum):
 
 
 @attrs.frozen(kw_only=True)
-class CompatKeys:
-    """How one process of that engine called its objects.
+class LegacyKeys:
+    """How one process of SGLang named its objects.
 
     Args:
         spelling: The family of names.
