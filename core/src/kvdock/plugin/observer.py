@@ -14,8 +14,8 @@ import attrs
 
 from kvdock.config.schema import structure
 from kvdock.errors import KvdockError, PluginError, SettingsError, did_you_mean
-from kvdock.plugin.discovery import OBSERVERS as GROUP
 from kvdock.plugin.discovery import (
+    OBSERVERS,
     BrokenPlugin,
     Candidate,
     PluginProblem,
@@ -24,6 +24,8 @@ from kvdock.plugin.discovery import (
     split_duplicates,
 )
 from kvdock.plugin.validation import LoadStage
+
+GROUP = OBSERVERS
 
 
 @attrs.frozen(kw_only=True)

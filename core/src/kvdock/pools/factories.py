@@ -290,12 +290,15 @@ def mamba(  # noqa: PLR0913 - the dimensions of a recurrent state
     temporal: Sequence[int] = (),
     conv_dtype: DType = DType.BF16,
     temporal_dtype: DType = DType.F32,
+    heads: int = 0,
+    conv_channels: Sequence[Sequence[int]] = (),
     **options: Unpack[PoolOptions],
 ) -> PoolSpec:
     """Describe a recurrent state: one temporal part and any conv parts.
 
-    Each rank keeps a state of its own, whose channels need not be neighbours
-    in the whole model, so states are shared by equal TP sizes only.
+    Without `heads` each rank keeps a state of its own, which equal TP sizes
+    share. With it the state is divided into heads, as attention is, and other
+    TP sizes can share it.
 
     Args:
         name: The pool's name.
@@ -307,21 +310,46 @@ def mamba(  # noqa: PLR0913 - the dimensions of a recurrent state
             its first axis; empty for models without one.
         conv_dtype: Element type of the conv states.
         temporal_dtype: Element type of the temporal state.
+        heads: Into how many equal runs ranks divide the first axis of every
+            state; the most that divides all of them. 0 for none.
+        conv_channels: For each conv state the channels of its fused
+            projections (query, key, value) in their order: a rank holds its
+            run of each. Empty where nothing is fused.
         options: Any further field of `PoolSpec`.
+
+    Raises:
+        PoolError: If heads do not divide the states, or the channels of a
+            conv state do not add up.
     """
-    parts = [
-        Part(f"conv_{n}", conv_dtype, tuple(shape), Per.PAGE, 0)
-        for n, shape in enumerate(conv)
-    ]
-    if temporal:
-        parts.insert(0, Part("temporal", temporal_dtype, temporal, Per.PAGE, 0))
+    states = [("temporal", temporal_dtype, tuple(temporal))] if temporal else []
+    for n, shape in enumerate(conv):
+        fused = conv_channels[n] if heads and n < len(conv_channels) else shape[:1]
+        if sum(fused) != shape[0]:
+            raise PoolError(
+                f"pool {name!r}: channels {list(fused)} of conv_{n} do not add up to "
+                f"{shape[0]}"
+            )
+        many = len(fused) > 1
+        for at, channels in enumerate(fused):
+            part = f"conv_{n}_{at}" if many else f"conv_{n}"
+            states.append((part, conv_dtype, (channels, *shape[1:])))
+    if heads:
+        uneven = [part for part, _, shape in states if shape[0] % heads]
+        if uneven:
+            raise PoolError(
+                f"pool {name!r}: {heads} heads do not divide {', '.join(uneven)}"
+            )
+        states = [
+            (part, dtype, (heads, shape[0] // heads, *shape[1:]))
+            for part, dtype, shape in states
+        ]
     return PoolSpec(
         name=name,
         kind=PoolKind.MAMBA,
-        parts=parts,
+        parts=[Part(*state, Per.PAGE, 0) for state in states],
         layers=layers,
         page_tokens=page_tokens,
-        sharding=Sharding.RANK,
+        sharding=Sharding.HEADS if heads else Sharding.RANK,
         hit_policy=HitPolicy.TRAILING_PAGES,
         window_pages=1,
         **options,

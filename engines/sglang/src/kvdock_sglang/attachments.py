@@ -21,6 +21,7 @@ from kvdock.errors import KvdockError, NoRoute
 from kvdock.events import PagesRestored
 from kvdock.plugin.manifest import Scope
 from kvdock.pools.enums import HitPolicy
+from kvdock.pools.sharing import sharing_limits
 from kvdock.routing.verdicts import RouteRequirements
 from kvdock.transfer.attachment import Attachment
 from kvdock_sglang.pool_names import EnginePool
@@ -212,7 +213,24 @@ class Attachments:
                 },
             }
         log.info("kvdock stores these pools:\n%s", plan.explain())
+        self._log_limits(pools)
         return plan
+
+    def _log_limits(self, pools: Sequence[HostPool]) -> None:
+        """Log in one line which pools other deployments will not find, and why."""
+        limits = [
+            limit
+            for pool in pools
+            for limit in sharing_limits(
+                pool.spec,
+                stages=self.ranks.pp_size,
+                tp_size=self.shard.tp_size,
+                share_tp=self.ranks.share_tp,
+                packed_layers=pool.packed_draft_layers,
+            )
+        ]
+        if limits:
+            log.info("%s", "; ".join(map(str, limits)))
 
     def _routes(self, specs: Sequence[PoolSpec]) -> Plan:
         own = self.given.own

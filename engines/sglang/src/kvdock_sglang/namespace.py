@@ -115,6 +115,7 @@ class Ranks:
         cp_size: Context-parallel ranks.
         on_host: Tensor-parallel ranks of its group that are on one host.
         dp_rank: Its replica, under DP attention.
+        share_tp: Other TP sizes that are to find the pages, by `tp_lcm_size`.
     """
 
     shard: Shard
@@ -124,6 +125,7 @@ class Ranks:
     cp_size: int = 1
     on_host: int = 1
     dp_rank: int = 0
+    share_tp: tuple[int, ...] = ()
 
     @property
     def process(self) -> str:
@@ -158,6 +160,7 @@ class Ranks:
             cp_size=int(config.attn_cp_size),
             on_host=ranks_on_host(shard.tp_size),
             dp_rank=int(config.dp_rank or 0),
+            share_tp=(int(config.tp_lcm_size),) if config.tp_lcm_size else (),
         )
 
 

@@ -401,6 +401,24 @@ def test_split_heads_let_two_and_four_ranks_share_their_objects(tmp_path: Path) 
         assert torch.equal(zoo.page(pool, 7), zoo.page(pool, 0))
 
 
+def test_what_other_deployments_do_not_find_is_logged_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pools = {
+        "kv": zoo.mha_host("page_head", heads=4, packed_drafts=1),
+        "mamba": zoo.mamba_host(),
+    }
+    cfg = config(tmp_path, tp=(0, 2), tp_lcm_size=4, should_split_heads=True)
+    cfg.pp_size = 2
+    with caplog.at_level("INFO", logger="kvdock.sglang"), attached(cfg, pools):
+        pass
+    (line,) = [one for one in caplog.messages if "is not shared along" in one]
+    assert "pool mamba is not shared along tp: every rank keeps a state" in line
+    assert "pool kv is not shared along pp: an object holds the layers" in line
+    assert "pool kv is not shared along draft: the last 1 layers" in line
+    assert "pool kv is not shared along tp" not in line
+
+
 def one_head(value: int, ranks: int) -> Any:
     """A pool of one head, which holds the same bytes wherever this is called."""
     pool = zoo.mha_host("page_head" if ranks > 1 else "page_first", heads=1)

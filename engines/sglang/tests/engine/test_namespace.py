@@ -35,6 +35,7 @@ def ranks(dp: int, pp: int, cp: int, tp: int) -> Ranks:
         dp_rank=dp,
         dcp_rank=0,
         dcp_size=1,
+        tp_lcm_size=None,
     )
     return Ranks.of(config)
 
