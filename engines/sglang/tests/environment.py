@@ -45,7 +45,7 @@ CPU = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""What SGLang must be told to stay on this machine and its processor."""
+"""Environment that keeps SGLang on this machine and its processor."""
 
 # torchvision's wheel is built for CUDA and cannot load its operators here; the
 # one that stops its import is declared, which is all that SGLang needs of it.

@@ -55,7 +55,7 @@ def explain(tested: Facts, other: Facts) -> list[str]:
     if other["version"] == tested["version"]:
         lines.append("It is the tested version.")
     lines += [f"storage is rejected: {name} is missing" for name in other["missing"]]
-    lines += [f"a patch is left out: {one}" for one in other["left_out"]]
+    lines += [f"a patch is left out: {one}" for one in other["skipped_patches"]]
     lines += [
         f"host pool class without a description: {name}"
         for name in other["unknown_pools"]
@@ -82,7 +82,9 @@ def look() -> Facts:
     return {
         "version": engine_api.installed_version(),
         "missing": engine_api.missing(engine_api.STORAGE),
-        "left_out": list(dict.fromkeys(map(str, engine_patches.left_out()))),
+        "skipped_patches": list(
+            dict.fromkeys(map(str, engine_patches.skipped_patches()))
+        ),
         "code": {name: _code(name) for name in host_pools.KNOWN},
         "unknown_pools": _unknown_pools(),
     }
@@ -114,7 +116,7 @@ def _unknown_pools() -> list[str]:
         below: list[type] = waiting.pop().__subclasses__()
         found.update(map(host_pools.class_name_of, below))
         waiting += below
-    return sorted(found - set(host_pools.KNOWN) - set(host_pools.REFUSED))
+    return sorted(found - set(host_pools.KNOWN) - set(host_pools.REJECTED))
 
 
 def _environ(folder: Path | None) -> dict[str, str]:

@@ -48,20 +48,20 @@ def test_a_plugin_and_its_settings_end_in_a_command_that_passes_the_examination(
     assert extra == {**LOADER_KEYS, **given}
 
 
-def test_a_command_that_does_not_wait_for_pages_is_told_what_that_costs(
+def test_a_command_that_does_not_wait_for_pages_is_answered_with_what_that_costs(
     tmp_path: Path,
 ) -> None:
     found = doctor.examine({"plugin": "file", "root": str(tmp_path)})
     line = found[-1].what.partition("\n")[2]
     hasty = line.replace("wait_complete", "timeout")
-    told = [
-        any("wait_complete mends that" in one.what for one in found)
+    shown = [
+        any("wait_complete avoids that" in one.what for one in found)
         for found in (
             doctor.examine({"command": line}),
             doctor.examine({"command": hasty}),
         )
     ]
-    assert told == [False, True]
+    assert shown == [False, True]
 
 
 def test_settings_of_the_adapter_are_kept_in_the_command(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_settings_of_the_adapter_are_kept_in_the_command(tmp_path: Path) -> None
         ({"command": "sglang serve | tee log"}, "goes on after '|'", "Leave out"),
         ({"command": "sglang serve", "root": "/x"}, "--set root", "into command"),
         ({"config": "{}", "plugin": "file"}, "--set plugin", "into config"),
-        ({"config": "@/c.ini"}, "/c.ini is of no kind", ".json, .toml, .yaml"),
+        ({"config": "@/c.ini"}, "/c.ini is not a kind", ".json, .toml, .yaml"),
         ({"core.deadlines.gte": "2s"}, "does not say which plugin", ""),
         (
             {"plugin": "file", "root": "/x", "core.deadlines.gte": "2s"},
@@ -185,10 +185,10 @@ def test_an_examined_command_keeps_what_the_operator_has_and_gets_what_lacks(
         'sglang serve --model-path "$MODEL" --tp-size 8 '
         f"--hicache-storage-backend file {EXTRA} '{extra}'"
     )
-    told = doctor.examine({"command": mine})[-1].what.partition("\n")[2]
-    assert told.startswith(mine)
-    assert not wrong({"command": told})
-    words = shlex.split(told.replace("\\\n", " "))
+    shown = doctor.examine({"command": mine})[-1].what.partition("\n")[2]
+    assert shown.startswith(mine)
+    assert not wrong({"command": shown})
+    words = shlex.split(shown.replace("\\\n", " "))
     assert words[-5:] == [
         "--enable-hierarchical-cache",
         "--hicache-storage-backend",

@@ -11,7 +11,7 @@ POOL = "sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost"
 TESTED: dict[str, Any] = {
     "version": "0.5.23",
     "missing": [],
-    "left_out": [],
+    "skipped_patches": [],
     "code": {POOL: "aa"},
     "unknown_pools": ["HiSparse"],
 }
@@ -35,7 +35,7 @@ def test_the_tested_version_differs_in_nothing() -> None:
     ("change", "line"),
     [
         ({"missing": ["ServerArgs.dtype"]}, "rejected: ServerArgs.dtype is missing"),
-        ({"left_out": ["draft models"]}, "a patch is left out: draft models"),
+        ({"skipped_patches": ["draft models"]}, "a patch is left out: draft models"),
         ({"code": {POOL: "bb"}}, f"code that builds or copies pages differs: {POOL}"),
         ({"code": {POOL: "gone: AttributeError: x"}}, f"is gone: {POOL} (Attrib"),
         ({"unknown_pools": ["HiSparse", "New"]}, "without a description: New"),

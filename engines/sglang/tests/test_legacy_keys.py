@@ -148,7 +148,7 @@ def test_heads_that_the_engine_mixed_up_are_not_migrated() -> None:
         names("components", MHA, TP, spec("indexer", PoolKind.K_ONLY, *keys))
 
 
-def test_what_the_engine_never_stored_there_is_refused() -> None:
+def test_what_the_engine_never_stored_there_is_rejected() -> None:
     with pytest.raises(NamespaceError, match="stores no pool 'auxiliary_swa'"):
         names("components", MHA, TP, mha("auxiliary_swa"))
     with pytest.raises(NamespaceError, match="keep a rank's heads together"):

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvdock.sglang")
 
 _SEVERAL_HOSTS = (
-    "The ranks of this engine run on several hosts and hold the same pages, so what "
-    "one stores all must find. Where every host reaches the same store (a root on a "
-    'network file system), say "shared_storage": true.'
+    "The ranks of this engine run on several hosts and hold the same pages, so all of "
+    "them must find what one stores. Where every host reaches the same store (a root "
+    'on a network file system), set "shared_storage": true.'
 )
 
 
@@ -54,7 +54,7 @@ class AttachedHostPool:
 
     Args:
         pool: The host pool.
-        attachment: Where it is attached; None for a draft that nobody takes.
+        attachment: Where it is attached; None for a draft that no plugin takes.
     """
 
     pool: HostPool
@@ -66,7 +66,7 @@ class AttachedHostPool:
         return self.pool.spec
 
     def lookup(self, hashes: Sequence[str], deadline_s: float) -> BoolArray:
-        """Say which pages could be loaded, bool (n,)."""
+        """Return which pages could be loaded, bool (n,)."""
         if self.attachment is None:
             return np.ones(len(hashes), np.bool_)
         return self.attachment[self.spec.name].exists(hashes, deadline_s)
@@ -74,7 +74,7 @@ class AttachedHostPool:
     def write(
         self, hashes: Sequence[str], pages: Int64Array, deadline_s: float
     ) -> OutcomeArray:
-        """Store pages; a draft that nobody takes is quietly left out."""
+        """Store pages; those of a draft that no plugin takes are skipped."""
         if self.attachment is None:
             return np.full(len(hashes), Outcome.OK, np.uint8)
         return self.attachment[self.spec.name].put(hashes, pages, deadline_s)
@@ -82,7 +82,7 @@ class AttachedHostPool:
     def read(
         self, hashes: Sequence[str], pages: Int64Array, deadline_s: float
     ) -> OutcomeArray:
-        """Load pages; those of a draft that nobody takes become zeros.
+        """Load pages; those of a draft that no plugin takes become zeros.
 
         What the memory held before belongs to another prefix. A draft model
         that sees zeros proposes worse tokens, and the target rejects them.
@@ -101,8 +101,8 @@ class Attachments:
 
     Args:
         dock: The loaded plugins.
-        given: What the operator says.
-        ranks: Where this process stands.
+        given: The settings.
+        ranks: The ranks of this process.
     """
 
     dock: Dock
@@ -110,7 +110,7 @@ class Attachments:
     ranks: Ranks
     _namespace: Namespace | None = attrs.field(default=None, init=False)
     _attachments: tuple[Attachment, ...] = attrs.field(default=(), init=False)
-    _lanes: Mapping[str, AttachedHostPool] = attrs.field(factory=dict, init=False)
+    _by_name: Mapping[str, AttachedHostPool] = attrs.field(factory=dict, init=False)
     _changing: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     @property
@@ -118,14 +118,14 @@ class Attachments:
         """The slice of the model that this process owns."""
         return self.ranks.shard
 
-    def lane(self, name: str) -> AttachedHostPool | None:
-        """Return a pool's lane; None for a pool that was never registered."""
-        return self._lanes.get(name)
+    def attached_pool(self, name: str) -> AttachedHostPool | None:
+        """Return an attached pool; None for one that was never registered."""
+        return self._by_name.get(name)
 
     @property
-    def lanes(self) -> Mapping[str, AttachedHostPool]:
-        """All lanes by pool name."""
-        return self._lanes
+    def pools(self) -> Mapping[str, AttachedHostPool]:
+        """All pools by pool name."""
+        return self._by_name
 
     @property
     def digest(self) -> str:
@@ -140,9 +140,9 @@ class Attachments:
             namespace: What they belong to.
 
         Raises:
-            NoRoute: If nobody takes a pool that the model cannot do without;
+            NoRoute: If no plugin takes a pool that the model requires;
                 the message is the route table.
-            KvdockError: If a plugin refuses its memory or its settings.
+            KvdockError: If a plugin rejects its memory or its settings.
         """
         self._namespace = namespace
         return self._attach(pools, namespace)
@@ -152,13 +152,13 @@ class Attachments:
 
         It is the anchor of a namespace of its own: other pages say nothing
         about it. Its digest covers the first one, so what the pool belongs to
-        is told apart exactly as the target is.
+        is identified exactly as the target is.
 
         Returns:
             Its plan; None for a draft pool that is left out.
 
         Raises:
-            NoRoute: If nobody takes it, unless the operator is lenient.
+            NoRoute: If no plugin takes it, unless drafts are lenient.
             KvdockError: As for `attach`.
         """
         if self._namespace is None:
@@ -168,7 +168,7 @@ class Attachments:
             page_format=f"{self._namespace.page_format} beside {self.digest}, "
             f"in order {pool.page_order}",
         )
-        # At once: an anchor with a window is refused.
+        # At once: an anchor with a window is rejected.
         alone = attrs.evolve(
             pool.spec,
             anchor=True,
@@ -183,7 +183,10 @@ class Attachments:
                 raise
             log.warning("pool %s is not stored: %s", pool.name, error)
             with self._changing:
-                self._lanes = {**self._lanes, pool.name: AttachedHostPool(pool, None)}
+                self._by_name = {
+                    **self._by_name,
+                    pool.name: AttachedHostPool(pool, None),
+                }
             return None
 
     def _attach(self, pools: Sequence[HostPool], space: Namespace) -> Plan:
@@ -203,8 +206,8 @@ class Attachments:
         with self._changing:
             if attachment is not None:
                 self._attachments = (*self._attachments, attachment)
-            self._lanes = {
-                **self._lanes,
+            self._by_name = {
+                **self._by_name,
                 **{
                     pool.name: AttachedHostPool(
                         pool, attachment if pool.name in taken else None
@@ -257,7 +260,7 @@ class Attachments:
             raise NoRoute(error.what, fix=f"{error.fix} {_SEVERAL_HOSTS}") from error
 
     def _sharing(self, specs: Sequence[PoolSpec]) -> Scope:
-        """Return who must find what one rank stores."""
+        """Return how far a store must reach for the ranks that share pages."""
         if self.shard.tp_size == 1:
             return Scope.NONE
         # One rank stores what several hold, and all of them look.
@@ -271,13 +274,13 @@ class Attachments:
             name: theirs for name, theirs in self.given.backends.items() if name in used
         }
 
-    def tell_loaded(
+    def notify_loaded(
         self, loaded: Mapping[str, Sequence[bool]], windows: Collection[str] = ()
     ) -> None:
-        """Tell observers what one call of the engine restored of a prefix.
+        """Notify observers of what one call of the engine restored of a prefix.
 
         The engine loads the target first and what goes with it in calls of
-        their own, so each call tells its own part of the prefix.
+        their own, so each call reports its own part of the prefix.
 
         Args:
             loaded: Pool name to which of its pages are loaded, in order.
@@ -286,31 +289,35 @@ class Attachments:
         attachments = self._attachments
         if not attachments:
             return
-        lanes = {name: self._lanes.get(name) for name in loaded}
+        pools = {name: self._by_name.get(name) for name in loaded}
         pages = {
             name: int(np.logical_and.accumulate(loaded[name]).sum())
-            for name, lane in lanes.items()
-            if lane is not None and lane.attachment is not None and loaded[name]
+            for name, attached_pool in pools.items()
+            if attached_pool is not None
+            and attached_pool.attachment is not None
+            and loaded[name]
         }
         drafts = [
             pages.get(name, 0)
-            for name, lane in lanes.items()
-            if lane is not None and lane.spec.draft and name not in windows
+            for name, attached_pool in pools.items()
+            if attached_pool is not None
+            and attached_pool.spec.draft
+            and name not in windows
         ]
         target = pages.get(EnginePool.KV, 0)
-        awaited = target and any(one.spec.draft for one in self._lanes.values())
+        awaited = target and any(one.spec.draft for one in self._by_name.values())
         draft = min(drafts) if drafts else 0 if awaited else None
         event = PagesRestored(pages=pages, target=target, draft=draft)
         attachments[0].notify(event)
 
     def clear(self) -> None:
-        """Forget what this model and format stored, and nothing else.
+        """Delete what this model and format stored, and nothing else.
 
         Attachments share the time that the core allows for one of them: the
         engine's scheduler waits.
 
         Raises:
-            KvdockError: If a plugin did not; one that failed holds up no other.
+            KvdockError: If a plugin failed; the others are cleared all the same.
         """
         deadline_s = self.given.core.deadlines.until("clear")
         failed = {
@@ -328,14 +335,14 @@ class Attachments:
             )
 
     def close(self) -> None:
-        """Let go of all pools; safe to call twice.
+        """Close all attachments; safe to call twice.
 
         Attachments share the time that the core allows for one of them.
         """
         deadline_s = self.given.core.deadlines.until("close")
         with self._changing:
             attachments, self._attachments = self._attachments, ()
-            self._lanes = {}
+            self._by_name = {}
         for attachment in reversed(attachments):
             try:
                 attachment.close(max(0.0, deadline_s - time.monotonic()))

@@ -75,7 +75,7 @@ def _untested(version: str) -> Iterator[Finding]:
     """Look at what this package uses of an SGLang that it was not tested with."""
     tested = " or ".join(engine_api.TESTED)
     lacking = engine_api.missing(engine_api.STORAGE)
-    left = engine_patches.left_out()
+    left = engine_patches.skipped_patches()
     yield Finding(
         ok=not lacking,
         what=f"SGLang {version} is not one of the tested versions ({tested})"
@@ -96,7 +96,7 @@ def _configuration(settings: Mapping[str, object]) -> Iterator[Finding]:
     if not settings:
         yield Finding(
             ok=True,
-            what="no configuration is given, so none is examined",
+            what="no configuration is given, so none is checked",
             hint="Add --set plugin=NAME, --set config=JSON or --set command='...'.",
         )
         return
@@ -141,7 +141,7 @@ def _command(command: str) -> Iterator[Finding]:
         yield Finding(
             ok=True,
             what="SGLang will not wait for slow pages, and the first prompts "
-            f"after a start may find none: {PREFETCH} {WAIT} mends that",
+            f"after a start may find none: {PREFETCH} {WAIT} avoids that",
         )
     if EXTRA in flags.given:
         given = configuration(flags.given[EXTRA])

@@ -164,7 +164,7 @@ STORAGE = (
         ),
     ),
 )
-"""What storage cannot do without; host pools are checked one by one.
+"""What storage requires; host pools are checked one by one.
 
 Source: SGLang 0.5.23.
 """
@@ -205,7 +205,7 @@ def untested_version() -> str:
 def _has(found: object, member: str) -> bool:
     if hasattr(found, member):
         return True
-    # A field without a default is no attribute of its class.
+    # A field without a default is not an attribute of its class.
     classes = found.__mro__ if isinstance(found, type) else ()
     return any(member in vars(cls).get("__annotations__", {}) for cls in classes)
 

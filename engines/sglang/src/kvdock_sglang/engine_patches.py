@@ -1,9 +1,9 @@
-"""Places where SGLang asks for a storage backend's name, closed by asking it.
+"""Patches of SGLang where it decides by a storage backend's name.
 
 SGLang grants some things to backends that it knows by name, which a `dynamic`
 one cannot pass. Its own plugin mechanism lets a distribution wrap functions;
-each wrapper here puts a question to the installed plugin's manifest or to the
-pools' descriptions in place of the name. Nothing else is patched. A function is
+each wrapper here reads the installed plugin's manifest or the pools' descriptions
+in place of the name. Nothing else is patched. A function is
 left alone where it, or something that its wrapper relies on, is not there or has
 other parameters: the version of SGLang does not decide.
 
@@ -37,7 +37,7 @@ DYNAMIC = "dynamic"
 
 @attrs.frozen
 class Patch:
-    """One question for a name, and what is lost while it stays open.
+    """One patch, and what does not work without it.
 
     Args:
         target: Dotted path of the function that asks.
@@ -134,7 +134,7 @@ def storage_config_with_dcp(
     *args: Any,  # noqa: ANN401 - passed on
     **options: Any,  # noqa: ANN401 - passed on
 ) -> Any:  # noqa: ANN401 - passed on
-    """Tell the backend the width that `attach_with_dcp` hid from the gate."""
+    """Pass the backend the width that `attach_with_dcp` hid from the gate."""
     from sglang.srt.runtime_context import get_parallel  # noqa: PLC0415 - the engine
 
     width = getattr(controller, "_kvdock_dcp_size", 0)
@@ -152,12 +152,12 @@ def attach_another(
     *args: Any,  # noqa: ANN401 - passed on
     **options: Any,  # noqa: ANN401 - passed on
 ) -> Any:  # noqa: ANN401 - passed on
-    """Refuse another plugin while one is attached, and clean up a refused one.
+    """Reject another plugin while one is attached, and clean up after a rejected one.
 
     All dynamic backends have one name, so SGLang takes another plugin, another
     root or another revision for what is attached already, answers that all is
-    well and changes nothing. And where a backend refuses the pools, SGLang
-    keeps it half attached, so that every later one is refused.
+    well and changes nothing. And where a backend rejects the pools, SGLang
+    keeps it half attached, so that every later one is rejected.
     """
     cache = attachment._cache  # noqa: SLF001 - SGLang has no other door
     controller = cache.cache_controller
@@ -183,7 +183,7 @@ def attach_another(
 
 
 def _other_than(current: KvdockStorage, attachment: Any, asked: str) -> str:  # noqa: ANN401 - SGLang's object
-    """Say in what a configuration is not the one that is attached, or ""."""
+    """Return how a configuration differs from the one that is attached, or ""."""
     attached = f"kvdock stores through plugin {current.given.own.plugin!r} already"
     try:
         wanted = parsed(asked)
@@ -326,14 +326,14 @@ PATCHES = (
         f"{_CONTROLLER}.attach_storage_backend",
         "AROUND",
         attach_with_dcp,
-        "decode context parallelism: the engine refuses to start",
+        "decode context parallelism: the engine does not start",
         _DCP,
     ),
     Patch(
         f"{_CONTROLLER}._generate_storage_config",
         "AROUND",
         storage_config_with_dcp,
-        "decode context parallelism: the engine refuses to start",
+        "decode context parallelism: the engine does not start",
         _DCP,
     ),
     Patch(
@@ -341,7 +341,7 @@ PATCHES = (
         "AROUND",
         attach_another,
         "attaching another plugin, root or revision at runtime: the engine says "
-        "yes and keeps the first one; and after an attachment that was refused, "
+        "yes and keeps the first one; and after an attachment that was rejected, "
         "detach first",
         (
             Used(
@@ -384,15 +384,15 @@ PATCHES = (
         ),
     ),
 )
-"""The questions that are closed, in the order of sglang's own layers."""
+"""All patches, in the order of SGLang's own layers."""
 
 
 @attrs.frozen
-class Left:
-    """A hook that is left out of this SGLang.
+class SkippedPatch:
+    """A patch that is left out of this SGLang.
 
     Args:
-        closed: The hook.
+        closed: The patch.
         missing: What it relies on and this SGLang lacks.
     """
 
@@ -404,23 +404,23 @@ class Left:
         return f"{self.closed.lost} (missing: {', '.join(self.missing)})"
 
 
-def left_out() -> tuple[Left, ...]:
-    """Return the hooks that this SGLang has no place for; imports SGLang."""
+def skipped_patches() -> tuple[SkippedPatch, ...]:
+    """Return the patches that this SGLang has no place for; imports SGLang."""
     found = [(closed, missing(closed.uses)) for closed in PATCHES]
-    return tuple(Left(closed, names) for closed, names in found if names)
+    return tuple(SkippedPatch(closed, names) for closed, names in found if names)
 
 
 def install() -> None:
-    """Register the hooks; SGLang calls this early in each of its processes."""
+    """Register the patches; SGLang calls this early in each of its processes."""
     from sglang.srt.plugins.hook_registry import (  # noqa: PLC0415 - the engine
         HookRegistry,
         HookType,
     )
 
-    left = left_out()
+    left = skipped_patches()
     if left:
         log.warning(
-            "SGLang %s lacks what some of kvdock's hooks rely on. Lost: %s",
+            "SGLang %s lacks what some of kvdock's patches rely on. Lost: %s",
             installed_version(),
             "; ".join(dict.fromkeys(map(str, left))),
         )

@@ -1,8 +1,8 @@
 """SGLang's host pools as kvdock's pools: one table, by exact class.
 
 A subclass is another class: it may lay its memory out in its own way, so it is
-refused by name until somebody has looked at it. What the table says is held
-against the addresses that the pool itself reports before it is believed.
+rejected by name until the table has it. What the table says is compared with the
+addresses that the pool itself reports before it is used.
 
 Source: SGLang 0.5.23, `mem_cache/pool_host/` and `mem_cache/memory_pool_host.py`.
 """
@@ -36,7 +36,7 @@ class EngineContext:
         shard: The slice of the model that this process owns.
         page_tokens: Tokens of one page, over all ranks.
         head_group: Heads per stored object, 0 for all heads of a rank.
-        kv_heads: Heads of the target over all ranks, 0 where nobody knows.
+        kv_heads: Heads of the target over all ranks, 0 where it is not known.
     """
 
     shard: Shard
@@ -102,7 +102,7 @@ def describe(name: str, pool: object, place: EngineContext) -> HostPool:
     Args:
         name: The name under which the engine registers it.
         pool: The engine's object.
-        place: What it shares with the other pools.
+        place: What all pools of the process share.
 
     Raises:
         PoolError: If its class or its layout is not known, or it lacks what
@@ -113,7 +113,7 @@ def describe(name: str, pool: object, place: EngineContext) -> HostPool:
     name = str(name)
     row = KNOWN.get(class_name(pool))
     if row is None:
-        reason = REFUSED.get(class_name(pool))
+        reason = REJECTED.get(class_name(pool))
         raise PoolError(
             f"host pool {name!r} is a {class_name(pool)}, "
             + (reason or "which kvdock-sglang does not know"),
@@ -141,7 +141,7 @@ def describe(name: str, pool: object, place: EngineContext) -> HostPool:
         draft=is_draft(name),
         required=not is_draft(name),
         hit_policy=HitPolicy.TRAILING_PAGES if trailing else HitPolicy.ALL_PAGES,
-        # The engine tells a window's length with each request, not before.
+        # The engine passes a window's length with each request, not before.
         window_pages=1 if trailing else 0,
         sharding=shape.sharding,
         layout=shape.layout,
@@ -170,7 +170,7 @@ class _Known:
     pool: Any
     place: EngineContext
 
-    def refuse(self, why: str) -> PoolError:
+    def reject(self, why: str) -> PoolError:
         """Return the error that names the pool and its class."""
         return PoolError(f"host pool {self.name!r} ({class_name(self.pool)}) {why}")
 
@@ -178,7 +178,7 @@ class _Known:
         """Translate an element type of torch."""
         word = str(dtype).removeprefix("torch.")
         if word not in _DTYPES:
-            raise self.refuse(f"holds elements of type {word}, which has no name here")
+            raise self.reject(f"holds elements of type {word}, which has no name here")
         return _DTYPES[word]
 
     def layout(self) -> Layout:
@@ -216,7 +216,7 @@ class _Known:
         """Return a piece of memory that must be there."""
         found = getattr(self.pool, attribute, None)
         if found is None:
-            raise self.refuse(
+            raise self.reject(
                 f"has no {attribute} on this rank (deduplicated over ranks?)"
             )
         return found
@@ -224,7 +224,7 @@ class _Known:
     def whole_pages(self, row: int) -> _Shape:
         """Describe pages that are opaque rows of bytes, one per layer.
 
-        Laid out layer first, each layer is a tensor of its own. That is told
+        Laid out layer first, each layer is a tensor of its own. It is described
         as one part per layer: parts may lie apart, layers of one may not.
         """
         pool, buffer = self.pool, self.buffer("kv_buffer")
@@ -248,7 +248,7 @@ class _Known:
 def _mha(known: _Known) -> _Shape:
     pool = known.pool
     if pool.head_dim != pool.v_head_dim:
-        raise known.refuse("has keys and values of different widths in one buffer")
+        raise known.reject("has keys and values of different widths in one buffer")
     return _Shape(
         kind=PoolKind.MHA,
         parts=(known.per_head("k", pool.head_dim), known.per_head("v", pool.head_dim)),
@@ -303,7 +303,7 @@ def _k_only(known: _Known) -> _Shape:
 def _mla(known: _Known) -> _Shape:
     pool = known.pool
     if pool._layer_shard_enabled:  # noqa: SLF001 - SGLang has no other name for it
-        raise known.refuse("divides its layers among context-parallel ranks")
+        raise known.reject("divides its layers among context-parallel ranks")
     width = (int(pool.kv_cache_dim),)
     dcp = int(pool.dcp_size)
     return _Shape(
@@ -323,7 +323,7 @@ def _mla(known: _Known) -> _Shape:
 def _dsa_indexer(known: _Known) -> _Shape:
     pool = known.pool
     if pool.device_pool.layer_shard_enabled:
-        raise known.refuse("divides its layers among context-parallel ranks")
+        raise known.reject("divides its layers among context-parallel ranks")
     row = (int(pool.indexer_page_stride_size),)
     return _Shape(
         kind=PoolKind.INDEXER,
@@ -342,12 +342,12 @@ def _dsa_indexer(known: _Known) -> _Shape:
 def _mamba(known: _Known) -> _Shape:
     pool = known.pool
     if len(pool.slot_state_buffers):
-        raise known.refuse("keeps side states beside its slots")
+        raise known.reject("keeps side states beside its slots")
     ranks = known.place.shard.tp_size
 
     def part(name: str, dtype: object, shape: Sequence[int]) -> Part:
         # Every rank has a state of its own; which axis the model divides does
-        # not change the bytes, so it is told as the first one.
+        # not change the bytes, so it is described as the first one.
         whole = (int(shape[0]) * ranks, *map(int, shape[1:])) if shape else (ranks,)
         return Part(name, known.dtype(dtype), whole, Per.PAGE, shard_axis=0)
 
@@ -461,7 +461,7 @@ KNOWN: dict[str, Callable[[_Known], _Shape]] = {
 
 _BY_HEAD = (_mha, _asymmetric, _k_only)
 
-REFUSED = {
+REJECTED = {
     f"{_POOLS}.mha_mxfp8.MHATokenToKVPoolMXFP8Host": (
         "whose scales lie outside of its pages"
     ),
@@ -472,4 +472,4 @@ REFUSED = {
         "whose pages move in memory while it is in use"
     ),
 }
-"""Classes that are known and cannot be described, and why."""
+"""Classes that cannot be described, and why."""

@@ -1,7 +1,7 @@
-"""What must be equal for pages of two SGLang processes to be interchangeable.
+"""The namespace of SGLang's pages: what must be equal for them to be interchangeable.
 
-The engine tells a storage backend the served name of the model and the ranks,
-nothing else. Two servers may serve different weights under one name, so what
+The engine passes the served name of the model and the ranks to a storage backend,
+and nothing else. Two servers may serve different weights under one name, so what
 the engine was started with is read as well.
 """
 
@@ -32,7 +32,7 @@ _DRAFT = ("speculative_", "decrypted_draft_", "uno_")
 """How names of launch arguments about a draft model begin."""
 
 
-def started_with() -> dict[str, str]:
+def launch_arguments() -> dict[str, str]:
     """Return the launch arguments of this engine that decide what its bytes mean.
 
     Raises:
@@ -59,7 +59,7 @@ def started_with() -> dict[str, str]:
 def _unreadable(what: str, error: Exception | None = None) -> KvdockError:
     because = f": {error}" if error else ""
     return KvdockError(
-        f"SGLang {installed_version()} does not say {what}{because}",
+        f"SGLang {installed_version()} does not provide {what}{because}",
         fix=f"Use SGLang {' or '.join(TESTED)}, or a kvdock-sglang that was tested "
         "with yours.",
     )
@@ -105,7 +105,7 @@ def target_kv_heads() -> int:
 
 @attrs.frozen(kw_only=True)
 class Ranks:
-    """Where this process stands among the ranks of its deployment.
+    """The ranks of this process in its deployment.
 
     Args:
         shard: The slice of the model that this process owns.
@@ -142,7 +142,7 @@ class Ranks:
     def of(cls, config: Any) -> Ranks:  # noqa: ANN401 - the engine's dataclass
         """Read the engine's storage configuration.
 
-        Stages and context-parallel ranks are told in the namespace instead of
+        Stages and context-parallel ranks are part of the namespace instead of
         the shard: the engine numbers a pool's layers within its stage, and
         nothing says whether context-parallel ranks hold the same pages.
         """
@@ -171,13 +171,13 @@ def namespace(
     started: Mapping[str, str],
     host_pools: Iterable[HostPool] = (),
 ) -> Namespace:
-    """Return what the stored bytes of this engine belong to.
+    """Return the namespace of this engine's pages.
 
     Args:
         served_name: The engine's name of the model, with its page format tag.
-        ranks: Where this process stands.
-        settings: What the operator says.
-        started: What `started_with` found.
+        ranks: The ranks of this process.
+        settings: The adapter's settings.
+        started: What `launch_arguments` found.
         host_pools: The engine's pools, described: how each orders the bytes of
             a page, and how many layers of a draft model it has.
     """

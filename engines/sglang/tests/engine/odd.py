@@ -1,4 +1,4 @@
-"""A plugin in memory that can be told to misbehave or to decline."""
+"""A plugin in memory that misbehaves or declines where a test sets it to."""
 
 from __future__ import annotations
 

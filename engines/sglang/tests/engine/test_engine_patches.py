@@ -94,13 +94,13 @@ OTHERS: dict[str, dict[str, object]] = {
     "prefetch_timeout_per_ki_token": {"prefetch_timeout_per_ki_token": 1},
     "hicache_storage_pass_prefix_keys": {"hicache_storage_pass_prefix_keys": True},
 }
-"""What the refusal names, and what was asked for otherwise."""
+"""What the rejection names, and what was asked for otherwise."""
 
 
 @pytest.mark.usefixtures("hooked")
 @pytest.mark.parametrize("what", OTHERS)
 @pytest.mark.parametrize("kind", ["text", ".json", ".yaml"])
-def test_another_configuration_is_refused_while_one_is_attached(
+def test_another_configuration_is_rejected_while_one_is_attached(
     tmp_path: Path, what: str, kind: str
 ) -> None:
     same = {
@@ -123,7 +123,7 @@ def test_another_configuration_is_refused_while_one_is_attached(
 
 
 @pytest.mark.usefixtures("hooked")
-def test_a_file_that_cannot_be_read_is_refused_while_one_is_attached(
+def test_a_file_that_cannot_be_read_is_rejected_while_one_is_attached(
     tmp_path: Path,
 ) -> None:
     ok, why = attach_a_second(tmp_path, f"@{tmp_path}/none.json")
@@ -132,7 +132,7 @@ def test_a_file_that_cannot_be_read_is_refused_while_one_is_attached(
 
 
 @pytest.mark.usefixtures("hooked")
-def test_no_secret_is_told_when_it_is_another_one(tmp_path: Path) -> None:
+def test_no_secret_is_shown_when_it_is_another_one(tmp_path: Path) -> None:
     same = {"plugin": "file", "root": str(tmp_path), "revision": "r1"}
     ok, why = attach_a_second(tmp_path, launch(**same, salt="pepper"))
     assert not ok
@@ -141,16 +141,16 @@ def test_no_secret_is_told_when_it_is_another_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hooked")
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("given", [True, False])
 def test_the_same_configuration_or_none_may_be_given_to_change_policies(
-    tmp_path: Path, *, told: bool
+    tmp_path: Path, *, given: bool
 ) -> None:
     same = launch("file", root=str(tmp_path), revision="r1", prefetch_threshold=16)
-    ok, why = attach_a_second(tmp_path, same if told else None)
+    ok, why = attach_a_second(tmp_path, same if given else None)
     assert ok, why
 
 
-def test_without_the_hook_the_engine_says_yes_and_keeps_the_first(
+def test_without_the_patch_the_engine_says_yes_and_keeps_the_first(
     tmp_path: Path,
 ) -> None:
     ok, why = attach_a_second(tmp_path, launch("mooncake"))
@@ -158,7 +158,7 @@ def test_without_the_hook_the_engine_says_yes_and_keeps_the_first(
     assert "same backend" in why
 
 
-def attach_after_a_refusal(tmp_path: Path) -> tuple[bool, str]:
+def attach_after_a_rejection(tmp_path: Path) -> tuple[bool, str]:
     """Ask for pools to be stored wrongly, and then rightly."""
     group = controllers.become_rank(0, 1, tmp_path / "gloo")
     right = {"plugin": "file", "root": str(tmp_path / "store")}
@@ -187,13 +187,15 @@ def attach_after_a_refusal(tmp_path: Path) -> tuple[bool, str]:
 
 
 @pytest.mark.usefixtures("hooked")
-def test_after_a_refused_attachment_another_one_may_be_tried(tmp_path: Path) -> None:
-    ok, why = attach_after_a_refusal(tmp_path)
+def test_after_a_rejected_attachment_another_one_may_be_tried(tmp_path: Path) -> None:
+    ok, why = attach_after_a_rejection(tmp_path)
     assert ok, why
 
 
-def test_without_the_hook_a_refused_attachment_stays_in_the_way(tmp_path: Path) -> None:
-    ok, why = attach_after_a_refusal(tmp_path)
+def test_without_the_patch_a_rejected_attachment_stays_in_the_way(
+    tmp_path: Path,
+) -> None:
+    ok, why = attach_after_a_rejection(tmp_path)
     assert not ok
     assert "already attached" in why
 
@@ -246,7 +248,7 @@ def test_a_plugin_that_takes_pieces_keeps_the_layout(
     assert layout_for(monkeypatch, Support.NATIVE) == "layer_first"
 
 
-def test_without_the_hook_the_layout_stays_whatever_the_plugin_needs(
+def test_without_the_patch_the_layout_stays_whatever_the_plugin_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert layout_for(monkeypatch, Support.NO) == "layer_first"
@@ -255,23 +257,23 @@ def test_without_the_hook_the_layout_stays_whatever_the_plugin_needs(
 @pytest.mark.parametrize(
     "closed", engine_patches.PATCHES, ids=lambda one: one.target[-40:]
 )
-def test_every_hook_finds_its_function_in_this_sglang(
+def test_every_patch_finds_its_function_in_this_sglang(
     closed: engine_patches.Patch,
 ) -> None:
     assert callable(pkgutil.resolve_name(closed.target))
 
 
-def test_this_sglang_has_a_place_for_every_hook() -> None:
-    assert engine_patches.left_out() == ()
+def test_this_sglang_has_a_place_for_every_patch() -> None:
+    assert engine_patches.skipped_patches() == ()
 
 
 @pytest.mark.usefixtures("hooked")
-def test_hooks_that_are_in_place_still_find_what_they_rely_on() -> None:
+def test_patches_that_are_in_place_still_find_what_they_rely_on() -> None:
     """Each process installs them, also one that was forked from a hooked one."""
-    assert engine_patches.left_out() == ()
+    assert engine_patches.skipped_patches() == ()
 
 
-def test_another_version_with_the_same_functions_gets_every_hook(
+def test_another_version_with_the_same_functions_gets_every_patch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(metadata, "version", lambda _: "0.5.23.post1")
@@ -313,7 +315,7 @@ DCP = {"attach_storage_backend", "_generate_storage_config"}
         ),
     ],
 )
-def test_a_hook_is_left_out_by_what_it_lacks_and_the_log_says_what_is_lost(
+def test_a_patch_is_left_out_by_what_it_lacks_and_the_log_says_what_is_lost(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     path: str,

@@ -269,7 +269,7 @@ def test_a_draft_is_found_again_whether_it_came_with_the_others_or_late(
             asked = [PoolTransfer(PoolName(name)) for name in drafts]
             assert storage.batch_exists_v2(keys, asked).kv_hit_pages == 2
             assert all(map(all, storage.batch_get_v2(moves).values()))
-            digests.add(storage._tier.digest)
+            digests.add(storage._attachments.digest)
     assert len(digests) == 1
 
 
@@ -296,7 +296,7 @@ def test_another_layout_type_or_geometry_is_a_miss_and_never_other_bytes(
         assert all(map(torch.equal, before, zoo.snapshot(other)))
 
 
-def test_slots_that_are_no_page_are_a_miss_whose_cause_is_told(
+def test_slots_that_are_not_a_page_are_a_miss_whose_cause_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = zoo.mha_host()
@@ -465,7 +465,7 @@ def test_where_the_heads_are_not_known_each_rank_keeps_its_own(
 def test_what_the_store_keeps_says_what_it_belongs_to(tmp_path: Path) -> None:
     pool = zoo.mha_host()
     with attached(config(tmp_path, extra={"revision": "r7"}), {"kv": pool}) as storage:
-        (attachment,) = storage._tier._attachments
+        (attachment,) = storage._attachments._attachments
         record: Any = json.loads(json.dumps(attachment.namespace_record))
     assert record["revision"] == "r7"
     assert record["model"].startswith("org/model")

@@ -16,7 +16,7 @@ from kvdock.errors import KvdockError
 from kvdock.plugin.hookspecs import AttachConfig
 from kvdock_sglang import engine_api
 from kvdock_sglang.engine_api import LAUNCH_ARGUMENTS
-from kvdock_sglang.namespace import Ranks, namespace, started_with
+from kvdock_sglang.namespace import Ranks, launch_arguments, namespace
 from kvdock_sglang.settings import AdapterSettings
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ def ranks(dp: int, pp: int, cp: int, tp: int) -> Ranks:
 
 def test_every_process_of_an_engine_has_a_name_of_its_own_and_keeps_it() -> None:
     """They have one configuration, and most of them equal shards."""
-    everybody = [ranks(*one) for one in product(range(2), repeat=4)]
-    names = [one.process for one in everybody]
+    processes = [ranks(*one) for one in product(range(2), repeat=4)]
+    names = [one.process for one in processes]
     assert len(set(names)) == 16
-    assert len({one.shard for one in everybody}) == 2
+    assert len({one.shard for one in processes}) == 2
     assert names[5] == "dp0-pp1-cp0-tp1" == ranks(0, 1, 0, 1).process
     assert [AttachConfig(process=name).process for name in names] == names
 
@@ -74,8 +74,8 @@ WEIGHTS = {
 
 def launched(**changes: object) -> SimpleNamespace:
     """Return launch arguments; a change to `...` leaves one out."""
-    told = {**dict.fromkeys(LAUNCH_ARGUMENTS), "model_path": "/model", **changes}
-    return SimpleNamespace(**{k: v for k, v in told.items() if v is not ...})
+    given = {**dict.fromkeys(LAUNCH_ARGUMENTS), "model_path": "/model", **changes}
+    return SimpleNamespace(**{k: v for k, v in given.items() if v is not ...})
 
 
 @pytest.fixture
@@ -83,10 +83,10 @@ def of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Namespace]:
     """Return the namespace of an engine with these launch arguments."""
 
     def found(**changes: object) -> Namespace:
-        told = launched(**changes)
-        monkeypatch.setattr(runtime_context, "get_server_args", lambda: told)
+        arguments = launched(**changes)
+        monkeypatch.setattr(runtime_context, "get_server_args", lambda: arguments)
         mine = AdapterSettings(plugin="file")
-        return namespace("served", ranks(0, 0, 0, 0), mine, started_with())
+        return namespace("served", ranks(0, 0, 0, 0), mine, launch_arguments())
 
     return found
 
