@@ -245,7 +245,7 @@ def test_states_with_heads_are_the_same_bytes_in_parts_that_ranks_divide() -> No
     ("heads", "channels", "message"),
     [
         (8, [[16, 16]], r"channels \[16, 16\] of conv_0 do not add up to 64"),
-        (32, [[16, 16, 32]], "32 heads do not divide temporal, conv_0_0, conv_0_1"),
+        (32, [[16, 16, 32]], "32 heads do not divide the 16 rows of temporal"),
     ],
 )
 def test_heads_that_do_not_divide_a_state_are_refused(

@@ -25,6 +25,7 @@ from kvdock.pools.enums import (
 )
 from kvdock.pools.part import Part
 from kvdock.pools.spec import PoolSpec
+from kvdock.pools.states import state_parts
 from kvdock.validators import as_int, is_int
 
 
@@ -322,31 +323,11 @@ def mamba(  # noqa: PLR0913 - the dimensions of a recurrent state
             conv state do not add up.
     """
     states = [("temporal", temporal_dtype, tuple(temporal))] if temporal else []
-    for n, shape in enumerate(conv):
-        fused = conv_channels[n] if heads and n < len(conv_channels) else shape[:1]
-        if sum(fused) != shape[0]:
-            raise PoolError(
-                f"pool {name!r}: channels {list(fused)} of conv_{n} do not add up to "
-                f"{shape[0]}"
-            )
-        many = len(fused) > 1
-        for at, channels in enumerate(fused):
-            part = f"conv_{n}_{at}" if many else f"conv_{n}"
-            states.append((part, conv_dtype, (channels, *shape[1:])))
-    if heads:
-        uneven = [part for part, _, shape in states if shape[0] % heads]
-        if uneven:
-            raise PoolError(
-                f"pool {name!r}: {heads} heads do not divide {', '.join(uneven)}"
-            )
-        states = [
-            (part, dtype, (heads, shape[0] // heads, *shape[1:]))
-            for part, dtype, shape in states
-        ]
+    states += [(f"conv_{n}", conv_dtype, tuple(c)) for n, c in enumerate(conv)]
     return PoolSpec(
         name=name,
         kind=PoolKind.MAMBA,
-        parts=[Part(*state, Per.PAGE, 0) for state in states],
+        parts=state_parts(name, states, heads, conv_channels),
         layers=layers,
         page_tokens=page_tokens,
         sharding=Sharding.HEADS if heads else Sharding.RANK,
