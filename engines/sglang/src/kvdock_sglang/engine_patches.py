@@ -14,6 +14,7 @@ Source: SGLang 0.5.23, `sglang/srt/plugins/`: entry-point group
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -56,11 +57,16 @@ class Patch:
 
 
 def kvdock_storage(backend: object) -> KvdockStorage | None:
-    """Return kvdock's storage object, also from inside SGLang's injector."""
-    from kvdock_sglang.storage import KvdockStorage  # noqa: PLC0415 - imports SGLang
+    """Return kvdock's storage object, also from inside SGLang's injector.
 
+    Nothing is imported for an engine that stores through another backend.
+    """
+    module = sys.modules.get("kvdock_sglang.storage")
     inner = getattr(backend, "_backend", backend)
-    return inner if isinstance(inner, KvdockStorage) else None
+    if module is None or not isinstance(inner, module.KvdockStorage):
+        return None
+    found: KvdockStorage = inner
+    return found
 
 
 def chosen(extra_config: object) -> dict[str, Any] | None:
