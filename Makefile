@@ -16,10 +16,10 @@ export PIP_ROOT_USER_ACTION := ignore
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-sglang lint format bench bench-eviction bench-file bench-mooncake bench-s3 bench-sglang check-s3-servers dist mutants torture trial-mooncake-late clean
+.PHONY: help venv demo test test-slow test-sglang test-sglang-latest lint format bench bench-eviction bench-file bench-mooncake bench-s3 bench-sglang check-s3-servers dist mutants torture trial-mooncake-late clean
 
 help: ## Show this list.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
 
 venv: $(STAMP) ## Make .venv with everything that the other commands need.
 
@@ -45,6 +45,9 @@ test-slow: $(STAMP) ## Run the tests that take longer: real servers, crashes, bi
 
 test-sglang: ## Run SGLang itself on the CPU, in an environment of its own.
 	$(PYTHON) engines/sglang/tests/environment.py --test $(ARGS)
+
+test-sglang-latest: ## Try the newest SGLang on the index, and explain what differs.
+	$(PYTHON) engines/sglang/tests/latest.py $(ARGS)
 
 lint: $(STAMP) ## Check style, types and who may import whom.
 	$(BIN)/ruff check .

@@ -23,7 +23,7 @@ SCHEMAS = sorted(
 
 
 def test_there_are_schemas_to_look_for() -> None:
-    assert {"kvdock.list/1", "kvdock.demo/1", "kvdock.config/1"} <= set(SCHEMAS)
+    assert {"kvdock.list/1", "kvdock.demo/1", "kvdock.config/2"} <= set(SCHEMAS)
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)

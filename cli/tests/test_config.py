@@ -39,13 +39,14 @@ def test_the_command_says_where_a_value_comes_from(
     done = shelf.kvdock("config", "show", "--config", str(file), "--origin", "--json")
     assert done.stderr == ""
     found = {one["path"]: one for one in json.loads(done.stdout)["settings"]}
-    assert found["core.deadlines.get"]["value"] == "3.0 s"
+    assert found["core.deadlines.get"]["value"] == 3.0
+    assert found["core.deadlines.get"]["unit"] == "seconds"
     assert found["core.deadlines.get"]["origin"] == f"file {file}"
     assert found["core.deadlines.put"]["origin"] == (
         "environment KVDOCK_CORE__DEADLINES__PUT"
     )
     assert found["core.integrity"]["origin"] == "default"
-    assert found["observers.faults.rate"]["value"] == "1.0"
+    assert found["observers.faults.rate"]["value"] == 1.0
 
 
 def test_a_misspelled_variable_is_a_usage_error(

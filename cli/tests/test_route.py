@@ -226,3 +226,15 @@ def test_a_number_that_cannot_be_meant_is_a_wrong_question(
 ) -> None:
     with pytest.raises(UsageProblem, match=what):
         route(pool=("family=mha,name=kv,heads=8,head_dim=128",), **options)
+
+
+def test_what_other_deployments_do_not_find_is_said_with_the_pool_and_the_axis(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    route(model="qwen3-next-80b", draft="mtp", packed=True, tp=2, pp=2, share_tp=(3,))
+    told = capsys.readouterr().out
+    assert "pool mamba is not shared along tp: every rank keeps a state" in told
+    assert "pool mamba is not shared along pp: an object holds the layers" in told
+    assert "pool kv is not shared along draft: the last 1 layers" in told
+    route(model="qwen3-next-80b", tp=2, share_tp=(4,), json=True)
+    assert json.loads(capsys.readouterr().out)["not_shared"] == []

@@ -14,12 +14,15 @@ TESTS = Path(__file__).parent / "tests"
 ENGINE = TESTS / "engine"
 
 # The stand-in is a package of its own, not a part of the tests.
-collect_ignore = ["tests/standin", "tests/environment.py"]
+collect_ignore = ["tests/standin", "tests/environment.py", "tests/latest.py"]
+
+# Tests import `environment` and `latest`, which people run as scripts.
+sys.path.insert(0, str(TESTS))
 
 if find_spec("sglang") is None:
     collect_ignore += ["src/kvdock_sglang/storage.py", "tests/engine"]
 else:
-    sys.path[:0] = [str(ENGINE), str(TESTS)]
+    sys.path.insert(0, str(ENGINE))
     import environment
 
     os.environ.update(environment.CPU)
@@ -39,3 +42,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.sglang)
             # SGLang's and transformers' own warnings are not ours to mend.
             item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+@pytest.fixture(autouse=True)
+def _launch_arguments(request: pytest.FixtureRequest) -> None:
+    """Publish launch arguments: storage is rejected where it cannot read them."""
+    if ENGINE not in request.path.parents or find_spec("sglang") is None:
+        return
+    from sglang.srt.server_args import (  # noqa: PLC0415 - the engine
+        ServerArgs,
+        set_global_server_args_for_scheduler,
+    )
+
+    arguments = ServerArgs(model_path="dummy", device="cpu", page_size=16)
+    set_global_server_args_for_scheduler(arguments)

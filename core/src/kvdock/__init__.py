@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from kvdock.pools.layout import stored_objects as stored_objects
     from kvdock.pools.part import Part as Part
     from kvdock.pools.shard import Shard as Shard
+    from kvdock.pools.sharing import sharing_limits as sharing_limits
     from kvdock.pools.spec import PoolSpec as PoolSpec
     from kvdock.region import Block as Block
     from kvdock.region import Region as Region
@@ -129,6 +130,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "pools.part": ("Part",),
         "pools.shard": ("Shard",),
         "pools.spec": ("PoolSpec",),
+        "pools.sharing": ("sharing_limits",),
         "region": ("Block", "Region", "block_of"),
         "routing.plan": ("Plan", "Route", "plan_routes"),
         "routing.verdicts": ("RouteOption", "RouteRequirements"),

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 
+from kvdock.config.core import KEPT_FREE_BYTES
 from kvdock.errors import RegionError
+from kvdock.events import PluginLoaded
 from kvdock.plugin import discovery
 from kvdock.plugin.backend import Backend
 from kvdock.plugin.hookspecs import AttachConfig, HostMemory
@@ -74,6 +77,42 @@ class Dock:
         for problem in every:
             log.warning("%s", problem)
         return cls({name: Backend(one) for name, one in plugins.items()}, every)
+
+    def provenance(self) -> tuple[PluginLoaded, ...]:
+        """Return where the code of every loaded plugin comes from."""
+        observers = {
+            name: backend.observer(name)
+            for backend in self.backends.values()
+            for name in backend.observers
+        }
+        found = [
+            PluginLoaded(
+                kind="backend",
+                name=name,
+                distribution=backend.plugin.candidate.distribution,
+                version=backend.plugin.candidate.version,
+                path=backend.plugin.path,
+            )
+            for name, backend in self.backends.items()
+        ]
+        # Package metadata is read only where there are observers.
+        installed = (
+            discovery.list_entry_points(discovery.OBSERVERS_GROUP) if observers else ()
+        )
+        by_name = {one.name: one for one in installed}
+        for name, one in observers.items():
+            source = by_name.get(name)
+            module = sys.modules.get(type(one).__module__)
+            found.append(
+                PluginLoaded(
+                    kind="observer",
+                    name=name,
+                    distribution=source.distribution if source else "unknown",
+                    version=source.version if source else "unknown",
+                    path=getattr(module, "__file__", None) or "unknown",
+                )
+            )
+        return tuple(found)
 
     def plan(  # noqa: PLR0913 - the whole question in one call
         self,
@@ -166,6 +205,9 @@ class Dock:
         nbytes: int,
         settings: Mapping[str, object] | None = None,
         shard: Shard | None = None,
+        *,
+        pool: str = "",
+        reserve_bytes: int = KEPT_FREE_BYTES,
     ) -> HostMemory:
         """Take host memory for pools that a backend is to keep.
 
@@ -178,14 +220,22 @@ class Dock:
             nbytes: How much.
             settings: Those with which it will be attached.
             shard: The slice of the model that this process owns.
+            pool: Whose pages it is for, for messages.
+            reserve_bytes: What is to stay free on the host.
 
         Raises:
-            KvdockError: If there is none.
+            KvdockError: If there is none, or the host has too little left.
         """
+        from kvdock.models.memory_budget import HostBudget  # noqa: PLC0415 - psutil
+
         loaded = {name: one.plugin for name, one in self.backends.items()}
         discovery.require([backend], loaded, self.problems)
         if nbytes < 1:
             raise RegionError(f"{nbytes} bytes are not memory")
+        HostBudget.measure(reserve_bytes).check(
+            [(pool or backend, nbytes)],
+            kind="pool" if pool else "memory for backend",
+        )
         chosen = self.backends[backend]
         config = AttachConfig(
             settings=chosen.settings(settings), shard=shard or Shard()

@@ -125,6 +125,31 @@ class StoreFilled:
     limit_bytes: int
 
 
+@attrs.frozen(kw_only=True)
+class PluginLoaded:
+    """A plugin is loaded in this process. Sent for each when memory is attached.
+
+    Args:
+        kind: "backend" or "observer".
+        name: Its name.
+        distribution: The distribution that brought it, or "unknown".
+        version: That distribution's version.
+        path: The file of its code.
+    """
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+    path: str
+
+    def __str__(self) -> str:
+        """Render as one line."""
+        return (
+            f"{self.kind} {self.name}: {self.distribution} {self.version}, {self.path}"
+        )
+
+
 Event = (
     BatchEnded
     | BreakerMoved
@@ -134,5 +159,6 @@ Event = (
     | PagesRestored
     | PagesHeld
     | StoreFilled
+    | PluginLoaded
 )
 """Everything that `kvdock_observe` may be given."""

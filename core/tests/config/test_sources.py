@@ -16,7 +16,7 @@ from kvdock.config.core import (
     StopPolicy,
     TransferSettings,
 )
-from kvdock.config.fields import Alias, option, secret, size
+from kvdock.config.fields import Alias, count, duration, option, secret, size
 from kvdock.config.schema import structure
 from kvdock.config.sources import Setting, explain, load_configuration
 from kvdock.errors import SettingsError
@@ -281,10 +281,10 @@ class Fleet:
 def test_no_password_in_a_list_of_addresses_is_shown() -> None:
     servers = ["redis://me:se@same@one:1/0", "redis://two:1/0", "redis://three/a@b"]
     given = load_configuration({"backends": {"f": {"servers": servers}}}, environ={})
-    found = {row.path: row.value for row in explain(given, {"backends.f": Fleet})}
-    assert found["backends.f.servers"] == (
-        "redis://<hidden>@one:1/0, redis://two:1/0, redis://three/a@b"
-    )
+    found = {row.path: row for row in explain(given, {"backends.f": Fleet})}
+    shown = ["redis://<hidden>@one:1/0", "redis://two:1/0", "redis://three/a@b"]
+    assert found["backends.f.servers"].value == ", ".join(shown)
+    assert found["backends.f.servers"].typed == shown
 
 
 def test_secrets_are_never_shown() -> None:
@@ -292,7 +292,7 @@ def test_secrets_are_never_shown() -> None:
     found = rows({"backends": {"store": store}}, environ={})
     assert found["backends.store.token"].value == "<hidden>"
     assert found["backends.store.server"].value == "redis://<hidden>@host:1/0"
-    assert not any("sesame" in row.value for row in found.values())
+    assert not any("sesame" in f"{row.value} {row.typed}" for row in found.values())
     assert "sesame" not in repr(structure(StoreSettings, store, where="store")).replace(
         store["server"], ""
     )
@@ -345,3 +345,84 @@ def test_a_value_of_the_wrong_kind_is_refused_in_the_words_of_its_setting(
 ) -> None:
     with pytest.raises(SettingsError, match=wanted):
         load_configuration({"core": {group: {name: value}}}, environ={})
+
+
+@attrs.frozen(kw_only=True)
+class Typed:
+    """Settings of every kind that the environment can only give as text."""
+
+    ssd_offload: bool = option(False, help="Whether.")
+    threads: int = count(4, least=1, most=64, help="How many.")
+    room: int = size(1 << 10, help="How much.")
+    wait: float = duration("1 s", help="How long.")
+    root: Path = option(Path("/"), help="Where.")
+    names: tuple[str, ...] = option((), help="Which.")
+
+    def __attrs_post_init__(self) -> None:
+        """Reject settings that are right one by one and do not fit together."""
+        if self.ssd_offload and not self.names:
+            raise SettingsError("ssd_offload needs names")
+
+
+def shown(**given: str) -> dict[str, Setting]:
+    environ = {f"KVDOCK_BACKENDS__TYPED__{k.upper()}": v for k, v in given.items()}
+    configuration = load_configuration(environ=environ)
+    found = explain(configuration, {"backends.typed": Typed}, environ=environ)
+    return {row.path.rpartition(".")[2]: row for row in found}
+
+
+def test_settings_are_shown_as_their_schema_reads_them() -> None:
+    found = shown(
+        ssd_offload="1", threads="8", room="5 KiB", wait="250 ms", root="/a", names="x"
+    )
+    assert (found["ssd_offload"].value, found["ssd_offload"].typed) == ("true", True)
+    assert (found["threads"].value, found["threads"].typed) == ("8", 8)
+    assert (found["room"].value, found["room"].typed) == ("5 KiB", 5120)
+    assert (found["wait"].typed, found["wait"].unit) == (0.25, "seconds")
+    assert found["root"].typed == "/a"
+    assert found["names"].typed == ["x"]
+    defaults = shown()
+    assert defaults["ssd_offload"].typed is False
+    assert (defaults["room"].typed, defaults["room"].unit) == (1024, "bytes")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"threads": "x"}, r"threads \(environment KVDOCK_.*\): 'x' is not a whole"),
+        ({"threads": "99"}, r"threads \(environment .*\) must be at most 64, not 99"),
+        ({"ssd_offload": "maybe"}, "'maybe' is neither true nor false"),
+        ({"ssd_offload": "on"}, "backends.typed: ssd_offload needs names"),
+    ],
+)
+def test_values_that_a_backend_does_not_take_are_not_shown_as_if_it_did(
+    given: dict[str, str], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        shown(**given)
+
+
+def test_a_wrong_value_is_found_where_another_setting_is_missing() -> None:
+    environ = {"KVDOCK_BACKENDS__STORE__SPACE": "much"}
+    configuration = load_configuration(environ=environ)
+    with pytest.raises(SettingsError, match=r"space .*'much' is not a size"):
+        explain(configuration, SCHEMAS, environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("variable", "right"),
+    [
+        ("KVDOCK_FILE__ROOT", "KVDOCK_BACKENDS__FILE__ROOT"),
+        ("KVDOCK_FILE_ROOT", "KVDOCK_BACKENDS__FILE__ROOT"),
+        ("KVDOCK_FIEL__ROOT", "KVDOCK_BACKENDS__FILE__ROOT"),
+        ("KVDOCK_METRICS__PORT", "KVDOCK_OBSERVERS__METRICS__PORT"),
+        ("KVDOCK_DEADLINES__GET", "KVDOCK_CORE__DEADLINES__GET"),
+    ],
+)
+def test_a_variable_without_its_section_is_answered_with_the_whole_name(
+    variable: str, right: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_configuration(environ={variable: "x"})
+    assert caught.value.what == f"environment variable {variable} is not a setting"
+    assert caught.value.fix == f"Did you mean {right}?"

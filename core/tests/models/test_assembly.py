@@ -525,3 +525,26 @@ def test_pools_fit_into_the_memory_of_the_host_or_are_refused_with_numbers() -> 
     )
     with pytest.raises(PoolError, match=r"does not fit: kv .* but it has .* left"):
         assembly.fit_into(budget, 101, ranks=2)
+
+
+@pytest.mark.parametrize(
+    "name", ["jamba-1.5-mini", "kimi-linear-48b", "qwen3-next-80b"]
+)
+@pytest.mark.parametrize("layout", ["page_object", "page_head", "page_first_direct"])
+def test_tp_sizes_that_share_have_the_same_objects_of_recurrent_states(
+    name: str, layout: str
+) -> None:
+    def objects(tp_size: int, *share_tp: int) -> dict[str, int]:
+        assembly = pools_of(name, tp_size=tp_size, share_tp=share_tp, layout=layout)
+        (pool,) = [one for one in assembly.pools if one.kind is PoolKind.MAMBA]
+        return {
+            stored.coordinate: stored.nbytes
+            for shard in assembly.shards()
+            for stored in stored_objects(pool, shard)
+        }
+
+    assert objects(2, 4) == objects(4, 2)
+    # Alone, each rank has one object, as it always had.
+    assert ".R0of2" in next(iter(objects(2)))
+    # 3 divides no state of these models, and every rank keeps its own.
+    assert ".R0of2" in next(iter(objects(2, 3)))

@@ -167,3 +167,14 @@ def test_a_reserve_is_not_negative() -> None:
 
 def test_no_bytes_a_page_is_no_number_of_pages() -> None:
     assert HostBudget(GIB, "it", 0).pages_that_fit([], Shard()) == 0
+
+
+def test_memory_that_does_not_fit_is_named_with_everything_that_came_before() -> None:
+    budget = HostBudget(GIB, "the machine", 0)
+    assert budget.check([("kv", GIB // 2), ("swa", GIB // 2)]) == GIB
+    with pytest.raises(PoolError) as caught:
+        budget.check([("kv", GIB // 2), ("swa", GIB)], times=" to copy", fix="Less.")
+    assert str(caught.value) == (
+        "pool 'swa' does not fit: kv 512.0 MiB, swa 1.0 GiB to copy make 1.5 GiB, but "
+        "the machine has 1.0 GiB left, of which 0 B are kept in reserve. Less."
+    )

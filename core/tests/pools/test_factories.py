@@ -9,7 +9,7 @@ import pytest
 from kvdock.errors import PoolError
 from kvdock.pools import factories
 from kvdock.pools.enums import DType, HitPolicy, Layout, PoolKind, Sharding
-from kvdock.pools.factories import window_pages
+from kvdock.pools.factories import mamba, window_pages
 from kvdock.pools.shard import Shard
 from kvdock.pools.spec import PoolSpec
 
@@ -220,3 +220,44 @@ def test_every_kind_of_pool_has_a_constructor() -> None:
         factories.logical("p", page_tokens=1).kind,
     }
     assert made == set(PoolKind)
+
+
+def test_states_with_heads_are_the_same_bytes_in_parts_that_ranks_divide() -> None:
+    sizes: dict[str, Any] = {
+        "layers": range(2),
+        "page_tokens": 64,
+        "conv": [[64, 3]],
+        "temporal": [16, 4, 4],
+    }
+    whole = mamba("mamba", **sizes)
+    divided = mamba("mamba", heads=8, conv_channels=[[16, 16, 32]], **sizes)
+    assert divided.page_bytes(Shard()) == whole.page_bytes(Shard())
+    assert divided.sharding is Sharding.HEADS
+    assert {part.name: part.shape for part in divided.parts} == {
+        "temporal": (8, 2, 4, 4),
+        "conv_0_0": (8, 2, 3),
+        "conv_0_1": (8, 2, 3),
+        "conv_0_2": (8, 4, 3),
+    }
+
+
+@pytest.mark.parametrize(
+    ("heads", "channels", "message"),
+    [
+        (8, [[16, 16]], r"channels \[16, 16\] of conv_0 do not add up to 64"),
+        (32, [[16, 16, 32]], "32 heads do not divide the 16 rows of temporal"),
+    ],
+)
+def test_heads_that_do_not_divide_a_state_are_refused(
+    heads: int, channels: list[list[int]], message: str
+) -> None:
+    with pytest.raises(PoolError, match=message):
+        mamba(
+            "mamba",
+            layers=range(2),
+            page_tokens=64,
+            conv=[[64, 3]],
+            temporal=[16, 4, 4],
+            heads=heads,
+            conv_channels=channels,
+        )

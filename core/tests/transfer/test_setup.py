@@ -9,8 +9,16 @@ import numpy as np
 import pytest
 from shelf import Shelf, attention, draft
 
+from kvdock.config.core import (
+    CallSettings,
+    CoreSettings,
+    HostMemorySettings,
+    StagingPolicy,
+)
 from kvdock.dock import Dock
-from kvdock.errors import AttachError
+from kvdock.errors import AttachError, PoolError
+from kvdock.events import PluginLoaded
+from kvdock.models.memory_budget import HostBudget
 from kvdock.namespace import Namespace
 from kvdock.plugin.hookspecs import AttachConfig, hookimpl
 from kvdock.pools.shard import Shard
@@ -21,6 +29,7 @@ if TYPE_CHECKING:
     from kvdock.pools.spec import PoolSpec
 
 PAGES = 4
+GIB = 1 << 30
 
 
 @attrs.define(eq=False)
@@ -92,3 +101,95 @@ def test_a_page_of_more_objects_than_the_backend_takes_at_once_is_refused() -> N
 def test_a_label_that_is_no_plain_name_is_refused(label: str) -> None:
     with pytest.raises(AttachError, match="the process is called"):
         told(label)
+
+
+@pytest.mark.parametrize("staging", [StagingPolicy.ROUTED, StagingPolicy.ALWAYS])
+def test_memory_that_the_host_does_not_have_is_refused_before_it_is_taken(
+    monkeypatch: pytest.MonkeyPatch, staging: StagingPolicy
+) -> None:
+    """The first pool's test page fits; what the second one needs does not."""
+    listener = Listener()
+    dock = Dock({listener.name: listener.backend()})
+    pools = [attention(), draft()]
+    plan = dock.plan(pools, Shard())
+    regions = {
+        pool.name: Region.of(
+            pool,
+            Shard(),
+            [np.zeros((PAGES, pool.page_bytes(Shard())), np.uint8)],
+            PAGES,
+        )
+        for pool in pools
+    }
+    reserves: list[int] = []
+    left = 3 * 4096 if staging is StagingPolicy.ROUTED else 2 * 4096
+
+    def measure(reserve_bytes: int) -> HostBudget:
+        reserves.append(reserve_bytes)
+        return HostBudget(reserve_bytes + left, "control group /job", reserve_bytes)
+
+    monkeypatch.setattr(HostBudget, "measure", measure)
+    core = CoreSettings(
+        calls=CallSettings(staging=staging),
+        host_memory=HostMemorySettings(reserve=1 << 20),
+    )
+    with pytest.raises(PoolError) as caught:
+        Attachment.open(dock, plan, Namespace(model="m"), regions, core=core)
+    named = "draft" if staging is StagingPolicy.ROUTED else attention().name
+    assert caught.value.what.startswith(f"pool {named!r} does not fit")
+    assert "control group /job has 1.0 MiB left, of which 1.0 MiB" in caught.value.what
+    assert "core.calls.staging_buffers" in caught.value.fix
+    assert reserves == [1 << 20]
+
+
+def test_memory_for_pools_is_refused_where_the_host_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listener = Listener()
+    dock = Dock({listener.name: listener.backend()})
+    budget = HostBudget(GIB, "the machine", 0)
+    monkeypatch.setattr(HostBudget, "measure", lambda _: budget)
+    assert len(dock.allocate(listener.name, 4096, pool="kv").buffer) == 4096
+    with pytest.raises(PoolError, match=r"pool 'kv' does not fit: kv 2\.0 GiB"):
+        dock.allocate(listener.name, 2 * GIB, pool="kv")
+    with pytest.raises(PoolError, match=r"memory for backend '.*' does not fit"):
+        dock.allocate(listener.name, 2 * GIB)
+
+
+def test_attaching_says_where_the_code_of_every_plugin_comes_from(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    heard: list[object] = []
+
+    class Hearer:
+        @hookimpl
+        def kvdock_observe(self, event: object) -> None:
+            heard.append(event)
+
+    listeners = [Listener(name=name) for name in ("first", "second")]
+    dock = Dock({one.name: one.backend() for one in listeners})
+    dock.add_observer("hearer", Hearer())
+    pool = attention()
+    memory = [np.zeros((PAGES, pool.page_bytes(Shard())), np.uint8)]
+    regions = {pool.name: Region.of(pool, Shard(), memory, PAGES)}
+    with caplog.at_level("INFO", logger="kvdock"):
+        Attachment.open(
+            dock,
+            dock.plan([pool], Shard(), ["first"]),
+            Namespace(model="m"),
+            regions,
+            core=CoreSettings(observers=("hearer",)),
+        ).close()
+    told = [one for one in heard if isinstance(one, PluginLoaded)]
+    # Also those that no pool goes to: their code runs in this process too.
+    assert [(one.kind, one.name) for one in told] == [
+        ("backend", "first"),
+        ("backend", "second"),
+        ("observer", "hearer"),
+    ]
+    plugin = listeners[0].backend().plugin
+    assert told[0].distribution == plugin.candidate.distribution
+    assert told[0].version == plugin.candidate.version
+    assert told[0].path == plugin.path
+    assert told[2].path == __file__
+    assert all(str(one) in caplog.messages for one in told)

@@ -27,7 +27,15 @@ VENV = ROOT / ".venv-sglang"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".installed"
 WORKSPACE = ("core", "plugins/file", "plugins/mooncake", "cli", "engines/sglang")
-SGLANG = "0.5.23"
+API = ROOT / "engines" / "sglang" / "src" / "kvdock_sglang" / "engine_api.py"
+
+
+def _tested() -> str:
+    """Return the newest tested version: nothing of kvdock is installed yet."""
+    return API.read_text().partition("TESTED = (")[2].partition(")")[0].split('"')[-2]
+
+
+SGLANG = _tested()
 
 CPU = {
     "SGLANG_USE_CPU_ENGINE": "1",
@@ -37,7 +45,7 @@ CPU = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""What SGLang must be told to stay on this machine and its processor."""
+"""Environment that keeps SGLang on this machine and its processor."""
 
 # torchvision's wheel is built for CUDA and cannot load its operators here; the
 # one that stops its import is declared, which is all that SGLang needs of it.
@@ -69,6 +77,7 @@ def _folders() -> list[Path]:
 def _recipe() -> str:
     """Return a digest of everything that decides what is installed."""
     digest = hashlib.sha256()
+    digest.update(SGLANG.encode())
     for path in [HERE / "requirements.txt", Path(__file__)]:
         digest.update(path.read_bytes())
     for folder in _folders():

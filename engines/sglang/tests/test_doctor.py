@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvdock_sglang import doctor, engine_patches
+from kvdock_sglang import doctor, engine_api
 from kvdock_sglang.launch_flags import (
     EXTRA,
     LOADER_KEYS,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _tested_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     real = metadata.version
-    versions = {"sglang": engine_patches.TESTED[0]}
+    versions = {"sglang": engine_api.TESTED[0]}
     monkeypatch.setattr(
         metadata, "version", lambda name: versions.get(name) or real(name)
     )
@@ -48,20 +48,20 @@ def test_a_plugin_and_its_settings_end_in_a_command_that_passes_the_examination(
     assert extra == {**LOADER_KEYS, **given}
 
 
-def test_a_command_that_does_not_wait_for_pages_is_told_what_that_costs(
+def test_a_command_that_does_not_wait_for_pages_is_answered_with_what_that_costs(
     tmp_path: Path,
 ) -> None:
     found = doctor.examine({"plugin": "file", "root": str(tmp_path)})
     line = found[-1].what.partition("\n")[2]
     hasty = line.replace("wait_complete", "timeout")
-    told = [
-        any("wait_complete mends that" in one.what for one in found)
+    shown = [
+        any("wait_complete avoids that" in one.what for one in found)
         for found in (
             doctor.examine({"command": line}),
             doctor.examine({"command": hasty}),
         )
     ]
-    assert told == [False, True]
+    assert shown == [False, True]
 
 
 def test_settings_of_the_adapter_are_kept_in_the_command(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_settings_of_the_adapter_are_kept_in_the_command(tmp_path: Path) -> None
         ({"command": "sglang serve | tee log"}, "goes on after '|'", "Leave out"),
         ({"command": "sglang serve", "root": "/x"}, "--set root", "into command"),
         ({"config": "{}", "plugin": "file"}, "--set plugin", "into config"),
-        ({"config": "@/c.ini"}, "/c.ini is of no kind", ".json, .toml, .yaml"),
+        ({"config": "@/c.ini"}, "/c.ini is not a kind", ".json, .toml, .yaml"),
         ({"core.deadlines.gte": "2s"}, "does not say which plugin", ""),
         (
             {"plugin": "file", "root": "/x", "core.deadlines.gte": "2s"},
@@ -147,7 +147,7 @@ def test_a_healthy_plugin_is_probed_and_said_to_be(tmp_path: Path) -> None:
 
 def test_a_command_that_cannot_be_read_leaves_the_versions_to_be_seen() -> None:
     found = doctor.examine({"command": "sglang serve 'x"})
-    assert found[0].what == f"SGLang {engine_patches.TESTED[0]}"
+    assert found[0].what == f"SGLang {engine_api.TESTED[0]}"
 
 
 def test_groups_and_sglangs_own_settings_are_kept_with_their_types(
@@ -185,10 +185,10 @@ def test_an_examined_command_keeps_what_the_operator_has_and_gets_what_lacks(
         'sglang serve --model-path "$MODEL" --tp-size 8 '
         f"--hicache-storage-backend file {EXTRA} '{extra}'"
     )
-    told = doctor.examine({"command": mine})[-1].what.partition("\n")[2]
-    assert told.startswith(mine)
-    assert not wrong({"command": told})
-    words = shlex.split(told.replace("\\\n", " "))
+    shown = doctor.examine({"command": mine})[-1].what.partition("\n")[2]
+    assert shown.startswith(mine)
+    assert not wrong({"command": shown})
+    words = shlex.split(shown.replace("\\\n", " "))
     assert words[-5:] == [
         "--enable-hierarchical-cache",
         "--hicache-storage-backend",
@@ -198,13 +198,38 @@ def test_an_examined_command_keeps_what_the_operator_has_and_gets_what_lacks(
     ]
 
 
-def test_an_untested_sglang_is_told_what_it_loses(
+@pytest.mark.parametrize("lacking", ["", "HybridCacheController.should_backup"])
+def test_of_an_untested_sglang_the_doctor_names_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda _: "0.5.23.post1")
+
+    def missing(used: engine_api.Used) -> tuple[str, ...]:
+        return (used.path,) if lacking and used.path.endswith(lacking) else ()
+
+    monkeypatch.setattr(engine_api.Used, "missing", missing)
+    found = wrong({})
+    if not lacking:
+        assert not found
+        return
+    (what,) = found
+    assert "draft models" in what
+    assert lacking in found[what]
+
+
+def test_an_untested_sglang_without_what_storage_uses_is_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(metadata, "version", lambda _: "0.9")
-    found = wrong({})
-    assert list(found) == ["SGLang 0.9; the hooks are written for 0.5.23"]
-    assert "draft models" in found["SGLang 0.9; the hooks are written for 0.5.23"]
+    first = engine_api.STORAGE[0].path
+
+    def missing(used: engine_api.Used) -> tuple[str, ...]:
+        return (f"{first}.tp_rank",) if used.path == first else ()
+
+    monkeypatch.setattr(engine_api.Used, "missing", missing)
+    (what,) = wrong({})
+    assert "not one of the tested versions (0.5.23)" in what
+    assert "HiCacheStorageConfig.tp_rank" in what
 
 
 def test_without_sglang_the_doctor_says_where_to_install(

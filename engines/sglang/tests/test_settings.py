@@ -31,7 +31,7 @@ FILE: dict[str, object] = {"plugin": "file", "root": "/x"}
         ),
     ],
 )
-def test_a_name_that_names_nothing_is_refused(
+def test_a_name_that_names_nothing_is_rejected(
     more: dict[str, object], what: str
 ) -> None:
     with pytest.raises(SettingsError, match=re.escape(what)):
@@ -86,7 +86,7 @@ def test_the_salt_is_never_shown() -> None:
     given = collect({**FILE, "salt": "hush-hush"})
     assert given.own.salt == "hush-hush"
     assert "hush" not in repr(given)
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(SettingsError) as rejected:
         collect({**FILE, "salt": ["hush-hush"]})
-    assert "salt" in str(refused.value)
-    assert "hush" not in str(refused.value)
+    assert "salt" in str(rejected.value)
+    assert "hush" not in str(rejected.value)

@@ -14,15 +14,17 @@ from kvdock import (
     HostBudget,
     Layout,
     assemble,
+    sharing_limits,
 )
 from kvdock.errors import PoolError
 from kvdock_cli.arguments import model_of, needs_of, settings_of
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import route as report
+from kvdock_cli.reports._tables import plain
 from kvdock_cli.reports.memory import Memory
 
 if TYPE_CHECKING:
-    from kvdock import Shard
+    from kvdock import PoolSpec, Shard
 
 
 def route(  # noqa: PLR0913 - what routing depends on
@@ -125,13 +127,30 @@ def route(  # noqa: PLR0913 - what routing depends on
         )
     except PoolError as error:
         raise UsageProblem(error.what, fix=error.fix) from error
-    text, data = plan.explain(), report.as_data(plan)
+    limits = [
+        limit
+        for one in plan.accepted
+        for limit in sharing_limits(
+            one.pool,
+            stages=shard.pp_size,
+            tp_size=tp,
+            share_tp=share_tp,
+            packed_layers=_packed_layers(one.pool, about.layers) if packed else 0,
+        )
+    ]
+    text = "\n".join([plan.explain(), *map(str, limits)])
+    data = {**report.as_data(plan), "not_shared": plain(limits)}
     if pages is not None:
         budget = HostBudget.measure()
         nbytes = assembly.fit_into(budget, pages, shard=shard, ranks=host_ranks)
         memory = Memory(pages, host_ranks, nbytes, budget)
         text, data = f"{text}\n{memory}", {**data, "memory": memory.as_data()}
     return emit(text, data, as_json=json)
+
+
+def _packed_layers(pool: PoolSpec, target_layers: int) -> int:
+    """Return how many layers of a draft model lie behind the target's."""
+    return 0 if pool.draft else sum(one >= target_layers for one in pool.layers)
 
 
 def _shard(assembly: Assembly, rank: int) -> Shard:

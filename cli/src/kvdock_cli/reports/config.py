@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kvdock import PluginProblem
     from kvdock.config import Setting
 
-SCHEMA = "kvdock.config/1"
+SCHEMA = "kvdock.config/2"
 
 
 def as_text(
@@ -33,6 +33,15 @@ def as_data(
     return {
         "schema": SCHEMA,
         "ok": not problems,
-        "settings": plain(settings),
+        "settings": [
+            {
+                "path": one.path,
+                "value": plain(one.typed),
+                "unit": one.unit,
+                "origin": one.origin,
+                "help": one.help,
+            }
+            for one in settings
+        ],
         "problems": plain(problems),
     }

@@ -13,6 +13,9 @@ import attrs
 
 from kvdock.config.fields import choice, count, duration, option, size
 
+KEPT_FREE_BYTES = 256 << 20
+"""Left free by default where kvdock itself takes memory, which is little."""
+
 
 class Integrity(StrEnum):
     """Who proves that a page's bytes are those that were stored."""
@@ -144,6 +147,16 @@ class CallSettings:
 
 
 @attrs.frozen(kw_only=True)
+class HostMemorySettings:
+    """How much of the host's memory the core may take for itself."""
+
+    reserve: int = size(
+        KEPT_FREE_BYTES,
+        help="Left free of what the machine and its control groups have.",
+    )
+
+
+@attrs.frozen(kw_only=True)
 class TransferSettings:
     """Prefetch and offload in the background."""
 
@@ -170,3 +183,4 @@ class CoreSettings:
     negative_cache: NegativeCacheSettings = attrs.field(factory=NegativeCacheSettings)
     calls: CallSettings = attrs.field(factory=CallSettings)
     transfers: TransferSettings = attrs.field(factory=TransferSettings)
+    host_memory: HostMemorySettings = attrs.field(factory=HostMemorySettings)

@@ -159,18 +159,50 @@ def _walked(
             yield f"{path}{name}", field, given[name]
 
 
+def check_values(
+    cls: type,
+    given: Mapping[str, object],
+    *,
+    where: str,
+    origins: Mapping[str, str] = NOTHING_GIVEN,
+) -> None:
+    """Reject values that a class does not take, also where others are missing.
+
+    Raises:
+        SettingsError: Naming every setting with such a value.
+    """
+    wrong = [
+        reason
+        for _, field, value in _walked(cls, given)
+        if (reason := _field_error(field, value))
+    ]
+    if wrong:
+        error = explain_error(cls, given, where, origins, ExceptionGroup(where, wrong))
+        raise error from (None if any(secret_values(cls, given)) else wrong[0])
+
+
+def read_value(field: attrs.Attribute[Any], value: object) -> object:
+    """Return the value of a setting as its class has it.
+
+    Raises:
+        Exception: Whatever the schema raises on a value that it does not take.
+    """
+    change: Any = field.converter
+    if isinstance(change, attrs.Converter):
+        value = cast("Any", change)(value, None, field)
+    elif change:
+        value = change(value)
+    else:
+        value = converter().structure(value, cast("type", field.type))
+    if field.validator:
+        field.validator(None, field, value)
+    return value
+
+
 def _field_error(field: attrs.Attribute[Any], value: object) -> Exception | None:
     """Return why a setting does not take a value, whatever the others are."""
-    change: Any = field.converter
     try:
-        if isinstance(change, attrs.Converter):
-            value = cast("Any", change)(value, None, field)
-        elif change:
-            value = change(value)
-        else:
-            value = converter().structure(value, cast("type", field.type))
-        if field.validator:
-            field.validator(None, field, value)
+        read_value(field, value)
     except Exception as error:  # noqa: BLE001 - whatever a schema raises
         return next(one for one in _leaves(error) if isinstance(one, Exception))
     return None

@@ -21,7 +21,9 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import attrs
@@ -30,9 +32,11 @@ from kvdock.config.core import CoreSettings
 from kvdock.config.schema import (
     HIDDEN,
     check_known,
+    check_values,
     fields_of,
     group_of,
     origin_suffix,
+    read_value,
     structure,
     with_env_fallbacks,
 )
@@ -47,7 +51,13 @@ OWN_VARIABLES = (FILE_VARIABLE, "KVDOCK_PLUGINS")
 """Variables that begin like settings and are none."""
 
 DEFAULT = "default"
+MISSING = "MISSING"
 ENGINE = "engine"
+
+_GROUPS = MappingProxyType(
+    {"backends": "kvdock.backends", "observers": "kvdock.observers"}
+)
+"""Entry-point groups whose names may stand in a section."""
 
 _SERVICE = re.compile(
     r"KVDOCK_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?"
@@ -77,12 +87,16 @@ class Setting:
         value: What holds; text that is fit to be shown.
         origin: Where that comes from.
         help: What it is for.
+        typed: What holds, as its schema reads it; None where it is missing.
+        unit: "bytes", "seconds", or "" for other values.
     """
 
     path: str
     value: str
     origin: str
     help: str
+    typed: object = None
+    unit: str = ""
 
 
 @attrs.frozen
@@ -199,7 +213,8 @@ def environment(environ: Mapping[str, str]) -> list[Source]:
             known = [*OWN_VARIABLES, *(f"{PREFIX}{one.upper()}__" for one in SECTIONS)]
             raise SettingsError(
                 f"environment variable {name} is not a setting",
-                fix=did_you_mean(name, known)
+                fix=_with_section(name)
+                or did_you_mean(name, known)
                 or 'Settings look like KVDOCK_CORE__DEADLINES__GET="2 s".',
             )
         tree: object = environ[name]
@@ -207,6 +222,30 @@ def environment(environ: Mapping[str, str]) -> list[Source]:
             tree = {word: tree}
         found.append(Source(f"environment {name}", cast("Tree", tree)))
     return found
+
+
+def _with_section(name: str) -> str:
+    """Say how a variable is spelled whose section was left out, or ""."""
+    rest = name.removeprefix(PREFIX)
+    between = "__" if "__" in rest else "_"
+    word, _, more = rest.lower().partition(between)
+    if not more:
+        return ""
+    # Only the names are read: nothing is imported for a message.
+    by_section: dict[str, Iterable[str]] = {
+        section: [point.name for point in metadata.entry_points(group=group)]
+        for section, group in _GROUPS.items()
+    }
+    by_section["core"] = list(fields_of(CoreSettings))
+    for closest in (
+        lambda one: one == word,
+        lambda one: bool(did_you_mean(word, [one])),
+    ):
+        for section, names in by_section.items():
+            for found in filter(closest, names):
+                words = [section, found, *more.split("__")]
+                return f"Did you mean {PREFIX}{'__'.join(words).upper()}?"
+    return ""
 
 
 def _names_a_service(name: str, value: str) -> bool:
@@ -235,7 +274,8 @@ def explain(
         environ: Where the variables of others are read that schemas name.
 
     Raises:
-        SettingsError: If something is given that no schema knows.
+        SettingsError: If something is given that no schema knows, or with a
+            value that its schema does not take.
     """
     core = attrs.asdict(configuration.core)
     rows = list(
@@ -247,7 +287,15 @@ def explain(
         origins = _under(where, configuration.origins)
         check_known(schemas[where], given, where=where, origins=origins)
         full, more = with_env_fallbacks(schemas[where], given, environ)
-        rows += _rows(schemas[where], where, full, {**origins, **more})
+        origins = {**origins, **more}
+        check_values(schemas[where], full, where=where, origins=origins)
+        mine = list(_rows(schemas[where], where, full, origins))
+        if full and all(row.origin != MISSING for row in mine):
+            # Settings may be right one by one and not fit together.
+            structure(
+                schemas[where], given, where=where, origins=origins, environ=environ
+            )
+        rows += mine
     for section in ("backends", "observers"):
         for name in getattr(configuration, section):
             if f"{section}.{name}" not in schemas:
@@ -331,18 +379,39 @@ def _rows(
         if isinstance(value, attrs.Factory):  # type: ignore[arg-type]  # attrs' stub calls the class a function
             value = cast("Any", value).factory()
         text = field.metadata.get("help", "")
+        unit = field.metadata.get("unit", "")
         if value is attrs.NOTHING:
-            yield Setting(path, "", "MISSING", text)
-        else:
-            yield Setting(
-                path, display_value(value, field), origins.get(name, DEFAULT), text
-            )
+            yield Setting(path, "", MISSING, text, unit=unit)
+            continue
+        typed = read_value(field, value) if name in given else value
+        origin = origins.get(name, DEFAULT)
+        # "5 KiB" is easier to read than what it is read as.
+        said = display_value(value if unit and isinstance(value, str) else typed, field)
+        bare = said if _hidden(field) else _without_credentials(typed)
+        yield Setting(path, said, origin, text, bare, unit)
+
+
+def _without_credentials(value: object) -> object:
+    """Return a typed value as JSON has it, without the passwords in addresses."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _without_credentials(one) for key, one in value.items()}
+    if isinstance(value, tuple | list | set | frozenset):
+        return [_without_credentials(one) for one in value]
+    return _CREDENTIALS.sub(HIDDEN, str(value))
+
+
+def _hidden(field: attrs.Attribute[object]) -> bool:
+    return bool(field.metadata.get("secret"))
 
 
 def display_value(value: object, field: attrs.Attribute[object]) -> str:
     """Return a value as text, without what must not be seen."""
-    if field.metadata.get("secret"):
+    if _hidden(field):
         return HIDDEN if value else ""
+    if isinstance(value, bool):
+        return str(value).lower()
     several = isinstance(value, tuple | list)
     text = ", ".join(map(str, cast("Any", value))) if several else str(value)
     unit = field.metadata.get("unit")

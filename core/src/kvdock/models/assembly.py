@@ -301,6 +301,10 @@ class _Builder:
                 or f"Known are {', '.join(FAMILIES)}.",
             )
         given |= self._for_dtype(where, family, given.pop("when", {}))
+        if family == "mamba" and not self._shares(given.get("heads")):
+            # One object a rank, as ranks of equal TP sizes have always stored it.
+            given.pop("heads", None)
+            given.pop("conv_channels", None)
         layers = _layers(where, given.pop("layers", "all"), numbers)
         if "page_tokens" in given:
             raise PoolError(
@@ -343,11 +347,23 @@ class _Builder:
         kept = {"dtype": self.plan.dtype} if family in _KV_FAMILIES else {}
         return kept | dict(when.get(self.plan.dtype, {}))
 
+    def _shares(self, heads: object) -> bool:
+        """Return whether recurrent states can be shared by the TP sizes asked for.
+
+        Other than attention heads, states are not copied to several ranks.
+        """
+        plan = self.plan
+        ranks = math.lcm(plan.tp_size, *plan.share_tp)
+        return bool(plan.share_tp) and isinstance(heads, int) and heads % ranks == 0
+
     def _divided(self, pool: PoolSpec, table: Table) -> PoolSpec:
         """Divide a pool as the deployment does, where its table says nothing."""
         plan = self.plan
-        if pool.kind in (PoolKind.LOGICAL, PoolKind.MAMBA):
+        if pool.kind is PoolKind.LOGICAL:
             return pool
+        if pool.kind is PoolKind.MAMBA:
+            ranks = math.lcm(plan.tp_size, *plan.share_tp)
+            return attrs.evolve(pool, head_group=pool.heads // ranks * pool.by_head)
         by_token = all(part.per is Per.TOKEN for part in pool.parts)
         changes: dict[str, Any] = {}
         if by_token or plan.context is not ContextSplit.TOKENS:

@@ -127,26 +127,49 @@ class HostBudget:
         for name, given in pages.items():
             if not is_int(as_int(given)) or given < 0:
                 raise PoolError(f"pool {name!r} cannot have {given!r} pages")
-        rows: list[str] = []
-        total = 0
-        short = ""
+        rows: list[tuple[str, int]] = []
         for pool in pools:
             count = pages.get(pool.name, pages.get(pool.indices_from or ""))
             if count is None:
                 raise PoolError(f"the number of pages of pool {pool.name!r} is missing")
-            wanted = count * pool.page_bytes(shard) * ranks
-            total += wanted
-            rows.append(f"{pool.name} {format_bytes(wanted)}")
+            rows.append((pool.name, count * pool.page_bytes(shard) * ranks))
+        times = f" for {ranks} ranks" if ranks > 1 else ""
+        fix = f"Take fewer pages: {format_bytes(self.usable_bytes)} are usable."
+        return self.check(rows, times=times, fix=fix)
+
+    def check(
+        self,
+        rows: Sequence[tuple[str, int]],
+        *,
+        kind: str = "pool",
+        times: str = "",
+        fix: str = "",
+    ) -> int:
+        """Check that there is room for all of these; return their bytes.
+
+        Args:
+            rows: Name and the bytes that it needs, in order.
+            kind: What the names are names of, for the message.
+            times: For how many processes, for the message.
+            fix: What to do where there is no room.
+
+        Raises:
+            PoolError: Naming the first one that does not fit, with all numbers.
+        """
+        total = 0
+        short = ""
+        for name, nbytes in rows:
+            total += nbytes
             if total > self.usable_bytes and not short:
-                short = pool.name
+                short = name
         if short:
-            times = f" for {ranks} ranks" if ranks > 1 else ""
+            listed = ", ".join(f"{name} {format_bytes(n)}" for name, n in rows)
             raise PoolError(
-                f"pool {short!r} does not fit: {', '.join(rows)}{times} make "
+                f"{kind} {short!r} does not fit: {listed}{times} make "
                 f"{format_bytes(total)}, but {self.limited_by} has "
                 f"{format_bytes(self.free_bytes)} left, of which "
                 f"{format_bytes(self.reserve_bytes)} are kept in reserve",
-                fix=f"Take fewer pages: {format_bytes(self.usable_bytes)} are usable.",
+                fix=fix or f"{format_bytes(self.usable_bytes)} are usable.",
             )
         return total
 

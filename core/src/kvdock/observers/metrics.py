@@ -110,6 +110,10 @@ class Metrics:
             Gauge, "kvdock_draft_restored_ratio",
             "Draft restored over target restored since the start.",
         )  # fmt: skip
+        self._plugin = made(
+            Gauge, "kvdock_plugin_info", "1 for each plugin that is loaded.",
+            "kind", "name", "distribution", "version", "path",
+        )  # fmt: skip
         self._with_draft = [0, 0]
         # Looking a label up costs a microsecond, this a tenth.
         self._batches: dict[tuple[str, str, str], Any] = {}
@@ -133,11 +137,18 @@ class Metrics:
                 self._pages.labels(event.pool, "all").set(event.pages)
                 self._pages.labels(event.pool, "leased").set(event.leased)
             case events.StoreFilled():
-                self._store.labels(event.backend, "used").set(event.used_bytes)
-                if event.limit_bytes:
-                    self._store.labels(event.backend, "limit").set(event.limit_bytes)
+                self._fill(event)
+            case events.PluginLoaded():
+                source = (event.distribution, event.version, event.path)
+                self._plugin.labels(event.kind, event.name, *source).set(1)
             case events.PagesRestored():
                 self._count_restored(event)
+
+    def _fill(self, event: events.StoreFilled) -> None:
+        """Show how full a store is."""
+        self._store.labels(event.backend, "used").set(event.used_bytes)
+        if event.limit_bytes:
+            self._store.labels(event.backend, "limit").set(event.limit_bytes)
 
     def _route(self, event: events.PoolRouted) -> None:
         """Show where a pool goes now, and no longer where it went before."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvdock.plugin.backend import Backend as Backend
     from kvdock.plugin.backend import run_probe as run_probe
     from kvdock.plugin.discovery import BACKENDS_GROUP as BACKENDS_GROUP
+    from kvdock.plugin.discovery import OBSERVERS_GROUP as OBSERVERS_GROUP
     from kvdock.plugin.discovery import BrokenPlugin as BrokenPlugin
     from kvdock.plugin.discovery import Candidate as Candidate
     from kvdock.plugin.discovery import LoadedPlugin as LoadedPlugin
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from kvdock.plugin.discovery import path_of as path_of
     from kvdock.plugin.discovery import require as require
     from kvdock.plugin.discovery import split_duplicates as split_duplicates
-    from kvdock.plugin.observer import OBSERVERS_GROUP as OBSERVERS_GROUP
     from kvdock.plugin.observer import Observer as Observer
     from kvdock.plugin.observer import find_observer as find_observer
     from kvdock.plugin.observer import load_observers as load_observers
@@ -39,6 +39,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "backend": ("Backend", "run_probe"),
         "discovery": (
             "BACKENDS_GROUP",
+            "OBSERVERS_GROUP",
             "BrokenPlugin",
             "Candidate",
             "LoadedPlugin",
@@ -53,7 +54,7 @@ __getattr__, __dir__, __all__ = lazy_names(
             "require",
             "split_duplicates",
         ),
-        "observer": ("OBSERVERS_GROUP", "Observer", "find_observer", "load_observers"),
+        "observer": ("Observer", "find_observer", "load_observers"),
         "validation": ("LoadStage",),
     },
 )

@@ -49,6 +49,10 @@ class Backend:
             if name.startswith(_OBSERVER)
         )
 
+    def observer(self, name: str) -> object:
+        """Return one of the observers around it."""
+        return self.plugin.manager.get_plugin(f"{_OBSERVER}{name}")
+
     def add_observer(self, name: str, built: object) -> None:
         """Put an observer around it, for as long as it is loaded.
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 BACKENDS_GROUP = "kvdock.backends"
 ORACLES = "kvdock.oracles"
 """Entry points: a backend's name, and a function of its settings to an oracle."""
+OBSERVERS_GROUP = "kvdock.observers"
 ALLOW_VARIABLE = "KVDOCK_PLUGINS"
 
 

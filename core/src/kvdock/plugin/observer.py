@@ -15,6 +15,7 @@ import attrs
 from kvdock.config.schema import structure
 from kvdock.errors import KvdockError, PluginError, SettingsError, did_you_mean
 from kvdock.plugin.discovery import (
+    OBSERVERS_GROUP,
     BrokenPlugin,
     Candidate,
     PluginProblem,
@@ -23,8 +24,6 @@ from kvdock.plugin.discovery import (
     split_duplicates,
 )
 from kvdock.plugin.validation import LoadStage
-
-OBSERVERS_GROUP = "kvdock.observers"
 
 
 @attrs.frozen(kw_only=True)

@@ -25,6 +25,7 @@ from kvdock.pools.enums import (
 )
 from kvdock.pools.part import Part
 from kvdock.pools.spec import PoolSpec
+from kvdock.pools.states import state_parts
 from kvdock.validators import as_int, is_int
 
 
@@ -290,12 +291,15 @@ def mamba(  # noqa: PLR0913 - the dimensions of a recurrent state
     temporal: Sequence[int] = (),
     conv_dtype: DType = DType.BF16,
     temporal_dtype: DType = DType.F32,
+    heads: int = 0,
+    conv_channels: Sequence[Sequence[int]] = (),
     **options: Unpack[PoolOptions],
 ) -> PoolSpec:
     """Describe a recurrent state: one temporal part and any conv parts.
 
-    Each rank keeps a state of its own, whose channels need not be neighbours
-    in the whole model, so states are shared by equal TP sizes only.
+    Without `heads` each rank keeps a state of its own, which equal TP sizes
+    share. With it the state is divided into heads, as attention is, and other
+    TP sizes can share it.
 
     Args:
         name: The pool's name.
@@ -307,21 +311,26 @@ def mamba(  # noqa: PLR0913 - the dimensions of a recurrent state
             its first axis; empty for models without one.
         conv_dtype: Element type of the conv states.
         temporal_dtype: Element type of the temporal state.
+        heads: Into how many equal runs ranks divide the first axis of every
+            state; the most that divides all of them. 0 for none.
+        conv_channels: For each conv state the channels of its fused
+            projections (query, key, value) in their order: a rank holds its
+            run of each. Empty where nothing is fused.
         options: Any further field of `PoolSpec`.
+
+    Raises:
+        PoolError: If heads do not divide the states, or the channels of a
+            conv state do not add up.
     """
-    parts = [
-        Part(f"conv_{n}", conv_dtype, tuple(shape), Per.PAGE, 0)
-        for n, shape in enumerate(conv)
-    ]
-    if temporal:
-        parts.insert(0, Part("temporal", temporal_dtype, temporal, Per.PAGE, 0))
+    states = [("temporal", temporal_dtype, tuple(temporal))] if temporal else []
+    states += [(f"conv_{n}", conv_dtype, tuple(c)) for n, c in enumerate(conv)]
     return PoolSpec(
         name=name,
         kind=PoolKind.MAMBA,
-        parts=parts,
+        parts=state_parts(name, states, heads, conv_channels),
         layers=layers,
         page_tokens=page_tokens,
-        sharding=Sharding.RANK,
+        sharding=Sharding.HEADS if heads else Sharding.RANK,
         hit_policy=HitPolicy.TRAILING_PAGES,
         window_pages=1,
         **options,

@@ -328,8 +328,6 @@ class Catalog:
             credible = credible_uses(self.index.used_ns)
             if credible is not self.index.used_ns:  # the clock was set back
                 self.index.used_ns = credible
-                for segment in self.segments.values():
-                    segment.last_used_ns = 0.0  # a lower bound no longer
         for folder in list(self.folders.values()):
             folder.flush_uses()
 

@@ -13,6 +13,7 @@ misplaced and foreign records are ignored.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 
 _MOST_SLOTS = 1 << 24
-_AHEAD_NS = 24 * 3600 * 10**9  # how far another host's clock may be ahead
 
 
 @attrs.frozen(eq=False)
@@ -125,7 +124,7 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | 
     if len(raw) >= index_bytes(slots):
         used_ns = np.maximum(used_ns, np.frombuffer(raw, "<i8", slots, uses_at(slots)))
     # No checksum covers the times of use: a damaged one would be the latest for ever.
-    used_ns = np.minimum(used_ns, time.time_ns() + _AHEAD_NS)
+    used_ns = credible_uses(used_ns)
     return IndexContents(
         slots=slots,
         slot_bytes=slot_bytes,
@@ -143,13 +142,6 @@ def read_commits(fd: int) -> int:
     return int.from_bytes(os.pread(fd, 8, COMMITS_AT), "little")
 
 
-<<<<<<< HEAD
-def read_uses(fd: int, slots: int) -> Int64Array:
-    """Return when each slot was last used, int64 (slots,); 0 where unknown."""
-    raw = os.pread(fd, slots * USE_BYTES, uses_at(slots))
-    used_ns = np.frombuffer(raw.ljust(slots * USE_BYTES, b"\0"), "<i8")
-    return credible_uses(used_ns.astype(np.int64))
-=======
 def read_uses(fd: int, slots: int, *, most: int = _MOST_SLOTS) -> Int64Array:
     """Return when each slot was last used, int64 (slots,); 0 where unknown.
 
@@ -161,8 +153,7 @@ def read_uses(fd: int, slots: int, *, most: int = _MOST_SLOTS) -> Int64Array:
     size = min(slots, most) * USE_BYTES
     raw = os.pread(fd, size, uses_at(slots)).ljust(size, b"\0")
     uses = np.frombuffer(raw, "<i8").astype(np.int64)
-    return np.minimum(uses, time.time_ns() + _AHEAD_NS, out=uses)
->>>>>>> a2
+    return credible_uses(uses)
 
 
 def read_record(fd: int, slot: int) -> bytes:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-import heapq
 import math
-=======
->>>>>>> a2
 import os
 import time
 from contextlib import suppress
@@ -18,11 +14,7 @@ import numpy as np
 
 from kvdock.segments import paths
 from kvdock.segments.cleanup import delete_if_unowned, pool_folders
-<<<<<<< HEAD
-from kvdock.segments.format import CLOCK_SLACK_NS
-=======
-from kvdock.segments.format import slots_of
->>>>>>> a2
+from kvdock.segments.format import CLOCK_SLACK_NS, slots_of
 from kvdock.segments.ownership import WriterLiveness
 from kvdock.segments.paths import SETTLED_NS, IndexName, listing, open_folder
 from kvdock.segments.segment import open_index, read_uses
@@ -194,12 +186,6 @@ class NamespaceUsage:
         """
         uses = np.zeros(0, np.int64)
         with suppress(OSError):
-<<<<<<< HEAD
-            path = f"{pool}/{name}"
-            at = os.stat(path, dir_fd=self._namespace_fd, follow_symlinks=False)
-            return _credible(at.st_mtime_ns)
-        return 0
-=======
             folder = open_folder(self._namespace_fd, pool)
             try:
                 fd = open_index(folder, name)
@@ -215,7 +201,6 @@ class NamespaceUsage:
     def delete(self, pool: str, name: str) -> bool:
         """Delete a segment, unless it has a writer or is pinned."""
         return delete_if_unowned(self._namespace_fd, pool, name, self._kept_by)
->>>>>>> a2
 
     def _look(self, spared: int = -1) -> dict[str, _Listed]:
         found: dict[str, _Listed] = {}
@@ -243,24 +228,18 @@ class NamespaceUsage:
                     file = entry.stat(follow_symlinks=False)
                     nbytes += file.st_size
                     name = IndexName.parse(entry.name)
-<<<<<<< HEAD
-                    if name and name.state == "idx":
-                        full.append((_credible(file.st_mtime_ns), entry.name))
+                    if name:
+                        slots = slots_of(file.st_size)
+                        every_slot += slots
+                        if name.state == "idx":
+                            full.append(
+                                (_credible(file.st_mtime_ns), entry.name, slots)
+                            )
         settled = now_ns - status.st_mtime_ns > SETTLED_NS
         changed_ns = status.st_mtime_ns if settled else -1
-        return _Listed(changed_ns, status.st_ino, nbytes, tuple(full))
+        return _Listed(changed_ns, status.st_ino, nbytes, every_slot, tuple(full))
 
 
 def _credible(stamp_ns: int) -> int:
     """Return a time of change, 0 if it lies in the future (see `credible_uses`)."""
     return 0 if stamp_ns > time.time_ns() + CLOCK_SLACK_NS else stamp_ns
-=======
-                    if name:
-                        slots = slots_of(file.st_size)
-                        every_slot += slots
-                        if name.state == "idx":
-                            full.append((file.st_mtime_ns, entry.name, slots))
-        settled = now_ns - status.st_mtime_ns > SETTLED_NS
-        changed_ns = status.st_mtime_ns if settled else -1
-        return _Listed(changed_ns, status.st_ino, nbytes, every_slot, tuple(full))
->>>>>>> a2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -14,6 +14,7 @@ from kvdock.config.core import StagingPolicy as StagingChoice
 from kvdock.errors import AttachError, did_you_mean
 from kvdock.events import PoolRouted
 from kvdock.keys import check_suffixes
+from kvdock.models.memory_budget import HostBudget
 from kvdock.namespace import namespace_digest, namespace_record
 from kvdock.pools.layout import stored_objects
 from kvdock.region import Region
@@ -34,11 +35,12 @@ from kvdock.transfer.staging import StagingBuffers
 
 if TYPE_CHECKING:
     from kvdock.dock import Dock
+    from kvdock.events import PluginLoaded
     from kvdock.namespace import Namespace
     from kvdock.plugin.hookspecs import AttachConfig
     from kvdock.pools.spec import PoolSpec
     from kvdock.routing.plan import Plan, Route
-    from kvdock.transfer.host_memory import Allocator
+    from kvdock.transfer.host_memory import Allocator, HostBuffer
 
 
 log = logging.getLogger("kvdock")
@@ -57,6 +59,8 @@ class AttachedBackends:
         lines: Backend name to the way to it.
         berths: Pool name to the attached pool, anchor first.
         probes: Pool name to its test page.
+        budget: Host memory that there was when attaching began.
+        taken: Pool name and bytes of each piece of memory that the core took.
     """
 
     namespace: str
@@ -64,6 +68,27 @@ class AttachedBackends:
     channels: dict[str, BackendChannel] = attrs.field(factory=dict)
     pools: dict[str, AttachedPool] = attrs.field(factory=dict)
     health_checks: dict[str, HealthCheck] = attrs.field(factory=dict)
+    budget: HostBudget = attrs.field(factory=HostBudget.measure)
+    taken: list[tuple[str, int]] = attrs.field(factory=list)
+
+    def within_budget(self, pool: PoolSpec, lend: Allocator) -> Allocator:
+        """Return what lends memory for a pool as long as the host has it.
+
+        Memory that nothing has touched yet is not missing from what the kernel
+        reports, so it is summed up here.
+        """
+
+        def lend_within(nbytes: int) -> HostBuffer:
+            self.taken.append((pool.name, nbytes))
+            self.budget.check(
+                self.taken,
+                times=" to copy and verify pages",
+                fix="Lower core.calls.batch_bytes or core.calls.staging_buffers, or "
+                "core.host_memory.reserve.",
+            )
+            return lend(nbytes)
+
+        return lend_within
 
     def close(self, deadline_s: float) -> bool:
         """Let go of everything; return whether every call has ended."""
@@ -101,7 +126,9 @@ def attach_plan(  # noqa: PLR0913 - all that `Attachment.open` was told
     _check_integrity(plan, core.integrity)
     record = namespace_record(namespace, [route.pool for route in plan.routes])
     digest = namespace_digest(record)
-    backends = AttachedBackends(digest, record)
+    backends = AttachedBackends(
+        digest, record, budget=HostBudget.measure(core.host_memory.reserve)
+    )
     configs = {
         name: attrs.evolve(
             told,
@@ -124,7 +151,7 @@ def attach_plan(  # noqa: PLR0913 - all that `Attachment.open` was told
             check_suffixes(
                 name, [(one.pool, one.suffixes, one.region.objects) for one in mine]
             )
-        _announce(backends, plan)
+        _announce(backends, plan, dock.provenance())
     except BaseException:
         backends.close(core.deadlines.until("close"))
         raise
@@ -189,7 +216,11 @@ def _check_integrity(plan: Plan, asked: Integrity) -> None:
             )
 
 
-def _announce(backends: AttachedBackends, plan: Plan) -> None:
+def _announce(
+    backends: AttachedBackends, plan: Plan, plugins: Sequence[PluginLoaded]
+) -> None:
+    for plugin in plugins:
+        log.info("%s", plugin)
     for route in plan.refused:
         log.warning("pool %s is not stored: %s", route.pool.name, route.reason)
     unverified = [r.pool.name for r in plan.accepted if r.check is IntegrityCheck.NONE]
@@ -199,6 +230,8 @@ def _announce(backends: AttachedBackends, plan: Plan) -> None:
         channel.notify_breakers()
     # Observers sit on each backend's manager; one of them is enough.
     for channel in list(backends.channels.values())[:1]:
+        for plugin in plugins:
+            channel.notify(plugin)
         for route in plan.routes:
             channel.notify(
                 PoolRouted(
@@ -225,7 +258,7 @@ def _attach(
         # The route cut pages into other objects than the engine did.
         region = Region.of(pool, config.shard, region.owners, region.pages)
     batch_pages = _batch_pages(channel, region, core)
-    lend = allocator_for(channel, pool, config)
+    lend = backends.within_budget(pool, allocator_for(channel, pool, config))
     mode = _transfer_mode(route, region, batch_pages, core, lend)
     probe_memory = None
     told = mode.region

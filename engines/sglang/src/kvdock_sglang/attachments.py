@@ -21,9 +21,9 @@ from kvdock.errors import KvdockError, NoRoute
 from kvdock.events import PagesRestored
 from kvdock.plugin.manifest import Scope
 from kvdock.pools.enums import HitPolicy
+from kvdock.pools.sharing import sharing_limits
 from kvdock.routing.verdicts import RouteRequirements
 from kvdock.transfer.attachment import Attachment
-from kvdock_sglang.flat import FlatPages
 from kvdock_sglang.pool_names import EnginePool
 from kvdock_sglang.settings import Configuration, Drafts
 
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvdock.sglang")
 
 _SEVERAL_HOSTS = (
-    "The ranks of this engine run on several hosts and hold the same pages, so what "
-    "one stores all must find. Where every host reaches the same store (a root on a "
-    'network file system), say "shared_storage": true.'
+    "The ranks of this engine run on several hosts and hold the same pages, so all of "
+    "them must find what one stores. Where every host reaches the same store (a root "
+    'on a network file system), set "shared_storage": true.'
 )
 
 
@@ -54,7 +54,7 @@ class AttachedHostPool:
 
     Args:
         pool: The host pool.
-        attachment: Where it is attached; None for a draft that nobody takes.
+        attachment: Where it is attached; None for a draft that no plugin takes.
     """
 
     pool: HostPool
@@ -66,7 +66,7 @@ class AttachedHostPool:
         return self.pool.spec
 
     def lookup(self, hashes: Sequence[str], deadline_s: float) -> BoolArray:
-        """Say which pages could be loaded, bool (n,)."""
+        """Return which pages could be loaded, bool (n,)."""
         if self.attachment is None:
             return np.ones(len(hashes), np.bool_)
         return self.attachment[self.spec.name].exists(hashes, deadline_s)
@@ -74,7 +74,7 @@ class AttachedHostPool:
     def write(
         self, hashes: Sequence[str], pages: Int64Array, deadline_s: float
     ) -> OutcomeArray:
-        """Store pages; a draft that nobody takes is quietly left out."""
+        """Store pages; those of a draft that no plugin takes are skipped."""
         if self.attachment is None:
             return np.full(len(hashes), Outcome.OK, np.uint8)
         return self.attachment[self.spec.name].put(hashes, pages, deadline_s)
@@ -82,7 +82,7 @@ class AttachedHostPool:
     def read(
         self, hashes: Sequence[str], pages: Int64Array, deadline_s: float
     ) -> OutcomeArray:
-        """Load pages; those of a draft that nobody takes become zeros.
+        """Load pages; those of a draft that no plugin takes become zeros.
 
         What the memory held before belongs to another prefix. A draft model
         that sees zeros proposes worse tokens, and the target rejects them.
@@ -101,8 +101,8 @@ class Attachments:
 
     Args:
         dock: The loaded plugins.
-        given: What the operator says.
-        ranks: Where this process stands.
+        given: The settings.
+        ranks: The ranks of this process.
     """
 
     dock: Dock
@@ -110,9 +110,7 @@ class Attachments:
     ranks: Ranks
     _namespace: Namespace | None = attrs.field(default=None, init=False)
     _attachments: tuple[Attachment, ...] = attrs.field(default=(), init=False)
-    _lanes: Mapping[str, AttachedHostPool] = attrs.field(factory=dict, init=False)
-    _plan: Plan | None = attrs.field(default=None, init=False)
-    _flat: FlatPages | None = attrs.field(default=None, init=False)
+    _by_name: Mapping[str, AttachedHostPool] = attrs.field(factory=dict, init=False)
     _changing: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     @property
@@ -120,14 +118,14 @@ class Attachments:
         """The slice of the model that this process owns."""
         return self.ranks.shard
 
-    def lane(self, name: str) -> AttachedHostPool | None:
-        """Return a pool's lane; None for a pool that was never registered."""
-        return self._lanes.get(name)
+    def attached_pool(self, name: str) -> AttachedHostPool | None:
+        """Return an attached pool; None for one that was never registered."""
+        return self._by_name.get(name)
 
     @property
-    def lanes(self) -> Mapping[str, AttachedHostPool]:
-        """All lanes by pool name."""
-        return self._lanes
+    def pools(self) -> Mapping[str, AttachedHostPool]:
+        """All pools by pool name."""
+        return self._by_name
 
     @property
     def digest(self) -> str:
@@ -142,35 +140,35 @@ class Attachments:
             namespace: What they belong to.
 
         Raises:
-            NoRoute: If nobody takes a pool that the model cannot do without;
+            NoRoute: If no plugin takes a pool that the model requires;
                 the message is the route table.
-            KvdockError: If a plugin refuses its memory or its settings.
+            KvdockError: If a plugin rejects its memory or its settings.
         """
         self._namespace = namespace
-        self._plan = self._attach(pools, namespace)
-        return self._plan
+        return self._attach(pools, namespace)
 
     def add(self, pool: HostPool) -> Plan | None:
         """Attach a pool that the engine registers later.
 
         It is the anchor of a namespace of its own: other pages say nothing
         about it. Its digest covers the first one, so what the pool belongs to
-        is told apart exactly as the target is.
+        is identified exactly as the target is.
 
         Returns:
             Its plan; None for a draft pool that is left out.
 
         Raises:
-            NoRoute: If nobody takes it, unless the operator is lenient.
+            NoRoute: If no plugin takes it, unless drafts are lenient.
             KvdockError: As for `attach`.
         """
         if self._namespace is None:
             raise KvdockError(f"pool {pool.name!r} comes before the anchor")
         space = attrs.evolve(
             self._namespace,
-            page_format=f"{self._namespace.page_format} beside {self.digest}",
+            page_format=f"{self._namespace.page_format} beside {self.digest}, "
+            f"in order {pool.page_order}",
         )
-        # At once: an anchor with a window is refused.
+        # At once: an anchor with a window is rejected.
         alone = attrs.evolve(
             pool.spec,
             anchor=True,
@@ -185,7 +183,10 @@ class Attachments:
                 raise
             log.warning("pool %s is not stored: %s", pool.name, error)
             with self._changing:
-                self._lanes = {**self._lanes, pool.name: AttachedHostPool(pool, None)}
+                self._by_name = {
+                    **self._by_name,
+                    pool.name: AttachedHostPool(pool, None),
+                }
             return None
 
     def _attach(self, pools: Sequence[HostPool], space: Namespace) -> Plan:
@@ -205,8 +206,8 @@ class Attachments:
         with self._changing:
             if attachment is not None:
                 self._attachments = (*self._attachments, attachment)
-            self._lanes = {
-                **self._lanes,
+            self._by_name = {
+                **self._by_name,
                 **{
                     pool.name: AttachedHostPool(
                         pool, attachment if pool.name in taken else None
@@ -215,7 +216,24 @@ class Attachments:
                 },
             }
         log.info("kvdock stores these pools:\n%s", plan.explain())
+        self._log_limits(pools)
         return plan
+
+    def _log_limits(self, pools: Sequence[HostPool]) -> None:
+        """Log in one line which pools other deployments will not find, and why."""
+        limits = [
+            limit
+            for pool in pools
+            for limit in sharing_limits(
+                pool.spec,
+                stages=self.ranks.pp_size,
+                tp_size=self.shard.tp_size,
+                share_tp=self.ranks.share_tp,
+                packed_layers=pool.packed_draft_layers,
+            )
+        ]
+        if limits:
+            log.info("%s", "; ".join(map(str, limits)))
 
     def _routes(self, specs: Sequence[PoolSpec]) -> Plan:
         own = self.given.own
@@ -242,7 +260,7 @@ class Attachments:
             raise NoRoute(error.what, fix=f"{error.fix} {_SEVERAL_HOSTS}") from error
 
     def _sharing(self, specs: Sequence[PoolSpec]) -> Scope:
-        """Return who must find what one rank stores."""
+        """Return how far a store must reach for the ranks that share pages."""
         if self.shard.tp_size == 1:
             return Scope.NONE
         # One rank stores what several hold, and all of them look.
@@ -256,48 +274,13 @@ class Attachments:
             name: theirs for name, theirs in self.given.backends.items() if name in used
         }
 
-    def flat(self) -> FlatPages:
-        """Return the way for flat pages of the anchor, opened on first use.
-
-        Raises:
-            KvdockError: If the anchor is not attached or has no bytes.
-        """
-        with self._changing:
-            if self._flat is None:
-                self._flat = self._open_flat()
-            return self._flat
-
-    def _open_flat(self) -> FlatPages:
-        if self._plan is None or self._namespace is None:
-            raise KvdockError("no pool is attached")
-        anchor = self._plan.anchor.pool
-        if not anchor.physical:
-            raise KvdockError(f"pool {anchor.name!r} has no bytes")
-        scratch, region = FlatPages.region(anchor, self.shard)
-        regions = {
-            name: lane.pool.region
-            for name, lane in self._lanes.items()
-            if name != anchor.name
-        }
-        attachment = Attachment.open(
-            self.dock,
-            self._plan,
-            self._namespace,
-            {**regions, anchor.name: region},
-            self._settings_for(self._plan),
-            core=self.given.core,
-            process=self.ranks.process,
-        )
-        self._attachments = (*self._attachments, attachment)
-        return FlatPages(anchor, scratch, attachment)
-
-    def tell_loaded(
+    def notify_loaded(
         self, loaded: Mapping[str, Sequence[bool]], windows: Collection[str] = ()
     ) -> None:
-        """Tell observers what one call of the engine restored of a prefix.
+        """Notify observers of what one call of the engine restored of a prefix.
 
         The engine loads the target first and what goes with it in calls of
-        their own, so each call tells its own part of the prefix.
+        their own, so each call reports its own part of the prefix.
 
         Args:
             loaded: Pool name to which of its pages are loaded, in order.
@@ -306,31 +289,35 @@ class Attachments:
         attachments = self._attachments
         if not attachments:
             return
-        lanes = {name: self._lanes.get(name) for name in loaded}
+        pools = {name: self._by_name.get(name) for name in loaded}
         pages = {
             name: int(np.logical_and.accumulate(loaded[name]).sum())
-            for name, lane in lanes.items()
-            if lane is not None and lane.attachment is not None and loaded[name]
+            for name, attached_pool in pools.items()
+            if attached_pool is not None
+            and attached_pool.attachment is not None
+            and loaded[name]
         }
         drafts = [
             pages.get(name, 0)
-            for name, lane in lanes.items()
-            if lane is not None and lane.spec.draft and name not in windows
+            for name, attached_pool in pools.items()
+            if attached_pool is not None
+            and attached_pool.spec.draft
+            and name not in windows
         ]
         target = pages.get(EnginePool.KV, 0)
-        awaited = target and any(one.spec.draft for one in self._lanes.values())
+        awaited = target and any(one.spec.draft for one in self._by_name.values())
         draft = min(drafts) if drafts else 0 if awaited else None
         event = PagesRestored(pages=pages, target=target, draft=draft)
         attachments[0].notify(event)
 
     def clear(self) -> None:
-        """Forget what this model and format stored, and nothing else.
+        """Delete what this model and format stored, and nothing else.
 
         Attachments share the time that the core allows for one of them: the
         engine's scheduler waits.
 
         Raises:
-            KvdockError: If a plugin did not; one that failed holds up no other.
+            KvdockError: If a plugin failed; the others are cleared all the same.
         """
         deadline_s = self.given.core.deadlines.until("clear")
         failed = {
@@ -348,14 +335,14 @@ class Attachments:
             )
 
     def close(self) -> None:
-        """Let go of all pools; safe to call twice.
+        """Close all attachments; safe to call twice.
 
         Attachments share the time that the core allows for one of them.
         """
         deadline_s = self.given.core.deadlines.until("close")
         with self._changing:
             attachments, self._attachments = self._attachments, ()
-            self._lanes, self._plan, self._flat = {}, None, None
+            self._by_name = {}
         for attachment in reversed(attachments):
             try:
                 attachment.close(max(0.0, deadline_s - time.monotonic()))

@@ -19,7 +19,7 @@ import attrs
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError, SettingsError
 from kvdock.plugin.hookspecs import AttachConfig, Finding
-from kvdock_sglang import engine_patches
+from kvdock_sglang import engine_api, engine_patches
 from kvdock_sglang.launch_flags import (
     EXTRA,
     LOADER_KEYS,
@@ -48,24 +48,20 @@ def examine(settings: Mapping[str, object]) -> tuple[Finding, ...]:
 
 
 def _installation() -> Iterator[Finding]:
+    tested = " or ".join(engine_api.TESTED)
     try:
         version = metadata.version("sglang")
     except metadata.PackageNotFoundError:
         yield Finding(
             ok=False,
             what="SGLang is not installed in this environment",
-            hint="Install kvdock-sglang beside SGLang "
-            f"{' or '.join(engine_patches.TESTED)}.",
+            hint=f"Install kvdock-sglang beside SGLang {tested}.",
         )
         return
-    lost = engine_patches.missing(version)
-    tested = " and ".join(engine_patches.TESTED)
-    yield Finding(
-        ok=not lost,
-        what=f"SGLang {version}"
-        + ("" if not lost else f"; the hooks are written for {tested}"),
-        hint="" if not lost else f"Without them: {'; '.join(lost)}.",
-    )
+    if version in engine_api.TESTED:
+        yield Finding(ok=True, what=f"SGLang {version}")
+    else:
+        yield from _untested(version)
     allowed = os.environ.get("SGLANG_PLUGINS", "")
     names = {name.strip() for name in allowed.split(",") if name.strip()}
     yield Finding(
@@ -75,11 +71,32 @@ def _installation() -> Iterator[Finding]:
     )
 
 
+def _untested(version: str) -> Iterator[Finding]:
+    """Look at what this package uses of an SGLang that it was not tested with."""
+    tested = " or ".join(engine_api.TESTED)
+    lacking = engine_api.missing(engine_api.STORAGE)
+    left = engine_patches.skipped_patches()
+    yield Finding(
+        ok=not lacking,
+        what=f"SGLang {version} is not one of the tested versions ({tested})"
+        + (f" and lacks {', '.join(lacking)}" if lacking else ""),
+        hint=f"Use SGLang {tested}."
+        if lacking
+        else "Its pages are kept apart from those of other versions.",
+    )
+    for one in left:
+        yield Finding(
+            ok=False,
+            what=f"lost in this SGLang: {one.closed.lost}",
+            hint=f"It lacks {', '.join(one.missing)}.",
+        )
+
+
 def _configuration(settings: Mapping[str, object]) -> Iterator[Finding]:
     if not settings:
         yield Finding(
             ok=True,
-            what="no configuration is given, so none is examined",
+            what="no configuration is given, so none is checked",
             hint="Add --set plugin=NAME, --set config=JSON or --set command='...'.",
         )
         return
@@ -124,7 +141,7 @@ def _command(command: str) -> Iterator[Finding]:
         yield Finding(
             ok=True,
             what="SGLang will not wait for slow pages, and the first prompts "
-            f"after a start may find none: {PREFETCH} {WAIT} mends that",
+            f"after a start may find none: {PREFETCH} {WAIT} avoids that",
         )
     if EXTRA in flags.given:
         given = configuration(flags.given[EXTRA])

@@ -1,10 +1,11 @@
-"""Places where SGLang asks for a storage backend's name, closed by asking it.
+"""Patches of SGLang where it decides by a storage backend's name.
 
 SGLang grants some things to backends that it knows by name, which a `dynamic`
 one cannot pass. Its own plugin mechanism lets a distribution wrap functions;
-each wrapper here puts a question to the installed plugin's manifest or to the
-pools' descriptions in place of the name. Nothing else is patched, and nothing
-at all in a version of SGLang that nobody has looked at.
+each wrapper here reads the installed plugin's manifest or the pools' descriptions
+in place of the name. Nothing else is patched. A function is
+left alone where it, or something that its wrapper relies on, is not there or has
+other parameters: the version of SGLang does not decide.
 
 Source: SGLang 0.5.23, `sglang/srt/plugins/`: entry-point group
 `sglang.srt.plugins`.
@@ -13,13 +14,14 @@ Source: SGLang 0.5.23, `sglang/srt/plugins/`: entry-point group
 from __future__ import annotations
 
 import logging
-from importlib import metadata
+import sys
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from kvdock.plugin.manifest import Capability, Support
 from kvdock.pools.enums import PoolKind
+from kvdock_sglang.engine_api import Used, installed_version, missing
 from kvdock_sglang.launch_flags import LOADER_KEYS
 from kvdock_sglang.settings import collect
 
@@ -30,36 +32,41 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvdock.sglang")
 
-TESTED = ("0.5.23",)
-"""Versions of SGLang whose sources the hooks were written against."""
-
 DYNAMIC = "dynamic"
 """SGLang's word for a backend that it does not know by name."""
 
 
 @attrs.frozen
 class Patch:
-    """One question for a name, and what is lost while it stays open.
+    """One patch, and what does not work without it.
 
     Args:
         target: Dotted path of the function that asks.
         kind: Member of SGLang's `HookType`.
         hook: What is put in its place.
         lost: What does not work without the hook.
+        uses: What the hook relies on. Hooks that only work together have the
+            same entries, so that either all or none of them are in place.
     """
 
     target: str
     kind: str
     hook: Callable[..., Any]
     lost: str
+    uses: tuple[Used, ...]
 
 
 def kvdock_storage(backend: object) -> KvdockStorage | None:
-    """Return kvdock's storage object, also from inside SGLang's injector."""
-    from kvdock_sglang.storage import KvdockStorage  # noqa: PLC0415 - imports SGLang
+    """Return kvdock's storage object, also from inside SGLang's injector.
 
+    Nothing is imported for an engine that stores through another backend.
+    """
+    module = sys.modules.get("kvdock_sglang.storage")
     inner = getattr(backend, "_backend", backend)
-    return inner if isinstance(inner, KvdockStorage) else None
+    if module is None or not isinstance(inner, module.KvdockStorage):
+        return None
+    found: KvdockStorage = inner
+    return found
 
 
 def chosen(extra_config: object) -> dict[str, Any] | None:
@@ -133,7 +140,7 @@ def storage_config_with_dcp(
     *args: Any,  # noqa: ANN401 - passed on
     **options: Any,  # noqa: ANN401 - passed on
 ) -> Any:  # noqa: ANN401 - passed on
-    """Tell the backend the width that `attach_with_dcp` hid from the gate."""
+    """Pass the backend the width that `attach_with_dcp` hid from the gate."""
     from sglang.srt.runtime_context import get_parallel  # noqa: PLC0415 - the engine
 
     width = getattr(controller, "_kvdock_dcp_size", 0)
@@ -151,12 +158,12 @@ def attach_another(
     *args: Any,  # noqa: ANN401 - passed on
     **options: Any,  # noqa: ANN401 - passed on
 ) -> Any:  # noqa: ANN401 - passed on
-    """Refuse another plugin while one is attached, and clean up a refused one.
+    """Reject another plugin while one is attached, and clean up after a rejected one.
 
     All dynamic backends have one name, so SGLang takes another plugin, another
     root or another revision for what is attached already, answers that all is
-    well and changes nothing. And where a backend refuses the pools, SGLang
-    keeps it half attached, so that every later one is refused.
+    well and changes nothing. And where a backend rejects the pools, SGLang
+    keeps it half attached, so that every later one is rejected.
     """
     cache = attachment._cache  # noqa: SLF001 - SGLang has no other door
     controller = cache.cache_controller
@@ -182,7 +189,7 @@ def attach_another(
 
 
 def _other_than(current: KvdockStorage, attachment: Any, asked: str) -> str:  # noqa: ANN401 - SGLang's object
-    """Say in what a configuration is not the one that is attached, or ""."""
+    """Return how a configuration differs from the one that is attached, or ""."""
     attached = f"kvdock stores through plugin {current.given.own.plugin!r} already"
     try:
         wanted = parsed(asked)
@@ -224,6 +231,20 @@ def _other_prefetch(attachment: Any, asked: str) -> tuple[str, ...]:  # noqa: AN
         ),
     }
     return tuple(name for name, (now, then) in in_force.items() if now != then)
+
+
+def stop_at_once(original: Callable[..., Any], controller: Any) -> Any:  # noqa: ANN401 - SGLang's objects
+    """End queued operations with misses while the storage threads stop.
+
+    SGLang works off all queued lookups before its threads stop, waits 10 s for
+    them, and then raises: 60 lookups of 0.6 s would hold up a detach for that
+    long, and a reset would end the engine.
+    """
+    storage = kvdock_storage(getattr(controller, "storage_backend", None))
+    if storage is None:
+        return original(controller)
+    with storage.stopping():
+        return original(controller)
 
 
 def page_layout(original: Callable[..., Any], server_args: Any) -> Any:  # noqa: ANN401 - SGLang's object
@@ -269,6 +290,28 @@ def _takes_pieces(plugin: str) -> bool:
 
 _CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
 _HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
+_ATTACH = "sglang.srt.mem_cache.unified_cache.storage_attachment.StorageAttachment"
+_LAYOUT = "sglang.srt.arg_groups.hicache_hook.resolve_storage_layout_compatibility"
+_OVERRIDES = "sglang.srt.arg_groups.overrides"
+
+_DCP = (
+    # The width is hidden from the one and brought back for the other: a hook
+    # on one of them alone would give the ranks a wrong identity.
+    Used(
+        f"{_CONTROLLER}.attach_storage_backend",
+        parameters=("storage_backend", "storage_backend_extra_config"),
+        reads=("get_parallel", "attn_dcp_size", "host_memory_mode", "mem_pool_host"),
+    ),
+    Used(
+        f"{_CONTROLLER}._generate_storage_config",
+        reads=("get_parallel", "attn_dcp_size"),
+    ),
+    Used("sglang.srt.runtime_context.get_parallel"),
+)
+_READER = Used(
+    f"{_HYBRID}.HybridCacheController.parse_storage_backend_extra_config",
+    parameters=("storage_backend_extra_config",),
+)
 
 PATCHES = (
     Patch(
@@ -277,62 +320,117 @@ PATCHES = (
         should_backup,
         "draft models whose heads are divided beside a replicated target: "
         "no prefix is ever found again",
+        (
+            Used(
+                f"{_HYBRID}.HybridCacheController.should_backup",
+                parameters=("transfer",),
+                reads=("backup_skip",),
+            ),
+        ),
     ),
     Patch(
         f"{_CONTROLLER}.attach_storage_backend",
         "AROUND",
         attach_with_dcp,
-        "decode context parallelism: the engine refuses to start",
+        "decode context parallelism: the engine does not start",
+        _DCP,
     ),
     Patch(
         f"{_CONTROLLER}._generate_storage_config",
         "AROUND",
         storage_config_with_dcp,
-        "decode context parallelism: the engine refuses to start",
+        "decode context parallelism: the engine does not start",
+        _DCP,
     ),
     Patch(
-        "sglang.srt.mem_cache.unified_cache.storage_attachment"
-        ".StorageAttachment.attach",
+        f"{_ATTACH}.attach",
         "AROUND",
         attach_another,
         "attaching another plugin, root or revision at runtime: the engine says "
-        "yes and keeps the first one; and after an attachment that was refused, "
+        "yes and keeps the first one; and after an attachment that was rejected, "
         "detach first",
+        (
+            Used(
+                f"{_ATTACH}.attach",
+                parameters=("storage_backend", "storage_backend_extra_config_json"),
+                reads=("_cache",),
+            ),
+            Used(_ATTACH, members=("resolve_prefetch_threshold",)),
+            Used(_CONTROLLER, members=("detach_storage_backend",)),
+            _READER,
+        ),
     ),
     Patch(
-        "sglang.srt.arg_groups.hicache_hook.resolve_storage_layout_compatibility",
+        f"{_HYBRID}.HybridCacheController._stop_storage_threads",
+        "AROUND",
+        stop_at_once,
+        "ending queued operations at once: a detach waits for all of them",
+        (Used(f"{_HYBRID}.HybridCacheController._stop_storage_threads"),),
+    ),
+    Patch(
+        _LAYOUT,
         "AROUND",
         page_layout,
         "whole pages for plugins that take one piece of memory a key: set "
         "--hicache-mem-layout page_first_direct or page_first by hand",
+        (
+            Used(_LAYOUT, parameters=("server_args",)),
+            Used(f"{_OVERRIDES}.declare_resolution"),
+            Used(f"{_OVERRIDES}.resolving_view", parameters=("server_args",)),
+            Used(
+                "sglang.srt.server_args.ServerArgs",
+                members=(
+                    "hicache_storage_backend",
+                    "hicache_storage_backend_extra_config",
+                    "hicache_io_backend",
+                    "hicache_mem_layout",
+                ),
+            ),
+            _READER,
+        ),
     ),
 )
-"""The questions that are closed, in the order of sglang's own layers."""
+"""All patches, in the order of SGLang's own layers."""
 
 
-def missing(version: str) -> tuple[str, ...]:
-    """Return what is lost in a version of SGLang, nothing in a tested one."""
-    if version in TESTED:
-        return ()
-    return tuple(dict.fromkeys(closed.lost for closed in PATCHES))
+@attrs.frozen
+class SkippedPatch:
+    """A patch that is left out of this SGLang.
+
+    Args:
+        closed: The patch.
+        missing: What it relies on and this SGLang lacks.
+    """
+
+    closed: Patch
+    missing: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Say what is lost and why."""
+        return f"{self.closed.lost} (missing: {', '.join(self.missing)})"
+
+
+def skipped_patches() -> tuple[SkippedPatch, ...]:
+    """Return the patches that this SGLang has no place for; imports SGLang."""
+    found = [(closed, missing(closed.uses)) for closed in PATCHES]
+    return tuple(SkippedPatch(closed, names) for closed, names in found if names)
 
 
 def install() -> None:
-    """Register the hooks; SGLang calls this early in each of its processes."""
-    version = metadata.version("sglang")
-    lost = missing(version)
-    if lost:
-        log.warning(
-            "kvdock's hooks are written for SGLang %s and leave %s alone. Lost: %s",
-            " and ".join(TESTED),
-            version,
-            "; ".join(lost),
-        )
-        return
+    """Register the patches; SGLang calls this early in each of its processes."""
     from sglang.srt.plugins.hook_registry import (  # noqa: PLC0415 - the engine
         HookRegistry,
         HookType,
     )
 
+    left = skipped_patches()
+    if left:
+        log.warning(
+            "SGLang %s lacks what some of kvdock's patches rely on. Lost: %s",
+            installed_version(),
+            "; ".join(dict.fromkeys(map(str, left))),
+        )
+    without = {id(one.closed) for one in left}
     for closed in PATCHES:
-        HookRegistry.register(closed.target, closed.hook, HookType[closed.kind])
+        if id(closed) not in without:
+            HookRegistry.register(closed.target, closed.hook, HookType[closed.kind])

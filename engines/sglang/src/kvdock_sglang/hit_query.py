@@ -1,4 +1,4 @@
-"""What the engine asks about a prefix, in the core's terms.
+"""Translate the engine's question about a prefix into the core's terms.
 
 The engine names a pool's hit policy and window with each request. The rule
 that turns existing pages into restorable prefixes is the core's.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class PoolQuery:
-    """One pool's part in a question.
+    """One pool of a query.
 
     Args:
         spec: The pool, with the policy of this request.
@@ -67,6 +67,6 @@ class PoolQuery:
 
 
 def evaluate_query(asked: Sequence[PoolQuery], pages: int) -> Hits:
-    """Return which prefixes all asked pools allow; the first is the anchor."""
+    """Return which prefixes all queried pools allow; the first is the anchor."""
     there = {one.spec.name: one.there for one in asked}
     return evaluate([one.spec for one in asked], there, pages)

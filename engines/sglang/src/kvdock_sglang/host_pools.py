@@ -1,8 +1,8 @@
 """SGLang's host pools as kvdock's pools: one table, by exact class.
 
 A subclass is another class: it may lay its memory out in its own way, so it is
-refused by name until somebody has looked at it. What the table says is held
-against the addresses that the pool itself reports before it is believed.
+rejected by name until the table has it. What the table says is compared with the
+addresses that the pool itself reports before it is used.
 
 Source: SGLang 0.5.23, `mem_cache/pool_host/` and `mem_cache/memory_pool_host.py`.
 """
@@ -18,6 +18,8 @@ from kvdock.pools.enums import DType, HitPolicy, Layout, Per, PoolKind, Sharding
 from kvdock.pools.part import Part
 from kvdock.pools.spec import PoolSpec
 from kvdock.region import Region
+from kvdock_sglang.engine_api import TESTED
+from kvdock_sglang.page_order import page_order
 from kvdock_sglang.pool_names import WINDOWS, EnginePool, is_draft
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ class EngineContext:
         shard: The slice of the model that this process owns.
         page_tokens: Tokens of one page, over all ranks.
         head_group: Heads per stored object, 0 for all heads of a rank.
-        kv_heads: Heads of the target over all ranks, 0 where nobody knows.
+        kv_heads: Heads of the target over all ranks, 0 where it is not known.
     """
 
     shard: Shard
@@ -51,11 +53,15 @@ class HostPool:
         spec: What a page of it is.
         region: Where its pages lie.
         page_slots: Host slots of one page, as the engine counts them.
+        page_order: Digest of the order of bytes in a page; see `page_order`.
+        packed_draft_layers: Layers of a draft model at the end of each page.
     """
 
     spec: PoolSpec
     region: Region
     page_slots: int
+    page_order: str
+    packed_draft_layers: int = 0
 
     @property
     def name(self) -> str:
@@ -75,6 +81,9 @@ class _Shape:
     memory: tuple[object, ...]
     pages: int
     page_slots: int
+    first_layer: int = 0
+    packed_drafts: int = 0
+    divided: tuple[int, int] | None = None
 
 
 def class_name(pool: object) -> str:
@@ -93,23 +102,32 @@ def describe(name: str, pool: object, place: EngineContext) -> HostPool:
     Args:
         name: The name under which the engine registers it.
         pool: The engine's object.
-        place: What it shares with the other pools.
+        place: What all pools of the process share.
 
     Raises:
-        PoolError: If its class or its layout is not known; the message names it.
-        RegionError: If its memory is not as large as its pages.
+        PoolError: If its class or its layout is not known, or it lacks what
+            the table reads of its class; the message names it.
+        RegionError: If its memory is not as large as its pages, or the order of
+            bytes in them cannot be read.
     """
     name = str(name)
     row = KNOWN.get(class_name(pool))
     if row is None:
-        reason = REFUSED.get(class_name(pool))
+        reason = REJECTED.get(class_name(pool))
         raise PoolError(
             f"host pool {name!r} is a {class_name(pool)}, "
             + (reason or "which kvdock-sglang does not know"),
             fix="Run the model without this feature, or ask for the class at "
             "kvdock's issue tracker.",
         )
-    shape = row(_Known(name, pool, place))
+    try:
+        shape = row(_Known(name, pool, place))
+    except AttributeError as error:
+        raise PoolError(
+            f"host pool {name!r} ({class_name(pool)}) cannot be described: {error}",
+            fix=f"Use SGLang {' or '.join(TESTED)}, or a kvdock-sglang that was "
+            "tested with yours.",
+        ) from error
     heads = shape.sharding is Sharding.HEADS
     trailing = name == EnginePool.MAMBA or name in WINDOWS or name.endswith("_state")
     anchor = name == EnginePool.KV
@@ -117,31 +135,31 @@ def describe(name: str, pool: object, place: EngineContext) -> HostPool:
         name=name,
         kind=PoolKind.SWA if name in WINDOWS else shape.kind,
         parts=shape.parts,
-        layers=_layers(pool, shape.layers),
+        layers=tuple(range(shape.first_layer, shape.first_layer + shape.layers)),
         page_tokens=place.page_tokens,
         anchor=anchor,
         draft=is_draft(name),
         required=not is_draft(name),
         hit_policy=HitPolicy.TRAILING_PAGES if trailing else HitPolicy.ALL_PAGES,
-        # The engine tells a window's length with each request, not before.
+        # The engine passes a window's length with each request, not before.
         window_pages=1 if trailing else 0,
         sharding=shape.sharding,
         layout=shape.layout,
         head_group=place.head_group if heads else 0,
     )
     region = Region.of(spec, place.shard, shape.memory, shape.pages)
-    return HostPool(spec, region, shape.page_slots)
+    return HostPool(
+        spec,
+        region,
+        shape.page_slots,
+        page_order(pool, shape.memory, shape.pages, shape.divided),
+        shape.packed_drafts,
+    )
 
 
-def packed_draft_layers(pool: object) -> int:
-    """Return how many layers of a draft model lie at the end of a pool."""
-    layers = getattr(pool, "layer_num", 0)
-    return int(layers - getattr(pool, "target_layer_num", layers))
-
-
-def _layers(pool: object, count: int) -> tuple[int, ...]:
-    first = int(getattr(pool, "start_layer", 0) or 0)
-    return tuple(range(first, first + count))
+def heads_of(pool: Any) -> int:  # noqa: ANN401 - the engine's object
+    """Return the KV heads of a rank in a host pool that divides heads, else 0."""
+    return int(pool.head_num) if KNOWN.get(class_name(pool)) in _BY_HEAD else 0
 
 
 @attrs.frozen(eq=False)
@@ -152,7 +170,7 @@ class _Known:
     pool: Any
     place: EngineContext
 
-    def refuse(self, why: str) -> PoolError:
+    def reject(self, why: str) -> PoolError:
         """Return the error that names the pool and its class."""
         return PoolError(f"host pool {self.name!r} ({class_name(self.pool)}) {why}")
 
@@ -160,7 +178,7 @@ class _Known:
         """Translate an element type of torch."""
         word = str(dtype).removeprefix("torch.")
         if word not in _DTYPES:
-            raise self.refuse(f"holds elements of type {word}, which has no name here")
+            raise self.reject(f"holds elements of type {word}, which has no name here")
         return _DTYPES[word]
 
     def layout(self) -> Layout:
@@ -180,28 +198,36 @@ class _Known:
         heads *= ranks
         whole = self.place.kv_heads
         # Draft layers in the same pool may have other heads than the target.
-        own = self.name == EnginePool.KV and not packed_draft_layers(self.pool)
+        own = self.name == EnginePool.KV and not self.packed_drafts()
         if own and heads == ranks and 0 < whole < ranks and ranks % whole == 0:
             heads = whole
         return Part(name, self.dtype(self.pool.dtype), (heads, width), shard_axis=0)
+
+    def head_axis(self) -> tuple[int, int]:
+        """Return where the memory counts heads, from the innermost, and how many."""
+        axis = -4 if self.layout() is Layout.PAGE_HEAD else -2
+        return axis, int(self.pool.head_num)
+
+    def packed_drafts(self) -> int:
+        """Return how many layers of a draft model lie at the end of each page."""
+        return int(self.pool.layer_num) - int(self.pool.target_layer_num)
 
     def buffer(self, attribute: str) -> object:
         """Return a piece of memory that must be there."""
         found = getattr(self.pool, attribute, None)
         if found is None:
-            raise self.refuse(
+            raise self.reject(
                 f"has no {attribute} on this rank (deduplicated over ranks?)"
             )
         return found
 
-    def whole_pages(self, buffer: Any) -> _Shape:  # noqa: ANN401 - tensor or tensors
+    def whole_pages(self, row: int) -> _Shape:
         """Describe pages that are opaque rows of bytes, one per layer.
 
-        Laid out layer first, each layer is a tensor of its own. That is told
+        Laid out layer first, each layer is a tensor of its own. It is described
         as one part per layer: parts may lie apart, layers of one may not.
         """
-        pool = self.pool
-        row = getattr(pool, "item_bytes", None) or pool.state_page_bytes
+        pool, buffer = self.pool, self.buffer("kv_buffer")
         layers = int(pool.layer_num)
         layout = self.layout()
         apart = isinstance(buffer, list)
@@ -212,16 +238,17 @@ class _Known:
             layers=1 if apart else layers,
             sharding=Sharding.REPLICATED,
             layout=layout,
-            memory=tuple(buffer) if apart else (buffer,),
+            memory=tuple(buffer) if isinstance(buffer, list) else (buffer,),
             pages=int(pool.num_host_pages),
             page_slots=int(pool.page_size),
+            first_layer=int(pool.start_layer),
         )
 
 
 def _mha(known: _Known) -> _Shape:
     pool = known.pool
     if pool.head_dim != pool.v_head_dim:
-        raise known.refuse("has keys and values of different widths in one buffer")
+        raise known.reject("has keys and values of different widths in one buffer")
     return _Shape(
         kind=PoolKind.MHA,
         parts=(known.per_head("k", pool.head_dim), known.per_head("v", pool.head_dim)),
@@ -231,6 +258,9 @@ def _mha(known: _Known) -> _Shape:
         memory=(known.buffer("kv_buffer"),),
         pages=int(pool.page_num),
         page_slots=int(pool.page_size),
+        first_layer=int(pool.start_layer),
+        packed_drafts=known.packed_drafts(),
+        divided=known.head_axis(),
     )
 
 
@@ -248,6 +278,9 @@ def _asymmetric(known: _Known) -> _Shape:
         memory=(known.buffer("k_buffer"), known.buffer("v_buffer")),
         pages=int(pool.page_num),
         page_slots=int(pool.page_size),
+        first_layer=int(pool.start_layer),
+        packed_drafts=known.packed_drafts(),
+        divided=known.head_axis(),
     )
 
 
@@ -262,13 +295,15 @@ def _k_only(known: _Known) -> _Shape:
         memory=(known.buffer("k_buffer"),),
         pages=int(pool.page_num),
         page_slots=int(pool.page_size),
+        first_layer=int(pool.start_layer),
+        divided=known.head_axis(),
     )
 
 
 def _mla(known: _Known) -> _Shape:
     pool = known.pool
-    if getattr(pool, "_layer_shard_enabled", False):
-        raise known.refuse("divides its layers among context-parallel ranks")
+    if pool._layer_shard_enabled:  # noqa: SLF001 - SGLang has no other name for it
+        raise known.reject("divides its layers among context-parallel ranks")
     width = (int(pool.kv_cache_dim),)
     dcp = int(pool.dcp_size)
     return _Shape(
@@ -280,13 +315,15 @@ def _mla(known: _Known) -> _Shape:
         memory=(known.buffer("kv_buffer"),),
         pages=int(pool.page_num),
         page_slots=int(pool.page_size) * dcp,
+        first_layer=int(pool.start_layer),
+        packed_drafts=known.packed_drafts(),
     )
 
 
 def _dsa_indexer(known: _Known) -> _Shape:
     pool = known.pool
-    if getattr(pool.device_pool, "layer_shard_enabled", False):
-        raise known.refuse("divides its layers among context-parallel ranks")
+    if pool.device_pool.layer_shard_enabled:
+        raise known.reject("divides its layers among context-parallel ranks")
     row = (int(pool.indexer_page_stride_size),)
     return _Shape(
         kind=PoolKind.INDEXER,
@@ -297,18 +334,20 @@ def _dsa_indexer(known: _Known) -> _Shape:
         memory=(known.buffer("index_k_with_scale_buffer"),),
         pages=int(pool.indexer_page_num),
         page_slots=int(pool.page_size),
+        first_layer=int(pool.start_layer),
+        packed_drafts=known.packed_drafts(),
     )
 
 
 def _mamba(known: _Known) -> _Shape:
     pool = known.pool
     if len(pool.slot_state_buffers):
-        raise known.refuse("keeps side states beside its slots")
+        raise known.reject("keeps side states beside its slots")
     ranks = known.place.shard.tp_size
 
     def part(name: str, dtype: object, shape: Sequence[int]) -> Part:
         # Every rank has a state of its own; which axis the model divides does
-        # not change the bytes, so it is told as the first one.
+        # not change the bytes, so it is described as the first one.
         whole = (int(shape[0]) * ranks, *map(int, shape[1:])) if shape else (ranks,)
         return Part(name, known.dtype(dtype), whole, Per.PAGE, shard_axis=0)
 
@@ -329,16 +368,26 @@ def _mamba(known: _Known) -> _Shape:
         memory=tuple(buffers[n] for n in kept),
         pages=int(pool.size),
         page_slots=int(pool.page_size),
+        packed_drafts=len(pool.mtp_draft_buffer_infos),
     )
 
 
 def _compressed(known: _Known) -> _Shape:
-    return known.whole_pages(known.buffer("kv_buffer"))
+    return known.whole_pages(int(known.pool.item_bytes))
+
+
+def _ring_state(known: _Known) -> _Shape:
+    return known.whole_pages(int(known.pool.state_page_bytes))
 
 
 def _qsa_indexer(known: _Known) -> _Shape:
-    shape = known.whole_pages(known.buffer("kv_buffer"))
-    return attrs.evolve(shape, kind=PoolKind.INDEXER)
+    pool = known.pool
+    own_layers = len(pool.device_pool.qsa_compressed_k_buffer_pool)
+    return attrs.evolve(
+        known.whole_pages(int(pool.item_bytes)),
+        kind=PoolKind.INDEXER,
+        packed_drafts=int(pool.layer_num) - own_layers,
+    )
 
 
 def _nvfp4(known: _Known) -> _Shape:
@@ -354,6 +403,8 @@ def _nvfp4(known: _Known) -> _Shape:
         memory=(known.buffer("kv_buffer"),),
         pages=int(pool.page_num),
         page_slots=int(pool.page_size),
+        first_layer=int(pool.start_layer),
+        packed_drafts=known.packed_drafts(),
     )
 
 
@@ -403,12 +454,14 @@ KNOWN: dict[str, Callable[[_Known], _Shape]] = {
     f"{_POOLS}.minimax_m3_nvfp4.MiniMaxM3Nvfp4IndexKPoolHost": _nvfp4,
     f"{_POOLS}.minimax_m3_nvfp4.MiniMaxM3Nvfp4MainKVPoolHost": _nvfp4,
     f"{_MORE_POOLS}.DeepSeekV4PagedHostPool": _compressed,
-    f"{_MORE_POOLS}.DeepSeekV4StateHostPool": _compressed,
+    f"{_MORE_POOLS}.DeepSeekV4StateHostPool": _ring_state,
     f"{_MORE_POOLS}.LogicalHostPool": _logical,
 }
 """Classes of SGLang's host pools, and what describes one of each."""
 
-REFUSED = {
+_BY_HEAD = (_mha, _asymmetric, _k_only)
+
+REJECTED = {
     f"{_POOLS}.mha_mxfp8.MHATokenToKVPoolMXFP8Host": (
         "whose scales lie outside of its pages"
     ),
@@ -419,4 +472,4 @@ REFUSED = {
         "whose pages move in memory while it is in use"
     ),
 }
-"""Classes that are known and cannot be described, and why."""
+"""Classes that cannot be described, and why."""

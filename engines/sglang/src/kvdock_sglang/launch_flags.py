@@ -1,4 +1,4 @@
-"""SGLang's launch flags: read those that somebody has, write those that work."""
+"""Read and write SGLang's launch flags for the storage tier."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOADER_KEYS = {
     "module_path": "kvdock_sglang",
     "class_name": "KvdockStorage",
 }
-"""How SGLang is told to load kvdock's class."""
+"""What SGLang's configuration needs to load kvdock's class."""
 
 GROUPS = ("core", "routes", "backends", "observers")
 """Keys of the configuration that are groups of settings."""
@@ -45,12 +45,12 @@ ENGINE_TYPES: Mapping[str, tuple[type, ...]] = MappingProxyType(
         "tp_lcm_size": (int,),
     }
 )
-"""Keys that SGLang itself reads, and refuses if they are of another type."""
+"""Keys that SGLang itself reads, and rejects if they are of another type."""
 
 
 @attrs.frozen
 class Flags:
-    """What a command line says about the storage tier.
+    """The storage flags of a command line.
 
     Args:
         command: The command line, as it was given.
@@ -164,7 +164,7 @@ def _reader(path: Path) -> tuple[str, Callable[[str], Any]]:
                     fix="Run the doctor where SGLang is installed, which needs it too.",
                 ) from error
     raise SettingsError(
-        f"{path} is of no kind that SGLang reads",
+        f"{path} is not a kind of file that SGLang reads",
         fix="Name it .json, .toml, .yaml or .yml.",
     )
 
@@ -182,7 +182,7 @@ def from_words(settings: Mapping[str, object]) -> dict[str, object]:
         for group in groups:
             below = below.setdefault(group, {})
             if not isinstance(below, dict):
-                raise SettingsError(f"{group!r} in {name!r} is no group of settings")
+                raise SettingsError(f"{group!r} in {name!r} is not a group of settings")
         if name in GROUPS and isinstance(value, str):
             below.setdefault(name, {}).update(configuration(value))
         else:
@@ -198,10 +198,10 @@ def _read(value: object) -> object:
 
 
 def engine_problems(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
-    """Return which of SGLang's own keys it would refuse, with what to do."""
+    """Return which of SGLang's own keys it would reject, with what to do."""
     return tuple(
         (
-            f"{key} is {given[key]!r}, which SGLang refuses",
+            f"{key} is {given[key]!r}, which SGLang rejects",
             f"Write it as {' or '.join(one.__name__ for one in types)}, unquoted.",
         )
         for key, types in ENGINE_TYPES.items()

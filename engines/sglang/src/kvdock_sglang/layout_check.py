@@ -1,8 +1,8 @@
-"""Hold a described pool against the addresses that the engine reports.
+"""Compare a described pool with the addresses that the engine reports.
 
 A description that is wrong by one stride would store other bytes than it
-promises. So before a pool is believed, its first and its last page are asked
-for in the engine's own way, and must cover the very same memory.
+promises. So before a pool is used, the addresses of its first and last page are
+read from the engine too, and must cover the same memory.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvdock.errors import RegionError
+from kvdock_sglang.engine_api import TESTED
 from kvdock_sglang.host_pools import HostPool, class_name
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def check(described: HostPool, pool: Any) -> None:  # noqa: ANN401 - the engine'
     """Compare two pages of a description with the engine's own account.
 
     Raises:
-        RegionError: If they do not cover the same memory, or nobody can tell.
+        RegionError: If they do not cover the same memory.
     """
     if not described.spec.physical:
         return
@@ -40,9 +41,10 @@ def check(described: HostPool, pool: Any) -> None:  # noqa: ANN401 - the engine'
         if mine != theirs:
             raise RegionError(
                 f"host pool {described.name!r} ({class_name(pool)}): page {page} lies "
-                f"at {_shown(theirs)} by SGLang's account, {_shown(mine)} by kvdock's",
-                fix="This SGLang lays the pool out in another way than 0.5.23; "
-                "use a version that kvdock-sglang was tested with.",
+                f"at {_shown(theirs)} according to SGLang, at {_shown(mine)} "
+                "according to kvdock",
+                fix="This SGLang lays the pool out in another way than "
+                f"{' or '.join(TESTED)}, which kvdock-sglang was tested with.",
             )
 
 

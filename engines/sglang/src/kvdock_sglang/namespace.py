@@ -1,7 +1,7 @@
-"""What must be equal for pages of two SGLang processes to be interchangeable.
+"""The namespace of SGLang's pages: what must be equal for them to be interchangeable.
 
-The engine tells a storage backend the served name of the model and the ranks,
-nothing else. Two servers may serve different weights under one name, so what
+The engine passes the served name of the model and the ranks to a storage backend,
+and nothing else. Two servers may serve different weights under one name, so what
 the engine was started with is read as well.
 """
 
@@ -12,49 +12,43 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from kvdock.errors import KvdockError
 from kvdock.namespace import Namespace
 from kvdock.pools.shard import Shard
-from kvdock_sglang.host_pools import packed_draft_layers
+from kvdock_sglang.engine_api import (
+    LAUNCH_ARGUMENTS,
+    TESTED,
+    installed_version,
+    untested_version,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from kvdock_sglang.host_pools import HostPool
     from kvdock_sglang.settings import AdapterSettings
 
-STARTED_WITH = (
-    "model_path",
-    "revision",
-    "dtype",
-    # "dummy" is random weights under the name and path of real ones.
-    "load_format",
-    "quantization",
-    "quantization_param_path",
-    "modelopt_quant",
-    "rl_quant_profile",
-    "kt_weight_path",
-    "kv_cache_dtype",
-    "json_model_override_args",
-    "speculative_algorithm",
-    "speculative_draft_model_path",
-    "speculative_draft_model_revision",
-    "speculative_draft_load_format",
-    "speculative_draft_model_quantization",
-    "speculative_draft_kv_cache_dtype",
-)
-"""Launch arguments that change what the bytes of a page mean."""
-
-_DRAFT = "speculative_"
+_DRAFT = ("speculative_", "decrypted_draft_", "uno_")
+"""How names of launch arguments about a draft model begin."""
 
 
-def started_with() -> dict[str, str]:
-    """Return the launch arguments of this engine that matter, where known."""
+def launch_arguments() -> dict[str, str]:
+    """Return the launch arguments of this engine that decide what its bytes mean.
+
+    Raises:
+        KvdockError: If one of them cannot be read; without it, servers with
+            other weights could share pages.
+    """
     from sglang.srt.runtime_context import get_server_args  # noqa: PLC0415 - the engine
 
     try:
         arguments = get_server_args()
-    except Exception:  # noqa: BLE001 - parts of the engine run without any
-        return {}
-    found = {name: getattr(arguments, name, None) for name in STARTED_WITH}
+    except Exception as error:
+        raise _unreadable("its launch arguments", error) from error
+    lacking = [name for name in LAUNCH_ARGUMENTS if not hasattr(arguments, name)]
+    if lacking:
+        raise _unreadable(f"the launch arguments {', '.join(lacking)}")
+    found = {name: getattr(arguments, name) for name in LAUNCH_ARGUMENTS}
     return {
         name: str(value)
         for name, value in found.items()
@@ -62,19 +56,31 @@ def started_with() -> dict[str, str]:
     }
 
 
+def _unreadable(what: str, error: Exception | None = None) -> KvdockError:
+    because = f": {error}" if error else ""
+    return KvdockError(
+        f"SGLang {installed_version()} does not provide {what}{because}",
+        fix=f"Use SGLang {' or '.join(TESTED)}, or a kvdock-sglang that was tested "
+        "with yours.",
+    )
+
+
 def ranks_on_host(tp_size: int) -> int:
     """Return how many of the ranks that divide a page are on one host.
+
+    Raises:
+        KvdockError: If the engine does not say over how many hosts it runs.
 
     Source: SGLang 0.5.23, `entrypoints/engine.py`: how ranks get their nodes.
     """
     from sglang.srt.runtime_context import get_parallel  # noqa: PLC0415 - the engine
 
+    found = get_parallel()
     try:
-        found = get_parallel()
         hosts = max(1, int(found.nnodes) // int(found.pp_size))
         return min(tp_size, int(found.tp_size) // hosts) if hosts > 1 else tp_size
-    except Exception:  # noqa: BLE001 - parts of the engine run without any
-        return tp_size
+    except Exception as error:
+        raise _unreadable("over how many hosts it runs", error) from error
 
 
 def target_kv_heads() -> int:
@@ -93,13 +99,13 @@ def target_kv_heads() -> int:
 
     try:
         return int(model_config_of(get_server_args()).get_total_num_kv_heads())
-    except Exception:  # noqa: BLE001 - no model, or one whose heads differ by layer
+    except Exception:  # noqa: BLE001 - a model whose heads differ by layer: share none
         return 0
 
 
 @attrs.frozen(kw_only=True)
 class Ranks:
-    """Where this process stands among the ranks of its deployment.
+    """The ranks of this process in its deployment.
 
     Args:
         shard: The slice of the model that this process owns.
@@ -109,6 +115,7 @@ class Ranks:
         cp_size: Context-parallel ranks.
         on_host: Tensor-parallel ranks of its group that are on one host.
         dp_rank: Its replica, under DP attention.
+        share_tp: Other TP sizes that are to find the pages, by `tp_lcm_size`.
     """
 
     shard: Shard
@@ -118,6 +125,7 @@ class Ranks:
     cp_size: int = 1
     on_host: int = 1
     dp_rank: int = 0
+    share_tp: tuple[int, ...] = ()
 
     @property
     def process(self) -> str:
@@ -134,15 +142,15 @@ class Ranks:
     def of(cls, config: Any) -> Ranks:  # noqa: ANN401 - the engine's dataclass
         """Read the engine's storage configuration.
 
-        Stages and context-parallel ranks are told in the namespace instead of
+        Stages and context-parallel ranks are part of the namespace instead of
         the shard: the engine numbers a pool's layers within its stage, and
         nothing says whether context-parallel ranks hold the same pages.
         """
         shard = Shard(
             tp_rank=int(config.tp_rank),
             tp_size=int(config.tp_size),
-            dcp_rank=int(getattr(config, "dcp_rank", 0)),
-            dcp_size=int(getattr(config, "dcp_size", 1)),
+            dcp_rank=int(config.dcp_rank),
+            dcp_size=int(config.dcp_size),
         )
         return cls(
             shard=shard,
@@ -151,7 +159,8 @@ class Ranks:
             cp_rank=int(config.attn_cp_rank),
             cp_size=int(config.attn_cp_size),
             on_host=ranks_on_host(shard.tp_size),
-            dp_rank=int(getattr(config, "dp_rank", None) or 0),
+            dp_rank=int(config.dp_rank or 0),
+            share_tp=(int(config.tp_lcm_size),) if config.tp_lcm_size else (),
         )
 
 
@@ -160,16 +169,17 @@ def namespace(
     ranks: Ranks,
     settings: AdapterSettings,
     started: Mapping[str, str],
-    host_pools: Iterable[object] = (),
+    host_pools: Iterable[HostPool] = (),
 ) -> Namespace:
-    """Return what the stored bytes of this engine belong to.
+    """Return the namespace of this engine's pages.
 
     Args:
         served_name: The engine's name of the model, with its page format tag.
-        ranks: Where this process stands.
-        settings: What the operator says.
-        started: What `started_with` found.
-        host_pools: The engine's pools, asked for packed draft layers.
+        ranks: The ranks of this process.
+        settings: The adapter's settings.
+        started: What `launch_arguments` found.
+        host_pools: The engine's pools, described: how each orders the bytes of
+            a page, and how many layers of a draft model it has.
     """
     path = started.get("model_path", "")
     names = dict.fromkeys(filter(None, (served_name, path)))
@@ -179,8 +189,11 @@ def namespace(
         if name not in ("model_path", "revision") and not name.startswith(_DRAFT)
     }
     fmt["engine"] = "sglang"
-    packed = sum(map(packed_draft_layers, host_pools))
-    if packed:
+    if version := untested_version():
+        fmt["engine_version"] = version
+    described = tuple(host_pools)
+    fmt["page_order"] = {pool.name: pool.page_order for pool in described}
+    if packed := sum(pool.packed_draft_layers for pool in described):
         fmt["packed_draft_layers"] = packed
     if ranks.pp_size > 1:
         fmt["pp"] = [ranks.pp_rank, ranks.pp_size]

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class EnginePool(StrEnum):
-    """Names under which SGLang registers pools that are treated apart."""
+    """Names of SGLang's pools that need special treatment."""
 
     KV = "kv"
     """The anchor."""
@@ -61,5 +61,5 @@ POOL_NAMES = frozenset(
 
 
 def is_draft(name: str) -> bool:
-    """Say whether the engine registers a draft model's pool by this name."""
+    """Return whether the engine registers a draft model's pool by this name."""
     return name.startswith("draft")

@@ -1,4 +1,4 @@
-"""What an operator may say in SGLang's extra configuration.
+"""Settings in SGLang's extra configuration.
 
 SGLang hands over one flat mapping. Some keys are its own, some are for this
 adapter, and all others belong to the plugin that is to store the pages.
@@ -39,7 +39,7 @@ ENGINE_KEYS = frozenset(
 """Keys that SGLang reads for itself; it leaves some of them in the mapping."""
 
 GIVES_UP_S = 10.0
-"""How long SGLang waits for its storage threads when it detaches or resets.
+"""How long SGLang waits for its storage threads to stop, when it detaches or resets.
 
 Source: SGLang 0.5.23, `HiCacheController._stop_storage_threads`. Where it resets
 its cache the error that follows ends the engine.
@@ -49,14 +49,14 @@ CALLS_IN_A_ROW = MappingProxyType({"exists": 1, "get": 2, "put": 2, "close": 1})
 """Calls that one of its threads makes without a look whether it is to stop.
 
 The target's pages, and in a call of their own those that go with them; after
-one that failed there are no more.
+a failed one the thread makes none.
 """
 
 MOVING_S = 4.0
 """Deadline of a load or a store, where none is given: two end in time."""
 
 _MOST_GRACE_S = 1.0
-"""With so much of it, a default is too long, and no deadline that was chosen."""
+"""From here on the grace is what makes a deadline too long, and not the deadline."""
 
 
 class Drafts(StrEnum):
@@ -88,7 +88,7 @@ class AdapterSettings:
         help="Settings of observers that core.observers switches on, by name.",
     )
     drafts: Drafts = choice(
-        Drafts.STRICT, help="strict or lenient, when nobody takes draft pools."
+        Drafts.STRICT, help="strict or lenient, when no plugin takes draft pools."
     )
     model: str = option(
         "", help="Identity of the model; by default its served name and path."
@@ -106,7 +106,7 @@ class AdapterSettings:
 
 @attrs.frozen
 class Configuration:
-    """Everything that was given for one engine process.
+    """All settings of one engine process.
 
     Args:
         own: The adapter's settings.
@@ -121,7 +121,7 @@ class Configuration:
     observers: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
 
     def differs(self, other: Configuration) -> tuple[str, ...]:
-        """Name the settings that are others; values may be secrets."""
+        """Name the settings that differ; values may be secrets."""
         mine, theirs = self._in_force(), other._in_force()
         every = dict.fromkeys([*mine, *theirs])
         return tuple(one for one in every if mine.get(one) != theirs.get(one))
@@ -146,7 +146,7 @@ def collect(given: Mapping[str, object]) -> Configuration:
     """Read the engine's mapping, the environment and kvdock's own file.
 
     Raises:
-        SettingsError: If a setting is missing, wrong, or belongs to nobody.
+        SettingsError: If a setting is missing, wrong or unknown.
     """
     own, rest = split(given)
     backends = {name: dict(theirs) for name, theirs in own.backends.items()}
@@ -167,7 +167,7 @@ def collect(given: Mapping[str, object]) -> Configuration:
 
 
 def _hasty(core: CoreSettings, origins: Mapping[str, str]) -> CoreSettings:
-    """Shorten the deadlines that nobody has chosen."""
+    """Shorten the deadlines that no source sets."""
     unsaid = [one for one in ("get", "put") if f"core.deadlines.{one}" not in origins]
     deadlines = attrs.evolve(core.deadlines, **dict.fromkeys(unsaid, MOVING_S))
     return attrs.evolve(core, deadlines=deadlines)
@@ -176,7 +176,7 @@ def _hasty(core: CoreSettings, origins: Mapping[str, str]) -> CoreSettings:
 def _check_names(
     own: AdapterSettings, core: CoreSettings, observers: Iterable[str]
 ) -> None:
-    """Refuse what names nothing, as it would count for nothing."""
+    """Reject names without a pool, backend or observer: they would have no effect."""
     for pool in own.routes:
         if pool not in POOL_NAMES:
             raise SettingsError(
@@ -218,7 +218,7 @@ def _check_deadlines(core: CoreSettings) -> None:
 
 
 def split(given: Mapping[str, object]) -> tuple[AdapterSettings, dict[str, object]]:
-    """Tell the adapter's settings from those of the plugin.
+    """Separate the adapter's settings from those of the plugin.
 
     Returns:
         The adapter's settings, and what is left: the plugin's.

@@ -1,8 +1,8 @@
-"""What was moved and how fast, in the engine's words; what failed, in the log.
+"""Transferred pages and bandwidth for the engine's metrics; failures for the log.
 
 The engine polls a record of its own kind, which knows pages and bandwidth of
 the anchor. Everything else is counted by observers, by pool and outcome; what
-fails before the core sees it is told here, with a count.
+fails before the core sees it is logged here, with a count.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Stats:
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     def record(self, what: str, pages: int, nbytes: int, seconds: float) -> None:
-        """Note a call that moved pages of the anchor."""
+        """Record a call that transferred pages of the anchor."""
         if self.metrics:
             record = (pages, nbytes / 2**30 / max(seconds, 1e-9))
             with self._lock:
                 self._moved.setdefault(what, []).append(record)
 
     def record_error(self, what: str, error: Exception) -> None:
-        """Count something that failed as a whole; log it now and then."""
+        """Count a call that failed as a whole; log it every 10 s."""
         with self._lock:
             self._failed[what] += 1
             times = self._failed[what]

@@ -3,7 +3,7 @@
 This is the contract and nothing else: what the engine passes in is turned into
 page hashes and page indices, what comes out of the core into the engine's
 lists of booleans. Up to four engine threads call it at a time. While it stores
-and loads, nothing is raised: what went wrong is a miss whose cause is told.
+and loads, nothing is raised: what went wrong is a miss whose cause is logged.
 
 Source: SGLang 0.5.23, `mem_cache/hicache_storage.py`: `HiCacheStorage`.
 """
@@ -11,6 +11,7 @@ Source: SGLang 0.5.23, `mem_cache/hicache_storage.py`: `HiCacheStorage`.
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -26,17 +27,18 @@ from kvdock.batch import Outcome
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError
 from kvdock.pools.enums import HitPolicy
+from kvdock_sglang import engine_api
 from kvdock_sglang.attachments import AttachedHostPool, Attachments
 from kvdock_sglang.hit_query import PoolQuery, evaluate_query
-from kvdock_sglang.host_pools import EngineContext, HostPool, describe
+from kvdock_sglang.host_pools import EngineContext, HostPool, describe, heads_of
 from kvdock_sglang.layout_check import check
-from kvdock_sglang.namespace import Ranks, namespace, started_with, target_kv_heads
+from kvdock_sglang.namespace import Ranks, launch_arguments, namespace, target_kv_heads
 from kvdock_sglang.pool_names import EnginePool, is_draft
 from kvdock_sglang.settings import collect
 from kvdock_sglang.stats import Stats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -48,13 +50,15 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         """Read the configuration and load the plugins.
 
         Called on the engine's scheduler thread. The engine decides after this
-        call whether pages travel by address, so it is told here that they do.
+        call whether pages travel by address, so this call sets that they do.
 
         Raises:
-            KvdockError: If the configuration is wrong or the plugin is not
-                usable; the engine then does not start.
+            KvdockError: If this SGLang lacks a name that storage uses, the
+                configuration is wrong or the plugin is not usable; the engine
+                then does not start.
         """
         del kwargs
+        engine_api.check()
         if storage_config.extra_config is None:
             storage_config.extra_config = {}
         storage_config.extra_config["interface_v1"] = 1
@@ -65,11 +69,12 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         own = self.given.own
         dock = Dock.load(require=[own.plugin, *own.routes.values()])
         dock.observe(self.given.core.observers, self.given.observers)
-        self._tier = Attachments(dock, self.given, self.ranks)
+        self._attachments = Attachments(dock, self.given, self.ranks)
         self._waiting: dict[str, object] = {}
         self._attached = False
+        self._stopping = False
 
-    # --- Registration: the engine's scheduler thread; raising refuses --------
+    # --- Registration: the engine's scheduler thread; an error rejects -------
 
     def register_mem_pool_host(self, mem_pool_host: object) -> None:
         """Take the anchor's host pool."""
@@ -86,8 +91,8 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         if not self._attached:
             self._waiting[name] = host_pool
             return
-        if self._tier.lane(name) is None:
-            self._tier.add(self._describe(name, host_pool))
+        if self._attachments.attached_pool(name) is None:
+            self._attachments.add(self._describe(name, host_pool))
 
     def on_host_pools_registered(self) -> None:
         """Plan and attach everything that was registered so far.
@@ -97,19 +102,19 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         are attached in one way: each by itself, after the burst.
 
         Raises:
-            KvdockError: If a pool is of an unknown kind, no plugin takes it
-                (the message is the route table), or a plugin refuses.
+            KvdockError: If a pool is of an unknown class, no plugin takes it
+                (the message is the route table), or a plugin rejects its memory.
         """
         burst = {n: pool for n, pool in self._waiting.items() if not is_draft(n)}
+        pools = [self._describe(name, pool) for name, pool in burst.items()]
         space = namespace(
             self.config.model_name,
             self.ranks,
             self.given.own,
-            started_with(),
-            burst.values(),
+            launch_arguments(),
+            pools,
         )
-        pools = [self._describe(name, pool) for name, pool in burst.items()]
-        self._tier.attach(pools, space)
+        self._attachments.attach(pools, space)
         self._attached = True
         waiting, self._waiting = self._waiting, {}
         for name, pool in waiting.items():
@@ -118,7 +123,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
 
     def _describe(self, name: str, pool: object) -> HostPool:
         anchor: Any = self.mem_pool_host
-        group, held = 0, int(getattr(pool, "head_num", 0))
+        group, held = 0, heads_of(pool)
         if self.config.should_split_heads and self.config.tp_lcm_size:
             ranks = int(self.config.tp_lcm_size) // self.ranks.shard.tp_size
             group = max(1, held // ranks)
@@ -135,27 +140,43 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         return described
 
     def close(self) -> None:
-        """Let go of everything; safe to call at any time and twice."""
-        self._safely("close", self._tier.close, None)
+        """Close all attachments; safe to call at any time and twice."""
+        try:
+            self._attachments.close()
+        except Exception as error:  # noqa: BLE001 - the engine does not expect any
+            self.ledger.record_error("close", error)
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Answer every call with a miss at once while the engine stops its threads.
+
+        Called on the scheduler thread. Calls that are already under way end by
+        their deadline.
+        """
+        self._stopping = True
+        try:
+            yield
+        finally:
+            self._stopping = False
 
     def writes(self, pool_name: str) -> bool:
-        """Say whether this rank has objects of a pool to store.
+        """Return whether this rank has objects of a pool to store.
 
-        The hook on the engine's writer rule asks this.
+        The patch of the engine's writer rule calls this.
         """
-        lane = self._tier.lane(_word(pool_name))
-        return lane is not None and lane.spec.writes(self.ranks.shard)
+        attached_pool = self._attachments.attached_pool(_word(pool_name))
+        return attached_pool is not None and attached_pool.spec.writes(self.ranks.shard)
 
     # --- Lookup: the prefetch thread -----------------------------------------
 
     def exists(self, key: str) -> bool:
-        """Say whether one page of the anchor is there."""
+        """Return whether one page of the anchor is stored."""
         return self.batch_exists([key]) == 1
 
     def batch_exists(
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
-        """Count the pages of the anchor's prefix that are there."""
+        """Count the stored pages of the anchor's prefix."""
         return int(self.batch_exists_v2(keys, None, extra_info).kv_hit_pages)
 
     def batch_exists_v2(
@@ -175,14 +196,14 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         self, keys: Sequence[str], transfers: Sequence[PoolTransfer]
     ) -> PoolTransferResult:
         deadline_s = self._deadline("exists")
-        anchor = self._lane(EnginePool.KV)
+        anchor = self._attached_pool(EnginePool.KV)
         asked = [PoolQuery(anchor.spec, anchor.lookup(keys, deadline_s))]
         for transfer in transfers:
-            lane = self._lane(transfer.name)
-            there = lane.lookup(keys, deadline_s)
+            attached_pool = self._attached_pool(transfer.name)
+            there = attached_pool.lookup(keys, deadline_s)
             asked.append(
                 PoolQuery.of(
-                    lane.spec,
+                    attached_pool.spec,
                     there,
                     policy=_word(transfer.hit_policy),
                     window=len(transfer.keys or []),
@@ -209,7 +230,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         del extra_info
         until_s = self._deadline("get")
         moved = self._move("get", EnginePool.KV, keys, host_indices, until_s)
-        self._tier.tell_loaded({EnginePool.KV: moved})
+        self._attachments.notify_loaded({EnginePool.KV: moved})
         return moved
 
     def batch_set_v1(
@@ -237,7 +258,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             if _word(one.hit_policy) == HitPolicy.TRAILING_PAGES
         }
         loaded = {_word(name): good for name, good in done.items()}
-        self._tier.tell_loaded(loaded, windows)
+        self._attachments.notify_loaded(loaded, windows)
         return done
 
     def batch_set_v2(
@@ -273,57 +294,53 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             return missed
         return self._safely(
             f"{what} of {_word(name)}",
-            lambda: self._moved(what, self._lane(name), keys, slots, deadline_s),
+            lambda: self._moved(
+                what, self._attached_pool(name), keys, slots, deadline_s
+            ),
             missed,
         )
 
     def _moved(
         self,
         what: str,
-        lane: AttachedHostPool,
+        attached_pool: AttachedHostPool,
         keys: Sequence[str],
         slots: Any,  # noqa: ANN401 - a tensor of slots
         deadline_s: float,
     ) -> list[bool]:
-        pages = page_indices(slots, lane.pool.page_slots, len(keys))
+        pages = page_indices(slots, attached_pool.pool.page_slots, len(keys))
         began = time.perf_counter()
-        move = lane.read if what == "get" else lane.write
+        move = attached_pool.read if what == "get" else attached_pool.write
         outcomes = move(keys, pages, deadline_s)
         seconds = time.perf_counter() - began
         good: list[bool] = (outcomes == Outcome.OK).tolist()
-        if lane.pool.name == EnginePool.KV:
-            nbytes = sum(good) * lane.spec.page_bytes(self.ranks.shard)
+        if attached_pool.pool.name == EnginePool.KV:
+            nbytes = sum(good) * attached_pool.spec.page_bytes(self.ranks.shard)
             self.ledger.record(what, sum(good), nbytes, seconds)
         return good
 
-    # --- Flat pages: only where an engine insists on copies ------------------
+    # --- Flat pages: not supported -------------------------------------------
+    # SGLang calls these for backends without page addresses, which this one has.
 
     def get(
         self,
         key: str,
         target_location: Any = None,  # noqa: ANN401 - a tensor
         target_sizes: Any = None,  # noqa: ANN401 - not used by any caller
-    ) -> Any:  # noqa: ANN401 - a tensor or None
-        """Load one page of the anchor into a flat tensor."""
-        return self.batch_get([key], [target_location], target_sizes)[0]
+    ) -> Any:  # noqa: ANN401 - a tensor, by the contract
+        """Report a miss: flat pages are not supported."""
+        return self.batch_get([key], target_location, target_sizes)[0]
 
     def batch_get(
         self,
         keys: list[str],
         target_locations: Any = None,  # noqa: ANN401 - tensors
         target_sizes: Any = None,  # noqa: ANN401 - not used by any caller
-    ) -> list[Any]:
-        """Load pages of the anchor into flat tensors; None where missing."""
-        del target_sizes
-        # All pages may come as one tensor, which has no truth value.
-        targets = [] if target_locations is None else list(target_locations)
-        if len(targets) != len(keys):
-            return [None] * len(keys)
-        return self._safely(
-            "get of flat pages",
-            lambda: self._tier.flat().load(keys, targets, self._deadline("get")),
-            [None] * len(keys),
-        )
+    ) -> list[None]:
+        """Report a miss for each key: flat pages are not supported."""
+        del target_locations, target_sizes
+        self.ledger.record_error("get of flat pages", _flat_pages())
+        return [None] * len(keys)
 
     def set(
         self,
@@ -332,8 +349,8 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         target_location: Any = None,  # noqa: ANN401 - not used by any caller
         target_sizes: Any = None,  # noqa: ANN401 - not used by any caller
     ) -> bool:
-        """Store one page of the anchor from a flat tensor."""
-        return self.batch_set([key], [value], target_location, target_sizes)
+        """Store nothing: flat pages are not supported."""
+        return self.batch_set([key], value, target_location, target_sizes)
 
     def batch_set(
         self,
@@ -342,27 +359,21 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         target_locations: Any = None,  # noqa: ANN401 - not used by any caller
         target_sizes: Any = None,  # noqa: ANN401 - not used by any caller
     ) -> bool:
-        """Store pages of the anchor from flat tensors; whether all are."""
-        del target_locations, target_sizes
-        sources = [] if values is None else list(values)
-        if len(sources) != len(keys):
-            return False
-        return self._safely(
-            "set of flat pages",
-            lambda: self._tier.flat().store(keys, sources, self._deadline("put")),
-            otherwise=False,
-        )
+        """Store nothing: flat pages are not supported."""
+        del keys, values, target_locations, target_sizes
+        self.ledger.record_error("set of flat pages", _flat_pages())
+        return False
 
     # --- Control: the scheduler thread ---------------------------------------
 
     def clear(self) -> bool:
-        """Forget what this model and format stored, and nothing else.
+        """Delete what this model and format stored, and nothing else.
 
         Raises:
-            KvdockError: If a plugin did not. SGLang takes every answer for a
-                success; only an error is one in its log.
+            KvdockError: If a plugin failed. SGLang takes every answer for a
+                success; only an error reaches its log.
         """
-        self._tier.clear()
+        self._attachments.clear()
         return True
 
     def get_stats(self) -> Any:  # noqa: ANN401 - the engine's StorageMetrics
@@ -372,17 +383,19 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     # --- Inside --------------------------------------------------------------
 
     def _deadline(self, what: str) -> float:
-        """Return when one call of the engine must have ended, all pools of it."""
+        """Return when one call of the engine must end, over all of its pools."""
         return self.given.core.deadlines.until(what)
 
-    def _lane(self, name: str) -> AttachedHostPool:
-        lane = self._tier.lane(_word(name))
-        if lane is None:
+    def _attached_pool(self, name: str) -> AttachedHostPool:
+        attached_pool = self._attachments.attached_pool(_word(name))
+        if attached_pool is None:
             raise KvdockError(f"pool {_word(name)!r} is not attached")
-        return lane
+        return attached_pool
 
     def _safely(self, what: str, call: Callable[[], T], otherwise: T) -> T:
-        """Run something for the engine; whatever fails is a miss."""
+        """Run a call of the engine; an error is a miss."""
+        if self._stopping:
+            return otherwise
         try:
             return call()
         except Exception as error:  # noqa: BLE001 - nothing may reach the engine's threads
@@ -412,6 +425,14 @@ def page_indices(slots: Any, page_slots: int, pages: int) -> Any:  # noqa: ANN40
             f"host slots {rows[np.argmin(whole)].tolist()[:4]}... are not a page"
         )
     return first // page_slots
+
+
+def _flat_pages() -> KvdockError:
+    """Return why the older calls of the engine's contract move nothing."""
+    return KvdockError(
+        "kvdock moves pages by address, and copies of flat pages are not supported",
+        fix='Leave "interface_v1" out of the configuration; kvdock sets it to 1.',
+    )
 
 
 def _word(name: object) -> str:

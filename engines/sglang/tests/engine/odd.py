@@ -1,4 +1,4 @@
-"""A plugin in memory that can be told to misbehave or to decline."""
+"""A plugin in memory that misbehaves or declines where a test sets it to."""
 
 from __future__ import annotations
 
@@ -35,12 +35,16 @@ class Odd:
         kinds: Kinds of pools that it takes.
         hangs: Set to let every call wait for `go_on`.
         raises: Set to let every call raise.
+        lookup_s: How long a lookup takes, unless `go_on` is set.
+        lookups: How many were made.
     """
 
     draft: Support = Support.NATIVE
     kinds: frozenset[PoolKind] = frozenset(PoolKind)
     hangs: bool = False
     raises: bool = False
+    lookup_s: float = 0.0
+    lookups: int = 0
     go_on: threading.Event = attrs.field(factory=threading.Event)
     objects: dict[str, bytes] = attrs.field(factory=dict)
 
@@ -78,6 +82,10 @@ class Odd:
             self.go_on.wait(30)
         if self.raises:
             raise RuntimeError("out of order")
+        if batch.operation is Operation.EXISTS:
+            self.lookups += 1
+            if self.lookup_s:
+                self.go_on.wait(self.lookup_s)
         return BatchResult.of(batch, [self._one(batch, n) for n in range(len(batch))])
 
     def _one(self, batch: Batch, row: int) -> Outcome:

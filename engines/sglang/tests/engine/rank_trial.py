@@ -104,7 +104,7 @@ def latent_target_divided_by_token(rank: int, size: int, root: str, group: Any) 
             loaded = controllers.fetch(made, token_ids, slots, [])
             found = loaded.completed_tokens // page
     except NotImplementedError as error:
-        return {"refused": str(error)}
+        return {"rejected": str(error)}
     equal = all(torch.equal(zoo.page(target, 4 + n), expected[n]) for n in range(found))
     return {"pages": found, "equal": equal}
 

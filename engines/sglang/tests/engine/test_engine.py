@@ -114,11 +114,11 @@ def tell(name: str, plugin: str, model: Path, folder: Path) -> Story:
 
 
 def tell_unreliable(
-    told: lives.World, rounds: list[dict[str, Any]]
+    original: lives.World, rounds: list[dict[str, Any]]
 ) -> list[list[dict[str, Any]]]:
     """One life over a store whose calls fail at random, asked again and again."""
-    storage = {**told.storage, "root": str(told.folder / "unreliable")}
-    world = attrs.evolve(told, storage=storage)
+    storage = {**original.storage, "root": str(original.folder / "unreliable")}
+    world = attrs.evolve(original, storage=storage)
     _, *answered = world.live("unreliable", rounds, environ=UNRELIABLE)
     return answered
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-import logging
 import pkgutil
 import re
+import time
+from array import array
 from importlib import metadata
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import controllers
+import odd
 import pytest
 import test_families as families
 import zoo
 from sglang.srt.arg_groups import hicache_hook
 from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageFailureInjector
 from sglang.srt.mem_cache.unified_cache.storage_attachment import StorageAttachment
 from sglang.srt.plugins.hook_registry import HookRegistry
@@ -91,13 +94,13 @@ OTHERS: dict[str, dict[str, object]] = {
     "prefetch_timeout_per_ki_token": {"prefetch_timeout_per_ki_token": 1},
     "hicache_storage_pass_prefix_keys": {"hicache_storage_pass_prefix_keys": True},
 }
-"""What the refusal names, and what was asked for otherwise."""
+"""What the rejection names, and what was asked for otherwise."""
 
 
 @pytest.mark.usefixtures("hooked")
 @pytest.mark.parametrize("what", OTHERS)
 @pytest.mark.parametrize("kind", ["text", ".json", ".yaml"])
-def test_another_configuration_is_refused_while_one_is_attached(
+def test_another_configuration_is_rejected_while_one_is_attached(
     tmp_path: Path, what: str, kind: str
 ) -> None:
     same = {
@@ -120,7 +123,7 @@ def test_another_configuration_is_refused_while_one_is_attached(
 
 
 @pytest.mark.usefixtures("hooked")
-def test_a_file_that_cannot_be_read_is_refused_while_one_is_attached(
+def test_a_file_that_cannot_be_read_is_rejected_while_one_is_attached(
     tmp_path: Path,
 ) -> None:
     ok, why = attach_a_second(tmp_path, f"@{tmp_path}/none.json")
@@ -129,7 +132,7 @@ def test_a_file_that_cannot_be_read_is_refused_while_one_is_attached(
 
 
 @pytest.mark.usefixtures("hooked")
-def test_no_secret_is_told_when_it_is_another_one(tmp_path: Path) -> None:
+def test_no_secret_is_shown_when_it_is_another_one(tmp_path: Path) -> None:
     same = {"plugin": "file", "root": str(tmp_path), "revision": "r1"}
     ok, why = attach_a_second(tmp_path, launch(**same, salt="pepper"))
     assert not ok
@@ -138,16 +141,16 @@ def test_no_secret_is_told_when_it_is_another_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hooked")
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("given", [True, False])
 def test_the_same_configuration_or_none_may_be_given_to_change_policies(
-    tmp_path: Path, *, told: bool
+    tmp_path: Path, *, given: bool
 ) -> None:
     same = launch("file", root=str(tmp_path), revision="r1", prefetch_threshold=16)
-    ok, why = attach_a_second(tmp_path, same if told else None)
+    ok, why = attach_a_second(tmp_path, same if given else None)
     assert ok, why
 
 
-def test_without_the_hook_the_engine_says_yes_and_keeps_the_first(
+def test_without_the_patch_the_engine_says_yes_and_keeps_the_first(
     tmp_path: Path,
 ) -> None:
     ok, why = attach_a_second(tmp_path, launch("mooncake"))
@@ -155,7 +158,7 @@ def test_without_the_hook_the_engine_says_yes_and_keeps_the_first(
     assert "same backend" in why
 
 
-def attach_after_a_refusal(tmp_path: Path) -> tuple[bool, str]:
+def attach_after_a_rejection(tmp_path: Path) -> tuple[bool, str]:
     """Ask for pools to be stored wrongly, and then rightly."""
     group = controllers.become_rank(0, 1, tmp_path / "gloo")
     right = {"plugin": "file", "root": str(tmp_path / "store")}
@@ -184,13 +187,15 @@ def attach_after_a_refusal(tmp_path: Path) -> tuple[bool, str]:
 
 
 @pytest.mark.usefixtures("hooked")
-def test_after_a_refused_attachment_another_one_may_be_tried(tmp_path: Path) -> None:
-    ok, why = attach_after_a_refusal(tmp_path)
+def test_after_a_rejected_attachment_another_one_may_be_tried(tmp_path: Path) -> None:
+    ok, why = attach_after_a_rejection(tmp_path)
     assert ok, why
 
 
-def test_without_the_hook_a_refused_attachment_stays_in_the_way(tmp_path: Path) -> None:
-    ok, why = attach_after_a_refusal(tmp_path)
+def test_without_the_patch_a_rejected_attachment_stays_in_the_way(
+    tmp_path: Path,
+) -> None:
+    ok, why = attach_after_a_rejection(tmp_path)
     assert not ok
     assert "already attached" in why
 
@@ -243,7 +248,7 @@ def test_a_plugin_that_takes_pieces_keeps_the_layout(
     assert layout_for(monkeypatch, Support.NATIVE) == "layer_first"
 
 
-def test_without_the_hook_the_layout_stays_whatever_the_plugin_needs(
+def test_without_the_patch_the_layout_stays_whatever_the_plugin_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert layout_for(monkeypatch, Support.NO) == "layer_first"
@@ -252,20 +257,121 @@ def test_without_the_hook_the_layout_stays_whatever_the_plugin_needs(
 @pytest.mark.parametrize(
     "closed", engine_patches.PATCHES, ids=lambda one: one.target[-40:]
 )
-def test_every_hook_finds_its_function_in_this_sglang(
+def test_every_patch_finds_its_function_in_this_sglang(
     closed: engine_patches.Patch,
 ) -> None:
     assert callable(pkgutil.resolve_name(closed.target))
 
 
-def test_in_an_unknown_sglang_nothing_is_hooked_and_it_says_what_is_lost(
+def test_this_sglang_has_a_place_for_every_patch() -> None:
+    assert engine_patches.skipped_patches() == ()
+
+
+@pytest.mark.usefixtures("hooked")
+def test_patches_that_are_in_place_still_find_what_they_rely_on() -> None:
+    """Each process installs them, also one that was forked from a hooked one."""
+    assert engine_patches.skipped_patches() == ()
+
+
+def test_another_version_with_the_same_functions_gets_every_patch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(metadata, "version", lambda _: "0.6.0")
-    with caplog.at_level(logging.WARNING, logger="kvdock.sglang"):
+    monkeypatch.setattr(metadata, "version", lambda _: "0.5.23.post1")
+    try:
         engine_patches.install()
-    assert not HookRegistry._hooks
-    assert re.search(r"leave 0\.6\.0 alone\. Lost: draft models", caplog.text)
+        assert set(HookRegistry._hooks) == {
+            closed.target for closed in engine_patches.PATCHES
+        }
+    finally:
+        HookRegistry.reset()
+    assert not caplog.text
+
+
+DCP = {"attach_storage_backend", "_generate_storage_config"}
+
+
+@pytest.mark.parametrize(
+    ("path", "lost", "missing"),
+    [
+        (
+            f"{engine_patches._CONTROLLER}.attach_storage_backend",
+            DCP,
+            r"attach_storage_backend\(storage_backend_extra_config\)",
+        ),
+        (
+            f"{engine_patches._CONTROLLER}._generate_storage_config",
+            DCP,
+            "attn_dcp_size in .*_generate_storage_config",
+        ),
+        (
+            f"{engine_patches._HYBRID}.HybridCacheController.should_backup",
+            {"should_backup"},
+            "backup_skip in .*should_backup",
+        ),
+        (
+            "sglang.srt.arg_groups.overrides.resolving_view",
+            {"resolve_storage_layout_compatibility"},
+            r"resolving_view\(server_args\)",
+        ),
+    ],
+)
+def test_a_patch_is_left_out_by_what_it_lacks_and_the_log_says_what_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    lost: set[str],
+    missing: str,
+) -> None:
+    owner, _, name = path.rpartition(".")
+    monkeypatch.setattr(pkgutil.resolve_name(owner), name, lambda *_: None)
+    try:
+        engine_patches.install()
+        found = {target.rpartition(".")[2] for target in HookRegistry._hooks}
+    finally:
+        HookRegistry.reset()
+    every = {closed.target.rpartition(".")[2] for closed in engine_patches.PATCHES}
+    assert every - found == lost
+    assert re.search(rf"Lost: .*missing: .*{missing}", caplog.text)
+
+
+@pytest.mark.usefixtures("hooked")
+def test_a_detach_does_not_wait_for_queued_lookups(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plugin = odd.Odd(lookup_s=0.5)
+    monkeypatch.setattr(Dock, "load", lambda **_: odd.dock(plugin))
+    group = controllers.become_rank(0, 1, tmp_path / "store")
+    pool = zoo.mha_host()
+    with controllers.controller({"kv": pool}, {"plugin": "odd"}, group=group) as made:
+        queued = [
+            made.prefetch(
+                CacheRequestHandle(f"request-{n}", 0),
+                array("q", controllers.tokens(2 * zoo.PAGE, start=n)),
+            )
+            for n in range(60)
+        ]
+        controllers.until("the first lookup", lambda: plugin.lookups)
+        began = time.monotonic()
+        made.detach_storage_backend()
+        assert time.monotonic() - began < 5
+        answered = [made.prefetch_hit_queue.get_nowait() for _ in queued]
+    assert answered == queued
+    assert all(one.storage_hit_count == 0 for one in answered)
+    assert plugin.lookups < 5
+
+
+@pytest.mark.usefixtures("hooked")
+def test_after_a_reset_storage_answers_again(tmp_path: Path) -> None:
+    group = controllers.become_rank(0, 1, tmp_path / "store")
+    pool = zoo.mha_host()
+    zoo.fill(pool, 1)
+    token_ids = controllers.tokens(2 * zoo.PAGE)
+    extra = {"plugin": "file", "root": str(tmp_path / "kv")}
+    with controllers.controller({"kv": pool}, extra, group=group) as made:
+        controllers.back_up(made, zoo.slots(pool, [0, 1]), token_ids, [])
+        made.reset()
+        loaded = controllers.fetch(made, token_ids, zoo.slots(pool, [4, 5]), [])
+        assert loaded.completed_tokens == 2 * zoo.PAGE
 
 
 def test_sglang_finds_the_entry_point_by_itself() -> None:

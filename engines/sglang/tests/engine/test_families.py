@@ -154,27 +154,19 @@ def test_the_anchor_travels_by_address_and_sets_the_flag_itself(tmp_path: Path) 
         assert record.prefetch_bandwidth[0] > 0
 
 
-def test_flat_pages_and_pages_by_address_are_the_same_objects(tmp_path: Path) -> None:
-    for layout in (*zoo.LAYOUTS, "page_head"):
-        pool = zoo.mha_host(layout)
-        zoo.fill(pool, 1)
-        keys = hashes(3, layout)
-        with attached(config(tmp_path), {"kv": pool}) as storage:
-            assert storage.batch_set_v1(keys[:2], zoo.slots(pool, [0, 1])) == [True] * 2
-            targets = [pool.get_dummy_flat_data_page() for _ in keys]
-            got = storage.batch_get(keys, targets)
-            # As bytes: random bits may be a NaN, which equals nothing.
-            for index in (0, 1):
-                flat = got[index].view(torch.uint8)
-                assert torch.equal(flat, zoo.page(pool, index))
-            assert got[2] is None
-            both = torch.stack(targets[:2])
-            assert storage.batch_set(keys[:2], both) is True
-            assert len(storage.batch_get(keys[:2], both)) == 2
-            flat = pool.get_data_page(5 * zoo.PAGE)
-            assert storage.set(keys[2], flat)
-            assert storage.batch_get_v1(keys[2:], zoo.slots(pool, [7])) == [True]
-            assert torch.equal(zoo.page(pool, 7), zoo.page(pool, 5))
+def test_flat_pages_are_a_miss_that_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = zoo.mha_host()
+    flat, keys = pool.get_dummy_flat_data_page(), hashes(2)
+    with attached(config(tmp_path), {"kv": pool}) as storage:
+        assert all(storage.batch_set_v1(keys, zoo.slots(pool, [0, 1])))
+        assert storage.batch_get(keys, [flat, flat]) == [None, None]
+        assert storage.get(keys[0], flat) is None
+        assert storage.batch_set(keys, [flat, flat]) is False
+        assert storage.set(keys[0], flat) is False
+    said = [line for line in caplog.messages if "flat pages are not supported" in line]
+    assert len(said) == 2
 
 
 def test_a_logical_anchor_takes_part_without_bytes(tmp_path: Path) -> None:
@@ -277,7 +269,7 @@ def test_a_draft_is_found_again_whether_it_came_with_the_others_or_late(
             asked = [PoolTransfer(PoolName(name)) for name in drafts]
             assert storage.batch_exists_v2(keys, asked).kv_hit_pages == 2
             assert all(map(all, storage.batch_get_v2(moves).values()))
-            digests.add(storage._tier.digest)
+            digests.add(storage._attachments.digest)
     assert len(digests) == 1
 
 
@@ -304,7 +296,7 @@ def test_another_layout_type_or_geometry_is_a_miss_and_never_other_bytes(
         assert all(map(torch.equal, before, zoo.snapshot(other)))
 
 
-def test_slots_that_are_no_page_are_a_miss_whose_cause_is_told(
+def test_slots_that_are_not_a_page_are_a_miss_whose_cause_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = zoo.mha_host()
@@ -350,7 +342,6 @@ def test_after_close_everything_is_a_quiet_miss(tmp_path: Path) -> None:
     keys = hashes(2)
     assert storage.batch_exists(keys) == 0
     assert storage.batch_set_v1(keys, zoo.slots(pool, [0, 1])) == [False, False]
-    assert storage.batch_get(keys, [None, None]) == [None, None]
     assert storage.get_stats() is not None
     assert storage.clear() is True
 
@@ -410,6 +401,24 @@ def test_split_heads_let_two_and_four_ranks_share_their_objects(tmp_path: Path) 
         assert torch.equal(zoo.page(pool, 7), zoo.page(pool, 0))
 
 
+def test_what_other_deployments_do_not_find_is_logged_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pools = {
+        "kv": zoo.mha_host("page_head", heads=4, packed_drafts=1),
+        "mamba": zoo.mamba_host(),
+    }
+    cfg = config(tmp_path, tp=(0, 2), tp_lcm_size=4, should_split_heads=True)
+    cfg.pp_size = 2
+    with caplog.at_level("INFO", logger="kvdock.sglang"), attached(cfg, pools):
+        pass
+    (line,) = [one for one in caplog.messages if "is not shared along" in one]
+    assert "pool mamba is not shared along tp: every rank keeps a state" in line
+    assert "pool kv is not shared along pp: an object holds the layers" in line
+    assert "pool kv is not shared along draft: the last 1 layers" in line
+    assert "pool kv is not shared along tp" not in line
+
+
 def one_head(value: int, ranks: int) -> Any:
     """A pool of one head, which holds the same bytes wherever this is called."""
     pool = zoo.mha_host("page_head" if ranks > 1 else "page_first", heads=1)
@@ -456,7 +465,7 @@ def test_where_the_heads_are_not_known_each_rank_keeps_its_own(
 def test_what_the_store_keeps_says_what_it_belongs_to(tmp_path: Path) -> None:
     pool = zoo.mha_host()
     with attached(config(tmp_path, extra={"revision": "r7"}), {"kv": pool}) as storage:
-        (attachment,) = storage._tier._attachments
+        (attachment,) = storage._attachments._attachments
         record: Any = json.loads(json.dumps(attachment.namespace_record))
     assert record["revision"] == "r7"
     assert record["model"].startswith("org/model")

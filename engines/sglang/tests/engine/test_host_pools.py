@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_every_host_pool_of_sglang_is_known_or_refused_for_a_reason() -> None:
+def test_every_host_pool_of_sglang_is_known_or_rejected_for_a_reason() -> None:
     """A class that a new version brings is found here first."""
     for module in pkgutil.iter_modules(pool_host.__path__, f"{pool_host.__name__}."):
         importlib.import_module(module.name)
@@ -31,7 +31,7 @@ def test_every_host_pool_of_sglang_is_known_or_refused_for_a_reason() -> None:
     # It serves another feature, which has no storage: pages of requests that
     # are being decoded.
     found -= {name for name in found if name.endswith(".HiSparseMHATokenToKVPoolHost")}
-    known = set(host_pools.KNOWN) | set(host_pools.REFUSED)
+    known = set(host_pools.KNOWN) | set(host_pools.REJECTED)
     assert found <= known
     # These stand beside that base class.
     beside = {name.rpartition(".")[2] for name in known - found}
@@ -42,13 +42,15 @@ def test_every_pool_that_sglang_names_may_be_routed() -> None:
     assert {name.value for name in PoolName} == POOL_NAMES
 
 
-@pytest.mark.parametrize("name", host_pools.REFUSED)
-def test_a_class_that_cannot_be_described_is_refused_with_its_reason(name: str) -> None:
+@pytest.mark.parametrize("name", host_pools.REJECTED)
+def test_a_class_that_cannot_be_described_is_rejected_with_its_reason(
+    name: str,
+) -> None:
     cls: Any = pkgutil.resolve_name(name)
     place = host_pools.EngineContext(shard=Shard(), page_tokens=zoo.PAGE)
-    with pytest.raises(PoolError, match=host_pools.REFUSED[name]) as refused:
+    with pytest.raises(PoolError, match=host_pools.REJECTED[name]) as rejected:
         host_pools.describe("kv", cls.__new__(cls), place)
-    assert name in str(refused.value)
+    assert name in str(rejected.value)
 
 
 def _below(cls: type) -> Iterator[type]:
@@ -59,7 +61,7 @@ def _below(cls: type) -> Iterator[type]:
         yield from _below(one)
 
 
-def test_a_pool_of_a_subclass_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_pool_of_a_subclass_is_rejected_by_name(tmp_path: Path) -> None:
     pool = zoo.mha_host()
     subclass = type("Faster", (type(pool),), {})
     pool.__class__ = subclass
@@ -70,7 +72,7 @@ def test_a_pool_of_a_subclass_is_refused_by_name(tmp_path: Path) -> None:
         pass
 
 
-def test_a_pool_that_reports_other_addresses_is_refused(tmp_path: Path) -> None:
+def test_a_pool_that_reports_other_addresses_is_rejected(tmp_path: Path) -> None:
     pool = zoo.mha_host()
     honest = pool.get_page_buffer_meta
     pool.get_page_buffer_meta = lambda slots: (
@@ -78,7 +80,7 @@ def test_a_pool_that_reports_other_addresses_is_refused(tmp_path: Path) -> None:
         honest(slots)[1],
     )
     with (
-        pytest.raises(KvdockError, match="by SGLang's account"),
+        pytest.raises(KvdockError, match="according to SGLang"),
         families.attached(families.config(tmp_path), {"kv": pool}),
     ):
         pass

@@ -21,7 +21,7 @@ from kvdock_sglang.namespace import ranks_on_host, target_kv_heads
 
 
 def run_on(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
-    """Let the engine believe in hosts; its own objects refuse half a truth."""
+    """Let the engine believe in hosts; its own objects reject half a truth."""
     found = SimpleNamespace(**sizes)
     monkeypatch.setattr(runtime_context, "get_parallel", lambda: found)
 
@@ -65,11 +65,11 @@ def test_pages_that_ranks_of_two_hosts_share_need_a_store_that_both_reach(
     pools: dict[str, Any] = {"kv": zoo.mha_host() if draft else zoo.mla_host()}
     late = {"draft": zoo.mla_host(layers=1)} if draft else {}
     with (
-        pytest.raises(NoRoute, match="host, not cluster") as refused,
+        pytest.raises(NoRoute, match="host, not cluster") as rejected,
         families.attached(cfg, pools, late),
     ):
         pass
-    assert "shared_storage" in str(refused.value)
+    assert "shared_storage" in str(rejected.value)
 
 
 @pytest.mark.usefixtures("two_hosts")
@@ -100,15 +100,15 @@ def test_heads_that_each_rank_has_for_itself_may_stay_on_its_host(
             assert made.batch_exists(keys) == 1
 
 
-@pytest.mark.parametrize(("heads", "refused"), [(2, False), (1, True)])
+@pytest.mark.parametrize(("heads", "rejected"), [(2, False), (1, True)])
 def test_heads_that_ranks_of_one_host_share_need_no_more_than_the_host(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, heads: int, *, refused: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, heads: int, *, rejected: bool
 ) -> None:
     """Four ranks on two hosts: two heads are held by neighbours, one by all."""
     run_on(monkeypatch, nnodes=2, tp_size=4, pp_size=1)
     monkeypatch.setattr(storage, "target_kv_heads", lambda: heads)
     cfg = families.config(tmp_path, tp=(1, 4))
-    expected = pytest.raises(NoRoute) if refused else nullcontext()
+    expected = pytest.raises(NoRoute) if rejected else nullcontext()
     with expected, families.attached(cfg, {"kv": zoo.mha_host(heads=1)}):
         pass
 
@@ -120,7 +120,7 @@ def test_the_heads_of_the_target_are_those_of_its_configuration(
         model_path=str(tiny_models.make("llama", tmp_path)), device="cpu"
     )
     monkeypatch.setattr(runtime_context, "get_server_args", lambda: arguments)
-    told = json.loads((Path(arguments.model_path) / "config.json").read_text())
-    assert target_kv_heads() == told["num_key_value_heads"]
+    config = json.loads((Path(arguments.model_path) / "config.json").read_text())
+    assert target_kv_heads() == config["num_key_value_heads"]
     monkeypatch.setattr(runtime_context, "get_server_args", lambda: None)
     assert target_kv_heads() == 0

@@ -45,7 +45,7 @@ def test_a_divided_draft_beside_a_replicated_target_is_found_by_both_ranks(
     assert [one["draft, hooked"] for one in seen] == [{"pages": 5, "equal": True}] * 2
 
 
-def test_without_the_hook_no_rank_ever_finds_that_prefix(
+def test_without_the_patch_no_rank_ever_finds_that_prefix(
     seen: list[dict[str, Any]],
 ) -> None:
     """What the first hook is for; when this fails, SGLang asks no more."""
@@ -60,10 +60,10 @@ def test_ranks_agree_on_a_prefix_that_both_can_restore(
     assert all(one["pages"] == 2 and one["equal"] for one in states)
 
 
-def test_pages_divided_by_token_are_stored_with_the_hook_and_refused_without(
+def test_pages_divided_by_token_are_stored_with_the_patch_and_rejected_without(
     seen: list[dict[str, Any]],
 ) -> None:
     assert [one["dcp, hooked"] for one in seen] == [{"pages": 3, "equal": True}] * 2
     assert all(
-        "requires file or Mooncake" in one["dcp, bare"]["refused"] for one in seen
+        "requires file or Mooncake" in one["dcp, bare"]["rejected"] for one in seen
     )

@@ -167,7 +167,7 @@ def _until_it_answers(
         time.sleep(0.1)
 
 
-def test_storage_is_attached_refused_detached_and_cleared_while_the_server_runs(
+def test_storage_is_attached_rejected_detached_and_cleared_while_the_server_runs(
     tmp_path: Path,
 ) -> None:
     """One story, as starting a server costs more than all of its steps."""
@@ -180,7 +180,7 @@ def test_storage_is_attached_refused_detached_and_cleared_while_the_server_runs(
         warm, memory = server.answer(prompt)
         assert memory > 0
 
-        # What cannot be attached is refused with a reason, and nothing breaks.
+        # What cannot be attached is rejected with a reason, and nothing breaks.
         status, why = server.attach(plugin="file", rot=root)
         assert (status, "unknown setting 'rot'" in why) == (400, True), why
         status, why = server.attach(plugin="fil", root=root)
@@ -188,8 +188,8 @@ def test_storage_is_attached_refused_detached_and_cleared_while_the_server_runs(
 
         status, said = server.attach(plugin="file", root=root)
         assert status == HTTPStatus.OK, said
-        told = json.loads(server.ask("GET", STORAGE)[1])
-        assert told["hicache_storage_backend"] == "dynamic"
+        shown = json.loads(server.ask("GET", STORAGE)[1])
+        assert shown["hicache_storage_backend"] == "dynamic"
         for other in (
             {"plugin": "mooncake", "master": "127.0.0.1:1"},
             {"plugin": "file", "root": root, "revision": "after an update"},
@@ -210,8 +210,8 @@ def test_storage_is_attached_refused_detached_and_cleared_while_the_server_runs(
         server.forget()
         assert server.answer(prompt) == (warm, memory)
         rows = server.ask("GET", "/metrics")[1].splitlines()
-        (told,) = [row for row in rows if row.startswith(RESTORED)]
-        assert float(told.split()[-1]) > 0
+        (shown,) = [row for row in rows if row.startswith(RESTORED)]
+        assert float(shown.split()[-1]) > 0
 
         kvdock_trace.settle(server.trace)
         assert server.ask("POST", f"{STORAGE}/clear")[0] == HTTPStatus.OK

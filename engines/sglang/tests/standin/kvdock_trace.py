@@ -27,13 +27,13 @@ _ONE_LINE = threading.Lock()
 
 
 def traced(module: Any) -> None:
-    """Wrap the lanes of `kvdock_sglang.attachments`, which every page passes."""
+    """Wrap the pools of `kvdock_sglang.attachments`, which every page passes."""
     folder = Path(os.environ[FOLDER])
     folder.mkdir(parents=True, exist_ok=True)
-    lane, tier = module.Lane, module.Tier
+    pool, attachments = module.AttachedHostPool, module.Attachments
     for what in ("read", "write"):
-        setattr(lane, what, _moves(folder, what, getattr(lane, what)))
-    tier._attach = _attaches(folder, tier._attach)
+        setattr(pool, what, _moves(folder, what, getattr(pool, what)))
+    attachments._attach = _attaches(folder, attachments._attach)
 
 
 def _moves(folder: Path, what: str, move: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from transformers import Cache
 
-from kvdock import Per, PoolSpec, Region, Shard
+from kvdock import HostBudget, Per, PoolSpec, Region, Shard
+from kvdock.config.core import KEPT_FREE_BYTES
 from kvdock_transformers.errors import UnsupportedCache
 from kvdock_transformers.pools import DTYPES, CachePools, state_part_names
 
@@ -24,12 +25,18 @@ class HostPages:
     Args:
         spec: The pool, in layout PAGE_OBJECT.
         pages: How many pages there is room for.
+
+    Raises:
+        PoolError: If the host has too little memory left for them.
     """
 
     def __init__(self, spec: PoolSpec, pages: int) -> None:
         self.spec = spec
         self.pages = pages
         self.page_bytes = spec.page_bytes(Shard())
+        HostBudget.measure(KEPT_FREE_BYTES).check(
+            [(spec.name, pages * self.page_bytes)]
+        )
         self.buffer = torch.zeros((pages, self.page_bytes), dtype=torch.uint8)
 
     def region(self) -> Region:

@@ -1,8 +1,7 @@
 """The names under which SGLang's own stores keep pages, from its real classes.
 
-The core spells them again, so that an old store can be read once. Here its
-spelling is held against what those classes write, for pools of the real
-classes as well.
+`kvdock_sglang.legacy_keys` spells them again, so that an old store can be read
+once. These tests compare its spelling with what those classes write.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 from sglang.srt.mem_cache.storage.mooncake_store.mooncake_store import MooncakeStore
 
-from kvdock.compat import CompatKeys, Spelling
 from kvdock.errors import NamespaceError
 from kvdock.pools.enums import Sharding
 from kvdock.pools.shard import Shard
 from kvdock_sglang.host_pools import EngineContext, describe
+from kvdock_sglang.legacy_keys import LegacyKeys, Spelling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -95,9 +94,9 @@ class Case:
         return describe(name, pool, place).spec
 
     def spelled(self, spelling: Spelling) -> list[str]:
-        """Return the core's names of one page of all pools."""
+        """Return the legacy names of one page of all pools."""
         target = self.spec("kv", self.target)
-        keys = CompatKeys(
+        keys = LegacyKeys(
             spelling=spelling,
             model=MODEL,
             target=target,

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from kvdock.compat import CompatKeys, Spelling
 from kvdock.errors import KvdockError, NamespaceError
 from kvdock.pools.enums import DType, Per, PoolKind, Sharding
 from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard
 from kvdock.pools.spec import PoolSpec
+from kvdock_sglang.legacy_keys import LegacyKeys, Spelling
 
 MODEL = "org/Model"
 
@@ -58,7 +58,7 @@ DCP = Shard(tp_rank=1, tp_size=4, dcp_rank=1, dcp_size=2)
 def names(
     spelling: str, target: PoolSpec, shard: Shard, pool: PoolSpec, tag: str = ""
 ) -> list[str]:
-    keys = CompatKeys(
+    keys = LegacyKeys(
         spelling=Spelling(spelling), model=MODEL, target=target, shard=shard, tag=tag
     )
     return list(keys.of("HASH", pool))
@@ -148,7 +148,7 @@ def test_heads_that_the_engine_mixed_up_are_not_migrated() -> None:
         names("components", MHA, TP, spec("indexer", PoolKind.K_ONLY, *keys))
 
 
-def test_what_the_engine_never_stored_there_is_refused() -> None:
+def test_what_the_engine_never_stored_there_is_rejected() -> None:
     with pytest.raises(NamespaceError, match="stores no pool 'auxiliary_swa'"):
         names("components", MHA, TP, mha("auxiliary_swa"))
     with pytest.raises(NamespaceError, match="keep a rank's heads together"):
@@ -159,6 +159,6 @@ def test_what_the_engine_never_stored_there_is_refused() -> None:
 def test_a_hash_is_no_way_out_of_a_name(page_hash: str) -> None:
     for spelling in Spelling:
         with pytest.raises(KvdockError, match="not made of letters and digits"):
-            CompatKeys(spelling=spelling, model=MODEL, target=MHA, shard=TP).of(
+            LegacyKeys(spelling=spelling, model=MODEL, target=MHA, shard=TP).of(
                 page_hash, MHA
             )

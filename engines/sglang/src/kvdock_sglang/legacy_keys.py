@@ -3,7 +3,7 @@
 Only for reading an old store once: these keys say who wrote an object instead
 of what it holds, and cover neither dtype nor layout nor weights. Where two
 ranks wrote different bytes under one key there is nothing to migrate, and the
-pool is refused.
+pool is rejected.
 
 Source: SGLang 0.5.23, `mem_cache/hicache_storage.py:HiCacheFile` (whole pages)
 and `mem_cache/storage/mooncake_store/mooncake_store.py` (components).
@@ -35,8 +35,8 @@ class Spelling(StrictEnum):
 
 
 @attrs.frozen(kw_only=True)
-class CompatKeys:
-    """How one process of that engine called its objects.
+class LegacyKeys:
+    """How one process of SGLang named its objects.
 
     Args:
         spelling: The family of names.
@@ -58,7 +58,7 @@ class CompatKeys:
         Raises:
             KvdockError: If the hash could reach out of its place in a name.
             NamespaceError: If the engine gave one name to different bytes,
-                or refuses the pool.
+                or rejects the pool.
         """
         check_hashes([page_hash])
         if self.spelling is Spelling.WHOLE_PAGES:
@@ -86,7 +86,7 @@ class CompatKeys:
         shard = self.shard
         by_rank = not self._replicated or pool.name == PoolName.MAMBA
         if pool.sharding in (Sharding.HEADS, Sharding.RANK) and not by_rank:
-            self._refuse_if_shared(pool)
+            self._reject_if_shared(pool)
         if len(pool.head_groups(shard)) > 1:
             raise NamespaceError(
                 f"pool {pool.name!r}: these names keep a rank's heads together",
@@ -108,7 +108,7 @@ class CompatKeys:
             )
         return "_".join(words) + ".bin"
 
-    def _refuse_if_shared(self, pool: PoolSpec) -> None:
+    def _reject_if_shared(self, pool: PoolSpec) -> None:
         if self.shard.tp_size > 1:
             raise NamespaceError(
                 f"pool {pool.name!r} differs from rank to rank, but the engine gave "
@@ -148,7 +148,7 @@ class CompatKeys:
                 f"{rank}_{infix}{part.name}" for rank in ranks for part in pool.parts
             ]
         if pool.sharding in (Sharding.HEADS, Sharding.RANK):
-            self._refuse_if_shared(pool)
+            self._reject_if_shared(pool)
         if pool.anchor:
             return [f"{shared}_k"]
         return [f"{shared}_{pool.name}{'_k' if pool.name == PoolName.DRAFT else ''}"]

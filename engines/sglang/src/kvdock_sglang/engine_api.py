@@ -1,0 +1,225 @@
+"""What kvdock-sglang uses of SGLang, in one table.
+
+SGLang promises nothing about most of these names. They are checked when the
+engine starts: where one of `STORAGE` is missing, storage is rejected by that
+name; a patch of which one is missing is left out, and the log says what is lost.
+
+To support another version of SGLang: run `make test-sglang-latest`, correct what
+it names, then add the version to `TESTED`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kvdock.errors import KvdockError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+TESTED = ("0.5.23",)
+"""Versions of SGLang that the tests of this package ran with.
+
+Of another version the number is part of the namespace: nothing has shown that
+it orders the bytes of a page in the same way.
+"""
+
+LAUNCH_ARGUMENTS = (
+    "model_path",
+    "revision",
+    "model_impl",
+    "model_config_parser",
+    "decrypted_config_file",
+    "json_model_override_args",
+    "dtype",
+    # "dummy" is random weights under the name and path of real ones.
+    "load_format",
+    "model_loader_extra_config",
+    "custom_weight_loader",
+    "weight_version",
+    "quantization",
+    "quantization_param_path",
+    "modelopt_quant",
+    "modelopt_checkpoint_restore_path",
+    "quantize_and_serve",
+    "rl_quant_profile",
+    "kt_weight_path",
+    "kv_cache_dtype",
+    # The rows of this indexer are opaque bytes: their type is named only here.
+    "qsa_indexer_dtype",
+    "speculative_algorithm",
+    "speculative_draft_model_path",
+    "speculative_draft_model_revision",
+    "speculative_draft_load_format",
+    "speculative_draft_model_quantization",
+    "speculative_draft_kv_cache_dtype",
+    "decrypted_draft_config_file",
+    "uno_lora_path",
+)
+"""Launch arguments that change what the bytes of a page mean."""
+
+
+@attrs.frozen
+class Used:
+    """Names of one object of SGLang that this package relies on.
+
+    Args:
+        path: Dotted path of a function, method or class.
+        parameters: Parameters that it must have.
+        members: Fields, methods or enum members that a class must have.
+        reads: Names that the code of a function must refer to: a patch that
+            hides or replaces one of them would otherwise change nothing.
+    """
+
+    path: str
+    parameters: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+
+    def missing(self) -> tuple[str, ...]:
+        """Return what this SGLang lacks, each as a dotted name or a reason."""
+        try:
+            found = pkgutil.resolve_name(self.path)
+        except (ImportError, AttributeError) as error:
+            return (f"{self.path} ({error})",)
+        except Exception as error:  # noqa: BLE001 - importing an engine runs its code
+            return (f"{self.path} ({type(error).__name__}: {error})",)
+        name = self.path.removeprefix("sglang.srt.")
+        lacking = [f"{name}.{one}" for one in self.members if not _has(found, one)]
+        if self.parameters:
+            known = _parameters(found)
+            lacking += [f"{name}({one})" for one in self.parameters if one not in known]
+        if self.reads:
+            referred = _references(found)
+            lacking += [f"{one} in {name}" for one in self.reads if one not in referred]
+        return tuple(lacking)
+
+
+_HICACHE = "sglang.srt.mem_cache.hicache_storage"
+_CONTEXT = "sglang.srt.runtime_context"
+
+STORAGE = (
+    Used(
+        f"{_HICACHE}.HiCacheStorageConfig",
+        members=(
+            "tp_rank",
+            "tp_size",
+            "pp_rank",
+            "pp_size",
+            "attn_cp_rank",
+            "attn_cp_size",
+            "dp_rank",
+            "dcp_rank",
+            "dcp_size",
+            "model_name",
+            "tp_lcm_size",
+            "should_split_heads",
+            "enable_storage_metrics",
+            "extra_config",
+        ),
+    ),
+    Used(
+        f"{_HICACHE}.PoolTransfer",
+        members=(
+            "name",
+            "host_indices",
+            "keys",
+            "hit_policy",
+            "block_pages",
+            "group_pages",
+        ),
+    ),
+    Used(
+        f"{_HICACHE}.PoolTransferResult",
+        parameters=(
+            "kv_hit_pages",
+            "extra_pool_hit_pages",
+            "restorable_prefix_pages",
+        ),
+    ),
+    Used(
+        f"{_HICACHE}.PoolHitPolicy",
+        members=("ALL_PAGES", "TRAILING_PAGES", "BLOCK_GROUPS"),
+    ),
+    Used(f"{_CONTEXT}.get_server_args"),
+    Used(f"{_CONTEXT}.get_parallel"),
+    Used("sglang.srt.server_args.ServerArgs", members=LAUNCH_ARGUMENTS),
+    Used("sglang.srt.arg_groups.model_override_base.model_config_of"),
+    Used(
+        "sglang.srt.configs.model_config.ModelConfig",
+        members=("get_total_num_kv_heads",),
+    ),
+    Used(
+        "sglang.srt.observability.metrics_collector.StorageMetrics",
+        members=(
+            "prefetch_pgs",
+            "backup_pgs",
+            "prefetch_bandwidth",
+            "backup_bandwidth",
+        ),
+    ),
+)
+"""What storage requires; host pools are checked one by one.
+
+Source: SGLang 0.5.23.
+"""
+
+
+def missing(used: Iterable[Used]) -> tuple[str, ...]:
+    """Return what this SGLang lacks of a table."""
+    return tuple(name for one in used for name in one.missing())
+
+
+def check(used: Iterable[Used] = STORAGE) -> None:
+    """Reject an SGLang that lacks names which storage relies on.
+
+    Raises:
+        KvdockError: If any is missing; the message names all of them.
+    """
+    lacking = missing(used)
+    if lacking:
+        raise KvdockError(
+            f"SGLang {installed_version()} lacks what kvdock-sglang uses of it: "
+            f"{', '.join(lacking)}",
+            fix=f"Use SGLang {' or '.join(TESTED)}, or a kvdock-sglang that was "
+            "tested with yours.",
+        )
+
+
+def installed_version() -> str:
+    """Return the version of SGLang, from its distribution."""
+    return metadata.version("sglang")
+
+
+def untested_version() -> str:
+    """Return the version of SGLang where it is not a tested one, else ""."""
+    version = installed_version()
+    return "" if version in TESTED else version
+
+
+def _has(found: object, member: str) -> bool:
+    if hasattr(found, member):
+        return True
+    # A field without a default is not an attribute of its class.
+    classes = found.__mro__ if isinstance(found, type) else ()
+    return any(member in vars(cls).get("__annotations__", {}) for cls in classes)
+
+
+def _parameters(found: Any) -> frozenset[str]:  # noqa: ANN401 - a function or class
+    try:
+        return frozenset(inspect.signature(found).parameters)
+    except (TypeError, ValueError):
+        return frozenset()
+
+
+def _references(found: Any) -> frozenset[str]:  # noqa: ANN401 - a function
+    """Return the names that a function's own code refers to."""
+    code = getattr(inspect.unwrap(found), "__code__", None)
+    if code is None:
+        return frozenset()
+    return frozenset((*code.co_names, *code.co_varnames))

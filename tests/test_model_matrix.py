@@ -1,0 +1,159 @@
+"""Every shipped model, with and without its drafts, stored and restored by ranks.
+
+Each cell stores two pages by every rank of one deployment, ends it, and restores
+them by every rank of another one over the same store: right bytes, none, or wrong
+bytes. Pools keep at most four of their layers; everything else is as in the model.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import pytest
+
+from kvdock.dock import Dock
+from kvdock.errors import PoolError
+from kvdock.models.assembly import Assembly, Deployment, assemble
+from kvdock.models.description import ModelDescription, load_model, shipped_models
+from kvdock.namespace import Namespace
+from kvdock.pools.enums import Layout
+from kvdock.testing.memory import PageMemory
+from kvdock.testing.samples import page_hashes
+from kvdock.transfer import Attachment
+
+if TYPE_CHECKING:
+    from kvdock.pools.shard import Shard
+    from kvdock.pools.spec import PoolSpec
+
+PAGES = page_hashes(2)
+KEPT_LAYERS = 4
+
+DEPLOYMENTS = {
+    "tp1": [Deployment()],
+    "layer_first": [Deployment(layout=Layout.LAYER_FIRST)],
+    "tp2>tp4": [
+        Deployment(tp_size=2, share_tp=(4,), layout=Layout.PAGE_HEAD),
+        Deployment(tp_size=4, share_tp=(2,), layout=Layout.PAGE_HEAD),
+    ],
+    "tp2+pp2": [Deployment(tp_size=2, pp_size=2)],
+    "tp2+dcp2": [Deployment(tp_size=2, dcp_size=2)],
+}
+"""What stores, and what restores where that is another deployment."""
+
+IMPOSSIBLE = "-"
+"""The model cannot be deployed like this: its heads and tokens do not divide."""
+
+
+def rows() -> Iterator[tuple[str, str]]:
+    """Yield every model with each of its drafts, and without one."""
+    for name in shipped_models():
+        for draft in ("", *load_model(name).drafts):
+            yield name, draft
+
+
+def thinned(assembly: Assembly) -> Assembly:
+    """Keep the first and the last layers of every pool, some for each stage."""
+
+    def thin(pool: PoolSpec) -> PoolSpec:
+        half = KEPT_LAYERS // 2
+        kept = {*pool.layers[:half], *pool.layers[-half:]}
+        return attrs.evolve(pool, layers=tuple(sorted(kept)))
+
+    return attrs.evolve(assembly, pools=tuple(map(thin, assembly.pools)))
+
+
+@attrs.frozen(eq=False)
+class Rank:
+    """One process: its memory, and the store that it is attached to."""
+
+    attachment: Attachment
+    memory: dict[str, PageMemory]
+
+    @classmethod
+    def of(cls, dock: Dock, assembly: Assembly, shard: Shard, root: Path) -> Rank:
+        plan = dock.plan(assembly.pools, shard, ["file"])
+        memory = {
+            route.pool.name: PageMemory.of(route.pool, shard, len(PAGES))
+            for route in plan.accepted
+        }
+        attachment = Attachment.open(
+            dock,
+            plan,
+            Namespace(model="matrix"),
+            {name: one.region() for name, one in memory.items()},
+            {"file": {"root": str(root)}},
+        )
+        return cls(attachment, memory)
+
+    def store(self) -> None:
+        for memory in self.memory.values():
+            for page, name in enumerate(PAGES):
+                memory.write(page, name)
+        everything = dict.fromkeys(self.memory, range(len(PAGES)))
+        self.attachment.put(PAGES, everything)
+
+    def restore(self, pages: int) -> bool:
+        """Load pages; return whether all of their bytes are right."""
+        wanted = dict.fromkeys(self.memory, range(pages))
+        if self.attachment.get(PAGES[:pages], wanted).pages != pages:
+            return False
+        # Of pools with a window, only the last pages are loaded.
+        return all(
+            memory.holds(page, PAGES[page], stored)
+            for memory in self.memory.values()
+            for page in range(pages)
+            if not memory.pool.window_pages or page >= pages - memory.pool.window_pages
+            for stored in memory.region().objects
+        )
+
+
+def cell(model: ModelDescription, draft: str, name: str, root: Path) -> str:
+    """Store, restore, and say what came of it."""
+    deployments = DEPLOYMENTS[name]
+    try:
+        writers, readers = (
+            thinned(assemble(model, one, draft=draft))
+            for one in (deployments[0], deployments[-1])
+        )
+    except PoolError:
+        return IMPOSSIBLE
+    dock = Dock.load(require=["file"])
+    for shard in writers.shards():
+        rank = Rank.of(dock, writers, shard, root)
+        with rank.attachment:
+            rank.store()
+    ranks = [Rank.of(dock, readers, shard, root) for shard in readers.shards()]
+    try:
+        # As an engine does it: what every rank can restore.
+        found = min(rank.attachment.exists(PAGES).best for rank in ranks)
+        if not found:
+            return "miss"
+        right = [rank.restore(found) for rank in ranks]
+        return f"{found} of {len(PAGES)}" if all(right) else "WRONG"
+    finally:
+        for rank in ranks:
+            rank.attachment.close()
+
+
+@pytest.mark.slow
+def test_every_shipped_model_is_restored_after_every_deployment(tmp_path: Path) -> None:
+    table: list[list[str]] = [["model", "draft", *DEPLOYMENTS]]
+    for number, (name, draft) in enumerate(rows()):
+        model = load_model(name)
+        cells = [
+            cell(model, draft, one, tmp_path / f"{number}-{at}")
+            for at, one in enumerate(DEPLOYMENTS)
+        ]
+        table.append([name, draft or "-", *cells])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        line = "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True))
+        sys.stdout.write(f"{line.rstrip()}\n")
+    found = Counter(one for row in table[1:] for one in row[2:])
+    # Heads are not divided by token, so these have no tp2+dcp2.
+    assert found == {f"{len(PAGES)} of {len(PAGES)}": 99, IMPOSSIBLE: 11}
