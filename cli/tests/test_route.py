@@ -129,7 +129,7 @@ def test_what_a_deployment_needs_takes_part(
         route(pool=(KV,), need=("sharin=cluster",))
     with pytest.raises(SettingsError, match="Did you mean 'cluster'"):
         route(pool=(KV,), need=("sharing=clutser",))
-    with pytest.raises(SettingsError, match="Known words: none, namespace, process"):
+    with pytest.raises(SettingsError, match="Known are none, namespace, process"):
         route(pool=(KV,), need=("durability",))
     assert route(pool=(KV,), need=("registrable=no",)) == 0
     assert "kv" in capsys.readouterr().out
