@@ -162,7 +162,7 @@ def test_a_defect_of_a_command_shows_its_traceback(shelf: Shelf) -> None:
 
 def test_the_example_of_the_documentation_is_a_command(shelf: Shelf) -> None:
     text = (Path(__file__).parents[2] / "docs/reference/commands.md").read_text()
-    example, doctor = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    example, doctor, *_ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     add(shelf, "greet", example)
     help_text = squeezed(shelf.kvdock("greet", "--help").stdout)
     assert "--loud In capitals." in help_text

@@ -15,8 +15,7 @@ settings.register_profile("house", deadline=None)
 settings.load_profile("house")
 
 BACKEND = """
-from kvdock import KindSupport, Manifest, hookimpl, key_suffixes
-from kvdock import API_VERSION
+from kvdock import API_VERSION, KindSupport, Manifest, hookimpl, key_suffixes
 
 
 @hookimpl

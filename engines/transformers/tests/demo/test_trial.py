@@ -24,11 +24,11 @@ from kvdock_transformers.demo.command import (
 )
 from kvdock_transformers.demo.presentation import as_object
 from kvdock_transformers.demo.records import Job, Phase, Served, to_json
+from kvdock_transformers.demo.serving import serve
 from kvdock_transformers.demo.trial import damage_store
 from kvdock_transformers.demo.verdicts import judge
 from kvdock_transformers.errors import TrialFailed
 from kvdock_transformers.families import Family, Scale
-from kvdock_transformers.serving import serve
 
 app = typer.Typer()
 app.command("demo")(demo)

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     # the waiting process sees that it has begun.
     import torch  # noqa: PLC0415
 
-    from kvdock_transformers.serving import serve  # noqa: PLC0415
+    from kvdock_transformers.demo.serving import serve  # noqa: PLC0415
 
     torch.set_num_threads(job.threads)
     for model in job.families:
