@@ -16,7 +16,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-sglang lint format bench bench-file bench-mooncake bench-s3 bench-sglang check-s3-servers dist mutants torture trial-mooncake-late clean
+.PHONY: help venv demo test test-slow test-sglang lint format bench bench-eviction bench-file bench-mooncake bench-s3 bench-sglang check-s3-servers dist mutants torture trial-mooncake-late clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -59,6 +59,9 @@ format: $(STAMP) ## Rewrite the code in the house style.
 
 bench: $(STAMP) ## Measure start-up, planning and overhead; the last line is JSON.
 	@$(BIN)/python benchmarks/run.py $(ARGS)
+
+bench-eviction: $(STAMP) ## Count what a full file store restores, beside a page-wise LRU.
+	@$(BIN)/python benchmarks/eviction.py $(ARGS)
 
 bench-file: $(STAMP) ## Measure the file backend against its peers and the disk.
 	@$(BIN)/python benchmarks/file.py $(ARGS)

@@ -59,6 +59,15 @@ class Depot:
         memory = self.pages(numbers)
         return self.store.run(self.batch(Operation.PUT, numbers, memory, **more))
 
+    def request(self, numbers: Sequence[int]) -> BatchResult:
+        """Store pages as engines do that look them up first."""
+        self.there(numbers)
+        return self.put(numbers)
+
+    def restorable(self, numbers: Sequence[int]) -> int:
+        """Return how many pages a prefix still has."""
+        return [*self.there(numbers), False].index(False)
+
     def get(self, numbers: Sequence[int], **more: Any) -> list[int]:
         """Load pages; return their outcomes once what is OK is proven right."""
         memory = np.zeros((len(numbers), self.page_bytes), np.uint8)

@@ -173,7 +173,7 @@ def test_a_stale_index_is_a_miss_and_heals(open_depot: OpenDepot) -> None:
         if path.suffix != ".dat"
     }
     for start in range(100, 600, 20):
-        depot.put(range(start, start + 20))  # everything is recycled
+        depot.request(range(start, start + 20))  # everything is recycled
     depot.store.close()
     for path in folder.iterdir():
         old = stale.get(path.name.partition(".")[0])
@@ -448,7 +448,7 @@ def test_times_of_use_that_cannot_be_keep_no_page_for_ever(
     recent = range(0)
     for first in range(1000, 1600, 50):
         recent = range(first, first + 50)
-        assert again.put(recent).ok.all()
+        assert again.request(recent).ok.all()
     assert again.there(recent).count(True) == 50
     assert again.there(range(100)).count(True) == 0
     assert again.there(range(1500, 1600)).count(True) > 80
@@ -473,7 +473,7 @@ def test_a_clock_that_is_set_back_keeps_no_page_for_ever(
         depot.store.close()
         again = open_depot(quota_bytes=quota)
     for first in range(1000, 1600, 50):
-        assert again.put(range(first, first + 50)).ok.all()
+        assert again.request(range(first, first + 50)).ok.all()
     assert again.there(range(100)).count(True) == 0
     assert again.there(range(1500, 1600)).count(True) > 80
 
@@ -489,6 +489,6 @@ def test_a_pool_whose_files_are_from_the_future_makes_way(
         os.utime(path, (4_102_444_800, 4_102_444_800))
     young = open_depot(pool="draft", quota_bytes=quota)
     for first in range(0, 400, 20):
-        assert young.put(range(first, first + 20)).ok.all()
+        assert young.request(range(first, first + 20)).ok.all()
     # It does not recycle its own pages alone.
     assert young.there(range(320, 400)).count(True) > 60

@@ -113,7 +113,7 @@ def test_pages_make_way_within_a_quota_of_chunks(open_depot: OpenDepot) -> None:
     quota = 48 * CHUNK
     depot = open_depot(engine=ChunkEngine(), quota_bytes=quota)
     for start in range(0, 200, 10):
-        assert depot.put(range(start, start + 10)).ok.all()
+        assert depot.request(range(start, start + 10)).ok.all()
         assert depot.store.usage().namespace_bytes <= quota
     assert depot.store.counts["segments_recycled"]
     assert depot.get(range(190, 200)) == [Outcome.OK] * 10

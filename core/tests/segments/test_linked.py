@@ -87,7 +87,7 @@ def test_a_store_does_not_write_into_a_copy_made_of_links(
     again = open_depot(quota_bytes=1 << 20)
     assert again.get(range(60)) == [OK] * 60
     for start in range(1000, 1400, 20):
-        assert again.put(range(start, start + 20)).ok.all()
+        assert again.request(range(start, start + 20)).ok.all()
     assert {copy: copy.read_bytes() for copy in copies} == copies
 
 

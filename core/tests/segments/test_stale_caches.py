@@ -108,7 +108,7 @@ def test_what_a_cache_hides_is_a_miss_until_it_expires(
         reader = open_depot(**SMALL)
         assert reader.get(range(PAGES)) == [Outcome.OK] * PAGES
         for start in range(PAGES, 20 * PAGES, PAGES):
-            writer.put(range(start, start + PAGES))
+            writer.request(range(start, start + PAGES))
             # The depot compares the bytes of every page that is OK.
             reader.get(range(PAGES))
             reader.get(range(start, start + PAGES))

@@ -21,6 +21,12 @@ import attrs
 import numpy as np
 
 from kvdock.segments.cleanup import collect_garbage
+from kvdock.segments.eviction import (
+    EvictionPlan,
+    OtherPools,
+    cold_slots,
+    plan_eviction,
+)
 from kvdock.segments.fd_cache import OUT_OF_FILES
 from kvdock.segments.format import header_of, index_bytes
 from kvdock.segments.io import fits, slot_bytes_of
@@ -51,9 +57,13 @@ if TYPE_CHECKING:
 
 _FIRST_BYTES = 16 << 20  # size of a pool's first segment
 _MOST_EMPTIED = 8  # segments emptied beyond the one that is needed
-_SAMPLE = 1 << 14  # pages of which the median time of use is taken
 _SMALLER = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EAGAIN)
 """Errors after which a smaller segment under another name may succeed."""
+_GROWTH = 64
+"""How many times the bytes that a writer has added must still fit before it lists the
+folder again. A scan for each of thousands of segments takes the square of their
+number."""
+_MOST_PLANS = 8  # for one segment
 _MARK_SLOTS = 4096  # of a segment whose objects have no bytes
 
 
@@ -66,36 +76,62 @@ class SegmentAllocator:
         namespace_fd: Descriptor of the namespace's folder.
         limits: Limits of the space that it takes.
         neighbours: The namespace's folders, this one among them.
+        others: The segments of the other folders.
         engine: Creates the files of pages.
         index: Of the pool that writes.
+        segments: Its segments, by their number in the index.
         lock: Held around every use of the index.
         counts: Counters of events, by name.
         failures: Limits how often a full or broken disk is logged.
+        plans: What is evicted next in each folder.
     """
 
     place: StoreLocation
     namespace_fd: int
     limits: StoreLimits
     neighbours: NamespaceUsage
+    others: OtherPools
     engine: IOEngine
     index: Index
+    segments: dict[int, Segment]
     lock: threading.RLock
     counts: Counter[str]
     failures: ThrottledLog
+    plans: dict[SegmentDirectory, EvictionPlan] = attrs.field(factory=dict)
 
-    def acquire(self, folder: SegmentDirectory) -> Segment | None:
+    def acquire(self, folder: SegmentDirectory, before_ns: int) -> Segment | None:
         """Return a segment of this folder with free slots, owned by this process.
+
+        Args:
+            folder: Where it lies.
+            before_ns: Pages that were used then, or later, stay.
 
         Returns:
             None if there is no space at all.
         """
-        folder.scan()
         failed = self.counts["segments_failed"]
-        found = self.adopt(folder) or self.create(folder) or self.recycle(folder)
+        found = self._find(folder, before_ns)
+        if found is None and folder.changed():
+            # What is known of other writers may be out of date.
+            folder.scan()
+            found = self._find(folder, before_ns)
+        found = found or self._displace(folder)
         if found is None and self.counts["segments_failed"] == failed:
             self.counts["segments_refused"] += 1
             self.failures.warning("no room", partial(self._describe_full, folder))
         return found
+
+    def _find(self, folder: SegmentDirectory, before_ns: int) -> Segment | None:
+        """Return a segment that this process may write, or None."""
+        plan = self.plans.get(folder)
+        return (
+            self.adopt(folder)
+            # Looking for room takes as long as the rest: once for each plan.
+            or (self._evict(folder, plan, before_ns, set()) if plan else None)
+            or self.create(folder)
+            or self._sweep(folder)
+            or self.recycle(folder, before_ns)
+        )
 
     def _describe_full(self, folder: SegmentDirectory) -> str:
         place = self.place
@@ -118,15 +154,13 @@ class SegmentAllocator:
 
     def adopt(self, folder: SegmentDirectory) -> Segment | None:
         """Take over a segment with free slots that has no writer."""
-        choice = []
-        for segment in list(folder.segments.values()):
-            slots = segment.rows.slots
-            free = slots - self._live(segment)
-            wanted = 1 if segment.name.state == "open" else -(-slots // 4)
-            if free >= wanted and not segment.owned and self._fits(folder, segment):
-                choice.append((free, segment))
-        choice.sort(key=lambda pair: -pair[0])
-        for _, segment in choice:
+        with self.lock:
+            free = self.index.slots_in - self.index.live_in
+            roomy = (4 * free >= self.index.slots_in) & (free > 0)
+            choice = [self.segments[n] for n in np.flatnonzero(roomy).tolist()]
+            choice += [one for one in folder.filling if free[one.rows.number]]
+        usable = {segment for segment in choice if self._may_claim(folder, segment)}
+        for segment in sorted(usable, key=lambda one: -free[one.rows.number]):
             if self._claim(folder, segment):
                 if self._live(segment) < segment.rows.slots:
                     self.counts["segments_adopted"] += 1
@@ -134,6 +168,14 @@ class SegmentAllocator:
                 with self.lock:
                     segment.release(full=True)
         return None
+
+    def _may_claim(self, folder: SegmentDirectory, segment: Segment) -> bool:
+        """Return whether a segment is this folder's and not ours already."""
+        return (
+            segment.folder == folder.fd
+            and not segment.owned
+            and self._fits(folder, segment)
+        )
 
     def _fits(self, folder: SegmentDirectory, segment: Segment) -> bool:
         """Return whether the engine can write this segment's slots."""
@@ -176,6 +218,7 @@ class SegmentAllocator:
             live = self.index.live(segment.rows)
             known = self.index.used_ns[span]
             known[live] = np.maximum(known, uses)[live]
+            self.index.clock.keep_up(known)
 
     def _restore_size(
         self, folder: SegmentDirectory, segment: Segment, wanted: int
@@ -212,8 +255,11 @@ class SegmentAllocator:
                     return None
                 slots //= 2
                 continue
-            folder.scan()
-            if self._room(folder) >= 0:
+            room = self._room(folder)
+            if room < _GROWTH * folder.grown_bytes:
+                folder.scan()
+                room = self._room(folder)
+            if room >= 0:
                 return made
             # Another writer created one at the same time: one of the two has to go.
             self.delete(folder, made)
@@ -275,49 +321,129 @@ class SegmentAllocator:
         self.counts["segments_created"] += 1
         return segment
 
-    def recycle(self, folder: SegmentDirectory) -> Segment | None:
-        """Recycle the coldest segment, or delete colder ones elsewhere.
+    def _sweep(self, folder: SegmentDirectory) -> Segment | None:
+        """Delete unreadable files, and make a segment in their place."""
+        if not folder.leftover_bytes:
+            return None
+        if not collect_garbage(folder.fd, folder.tenure, lost=True):
+            return None
+        self.counts["leftovers_swept"] += 1
+        folder.scan()
+        return self.create(folder)
 
-        Unreadable segments are deleted first.
-        """
-        if folder.leftover_bytes and collect_garbage(
-            folder.fd, folder.tenure, lost=True
-        ):
-            self.counts["leftovers_swept"] += 1
-            folder.scan()
-            made = self.create(folder)
-            if made:
-                return made
+    def recycle(self, folder: SegmentDirectory, before_ns: int) -> Segment | None:
+        """Plan evictions and return what comes of them."""
+        # A plan may come to nothing: other processes write some of its segments, and
+        # what they used shows when a segment is claimed.
         passed: set[Segment] = set()
-        while segment := self._coldest(folder, passed):
-            if self.neighbours.evict_segment(
-                folder.fd, colder_than_ns=segment.last_used_ns
+        for _ in range(_MOST_PLANS):
+            plan = self._plan(folder, before_ns, passed)
+            if plan is None:
+                return None
+            while self.others.evict_segment(
+                folder.fd, colder_than_ns=min(plan.coldest_ns, before_ns)
             ):
-                self.counts["segments_deleted"] += 1
                 made = self.create(folder)
                 if made:
                     return made
-            recycled = self._recycle(folder, segment)
-            if recycled:
-                return recycled
+            found = self._evict(folder, plan, before_ns, passed)
+            if found:
+                return found
+        return None
+
+    def _evict(
+        self,
+        folder: SegmentDirectory,
+        plan: EvictionPlan,
+        before_ns: int,
+        passed: set[Segment],
+    ) -> Segment | None:
+        """Evict the cold pages of the next segment of a plan.
+
+        Args:
+            folder: Where it lies.
+            plan: What is to go.
+            before_ns: Pages that were used then, or later, stay.
+            passed: Learns the segments that came to nothing.
+        """
+        while plan.numbers:
+            segment = self.segments.get(plan.numbers.pop())
+            if segment is None:
+                continue
+            if self._evict_from(folder, segment, plan, before_ns):
+                self.counts["segments_recycled"] += 1
+                self.evict_to_low_watermark(folder, plan, before_ns)
+                return segment
+            if segment.name.segment not in folder.segments:
+                # It had to be deleted, and leaves room for another one.
+                made = self.create(folder)
+                if made:
+                    return made
             passed.add(segment)
+        return None
+
+    def _plan(
+        self, folder: SegmentDirectory, before_ns: int, passed: set[Segment]
+    ) -> EvictionPlan | None:
+        """Plan the next evictions of a folder, without segments passed over."""
+        slots, live = self._fill(folder)
+        share = self.limits.low_watermark / self.limits.high_watermark
+        every = set(folder.segments.values()) - passed
+        mine = [one for one in every if self._may_claim(folder, one)]
+        wanted = max((one.rows.slots for one in mine), default=0)
+        wanted = max(wanted, live - int(share * slots))
+        writable = np.zeros(len(self.index.slots_in), np.bool_)
+        writable[[one.rows.number for one in mine]] = True
+        # Not under the lock: with ten million pages it takes a quarter of a second.
+        plan = plan_eviction(self.index, writable, wanted, before_ns)
+        if plan:
+            self.plans[folder] = plan
+        else:
+            self.plans.pop(folder, None)
+        return plan
+
+    def _fill(self, folder: SegmentDirectory) -> tuple[int, int]:
+        """Return how many slots a folder has, and how many pages in them."""
+        every = list(folder.segments.values())
+        slots = sum(segment.rows.slots for segment in every)
+        return slots, sum(map(self._live, every))
+
+    def _evict_from(
+        self,
+        folder: SegmentDirectory,
+        segment: Segment,
+        plan: EvictionPlan,
+        before_ns: int,
+    ) -> bool:
+        """Claim a segment without its cold pages; False if that frees no slot."""
+        if not (self._may_claim(folder, segment) and self._claim(folder, segment)):
+            return False
+        with self.lock:
+            rows = segment.rows
+            cold_ns = min(plan.cold_ns, before_ns - 1)
+            gone = cold_slots(self.index, rows, cold_ns)
+            self.index.forget(gone + rows.first)
+            # Its descriptor is closed under the lock where it was deleted meanwhile.
+            erase_records(segment.index_fd, gone)
+            roomy = self._live(segment) < rows.slots
+            if not roomy:
+                segment.release(full=True)
+        self.counts["pages_evicted"] += len(gone)
+        return roomy
+
+    def _displace(self, folder: SegmentDirectory) -> Segment | None:
+        """Make a small segment, and room for it where another pool has more pages.
+
+        Called where all pages of a folder are warmer than what is to be stored:
+        so the pools of a prefix that is longer than the quota share the quota.
+        """
         while True:
             made = self.create(folder, least=0.0)
             if made or not self.could_recycle(folder):
                 return made
-            if not self.neighbours.evict_segment(folder.fd):
+            slots, _ = self._fill(folder)
+            if not self.others.evict_segment(folder.fd, least_slots=slots):
                 return None
-            self.counts["segments_deleted"] += 1
-
-    def _recycle(self, folder: SegmentDirectory, segment: Segment) -> Segment | None:
-        """Empty a cold segment; where it had to be deleted, make another one."""
-        if self._claim(folder, segment):
-            self.evict_slots(segment)
-            self.counts["segments_recycled"] += 1
-            self.evict_to_low_watermark(folder)
-            return segment
-        deleted = segment.name.segment not in folder.segments
-        return self.create(folder) if deleted else None
 
     def could_recycle(self, folder: SegmentDirectory) -> bool:
         """Return whether one slot would fit if all other folders were empty."""
@@ -325,76 +451,24 @@ class SegmentAllocator:
         others = self.neighbours.usage_bytes(but_fd=folder.fd)
         return self._room(folder) + others >= least
 
-    def evict_to_low_watermark(self, folder: SegmentDirectory) -> None:
-        """Empty cold segments as well, until pages are at the low watermark.
+    def evict_to_low_watermark(
+        self, folder: SegmentDirectory, plan: EvictionPlan, before_ns: int
+    ) -> None:
+        """Evict from more segments, until pages are at the low watermark.
 
         Writers adopt them later. A few at a time, because a caller is waiting.
         """
-        every = list(folder.segments.values())
-        slots = sum(segment.rows.slots for segment in every)
         share = self.limits.low_watermark / self.limits.high_watermark
+        if share >= 1:
+            return
         for _ in range(_MOST_EMPTIED):
-            if sum(map(self._live, every)) <= share * slots:
+            slots, live = self._fill(folder)
+            if live <= share * slots or not plan.numbers:
                 return
-            roomy = {s for s in every if 4 * self._live(s) <= 3 * s.rows.slots}
-            segment = self._coldest(folder, roomy)
-            if segment is None or not self._claim(folder, segment):
-                return
-            self.evict_slots(segment)
-            with self.lock:
-                segment.release(full=True)
-
-    def _coldest(
-        self, folder: SegmentDirectory, passed: set[Segment]
-    ) -> Segment | None:
-        """Return the segment whose pages were used the longest time ago.
-
-        A segment's pages only grow warmer, so a mean that was taken once is
-        a lower bound, and few have to be taken again.
-        """
-        with self.lock:
-            choice = [
-                segment
-                for segment in folder.segments.values()
-                if not segment.owned
-                and segment not in passed
-                and self._fits(folder, segment)
-            ]
-            while choice:
-                coldest = min(choice, key=lambda segment: segment.last_used_ns)
-                heat_ns = self.mean_last_used_ns(coldest)
-                if heat_ns <= coldest.last_used_ns:
-                    return coldest
-                coldest.last_used_ns = heat_ns
-        return None
-
-    def mean_last_used_ns(self, segment: Segment) -> float:
-        """Return when a segment's pages were last used, their mean."""
-        used = self.index.used_ns[segment.rows.span]
-        live = self._live(segment)
-        return float(used.sum(dtype=np.float64)) / live if live else 0.0
-
-    def evict_slots(self, segment: Segment) -> None:
-        """Empty the cold slots of a claimed segment, at least half of them."""
-        with self.lock:
-            rows = segment.rows
-            live = np.flatnonzero(self.index.live(rows))
-            used = self.index.used_ns[rows.span][live]
-            order = np.argsort(used, kind="stable")
-            least = max(0, (rows.slots + 1) // 2 - (rows.slots - len(live)))
-            cold = max(least, int((used <= self.median_last_used_ns()).sum()))
-            gone = np.sort(live[order[:cold]])
-            self.index.forget(gone + rows.first)
-            segment.last_used_ns = 0.0
-            # The descriptor is closed under the lock if it was deleted meanwhile.
-            erase_records(segment.index_fd, gone)
-        self.counts["pages_evicted"] += len(gone)
-
-    def median_last_used_ns(self) -> float:
-        """Return when half of all pages were last used before, by a sample."""
-        used = self.index.used_ns[:: 1 + len(self.index.used_ns) // _SAMPLE]
-        used = used[used != 0]
-        return float(np.median(used)) if len(used) else 0.0
+            segment = self.segments.get(plan.numbers.pop())
+            if segment and self._evict_from(folder, segment, plan, before_ns):
+                with self.lock:
+                    segment.release(full=True)
 
     def delete(self, folder: SegmentDirectory, segment: Segment) -> None:
         """Delete a segment's files; the index first, so nothing is found."""

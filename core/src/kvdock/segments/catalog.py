@@ -21,6 +21,7 @@ from kvdock.segments.directory import SegmentDirectory
 from kvdock.segments.fd_cache import FdCache
 from kvdock.segments.format import Records, credible_uses, key_digests, key_seed
 from kvdock.segments.index import ABSENT, Index
+from kvdock.segments.recency import PrefixLookups
 from kvdock.segments.segment import (
     Segment,
     open_index,
@@ -119,6 +120,7 @@ class Catalog:
         self.index = Index()
         self.folders: dict[int, SegmentDirectory] = {}
         self.segments: dict[int, Segment] = {}
+        self._lookups = PrefixLookups(self.index, self.segments)
         self.counts = counts
         self._namespace_fd = namespace_fd
         self._place = place
@@ -245,14 +247,35 @@ class Catalog:
                 version=self.index.version,
             )
 
-    def touch(self, found: LookupResult, which: BoolArray) -> None:
-        """Note the use of pages, except those that are gone by now."""
+    def touch(self, found: LookupResult, which: BoolArray, used_ns: Int64Array) -> None:
+        """Note the use of pages, except those that are gone by now.
+
+        Args:
+            found: Where they were found.
+            which: bool (m,), which of those that are there.
+            used_ns: int64 (n,), the time of use of each key.
+        """
         with self.lock:
             rows, believed = found.rows[which], found.records["check"][which]
             still = self.index.records["check"][rows] == believed
-            self.index.touch(rows[still], time.time_ns())
+            times = used_ns[found.there[which]]
+            self.index.touch(rows[still], times[still])
             for number in np.unique(found.numbers[which][still]).tolist():
                 self.segments[number].touched = True
+
+    def note_lookup(self, found: LookupResult, deadline_s: float) -> None:
+        """Remember what was looked up, for the writes that follow."""
+        with self.lock:
+            self.index.clock.end_run()
+            self._lookups.add(found.digests, found.there, deadline_s)
+
+    def write_times(self, found: LookupResult, deadline_s: float) -> Int64Array:
+        """Return the time of use of each key that is written, int64 (n,)."""
+        digests = found.digests
+        with self.lock:
+            known = self._lookups.by_key and len(digests)
+            first_ns = self._lookups.continue_with(digests) if known else None
+            return self.index.clock.written(len(digests), deadline_s, first_ns)
 
     def disown(self, segment: Segment) -> None:
         """Drop a segment that another writer took over."""
@@ -305,8 +328,7 @@ class Catalog:
             credible = credible_uses(self.index.used_ns)
             if credible is not self.index.used_ns:  # the clock was set back
                 self.index.used_ns = credible
-                for segment in self.segments.values():
-                    segment.last_used_ns = 0.0  # a lower bound no longer
+                self.index.clock.newest_ns = 0
         for folder in list(self.folders.values()):
             folder.flush_uses()
 

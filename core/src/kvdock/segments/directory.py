@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvdock.segments.fd_cache import OUT_OF_FILES
-from kvdock.segments.format import RECORD_BYTES, index_bytes
+from kvdock.segments.format import RECORD_BYTES, index_bytes, slots_of
 from kvdock.segments.limits import MOST_SLOTS
 from kvdock.segments.paths import SETTLED_NS, IndexName, data_segment, listing
 from kvdock.segments.segment import (
@@ -55,18 +55,20 @@ class SegmentDirectory:
         self.tenure = liveness
         self.segments: dict[int, Segment] = {}
         self.leftover_bytes = 0  # of files that belong to no known segment
+        self.filling: list[Segment] = []  # open ones that are not ours
+        self.grown_bytes = 0  # of segments that were added since the last scan
+        self._segment_bytes = 0
+        self._names: dict[str, tuple[IndexName | None, int]] = {}
         self._index = index
         self._numbers = numbers
         self._lock = lock
         self._seen_ns = -1
         self._refused: set[str] = set()  # names of index files that are no use
-        self._filling: list[Segment] = []  # by others
 
     @property
     def nbytes(self) -> int:
         """Bytes of all segments and of all other files."""
-        known = sum(segment.nbytes for segment in list(self.segments.values()))
-        return known + self.leftover_bytes
+        return self._segment_bytes + self.leftover_bytes
 
     def mark_stale(self) -> None:
         """Read the folder at the next refresh, even if its stamp is the same."""
@@ -114,8 +116,9 @@ class SegmentDirectory:
         for name in fresh:
             changed |= self._load(name)
         self.leftover_bytes = self._bytes_beside_segments(files)
+        self.grown_bytes = 0
         # The state of a segment is in its name, so only a scan can change it.
-        self._filling = [
+        self.filling = [
             segment
             for segment in list(self.segments.values())
             if segment.name.state == "open" and not segment.owned
@@ -133,14 +136,13 @@ class SegmentDirectory:
                 return None
             # A foreign file may be of any size, and takes only what it has.
             size = min(status.st_size, status.st_blocks * 512)
-            slots = max(0, size - index_bytes(0)) // (index_bytes(1) - index_bytes(0))
-            return min(slots, MOST_SLOTS)
+            return min(slots_of(size), MOST_SLOTS)
         return None
 
     def poll(self) -> bool:
         """Read records that others added; return whether there were any."""
         changed = False
-        for segment in self._filling:
+        for segment in self.filling:
             if segment.owned:
                 continue
             with suppress(OSError):
@@ -172,6 +174,7 @@ class SegmentDirectory:
                 return
             self._index.close_rows(segment.rows)
             del self.segments[segment.name.segment]
+            self._segment_bytes -= segment.nbytes
             del self._numbers[segment.rows.number]
             if segment.owned:
                 fd, segment.index_fd = segment.index_fd, -1
@@ -211,6 +214,8 @@ class SegmentDirectory:
                 )
                 self.segments[name.segment] = known
                 self._numbers[rows.number] = known
+                self._segment_bytes += known.nbytes
+                self.grown_bytes += known.nbytes
             known.name, known.commits = name, contents.commits
             self._index.load(known.rows, contents.records, contents.used_ns)
         return known
@@ -268,20 +273,20 @@ class SegmentDirectory:
         listed: dict[int, IndexName] = {}
         data: set[int] = set()
         files: dict[str, int] = {}
+        before, self._names = self._names, {}
         with listing(self.fd) as entries:
             for entry in entries:
-                name = IndexName.parse(entry.name)
+                file = entry.name
+                # Most have been there before, and reading a name takes longest.
+                name, segment = self._names[file] = before.get(file) or _parsed(file)
+                files[file] = segment
                 if name is None:
-                    segment = data_segment(entry.name)
-                    files[entry.name] = -1 if segment is None else segment
-                    if segment is not None:
+                    if segment >= 0:
                         data.add(segment)
-                    continue
-                files[entry.name] = name.segment
-                if name.state != "new":
-                    other = listed.get(name.segment)
+                elif name.state != "new":
+                    other = listed.get(segment)
                     if other is None or other.generation < name.generation:
-                        listed[name.segment] = name
+                        listed[segment] = name
         return listed, data, files
 
     def flush_uses(self) -> None:
@@ -300,3 +305,12 @@ class SegmentDirectory:
                 # Without locks it would count as being written for another minute.
                 segment.release(full=self.tenure is WriterLiveness.TIMEOUT)
         os.close(self.fd)
+
+
+def _parsed(file: str) -> tuple[IndexName | None, int]:
+    """Return what index file a name is, and of which segment a file is, or -1."""
+    name = IndexName.parse(file)
+    if name is not None:
+        return name, name.segment
+    segment = data_segment(file)
+    return None, -1 if segment is None else segment

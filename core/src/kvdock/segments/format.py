@@ -107,6 +107,11 @@ def index_bytes(slots: int) -> int:
     return RECORDS_AT + slots * (RECORD_BYTES + USE_BYTES)
 
 
+def slots_of(nbytes: int) -> int:
+    """Return how many slots an index file of this size describes."""
+    return max(0, nbytes - RECORDS_AT) // (RECORD_BYTES + USE_BYTES)
+
+
 def uses_at(slots: int) -> int:
     """Return where the times of use begin in an index file."""
     return RECORDS_AT + slots * RECORD_BYTES
@@ -142,8 +147,9 @@ def records_of(
     *,
     place: tuple[int, int],
     slots: Int64Array,
+    stored_ns: Int64Array,
 ) -> Records:
-    """Return the records of objects that were just stored.
+    """Return the records of objects that were stored.
 
     Args:
         digests: uint64 (n, 2), of their keys.
@@ -151,12 +157,13 @@ def records_of(
         nbytes: Size of each.
         place: Segment and generation.
         slots: int64 (n,).
+        stored_ns: int64 (n,), when each was stored.
     """
     records = np.zeros(len(slots), RECORD)
     records["key_low"], records["key_high"] = digests.T
     records["checksum"] = checksums
     records["nbytes"] = nbytes
-    records["stored_ns"] = time.time_ns()
+    records["stored_ns"] = stored_ns
     records["segment"], records["generation"] = place
     records["slot"] = slots
     return with_checksums(records)

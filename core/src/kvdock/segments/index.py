@@ -8,6 +8,7 @@ Not thread-safe: the store holds a lock around each call.
 from __future__ import annotations
 
 import bisect
+import time
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import attrs
@@ -179,6 +180,76 @@ class HashTable:
             buckets, entries = self._next(buckets[~fits]), entries[~fits]
 
 
+_RUN_S = 30.0
+"""How long writes that follow each other, with no lookup or read between, count as
+one prefix. Without a bound a process that only writes would store ever older pages,
+and nothing at all once the store is full."""
+_CALLS = 16  # whose batches may come in turns
+
+
+class UseClock:
+    """Times of use for the keys of each batch: descending, the head of a prefix last.
+
+    See `kvdock.segments.recency` for what a prefix is.
+    """
+
+    def __init__(self) -> None:
+        self.newest_ns = 0  # of any page
+        self._next_ns: dict[float, int] = {}  # by deadline; negative for reads
+        self._run: tuple[float, int] | None = None  # when it began, time of the next
+
+    def now_ns(self) -> int:
+        """Return a time that is later than all times of use.
+
+        A clock that is set back, or behind another host's, would make everything
+        that is stored warmer than what comes, and nothing would be evicted.
+        """
+        self.newest_ns = max(time.time_ns(), self.newest_ns + 1)
+        return self.newest_ns
+
+    def keep_up(self, used_ns: Int64Array) -> None:
+        """Go on from times of use that others have noted."""
+        self.newest_ns = max(self.newest_ns, int(used_ns.max(initial=0)))
+
+    def end_run(self) -> None:
+        """Take the next write for the beginning of another prefix."""
+        self._run = None
+
+    def read(self, count: int, deadline_s: float) -> Int64Array:
+        """Return the times of use of pages that are loaded, int64 (count,)."""
+        self._run = None
+        first_ns = self._next_ns.get(-deadline_s) or self.now_ns()
+        return self._times(-deadline_s, first_ns, count)
+
+    def written(
+        self, count: int, deadline_s: float, first_ns: int | None
+    ) -> Int64Array:
+        """Return the times of use of pages that are stored, int64 (count,).
+
+        Args:
+            count: How many.
+            deadline_s: Of the call.
+            first_ns: Time of use of the first, where a lookup tells.
+        """
+        now_s = time.monotonic()
+        begun_s, run_ns = self._run or (-np.inf, 0)
+        first_ns = first_ns or self._next_ns.get(deadline_s)
+        if first_ns is None and now_s - begun_s < _RUN_S:
+            first_ns = run_ns
+        else:
+            begun_s = now_s
+        times = self._times(deadline_s, first_ns or self.now_ns(), count)
+        self._run = (begun_s, int(times[-1]) - 1) if count else None
+        return times
+
+    def _times(self, call: float, first_ns: int, count: int) -> Int64Array:
+        if abs(call) < np.inf:
+            self._next_ns[call] = first_ns - count
+            if len(self._next_ns) > _CALLS:
+                del self._next_ns[next(iter(self._next_ns))]
+        return first_ns - np.arange(count)
+
+
 @attrs.frozen
 class RowRange:
     """The rows of one segment: slot n is row `first` + n."""
@@ -201,7 +272,9 @@ class Index:
         self.used_ns: Int64Array = np.zeros(0, np.int64)
         self.segment_of: npt.NDArray[np.int32] = np.zeros(0, np.int32)
         self.live_in: Int64Array = np.zeros(0, np.int64)  # records of each segment
+        self.slots_in: Int64Array = np.zeros(0, np.int64)  # slots of each segment
         self.version = 0  # of the set of keys
+        self.clock = UseClock()
         self._table = HashTable()
         self._end = 0  # rows handed out, free ones among them
         self._gaps: list[tuple[int, int]] = []  # first row and number, ascending
@@ -221,6 +294,8 @@ class Index:
         self._numbers = max(self._numbers, number + 1)
         if number >= len(self.live_in):
             self.live_in = _longer(self.live_in, 2 * number + 16)
+            self.slots_in = _longer(self.slots_in, 2 * number + 16)
+        self.slots_in[number] = slots
         rows = RowRange(number, first, slots)
         self.segment_of[rows.span] = number
         return rows
@@ -234,6 +309,7 @@ class Index:
         """Remove a segment with all its records."""
         self.forget(np.arange(rows.first, rows.first + rows.slots))
         self.segment_of[rows.span] = ABSENT
+        self.slots_in[rows.number] = 0
         self._give_back(rows.first, rows.slots)
         self._free_numbers.append(rows.number)
 
@@ -304,6 +380,7 @@ class Index:
         self.forget(at[self.records["check"][at] != 0])
         fresh = changed[records["check"][changed] != 0]
         self.used_ns[rows.span] = np.maximum(self.used_ns[rows.span], used_ns)
+        self.clock.keep_up(used_ns)
         if len(fresh):
             self.put(fresh + rows.first, records[fresh], used_ns[fresh])
 
@@ -317,9 +394,9 @@ class Index:
         self.records[there] = np.zeros((), RECORD)
         self.used_ns[there] = 0
 
-    def touch(self, rows: Int64Array, now_ns: int) -> None:
-        """Note that these rows were used."""
-        self.used_ns[rows] = now_ns
+    def touch(self, rows: Int64Array, used_ns: npt.ArrayLike) -> None:
+        """Note when these rows were used."""
+        self.used_ns[rows] = used_ns
 
     def _digests(self) -> UInt64Array:
         words = self.records.view(np.uint64).reshape(-1, _WORDS)

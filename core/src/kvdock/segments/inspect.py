@@ -25,6 +25,7 @@ from kvdock.segments.cleanup import (
     pool_folders,
     remove_empty,
 )
+from kvdock.segments.eviction import mean_last_used_ns
 from kvdock.segments.format import RECORD_BYTES, RECORDS_AT, key_digests, key_seed
 from kvdock.segments.namespace_files import read_record, remove_damaged
 from kvdock.segments.segment import IndexContents, open_index, read_contents
@@ -398,12 +399,16 @@ def clear(root: Path, namespace: str, *, shared: bool = False) -> int:
         return clear_namespace(fd) + remove_damaged(fd, namespace)
 
 
+def _uses_of(contents: IndexContents) -> npt.NDArray[np.int64]:
+    used_ns: npt.NDArray[np.int64] = contents.used_ns[contents.records["check"] != 0]
+    return used_ns
+
+
 def _shrink(root: Path, namespace: str, fd: int, to_bytes: int) -> int:
-    by_use = []
-    for folder, name, contents in segments_of(root, namespace):
-        live = contents.records["check"] != 0
-        used = contents.used_ns[live]
-        by_use.append((float(used.mean()) if len(used) else 0.0, folder, str(name)))
+    by_use = [
+        (mean_last_used_ns(_uses_of(contents)), folder, str(name))
+        for folder, name, contents in segments_of(root, namespace)
+    ]
     begun = now = NamespaceUsage(fd).usage_bytes()
     for _, folder, file in sorted(by_use):
         if now <= to_bytes:

@@ -63,7 +63,7 @@ class StoreLimits:
 
     quota_bytes: int = 0
     high_watermark: float = 1.0
-    low_watermark: float = 0.95
+    low_watermark: float = 1.0
     free_bytes: int = 0
     segment_bytes: int = 256 << 20
 

@@ -140,11 +140,17 @@ def read_commits(fd: int) -> int:
     return int.from_bytes(os.pread(fd, 8, COMMITS_AT), "little")
 
 
-def read_uses(fd: int, slots: int) -> Int64Array:
-    """Return when each slot was last used, int64 (slots,); 0 where unknown."""
-    raw = os.pread(fd, slots * USE_BYTES, uses_at(slots))
-    used_ns = np.frombuffer(raw.ljust(slots * USE_BYTES, b"\0"), "<i8")
-    return credible_uses(used_ns.astype(np.int64))
+def read_uses(fd: int, slots: int, *, most: int = _MOST_SLOTS) -> Int64Array:
+    """Return when each slot was last used, int64 (slots,); 0 where unknown.
+
+    Args:
+        fd: The open index file.
+        slots: Number of its slots.
+        most: Read no more than the first of them.
+    """
+    size = min(slots, most) * USE_BYTES
+    raw = os.pread(fd, size, uses_at(slots)).ljust(size, b"\0")
+    return credible_uses(np.frombuffer(raw, "<i8").astype(np.int64))
 
 
 def read_record(fd: int, slot: int) -> bytes:
@@ -243,7 +249,6 @@ class Segment:
     commits: int = 0
     index_fd: int = -1
     touched: bool = False  # times of use are newer than on disk
-    last_used_ns: float = 0.0  # lower bound of the mean time of use of its pages
     liveness: WriterLiveness = WriterLiveness.LOCKS
     last_seen: tuple[IndexName, int] | None = None
     unchanged_since_s: float = 0.0

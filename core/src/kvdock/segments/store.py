@@ -21,6 +21,7 @@ from kvdock.segments import paths
 from kvdock.segments.allocator import SegmentAllocator
 from kvdock.segments.catalog import Catalog
 from kvdock.segments.cleanup import clear_namespace
+from kvdock.segments.eviction import OtherPools
 from kvdock.segments.fd_cache import OUT_OF_FILES
 from kvdock.segments.inspect import namespace_of
 from kvdock.segments.io import slot_bytes_of
@@ -181,13 +182,16 @@ class SegmentStore:
             self._engine,
             self.counts,
         )
+        usage = NamespaceUsage(self._namespace_fd, self.place.liveness)
         self._space = SegmentAllocator(
             self.place,
             self._namespace_fd,
             self._limits,
-            NamespaceUsage(self._namespace_fd, self.place.liveness),
+            usage,
+            OtherPools(usage, self.counts),
             self._engine,
             self._catalogue.index,
+            self._catalogue.segments,
             self._catalogue.lock,
             self.counts,
             self._failures,
@@ -230,6 +234,7 @@ class SegmentStore:
                 found = self._catalogue.lookup(batch.keys)
                 outcomes = np.full(len(batch), Outcome.ABSENT, np.uint8)
                 outcomes[found.there] = Outcome.OK
+                self._catalogue.note_lookup(found, batch.deadline_s)
                 return BatchResult.of(batch, outcomes)
             case Operation.PUT:
                 return self._writer.put(batch)

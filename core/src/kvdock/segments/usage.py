@@ -1,23 +1,29 @@
-"""Disk usage of a namespace and its eviction candidates."""
+"""Disk usage of a namespace, and the segments of its folders."""
 
 from __future__ import annotations
 
-import heapq
 import math
 import os
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 
 from kvdock.segments import paths
 from kvdock.segments.cleanup import delete_if_unowned, pool_folders
-from kvdock.segments.format import CLOCK_SLACK_NS
+from kvdock.segments.format import slots_of
 from kvdock.segments.ownership import WriterLiveness
 from kvdock.segments.paths import SETTLED_NS, IndexName, listing, open_folder
+from kvdock.segments.segment import open_index, read_uses
 from kvdock.units import format_bytes
 
+if TYPE_CHECKING:
+    from kvdock.arrays import Int64Array
+
+_SAMPLE = 1024  # pages that tell when a segment was used
 _SHORT = 12  # digits of a namespace that are enough to name it
 
 
@@ -108,13 +114,16 @@ class _Listed:
             same one.
         inode: Which folder it is.
         nbytes: Bytes of its files.
-        full: (time of change, name) of index files of full segments, in any order.
+        slots: Slots of all its segments.
+        full: (time of change in nanoseconds, name, slots) of index files of full
+            segments, in any order.
     """
 
     changed_ns: int
     inode: int
     nbytes: int
-    full: tuple[tuple[int, str], ...]
+    slots: int
+    full: tuple[tuple[int, str, int], ...]
 
 
 class NamespaceUsage:
@@ -146,45 +155,52 @@ class NamespaceUsage:
         """Return the folders and the bytes that each takes."""
         return {name: listed.nbytes for name, listed in self._look().items()}
 
-    def evict_segment(
-        self, but_fd: int, *, colder_than_ns: float = float("inf")
-    ) -> bool:
-        """Delete the coldest segment of the other folders.
+    def full_segments(
+        self, *, but_fd: int, least_slots: int = 0
+    ) -> dict[tuple[str, str], int]:
+        """Return the segments of the other folders that are not being filled.
 
         Args:
             but_fd: Descriptor of the folder to skip.
-            colder_than_ns: Skip segments that were used later.
+            least_slots: Skip segments without which their folder would have fewer
+                slots than this.
 
         Returns:
-            Whether one was deleted.
+            Folder and name of each index file, and when it was last written, in
+            nanoseconds, as it was listed.
         """
         spared = os.fstat(but_fd).st_ino
-        choice = [
-            (stamp, pool, name)
+        return {
+            (pool, name): changed_ns
             for pool, listed in self._look(spared).items()
             if listed.inode != spared
-            for stamp, name in listed.full
-        ]
-        heapq.heapify(choice)
-        while choice:
-            stamp, pool, name = heapq.heappop(choice)
-            if stamp >= colder_than_ns:
-                return False
-            # Writing times of use into a file does not change the folder.
-            noted = self._noted_ns(pool, name)
-            if noted > stamp:
-                heapq.heappush(choice, (noted, pool, name))
-            elif delete_if_unowned(self._namespace_fd, pool, name, self._kept_by):
-                return True
-        return False
+            for changed_ns, name, slots in listed.full
+            if listed.slots - slots >= least_slots
+        }
 
-    def _noted_ns(self, pool: str, name: str) -> int:
-        """Return when times of use of a segment were last written; 0 if it is gone."""
+    def uses_of(self, pool: str, name: str) -> Int64Array:
+        """Return when the first pages of a full segment were last used.
+
+        As they were written when it was filled, or up to ten seconds ago; of at most
+        1024 pages, since an index file may have megabytes.
+        """
+        uses = np.zeros(0, np.int64)
         with suppress(OSError):
-            path = f"{pool}/{name}"
-            at = os.stat(path, dir_fd=self._namespace_fd, follow_symlinks=False)
-            return _credible(at.st_mtime_ns)
-        return 0
+            folder = open_folder(self._namespace_fd, pool)
+            try:
+                fd = open_index(folder, name)
+                try:
+                    slots = slots_of(os.fstat(fd).st_size)
+                    uses = read_uses(fd, slots, most=_SAMPLE)
+                finally:
+                    os.close(fd)
+            finally:
+                os.close(folder)
+        return uses
+
+    def delete(self, pool: str, name: str) -> bool:
+        """Delete a segment, unless it has a writer or is pinned."""
+        return delete_if_unowned(self._namespace_fd, pool, name, self._kept_by)
 
     def _look(self, spared: int = -1) -> dict[str, _Listed]:
         found: dict[str, _Listed] = {}
@@ -204,7 +220,7 @@ class NamespaceUsage:
         status = os.fstat(fd)
         if before and before.changed_ns == status.st_mtime_ns:
             return before
-        nbytes = 0
+        nbytes = every_slot = 0
         full = []
         with listing(fd) as entries:
             for entry in entries:
@@ -212,13 +228,11 @@ class NamespaceUsage:
                     file = entry.stat(follow_symlinks=False)
                     nbytes += file.st_size
                     name = IndexName.parse(entry.name)
-                    if name and name.state == "idx":
-                        full.append((_credible(file.st_mtime_ns), entry.name))
+                    if name:
+                        slots = slots_of(file.st_size)
+                        every_slot += slots
+                        if name.state == "idx":
+                            full.append((file.st_mtime_ns, entry.name, slots))
         settled = now_ns - status.st_mtime_ns > SETTLED_NS
         changed_ns = status.st_mtime_ns if settled else -1
-        return _Listed(changed_ns, status.st_ino, nbytes, tuple(full))
-
-
-def _credible(stamp_ns: int) -> int:
-    """Return a time of change, 0 if it lies in the future (see `credible_uses`)."""
-    return 0 if stamp_ns > time.time_ns() + CLOCK_SLACK_NS else stamp_ns
+        return _Listed(changed_ns, status.st_ino, nbytes, every_slot, tuple(full))

@@ -64,11 +64,13 @@ class _PutBatch:
     Args:
         batch: The batch.
         digests: uint64 (n, 2), of its keys.
+        used_ns: int64 (n,), the time of use of each.
         absent_at: Version of the index at which they were absent, or -1.
     """
 
     batch: Batch
     digests: UInt64Array
+    used_ns: Int64Array
     absent_at: int
 
 
@@ -100,14 +102,15 @@ class Writer:
         right = found.records["nbytes"] == wanted[found.there].astype(np.uint64)
         there = np.zeros(len(batch), np.bool_)
         there[found.there[right]] = True
-        self._catalogue.touch(found, right)
+        used_ns = self._catalogue.write_times(found, batch.deadline_s)
+        self._catalogue.touch(found, right, used_ns)
         absent_at = found.version if right.all() else -1
         outcomes = np.where(there, Outcome.OK, Outcome.REFUSED).astype(np.uint8)
         missing = np.flatnonzero(~there)
         if len(missing):
             first, copy_of = _without_repeats(found.digests[missing])
             todo = missing[first]
-            fresh = _PutBatch(batch, found.digests, absent_at)
+            fresh = _PutBatch(batch, found.digests, used_ns, absent_at)
             sizes = wanted[todo]
             if (sizes == sizes[0]).all():
                 outcomes[todo] = self._store(fresh, todo, int(sizes[0]))
@@ -124,9 +127,12 @@ class Writer:
         outcomes = np.full(len(todo), Outcome.REFUSED, np.uint8)
         folder = self._catalogue.folder(size)
         done = 0
+        # No object is evicted for one that was used before it: so a batch, and a
+        # prefix that is stored in several, never evicts what it stored itself.
+        before_ns = int(fresh.used_ns[todo].min())
         # One segment after the other, so that a batch never reserves slots that it
         # would have to recycle itself.
-        while reserved := self.reserve(folder, len(todo) - done):
+        while reserved := self.reserve(folder, len(todo) - done, before_ns):
             rows = todo[done : done + len(reserved.slots)]
             try:
                 result = self._move(fresh.batch, rows, reserved, size)
@@ -184,6 +190,7 @@ class Writer:
             size,
             place=(segment.name.segment, segment.name.generation),
             slots=slots,
+            stored_ns=fresh.used_ns[rows[good]],
         )
         if len(slots) and not self._commit(fresh, segment, slots, records):
             outcomes[good] = Outcome.REFUSED
@@ -221,8 +228,15 @@ class Writer:
             fresh.absent_at = self._index.version if known else -1
         return True
 
-    def reserve(self, folder: SegmentDirectory, count: int) -> SlotReservation | None:
+    def reserve(
+        self, folder: SegmentDirectory, count: int, before_ns: int
+    ) -> SlotReservation | None:
         """Reserve up to `count` slots of one segment.
+
+        Args:
+            folder: Where the segment lies.
+            count: Most slots.
+            before_ns: Objects that were used then or later are not evicted.
 
         Returns:
             None if count is 0 or there is no space.
@@ -232,7 +246,7 @@ class Writer:
             if active is not None and active.segment.was_taken_over():
                 self._catalogue.disown(active.segment)
             if count and (active is None or not active.segment.owned):
-                active = self._open(folder)
+                active = self._open(folder, before_ns)
             if not count or active is None:
                 return None
             take = active.free[:count]
@@ -251,8 +265,8 @@ class Writer:
                 active.free = np.sort(np.concatenate([active.free, unused]))
             self._release_full(active)
 
-    def _open(self, folder: SegmentDirectory) -> ActiveSegment | None:
-        segment = self._space.acquire(folder)
+    def _open(self, folder: SegmentDirectory, before_ns: int) -> ActiveSegment | None:
+        segment = self._space.acquire(folder, before_ns)
         if segment is None:
             self._active.pop(folder, None)
             return None
@@ -302,4 +316,8 @@ def _without_repeats(digests: UInt64Array) -> tuple[Int64Array, Int64Array]:
     _, first, inverse = np.unique(
         digests, axis=0, return_index=True, return_inverse=True
     )
-    return first, inverse.reshape(-1)
+    # In the order of the keys, so that the head of a prefix is stored first.
+    order = np.argsort(first)
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return first[order], rank[inverse.reshape(-1)]

@@ -29,7 +29,7 @@ class FileSettings:
         1.0, help="Share of the quota at which eviction begins."
     )
     low_watermark: float = option(
-        0.95, help="Share of the quota at which eviction ends."
+        1.0, help="Share of the quota at which eviction ends."
     )
     segment_bytes: int = size(
         256 << 20,
