@@ -169,7 +169,7 @@ def test_a_clock_that_is_set_back_stops_no_eviction(
     for start in range(0, 480, 20):
         depot.request(range(start, start + 20))
     now_ns = time.time_ns
-    monkeypatch.setattr(time, "time_ns", lambda: now_ns() - 3600 * 10**9)
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() - 1800 * 10**9)
     for each in (depot, open_depot(page_bytes=512, **quota)):
         for start in range(1000, 1480, 20):
             assert each.request(range(start, start + 20)).ok.all()

@@ -322,7 +322,7 @@ class SegmentAllocator:
         return segment
 
     def _sweep(self, folder: SegmentDirectory) -> Segment | None:
-        """Make a segment from the space of what nobody can read."""
+        """Delete unreadable files, and make a segment in their place."""
         if not folder.leftover_bytes:
             return None
         if not collect_garbage(folder.fd, folder.tenure, lost=True):

@@ -325,8 +325,10 @@ class Catalog:
     def flush_uses(self) -> None:
         """Write times of use to disk, for other processes and the next start."""
         with self.lock:
-            # The clock may have been set back.
-            self.index.used_ns = credible_uses(self.index.used_ns)
+            credible = credible_uses(self.index.used_ns)
+            if credible is not self.index.used_ns:  # the clock was set back
+                self.index.used_ns = credible
+                self.index.clock.newest_ns = 0
         for folder in list(self.folders.values()):
             folder.flush_uses()
 

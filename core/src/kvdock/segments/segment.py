@@ -152,8 +152,7 @@ def read_uses(fd: int, slots: int, *, most: int = _MOST_SLOTS) -> Int64Array:
     """
     size = min(slots, most) * USE_BYTES
     raw = os.pread(fd, size, uses_at(slots)).ljust(size, b"\0")
-    uses = np.frombuffer(raw, "<i8").astype(np.int64)
-    return credible_uses(uses)
+    return credible_uses(np.frombuffer(raw, "<i8").astype(np.int64))
 
 
 def read_record(fd: int, slot: int) -> bytes:
