@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tiny import Shelf
 
 REGISTER = "def kvdock_register_pool(pool, region, config)"
+UNMARKED = "def kvdock_release(handle): 0\n\n\n"
 NUMBER = "from kvdock import API_VERSION"
 SUMMARY = 'summary="a backend",'
 MANIFEST = 'return Manifest(\n        name="NAME", api=API_VERSION, summary="a backend"'
@@ -144,7 +145,7 @@ BROKEN = {
         "Mark it with @hookimpl.",
     ),
     "unmarked_optional_hook": (
-        [("\n\n@hookimpl\ndef kvdock_manifest", "\ndef kvdock_release(handle): 0\n@hookimpl\ndef kvdock_manifest")],
+        [(f"@hookimpl\n{REGISTER}", f"{UNMARKED}@hookimpl\n{REGISTER}")],
         LoadStage.VALIDATE,
         "the hook 'kvdock_release' is not marked",
         "Mark it with @hookimpl.",
