@@ -99,7 +99,7 @@ class CircuitBreaker:
         due = self._state is BreakerState.OPEN and self._clock() >= self._retry_at
         if due:
             # It may hang for ever, as may all that follow until one ends. The
-            # longest backoff is no bound for these: each costs a thread.
+            # longest backoff does not bound these: each costs a thread.
             self._unanswered = min(self._unanswered + 1, _DOUBLED_MOST)
             self._wait(self._backoff_s * 2**self._unanswered)
         return due
