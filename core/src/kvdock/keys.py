@@ -82,8 +82,8 @@ def check_hashes(hashes: Sequence[str]) -> None:
             anything but letters and digits.
     """
     try:
-        # A generator would be empty for whoever reads it next; an empty slice costs
-        # 60 ns, and tells a row from a set and a dict as well.
+        # A generator would be empty for its next reader; an empty slice costs
+        # 60 ns, and excludes sets and dicts as well.
         hashes[:0]
         # As bytes only ASCII is alphanumeric, and the check is four times as quick.
         joined = "".join(hashes).encode("utf-8", "surrogatepass")

@@ -35,8 +35,8 @@ def test_the_reference_lists_every_metric_with_its_labels() -> None:
         (DOCS / "reference" / "metrics.md").read_text(),
         re.MULTILINE,
     )
-    told = {name: labels.replace(",", "").split() for name, labels in rows}
-    assert told == exported()
+    documented = {name: labels.replace(",", "").split() for name, labels in rows}
+    assert documented == exported()
 
 
 def test_the_reference_lists_every_outcome() -> None:

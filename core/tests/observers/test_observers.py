@@ -420,7 +420,7 @@ def test_only_an_observed_backend_is_called_through_the_relay(
         assert files
 
 
-def test_memory_is_not_attached_where_nobody_put_the_observers_around() -> None:
+def test_memory_is_not_attached_without_the_configured_observers() -> None:
     core = patient(observers=["faults"])
     with pytest.raises(AttachError, match=r"'faults'.*'shelf'.*dock\.observe"):
         Engine(core=core)

@@ -138,7 +138,7 @@ def test_the_end_of_something_that_hung_is_worth_a_look_soon() -> None:
         waited(breaker, clock)
     breaker.on_late_end()
     assert waited(breaker, clock) == 1.0
-    # Still nobody has answered.
+    # Still no answer.
     assert waited(breaker, clock) == 128.0
 
 

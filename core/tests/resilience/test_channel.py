@@ -149,7 +149,7 @@ def test_an_open_breaker_lets_a_hanging_backend_cost_nothing() -> None:
         names = hashes(4)
         engine.shelf.trouble = hang
         cache.exists(names)
-        # Probes start meanwhile and hang as well; nobody waits for them.
+        # Probes start meanwhile and hang as well; no caller waits for them.
         end = time.monotonic() + 0.2
         while time.monotonic() < end:
             assert timed(lambda: cache.exists(names), 0.02).best == 0

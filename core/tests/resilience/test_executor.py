@@ -129,7 +129,7 @@ def test_who_finds_all_hands_busy_waits_until_his_deadline() -> None:
     assert ended(executor)
 
 
-def test_errands_of_one_kind_take_room_from_nothing_else() -> None:
+def test_background_tasks_of_one_kind_take_no_quota_from_others() -> None:
     executor = DeadlineExecutor("t", 1, 1)
     go_on = threading.Event()
     for quota in (ConcurrencyQuota(2), ConcurrencyQuota(2)):
@@ -161,15 +161,15 @@ def test_a_sign_of_life_makes_room_beside_calls_that_hang_for_ever() -> None:
 
 
 def test_who_listens_hears_of_every_call_left_behind_and_of_its_end() -> None:
-    told: list[int] = []
-    executor = DeadlineExecutor("t", 1, 2, lambda: told.append(executor.abandoned))
+    counts: list[int] = []
+    executor = DeadlineExecutor("t", 1, 2, lambda: counts.append(executor.abandoned))
     go_on = threading.Event()
     assert executor.run(lambda: go_on.wait(60), soon(0.01)).abandoned
     executor.spawn(ConcurrencyQuota(1), lambda: go_on.wait(60))
-    assert told == [1, 2]
+    assert counts == [1, 2]
     go_on.set()
     assert executor.wait_idle(soon())
-    assert told[-1] == 0
+    assert counts[-1] == 0
     assert ended(executor)
 
 
@@ -206,7 +206,7 @@ def test_who_waits_for_rest_waits_for_what_comes_last_too() -> None:
     assert last == ["released"]
 
 
-def test_what_comes_last_may_fail_and_leaves_the_crew_at_rest() -> None:
+def test_the_last_step_of_closing_may_fail_and_leaves_the_executor_idle() -> None:
     executor = DeadlineExecutor("t", 1, 1)
     go_on = threading.Event()
     assert executor.run(lambda: go_on.wait(60), soon(0.01)).abandoned
@@ -299,7 +299,7 @@ def test_a_signal_while_a_call_is_booked_as_late_loses_neither(
     assert ended(executor)
 
 
-def test_signals_at_any_moment_leave_a_crew_that_works() -> None:
+def test_signals_at_any_moment_leave_an_executor_that_works() -> None:
     draw, armed = random.Random(0), False  # noqa: S311 - spreads signals
     executor, results, rings = DeadlineExecutor("t", 2, 2), list[int](), 0
     end = time.monotonic() + 0.5

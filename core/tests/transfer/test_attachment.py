@@ -266,7 +266,7 @@ def test_a_late_get_keeps_its_pages_until_it_really_ends() -> None:
         go_on.set()
         assert leases.wait(range(4), 5)
         assert cache.wait_idle(60)
-        # The late bytes did land, where nobody had looked meanwhile.
+        # The late bytes did land, in memory that no call had used meanwhile.
         assert engine.holds("kv", names[0], 0)
 
 
@@ -479,8 +479,8 @@ def test_the_pools_can_be_named_while_another_thread_closes() -> None:
 
     class Closing(dict[str, Any]):
         def values(self) -> Any:
-            for berth in super().values():
-                yield berth
+            for attached in super().values():
+                yield attached
                 backends.close(0.0)
 
     object.__setattr__(backends, "pools", Closing(backends.pools))
@@ -509,7 +509,7 @@ def test_bad_input_is_refused_by_name() -> None:
             cache.get(hashes(1), {"kv": [24]})
         with pytest.raises(RegionError, match="for 2 hashes"):
             cache.get(hashes(2), {"kv": [NO_PAGE]})
-        with pytest.raises(RegionError, match="page indices are one row"):
+        with pytest.raises(RegionError, match="page indices must have one dimension"):
             cache.get(hashes(2), {"kv": [[0], [1, 2]]})
         with pytest.raises(KvdockError, match="letters and digits"):
             cache.exists(["../x"])
@@ -551,7 +551,7 @@ def test_indices_in_memory_that_cannot_be_read_are_rejected() -> None:
 
     with (
         Engine(core=patient()).attachment as cache,
-        pytest.raises(RegionError, match="page indices are one row"),
+        pytest.raises(RegionError, match="page indices must have one dimension"),
     ):
         cache.put(hashes(2), {"kv": cast("Any", OnADevice())})
 

@@ -99,7 +99,7 @@ def recycle(engine: Engine) -> dict[str, Int64Array]:
         if attached.pool.physical:
             free[pool] = np.flatnonzero(~attached.leases.in_use(range(PAGES)))
             reused = np.full((len(free[pool]), attached.page_bytes), REUSED, np.uint8)
-            # Through the region: pages are no rows of memory in every layout.
+            # Through the region: pages are not rows of memory in every layout.
             attached.region.scatter(free[pool], reused)
     return free
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Holding(Shelf):
-    """Gives up every GET, and holds its memory until told otherwise."""
+    """Gives up every GET, and holds its memory until the test releases it."""
 
     holds: list[MemoryHold] = attrs.field(factory=list)
     batches: list[Batch] = attrs.field(factory=list)

@@ -84,7 +84,7 @@ class Bringer(Shelf):
     ) -> str:
         for block in region.blocks if self.wants else ():
             if not any(_holds(piece, block.address) for piece in self.pieces):
-                raise KvdockError("memory of somebody else")
+                raise KvdockError("memory of another process")
         return super().kvdock_register_pool(pool, region, config)
 
     @hookimpl
@@ -177,7 +177,7 @@ def test_a_late_call_keeps_the_memory_until_it_ends() -> None:
 def test_an_attachment_that_fails_gives_everything_back() -> None:
     shelf = Bringer()
     memory = plain_memory()
-    with pytest.raises(AttachError, match="memory of somebody else"):
+    with pytest.raises(AttachError, match="memory of another process"):
         opened(shelf, patient(), memory, "shelf")
     assert shelf.pieces
     assert all(piece.back == 1 for piece in shelf.pieces)
@@ -206,10 +206,10 @@ def test_a_backend_that_brings_no_memory_is_an_error_with_its_name(
     pool = attention()
     region = Region.of(pool, Shard(), [plain_memory()], PAGES)
     plan = dock.plan([pool], Shard())
-    with pytest.raises(AttachError, match=words) as told:
+    with pytest.raises(AttachError, match=words) as caught:
         Attachment.open(dock, plan, Namespace(model="m"), {"kv": region})
-    assert "'shelf'" in str(told.value)
-    assert "'kv'" in str(told.value)
+    assert "'shelf'" in str(caught.value)
+    assert "'kv'" in str(caught.value)
 
 
 class Tensor:
@@ -237,7 +237,7 @@ def test_what_is_no_memory_is_given_back(
     assert back == [1]
 
 
-def test_memory_is_given_back_only_when_nobody_is_inside() -> None:
+def test_memory_is_given_back_only_when_it_has_no_users() -> None:
     back = threading.Event()
     buffer = HostBuffer(np.zeros(8, np.uint8), back.set)
     assert buffer.acquire()
@@ -251,7 +251,7 @@ def test_memory_is_given_back_only_when_nobody_is_inside() -> None:
         return not inside
 
     until(refused)
-    assert not back.is_set(), "somebody is inside"
+    assert not back.is_set(), "it is in use"
     buffer.release()
     ending.join(60)
     assert back.is_set()

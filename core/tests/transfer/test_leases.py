@@ -23,7 +23,7 @@ def test_a_page_has_one_lease_at_a_time() -> None:
     assert book.leased_pages == 0
 
 
-def test_ending_twice_does_not_end_somebody_elses_lease() -> None:
+def test_ending_twice_does_not_end_the_lease_of_another_call() -> None:
     book = PageLeases(2)
     _, first = book.take(np.array([0]), writing=True)
     first.end()

@@ -253,14 +253,16 @@ def test_a_forked_child_is_refused_and_waits_for_no_worker() -> None:
 
 def test_a_forked_child_closes_without_waiting_for_the_parents_workers() -> None:
     session = TransferManager(engine_with().attachment)
-    lanes = session._reads, session._writes
-    kept = [(lane._guard._pid, lane._lock) for lane in lanes]
-    for lane in lanes:
-        lane._guard._pid, lane._lock = os.getpid() + 1, Taken()  # type: ignore[assignment]  # no lock
+    executors = session._reads, session._writes
+    kept = [(executor._guard._pid, executor._lock) for executor in executors]
+    for executor in executors:
+        executor._guard._pid, executor._lock = os.getpid() + 1, Taken()  # type: ignore[assignment]  # no lock
     assert session.drain(1.0)
     assert session.close()
-    for lane, (lane._guard._pid, lane._lock) in zip(lanes, kept, strict=True):
-        lane.close()
+    for executor, (executor._guard._pid, executor._lock) in zip(
+        executors, kept, strict=True
+    ):
+        executor.close()
 
 
 def test_reads_do_not_wait_for_writes() -> None:
@@ -389,7 +391,7 @@ def test_a_stage_without_the_anchor_moves_its_other_pools() -> None:
 def test_bad_input_is_refused_before_it_is_queued() -> None:
     engine = engine_with(attention(), states())
     with TransferManager(engine.attachment) as session:
-        with pytest.raises(RegionError, match="no attached pool with a trailing"):
+        with pytest.raises(RegionError, match="not an attached pool with a trailing"):
             session.prefetch(hashes(1), {"kv": [0]}, {"kv": [1]})
         with pytest.raises(RegionError, match="0 spare pages for a window of 1"):
             session.prefetch(hashes(1), {"kv": [0]}, {"mamba": []})

@@ -1,4 +1,4 @@
-"""What backends are told when memory is attached to them."""
+"""The configuration that backends get when memory is attached to them."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ GIB = 1 << 30
 
 @attrs.define(eq=False)
 class Listener(Shelf):
-    """A shelf that keeps what it was told."""
+    """A shelf that records the configurations that it gets."""
 
-    told: list[AttachConfig] = attrs.field(factory=list)
+    configs: list[AttachConfig] = attrs.field(factory=list)
 
     @hookimpl
     def kvdock_register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
     ) -> str:
-        self.told.append(config)
+        self.configs.append(config)
         self.regions[pool.name] = region
         return pool.name
 
 
-def told(process: str = "", *, trial: bool = False) -> list[AttachConfig]:
+def configs(process: str = "", *, trial: bool = False) -> list[AttachConfig]:
     listeners = [Listener(name=name) for name in ("first", "second")]
     dock = Dock({one.name: one.backend() for one in listeners})
     pools = [attention(), draft()]
@@ -64,22 +64,22 @@ def told(process: str = "", *, trial: bool = False) -> list[AttachConfig]:
     Attachment.open(
         dock, plan, Namespace(model="m"), regions, process=process, trial=trial
     ).close()
-    return [config for one in listeners for config in one.told]
+    return [config for one in listeners for config in one.configs]
 
 
 def test_every_backend_is_told_which_process_this_is_and_whether_it_is_a_trial() -> (
     None
 ):
-    plain = told()
+    plain = configs()
     assert {(one.process, one.trial) for one in plain} == {("", False)}
-    named = told("dp1-tp0", trial=True)
+    named = configs("dp1-tp0", trial=True)
     assert {(one.process, one.trial) for one in named} == {("dp1-tp0", True)}
-    # A label is no part of what is stored.
+    # A label is not part of what is stored.
     assert {one.namespace for one in plain} == {one.namespace for one in named}
 
 
 def test_backends_share_nothing_with_each_other() -> None:
-    first, second = told()
+    first, second = configs()
     assert first.shared is not second.shared
 
 
@@ -100,7 +100,7 @@ def test_a_page_of_more_objects_than_the_backend_takes_at_once_is_refused() -> N
 @pytest.mark.parametrize("label", ["..", ".x", "a/b", "a b", "a\n", "x" * 65])
 def test_a_label_that_is_no_plain_name_is_refused(label: str) -> None:
     with pytest.raises(AttachError, match="the process is called"):
-        told(label)
+        configs(label)
 
 
 @pytest.mark.parametrize("staging", [StagingPolicy.ROUTED, StagingPolicy.ALWAYS])
@@ -180,16 +180,16 @@ def test_attaching_says_where_the_code_of_every_plugin_comes_from(
             regions,
             core=CoreSettings(observers=("hearer",)),
         ).close()
-    told = [one for one in heard if isinstance(one, PluginLoaded)]
+    configs = [one for one in heard if isinstance(one, PluginLoaded)]
     # Also those that no pool goes to: their code runs in this process too.
-    assert [(one.kind, one.name) for one in told] == [
+    assert [(one.kind, one.name) for one in configs] == [
         ("backend", "first"),
         ("backend", "second"),
         ("observer", "hearer"),
     ]
     plugin = listeners[0].backend().plugin
-    assert told[0].distribution == plugin.candidate.distribution
-    assert told[0].version == plugin.candidate.version
-    assert told[0].path == plugin.path
-    assert told[2].path == __file__
-    assert all(str(one) in caplog.messages for one in told)
+    assert configs[0].distribution == plugin.candidate.distribution
+    assert configs[0].version == plugin.candidate.version
+    assert configs[0].path == plugin.path
+    assert configs[2].path == __file__
+    assert all(str(one) in caplog.messages for one in configs)

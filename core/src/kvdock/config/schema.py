@@ -46,8 +46,10 @@ def check_known(
             raise SettingsError(what, fix=_right_name(key, fields))
         if group := group_of(fields[key]):
             if not isinstance(value, Mapping):
-                told = origin_suffix(origins, name)
-                raise SettingsError(f"{where}: {name!r} is a group of settings{told}")
+                found_in = origin_suffix(origins, name)
+                raise SettingsError(
+                    f"{where}: {name!r} is a group of settings{found_in}"
+                )
             check_known(group, value, where=where, origins=origins, path=f"{name}.")
 
 
@@ -81,12 +83,12 @@ def alias_of(field: attrs.Attribute[Any]) -> Alias:
 
 def origin_suffix(origins: Mapping[str, str], name: str) -> str:
     """Say in brackets where a setting, or what lies below it, comes from."""
-    told = {
+    found_in = {
         origin
         for path, origin in origins.items()
         if path == name or path.startswith(f"{name}.")
     }
-    return f" ({', '.join(sorted(told))})" if told else ""
+    return f" ({', '.join(sorted(found_in))})" if found_in else ""
 
 
 def group_of(field: attrs.Attribute[Any]) -> type | None:
@@ -278,10 +280,10 @@ def with_env_fallbacks(
     for name, field in fields_of(cls).items():
         below = given.get(name, {})
         if (group := group_of(field)) and isinstance(below, Mapping):
-            more, told = with_env_fallbacks(group, below, environ)
-            if told:
+            more, found_in = with_env_fallbacks(group, below, environ)
+            if found_in:
                 full[name] = more
-                origins |= {f"{name}.{one}": of for one, of in told.items()}
+                origins |= {f"{name}.{one}": of for one, of in found_in.items()}
             continue
         other = alias_of(field)
         if name not in given and (text := environ.get(other.env)):

@@ -1,8 +1,7 @@
-"""What one backend is asked in the background, while nobody waits.
+"""Background tasks of one backend: probes, deletions, capacity polls.
 
-Probes, deletions of wrong objects, and the question how full the store is.
-Each kind has room of its own, so that one that hangs takes nothing from the
-others, nor from the engine's calls.
+Each kind has a quota of its own, so that a task that hangs takes no threads
+from the other kinds, nor from the engine's calls.
 """
 
 from __future__ import annotations
@@ -34,20 +33,19 @@ BACKEND_FAILURES = (Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
 
 
 DELETE_DEADLINE_FACTOR = 2
-"""Deletions that nobody waits for may take so many times their deadline."""
+"""Background deletions may take so many times their deadline."""
 
 
 class BackgroundTasks:
-    """The background work of one line.
+    """The background tasks of one channel.
 
     Args:
-        backend: Who is asked.
+        backend: The backend to call.
         core: Deadlines and bounds.
-        crew: Whose threads do it.
-        breakers: The line's own, by operation.
-        complaints: The line's log.
-        tell: Passes an event to observers, if anybody is to be told how full
-            the store is.
+        executor: Runs the tasks.
+        breakers: The channel's breakers, by operation.
+        throttled: The channel's log.
+        notify: Passes an event to observers; None without observers.
     """
 
     def __init__(
@@ -56,8 +54,8 @@ class BackgroundTasks:
         core: CoreSettings,
         executor: DeadlineExecutor,
         breakers: Mapping[Operation, CircuitBreaker],
-        complaints: ThrottledLog,
-        tell: Callable[[Event], None] | None,
+        throttled: ThrottledLog,
+        notify: Callable[[Event], None] | None,
     ) -> None:
         self.pending_deletes = PendingDeletes()
         self._backend = backend
@@ -65,17 +63,19 @@ class BackgroundTasks:
         self._core = core
         self._executor = executor
         self._breakers = breakers
-        self._complaints = complaints
-        self._tell = tell
+        self._log = throttled
+        self._notify = notify
         self._closed = False
         self._probe: Callable[[Operation, float], BatchResult] | None = None
-        self._probing = {
+        self._probe_quotas = {
             one: ConcurrencyQuota(core.breaker.max_hanging_probes) for one in Operation
         }
-        self._dropping = ConcurrencyQuota(max(1, core.calls.max_abandoned_calls // 2))
-        self._measuring = ConcurrencyQuota(1)
-        asked = tell is not None and "kvdock_capacity" in backend.plugin.implemented
-        self._measure_at_s = time.monotonic() if asked else math.inf
+        self._delete_quota = ConcurrencyQuota(
+            max(1, core.calls.max_abandoned_calls // 2)
+        )
+        self._poll_quota = ConcurrencyQuota(1)
+        polled = notify is not None and "kvdock_capacity" in backend.plugin.implemented
+        self._poll_at_s = time.monotonic() if polled else math.inf
 
     def close(self) -> None:
         """Start nothing new."""
@@ -84,13 +84,13 @@ class BackgroundTasks:
     def set_health_check(
         self, probe: Callable[[Operation, float], BatchResult]
     ) -> None:
-        """Take a harmless call to find out whether the backend is back."""
+        """Set the harmless call that finds out whether the backend is back."""
         # One pool speaks for all: it is the backend that is back or is not.
         self._probe = self._probe or probe
 
     def start_probe(self, operation: Operation) -> None:
-        """Start a probe for an operation that is cut off, if one is due."""
-        probe, quota = self._probe, self._probing[operation]
+        """Start a probe for an operation whose breaker is open, if one is due."""
+        probe, quota = self._probe, self._probe_quotas[operation]
         if (
             self._closed
             or self._executor.guard.forked
@@ -99,13 +99,13 @@ class BackgroundTasks:
         ):
             return
         if self._executor.exhausted:
-            # A probe that succeeds could let nobody through.
+            # Calls would stay rejected even after a successful probe.
             self._hangs(operation, "calls", self._executor.abandoned)
         elif not self._executor.spawn(quota, lambda: self._run_probe(probe, operation)):
             self._hangs(operation, "probes", quota.taken)
 
     def _hangs(self, operation: Operation, what: str, count: int) -> None:
-        self._complaints.warning(
+        self._log.warning(
             f"cut {operation} {what}",
             f"backend {self._backend.name}: {operation} stays cut off, and no probe is "
             f"started: {count} {what} have not ended",
@@ -121,13 +121,13 @@ class BackgroundTasks:
             alive = not np.isin(
                 probe(operation, deadline_s).outcomes, BACKEND_FAILURES
             ).any()
-        except Exception as error:  # noqa: BLE001 - a stranger's code
+        except Exception as error:  # noqa: BLE001 - plugin code
             what = (
                 f"backend {self._backend.name}: a probe failed: {describe_error(error)}"
             )
-            self._complaints.warning("probe", what)
+            self._log.warning("probe", what)
         finally:
-            # An answer that comes late is no recovery, but a reason to look.
+            # A late answer is not a recovery, but a reason to probe again.
             if time.monotonic() > deadline_s:
                 breaker.on_late_end()
             else:
@@ -136,17 +136,17 @@ class BackgroundTasks:
                 breaker.record_probe(alive=alive)
 
     def _discount_abandoned(self, operation: Operation) -> None:
-        """Let nothing that hangs since before keep a backend out that works."""
-        rooms = [self._probing[operation]]
+        """Discount calls abandoned before a successful probe."""
+        quotas = [self._probe_quotas[operation]]
         if operation is Operation.DELETE:
-            rooms.append(self._dropping)
-        self._executor.discount_abandoned(*rooms)
+            quotas.append(self._delete_quota)
+        self._executor.discount_abandoned(*quotas)
 
     def delete_corrupt(self, handle: object, pool: str, keys: Sequence[str]) -> None:
-        """Delete objects whose bytes are wrong, if there is room for that."""
+        """Delete objects whose bytes are wrong, if the quota allows it."""
         breaker = self._breakers[Operation.DELETE]
         for late in self.pending_deletes.expired():
-            self._late(late)
+            self._record_expired(late)
         if self._closed:
             return
         if not breaker.allows_call():
@@ -163,7 +163,7 @@ class BackgroundTasks:
             return
         batch = Batch(Operation.DELETE, delete.keys, deadline_s=deadline_s, pool=pool)
         if not self._executor.spawn(
-            self._dropping, lambda: self._run_delete(delete, handle, batch)
+            self._delete_quota, lambda: self._run_delete(delete, handle, batch)
         ):
             self.pending_deletes.finish(delete)
             breaker.record_ignored()
@@ -173,7 +173,7 @@ class BackgroundTasks:
         lost = True
         try:
             lost = self._delete(handle, batch)
-        except Exception as error:  # noqa: BLE001 - a stranger's code
+        except Exception as error:  # noqa: BLE001 - plugin code
             self._log_delete_failure(
                 delete, "raised", f"raised {describe_error(error)}", error
             )
@@ -181,7 +181,7 @@ class BackgroundTasks:
             in_time = self.pending_deletes.finish(delete)
             if time.monotonic() >= delete.expires_s:
                 if in_time:
-                    self._late(delete)
+                    self._record_expired(delete)
                 breaker.on_late_end()
             elif lost:
                 breaker.record_failure()
@@ -200,8 +200,8 @@ class BackgroundTasks:
             lost = lost and bool(np.isin(outcomes, BACKEND_FAILURES).all())
         return lost
 
-    def _late(self, delete: PendingDelete) -> None:
-        """Book a deletion that has been given up."""
+    def _record_expired(self, delete: PendingDelete) -> None:
+        """Record a deletion that passed its deadline as a failure."""
         self._breakers[Operation.DELETE].record_failure(overran=True)
         self._log_delete_failure(delete, "late", "passed its deadline and was given up")
 
@@ -212,7 +212,7 @@ class BackgroundTasks:
         what: str,
         error: Exception | None = None,
     ) -> None:
-        self._complaints.warning(
+        self._log.warning(
             f"{kind} drop",
             f"backend {self._backend.name}: deleting {len(delete.keys)} objects that "
             f"are not what was stored {what}",
@@ -220,31 +220,31 @@ class BackgroundTasks:
         )
 
     def poll_capacity(self, handle: object) -> None:
-        """Ask how full the store is, if it is time to."""
-        if time.monotonic() < self._measure_at_s or self._closed:
+        """Ask the backend how full its store is, if a poll is due."""
+        if time.monotonic() < self._poll_at_s or self._closed:
             return
-        # One question at a time, and none to a backend that is cut off.
-        self._measure_at_s = math.inf
+        # One poll at a time, and none while a breaker is open.
+        self._poll_at_s = math.inf
         whole = all(one.state is BreakerState.CLOSED for one in self._breakers.values())
         if not whole or not self._executor.spawn(
-            self._measuring, lambda: self._run_poll(handle)
+            self._poll_quota, lambda: self._run_poll(handle)
         ):
             self._schedule_poll()
 
     def _schedule_poll(self) -> None:
-        self._measure_at_s = time.monotonic() + self._core.calls.capacity_interval
+        self._poll_at_s = time.monotonic() + self._core.calls.capacity_interval
 
     def _run_poll(self, handle: object) -> None:
         name = self._backend.name
         try:
             found = self._backend.capacity(handle)
-        except Exception as error:  # noqa: BLE001 - a stranger's code
+        except Exception as error:  # noqa: BLE001 - plugin code
             what = f"backend {name}: asked how full it is: {describe_error(error)}"
-            self._complaints.warning("capacity", what, error)
+            self._log.warning("capacity", what, error)
             found = None
         self._schedule_poll()
-        if found is not None and self._tell is not None:
-            self._tell(
+        if found is not None and self._notify is not None:
+            self._notify(
                 StoreFilled(
                     backend=name,
                     used_bytes=found.used_bytes,
@@ -258,8 +258,8 @@ class PendingDelete:
     """One deletion.
 
     Args:
-        keys: What it takes away.
-        give_up_s: When it is given up, on `time.monotonic()`'s clock.
+        keys: The keys to delete.
+        expires_s: When it is given up, on `time.monotonic()`'s clock.
     """
 
     keys: tuple[str, ...]
@@ -267,7 +267,7 @@ class PendingDelete:
 
 
 class PendingDeletes:
-    """What one backend is about to forget."""
+    """The keys that one backend is about to delete."""
 
     def __init__(self) -> None:
         self._lock, self._changed = new_condition()
@@ -275,23 +275,23 @@ class PendingDeletes:
         self._running: list[PendingDelete] = []
 
     def __bool__(self) -> bool:
-        """Whether anything may be being dropped."""
+        """Whether deletions may be running."""
         return bool(self._by_key)
 
-    def start(self, keys: Sequence[str], give_up_s: float) -> PendingDelete | None:
-        """Note a deletion of those keys that nobody is dropping already."""
+    def start(self, keys: Sequence[str], expires_s: float) -> PendingDelete | None:
+        """Start a deletion of those keys that are not being deleted already."""
         with self._lock:
             self._forget_late()
             fresh = tuple(key for key in keys if key not in self._by_key)
             if not fresh:
                 return None
-            delete = PendingDelete(fresh, give_up_s)
+            delete = PendingDelete(fresh, expires_s)
             self._running.append(delete)
             self._by_key.update(dict.fromkeys(fresh, delete))
             return delete
 
     def finish(self, delete: PendingDelete) -> bool:
-        """Note that a deletion has ended; return whether it was expected."""
+        """Finish a deletion; return whether it was still pending."""
         with self._lock:
             expected = delete in self._running
             if expected:
@@ -309,15 +309,15 @@ class PendingDeletes:
             return late
 
     def pending(self, keys: Sequence[str]) -> BoolArray:
-        """Return which of these are being dropped, bool (n,)."""
+        """Return which of these are being deleted, bool (n,)."""
         with self._lock:
             self._forget_late()
             return np.array([key in self._by_key for key in keys], np.bool_)
 
     def wait(self, keys: Sequence[str], deadline_s: float) -> None:
-        """Wait until none of these is being dropped, or until a deadline.
+        """Wait until none of these is being deleted, or until a deadline.
 
-        Deletions that are given up meanwhile are not waited for any longer.
+        The wait ends for deletions that are given up meanwhile.
         """
         with self._lock:
             mine = {self._by_key[key] for key in keys if key in self._by_key}
@@ -334,7 +334,7 @@ class PendingDeletes:
 
     def _forget(self, delete: PendingDelete) -> None:
         for key in delete.keys:
-            # It may have been given up, and another one begun.
+            # It may have been given up, and another deletion started.
             if self._by_key.get(key) is delete:
                 del self._by_key[key]
         self._changed.notify_all()

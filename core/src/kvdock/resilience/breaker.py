@@ -1,12 +1,12 @@
-"""Cut off what fails, and let it back in only when it has proved itself.
+"""Circuit breaker: reject calls to a backend that fails, until a probe succeeds.
 
 An engine never pays for finding out whether a backend is back: when the
-backoff has passed, a probe is made in the background. Only after it succeeded
-is one call let through on trial, and only after that one, all of them.
+backoff has passed, a probe runs in the background. After it succeeded, the
+breaker allows one trial call, and after that call succeeded, all calls.
 
-A probe that hangs is followed by others, each after twice the time: so they
-are few however long an outage lasts, and the backend is back in use after as
-long again at most.
+A probe that hangs is followed by others, each after twice the time: their
+number stays small however long an outage lasts, and the backend is back in
+use after at most as long again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CircuitBreaker:
 
     Args:
         settings: When to open, and how long to stay so.
-        moved: Told each new state, without a lock held.
+        moved: Called with each new state, without a lock held.
         clock: Seconds, ever growing.
         jitter: A factor for each backoff, so that ranks that lost the same
             server do not all come back to it at once.
@@ -71,11 +71,11 @@ class CircuitBreaker:
 
     @property
     def state(self) -> BreakerState:
-        """Where it stands."""
+        """The current state."""
         return self._state
 
     def allows_call(self) -> bool:
-        """Return whether a call may go through; it then must be reported."""
+        """Return whether a call may start; its end must then be recorded."""
         # Closed is the usual case and needs no lock.
         if self._state is BreakerState.CLOSED:
             return True
@@ -99,7 +99,7 @@ class CircuitBreaker:
         due = self._state is BreakerState.OPEN and self._clock() >= self._retry_at
         if due:
             # It may hang for ever, as may all that follow until one ends. The
-            # longest backoff is no bound for these: each costs a thread.
+            # longest backoff does not bound these: each costs a thread.
             self._unanswered = min(self._unanswered + 1, _DOUBLED_MOST)
             self._wait(self._backoff_s * 2**self._unanswered)
         return due
@@ -118,7 +118,7 @@ class CircuitBreaker:
             self._moved(BreakerState.HALF_OPEN)
 
     def on_late_end(self) -> None:
-        """Report that something that hung has ended: it is worth a look."""
+        """Bring the next probe forward: a call that hung has ended."""
         if self._state is BreakerState.CLOSED:
             return
         with self._lock:
@@ -127,7 +127,7 @@ class CircuitBreaker:
             self._retry_at = min(self._retry_at, retry_at)
 
     def trip(self) -> None:
-        """Open it for a reason that lies not in its own calls."""
+        """Open the breaker for a reason other than its own calls."""
         with self._lock:
             opening = self._state is not BreakerState.OPEN
             if opening:

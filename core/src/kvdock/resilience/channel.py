@@ -1,8 +1,8 @@
-"""Every call to one backend goes through here and comes back with an answer.
+"""Call one backend with a deadline, a circuit breaker and bounded concurrency.
 
-A line has the backend's crew of threads, a breaker for each operation, and
-the log of what went wrong. Whatever the plugin does, `run` returns one outcome
-per key by the deadline.
+A channel has the backend's executor, a breaker for each operation, and a
+throttled log. Whatever the plugin does, `call` returns one outcome per key by
+the deadline.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class CallResult:
 
     Args:
         result: One outcome per key, whatever happened.
-        late: Whether the call was left behind; then `late` of the call will
-            be told when it ends.
+        abandoned: Whether the call was abandoned; its `late` then runs when
+            it ends.
     """
 
     result: BatchResult
@@ -68,33 +68,33 @@ class CallResult:
 
 
 def as_kvdock_error(error: Exception) -> KvdockError:
-    """Return a plugin's error, or one of ours that says what it was."""
+    """Return a plugin's error, wrapped if it is not a KvdockError."""
     if isinstance(error, KvdockError):
         return error
     return AttachError(describe_error(error), fix="See `kvdock doctor`.")
 
 
 def _validated(batch: Batch, ran: RunResult) -> BatchResult | Exception:
-    """Return a plugin's answer, or the error that it raised or that it is."""
+    """Return a plugin's valid answer, or the error to record."""
     if ran.error is not None:
         return ran.error
     try:
         return validate_result(batch, ran.value)
-    except Exception as error:  # noqa: BLE001 - a stranger's code
+    except Exception as error:  # noqa: BLE001 - plugin code
         return error
 
 
 def _hold_of(answer: object) -> MemoryHold | None:
-    """Return the hold of an answer that nothing has validated."""
+    """Return the hold of an answer that is not validated yet."""
     hold = answer.hold if isinstance(answer, BatchResult) else None
     return hold if isinstance(hold, MemoryHold) else None
 
 
 class BackendChannel:
-    """The way to one backend.
+    """All calls to one backend.
 
     Args:
-        backend: Who is called.
+        backend: The backend to call.
         core: Deadlines, bounds and breakers.
     """
 
@@ -139,30 +139,30 @@ class BackendChannel:
 
     @property
     def observed(self) -> bool:
-        """Whether anybody listens to events."""
+        """Whether any observer receives events."""
         return bool(self._listeners)
 
     @property
     def abandoned_calls(self) -> int:
-        """Calls that nobody waits for and that have not ended."""
+        """Abandoned calls and background tasks that have not ended."""
         return self._executor.abandoned
 
     @property
     def threads(self) -> int:
-        """Threads of this line that are alive."""
+        """Threads of this channel that are alive."""
         return self._executor.threads
 
     def notify(self, event: Event) -> None:
-        """Pass an event to the observers; theirs is never our failure."""
+        """Notify observers; log and swallow their exceptions."""
         for listen in self._listeners:
             try:
                 listen(event)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - plugin code
                 what = f"an observer failed: {describe_error(error)}"
                 self._log.warning("observer", what, error)
 
     def notify_breakers(self) -> None:
-        """Tell observers where every breaker stands, before it ever moves."""
+        """Notify observers of the first state of every breaker."""
         for operation, breaker in self.breakers.items():
             self._notify_breaker(operation, breaker.state)
 
@@ -172,7 +172,7 @@ class BackendChannel:
         """Register a pool's memory within its deadline.
 
         Raises:
-            AttachError: If the backend refuses, fails, or takes too long.
+            AttachError: If the backend rejects it, fails, or takes too long.
         """
         handle = self.call_attach(
             pool,
@@ -185,10 +185,10 @@ class BackendChannel:
     def call_attach(
         self, pool: PoolSpec, call: Callable[[], T], late: Callable[[T], None]
     ) -> T:
-        """Make a call of attaching within its deadline.
+        """Run an attach-time call within its deadline.
 
         Raises:
-            AttachError: If it is refused, fails, or takes too long.
+            AttachError: If the call is rejected, fails, or takes too long.
         """
         timeout_s = self.core.deadlines.attach
         who = f"backend {self.name!r}"
@@ -209,14 +209,14 @@ class BackendChannel:
         return cast("T", ran.value)
 
     def on_close(self, step: Callable[[], None]) -> None:
-        """Add something to do when no call is under way; the last one first."""
+        """Add a step of closing; steps run in reverse order, without calls."""
         self._steps.append(step)
 
     def rejects(self, operation: Operation) -> bool:
-        """Return whether a call would be turned away, before preparing one.
+        """Return whether a call would be rejected, before preparing one.
 
-        Building the keys of a long prefix, or hashing pages that nobody will
-        take, would cost the engine more than the call that is not made.
+        Building the keys of a long prefix, or hashing pages that are not
+        stored, would cost the engine more than the call that is not made.
         """
         if self._executor.guard.forked:
             return True
@@ -226,10 +226,10 @@ class BackendChannel:
         if breaker.state is not BreakerState.OPEN:
             if not self._executor.at_capacity:
                 return False
-            # Only a probe can tell whether calls that hang hang for ever.
+            # Only a probe can find out whether calls that hang will ever end.
             breaker.trip()
         self.background.start_probe(operation)
-        # A probe only starts here; it lets nobody through before it ends.
+        # A probe only starts here; calls stay rejected until it has ended.
         return True
 
     def log_corrupt(self, pool: str, objects: int) -> None:
@@ -241,12 +241,12 @@ class BackendChannel:
         )
 
     def log_staging_exhausted(self, pool: str) -> None:
-        """Log that calls left behind have all the staging memory of a pool."""
+        """Log that abandoned calls have all the staging memory of a pool."""
         self._log.warning(
             f"held {pool}",
-            f"backend {self.name}: pool {pool} is cut off: calls that were left "
-            "behind hold all its staging memory until they end "
-            "(core.calls.staging_areas)",
+            f"backend {self.name}: pool {pool} is rejected: abandoned calls "
+            "hold all its staging memory until they end "
+            "(core.calls.staging_buffers)",
         )
 
     def keep_held(
@@ -260,7 +260,7 @@ class BackendChannel:
         """
         with self._hold_lock:
             self._held += 1
-        self._tell_held()
+        self._notify_held()
         hold.on_release(lambda: self._release_held(released))
 
     def _release_held(self, released: Callable[[], None] | None) -> None:
@@ -271,7 +271,7 @@ class BackendChannel:
             with self._hold_lock:
                 self._held -= 1
                 self._hold_ended.notify_all()
-            self._tell_held()
+            self._notify_held()
 
     def _none_held(self, deadline_s: float) -> bool:
         if not self._held:
@@ -281,13 +281,13 @@ class BackendChannel:
                 lambda: not self._held, remaining_s(deadline_s)
             )
 
-    def _tell_held(self) -> None:
+    def _notify_held(self) -> None:
         if self._listeners:
             with self._counting:
                 self.notify(MemoryHeld(backend=self.name, batches=self._held))
 
     def close(self, deadline_s: float) -> bool:
-        """Let go of every pool once no call is under way.
+        """Release every pool once no call is under way.
 
         A backend's client must not be closed under a call. If one is still
         running at the deadline, the pools are released when it ends.
@@ -299,9 +299,9 @@ class BackendChannel:
             return True  # the pools are the parent's, who releases them
         self._closing = True
         self.background.close()
-        # Whoever has not begun by now never will: nothing comes after a release.
+        # Reject calls that have not started: none may run after release.
         self._executor.stop_accepting()
-        # Who comes second waits: he must not close the crew under the first.
+        # Serialize concurrent close() calls.
         if not self._ending.acquire(timeout=remaining_s(deadline_s)):
             return False
         try:
@@ -311,9 +311,9 @@ class BackendChannel:
             self._ending.release()
 
     def _release_handles(self, deadline_s: float) -> bool:
-        # The other way round: what pools lie in goes after them.
+        # In reverse order: memory is released after the pools that use it.
         steps, self._steps = self._steps[::-1], []
-        # Half of the time for calls under way, the rest to let go.
+        # Half of the time for calls under way, the rest for releasing.
         now = time.monotonic()
         if not self._executor.wait_idle(now + max(0.0, deadline_s - now) / 2):
             log.warning(
@@ -322,7 +322,7 @@ class BackendChannel:
                 self.name,
                 self._executor.abandoned,
             )
-            return self._executor.shutdown(now, lambda: self._one_by_one(steps))
+            return self._executor.shutdown(now, lambda: self._run_steps(steps))
         for at, step in enumerate(steps):
             end = min(deadline_s, self.core.deadlines.until("release"))
             share = (deadline_s - time.monotonic()) / (len(steps) - at)
@@ -330,7 +330,7 @@ class BackendChannel:
         return self._executor.shutdown(deadline_s, lambda: None)
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until no call is under way, those left behind included."""
+        """Wait until no call is under way, abandoned ones included."""
         deadline_s = time.monotonic() + timeout_s
         return self._executor.wait_idle(deadline_s) and self._none_held(deadline_s)
 
@@ -343,7 +343,7 @@ class BackendChannel:
             handle: The pool's handle.
             batch: What to do, with a deadline; no more keys than the backend
                 takes at once.
-            late: Called when a call that was left behind really ends.
+            late: Called when an abandoned call really ends.
         """
         breaker = self.breakers[batch.operation]
         if batch.deadline_s <= time.monotonic():
@@ -358,12 +358,12 @@ class BackendChannel:
                 late=lambda result: self._on_late_end(result, late),
             )
         except BaseException:
-            # Who waits was interrupted: that is the host's, and no failure.
+            # A signal interrupted the caller: not a failure of the backend.
             breaker.record_ignored()
             raise
         if ran.abandoned:
             breaker.record_failure(overran=True)
-            self._log_failure("late", batch, "passed its deadline and was left behind")
+            self._log_failure("late", batch, "passed its deadline and was abandoned")
             return CallResult(BatchResult.all(batch, Outcome.TIMEOUT), abandoned=True)
         result = _validated(batch, ran)
         if isinstance(result, Exception):
@@ -389,14 +389,14 @@ class BackendChannel:
     def _record_failure(
         self, breaker: CircuitBreaker, batch: Batch, error: Exception
     ) -> Outcome:
-        """Book a call that was not started, raised, or broke the contract."""
+        """Record a call that was rejected, raised, or broke the contract."""
         if isinstance(error, CallRejected):
             breaker.record_ignored()
-            cut = (
-                "too many calls were left behind" if self._executor.at_capacity else ""
-            )
+            cut = "too many calls are abandoned" if self._executor.at_capacity else ""
             why = str(error) or cut
-            self._log_failure("hands", batch, f"was not started: {why or 'it is busy'}")
+            self._log_failure(
+                "rejected", batch, f"was not started: {why or 'it is busy'}"
+            )
             return Outcome.UNAVAILABLE if why else Outcome.TIMEOUT
         breaker.record_failure()
         if isinstance(error, BatchError):
@@ -408,7 +408,7 @@ class BackendChannel:
     def _record_result(
         self, breaker: CircuitBreaker, batch: Batch, result: BatchResult
     ) -> None:
-        """Tell the breaker whether an answer in time speaks for the backend."""
+        """Record an answer that came in time as a success or a failure."""
         # The usual answer, all OK, takes no further look.
         if not np.count_nonzero(result.outcomes):
             breaker.record_success()
@@ -444,7 +444,7 @@ class BackendChannel:
 
     def _notify_abandoned(self) -> None:
         if self._listeners:
-            # The last one to tell must tell the last number.
+            # Under a lock, so that the last event has the last number.
             with self._counting:
                 self.notify(CallsBehind(backend=self.name, calls=self.abandoned_calls))
 
@@ -465,18 +465,18 @@ class BackendChannel:
 
     def _step_within(self, step: Callable[[], None], deadline_s: float) -> None:
         ran = self._executor.run(
-            lambda: self._one_by_one([step]), deadline_s, closes=True
+            lambda: self._run_steps([step]), deadline_s, closes=True
         )
         if ran.abandoned:
             log.warning("backend %s: releasing a pool takes too long", self.name)
         elif ran.error is not None:
             log.warning("backend %s: a pool is not released: %s", self.name, ran.error)
 
-    def _one_by_one(self, steps: list[Callable[[], None]]) -> None:
+    def _run_steps(self, steps: list[Callable[[], None]]) -> None:
         for step in steps:
             try:
                 step()
-            except BaseException as error:  # noqa: BLE001 - the others come all the same
+            except BaseException as error:  # noqa: BLE001 - run the other steps all the same
                 what = (
                     f"backend {self.name}: closing failed with {describe_error(error)}"
                 )
@@ -485,7 +485,7 @@ class BackendChannel:
     def _release(self, handle: object) -> None:
         try:
             self.backend.release(handle)
-        except Exception as error:  # noqa: BLE001 - a stranger's code
+        except Exception as error:  # noqa: BLE001 - plugin code
             self._log.warning(
                 "release", f"backend {self.name} failed to release a pool", error
             )

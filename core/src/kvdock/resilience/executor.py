@@ -1,10 +1,10 @@
-"""Worker threads that make calls with a deadline, and survive late ones.
+"""Run calls on worker threads with a deadline, and survive late ones.
 
-Python cannot stop a thread that sits in a client library. So a call that
-overruns is left behind on its thread: whoever waited goes on, and what the
-call may still touch is let go only when it really ends. How many calls may be
-left behind is bounded; at the bound nothing more is started until one ends, or
-until the backend proves that it works although they do not end.
+Python cannot stop a thread that sits in a client library. A call that passes
+its deadline is abandoned on its thread: the caller goes on, and the memory
+that the call may still touch is released only when it really ends. The number
+of abandoned calls is bounded; at the bound every call is rejected until one
+ends, or until the backend answers a probe although they do not end.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ log = logging.getLogger("kvdock")
 
 
 OnLateEnd = Callable[[Any], None]
-"""Called with the result (None if it raised) once a call left behind ends."""
+"""Called with the result (None if it raised) once an abandoned call ends."""
 
 
 Steps = list[Callable[[], None]]
-"""What comes last, when everything has ended."""
+"""What runs last, when every call has ended."""
 
 
 MAX_DISCOUNTS = 4
-"""So many times its size a room may hold, when what hung was forgiven."""
+"""Times its limit that a quota may hold, discounted calls included."""
 
 
 class ConcurrencyQuota:
-    """How many calls of one kind may run while nobody waits for them.
+    """Bound the number of abandoned calls or background tasks of one kind.
 
-    Each kind has a room of its own: one that hangs leaves the others theirs.
-    Only a crew enters and leaves it, under its lock.
+    Each kind has a quota of its own, so that one that hangs leaves the others
+    theirs. Only an executor acquires and releases it, under its lock.
 
     Args:
-        most: Calls at once, besides those that were forgiven.
+        limit: Calls at once, besides the discounted ones.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self.taken = 0
-        self._forgiven = 0
+        self._discounted = 0
 
     @property
     def full(self) -> bool:
         """Whether no more are started."""
-        return self.taken - self._forgiven >= self.most
+        return self.taken - self._discounted >= self.limit
 
     @property
     def exhausted(self) -> bool:
         """Whether it is full until a call ends, whatever else happens."""
-        return self.taken >= MAX_DISCOUNTS * self.most
+        return self.taken >= MAX_DISCOUNTS * self.limit
 
     def discount(self) -> None:
-        """Make room although nothing has ended, within limits."""
-        self._forgiven = min(self.taken, (MAX_DISCOUNTS - 1) * self.most)
+        """Discount all calls taken so far, within limits."""
+        self._discounted = min(self.taken, (MAX_DISCOUNTS - 1) * self.limit)
 
     def acquire(self) -> None:
         """Count one more."""
@@ -71,7 +71,7 @@ class ConcurrencyQuota:
     def release(self) -> None:
         """Count one less."""
         self.taken -= 1
-        self._forgiven = min(self._forgiven, self.taken)
+        self._discounted = min(self._discounted, self.taken)
 
 
 @attrs.frozen(eq=False)
@@ -90,19 +90,19 @@ class RunResult:
     abandoned: bool = False
 
 
-class CallRejected(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
-    """The call was not started: closed, forked, too much under way.
+class CallRejected(Exception):  # noqa: N818 - becomes an outcome
+    """The executor rejected the call: shut down, forked, or at capacity.
 
-    Or no thread could be started, which the message then says.
+    Or the system could not start a thread; the message then says so.
     """
 
 
-class WorkerExit(Exception):  # noqa: N818 - leaves a crew, becomes an outcome
-    """The work raised what would end a thread, such as SystemExit."""
+class WorkerExit(Exception):  # noqa: N818 - becomes an outcome
+    """The call raised a BaseException such as SystemExit."""
 
 
 class _Job:
-    """One call, from the hand-over to its end."""
+    """One call, from its dispatch to its end."""
 
     __slots__ = (
         "abandoned",
@@ -123,7 +123,7 @@ class _Job:
         self.work: Callable[[], Any] | None = work
         self.late = late
         self.quota = quota
-        # The engine's trace goes on in the thread that does the work.
+        # The engine's trace context continues on the worker thread.
         self.context = contextvars.copy_context()
         self.done = threading.Lock()
         self.done.acquire()
@@ -134,24 +134,24 @@ class _Job:
         self.error: Exception | None = None
 
     def run(self) -> None:
-        """Do the work and keep what came of it."""
+        """Run the call and keep its result or error."""
         work, self.work = self.work, None
         try:
             self.result = self.context.run(work) if work else None
         except Exception as error:  # noqa: BLE001 - carried to the caller
             self.error = error
-        except BaseException as error:  # noqa: BLE001 - same, but it must not end him
+        except BaseException as error:  # noqa: BLE001 - same, but it must not end the thread
             self.error = WorkerExit(repr(error))
 
 
 class DeadlineExecutor:
-    """Up to `at_once` calls under way, and up to `overrun` left behind.
+    """Up to `at_once` calls under way, and up to `overrun` abandoned ones.
 
     Args:
-        name: Whose calls these are; begins the threads' names.
-        at_once: Calls that somebody waits for.
-        overrun: Calls left behind until nothing more is started.
-        moved: Called without a lock whenever `behind` has changed.
+        name: Begins the names of the threads.
+        at_once: Calls that callers wait for.
+        overrun: Abandoned calls at which further calls are rejected.
+        moved: Called without a lock whenever `abandoned` has changed.
     """
 
     def __init__(
@@ -169,22 +169,22 @@ class DeadlineExecutor:
         self._threads: set[threading.Thread] = set()
         self._overrun = ConcurrencyQuota(overrun)
         self._busy = 0
-        self._behind = 0
-        # Until all that follows a call is done as well.
+        self._abandoned = 0
+        # Counted until the callbacks of a call have run as well.
         self._running = 0
         self._closing = False
         self._closed = False
-        self._at_rest: Steps = []
+        self._final_steps: Steps = []
         self.guard = ProcessGuard()
 
     @property
     def abandoned(self) -> int:
-        """Calls that nobody waits for and that have not ended, errands too."""
-        return self._behind
+        """Abandoned calls and background tasks that have not ended."""
+        return self._abandoned
 
     @property
     def at_capacity(self) -> bool:
-        """Whether so many calls are left behind that no more are started."""
+        """Whether abandoned calls make the executor reject further calls."""
         return self._overrun.full
 
     @property
@@ -205,14 +205,14 @@ class DeadlineExecutor:
         *,
         closes: bool = False,
     ) -> RunResult:
-        """Run `work` on a thread of the crew and wait for it.
+        """Run `work` on a worker thread and wait for it.
 
         Args:
             work: What to do.
             deadline_s: Until when to wait, on `time.monotonic()`'s clock.
-            late: Called on the crew's thread when a call that was left behind
-                ends; what the call may touch is safe from then on.
-            closes: Whether it is a step of closing, which nothing keeps out.
+            late: Called on the worker thread when an abandoned call ends; the
+                memory that it may touch is safe from then on.
+            closes: Whether it is a step of closing, which is never rejected.
 
         Raises:
             BaseException: What a handler of signals raises in the thread that
@@ -251,33 +251,33 @@ class DeadlineExecutor:
                 return False
             quota.acquire()
             try:
-                hand = self._idle_worker()
+                worker = self._idle_worker()
             except CallRejected:
                 quota.release()
                 return False
             except BaseException:  # an interrupt
                 quota.release()
                 raise
-            self._behind += 1
+            self._abandoned += 1
             self._running += 1
             job.finished = True
-            hand.put(job)
+            worker.put(job)
         self._moved()
         return True
 
-    def discount_abandoned(self, *rooms: ConcurrencyQuota) -> None:
-        """Take a sign of life: calls that hang no longer keep others out.
+    def discount_abandoned(self, *quotas: ConcurrencyQuota) -> None:
+        """Discount abandoned calls after the backend has answered a probe.
 
         Args:
-            rooms: Of which errands, besides calls that were left behind.
+            quotas: Of the background tasks to discount as well.
         """
         with self._lock:
-            for quota in (self._overrun, *rooms):
+            for quota in (self._overrun, *quotas):
                 quota.discount()
             self._changed.notify_all()
 
     def stop_accepting(self) -> None:
-        """Start nothing new but what closes."""
+        """Reject every call that is not a step of closing."""
         with self._lock:
             self._closing = True
             self._changed.notify_all()
@@ -285,8 +285,8 @@ class DeadlineExecutor:
     def wait_idle(self, deadline_s: float) -> bool:
         """Wait until nothing runs; return whether that came true.
 
-        Calls left behind and errands count until all that follows them is
-        done, what `finish` was given included.
+        Abandoned calls and background tasks count until their callbacks have
+        run, the last step of `shutdown` included.
         """
         if self.guard.forked:
             return True
@@ -296,7 +296,7 @@ class DeadlineExecutor:
             )
 
     def shutdown(self, deadline_s: float, last: Callable[[], None]) -> bool:
-        """Close: start nothing new, wait, and do something last.
+        """Close: reject calls, wait for running ones, and run a last step.
 
         Args:
             deadline_s: Until when to wait for calls under way.
@@ -311,30 +311,30 @@ class DeadlineExecutor:
             self._closed = True
         self.wait_idle(deadline_s)
         with self._lock:
-            self._at_rest.append(last)
+            self._final_steps.append(last)
             rest = not self._running
-            # Counted like a call, so that who waits for rest waits for it too.
+            # Counted like a call, so that `wait_idle` waits for it too.
             self._running += rest
             steps = self._finish_one() if rest else []
             idle, self._idle = self._idle, []
-            # Who still works may be for ever; only the idle are waited for.
+            # A running call may never end: join only idle threads.
             leaving = list(self._threads) if rest else []
-        for hand in idle:
-            hand.put(None)
+        for worker in idle:
+            worker.put(None)
         self._run_final(steps)
         for thread in leaving:
             thread.join(remaining_s(deadline_s))
         return rest
 
     def _abandon(self, job: _Job) -> bool:
-        """Book a call as left behind, unless it is not under way."""
+        """Count a call as abandoned, unless it is not under way."""
         with self._lock:
             if job.finished or not job.started:
                 return False
             job.quota.acquire()
             job.finished = job.abandoned = True
             self._busy -= 1
-            self._behind += 1
+            self._abandoned += 1
             self._changed.notify()
         self._moved()
         return True
@@ -357,21 +357,21 @@ class DeadlineExecutor:
                 raise CallRejected("it is being closed")
             if self._is_rejecting(closes=closes) or self._busy >= self._at_once:
                 raise CallRejected
-            hand = self._idle_worker()
+            worker = self._idle_worker()
             # Python looks for signals after a call. There is none from taking
             # the thread to giving it the job, so a signal finds both or neither.
             self._busy += 1
             self._running += 1
             job.started = True
-            hand.put(job)
+            worker.put(job)
 
     def _idle_worker(self) -> SimpleQueue[_Job | None]:
         """Return the inbox of an idle thread, or of a new one."""
         if self._idle:
-            # The last one that worked: its memory is still in the caches.
-            hand = self._idle[-1]
+            # The most recent worker: its memory is still in the caches.
+            worker = self._idle[-1]
             del self._idle[-1]
-            return hand
+            return worker
         inbox: SimpleQueue[_Job | None] = SimpleQueue()
         # A daemon, so that a call that never ends does not keep the process.
         thread = threading.Thread(
@@ -385,7 +385,7 @@ class DeadlineExecutor:
             self._threads.add(thread)
         except RuntimeError as error:  # a limit of the system
             raise CallRejected(str(error)) from error
-        except BaseException:  # an interrupt: nobody will give it anything
+        except BaseException:  # an interrupt: the thread will get no job
             inbox.put(None)
             raise
         return inbox
@@ -398,23 +398,23 @@ class DeadlineExecutor:
                 break
             job.run()
             staying = self._ended(job, inbox)
-            del job  # an idle thread keeps nobody's memory alive
+            del job  # an idle thread must not keep memory alive
         with self._lock:
             self._threads.discard(threading.current_thread())
 
     def _ended(self, job: _Job, inbox: SimpleQueue[_Job | None]) -> bool:
-        """Book a job out; return whether its thread stays."""
+        """Finish a job; return whether its thread stays."""
         with self._lock:
             late, job.finished = job.finished, True
             if not late:
                 self._busy -= 1
                 staying, last = self._return_worker(inbox)
         if late:
-            # First the books of those who own the memory, then ours: who
-            # waits for the crew to come to rest finds everything let go.
+            # Run the owner's callback before this executor reports idle: a
+            # caller of `wait_idle` then finds the memory released.
             self._run_on_late(job)
             with self._lock:
-                self._behind -= 1
+                self._abandoned -= 1
                 job.quota.release()
             self._moved()
             with self._lock:
@@ -425,20 +425,20 @@ class DeadlineExecutor:
         return staying
 
     def _return_worker(self, inbox: SimpleQueue[_Job | None]) -> tuple[bool, Steps]:
-        """Keep a thread or not, and count one job less; with the lock held."""
+        """Keep or end a thread, and count one job less; with the lock held."""
         staying = not self._closed and len(self._idle) < self._at_once
         if staying:
             self._idle.append(inbox)
         return staying, self._finish_one()
 
     def _finish_one(self) -> Steps:
-        """Count one job less as running, unless something comes before that.
+        """Count one job less as running, unless last steps come before that.
 
         Returns:
-            What to do first; then this is called again.
+            The steps to run first; then this is called again.
         """
-        if self._running == 1 and self._at_rest:
-            last, self._at_rest = self._at_rest, []
+        if self._running == 1 and self._final_steps:
+            last, self._final_steps = self._final_steps, []
             return last
         self._running -= 1
         self._changed.notify_all()
@@ -450,7 +450,7 @@ class DeadlineExecutor:
                 try:
                     step()
                 except BaseException:  # it must not end the thread
-                    log.exception("%s: what comes last failed", self._name)
+                    log.exception("%s: the last step of closing failed", self._name)
             with self._lock:
                 last = self._finish_one()
 
@@ -460,4 +460,4 @@ class DeadlineExecutor:
         try:
             job.late(job.result)
         except Exception:
-            log.exception("%s: what follows a late call failed", self._name)
+            log.exception("%s: the callback of a late call failed", self._name)

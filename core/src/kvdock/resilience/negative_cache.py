@@ -1,8 +1,8 @@
-"""Remember for a short while that a key is not worth asking for.
+"""Negative cache: keys known to be absent or corrupt, with a TTL.
 
 Two lifetimes: a key that was absent may be stored by another host any moment;
-one that is there but whose bytes were wrong stays wrong until it is dropped.
-Without this, a prefix whose object is broken costs every request that has it.
+one whose bytes were wrong stays wrong until it is deleted. Without this, a
+prefix with a corrupt object costs every request that has it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class NegativeCache:
-    """Keys believed to be missing, bounded, each until its own time."""
+    """Keys believed to be missing, bounded, each with its own end."""
 
     def __init__(
         self,
@@ -59,15 +59,15 @@ class NegativeCache:
         return found if found.any() else None
 
     def add_absent(self, keys: Iterable[str]) -> None:
-        """Believe for the short lifetime that keys are not there."""
-        self._believe(keys, self._settings.absent_ttl)
+        """Remember keys as absent for the short lifetime."""
+        self._add(keys, self._settings.absent_ttl)
 
     def add_corrupt(self, keys: Iterable[str]) -> None:
-        """Believe for the long lifetime that keys are not worth a read."""
-        self._believe(keys, self._settings.corrupt_ttl)
+        """Remember keys as corrupt for the long lifetime."""
+        self._add(keys, self._settings.corrupt_ttl)
 
     def discard(self, keys: Iterable[str]) -> None:
-        """Stop believing it: these were just stored."""
+        """Discard keys that were just stored."""
         if self._until:
             with self._lock:
                 for key in keys:
@@ -78,14 +78,14 @@ class NegativeCache:
         with self._lock:
             self._until.clear()
 
-    def _believe(self, keys: Iterable[str], lifetime_s: float) -> None:
+    def _add(self, keys: Iterable[str], lifetime_s: float) -> None:
         bound = self._settings.max_keys
         if not bound or not lifetime_s:
             return
         end = self._clock() + lifetime_s
         with self._lock:
             for key in islice(keys, bound):
-                # A dead key that is absent for a moment stays dead.
+                # A corrupt key that is absent for a moment keeps the longer lifetime.
                 self._until[key] = max(end, self._until.pop(key, 0.0))
             while len(self._until) > bound:
                 self._until.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Moving pages safely: whatever a backend does, the engine gets an answer."""
+"""Move pages between an engine and its backends: attach, store, load, verify."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One pool of an attachment: its keys, its memory, and the way to its store."""
+"""One pool of an attachment: its keys, its memory, and its backend."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvdock.resilience.channel import BackendChannel
 
 _WRONG = (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
-_DEAD = (*_WRONG, Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
+_FAILED = (*_WRONG, Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
 
 
 @attrs.frozen(eq=False)
@@ -36,13 +36,13 @@ class AttachedPool:
 
     Args:
         pool: The pool as it was routed.
-        line: The way to its backend.
-        handle: What the backend gave for it.
+        channel: Calls its backend.
+        handle: What the backend returned for it.
         namespace: The digest that begins every key.
         suffixes: How the keys of a page's objects end.
         region: The engine's memory.
-        way: How its bytes are moved.
-        leases: Who touches its pages.
+        mode: How its bytes are moved.
+        leases: Pages under a storage call.
         batch_pages: Most pages of a batch that moves bytes.
         batch_keys: Most keys of a lookup.
         writes: Whether this rank stores its pages.
@@ -146,7 +146,7 @@ class AttachedPool:
         return deadline_s
 
     def find(self, hashes: Sequence[str], deadline_s: float) -> BoolArray:
-        """Return which pages are there, with all their objects; input is checked."""
+        """Return which pages are stored with all their objects; trusts its input."""
         if self.channel.rejects(Operation.EXISTS):
             self._notify_rejected(Operation.EXISTS, len(hashes))
             return np.zeros(len(hashes), np.bool_)
@@ -220,24 +220,26 @@ class AttachedPool:
     def _put_after_deletes(
         self, hashes: Sequence[str], pages: Int64Array, deadline_s: float
     ) -> OutcomeArray:
-        """Store pages; those whose wrong objects still lie there come last."""
+        """Store pages; those with an unfinished deletion come last."""
         keys = self.keys(hashes)
         outcomes = np.full(len(hashes), Outcome.REFUSED, np.uint8)
-        stands = self._dropped(keys)
+        deleting = self._being_deleted(keys)
         for turn in range(2):
-            now = np.flatnonzero(~stands if not turn else stands & ~self._dropped(keys))
+            now = np.flatnonzero(
+                ~deleting if not turn else deleting & ~self._being_deleted(keys)
+            )
             if len(now):
                 batch = (_at(hashes, now), pages[now], deadline_s)
                 outcomes[now] = self._transfer_batch(Operation.PUT, *batch)
-            if not turn and stands.any():
-                mine = np.repeat(stands, len(self.suffixes))
+            if not turn and deleting.any():
+                mine = np.repeat(deleting, len(self.suffixes))
                 self.channel.background.pending_deletes.wait(
                     _chosen(keys, mine), deadline_s
                 )
         return outcomes
 
-    def _dropped(self, keys: Sequence[str]) -> BoolArray:
-        """Return of which pages an object is being dropped, bool (n,)."""
+    def _being_deleted(self, keys: Sequence[str]) -> BoolArray:
+        """Return the pages with an object that is being deleted, bool (n,)."""
         found = self.channel.background.pending_deletes.pending(keys).reshape(
             -1, len(self.suffixes)
         )
@@ -265,7 +267,7 @@ class AttachedPool:
                     operation, self.pool.name, self.keys(_at(hashes, chosen)),
                     pages[chosen], deadline_s, lease, self.notify_held,
                 )  # fmt: skip
-            except BaseException:  # an interrupt: nobody else lets go of them
+            except BaseException:  # an interrupt: no later step ends the lease
                 lease.end()
                 raise
             began = time.monotonic()
@@ -287,7 +289,7 @@ class AttachedPool:
     def _recorded(
         self, transfer: BatchTransfer, codes: OutcomeArray, began: float
     ) -> OutcomeArray:
-        """Remember what the codes say about keys; return one for each page."""
+        """Update the negative cache; return one outcome for each page."""
         outcomes = _by_page(codes, len(self.suffixes))
         if transfer.operation is Operation.PUT:
             stored = codes == Outcome.OK
@@ -302,11 +304,11 @@ class AttachedPool:
         return outcomes
 
     def _discard_corrupt(self, keys: Sequence[str], codes: OutcomeArray) -> None:
-        """Drop wrong objects, and do not ask again for those that failed."""
-        dead = np.isin(codes, _DEAD)
-        # Where all of a batch is lost the breaker decides, not the keys.
-        if not dead.all() or np.isin(codes, _WRONG).any():
-            self.channel.negative_cache.add_corrupt(_chosen(keys, dead))
+        """Delete wrong objects, and add those that failed to the negative cache."""
+        failed = np.isin(codes, _FAILED)
+        # If a whole batch is lost, the breaker decides, not the keys.
+        if not failed.all() or np.isin(codes, _WRONG).any():
+            self.channel.negative_cache.add_corrupt(_chosen(keys, failed))
         names = _chosen(keys, np.isin(codes, _WRONG))
         if names:
             self.channel.log_corrupt(self.pool.name, len(names))
@@ -343,10 +345,10 @@ class AttachedPool:
             self.notify_held()
 
     def notify_held(self) -> None:
-        """Tell observers how many pages are under calls, late ones too."""
+        """Notify observers how many pages are under calls, late ones too."""
         if not self.channel.observed:
             return
-        # The last one to tell must tell the last number.
+        # Under a lock, so that the last event has the last number.
         with self._notifying:
             self.channel.notify(
                 PagesHeld(

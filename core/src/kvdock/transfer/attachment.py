@@ -1,4 +1,4 @@
-"""Moving the pages of several pools as one: what an engine holds.
+"""Attachment: store and load the pages of several pools as one.
 
 Write: sidecars first, the anchor last, so a visible prefix is a complete one.
 Read: the anchor first, then sidecars for the pages that were really read. A
@@ -54,7 +54,7 @@ class Attachment:
     _backends: AttachedBackends = attrs.field(repr=False)
 
     @classmethod
-    def open(  # noqa: PLR0913 - what an engine has to say, half of it optional
+    def open(  # noqa: PLR0913 - an engine's choices, half of them optional
         cls,
         dock: Dock,
         plan: Plan,
@@ -77,19 +77,21 @@ class Attachment:
             core: Deadlines, breakers and bounds; None for the defaults. The
                 observers that it names must be around the backends already,
                 see `Dock.observe`.
-            process: Tells this process from others of its deployment that
-                have the same settings, for what a backend keeps locally.
+            process: A name for this process among those of its deployment
+                with the same settings, for what a backend keeps locally.
             trial: Whether to try the backends out, with nothing brought along
                 that others could come to use.
 
         Raises:
-            KvdockError: If anything is missing or refused; what was attached
-                before is let go again.
+            KvdockError: If anything is missing or rejected; what was attached
+                before is released.
         """
         core = core or CoreSettings()
-        told = AttachConfig(process=process, trial=trial)
+        config = AttachConfig(process=process, trial=trial)
         given = settings or {}
-        backends = attach_plan(dock, plan, namespace, regions, given, core, told=told)
+        backends = attach_plan(
+            dock, plan, namespace, regions, given, core, config=config
+        )
         attachment = cls(plan, core, backends)
         try:
             if core.self_test:
@@ -111,12 +113,12 @@ class Attachment:
         Raises:
             KvdockError: If it is not attached.
         """
-        berths = self.pools_by_name
-        if pool not in berths:
+        pools = self.pools_by_name
+        if pool not in pools:
             raise KvdockError(
-                f"pool {pool!r} is not attached", fix=did_you_mean(pool, berths)
+                f"pool {pool!r} is not attached", fix=did_you_mean(pool, pools)
             )
-        return berths[pool]
+        return pools[pool]
 
     def __enter__(self) -> Self:
         """Return itself; leaving the block closes it."""
@@ -136,7 +138,7 @@ class Attachment:
 
         Ends within `timeout_s` or `core.deadlines.close`. A backend with a
         call that has not ended is released by that call's end; until then
-        `settle` is false and the pools' memory must stay.
+        `wait_idle` is false and the pools' memory must stay.
 
         Returns:
             Whether every call has ended.
@@ -144,11 +146,11 @@ class Attachment:
         return self._backends.close(self.core.deadlines.until("close", timeout_s))
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until no call is running, those left behind included."""
+        """Wait until no call is running, abandoned ones included."""
         end = time.monotonic() + timeout_s
-        lines = self._backends.channels.values()
+        channels = self._backends.channels.values()
         return all(
-            channel.wait_idle(max(0.0, end - time.monotonic())) for channel in lines
+            channel.wait_idle(max(0.0, end - time.monotonic())) for channel in channels
         )
 
     @property
@@ -168,10 +170,10 @@ class Attachment:
         return self._pools(self._backends.pools.copy())
 
     def leases(self, pool: str) -> PageLeases:
-        """Return the book of who touches a pool's pages.
+        """Return the page leases of a pool.
 
-        An engine asks it before it gives a page another use, and counts its
-        own device copies in it.
+        An engine checks them before it reuses a page, and counts its own
+        device copies in them.
         """
         return self[pool].leases
 
@@ -197,13 +199,13 @@ class Attachment:
         Args:
             hashes: Page hashes of a prefix, in order.
         """
-        berths = self.pools_by_name
+        pools = self.pools_by_name
         check_hashes(hashes)
         deadline_s = self.core.deadlines.until(Operation.EXISTS)
         there = {
-            name: attached.find(hashes, deadline_s) for name, attached in berths.items()
+            name: attached.find(hashes, deadline_s) for name, attached in pools.items()
         }
-        return evaluate(self._pools(berths), there, len(hashes))
+        return evaluate(self._pools(pools), there, len(hashes))
 
     def put(
         self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]
@@ -219,15 +221,13 @@ class Attachment:
                 `NO_PAGE` where the pool has none. A pool that shares another
                 one's indices may be left out.
         """
-        berths = self.pools_by_name
+        pools = self.pools_by_name
         where = self.resolve_pages(hashes, pages)
         deadline_s = self.core.deadlines.until(Operation.PUT)
         outcomes: dict[str, OutcomeArray] = {}
         nbytes: dict[str, int] = {}
         good = np.ones(len(hashes), np.bool_)
-        for name, attached in sorted(
-            berths.items(), key=lambda one: one[1].pool.anchor
-        ):
+        for name, attached in sorted(pools.items(), key=lambda one: one[1].pool.anchor):
             own = where[name]
             given = own != NO_PAGE
             wanted = np.where(good, own, NO_PAGE) if attached.pool.anchor else own
@@ -254,14 +254,14 @@ class Attachment:
             `pages` is the longest prefix that is whole in memory: all of it,
             or a shorter one that the loaded pages still allow.
         """
-        berths = self.pools_by_name
+        pools = self.pools_by_name
         where = self.resolve_pages(hashes, pages)
         deadline_s = self.core.deadlines.until(Operation.GET)
         outcomes: dict[str, OutcomeArray] = {}
         loaded: dict[str, BoolArray] = {}
         reach = len(hashes)
         for name, attached in sorted(
-            berths.items(), key=lambda one: not one[1].pool.anchor
+            pools.items(), key=lambda one: not one[1].pool.anchor
         ):
             wanted = where[name]
             if reach < len(hashes):
@@ -272,20 +272,20 @@ class Attachment:
             loaded[name] = result == Outcome.OK
             if attached.pool.anchor:
                 reach = int(np.logical_and.accumulate(loaded[name]).sum())
-        hits = evaluate(self._pools(berths), loaded, len(hashes))
+        hits = evaluate(self._pools(pools), loaded, len(hashes))
         self.notify_restored(loaded, hits.best)
         nbytes = {
-            name: int(ok.sum()) * berths[name].page_bytes for name, ok in loaded.items()
+            name: int(ok.sum()) * pools[name].page_bytes for name, ok in loaded.items()
         }
         return TransferResult(hits.best, outcomes, nbytes, where)
 
     def clear(self, timeout_s: float | None = None) -> Mapping[str, Outcome]:
-        """Forget everything of this namespace, and nothing else.
+        """Delete everything of this namespace, and nothing else.
 
         Ends within `timeout_s` or `core.deadlines.clear`.
 
         Returns:
-            Backend name to what became of it.
+            Backend name to the outcome.
         """
         cleared: dict[str, Outcome] = {}
         deadline_s = self.core.deadlines.until(Operation.CLEAR, timeout_s)
@@ -320,10 +320,10 @@ class Attachment:
         return resolve_page_indices(attached, known, hashes, pages)
 
     def notify_restored(self, loaded: Mapping[str, BoolArray], prefix: int) -> None:
-        """Tell observers how much of a prefix each pool has.
+        """Notify observers how much of a prefix each pool has.
 
-        `get` and prefetches do it by themselves. An engine that loads pool by
-        pool does it once it knows what became of a prefix.
+        `get` and prefetches call it themselves. An engine that loads pool by
+        pool calls it once the prefix is loaded.
 
         Args:
             loaded: Pool name to whether each page is whole in memory, bool
@@ -346,23 +346,23 @@ class Attachment:
         )
 
     def notify(self, event: Event) -> None:
-        """Tell observers what only the engine's adapter knows."""
-        # They sit on each backend's manager; one of them is enough.
+        """Notify observers of an event of the engine's adapter."""
+        # Observers sit on each backend's manager; one of them is enough.
         for channel in list(self._backends.channels.values())[:1]:
             channel.notify(event)
 
     @property
     def pools_by_name(self) -> Mapping[str, AttachedPool]:
-        """The attached pools and their ways, anchor first.
+        """The attached pools, anchor first.
 
         Raises:
             KvdockError: If the attachment is closed.
         """
         # A copy: closing in another thread must not change it under a call.
-        berths = self._backends.pools.copy()
-        if not berths:
+        pools = self._backends.pools.copy()
+        if not pools:
             raise KvdockError("the attachment is closed")
-        return berths
+        return pools
 
-    def _pools(self, berths: Mapping[str, AttachedPool]) -> tuple[PoolSpec, ...]:
-        return tuple(attached.pool for attached in berths.values())
+    def _pools(self, pools: Mapping[str, AttachedPool]) -> tuple[PoolSpec, ...]:
+        return tuple(attached.pool for attached in pools.values())

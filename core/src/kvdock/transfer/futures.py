@@ -1,4 +1,4 @@
-"""What an engine holds while pages move in the background."""
+"""Futures of background transfers, and the executor that runs them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("kvdock")
 
 
 _TOKENS = 1024
-"""Tokens that `stop_growth` is counted for."""
+"""Tokens to which `stop_growth` applies."""
 
 
 class TransferState(StrEnum):
@@ -32,9 +32,9 @@ class TransferState(StrEnum):
     DONE = "done"
     """Every pool is done, or the transfer was stopped: there is a result."""
     CANCELLED = "cancelled"
-    """Nobody wants the result any more."""
+    """The caller cancelled it: there is no result."""
     REFUSED = "refused"
-    """The queue is full, or the session closed or another process's."""
+    """The queue is full, or the manager is closed or of another process."""
     FAILED = "failed"
     """The attachment was closed under it; the log says more."""
 
@@ -75,12 +75,12 @@ class TransferFuture:
 
     @property
     def done(self) -> bool:
-        """Whether nothing of it is going on any more."""
+        """Whether it has ended."""
         return self._over.is_set()
 
     @property
     def moved_pages(self) -> int:
-        """Pages of the prefix that are through, trailing windows aside."""
+        """Pages of the prefix that are moved, without trailing windows."""
         return self._moved_pages
 
     @property
@@ -90,7 +90,7 @@ class TransferFuture:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody wants the result any more."""
+        """Whether the caller cancelled it."""
         return self._state is TransferState.CANCELLED
 
     @property
@@ -99,7 +99,7 @@ class TransferFuture:
         return self._result
 
     def should_stop_waiting(self) -> bool:
-        """Return whether the engine should wait no longer, by its policy.
+        """Return whether the engine should stop waiting, by its policy.
 
         If it is not done then, `stop` ends it with what is there.
         """
@@ -122,7 +122,7 @@ class TransferFuture:
         self._stopping = True
 
     def cancel(self) -> None:
-        """End after the batch under way; nobody wants the result.
+        """End after the batch under way, and discard the result.
 
         Pages of that batch stay leased until it ends.
         """
@@ -138,7 +138,7 @@ class TransferFuture:
         )
 
     def start(self) -> bool:
-        """Start moving; return False if nobody wants it any more."""
+        """Start moving; return False if it was cancelled."""
         with self._lock:
             if self._state is not TransferState.WAITING:
                 return False
@@ -150,7 +150,7 @@ class TransferFuture:
         self._moved_pages = pages
 
     def finish(self, result: TransferResult | None, state: TransferState) -> None:
-        """Be over, with a result or without."""
+        """End with a state, and with a result or None."""
         with self._lock:
             if self._over.is_set():
                 return
@@ -162,17 +162,17 @@ class TransferFuture:
             try:
                 self._ended(self)
             except Exception:
-                log.exception("what follows the end of a transfer failed")
+                log.exception("the callback of a transfer failed")
 
 
 Work = Callable[[TransferFuture], TransferResult | None]
 
 
 @attrs.frozen(eq=False)
-class _Load:
-    """One transfer in the queue, and what follows it."""
+class _QueuedTransfer:
+    """One transfer in the queue, and its callback."""
 
-    ticket: TransferFuture
+    future: TransferFuture
     work: Work
     after: Callable[[], None]
 
@@ -183,7 +183,7 @@ class BoundedExecutor:
     Args:
         name: Begins the workers' thread names.
         workers: Transfers at once.
-        queue: Transfers that may wait; the next one is refused.
+        queue: Transfers that may wait; the next one is rejected.
     """
 
     def __init__(self, name: str, workers: int, queue: int) -> None:
@@ -191,7 +191,7 @@ class BoundedExecutor:
         self._workers = workers
         self._queue = queue
         self._lock, self._changed = new_condition()
-        self._waiting: deque[_Load] = deque()
+        self._waiting: deque[_QueuedTransfer] = deque()
         self._running: dict[TransferFuture, threading.Thread] = {}
         self._threads: set[threading.Thread] = set()
         self._closed = False
@@ -205,7 +205,7 @@ class BoundedExecutor:
     def submit(
         self, future: TransferFuture, work: Work, after: Callable[[], None]
     ) -> bool:
-        """Queue a transfer; return False, at once, if there is no room.
+        """Queue a transfer; return False, at once, if the queue is full.
 
         Args:
             future: Reports its state and result.
@@ -221,7 +221,7 @@ class BoundedExecutor:
                 self._start_worker()
             if not self._threads:
                 return False
-            self._waiting.append(_Load(future, work, after))
+            self._waiting.append(_QueuedTransfer(future, work, after))
             self._changed.notify_all()
         return True
 
@@ -239,9 +239,9 @@ class BoundedExecutor:
             self._threads.add(thread)
 
     def drain(self, deadline_s: float) -> bool:
-        """Wait until nothing waits or runs; return whether that came true.
+        """Wait until the queue is empty and idle; return whether it is.
 
-        What follows a transfer's end may ask too: it does not wait for itself.
+        A transfer's callback may call it too: it does not wait for itself.
         """
         if self._guard.forked:
             return True
@@ -252,11 +252,11 @@ class BoundedExecutor:
 
         with self._lock:
             if self._threads == {mine}:
-                return drained()  # nobody else is there to work
+                return drained()  # no other worker is running
             return self._changed.wait_for(drained, remaining_s(deadline_s))
 
     def close(self) -> None:
-        """Take nothing more, cancel what waits, stop what runs."""
+        """Reject new transfers, and cancel those that wait or run."""
         if self._guard.forked:
             return
         with self._lock:
@@ -266,13 +266,13 @@ class BoundedExecutor:
                 future.cancel()
             self._changed.notify_all()
         for load in dropped:
-            load.ticket.cancel()
+            load.future.cancel()
             self._finish(load, None, TransferState.CANCELLED)
 
     def join(self, deadline_s: float) -> bool:
-        """Wait for the workers of a closed lane; return whether they ended.
+        """Wait for the workers of a closed executor; return whether they ended.
 
-        One that asks itself ends when it is through.
+        A worker that calls it is not waited for.
         """
         others = [one for one in self._threads if one is not threading.current_thread()]
         for thread in others:
@@ -286,23 +286,23 @@ class BoundedExecutor:
                 if not self._waiting:
                     return
                 load = self._waiting.popleft()
-                self._running[load.ticket] = threading.current_thread()
+                self._running[load.future] = threading.current_thread()
             result, state = None, TransferState.DONE
             try:
-                if load.ticket.start():
-                    result = load.work(load.ticket)
+                if load.future.start():
+                    result = load.work(load.future)
             except Exception:
                 # A closed attachment, or a defect of ours.
                 log.exception("a transfer in the background failed")
                 state = TransferState.FAILED
             self._finish(load, result, state)
             with self._lock:
-                del self._running[load.ticket]
+                del self._running[load.future]
                 self._changed.notify_all()
-            del load  # an idle worker keeps nobody's memory alive
+            del load  # an idle worker must not keep memory alive
 
     def _finish(
-        self, load: _Load, result: TransferResult | None, state: TransferState
+        self, load: _QueuedTransfer, result: TransferResult | None, state: TransferState
     ) -> None:
         load.after()
-        load.ticket.finish(result, state)
+        load.future.finish(result, state)

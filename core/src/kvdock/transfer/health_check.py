@@ -1,12 +1,12 @@
-"""One page per pool of the core's own, to find out whether a backend works.
+"""Health check: one test page per pool, to find out whether a backend works.
 
-The self test stores, finds, loads, compares and drops it when memory is
-attached; a breaker asks for it before it lets an engine's call through. Both
-go the real way: the pool's keys, its pieces of memory, its trailers.
+The self test stores, finds, loads, compares and deletes it when memory is
+attached; a breaker probes with it before it allows an engine's call. Both use
+what real pages use: the pool's keys, its pieces of memory, its trailers.
 
 A probe that hangs keeps its memory, and the next one must not wait for that.
-So all share two areas: what one stores is the same whoever stores it, and what
-one loads is looked at by the self test alone.
+So all share two buffers: every probe stores the same bytes, and only the self
+test reads what was loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _DROP_S = 2.0
-"""How long the self test lets a backend try to drop what was just read."""
+"""How long a backend may try to delete what the self test has just read."""
 
 
 @attrs.frozen(eq=False)
@@ -39,7 +39,7 @@ class HealthCheck:
     Args:
         pool: The pool's name.
         channel: Calls its backend.
-        handle: What the backend gave for it.
+        handle: What the backend returned for it.
         keys: The keys of the page's objects, of no page of an engine.
         stored: The page as it is stored, or None for a pool without bytes.
         loaded: Where it is loaded to, or None for such a pool.
@@ -60,31 +60,31 @@ class HealthCheck:
         keys: tuple[str, str, tuple[str, ...]],
         staging: StagingBuffers | None,
     ) -> HealthCheck:
-        """Make a page of its own, in the two areas of `staging`.
+        """Make a test page in the two buffers of `staging`.
 
         Args:
             channel: Calls its backend.
-            handle: What the backend gave for it.
+            handle: What the backend returned for it.
             keys: Pool, namespace and suffixes.
-            staging: Two areas of one page, or None for a pool without bytes.
+            staging: Two buffers of one page, or None for a pool without bytes.
         """
         pool, namespace, suffixes = keys
-        # No two processes share a test page, so none sees another's deleted.
+        # Each process has its own test page, so that no other one deletes it.
         mine = hashlib.sha256(os.urandom(16)).hexdigest()
         names = build_keys(namespace, [mine], suffixes)
-        areas = [staging.reserve() if staging else None for _ in range(2)]
-        probe = cls(pool, channel, handle, tuple(names), *areas)
-        if probe.stored is not None:
-            probe._fill(probe.stored)
-        return probe
+        buffers = [staging.reserve() if staging else None for _ in range(2)]
+        check = cls(pool, channel, handle, tuple(names), *buffers)
+        if check.stored is not None:
+            check._fill(check.stored)
+        return check
 
     def run(self, operation: Operation, deadline_s: float) -> BatchResult:
-        """Make one harmless call of a kind, past the breaker.
+        """Make one harmless call of a kind, without asking the breaker.
 
         A call that stores cleans up after itself.
         """
         if operation is Operation.CLEAR:
-            # No page is so much its own that clearing it would be harmless.
+            # Clearing would delete the pages of the engine as well.
             operation = Operation.EXISTS
         result = self._call(operation, deadline_s)
         if operation is Operation.PUT:
@@ -92,10 +92,10 @@ class HealthCheck:
         return result
 
     def self_test(self, timeout_s: float) -> tuple[Finding, ...]:
-        """Store, find, load, compare and drop the page; what failed is told.
+        """Store, find, load, compare and delete the page; return the findings.
 
-        Some backends remove nothing that was read a moment ago. That is no
-        fault: the page goes by itself once they let it.
+        Some backends remove nothing that was read a moment ago. That is not a
+        fault: they remove the page later.
 
         Raises:
             KvdockError: If the attachment is closed.
@@ -161,7 +161,7 @@ class HealthCheck:
         return outcome
 
     def _call(self, operation: Operation, deadline_s: float) -> BatchResult:
-        # Here and now, past the breaker: it is the probe's own thread.
+        # Directly, without the breaker: this is the thread of the probe.
         batch = self._batch(operation, deadline_s)
         result = self.channel.backend.batch_io(self.handle, batch)
         if result.hold is not None:
@@ -177,8 +177,8 @@ class HealthCheck:
             self.channel.keep_held(hold, memory.leave)
 
     def _batch(self, operation: Operation, deadline_s: float) -> Batch:
-        areas = {Operation.PUT: self.stored, Operation.GET: self.loaded}
-        area = areas.get(operation)
+        buffers = {Operation.PUT: self.stored, Operation.GET: self.loaded}
+        area = buffers.get(operation)
         if area is None:
             nothing = np.zeros((len(self.keys), 0), np.int64)
             return Batch(operation, self.keys, nothing, nothing, deadline_s, self.pool)

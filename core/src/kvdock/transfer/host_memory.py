@@ -1,9 +1,8 @@
-"""Memory that the core takes for itself: its own, or a backend's.
+"""Host memory for the core's own needs: its own, or a backend's.
 
-Some backends reach only memory that they bring. What the core puts beside an
-engine's pages (areas to copy through, trailers, test pages) must then be
-theirs as well. Such memory may be unmapped when it is given back, so the
-threads that are inside of it are counted.
+Some backends reach only memory that they bring. The core's staging buffers,
+trailers and test pages must then be memory of the backend as well. Such memory
+may be unmapped when it is released, so its users are counted.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ ALIGN_BYTES = 4096
 
 
 class HostBuffer:
-    """Memory, and how many are inside of it.
+    """Memory, and the number of its users.
 
     Args:
         memory: uint8 (nbytes,), beginning on a page of the system's.
-        give_back: What ends the loan; None for memory of the core's own,
-            which Python keeps for as long as anybody refers to it.
+        give_back: Releases the memory; None for memory of the core's own,
+            which lives as long as references to it.
     """
 
     def __init__(
@@ -42,16 +41,16 @@ class HostBuffer:
     ) -> None:
         self.memory = memory
         self._give_back = give_back
-        self._inside = 0
+        self._users = 0
         self._ended = False
         self._lock, self._changed = new_condition()
 
     def acquire(self) -> bool:
-        """Begin to use it, until `leave`; false once it is to end."""
+        """Begin to use it, until `release`; False once it is being closed."""
         if self._give_back is None:
             return True
         with self._lock:
-            self._inside += not self._ended
+            self._users += not self._ended
             return not self._ended
 
     def release(self) -> None:
@@ -59,20 +58,20 @@ class HostBuffer:
         if self._give_back is None:
             return
         with self._lock:
-            self._inside -= 1
+            self._users -= 1
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let nobody in any more, wait for those inside, and give it back.
+        """Reject new users, wait for current ones, then release the memory.
 
-        Called when no backend's call is under way: whoever is inside only
-        hashes or copies.
+        Called when no backend's call is under way: its users only hash or
+        copy.
         """
         if self._give_back is None:
             return
         with self._lock:
             self._ended = True
-            self._changed.wait_for(lambda: not self._inside)
+            self._changed.wait_for(lambda: not self._users)
         self._give_back()
 
 
@@ -92,16 +91,16 @@ def page_aligned(raw: ByteArray) -> ByteArray:
 
 def allocate_host(nbytes: int) -> HostBuffer:
     """Return zeroed memory of the core's own."""
-    # Zeroed memory that nobody touches costs address space only.
+    # Zeroed memory that was never touched costs address space only.
     return HostBuffer(page_aligned(np.zeros(nbytes + ALIGN_BYTES, np.uint8)))
 
 
 def allocator_for(
     channel: BackendChannel, pool: PoolSpec, config: AttachConfig
 ) -> Allocator:
-    """Return who lends memory for a pool's own needs.
+    """Return the allocator for a pool's buffers.
 
-    What the backend lends is given back when the line is closed, after the
+    Memory of the backend is released when the channel is closed, after the
     pool is released.
     """
     if "kvdock_allocate" not in channel.backend.plugin.implemented:
@@ -117,7 +116,7 @@ def allocator_for(
         except Exception:
             log.exception("backend %s failed to take memory back", channel.name)
 
-    def lend(nbytes: int) -> HostBuffer:
+    def allocate_through_backend(nbytes: int) -> HostBuffer:
         found = channel.call_attach(pool, allocate(nbytes), give_back)
         if found is None:
             return allocate_host(nbytes)
@@ -128,4 +127,4 @@ def allocator_for(
         channel.on_close(buffer.close)
         return buffer
 
-    return lend
+    return allocate_through_backend

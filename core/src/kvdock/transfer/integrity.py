@@ -1,6 +1,6 @@
-"""Prove that bytes are those that were stored under this very key.
+"""Trailers: verify that bytes are those that were stored under this key.
 
-Behind each object goes a trailer: format, key digest, length, and a hash of
+Each object is followed by a trailer: format, key digest, length, and a hash of
 the bytes. It is written and read in the same call as one more piece of the
 object, from memory of the core that the backend knows like a pool's own. The
 page is hashed where it lies and never copied.
@@ -52,8 +52,8 @@ Sealed = npt.NDArray[np.void]
 def trailer_key_digests(keys: Sequence[str]) -> npt.NDArray[np.bytes_]:
     """Return 128 bits of each key, bytes (n,).
 
-    They find swapped and misplaced objects. Who may write to the store may
-    also forge a trailer, so they need not resist an adversary.
+    They find swapped and misplaced objects. An adversary who can write to the
+    store can also forge a trailer, so they need not be cryptographic.
     """
     digests = map(xxhash.xxh3_128_digest, map(str.encode, keys))
     return np.frombuffer(b"".join(digests), "S16")
@@ -79,7 +79,7 @@ def make_trailers(
 
 
 def compare_trailers(found: Sealed, wanted: Sealed) -> OutcomeArray:
-    """Hold trailers that were read against those that belong there.
+    """Compare stored trailers with the expected ones.
 
     Returns:
         uint8 (n,): OK, SHORT or LONG where a valid trailer of this key gives
@@ -178,11 +178,11 @@ def _column(
 class TrailerBuffers:
     """The trailers of a region's pages, one slot for each object of each page.
 
-    A slot belongs to its page: whoever holds the page's lease, or its staging
-    area, holds the slot too.
+    A slot belongs to its page: the lease of the page, or its staging buffer,
+    covers the slot too.
 
     Args:
-        region: What the backend is told and moves, trailers included.
+        region: The memory that the backend moves, trailers included.
         hasher: Hashes the same pages without them.
         slots: For each object of a page its trailers, TRAILER (pages,).
         loan: The memory that the slots lie in.
@@ -197,15 +197,15 @@ class TrailerBuffers:
     def attach_to(
         cls, region: Region, lend: Allocator = allocate_host
     ) -> TrailerBuffers:
-        """Put trailers behind the objects of a region.
+        """Add trailers to the objects of a region.
 
         Args:
             region: An engine's memory.
-            lend: Where memory for the trailers comes from.
+            lend: Allocates memory for the trailers.
 
         Returns:
-            Trailers whose `region` has one more piece for each object: what
-            the backend is told and moves.
+            Trailers whose `region` has one more piece for each object: the
+            memory that the backend moves.
         """
         shape = (region.pages, len(region.objects))
         buffer = lend(math.prod(shape) * SLOT_BYTES)
@@ -245,7 +245,7 @@ class TrailerBuffers:
         Args:
             keys: The n * objects keys, page-major.
             pages: int64 (n,), where the pages were read to.
-            outcomes: uint8 (n * objects,), what the backend said.
+            outcomes: uint8 (n * objects,), as the backend returned them.
         """
         each = len(self.slots)
         claimed = (outcomes == Outcome.OK).reshape(-1, each).all(axis=1)

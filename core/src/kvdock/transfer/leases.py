@@ -1,9 +1,9 @@
-"""Who may still touch which page of host memory.
+"""Page leases: the pages of host memory that a call may still touch.
 
-A page under a storage call is leased to it. A call that overran keeps its
-pages until it really ends, since late bytes may still land in them, or late
-reads may still take from them what is stored under an old key. Device copies
-are the engine's own and counted apart.
+A page under a storage call is leased to it. An abandoned call keeps its pages
+until it really ends, since late bytes may still land in them, or late reads
+may still store their bytes under an old key. Device copies are the engine's
+own and counted separately.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Lease:
     _open: list[bool] = attrs.field(factory=lambda: [True], repr=False)
 
     def end(self) -> None:
-        """Let the pages go."""
+        """Release the pages."""
         self.table.end(self)
 
 
 class Reference(StrEnum):
-    """Whose reference keeps a page from being recycled."""
+    """A kind of reference that keeps a page from being reused."""
 
     HOST = "host"
     """A transfer to or from storage that has the page on its list."""
@@ -66,7 +66,7 @@ class PageLeases:
         return int(np.count_nonzero(self._leased))
 
     def take(self, pages: Int64Array, *, writing: bool) -> tuple[BoolArray, Lease]:
-        """Lease those pages that nobody else touches, for a storage call.
+        """Lease those pages that are not in use, for one storage call.
 
         A page that is given twice is leased once: its second position would
         share the first one's memory.
@@ -79,7 +79,7 @@ class PageLeases:
         Returns:
             bool (n,), which were leased, and the lease.
         """
-        places = np.arange(len(pages))
+        positions = np.arange(len(pages))
         taken = pages[:0]
         try:
             with self._lock:
@@ -87,8 +87,8 @@ class PageLeases:
                 if writing:
                     free &= self._references[Reference.DEVICE][pages] == 0
                 # The last position that writes its number into a page keeps it.
-                self._order[pages[::-1]] = places[::-1]
-                free &= self._order[pages] == places
+                self._order[pages[::-1]] = positions[::-1]
+                free &= self._order[pages] == positions
                 taken = pages[free]
                 self._leased[taken] = True
             return free, Lease(self, taken)
@@ -98,9 +98,9 @@ class PageLeases:
             raise
 
     def end(self, lease: Lease) -> None:
-        """Let a lease's pages go, once."""
+        """Release the pages of a lease, once."""
         with self._lock:
-            if lease._open[0]:  # noqa: SLF001 - the lease's own book
+            if lease._open[0]:  # noqa: SLF001 - the table of this lease
                 lease._open[0] = False  # noqa: SLF001 - same
                 self._leased[lease.pages] = False
                 self._changed.notify_all()
@@ -114,12 +114,12 @@ class PageLeases:
             self._changed.notify_all()
 
     def in_use(self, pages: npt.ArrayLike) -> BoolArray:
-        """Return which pages must not be recycled yet, bool (n,)."""
+        """Return which pages must not be reused yet, bool (n,)."""
         with self._lock:
             return self._in_use(self._checked(pages))
 
     def wait(self, pages: npt.ArrayLike, timeout_s: float) -> bool:
-        """Wait until none of the pages is busy; return whether it came true."""
+        """Wait until none of the pages is in use; return whether that is so."""
         which = self._checked(pages)
         with self._lock:
             return self._changed.wait_for(

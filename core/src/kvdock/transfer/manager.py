@@ -1,6 +1,6 @@
-"""Loading and storing in the background, batch by batch.
+"""Load and store in the background, batch by batch.
 
-Reads and writes have lanes of their own, so a slow store never holds up a
+Reads and writes have separate executors, so a slow store never delays a
 prefetch. Between two batches a transfer can be stopped or cancelled. Trailing
 windows are read last, for the boundary that was really reached.
 """
@@ -57,7 +57,7 @@ class TransferManager:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the session."""
+        """Close the manager."""
         self.close()
 
     def prefetch(
@@ -78,7 +78,7 @@ class TransferManager:
             ended: Called once when it is over, on the worker's thread.
 
         Returns:
-            A ticket, which is REFUSED if the queue is full.
+            A future, which is REFUSED if the queue is full.
 
         Raises:
             KvdockError: On bad input, at once.
@@ -96,7 +96,7 @@ class TransferManager:
             name: np.concatenate([own[own != NO_PAGE], spare.get(name, nowhere[:0])])
             for name, own in where.items()
         }
-        future = self._ticket(len(hashes), ended)
+        future = self._future(len(hashes), ended)
         job = PrefetchTask(self.attachment, list(hashes), where, spare)
         return self._submit(self._reads, future, job.run, touched)
 
@@ -108,8 +108,8 @@ class TransferManager:
     ) -> TransferFuture:
         """Store pages in the background: sidecars first, the anchor last.
 
-        The pages must keep their bytes until the ticket is done and
-        `Attachment.leases` says that they are no longer busy.
+        The pages must keep their bytes until the future is done and
+        `Attachment.leases` reports them as not in use.
 
         Args:
             hashes: Page hashes, in order.
@@ -117,24 +117,24 @@ class TransferManager:
             ended: Called once when it is over, on the worker's thread.
 
         Returns:
-            A ticket, which is REFUSED if the queue is full.
+            A future, which is REFUSED if the queue is full.
 
         Raises:
             KvdockError: On bad input, at once.
         """
         where = self.attachment.resolve_pages(hashes, pages)
         touched = {name: own[own != NO_PAGE] for name, own in where.items()}
-        future = self._ticket(len(hashes), ended)
+        future = self._future(len(hashes), ended)
         job = OffloadTask(self.attachment, list(hashes), where)
         return self._submit(self._writes, future, job.run, touched)
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing is queued or running; return whether it is so."""
+        """Wait until no transfer is queued or running; return whether that is so."""
         deadline_s = time.monotonic() + timeout_s
         return self._writes.drain(deadline_s) and self._reads.drain(deadline_s)
 
     def close(self) -> bool:
-        """Finish what can be finished, and let go of everything.
+        """Finish the writes that end in time, then close the attachment.
 
         Ends within `core.deadlines.close`: reads are cancelled at once,
         writes get half of the time to drain, releasing gets the rest.
@@ -147,34 +147,34 @@ class TransferManager:
         self._writes.drain(self._core.deadlines.until("close", factor=0.5))
         self._writes.close()
         ended = self.attachment.close(max(0.0, deadline_s - time.monotonic()))
-        joined = [lane.join(deadline_s) for lane in (self._reads, self._writes)]
+        joined = [executor.join(deadline_s) for executor in (self._reads, self._writes)]
         return ended and all(joined)
 
-    def _ticket(self, pages: int, ended: Ended | None) -> TransferFuture:
+    def _future(self, pages: int, ended: Ended | None) -> TransferFuture:
         first = next(iter(self.attachment.pools_by_name.values())).pool
         tokens = pages * first.page_tokens
         return TransferFuture(pages, tokens, self._core.transfers, ended)
 
     def _submit(
         self,
-        lane: BoundedExecutor,
+        executor: BoundedExecutor,
         future: TransferFuture,
         work: Callable[[TransferFuture], TransferResult | None],
         touched: Mapping[str, Int64Array],
     ) -> TransferFuture:
-        books = [
+        tables = [
             (attached.leases, touched[name])
             for name, attached in self.attachment.pools_by_name.items()
             if attached.pool.physical
         ]
 
-        def refer(references: int) -> None:
-            for book, pages in books:
-                book.add_references(Reference.HOST, pages, references)
+        def add_references(references: int) -> None:
+            for table, pages in tables:
+                table.add_references(Reference.HOST, pages, references)
 
-        refer(1)
-        if not lane.submit(future, work, lambda: refer(-1)):
-            refer(-1)
+        add_references(1)
+        if not executor.submit(future, work, lambda: add_references(-1)):
+            add_references(-1)
             future.finish(None, TransferState.REFUSED)
         return future
 
@@ -182,8 +182,8 @@ class TransferManager:
         attached = self.attachment.pools_by_name.get(name)
         if attached is None or attached.pool.hit_policy is not HitPolicy.TRAILING_PAGES:
             raise RegionError(
-                f"spare pages are given for {name!r}, which is no attached pool "
-                "with a trailing window"
+                f"spare pages are given for {name!r}, which is not an attached "
+                "pool with a trailing window"
             )
         pages = attached.region.check(given)
         if len(pages) < attached.pool.window_pages:
@@ -196,14 +196,14 @@ class TransferManager:
 
 @attrs.frozen(eq=False)
 class OffloadTask:
-    """Storing, in batches."""
+    """Store pages in batches."""
 
     attachment: Attachment
     hashes: list[str]
     where: Mapping[str, Int64Array]
 
     def run(self, future: TransferFuture) -> TransferResult:
-        """Store batch by batch until done, stopped, or nothing gets through."""
+        """Store batch by batch until done, stopped, or no page is stored."""
         count = len(self.hashes)
         outcomes = {
             name: np.full(count, Outcome.ABSENT, np.uint8) for name in self.where
@@ -227,13 +227,13 @@ class OffloadTask:
                 whole = prefix == min(start + step, count)
                 future.set_progress(prefix)
             if _stuck(moved, anchor):
-                # Full, cut off, or no sidecar got through: more would not.
+                # Full, rejected, or no sidecar was stored: neither would more be.
                 break
         return TransferResult(prefix, outcomes, nbytes, self.where)
 
 
 def _stuck(moved: TransferResult, anchor: str) -> bool:
-    """Return whether nothing of what counts was stored, though it was given."""
+    """Return whether no required page was stored, though some were given."""
     tried = {
         name: codes[moved.page_indices[name] != NO_PAGE]
         for name, codes in moved.outcomes.items()
@@ -250,7 +250,7 @@ _TRIES = 3
 
 @attrs.define(eq=False)
 class PrefetchTask:
-    """One prefix on its way into memory.
+    """Load one prefix into memory.
 
     Args:
         attachment: The pools.
@@ -263,19 +263,19 @@ class PrefetchTask:
     hashes: list[str]
     where: dict[str, Int64Array]
     spare: Mapping[str, Int64Array]
-    _berths: Mapping[str, AttachedPool] = attrs.field(init=False)
+    _pools: Mapping[str, AttachedPool] = attrs.field(init=False)
     _outcomes: dict[str, OutcomeArray] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         """Begin with nothing loaded, and one position for each page."""
-        self._berths = self.attachment.pools_by_name
-        for name, attached in self._berths.items():
+        self._pools = self.attachment.pools_by_name
+        for name, attached in self._pools.items():
             if attached.pool.physical and not _trailing(attached):
                 own = self.where[name]
                 self.where[name] = np.where(duplicate_positions(own), NO_PAGE, own)
         self._outcomes = {
             name: np.full(len(self.hashes), Outcome.ABSENT, np.uint8)
-            for name in self._berths
+            for name in self._pools
         }
 
     def run(self, future: TransferFuture) -> TransferResult | None:
@@ -283,13 +283,13 @@ class PrefetchTask:
         reach = self._load_prefix(future)
         if future.cancelled:
             return None
-        self._settle_windows(reach)
+        self._load_windows(reach)
         return self._result(reach)
 
     def _load_prefix(self, future: TransferFuture) -> int:
         """Load the anchor and all pools that every page needs."""
         transfers = self.attachment.core.transfers
-        running = [b for b in self._berths.values() if not _trailing(b)]
+        running = [b for b in self._pools.values() if not _trailing(b)]
         running.sort(key=lambda attached: not attached.pool.anchor)
         reach = 0
         for start in range(0, len(self.hashes), transfers.batch_pages):
@@ -319,10 +319,10 @@ class PrefetchTask:
                 run = int(np.logical_and.accumulate(mine == Outcome.OK).sum())
         return run
 
-    def _settle_windows(self, reach: int) -> None:
-        """Find a boundary whose trailing windows can be loaded, and do it."""
+    def _load_windows(self, reach: int) -> None:
+        """Find a boundary whose trailing windows can be loaded, and load them."""
         trailing = [
-            attached for attached in self._berths.values() if _trailing(attached)
+            attached for attached in self._pools.values() if _trailing(attached)
         ]
         if not trailing or not reach:
             return
@@ -368,7 +368,7 @@ class PrefetchTask:
         }
 
     def _best(self, there: Mapping[str, BoolArray], reach: int) -> int:
-        pools = [attached.pool for attached in self._berths.values()]
+        pools = [attached.pool for attached in self._pools.values()]
         hits = evaluate(pools, there, len(self.hashes))
         return int(np.flatnonzero(hits.restorable[: reach + 1])[-1])
 
@@ -377,7 +377,7 @@ class PrefetchTask:
         best = self._best(loaded, reach)
         self.attachment.notify_restored(loaded, best)
         nbytes = {
-            name: int(ok.sum()) * self._berths[name].page_bytes
+            name: int(ok.sum()) * self._pools[name].page_bytes
             for name, ok in loaded.items()
         }
         return TransferResult(best, self._outcomes, nbytes, self.where)

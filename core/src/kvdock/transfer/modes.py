@@ -1,9 +1,9 @@
-"""How the bytes of one batch get from a pool's pages to a backend and back.
+"""Transfer modes: move the bytes of one batch between pages and a backend.
 
-Three ways: straight from the engine's memory, through an area of staging
-memory, or none at all for a pool that only counts pages. Each prepares the
-memory, runs the batch, verifies what came back, and lets go of the memory when
-nobody can touch it any more: after the call, or when a late one ends.
+Zero copy from the engine's memory, staged through a buffer, or markers without
+bytes for a pool that only counts pages. Each mode prepares the memory, runs
+the batch, verifies the result, and releases the memory when no call can touch
+it any more: after the call, or when an abandoned one ends.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class BatchTransfer:
         keys: The n * objects keys, page-major.
         pages: int64 (n,), page indices in the engine's memory.
         deadline_s: Until when, on `time.monotonic()`'s clock.
-        lease: The pages' lease; ended by the way.
-        let_go: Called after a call that was left behind has ended it.
+        lease: The pages' lease; ended by the mode.
+        on_late: Called after the end of an abandoned call has ended it.
     """
 
     operation: Operation
@@ -48,7 +48,7 @@ class BatchTransfer:
     on_late: Callable[[], None] = attrs.field(repr=False)
 
     def finish_late(self) -> None:
-        """Let the pages go at the end of a call that was left behind."""
+        """Release the pages at the end of an abandoned call."""
         self.lease.end()
         self.on_late()
 
@@ -64,11 +64,11 @@ class BatchTransfer:
 
 
 class Transfer(Protocol):
-    """One of the three ways."""
+    """One of the three modes."""
 
     @property
     def region(self) -> Region:
-        """The memory that the backend is told about."""
+        """The memory that the backend gets."""
 
     def execute(
         self, channel: BackendChannel, handle: object, transfer: BatchTransfer
@@ -78,7 +78,7 @@ class Transfer(Protocol):
 
 @attrs.frozen(eq=False)
 class MarkerTransfer:
-    """No bytes: only the presence of a key counts."""
+    """Move no bytes: only the presence of a key counts."""
 
     region: Region
 
@@ -94,9 +94,9 @@ class MarkerTransfer:
 
 @attrs.frozen(eq=False)
 class ZeroCopyTransfer:
-    """Straight from and to the engine's memory.
+    """Move pages directly from and to the engine's memory.
 
-    A call that was left behind keeps its pages' lease until it ends.
+    An abandoned call keeps its pages' lease until it ends.
     """
 
     region: Region
@@ -132,22 +132,22 @@ class ZeroCopyTransfer:
 
     def _end(self, transfer: BatchTransfer) -> None:
         transfer.lease.end()
-        self._leave()
+        self._release_trailers()
 
     def _finish_late(self, transfer: BatchTransfer) -> None:
         transfer.finish_late()
-        self._leave()
+        self._release_trailers()
 
-    def _leave(self) -> None:
+    def _release_trailers(self) -> None:
         if self.trailers is not None:
             self.trailers.loan.release()
 
 
 def _unproven(operation: Operation, outcomes: OutcomeArray) -> OutcomeArray:
-    """Return what counts of a call whose memory is still in use.
+    """Return the outcomes of a call whose memory is still in use.
 
-    What it read is neither verified nor copied, so a miss, whatever the call
-    says about it.
+    Pages that it read are neither verified nor copied, so they are misses,
+    whatever the call returned.
     """
     if operation is not Operation.GET:
         return outcomes
@@ -157,10 +157,10 @@ def _unproven(operation: Operation, outcomes: OutcomeArray) -> OutcomeArray:
 
 @attrs.frozen(eq=False)
 class StagedTransfer:
-    """Through one contiguous copy.
+    """Move pages through a contiguous staging buffer.
 
-    A call that was left behind keeps its area, never the engine's pages. What
-    was read is verified before it is copied, so wrong bytes get no further.
+    An abandoned call keeps its buffer, never the engine's pages. Bytes that
+    were read are verified before they are copied, so wrong ones stay there.
     """
 
     source: tuple[Region, ...] = attrs.field(repr=False)
@@ -200,39 +200,39 @@ class StagedTransfer:
     def _execute(
         self, channel: BackendChannel, handle: object, transfer: BatchTransfer
     ) -> OutcomeArray:
-        area = self.staging.acquire(transfer.deadline_s)
-        if area is None and self.staging.exhausted:
+        buffer = self.staging.acquire(transfer.deadline_s)
+        if buffer is None and self.staging.exhausted:
             channel.log_staging_exhausted(transfer.pool)
             return transfer.all(Outcome.UNAVAILABLE)
-        if area is None:
+        if buffer is None:
             return transfer.all(Outcome.TIMEOUT)
-        numbers = area.numbers(len(transfer.pages))
+        numbers = buffer.numbers(len(transfer.pages))
         try:
-            self._prepare(area, numbers, transfer)
+            self._prepare(buffer, numbers, transfer)
             batch = transfer.batch(*self.region.addresses(numbers))
-        except BaseException:  # so does copying
-            area.release()
+        except BaseException:  # copying takes long as well
+            buffer.release()
             raise
-        answer = channel.call(handle, batch, late=area.release)
+        answer = channel.call(handle, batch, late=buffer.release)
         outcomes = answer.result.outcomes
         if answer.abandoned:
-            self.staging.mark_abandoned(area)
+            self.staging.mark_abandoned(buffer)
             return _unproven(transfer.operation, outcomes)
         try:
             if transfer.operation is Operation.GET:
-                outcomes = self._unload(area, numbers, transfer, outcomes)
+                outcomes = self._unload(buffer, numbers, transfer, outcomes)
         finally:
-            area.release()
+            buffer.release()
         return outcomes
 
     def _prepare(
-        self, area: StagingBuffer, numbers: Int64Array, transfer: BatchTransfer
+        self, buffer: StagingBuffer, numbers: Int64Array, transfer: BatchTransfer
     ) -> None:
         """Copy out what is stored, or erase what would prove a load."""
         trailers = self.staging.trailers
         if transfer.operation is Operation.PUT:
             for at, source in enumerate(self.source):
-                source.gather(transfer.pages, area.payload(at, len(numbers)))
+                source.gather(transfer.pages, buffer.payload(at, len(numbers)))
             if trailers is not None:
                 trailers.write(transfer.keys, numbers)
         elif trailers is not None:
@@ -240,7 +240,7 @@ class StagedTransfer:
 
     def _unload(
         self,
-        area: StagingBuffer,
+        buffer: StagingBuffer,
         numbers: Int64Array,
         transfer: BatchTransfer,
         outcomes: OutcomeArray,
@@ -251,5 +251,5 @@ class StagedTransfer:
         count = len(numbers)
         good = (outcomes == Outcome.OK).reshape(count, -1).all(axis=1)
         for at, source in enumerate(self.source):
-            source.scatter(transfer.pages[good], area.payload(at, count)[good])
+            source.scatter(transfer.pages[good], buffer.payload(at, count)[good])
         return outcomes

@@ -1,4 +1,4 @@
-"""Where the pages of a call lie: page indices, resolved and checked."""
+"""Resolve and validate page indices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def resolve_page_indices(
     Args:
         attached: Pool name to the pool and the engine's memory.
         known: All pools of the plan; pages of one that is not attached are
-            taken and left alone.
+            ignored.
         hashes: The n page hashes.
         pages: Pool name to int64 (n,).
 
@@ -47,7 +47,7 @@ def resolve_page_indices(
                 f"pages are given for {name!r}, which is not attached",
                 fix=did_you_mean(name, attached),
             )
-    places: dict[str, Int64Array] = {}
+    resolved: dict[str, Int64Array] = {}
     for name, (pool, region) in attached.items():
         source = pool.indices_from
         given = pages.get(name, pages.get(source) if source else None)
@@ -58,8 +58,8 @@ def resolve_page_indices(
         own = as_page_indices(name, given, len(hashes))
         if region.physical:
             region.check(own[own != NO_PAGE])
-        places[name] = own
-    return places
+        resolved[name] = own
+    return resolved
 
 
 def as_page_indices(pool: str, given: npt.ArrayLike, count: int) -> Int64Array:
@@ -71,7 +71,9 @@ def as_page_indices(pool: str, given: npt.ArrayLike, count: int) -> Int64Array:
     try:
         found = np.asarray(given)
     except (TypeError, ValueError) as error:  # rows of rows, memory of a device
-        raise RegionError(f"pool {pool!r}: page indices are one row") from error
+        raise RegionError(
+            f"pool {pool!r}: page indices must have one dimension"
+        ) from error
     if found.shape != (count,):
         raise RegionError(
             f"pool {pool!r}: {found.shape} page indices for {count} hashes"
@@ -90,10 +92,10 @@ def as_page_indices(pool: str, given: npt.ArrayLike, count: int) -> Int64Array:
 
 
 def duplicate_positions(pages: Int64Array) -> BoolArray:
-    """Return at which positions a page stands that an earlier one has, bool (n,).
+    """Return the positions that repeat the page of an earlier one, bool (n,).
 
     A load can fill it for one of them only: the first, as within one batch.
     """
-    again = cast("BoolArray", pages != NO_PAGE)
-    again[np.unique(pages, return_index=True)[1]] = False
-    return again
+    repeated = cast("BoolArray", pages != NO_PAGE)
+    repeated[np.unique(pages, return_index=True)[1]] = False
+    return repeated

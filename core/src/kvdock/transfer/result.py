@@ -16,7 +16,7 @@ NO_PAGE = -1
 
 @attrs.frozen(eq=False)
 class TransferResult:
-    """What became of the pages of one call.
+    """The outcomes of one call on an attachment.
 
     Args:
         pages: Length of the prefix that is complete: stored or loaded by all
@@ -24,8 +24,8 @@ class TransferResult:
         outcomes: Pool name to uint8 (n,), an `Outcome` for each position; a
             position without a page is ABSENT.
         nbytes: Pool name to bytes moved for pages that are OK.
-        places: Pool name to int64 (n,), the page of each position that was
-            asked for; tells where the pages of a trailing window went.
+        page_indices: Pool name to int64 (n,), the requested page of each
+            position; includes the pages of a trailing window.
     """
 
     pages: int

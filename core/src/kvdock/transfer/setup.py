@@ -1,4 +1,4 @@
-"""Give the backends of a plan the memory of its pools."""
+"""Attach the memory of a plan's pools to its backends."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ _EXISTS_KEYS = 16384
 
 @attrs.frozen(eq=False)
 class AttachedBackends:
-    """Everything that an attachment holds on to.
+    """The channels, pools and test pages of an attachment.
 
     Args:
         namespace: The digest that begins every key.
         record: What the digest covers.
-        lines: Backend name to the way to it.
-        berths: Pool name to the attached pool, anchor first.
-        probes: Pool name to its test page.
+        channels: Backend name to its channel.
+        pools: Pool name to the attached pool, anchor first.
+        health_checks: Pool name to its test page.
         budget: Host memory that there was when attaching began.
         taken: Pool name and bytes of each piece of memory that the core took.
     """
@@ -72,7 +72,7 @@ class AttachedBackends:
     taken: list[tuple[str, int]] = attrs.field(factory=list)
 
     def within_budget(self, pool: PoolSpec, lend: Allocator) -> Allocator:
-        """Return what lends memory for a pool as long as the host has it.
+        """Return an allocator for a pool that checks the host's free memory.
 
         Memory that nothing has touched yet is not missing from what the kernel
         reports, so it is summed up here.
@@ -91,7 +91,7 @@ class AttachedBackends:
         return lend_within
 
     def close(self, deadline_s: float) -> bool:
-        """Let go of everything; return whether every call has ended."""
+        """Close all backends; return whether all calls have finished."""
         self.pools.clear()
         ended = True
         left = len(self.channels)
@@ -104,7 +104,7 @@ class AttachedBackends:
         return ended
 
 
-def attach_plan(  # noqa: PLR0913 - all that `Attachment.open` was told
+def attach_plan(  # noqa: PLR0913 - the arguments of `Attachment.open`
     dock: Dock,
     plan: Plan,
     namespace: Namespace,
@@ -112,13 +112,15 @@ def attach_plan(  # noqa: PLR0913 - all that `Attachment.open` was told
     settings: Mapping[str, Mapping[str, object]],
     core: CoreSettings,
     *,
-    told: AttachConfig,
+    config: AttachConfig,
 ) -> AttachedBackends:
-    """Attach every accepted pool of a plan; `told` holds for each backend.
+    """Attach every accepted pool of a plan.
+
+    `config` has what is the same for each backend.
 
     Raises:
-        KvdockError: If anything is missing or refused; what was attached
-            before is let go again.
+        KvdockError: If anything is missing or rejected; what was attached
+            before is released.
     """
     used = {route.backend for route in plan.accepted if route.backend}
     _check(plan, regions, settings, used)
@@ -131,7 +133,7 @@ def attach_plan(  # noqa: PLR0913 - all that `Attachment.open` was told
     )
     configs = {
         name: attrs.evolve(
-            told,
+            config,
             settings=dock.backends[name].settings(settings.get(name)),
             namespace=digest,
             namespace_record=record,
@@ -177,7 +179,7 @@ def _check(
 
 
 def _check_layout(pool: PoolSpec, region: Region) -> None:
-    """Refuse memory whose objects have their bytes in another order."""
+    """Raise if the memory of a pool has another layout than its plan."""
     if pool.physical and region.layout is not pool.layout:
         raise AttachError(
             f"pool {pool.name!r} was planned in layout {pool.layout}, but its memory "
@@ -187,7 +189,7 @@ def _check_layout(pool: PoolSpec, region: Region) -> None:
 
 
 def _check_observers(dock: Dock, used: set[str], core: CoreSettings) -> None:
-    """Refuse to be observed by nobody where somebody was asked for."""
+    """Raise if a configured observer is not installed on every backend."""
     for backend in sorted(used):
         around = dock.backends[backend].observers
         for name in core.observers:
@@ -201,7 +203,7 @@ def _check_observers(dock: Dock, used: set[str], core: CoreSettings) -> None:
 
 
 def _check_integrity(plan: Plan, asked: Integrity) -> None:
-    """Refuse a plan that was made for another choice than the settings'."""
+    """Raise if the plan was made for another choice than the settings'."""
     kept = {
         Integrity.AUTO: (IntegrityCheck.TRAILER, IntegrityCheck.BACKEND),
         Integrity.ALWAYS: (IntegrityCheck.TRAILER,),
@@ -225,7 +227,7 @@ def _announce(
         log.warning("pool %s is not stored: %s", route.pool.name, route.reason)
     unverified = [r.pool.name for r in plan.accepted if r.check is IntegrityCheck.NONE]
     if unverified:
-        log.warning("integrity is off: nobody verifies %s", ", ".join(unverified))
+        log.warning("integrity is off: %s are not verified", ", ".join(unverified))
     for channel in backends.channels.values():
         channel.notify_breakers()
     # Observers sit on each backend's manager; one of them is enough.
@@ -260,21 +262,21 @@ def _attach(
     batch_pages = _batch_pages(channel, region, core)
     lend = backends.within_budget(pool, allocator_for(channel, pool, config))
     mode = _transfer_mode(route, region, batch_pages, core, lend)
-    probe_memory = None
-    told = mode.region
+    check_memory = None
+    registered = mode.region
     if pool.physical:
-        probe_memory = StagingBuffers(
+        check_memory = StagingBuffers(
             region, 2, 1,
             trailers=route.check is IntegrityCheck.TRAILER,
             pieces=isinstance(mode, ZeroCopyTransfer),
             lend=lend,
         )  # fmt: skip
-        told = attrs.evolve(
-            told,
-            blocks=(*told.blocks, *probe_memory.region.blocks),
-            owners=(*told.owners, *probe_memory.region.owners),
+        registered = attrs.evolve(
+            registered,
+            blocks=(*registered.blocks, *check_memory.region.blocks),
+            owners=(*registered.owners, *check_memory.region.owners),
         )
-    handle = channel.register_pool(pool, told, config)
+    handle = channel.register_pool(pool, registered, config)
     try:
         suffixes = channel.backend.key_suffix(pool, config.shard)
     except Exception as error:
@@ -298,12 +300,12 @@ def _attach(
         ),
         writes=pool.writes(config.shard),
     )
-    probe = HealthCheck.of(
-        channel, handle, (pool.name, backends.namespace, suffixes), probe_memory
+    check = HealthCheck.of(
+        channel, handle, (pool.name, backends.namespace, suffixes), check_memory
     )
     backends.pools[pool.name] = attached
-    backends.health_checks[pool.name] = probe
-    channel.background.set_health_check(probe.run)
+    backends.health_checks[pool.name] = check
+    channel.background.set_health_check(check.run)
 
 
 def _batch_pages(channel: BackendChannel, region: Region, core: CoreSettings) -> int:
@@ -340,6 +342,6 @@ def _transfer_mode(
         staging = StagingBuffers(region, areas, pages, trailers=trailers, lend=lend)
         return StagedTransfer.through(staging, region)
     if trailers:
-        behind = TrailerBuffers.attach_to(region, lend)
-        return ZeroCopyTransfer(behind.region, behind)
+        buffers = TrailerBuffers.attach_to(region, lend)
+        return ZeroCopyTransfer(buffers.region, buffers)
     return ZeroCopyTransfer(region)

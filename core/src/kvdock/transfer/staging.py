@@ -1,8 +1,8 @@
-"""Memory of the core that pages pass through, one area for each batch.
+"""Staging buffers: memory of the core that pages pass through.
 
-A staged backend is told this memory and never the engine's. An area whose
-call overran stays out of use until the call ends, so late bytes land where
-nobody looks.
+A staged backend gets this memory and never the engine's. The buffer of an
+abandoned call is not reused until the call ends, so late bytes never reach a
+page.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ class StagingBuffer:
         return self.rows[:pages, start : start + size]
 
     def release(self) -> None:
-        """Let the next batch have it."""
+        """Release it for the next batch."""
         self.staging.release(self)
 
 
 class StagingBuffers:
-    """Areas for the pages of one pool.
+    """Staging buffers for the pages of one pool.
 
     Args:
-        source: The engine's region; tells the objects of a page.
-        areas: How many batches may be under way, late ones included.
-        pages: Rows of an area.
+        source: The engine's region, with the objects of a page.
+        count: How many batches may be under way, late ones included.
+        pages: Rows of a buffer.
         trailers: Whether each object is followed by a trailer.
         pieces: Whether a row is described in the same pieces as a page, so
-            that a probe goes the way that pages go.
-        lend: Where the memory comes from.
+            that a probe moves its bytes like a page.
+        lend: Allocates the memory.
     """
 
     def __init__(
         self,
         source: Region,
-        areas: int,
+        count: int,
         pages: int,
         *,
         trailers: bool,
@@ -79,10 +79,10 @@ class StagingBuffers:
         ends = [_up(size + tail, OBJECT_ALIGN_BYTES) for size in self.payload]
         self.starts = [sum(ends[:at]) for at in range(len(ends))]
         self.row_bytes = _up(sum(ends), ALIGN_BYTES)
-        self._loan = lend(areas * pages * self.row_bytes)
+        self._loan = lend(count * pages * self.row_bytes)
         memory = self._loan.memory
-        rows = memory.reshape(areas * pages, self.row_bytes)
-        self.area_pages = pages
+        rows = memory.reshape(count * pages, self.row_bytes)
+        self.buffer_pages = pages
         sizes = [
             ([n for n in row if n] or [0]) if pieces else [sum(row)]
             for row in source.sizes.tolist()
@@ -91,10 +91,10 @@ class StagingBuffers:
         self.trailers = self._trailers(source, rows) if trailers else None
         self._free = [
             StagingBuffer(self, at * pages, rows[at * pages : (at + 1) * pages])
-            for at in range(areas)
+            for at in range(count)
         ]
-        self._areas = areas
-        self._late: set[StagingBuffer] = set()
+        self._count = count
+        self._abandoned: set[StagingBuffer] = set()
         self._lock, self._changed = new_condition()
 
     def _trailers(self, source: Region, rows: ByteArray) -> TrailerBuffers:
@@ -108,14 +108,14 @@ class StagingBuffers:
 
     @property
     def exhausted(self) -> bool:
-        """Whether calls that were left behind have all of the areas."""
-        return len(self._late) >= self._areas
+        """Whether abandoned calls have all of the buffers."""
+        return len(self._abandoned) >= self._count
 
     def acquire(self, deadline_s: float) -> StagingBuffer | None:
-        """Wait for an area that is free; None if there is none in time.
+        """Wait for a free buffer; None if there is none in time.
 
-        Calls that were left behind may never end; where they have all of the
-        areas, nobody waits.
+        Abandoned calls may never end; if they have all of the buffers, it
+        returns at once.
         """
         if not self.enter():
             return None
@@ -123,36 +123,36 @@ class StagingBuffers:
             self._changed.wait_for(
                 lambda: self._free or self.exhausted, remaining_s(deadline_s)
             )
-            area = self._free.pop() if self._free else None
-        if area is None:
+            buffer = self._free.pop() if self._free else None
+        if buffer is None:
             self.leave()
-        return area
+        return buffer
 
     def reserve(self) -> StagingBuffer:
-        """Take an area for good; who touches it enters before and leaves after."""
+        """Reserve a buffer permanently; use it between `enter` and `leave`."""
         return self._free.pop()
 
     def enter(self) -> bool:
-        """Begin to touch the memory; false once it is to be given back."""
+        """Begin to use the memory; False once it is being released."""
         return self._loan.acquire()
 
     def leave(self) -> None:
         """End one use of the memory."""
         self._loan.release()
 
-    def mark_abandoned(self, area: StagingBuffer) -> None:
-        """Note that the call that has an area overran."""
+    def mark_abandoned(self, buffer: StagingBuffer) -> None:
+        """Mark the buffer of an abandoned call."""
         with self._lock:
             # It may have ended already.
-            if area not in self._free:
-                self._late.add(area)
+            if buffer not in self._free:
+                self._abandoned.add(buffer)
                 self._changed.notify_all()
 
-    def release(self, area: StagingBuffer) -> None:
-        """Let the next batch have an area."""
+    def release(self, buffer: StagingBuffer) -> None:
+        """Release a buffer for the next batch."""
         with self._lock:
-            self._free.append(area)
-            self._late.discard(area)
+            self._free.append(buffer)
+            self._abandoned.discard(buffer)
             self._changed.notify()
         self.leave()
 
