@@ -11,10 +11,10 @@ import attrs
 import pytest
 
 from kvdock.errors import PluginError, SettingsError
+from kvdock.testing import CheckReport, FinishedRun, Progress
 from kvdock.testing.claims import Claim
-from kvdock.testing.report import CheckReport
 from kvdock.testing.report import _about as checkup_of
-from kvdock.testing.subprocess import FinishedRun, Progress, Record
+from kvdock.testing.subprocess import Record
 from kvdock_cli import progress
 from kvdock_cli.commands.check import check
 from kvdock_cli.commands.doctor import doctor

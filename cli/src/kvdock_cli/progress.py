@@ -9,7 +9,7 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvdock.testing.subprocess import Progress
+    from kvdock.testing import Progress
 
 _ERASE = "\r\x1b[K"
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvdock.hits import Hits as Hits
     from kvdock.hits import evaluate as evaluate
     from kvdock.keys import build_keys as build_keys
+    from kvdock.keys import check_hashes as check_hashes
     from kvdock.keys import key_suffixes as key_suffixes
     from kvdock.models.assembly import Assembly as Assembly
     from kvdock.models.assembly import Deployment as Deployment
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from kvdock.routing.plan import plan_routes as plan_routes
     from kvdock.routing.verdicts import RouteOption as RouteOption
     from kvdock.routing.verdicts import RouteRequirements as RouteRequirements
+    from kvdock.strict_enum import StrictEnum as StrictEnum
     from kvdock.throttled_log import ThrottledLog as ThrottledLog
     from kvdock.transfer.attached_pool import AttachedPool as AttachedPool
     from kvdock.transfer.attachment import Attachment as Attachment
@@ -92,7 +94,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "dock": ("Dock",),
         "errors": ("KvdockError", "NoRoute"),
         "hits": ("Hits", "evaluate"),
-        "keys": ("build_keys", "key_suffixes"),
+        "keys": ("build_keys", "key_suffixes", "check_hashes"),
         "models.assembly": ("Assembly", "Deployment", "assemble"),
         "models.description": ("load_model",),
         "models.memory_budget": ("HostBudget",),
@@ -129,11 +131,12 @@ __getattr__, __dir__, __all__ = lazy_names(
         "pools.layout": ("stored_objects",),
         "pools.part": ("Part",),
         "pools.shard": ("Shard",),
-        "pools.spec": ("PoolSpec",),
         "pools.sharing": ("sharing_limits",),
+        "pools.spec": ("PoolSpec",),
         "region": ("Block", "Region", "block_of"),
         "routing.plan": ("Plan", "Route", "plan_routes"),
         "routing.verdicts": ("RouteOption", "RouteRequirements"),
+        "strict_enum": ("StrictEnum",),
         "throttled_log": ("ThrottledLog",),
         "transfer.attached_pool": ("AttachedPool",),
         "transfer.attachment": ("Attachment",),

@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
+from kvdock import DType, Part, Per, PoolKind, PoolSpec, Shard, Sharding
 from kvdock.errors import KvdockError, NamespaceError
-from kvdock.pools.enums import DType, Per, PoolKind, Sharding
-from kvdock.pools.part import Part
-from kvdock.pools.shard import Shard
-from kvdock.pools.spec import PoolSpec
 from kvdock_sglang.legacy_keys import LegacyKeys, Spelling
 
 MODEL = "org/Model"

@@ -13,8 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from kvdock import Attachment, Dock, Namespace, Part, PoolSpec, Region, Shard
-from kvdock.batch import Outcome
+from kvdock import Attachment, Dock, Namespace, Outcome, Part, PoolSpec, Region, Shard
 
 PAGES = 24
 TARGET = PoolSpec(

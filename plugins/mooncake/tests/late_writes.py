@@ -34,8 +34,7 @@ from kvdock import (
     Region,
     Shard,
 )
-from kvdock.config.core import CoreSettings
-from kvdock.config.schema import structure
+from kvdock.config import CoreSettings, structure
 from kvdock_mooncake.held_memory import HeldMemory
 from kvdock_mooncake.server import Server, start_master, start_owner
 

@@ -19,6 +19,7 @@ from kvdock import (
     Batch,
     DType,
     Operation,
+    Outcome,
     Part,
     Per,
     PoolKind,
@@ -26,8 +27,7 @@ from kvdock import (
     Region,
     Shard,
 )
-from kvdock.batch import Outcome
-from kvdock.config.schema import structure
+from kvdock.config import structure
 from kvdock_mooncake import plugin
 from kvdock_mooncake.settings import MooncakeSettings
 

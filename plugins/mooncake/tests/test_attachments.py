@@ -27,7 +27,7 @@ from kvdock import (
     Region,
     Shard,
 )
-from kvdock.config.core import CoreSettings, Deadlines
+from kvdock.config import CoreSettings, Deadlines
 from kvdock_mooncake.server import Server, start_owner
 
 pytestmark = pytest.mark.mooncake

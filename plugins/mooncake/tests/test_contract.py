@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvdock import AttachConfig
-from kvdock.config.schema import structure
+from kvdock.config import structure
 from kvdock.testing import BackendContract, Oracle
 from kvdock_mooncake import plugin
 from kvdock_mooncake.connect import join

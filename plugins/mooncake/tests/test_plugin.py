@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvdock import Capability, Dock, Part, PoolKind, PoolSpec, Shard, Support
-from kvdock.pools.layout import stored_objects
+from kvdock import (
+    Capability,
+    Dock,
+    Part,
+    PoolKind,
+    PoolSpec,
+    Shard,
+    Support,
+    stored_objects,
+)
 from kvdock_mooncake import library, plugin
 from kvdock_mooncake.library import Wheel
 from kvdock_mooncake.settings import MooncakeSettings

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvdock import Block
 from kvdock.errors import RegionError
-from kvdock.region import Block
 from kvdock_mooncake.registered_memory import KnownMemory
 
 BASE = 1000

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvdock import Outcome
-from kvdock.config.schema import structure
+from kvdock.config import structure
 from kvdock_mooncake import server
 from kvdock_mooncake.settings import MooncakeSettings
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import pytest
 
 from kvdock import Shard
-from kvdock.config.schema import structure
+from kvdock.config import structure
 from kvdock.errors import SettingsError
 from kvdock_mooncake.settings import MooncakeSettings, Pin, Protocol, split_address
 

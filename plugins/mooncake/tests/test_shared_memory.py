@@ -26,8 +26,7 @@ from kvdock import (
     RouteRequirements,
     Shard,
 )
-from kvdock.config.core import CoreSettings
-from kvdock.config.schema import structure
+from kvdock.config import CoreSettings, structure
 from kvdock.routing.verdicts import TransferMode
 from kvdock_mooncake import plugin
 from kvdock_mooncake.client import Client, State

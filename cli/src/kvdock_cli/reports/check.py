@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from kvdock_cli.reports._tables import columns
 
 if TYPE_CHECKING:
-    from kvdock.testing.report import CheckReport
-    from kvdock.testing.subprocess import FinishedRun
+    from kvdock.testing import CheckReport, FinishedRun
 
 SCHEMA = "kvdock.check/1"
 

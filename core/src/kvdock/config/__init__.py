@@ -8,6 +8,7 @@ from kvdock.lazy import lazy_names
 
 if TYPE_CHECKING:
     from kvdock.config.convert import as_path as as_path
+    from kvdock.config.core import KEPT_FREE_BYTES as KEPT_FREE_BYTES
     from kvdock.config.core import CoreSettings as CoreSettings
     from kvdock.config.core import Deadlines as Deadlines
     from kvdock.config.core import Integrity as Integrity
@@ -38,6 +39,7 @@ __getattr__, __dir__, __all__ = lazy_names(
             "Integrity",
             "StagingPolicy",
             "StopPolicy",
+            "KEPT_FREE_BYTES",
         ),
         "fields": (
             "Alias",

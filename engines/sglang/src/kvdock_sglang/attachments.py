@@ -15,27 +15,25 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.batch import Outcome
-from kvdock.config.core import StagingPolicy
+from kvdock import (
+    Attachment,
+    HitPolicy,
+    Outcome,
+    RouteRequirements,
+    Scope,
+    sharing_limits,
+)
+from kvdock.config import StagingPolicy
 from kvdock.errors import KvdockError, NoRoute
 from kvdock.events import PagesRestored
-from kvdock.plugin.manifest import Scope
-from kvdock.pools.enums import HitPolicy
-from kvdock.pools.sharing import sharing_limits
-from kvdock.routing.verdicts import RouteRequirements
-from kvdock.transfer.attachment import Attachment
 from kvdock_sglang.pool_names import EnginePool
 from kvdock_sglang.settings import Configuration, Drafts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from kvdock import Dock, Namespace, Plan, PoolSpec, Shard
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
-    from kvdock.dock import Dock
-    from kvdock.namespace import Namespace
-    from kvdock.pools.shard import Shard
-    from kvdock.pools.spec import PoolSpec
-    from kvdock.routing.plan import Plan
     from kvdock_sglang.host_pools import HostPool
     from kvdock_sglang.namespace import Ranks
 

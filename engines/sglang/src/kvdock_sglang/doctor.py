@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.dock import Dock
+from kvdock import AttachConfig, Dock, Finding
 from kvdock.errors import KvdockError, SettingsError
-from kvdock.plugin.hookspecs import AttachConfig, Finding
 from kvdock_sglang import engine_api, engine_patches
 from kvdock_sglang.launch_flags import (
     EXTRA,

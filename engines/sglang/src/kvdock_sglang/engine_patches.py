@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock.plugin.manifest import Capability, Support
-from kvdock.pools.enums import PoolKind
+from kvdock import Capability, PoolKind, Support
 from kvdock_sglang.engine_api import Used, installed_version, missing
 from kvdock_sglang.launch_flags import LOADER_KEYS
 from kvdock_sglang.settings import collect
@@ -279,7 +278,7 @@ def page_layout(original: Callable[..., Any], server_args: Any) -> Any:  # noqa:
 
 
 def _takes_pieces(plugin: str) -> bool:
-    from kvdock.dock import Dock  # noqa: PLC0415 - only where it is asked
+    from kvdock import Dock  # noqa: PLC0415 - only where it is asked
 
     backend = Dock.load().backends.get(plugin)
     if backend is None:

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.hits import Hits, evaluate
-from kvdock.pools.enums import HitPolicy
+from kvdock import HitPolicy, Hits, evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvdock import PoolSpec
     from kvdock.arrays import BoolArray
-    from kvdock.pools.spec import PoolSpec
 
 
 @attrs.frozen(eq=False)

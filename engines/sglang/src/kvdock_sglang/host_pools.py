@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from kvdock import (
+    DType,
+    HitPolicy,
+    Layout,
+    Part,
+    Per,
+    PoolKind,
+    PoolSpec,
+    Region,
+    Sharding,
+)
 from kvdock.errors import PoolError
-from kvdock.pools.enums import DType, HitPolicy, Layout, Per, PoolKind, Sharding
-from kvdock.pools.part import Part
-from kvdock.pools.spec import PoolSpec
-from kvdock.region import Region
 from kvdock_sglang.engine_api import TESTED
 from kvdock_sglang.page_order import page_order
 from kvdock_sglang.pool_names import WINDOWS, EnginePool, is_draft
@@ -25,7 +32,7 @@ from kvdock_sglang.pool_names import WINDOWS, EnginePool, is_draft
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvdock.pools.shard import Shard
+    from kvdock import Shard
 
 
 @attrs.frozen(kw_only=True)

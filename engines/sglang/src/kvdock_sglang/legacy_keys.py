@@ -15,14 +15,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from kvdock import PoolKind, PoolName, Sharding, StrictEnum, check_hashes
 from kvdock.errors import NamespaceError
-from kvdock.keys import check_hashes
-from kvdock.pools.enums import PoolKind, PoolName, Sharding
-from kvdock.strict_enum import StrictEnum
 
 if TYPE_CHECKING:
-    from kvdock.pools.shard import Shard
-    from kvdock.pools.spec import PoolSpec
+    from kvdock import PoolSpec, Shard
 
 
 class Spelling(StrictEnum):

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from kvdock import Namespace, Shard
 from kvdock.errors import KvdockError
-from kvdock.namespace import Namespace
-from kvdock.pools.shard import Shard
 from kvdock_sglang.engine_api import (
     LAUNCH_ARGUMENTS,
     TESTED,

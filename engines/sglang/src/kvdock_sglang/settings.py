@@ -13,10 +13,15 @@ from typing import Any
 
 import attrs
 
-from kvdock.config.core import CoreSettings, StagingPolicy
-from kvdock.config.fields import choice, option, secret
-from kvdock.config.schema import structure
-from kvdock.config.sources import load_configuration
+from kvdock.config import (
+    CoreSettings,
+    StagingPolicy,
+    choice,
+    load_configuration,
+    option,
+    secret,
+    structure,
+)
 from kvdock.errors import SettingsError, did_you_mean
 from kvdock.units import format_seconds
 from kvdock_sglang.pool_names import POOL_NAMES

@@ -10,20 +10,28 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pluggy
 
-from kvdock.batch import Batch, BatchResult, Operation, Outcome
-from kvdock.dock import Dock
-from kvdock.keys import key_suffixes
-from kvdock.plugin import hookspecs
-from kvdock.plugin.backend import Backend
-from kvdock.plugin.discovery import Candidate, LoadedPlugin
-from kvdock.plugin.hookspecs import AttachConfig, hookimpl
-from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
-from kvdock.pools.enums import HitPolicy, PoolKind
+from kvdock import (
+    API_VERSION,
+    AttachConfig,
+    Backend,
+    Batch,
+    BatchResult,
+    Dock,
+    HitPolicy,
+    KindSupport,
+    Manifest,
+    Operation,
+    Outcome,
+    PoolKind,
+    Scope,
+    Support,
+    hookimpl,
+    key_suffixes,
+)
+from kvdock.plugin import Candidate, LoadedPlugin, hookspecs
 
 if TYPE_CHECKING:
-    from kvdock.pools.shard import Shard
-    from kvdock.pools.spec import PoolSpec
-    from kvdock.region import Region
+    from kvdock import PoolSpec, Region, Shard
 
 
 @attrs.define(eq=False)

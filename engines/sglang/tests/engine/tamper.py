@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import kvdock_trace
-from kvdock.batch import Batch, Operation
-from kvdock.dock import Dock
-from kvdock.region import Region
-from kvdock.transfer.attachment import Attachment
+from kvdock import Attachment, Batch, Dock, Operation, Region
 
 if TYPE_CHECKING:
     from pathlib import Path

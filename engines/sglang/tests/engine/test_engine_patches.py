@@ -25,8 +25,7 @@ from sglang.srt.mem_cache.unified_cache.storage_attachment import StorageAttachm
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.server_args import ServerArgs
 
-from kvdock import Dock
-from kvdock.plugin.manifest import Support
+from kvdock import Dock, Support
 from kvdock_sglang import engine_patches
 
 if TYPE_CHECKING:

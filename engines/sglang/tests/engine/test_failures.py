@@ -22,10 +22,8 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 from sglang.srt.mem_cache.unified_cache.storage_attachment import StorageAttachment
 
-from kvdock.dock import Dock
+from kvdock import Dock, PoolKind, Support
 from kvdock.errors import KvdockError, NoRoute
-from kvdock.plugin.manifest import Support
-from kvdock.pools.enums import PoolKind
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig

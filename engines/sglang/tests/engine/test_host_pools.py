@@ -13,8 +13,8 @@ from sglang.srt.mem_cache import pool_host
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
 
+from kvdock import Shard
 from kvdock.errors import KvdockError, PoolError
-from kvdock.pools.shard import Shard
 from kvdock_sglang import host_pools
 from kvdock_sglang.pool_names import POOL_NAMES
 

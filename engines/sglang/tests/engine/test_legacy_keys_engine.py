@@ -21,9 +21,8 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 from sglang.srt.mem_cache.storage.mooncake_store.mooncake_store import MooncakeStore
 
+from kvdock import Shard, Sharding
 from kvdock.errors import NamespaceError
-from kvdock.pools.enums import Sharding
-from kvdock.pools.shard import Shard
 from kvdock_sglang.host_pools import EngineContext, describe
 from kvdock_sglang.legacy_keys import LegacyKeys, Spelling
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from kvdock.pools.spec import PoolSpec
+    from kvdock import PoolSpec
 
 MODEL = "org/Model"
 TP = Shard(tp_rank=1, tp_size=2)

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sglang.srt import runtime_context
 
+from kvdock import AttachConfig
 from kvdock.errors import KvdockError
-from kvdock.plugin.hookspecs import AttachConfig
 from kvdock_sglang import engine_api
 from kvdock_sglang.engine_api import LAUNCH_ARGUMENTS
 from kvdock_sglang.namespace import Ranks, launch_arguments, namespace
 from kvdock_sglang.settings import AdapterSettings
 
 if TYPE_CHECKING:
-    from kvdock.namespace import Namespace
+    from kvdock import Namespace
 
 
 def ranks(dp: int, pp: int, cp: int, tp: int) -> Ranks:

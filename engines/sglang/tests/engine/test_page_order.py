@@ -11,8 +11,8 @@ import torch
 import zoo
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
+from kvdock import Shard
 from kvdock.errors import RegionError
-from kvdock.pools.shard import Shard
 from kvdock_sglang.host_pools import EngineContext, describe
 from kvdock_sglang.page_order import page_order
 

@@ -12,7 +12,7 @@ import torch
 from transformers import Cache
 
 from kvdock import HostBudget, Per, PoolSpec, Region, Shard
-from kvdock.config.core import KEPT_FREE_BYTES
+from kvdock.config import KEPT_FREE_BYTES
 from kvdock_transformers.errors import UnsupportedCache
 from kvdock_transformers.pools import DTYPES, CachePools, state_part_names
 

@@ -9,9 +9,8 @@ import attrs
 import numpy as np
 
 if TYPE_CHECKING:
+    from kvdock import Batch, Block
     from kvdock.arrays import Int64Array
-    from kvdock.batch import Batch
-    from kvdock.region import Block
 
 
 def repeated(sizes: Int64Array) -> bool:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from kvdock import Block
 from kvdock.errors import RegionError
-from kvdock.region import Block
 from kvdock_mooncake.connect import join, limit_patience
 from kvdock_mooncake.error_codes import MASTER_LOST, sentence_of
 from kvdock_mooncake.health import Health

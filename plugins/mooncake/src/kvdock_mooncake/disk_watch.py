@@ -13,7 +13,7 @@ import threading
 
 import attrs
 
-from kvdock.plugin.hookspecs import Capacity
+from kvdock import Capacity
 from kvdock.units import format_bytes
 
 log = logging.getLogger("kvdock")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.batch import Outcome
+from kvdock import Outcome
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array, OutcomeArray

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.batch import Operation
+from kvdock import Operation
 from kvdock_mooncake.error_codes import (
     GIVEN_UP,
     LEASED,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.batch import MemoryHold
+from kvdock import MemoryHold
 from kvdock.units import format_bytes
 from kvdock_mooncake.transfer_limits import LIBRARY_WAIT_S
 

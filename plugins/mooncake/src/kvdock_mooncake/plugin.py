@@ -7,35 +7,31 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.config.schema import structure
-from kvdock.errors import KvdockError, PluginError
-from kvdock.keys import key_suffixes
-from kvdock.plugin.hookspecs import (
+from kvdock import (
+    API_VERSION,
     AttachConfig,
+    Capability,
     Capacity,
     Finding,
+    HitPolicy,
     HostMemory,
-    hookimpl,
-)
-from kvdock.plugin.manifest import (
-    API_VERSION,
-    Capability,
     KindSupport,
     Manifest,
+    PoolKind,
     Scope,
     Support,
     Verdict,
+    hookimpl,
+    key_suffixes,
 )
-from kvdock.pools.enums import HitPolicy, PoolKind
+from kvdock.config import structure
+from kvdock.errors import KvdockError, PluginError
 from kvdock_mooncake.settings import MooncakeSettings, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvdock.batch import Batch, BatchResult
-    from kvdock.pools.shard import Shard
-    from kvdock.pools.spec import PoolSpec
-    from kvdock.region import Region
+    from kvdock import Batch, BatchResult, PoolSpec, Region, Shard
     from kvdock_mooncake.pool import PoolHandle
 
 log = logging.getLogger("kvdock")

@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock import Batch, BatchResult, Operation, Outcome
 from kvdock_mooncake.batching import (
     marked,
     parts,

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvdock import Finding
 from kvdock.errors import KvdockError
-from kvdock.plugin.hookspecs import Finding
 from kvdock.units import format_bytes
 from kvdock_mooncake.connect import limit_patience
 from kvdock_mooncake.library import Library, installed, load, the_wheel

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.address_ranges import AddressRanges
+from kvdock import AddressRanges
 from kvdock.errors import RegionError
 from kvdock.units import format_bytes
 
 if TYPE_CHECKING:
+    from kvdock import Block
     from kvdock.arrays import Int64Array
-    from kvdock.region import Block
 
 
 @attrs.define(eq=False)

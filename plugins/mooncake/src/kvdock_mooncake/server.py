@@ -16,7 +16,7 @@ from pathlib import Path
 
 import attrs
 
-from kvdock.config.schema import structure
+from kvdock.config import structure
 from kvdock.errors import KvdockError
 from kvdock.units import format_bytes
 from kvdock_mooncake.library import program, search_path

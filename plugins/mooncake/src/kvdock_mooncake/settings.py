@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.config.fields import Alias, choice, count, duration, option, size
+from kvdock.config import Alias, choice, count, duration, option, size
 from kvdock.errors import SettingsError
 from kvdock.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from kvdock.pools.shard import Shard
+    from kvdock import Shard
 
 SMALLEST_SEGMENT_BYTES = 16 << 20
 OWN_SEGMENT = "self"

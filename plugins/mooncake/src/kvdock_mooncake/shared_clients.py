@@ -18,7 +18,7 @@ from kvdock_mooncake.master import ClusterError
 from kvdock_mooncake.settings import MooncakeSettings
 
 if TYPE_CHECKING:
-    from kvdock.region import Block
+    from kvdock import Block
 
 _Way = tuple[MooncakeSettings, str]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvdock.plugin.hookspecs import AttachConfig, HostMemory
+from kvdock import AttachConfig, HostMemory
 from kvdock_mooncake.registered_memory import RawMemory
 from kvdock_mooncake.shared_clients import join_pool
 from kvdock_mooncake.shared_segments import SHARED_SEGMENTS

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import attrs
 
+from kvdock import Block
 from kvdock.errors import RegionError
-from kvdock.region import Block
 from kvdock.units import format_bytes
 
 

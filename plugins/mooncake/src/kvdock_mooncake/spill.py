@@ -20,7 +20,7 @@ from kvdock.errors import SettingsError
 from kvdock_mooncake.disk_watch import DiskWatch
 
 if TYPE_CHECKING:
-    from kvdock.pools.shard import Shard
+    from kvdock import Shard
     from kvdock_mooncake.settings import MooncakeSettings
 
 log = logging.getLogger("kvdock")

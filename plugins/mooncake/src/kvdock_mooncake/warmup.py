@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.region import Block
+from kvdock import Block
 from kvdock_mooncake.error_codes import NO_ROOM, TRANSFER_FAILED, sentence_of
 from kvdock_mooncake.master import ClusterError
 from kvdock_mooncake.registered_memory import RawMemory

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from kvdock import KvdockError, Outcome
+from kvdock import KvdockError, Outcome, canonical
 from kvdock.errors import AttachError, NamespaceError
-from kvdock.namespace import canonical
 from kvdock_s3.client import ObjectClient, RequestFailed, WrongLength
 from kvdock_s3.layout import record_name
 from kvdock_s3.pool import PoolHandle

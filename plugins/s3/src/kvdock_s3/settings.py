@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from kvdock.config.fields import Alias, choice, count, duration, option, secret
+from kvdock.config import Alias, choice, count, duration, option, secret
 from kvdock.errors import SettingsError
 
 if TYPE_CHECKING:

@@ -1,0 +1,130 @@
+"""What stands on the core uses its public modules, and their names are known."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = (
+    "kvdock",
+    "kvdock.config",
+    "kvdock.models",
+    "kvdock.plugin",
+    "kvdock.segments",
+    "kvdock.testing",
+)
+MODULES = (
+    "kvdock.arrays",
+    "kvdock.errors",
+    "kvdock.events",
+    "kvdock.namespace",
+    "kvdock.observers.faults",
+    "kvdock.observers.metrics",
+    "kvdock.observers.tracing",
+    "kvdock.stores",
+    "kvdock.units",
+)
+USERS = sorted(
+    path
+    for folder in (
+        "cli/src",
+        "plugins/*/src",
+        "engines/*/src",
+        "benchmarks",
+        "examples",
+    )
+    for suffix in ("py", "tmpl")
+    for path in ROOT.glob(f"{folder}/**/*.{suffix}")
+)
+# It times this part of the core alone.
+ALLOWED = {("sessions.py", "kvdock.resilience.executor")}
+SNAPSHOT = Path(__file__).with_name("public-api.txt")
+
+
+def short(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imported(path: Path) -> set[str]:
+    """Return the modules of the core that a file imports."""
+    if path.suffix == ".tmpl":
+        return set(
+            re.findall(r"^from (kvdock[\w.]*) import", path.read_text(), re.MULTILINE)
+        )
+    return {
+        node.module
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module
+    } | {
+        alias.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+
+
+@pytest.mark.parametrize("path", USERS, ids=short)
+def test_only_public_modules_are_imported(path: Path) -> None:
+    private = {
+        module
+        for module in imported(path)
+        if module.split(".")[0] == "kvdock"
+        and module not in (*PACKAGES, *MODULES)
+        and (path.name, module) not in ALLOWED
+    }
+    assert not private, f"{short(path)} imports {private}; export the name instead"
+
+
+def signature(value: object) -> str:
+    """Return how a public name is called, or its members."""
+    if inspect.isclass(value):
+        own = sorted(
+            name
+            for name in vars(value)
+            if not name.startswith("_") and not name.startswith("mro")
+        )
+        return f"class: {', '.join(own)}"
+    if callable(value):
+        found = inspect.signature(value)
+        return str(
+            found.replace(
+                parameters=[
+                    # What a default is depends on the machine; that there is one, not.
+                    one
+                    if one.default is inspect.Parameter.empty
+                    else one.replace(default=...)
+                    for one in found.parameters.values()
+                ]
+            )
+        ).replace("Ellipsis", "...")
+    return type(value).__name__
+
+
+def public_api() -> str:
+    """Return every public name of the packages, a line each."""
+    lines = []
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        for name in module.__all__:
+            value = getattr(module, name)
+            # Addresses of objects would differ from run to run.
+            text = re.sub(r" at 0x[0-9a-f]+", "", signature(value))
+            lines.append(f"{package}.{name} {text}")
+    return "\n".join(lines) + "\n"
+
+
+def test_every_change_of_the_public_api_shows_in_review() -> None:
+    """To accept a change: python tests/architecture/test_public_api.py."""
+    assert public_api() == SNAPSHOT.read_text(), (
+        test_every_change_of_the_public_api_shows_in_review.__doc__
+    )
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(public_api())
