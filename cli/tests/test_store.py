@@ -232,7 +232,7 @@ def test_clearing_without_anybody_to_ask_needs_yes(
     root: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    with pytest.raises(UsageProblem, match="nobody can be asked"):
+    with pytest.raises(UsageProblem, match="no terminal to ask"):
         store.clear(str(root), NAMESPACES[0])
     assert ask(store.verify, root)[0]["namespaces"][0]["good"] == 20
 

@@ -37,8 +37,8 @@ def new_condition() -> tuple[threading.Lock, threading.Condition]:
     """Return a lock and what waits under it; to be entered by the lock.
 
     The lock itself is entered in C. A condition's own way in and out is
-    Python, where a handler of signals may raise while it is held, and nobody
-    would ever let it go.
+    Python, where a handler of signals may raise while it is held, and then it
+    would never be released.
     """
     lock = threading.Lock()
     return lock, threading.Condition(lock)

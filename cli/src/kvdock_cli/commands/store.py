@@ -73,7 +73,7 @@ def verify(
     Args:
         target: The store's root directory, or the URL of a bucket.
         namespace: Only this one; enough of its first digits.
-        heal: Forget what is wrong, so that the next write stores it anew.
+        heal: Forget what is wrong, so that the next write stores it again.
         shared_root: Heal under a root that others own or may write.
         set_: Settings of its backend, as KEY=VALUE.
         json: Print one line of JSON.
@@ -101,11 +101,11 @@ def gc(  # noqa: PLR0913 - one option each
     set_: tuple[str, ...] = (),
     json: bool = False,
 ) -> int:
-    """Give back what nobody can read, and pages if told to.
+    """Free what no version can read, and pages if asked to.
 
     What crashed writers left, torn index files, and segments of an earlier
-    version of kvdock can be read by nobody. A namespace without pages that no
-    engine has open goes as a whole.
+    version of kvdock cannot be read. A namespace without pages that no engine
+    has open goes as a whole.
 
     Args:
         target: The store's root directory, or the URL of a bucket.
@@ -218,7 +218,8 @@ def _confirm(found: NamespaceSurvey) -> None:
     """Ask before pages are deleted; anything but yes ends the command."""
     if not sys.stdin.isatty():
         raise UsageProblem(
-            "nobody can be asked whether to delete", fix="Give --yes to go ahead."
+            "there is no terminal to ask whether to delete",
+            fix="Give --yes to go ahead.",
         )
     name = printable(found.model) or found.namespace[:12]
     size = format_bytes(found.file_bytes)

@@ -107,7 +107,7 @@ def _ways_out(found: Sequence[Verified]) -> list[str]:
     elif any(one.bad or one.corrupt_records for one in found):
         lines.append(
             "Reads of these are misses; verify --heal forgets them, so that the "
-            "next write stores them anew."
+            "next write stores them again."
         )
     if any(one.unreadable_segments for one in found):
         lines.append(

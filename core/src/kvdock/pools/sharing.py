@@ -1,7 +1,7 @@
 """Which changes of a deployment find none of a pool's objects, and why.
 
-Nothing is lost where pages are stored again; but whoever changes the number of
-ranks expects hits, so the reason is said before the change.
+Nothing is lost where pages are stored again; but after a change of the
+number of ranks hits are expected, so the reason is reported before it.
 """
 
 from __future__ import annotations
