@@ -177,7 +177,7 @@ def needing_settings(shelf: Shelf) -> None:
         "good",
         "return [Finding(True, config.settings.root)]",
         ("from kvdock import", SETTINGS),
-        ("from kvdock import K", "from kvdock import Finding, K"),
+        ("from kvdock import A", "from kvdock import Finding, A"),
         ('summary="a backend"', 'summary="a backend", settings=Settings'),
     )
 

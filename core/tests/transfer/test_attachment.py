@@ -653,7 +653,7 @@ def test_a_plan_made_for_another_choice_of_integrity_is_refused(
     core = CoreSettings(integrity=asked)
     with pytest.raises(AttachError, match=f"core.integrity is {asked}") as raised:
         Attachment.open(dock, plan, Namespace(model="m"), regions, core=core)
-    assert "Needs" in raised.value.fix
+    assert "RouteRequirements" in raised.value.fix
 
 
 @pytest.mark.parametrize("first", [Support.NATIVE, Support.NO])

@@ -13,7 +13,7 @@ import pytest
 
 from kvdock import Dock, KvdockError, Scope
 from kvdock.errors import SettingsError
-from kvdock.plugin import Candidate, discovery
+from kvdock.plugin import Candidate
 from kvdock_transformers import backends
 from kvdock_transformers.backends import (
     choose,
@@ -83,7 +83,7 @@ def test_a_server_that_is_announced_runs_as_long_as_the_block(
         version="?",
         group=backends.SERVERS,
     )
-    monkeypatch.setattr(discovery, "list_entry_points", lambda _group: (candidate,))
+    monkeypatch.setattr(backends, "list_entry_points", lambda _group: (candidate,))
     with served("own", {"a": 1}) as (settings, notice):
         assert (settings, notice) == ({"a": 1, "at": "here"}, "started one")
         assert RUNNING == [1]
