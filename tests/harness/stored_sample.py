@@ -11,7 +11,7 @@ then the layout on disk, the keys or the namespace record have changed.
 What was done to it: two tensor-parallel ranks stored three generations of pages in
 four pools under a quota that holds about half of them. They read the pages of
 `KEPT` between the generations, so that later ones took the place of pages that
-nobody read. `stored_sample.json` says which pages were left.
+were not read. `stored_sample.json` says which pages were left.
 """
 
 from __future__ import annotations
