@@ -47,7 +47,7 @@ class Route:
     Args:
         pool: The pool, with the object unit that was chosen for it.
         backend: Who keeps it, or None.
-        path: How its bytes move.
+        mode: How its bytes move.
         reason: How it is done, or why it is not.
         options: What each backend that was asked said.
         absent: Whether this rank has nothing of the pool to keep, because

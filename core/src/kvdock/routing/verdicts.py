@@ -114,7 +114,7 @@ class RouteOption:
     Args:
         backend: Whose answer it is.
         verdicts: One for each capability that the pool needs, in order.
-        path: How bytes would move.
+        mode: How bytes would move.
         unit: How much of a page would go under one key.
         note: Why the path is not a better one, or "".
         allocate: Whether the pool should be allocated by the backend.

@@ -298,7 +298,7 @@ class SegmentAllocator:
         header = header_of(
             name.segment, name.generation, slots, slot_bytes, folder.object_bytes
         )
-        index_fd = make_index(folder.fd, name, header, slots, folder.tenure)
+        index_fd = make_index(folder.fd, name, header, slots, folder.liveness)
         fresh = attrs.evolve(name, state="open")
         try:
             token = self.engine.open_file(name.data, folder.fd, create=True)
@@ -325,7 +325,7 @@ class SegmentAllocator:
         """Delete unreadable files, and make a segment in their place."""
         if not folder.leftover_bytes:
             return None
-        if not collect_garbage(folder.fd, folder.tenure, lost=True):
+        if not collect_garbage(folder.fd, folder.liveness, lost=True):
             return None
         self.counts["leftovers_swept"] += 1
         folder.scan()

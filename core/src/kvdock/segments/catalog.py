@@ -55,7 +55,7 @@ class OpenSegments:
     Args:
         segments: The segments.
         tokens: The I/O engine's token of each.
-        shut: uint64, identities of segments whose file may exist and could not
+        failed: uint64, identities of segments whose file may exist and could not
             be opened.
     """
 
@@ -336,7 +336,7 @@ class Catalog:
         """Open the files of segments, by number; `release` ends it."""
         held: list[Segment] = []
         tokens = []
-        shut = []
+        failed = []
         for number in np.unique(numbers).tolist():
             segment = self.segments.get(number)
             if segment is None:
@@ -346,11 +346,11 @@ class Catalog:
             except OSError as error:
                 # For example out of descriptors: pages must not be dropped for that.
                 if error.errno not in _GONE:
-                    shut.append(segment.name.segment)
+                    failed.append(segment.name.segment)
                 continue
             segment.touched = True
             held.append(segment)
-        return OpenSegments(tuple(held), tuple(tokens), np.array(shut, np.uint64))
+        return OpenSegments(tuple(held), tuple(tokens), np.array(failed, np.uint64))
 
     def release(self, held: OpenSegments) -> None:
         """End the use of files."""

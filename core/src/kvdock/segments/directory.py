@@ -38,7 +38,7 @@ class SegmentDirectory:
         index: Where records go.
         numbers: Segment by its number in the index, of all folders.
         lock: Held around every use of the index.
-        tenure: How living writers are detected.
+        liveness: How living writers are detected.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SegmentDirectory:
     ) -> None:
         self.fd = fd
         self.object_bytes = object_bytes
-        self.tenure = liveness
+        self.liveness = liveness
         self.segments: dict[int, Segment] = {}
         self.leftover_bytes = 0  # of files that belong to no known segment
         self.filling: list[Segment] = []  # open ones that are not ours
@@ -210,7 +210,7 @@ class SegmentDirectory:
             if known is None:
                 rows = self._index.open_rows(contents.slots)
                 known = Segment(
-                    self.fd, name, rows, contents.slot_bytes, liveness=self.tenure
+                    self.fd, name, rows, contents.slot_bytes, liveness=self.liveness
                 )
                 self.segments[name.segment] = known
                 self._numbers[rows.number] = known
@@ -303,7 +303,7 @@ class SegmentDirectory:
         for segment in self.segments.values():
             if segment.owned:
                 # Without locks it would count as being written for another minute.
-                segment.release(full=self.tenure is WriterLiveness.TIMEOUT)
+                segment.release(full=self.liveness is WriterLiveness.TIMEOUT)
         os.close(self.fd)
 
 

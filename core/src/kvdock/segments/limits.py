@@ -35,7 +35,7 @@ class StoreLocation:
         object_bytes: Sizes of the pool's objects.
         record: The record of the namespace: the bytes whose digest it is.
         shared: Accept a root that other users own or can write.
-        tenure: How other processes detect that the writer of a segment is alive.
+        liveness: How other processes detect that the writer of a segment is alive.
     """
 
     root: Path

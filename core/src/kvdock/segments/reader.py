@@ -25,17 +25,17 @@ class Reader:
     """Loads objects of a catalog.
 
     Args:
-        catalogue: Finds them.
+        catalog: Finds them.
         engine: Moves their bytes.
     """
 
     def __init__(self, catalog: Catalog, engine: IOEngine) -> None:
-        self._catalogue = catalog
+        self._catalog = catalog
         self._engine = engine
 
     def get(self, batch: Batch) -> BatchResult:
         """Fill the memory of a batch."""
-        catalog = self._catalogue
+        catalog = self._catalog
         outcomes = np.full(len(batch), Outcome.ABSENT, np.uint8)
         found = catalog.lookup(batch.keys)
         if len(found.there):
@@ -69,9 +69,9 @@ class Reader:
             once, first, which = np.unique(
                 rows[bad], return_index=True, return_inverse=True
             )
-            raced = self._catalogue.invalidate(once, believed[bad[first]])[which]
+            raced = self._catalog.invalidate(once, believed[bad[first]])[which]
             outcomes[bad[raced]] = Outcome.ABSENT
-            self._catalogue.counts["pages_raced"] += int(raced.sum())
+            self._catalog.counts["pages_raced"] += int(raced.sum())
 
 
 def _expected(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.segments import ownership as tenure
+from kvdock.segments import ownership
 from kvdock.segments.format import (
     COMMITS_AT,
     HEADER_BYTES,
@@ -124,7 +124,6 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | 
     if len(raw) >= index_bytes(slots):
         used_ns = np.maximum(used_ns, np.frombuffer(raw, "<i8", slots, uses_at(slots)))
     # No checksum covers the times of use: a damaged one would be the latest for ever.
-    used_ns = credible_uses(used_ns)
     return IndexContents(
         slots=slots,
         slot_bytes=slot_bytes,
@@ -239,9 +238,10 @@ class Segment:
         commits: As last seen.
         index_fd: The index file held open while this process is its writer,
             else -1.
-        tenure: How living writers are detected.
-        watched: Name and commits of an open segment as last watched.
-        silent_since_s: Since when they are what they are.
+        touched: Whether times of use are newer than on disk.
+        liveness: How living writers are detected.
+        last_seen: Name and commits of an open segment as last seen.
+        unchanged_since_s: Since when they have not changed.
     """
 
     folder: int
@@ -250,7 +250,7 @@ class Segment:
     slot_bytes: int
     commits: int = 0
     index_fd: int = -1
-    touched: bool = False  # times of use are newer than on disk
+    touched: bool = False
     liveness: WriterLiveness = WriterLiveness.LOCKS
     last_seen: tuple[IndexName, int] | None = None
     unchanged_since_s: float = 0.0
@@ -291,14 +291,14 @@ class Segment:
     def _abandoned(self, fd: int) -> bool:
         """Return whether it has no writer and is not pinned."""
         if self.liveness is WriterLiveness.LOCKS:
-            return tenure.acquire(fd) and tenure.is_unpinned(fd)
+            return ownership.acquire(fd) and ownership.is_unpinned(fd)
         if self.name.state != "open":
             return True
         now_s = time.monotonic()
         seen = (self.name, read_commits(fd))
         if seen != self.last_seen:
             self.last_seen, self.unchanged_since_s = seen, now_s
-        return now_s - self.unchanged_since_s > tenure.SILENCE_S
+        return now_s - self.unchanged_since_s > ownership.SILENCE_S
 
     def was_taken_over(self) -> bool:
         """Return whether another writer took it over, which locks prevent."""
@@ -356,7 +356,7 @@ class Segment:
         if full:
             with suppress(OSError):
                 self._rename(attrs.evolve(self.name, state="idx"))
-        tenure.release(fd)
+        ownership.release(fd)
 
 
 def make_index(
@@ -389,6 +389,6 @@ def make_index(
 
 
 def _begin(fd: int, kept_by: WriterLiveness) -> None:
-    swept = kept_by is WriterLiveness.LOCKS and not tenure.acquire(fd)
+    swept = kept_by is WriterLiveness.LOCKS and not ownership.acquire(fd)
     if swept or not os.fstat(fd).st_nlink:
         raise OSError(errno.EAGAIN, "swept away as a leftover of a dead writer")

@@ -176,28 +176,28 @@ class SegmentStore:
     def _begin(self) -> None:
         """Read the store, at the start and again in a forked child."""
         self._reopening = threading.Lock()
-        self._catalogue = Catalog(
+        self._catalog = Catalog(
             self._namespace_fd,
             self.place,
             self._engine,
             self.counts,
         )
         usage = NamespaceUsage(self._namespace_fd, self.place.liveness)
-        self._space = SegmentAllocator(
+        self._allocator = SegmentAllocator(
             self.place,
             self._namespace_fd,
             self._limits,
             usage,
             OtherPools(usage, self.counts),
             self._engine,
-            self._catalogue.index,
-            self._catalogue.segments,
-            self._catalogue.lock,
+            self._catalog.index,
+            self._catalog.segments,
+            self._catalog.lock,
             self.counts,
             self._failures,
         )
-        self._reader = Reader(self._catalogue, self._engine)
-        self._writer = Writer(self._catalogue, self._space, self._engine)
+        self._reader = Reader(self._catalog, self._engine)
+        self._writer = Writer(self._catalog, self._allocator, self._engine)
         self._guard = ProcessGuard()
 
     def run(self, batch: Batch) -> BatchResult:
@@ -216,7 +216,7 @@ class SegmentStore:
             return self._run(batch)
         except OSError as error:
             failure = error
-        if failure.errno in OUT_OF_FILES and self._catalogue.close_idle():
+        if failure.errno in OUT_OF_FILES and self._catalog.close_idle():
             with suppress(OSError):
                 return self._run(batch)
         if failure.errno in _NO_ROOM and batch.operation is Operation.PUT:
@@ -231,10 +231,10 @@ class SegmentStore:
         self._check_gone()
         match batch.operation:
             case Operation.EXISTS:
-                found = self._catalogue.lookup(batch.keys)
+                found = self._catalog.lookup(batch.keys)
                 outcomes = np.full(len(batch), Outcome.ABSENT, np.uint8)
                 outcomes[found.there] = Outcome.OK
-                self._catalogue.note_lookup(found, batch.deadline_s)
+                self._catalog.note_lookup(found, batch.deadline_s)
                 return BatchResult.of(batch, outcomes)
             case Operation.PUT:
                 return self._writer.put(batch)
@@ -272,22 +272,22 @@ class SegmentStore:
         with self._forking:
             if self._guard.forked:
                 # Threads, locks and claims belong to the parent: open everything again.
-                self._catalogue.close_after_fork()
+                self._catalog.close_after_fork()
                 self._failures = ThrottledLog(log, at_powers_of_two)
                 self._begin()
 
     def _check_gone(self) -> None:
         """Create folders again that were deleted, or log why that fails."""
-        if not self._catalogue.gone():
+        if not self._catalog.gone():
             return
         root = self.place.root
         with self._reopening:
-            if not self._catalogue.gone():
+            if not self._catalog.gone():
                 return  # another thread has done it
             try:
                 if paths.is_gone(self._namespace_fd):
                     paths.replace_folder(self._namespace_fd, self._open_namespace())
-                self._catalogue.recreate_folders()
+                self._catalog.recreate_folders()
                 self.counts["reopened"] += 1
                 log.warning("store %s was deleted in use: it is created again", root)
             except (OSError, KvdockError) as error:
@@ -298,9 +298,9 @@ class SegmentStore:
 
     def _delete(self, batch: Batch) -> BatchResult:
         # A segment that became full has another name: the lookup has to find it there.
-        found = self._catalogue.lookup_durable(batch.keys)
+        found = self._catalog.lookup_durable(batch.keys)
         rows, first = np.unique(found.rows, return_index=True)
-        self._catalogue.invalidate(rows, found.records[first])
+        self._catalog.invalidate(rows, found.records[first])
         return BatchResult.all(batch, Outcome.OK)
 
     def _clear(self, batch: Batch) -> BatchResult:
@@ -312,9 +312,9 @@ class SegmentStore:
             keep_files(
                 self._namespace_fd, place.namespace, place.record, place.liveness
             )
-            for folder in list(self._catalogue.folders.values()):
+            for folder in list(self._catalog.folders.values()):
                 folder.mark_stale()
-            self._catalogue.refresh(always=True)
+            self._catalog.refresh(always=True)
             self.counts["cleared"] += 1
         return _cleared(batch, own)
 
@@ -323,7 +323,7 @@ class SegmentStore:
         if self._awaits_room:
             return Usage(counts=MappingProxyType(dict(self.counts)))
         self._check_fork()
-        catalog = self._catalogue
+        catalog = self._catalog
         catalog.refresh(missed=True)
         with catalog.lock:
             live = catalog.index.records["check"] != 0
@@ -333,9 +333,9 @@ class SegmentStore:
             pages=int(live.sum()),
             page_bytes=nbytes,
             pool_bytes=sum(segment.nbytes for segment in segments),
-            namespace_bytes=self._space.usage_bytes(),
+            namespace_bytes=self._allocator.usage_bytes(),
             quota_bytes=self._limits.quota_bytes,
-            free_bytes=self._space.free_bytes(),
+            free_bytes=self._allocator.free_bytes(),
             index_bytes=catalog.index.nbytes,
             open_files=catalog.open_files,
             counts=MappingProxyType(dict(self.counts)),
@@ -349,8 +349,8 @@ class SegmentStore:
         if self._awaits_room:
             return 0, 0
         self._check_fork()
-        used = self._space.usage_bytes()
-        limit = used + max(0, self._space.free_bytes() - self._limits.free_bytes)
+        used = self._allocator.usage_bytes()
+        limit = used + max(0, self._allocator.free_bytes() - self._limits.free_bytes)
         return used, min(limit, self._limits.quota_bytes or limit)
 
     def close(self) -> None:
@@ -361,7 +361,7 @@ class SegmentStore:
         if self._namespace_fd < 0:
             return
         self._check_fork()
-        self._catalogue.close()
+        self._catalog.close()
         self._engine.close()
         os.close(self._namespace_fd)
         self._namespace_fd = -1

@@ -78,16 +78,16 @@ class Writer:
     """Stores objects in segments that this process owns.
 
     Args:
-        catalogue: Gets the records of stored objects.
-        space: Allocates segments.
+        catalog: Gets the records of stored objects.
+        allocator: Allocates segments.
         engine: Moves the bytes.
     """
 
     def __init__(
         self, catalog: Catalog, allocator: SegmentAllocator, engine: IOEngine
     ) -> None:
-        self._catalogue = catalog
-        self._space = allocator
+        self._catalog = catalog
+        self._allocator = allocator
         self._engine = engine
         self._lock = catalog.lock
         self._index = catalog.index
@@ -96,14 +96,14 @@ class Writer:
 
     def put(self, batch: Batch) -> BatchResult:
         """Store the objects of a batch that are absent."""
-        found = self._catalogue.lookup_durable(batch.keys)
+        found = self._catalog.lookup_durable(batch.keys)
         wanted = batch.object_bytes
         # An object of another length under this key can only be damaged.
         right = found.records["nbytes"] == wanted[found.there].astype(np.uint64)
         there = np.zeros(len(batch), np.bool_)
         there[found.there[right]] = True
-        used_ns = self._catalogue.write_times(found, batch.deadline_s)
-        self._catalogue.touch(found, right, used_ns)
+        used_ns = self._catalog.write_times(found, batch.deadline_s)
+        self._catalog.touch(found, right, used_ns)
         absent_at = found.version if right.all() else -1
         outcomes = np.where(there, Outcome.OK, Outcome.REFUSED).astype(np.uint8)
         missing = np.flatnonzero(~there)
@@ -119,13 +119,13 @@ class Writer:
                     same = todo[sizes == size]
                     outcomes[same] = self._store(fresh, same, size)
             outcomes[missing] = outcomes[todo][copy_of]
-        self._catalogue.count("put", outcomes)
+        self._catalog.count("put", outcomes)
         return BatchResult.of(batch, outcomes)
 
     def _store(self, fresh: _PutBatch, todo: Int64Array, size: int) -> OutcomeArray:
         """Store objects of one size; return an outcome for each."""
         outcomes = np.full(len(todo), Outcome.REFUSED, np.uint8)
-        folder = self._catalogue.folder(size)
+        folder = self._catalog.folder(size)
         done = 0
         # No object is evicted for one that was used before it: so a batch, and a
         # prefix that is stored in several, never evicts what it stored itself.
@@ -152,7 +152,7 @@ class Writer:
         if not size:
             return _not_moved(len(rows), 0)
         segment = reserved.active.segment
-        held = self._catalogue.open(np.array([segment.rows.number]))
+        held = self._catalog.open(np.array([segment.rows.number]))
         try:
             if not held.tokens:
                 error = errno.EMFILE if len(held.failed) else errno.ESTALE
@@ -169,7 +169,7 @@ class Writer:
                 )
             )
         finally:
-            self._catalogue.release(held)
+            self._catalog.release(held)
 
     def _publish(
         self,
@@ -216,7 +216,7 @@ class Writer:
                 segment.commit(slots, records)
             except OSError:
                 if segment.was_taken_over():
-                    self._catalogue.disown(segment)
+                    self._catalog.disown(segment)
                 return False
             known = fresh.absent_at == self._index.version
             self._index.put(
@@ -244,7 +244,7 @@ class Writer:
         with self._reserving:
             active = self._active.get(folder)
             if active is not None and active.segment.was_taken_over():
-                self._catalogue.disown(active.segment)
+                self._catalog.disown(active.segment)
             if count and (active is None or not active.segment.owned):
                 active = self._open(folder, before_ns)
             if not count or active is None:
@@ -266,11 +266,11 @@ class Writer:
             self._release_full(active)
 
     def _open(self, folder: SegmentDirectory, before_ns: int) -> ActiveSegment | None:
-        segment = self._space.acquire(folder, before_ns)
+        segment = self._allocator.acquire(folder, before_ns)
         if segment is None:
             self._active.pop(folder, None)
             return None
-        self._catalogue.reopen(segment)
+        self._catalog.reopen(segment)
         with self._lock:
             free = np.flatnonzero(~self._index.live(segment.rows))
         active = self._active[folder] = ActiveSegment(folder, segment, free)

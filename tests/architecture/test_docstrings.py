@@ -1,0 +1,75 @@
+"""The arguments that docstrings name exist."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SECTION = re.compile(r"^Args:\n((?:    .*\n?|\n)*)", re.MULTILINE)
+ENTRY = re.compile(r"^    \**(\w+)(?: \(.*?\))?:", re.MULTILINE)
+
+
+def _arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    given = function.args
+    rest = [one.arg for one in (given.vararg, given.kwarg) if one]
+    named = [one.arg for one in given.posonlyargs + given.args + given.kwonlyargs]
+    return {*named, *rest}
+
+
+def _fields(group: ast.ClassDef) -> set[str]:
+    """Return fields, as attrs names them as arguments, and arguments of __init__."""
+    found: set[str] = set()
+    for one in group.body:
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+            found |= {one.target.id, one.target.id.lstrip("_")}
+        if isinstance(one, ast.FunctionDef) and one.name in {"__init__", "__new__"}:
+            found |= _arguments(one)
+    return found
+
+
+def unknown_arguments(source: str) -> Iterator[str]:
+    """Yield "line name: argument" for arguments that a docstring alone has."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            known = _fields(node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            known = _arguments(node)
+        else:
+            continue
+        section = SECTION.search(ast.get_docstring(node) or "")
+        # A class without fields of its own describes those of its parent.
+        if section and known:
+            for name in ENTRY.findall(section[1]):
+                if name not in known:
+                    yield f"{node.lineno} {node.name}: {name}"
+
+
+def _sources() -> list[Path]:
+    return sorted(
+        path
+        for folder in ("core", "plugins", "cli", "engines")
+        for path in (ROOT / folder).rglob("src/**/*.py")
+    )
+
+
+def test_a_docstring_names_arguments_that_exist() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{one}"
+        for path in _sources()
+        for one in unknown_arguments(path.read_text())
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'def f(a):\n    """Do.\n\n    Args:\n        b: What.\n    """\n',
+        'class C:\n    """It.\n\n    Args:\n        b: What.\n    """\n\n    a: int\n',
+    ],
+)
+def test_an_argument_that_was_renamed_is_found(source: str) -> None:
+    assert [one.partition(": ")[2] for one in unknown_arguments(source)] == ["b"]
