@@ -78,10 +78,8 @@ if TYPE_CHECKING:
     from kvdock.transfer.attached_pool import AttachedPool as AttachedPool
     from kvdock.transfer.attachment import Attachment as Attachment
     from kvdock.transfer.futures import TransferFuture as TransferFuture
-    from kvdock.transfer.futures import TransferState as TransferState
     from kvdock.transfer.leases import Lease as Lease
     from kvdock.transfer.leases import PageLeases as PageLeases
-    from kvdock.transfer.leases import Reference as Reference
     from kvdock.transfer.manager import TransferManager as TransferManager
     from kvdock.transfer.result import NO_PAGE as NO_PAGE
     from kvdock.transfer.result import TransferResult as TransferResult
@@ -140,8 +138,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "throttled_log": ("ThrottledLog",),
         "transfer.attached_pool": ("AttachedPool",),
         "transfer.attachment": ("Attachment",),
-        "transfer.futures": ("TransferFuture", "TransferState"),
-        "transfer.leases": ("Lease", "PageLeases", "Reference"),
+        "transfer.futures": ("TransferFuture",),
+        "transfer.leases": ("Lease", "PageLeases"),
         "transfer.manager": ("TransferManager",),
         "transfer.result": ("NO_PAGE", "TransferResult"),
     },

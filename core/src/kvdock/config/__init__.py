@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from kvdock.config.core import Deadlines as Deadlines
     from kvdock.config.core import Integrity as Integrity
     from kvdock.config.core import StagingPolicy as StagingPolicy
-    from kvdock.config.core import StopPolicy as StopPolicy
     from kvdock.config.engine import Drafts as Drafts
     from kvdock.config.engine import EngineSettings as EngineSettings
     from kvdock.config.engine import check_deadlines as check_deadlines
@@ -45,7 +44,6 @@ __getattr__, __dir__, __all__ = lazy_names(
             "Deadlines",
             "Integrity",
             "StagingPolicy",
-            "StopPolicy",
             "KEPT_FREE_BYTES",
         ),
         "engine": (

@@ -1,4 +1,4 @@
-"""Where every setting comes from: one schema, five sources, one precedence.
+"""Where every setting comes from: one schema, six sources, one precedence.
 
 From weak to strong: the default in the schema, a variable of others that the
 schema names, the default of an engine's adapter, a file, the environment, and

@@ -322,7 +322,7 @@ class Attachment:
     def notify_restored(self, loaded: Mapping[str, BoolArray], prefix: int) -> None:
         """Notify observers how much of a prefix each pool has.
 
-        `get` and prefetches call it themselves. An engine that loads pool by
+        `get` calls it itself. An engine that loads pool by
         pool calls it once the prefix is loaded.
 
         Args:
