@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from kvdock.pools.enums import Sharding as Sharding
     from kvdock.pools.layout import stored_objects as stored_objects
     from kvdock.pools.part import Part as Part
+    from kvdock.pools.rows import RowLayout as RowLayout
     from kvdock.pools.shard import Shard as Shard
     from kvdock.pools.sharing import sharing_limits as sharing_limits
     from kvdock.pools.spec import PoolSpec as PoolSpec
@@ -128,6 +129,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         ),
         "pools.layout": ("stored_objects",),
         "pools.part": ("Part",),
+        "pools.rows": ("RowLayout",),
         "pools.shard": ("Shard",),
         "pools.sharing": ("sharing_limits",),
         "pools.spec": ("PoolSpec",),
