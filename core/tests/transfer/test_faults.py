@@ -142,7 +142,7 @@ def drive_once(trial: Trial) -> None:
                 manager.write(pool, names, pages)
                 for pool, pages in engine.where(range(COUNT)).items()
             ]
-            assert all(one.wait(60) for one in written)
+            until(lambda: all(one.ended for one in written))
             best = in_time(lambda: cache.exists(names)).best
             places = range(COUNT, 2 * COUNT)
             moved = in_time(
@@ -154,7 +154,7 @@ def drive_once(trial: Trial) -> None:
                 manager.read(pool, names, pages)
                 for pool, pages in engine.where(places).items()
             ]
-            assert all(one.wait(60) for one in read)
+            until(lambda: all(one.ended for one in read))
             for future in read:
                 check_read(engine, names, future)
             free = recycle(engine)
@@ -162,6 +162,7 @@ def drive_once(trial: Trial) -> None:
                 # Those that hang find nothing any more once they go on.
                 in_time(cache.clear)
             faults.release()
+            assert all(one.wait(60) for one in [*written, *read])
             assert manager.drain(60)
             assert cache.wait_idle(60)
             # Late bytes landed only in pages that were still held back.
