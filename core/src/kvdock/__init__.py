@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from kvdock.pools.enums import Sharding as Sharding
     from kvdock.pools.layout import stored_objects as stored_objects
     from kvdock.pools.part import Part as Part
+    from kvdock.pools.rows import RowLayout as RowLayout
     from kvdock.pools.shard import Shard as Shard
     from kvdock.pools.sharing import sharing_limits as sharing_limits
     from kvdock.pools.spec import PoolSpec as PoolSpec
@@ -78,10 +79,8 @@ if TYPE_CHECKING:
     from kvdock.transfer.attached_pool import AttachedPool as AttachedPool
     from kvdock.transfer.attachment import Attachment as Attachment
     from kvdock.transfer.futures import TransferFuture as TransferFuture
-    from kvdock.transfer.futures import TransferState as TransferState
     from kvdock.transfer.leases import Lease as Lease
     from kvdock.transfer.leases import PageLeases as PageLeases
-    from kvdock.transfer.leases import Reference as Reference
     from kvdock.transfer.manager import TransferManager as TransferManager
     from kvdock.transfer.result import NO_PAGE as NO_PAGE
     from kvdock.transfer.result import TransferResult as TransferResult
@@ -130,6 +129,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         ),
         "pools.layout": ("stored_objects",),
         "pools.part": ("Part",),
+        "pools.rows": ("RowLayout",),
         "pools.shard": ("Shard",),
         "pools.sharing": ("sharing_limits",),
         "pools.spec": ("PoolSpec",),
@@ -140,8 +140,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "throttled_log": ("ThrottledLog",),
         "transfer.attached_pool": ("AttachedPool",),
         "transfer.attachment": ("Attachment",),
-        "transfer.futures": ("TransferFuture", "TransferState"),
-        "transfer.leases": ("Lease", "PageLeases", "Reference"),
+        "transfer.futures": ("TransferFuture",),
+        "transfer.leases": ("Lease", "PageLeases"),
         "transfer.manager": ("TransferManager",),
         "transfer.result": ("NO_PAGE", "TransferResult"),
     },

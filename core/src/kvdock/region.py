@@ -24,6 +24,7 @@ from kvdock.validators import as_int, is_int
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
     from kvdock.pools.part import Part
+    from kvdock.pools.rows import RowLayout
     from kvdock.pools.shard import Shard
     from kvdock.pools.spec import PoolSpec
 
@@ -164,6 +165,57 @@ class Region:
             layout=pool.layout,
             blocks=blocks,
             owners=tuple(memory),
+        )
+
+    @classmethod
+    def of_rows(
+        cls, pool: PoolSpec, shard: Shard, memory: object, pages: int, rows: RowLayout
+    ) -> Region:
+        """Describe a pool whose pages are parts of rows.
+
+        Args:
+            pool: The pool, in layout PAGE_OBJECT, with `rows.page_bytes` a page
+                and `len(rows.runs)` pieces.
+            shard: The slice that this process holds.
+            memory: The rows, of all pools and ranks that share them: a tensor, a
+                buffer or a `Block`.
+            pages: How many rows there are.
+            rows: Which bytes of a row are the page.
+
+        Raises:
+            RegionError: If pool, memory and rows do not fit together.
+        """
+        objects = stored_objects(pool, shard)
+        if len(objects) != 1 or pool.layout is not Layout.PAGE_OBJECT:
+            raise RegionError(
+                f"pool {pool.name!r} lies in rows and has {len(objects)} objects a "
+                f"page in layout {pool.layout}",
+                fix="Describe it as one object a page, in layout page_object.",
+            )
+        if pool.page_bytes(shard) != rows.page_bytes or pool.pieces != len(rows.runs):
+            raise RegionError(
+                f"pool {pool.name!r} has {pool.page_bytes(shard)} bytes a page in "
+                f"{pool.pieces} pieces, but its rows have {rows.page_bytes} in "
+                f"{len(rows.runs)}",
+                fix="Use RowLayout.page_bytes, and pieces=len(RowLayout.runs).",
+            )
+        block = block_of(memory)
+        if pages < 1 or block.nbytes < pages * rows.row_bytes or block.address <= 0:
+            raise RegionError(
+                f"pool {pool.name!r}: {pages} rows of {rows.row_bytes} bytes do not "
+                f"lie in {block.nbytes} bytes at {block.address}"
+            )
+        starts, sizes = np.array(rows.runs, np.int64).T
+        return cls(
+            pool=pool.name,
+            pages=pages,
+            objects=objects,
+            bases=(block.address + starts)[None, :],
+            strides=np.full((1, len(starts)), rows.row_bytes),
+            sizes=sizes[None, :],
+            layout=pool.layout,
+            blocks=(block,),
+            owners=(memory,),
         )
 
     @property

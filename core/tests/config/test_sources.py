@@ -13,8 +13,6 @@ from kvdock.config.core import (
     CoreSettings,
     Integrity,
     StagingPolicy,
-    StopPolicy,
-    TransferSettings,
 )
 from kvdock.config.fields import Alias, count, duration, option, secret, size
 from kvdock.config.schema import structure
@@ -103,9 +101,9 @@ def test_a_setting_without_a_name_is_refused() -> None:
 
 def test_a_json_file_does_as_well(tmp_path: Path) -> None:
     file = tmp_path / "kvdock.json"
-    file.write_text(json.dumps({"core": {"transfers": {"stop": "wait_complete"}}}))
+    file.write_text(json.dumps({"core": {"calls": {"staging": "always"}}}))
     core = load_configuration(file=file, environ={}).core
-    assert core.transfers.stop is StopPolicy.WAIT_COMPLETE
+    assert core.calls.staging is StagingPolicy.ALWAYS
 
 
 def test_what_kubernetes_sets_for_services_of_our_name_is_no_setting() -> None:
@@ -202,7 +200,6 @@ def test_what_is_wrong_is_refused_by_name_with_the_way_out(
     [
         (CoreSettings, "integrity", "offf", Integrity.OFF),
         (CallSettings, "staging", "alway", StagingPolicy.ALWAYS),
-        (TransferSettings, "stop", "wait_compleet", StopPolicy.WAIT_COMPLETE),
     ],
 )
 def test_a_setting_with_a_list_of_words_takes_no_other_even_from_code(

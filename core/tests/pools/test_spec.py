@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 
 from kvdock.errors import PoolError
-from kvdock.pools.enums import ContextSplit, DType, HitPolicy, Per, PoolKind, Sharding
+from kvdock.pools.enums import (
+    ContextSplit,
+    DType,
+    HitPolicy,
+    Layout,
+    Per,
+    PoolKind,
+    Sharding,
+)
 from kvdock.pools.layout import stored_objects
 from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard
@@ -180,11 +188,38 @@ def test_pools_that_do_not_belong_together_are_refused(
         check_pools(pools)
 
 
-def test_the_anchor_of_pools_that_belong_together_is_found() -> None:
+def test_pools_that_belong_together_are_accepted() -> None:
     state = pool(
         "state",
         indices_from="swa",
         hit_policy=HitPolicy.TRAILING_PAGES,
         window_pages=2,
     )
-    assert check_pools([SWA, state, ANCHOR]) is ANCHOR
+    check_pools([SWA, state, ANCHOR])
+
+
+def test_pools_whose_hits_the_engine_evaluates_need_no_anchor_and_no_common_page() -> (
+    None
+):
+    check_pools(
+        [pool("a", engine_hits=True), pool("b", engine_hits=True, page_tokens=8)]
+    )
+    with pytest.raises(PoolError, match="evaluates the hits of a, and not of kv"):
+        check_pools([pool("a", engine_hits=True), ANCHOR])
+    with pytest.raises(PoolError, match="so it is not an anchor"):
+        pool("a", engine_hits=True, anchor=True)
+    with pytest.raises(PoolError, match="has no hit policy"):
+        pool(
+            "a",
+            engine_hits=True,
+            hit_policy=HitPolicy.TRAILING_PAGES,
+            window_pages=2,
+        )
+
+
+def test_pages_in_pieces_are_objects_of_rows() -> None:
+    assert pool("a", pieces=3).pieces == 3
+    with pytest.raises(PoolError, match="in pieces, but layout page_first"):
+        pool("a", pieces=2, layout=Layout.PAGE_FIRST)
+    with pytest.raises(PoolError, match="pieces must be at least 1"):
+        pool("a", pieces=0)

@@ -40,6 +40,7 @@ from kvdock.transfer.modes import StagedTransfer
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
+    from kvdock.transfer.futures import TransferFuture
     from kvdock.transfer.result import TransferResult
 
 T = TypeVar("T")
@@ -92,6 +93,13 @@ def check_loaded(engine: Engine, names: Sequence[str], moved: TransferResult) ->
             assert (needed == Outcome.OK).all()
 
 
+def check_read(engine: Engine, names: Sequence[str], future: TransferFuture) -> None:
+    """What a background read calls loaded is right."""
+    loaded = np.flatnonzero(future.outcomes == Outcome.OK)
+    for at in loaded.tolist():
+        assert engine.holds(future.pool, names[at], int(future.pages[at]))
+
+
 def recycle(engine: Engine) -> dict[str, Int64Array]:
     """Give every page that is not busy another use, as an engine would."""
     free = {}
@@ -120,19 +128,21 @@ def drive_once(trial: Trial) -> None:
         )
         | {"close": 5, "grace": "10 ms"},
         calls={"staging": trial.staging, "batch_pages": 4, "max_concurrent_calls": 4},
-        transfers={"batch_pages": 3},
     )
     shelf = Shelf(multi_buffer=trial.multi_buffer, max_batch_keys=trial.max_batch_keys)
     names = hashes(COUNT)
     with nothing_left_behind():
         engine = Engine([shelf], POOLS, core, observers=[faults])
         cache = engine.attachment
-        session = TransferManager(cache)
+        manager = TransferManager(cache)
         try:
             engine.fill(names, range(COUNT))
             in_time(lambda: cache.put(names, engine.where(range(COUNT))))
-            future = session.offload(names, engine.where(range(COUNT)))
-            assert future.wait(60)
+            written = [
+                manager.write(pool, names, pages)
+                for pool, pages in engine.where(range(COUNT)).items()
+            ]
+            until(lambda: all(one.ended for one in written))
             best = in_time(lambda: cache.exists(names)).best
             places = range(COUNT, 2 * COUNT)
             moved = in_time(
@@ -140,19 +150,20 @@ def drive_once(trial: Trial) -> None:
             )
             check_loaded(engine, names, moved)
             places = range(2 * COUNT, 3 * COUNT)
-            future = session.prefetch(
-                names, {"kv": places, "indexer": places, "draft": places},
-                {"mamba": [20, 21]},
-            )  # fmt: skip
-            assert future.wait(60)
-            assert future.result is not None
-            check_loaded(engine, names, future.result)
+            read = [
+                manager.read(pool, names, pages)
+                for pool, pages in engine.where(places).items()
+            ]
+            until(lambda: all(one.ended for one in read))
+            for future in read:
+                check_read(engine, names, future)
             free = recycle(engine)
             if trial.clears:
                 # Those that hang find nothing any more once they go on.
                 in_time(cache.clear)
             faults.release()
-            assert session.drain(5)
+            assert all(one.wait(60) for one in [*written, *read])
+            assert manager.drain(60)
             assert cache.wait_idle(60)
             # Late bytes landed only in pages that were still held back.
             for pool, pages in free.items():
@@ -163,13 +174,13 @@ def drive_once(trial: Trial) -> None:
                     assert (
                         len(attached.mode.staging._free) == core.calls.staging_buffers
                     )
-            assert session.close()
+            assert manager.close()
             assert sorted(map(str, shelf.released)) == sorted(
                 pool.name for pool in POOLS
             )
         finally:
             faults.release()
-            session.close()
+            manager.close()
 
 
 def drive(trial: Trial) -> None:
@@ -249,7 +260,7 @@ def test_every_combination_of_faults_is_a_miss_in_time(
 
 
 def test_without_a_fault_everything_is_restored() -> None:
-    """Guards the tests above: a session that moves nothing would pass them."""
+    """Guards the tests above: a manager that moves nothing would pass them."""
     engine = Engine(
         pools=POOLS, core=patient(), observers=[FaultInjector(FaultSettings())]
     )

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdock.transfer.leases import PageLeases, Reference
+from kvdock.transfer.leases import PageLeases
 
 
 def test_a_page_has_one_lease_at_a_time() -> None:
     book = PageLeases(6)
-    free, lease = book.take(np.array([1, 2]), writing=True)
-    again, other = book.take(np.array([2, 3]), writing=False)
+    free, lease = book.take(np.array([1, 2]))
+    again, other = book.take(np.array([2, 3]))
     assert free.tolist() == [True, True]
     assert again.tolist() == [False, True]
     assert book.leased_pages == 3
@@ -25,54 +25,30 @@ def test_a_page_has_one_lease_at_a_time() -> None:
 
 def test_ending_twice_does_not_end_the_lease_of_another_call() -> None:
     book = PageLeases(2)
-    _, first = book.take(np.array([0]), writing=True)
+    _, first = book.take(np.array([0]))
     first.end()
-    _, second = book.take(np.array([0]), writing=True)
+    _, second = book.take(np.array([0]))
     first.end()
     assert book.in_use([0]).all()
     second.end()
 
 
 def test_a_page_that_is_named_twice_is_leased_to_its_first_place() -> None:
-    free, lease = PageLeases(4).take(np.array([3, 1, 3, 3]), writing=True)
+    free, lease = PageLeases(4).take(np.array([3, 1, 3, 3]))
     assert free.tolist() == [True, True, False, False]
     assert lease.pages.tolist() == [3, 1]
 
 
-def test_nothing_is_loaded_into_a_page_under_a_device_copy() -> None:
-    book = PageLeases(2)
-    book.add_references(Reference.DEVICE, [0], 1)
-    assert book.take(np.array([0, 1]), writing=True)[0].tolist() == [False, True]
-    reading, lease = book.take(np.array([0]), writing=False)
-    assert reading.tolist() == [True]
-    lease.end()
-    assert book.in_use([0]).all()
-    book.add_references(Reference.DEVICE, [0], -1)
-    assert not book.in_use([0]).any()
-
-
-def test_references_are_counted_apart_and_all_keep_a_page() -> None:
-    book = PageLeases(3)
-    book.add_references(Reference.HOST, [1, 1, 2], 1)
-    book.add_references(Reference.DEVICE, [1], 1)
-    assert book.in_use(range(3)).tolist() == [False, True, True]
-    book.add_references(Reference.HOST, [1], -1)
-    book.add_references(Reference.DEVICE, [1], -1)
-    assert book.in_use(range(3)).tolist() == [False, True, True]
-    book.add_references(Reference.HOST, [1, 2], -1)
-    assert not book.in_use(range(3)).any()
-
-
 def test_who_waits_for_pages_is_woken_when_the_last_is_free() -> None:
     book = PageLeases(2)
-    _, lease = book.take(np.array([0]), writing=True)
-    book.add_references(Reference.HOST, [1], 1)
+    _, lease = book.take(np.array([0]))
+    _, other = book.take(np.array([1]))
     assert not book.wait([0, 1], 0.01)
     woken: list[bool] = []
     thread = threading.Thread(target=lambda: woken.append(book.wait([0, 1], 10)))
     thread.start()
     lease.end()
-    book.add_references(Reference.HOST, [1], -1)
+    other.end()
     thread.join()
     assert woken == [True]
 
@@ -85,7 +61,7 @@ def test_whatever_the_order_no_page_is_lost_or_shared(
     held: dict[int, int] = {}
     leases = []
     for number, pages in enumerate(requests):
-        free, lease = book.take(np.array(pages, np.int64), writing=True)
+        free, lease = book.take(np.array(pages, np.int64))
         for page, got in zip(pages, free.tolist(), strict=True):
             assert got == (page not in held)
             held.setdefault(page, number)
@@ -106,5 +82,5 @@ def test_a_signal_while_a_lease_is_given_leaves_none(
     book = PageLeases(4)
     monkeypatch.setattr("kvdock.transfer.leases.Lease", ring)
     with pytest.raises(KeyboardInterrupt):
-        book.take(np.arange(2), writing=True)
+        book.take(np.arange(2))
     assert not book.leased_pages

@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from kvdock.config.core import Deadlines as Deadlines
     from kvdock.config.core import Integrity as Integrity
     from kvdock.config.core import StagingPolicy as StagingPolicy
-    from kvdock.config.core import StopPolicy as StopPolicy
+    from kvdock.config.engine import Drafts as Drafts
+    from kvdock.config.engine import EngineSettings as EngineSettings
+    from kvdock.config.engine import check_deadlines as check_deadlines
+    from kvdock.config.engine import (
+        load_engine_configuration as load_engine_configuration,
+    )
+    from kvdock.config.engine import split_settings as split_settings
     from kvdock.config.fields import Alias as Alias
     from kvdock.config.fields import choice as choice
     from kvdock.config.fields import count as count
@@ -38,8 +44,14 @@ __getattr__, __dir__, __all__ = lazy_names(
             "Deadlines",
             "Integrity",
             "StagingPolicy",
-            "StopPolicy",
             "KEPT_FREE_BYTES",
+        ),
+        "engine": (
+            "Drafts",
+            "EngineSettings",
+            "check_deadlines",
+            "load_engine_configuration",
+            "split_settings",
         ),
         "fields": (
             "Alias",

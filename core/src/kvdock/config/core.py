@@ -37,17 +37,6 @@ class StagingPolicy(StrEnum):
     """All: for an engine that cannot hold back pages of a call that overran."""
 
 
-class StopPolicy(StrEnum):
-    """When an engine stops waiting for a prefetch."""
-
-    BEST_EFFORT = "best_effort"
-    """At once: what is loaded when the engine looks is what counts."""
-    WAIT_COMPLETE = "wait_complete"
-    """Never: only a finished prefetch counts."""
-    TIMEOUT = "timeout"
-    """After a base time and a time for each 1024 tokens."""
-
-
 _LEAST = "1 ms"
 """No call ends in no time: with less, everything would be late unasked."""
 
@@ -158,17 +147,11 @@ class HostMemorySettings:
 
 @attrs.frozen(kw_only=True)
 class TransferSettings:
-    """Prefetch and offload in the background."""
+    """Reads and writes in the background."""
 
     readers: int = count(1, least=1, help="Workers that load.")
     writers: int = count(1, least=1, help="Workers that store.")
     queue: int = count(64, least=1, help="Transfers waiting in each direction.")
-    batch_pages: int = count(128, least=1, help="Pages between two chances to cancel.")
-    stop: StopPolicy = choice(
-        StopPolicy.BEST_EFFORT, help="When the engine stops waiting for a prefetch."
-    )
-    stop_base: float = duration("1 s", help="Base of the timeout policy.")
-    stop_growth: float = duration("250 ms", help="What each 1024 tokens add to it.")
 
 
 @attrs.frozen(kw_only=True)

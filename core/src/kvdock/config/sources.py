@@ -1,8 +1,8 @@
-"""Where every setting comes from: one schema, five sources, one precedence.
+"""Where every setting comes from: one schema, six sources, one precedence.
 
 From weak to strong: the default in the schema, a variable of others that the
-schema names, a file, the environment, and what the engine passes. A file and
-the engine's mapping look alike:
+schema names, the default of an engine's adapter, a file, the environment, and
+what the engine passes. A file and the engine's mapping look alike:
 
     [core.deadlines]
     get = "2 s"
@@ -53,6 +53,7 @@ OWN_VARIABLES = (FILE_VARIABLE, "KVDOCK_PLUGINS")
 DEFAULT = "default"
 MISSING = "MISSING"
 ENGINE = "engine"
+ENGINE_DEFAULT = "engine's default"
 
 _GROUPS = MappingProxyType(
     {"backends": "kvdock.backends", "observers": "kvdock.observers"}
@@ -134,6 +135,7 @@ class Configuration:
 def load_configuration(
     engine: Tree | None = None,
     *,
+    defaults: Tree | None = None,
     file: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Configuration:
@@ -141,6 +143,8 @@ def load_configuration(
 
     Args:
         engine: What the engine passes; like a file's content.
+        defaults: What an engine's adapter needs where no source says
+            otherwise; like a file's content.
         file: A TOML or JSON file; None for the one that KVDOCK_CONFIG names.
         environ: Where variables are read.
 
@@ -151,6 +155,7 @@ def load_configuration(
     named = environ.get(FILE_VARIABLE)
     path = file or (Path(named) if named else None)
     sources = [
+        Source(ENGINE_DEFAULT, defaults or {}),
         *([Source(f"file {path}", read_file(path))] if path else []),
         *environment(environ),
         Source(ENGINE, engine or {}),

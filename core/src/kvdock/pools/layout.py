@@ -82,6 +82,9 @@ def count_buffers(pool: PoolSpec, shard: Shard) -> int:
     memory: routing asks it before there is some.
     """
     objects = stored_objects(pool, shard)
+    if pool.pieces > 1:
+        # Rows with gaps: no smaller unit is known to be in one piece.
+        return pool.pieces
     return max((_buffers(pool, shard, stored) for stored in objects), default=0)
 
 

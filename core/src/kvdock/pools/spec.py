@@ -92,8 +92,12 @@ class PoolSpec:
         interleave_tokens: Consecutive tokens of a page that one rank takes,
             where tokens are divided.
         layout: How pages lie in host memory.
+        pieces: Runs of bytes that a page of PAGE_OBJECT has there; more than one
+            where it is a part of a row (see `RowLayout`).
         head_group: Heads per stored object; 0 keeps a rank's heads together.
             A common divisor of several TP sizes lets them share objects.
+        engine_hits: Whether the engine asks about its pages one by one and
+            evaluates hits itself, so that there is no anchor.
         object_unit: How much goes under one key; the router sets it.
     """
 
@@ -120,7 +124,9 @@ class PoolSpec:
         default=1, converter=as_int, validator=positive
     )
     layout: Layout = attrs.field(default=Layout.PAGE_OBJECT, converter=Layout)
+    pieces: int = attrs.field(default=1, converter=as_int, validator=positive)
     head_group: int = attrs.field(default=0, converter=as_int, validator=integer)
+    engine_hits: bool = attrs.field(default=False, validator=boolean)
     object_unit: ObjectUnit = attrs.field(default=ObjectUnit.PAGE, converter=ObjectUnit)
 
     @sharding.default
@@ -146,6 +152,15 @@ class PoolSpec:
             raise PoolError(f"{where} is the anchor, so every page of it must be there")
         if self.anchor and (self.indices_from or not self.required):
             raise PoolError(f"{where} is the anchor: required, with its own indices")
+        if self.engine_hits and (
+            self.anchor or self.hit_policy is not HitPolicy.ALL_PAGES
+        ):
+            raise PoolError(
+                f"{where} has hits that the engine evaluates, so it is not an anchor "
+                "and has no hit policy"
+            )
+        if self.pieces > 1 and self.layout is not Layout.PAGE_OBJECT:
+            raise PoolError(f"{where} has pages in pieces, but layout {self.layout}")
         self._check_policy(where)
         self._check_sharding(where)
 
@@ -368,8 +383,8 @@ class PoolSpec:
         return place == shard.dcp_rank
 
 
-def check_pools(pools: Sequence[PoolSpec]) -> PoolSpec:
-    """Check that pools belong together and return the anchor.
+def check_pools(pools: Sequence[PoolSpec]) -> None:
+    """Check that pools belong together.
 
     Raises:
         PoolError: On no or two anchors, a name twice, or a pool that shares
@@ -380,12 +395,29 @@ def check_pools(pools: Sequence[PoolSpec]) -> PoolSpec:
         names = [pool.name for pool in pools]
         twice = next(name for name in names if names.count(name) > 1)
         raise PoolError(f"pool {twice!r} is described twice")
+    by_engine = [pool.name for pool in pools if pool.engine_hits]
+    if not by_engine:
+        _check_anchor(pools)
+    elif len(by_engine) < len(pools):
+        raise PoolError(
+            f"the engine evaluates the hits of {', '.join(by_engine)}, and not of "
+            f"{', '.join(name for name in named if name not in by_engine)}",
+            fix="Set engine_hits=True on all pools of an engine, or on none.",
+        )
+    for pool in pools:
+        if pool.indices_from is not None:
+            _check_source(pool, named)
+
+
+def _check_anchor(pools: Sequence[PoolSpec]) -> None:
+    """Raise unless there is one anchor, and pages are as long as its own."""
     anchors = [pool for pool in pools if pool.anchor]
     if len(anchors) != 1:
         raise PoolError(
             f"there must be one anchor, not {len(anchors)}: "
             f"{[pool.name for pool in anchors]}",
-            fix="Set anchor=True on the pool whose pages define the prefix.",
+            fix="Set anchor=True on the pool whose pages define the prefix, or "
+            "engine_hits=True on all pools.",
         )
     for pool in pools:
         if pool.page_tokens != anchors[0].page_tokens:
@@ -393,9 +425,6 @@ def check_pools(pools: Sequence[PoolSpec]) -> PoolSpec:
                 f"pool {pool.name!r} has pages of {pool.page_tokens} tokens, "
                 f"the anchor {anchors[0].name!r} of {anchors[0].page_tokens}"
             )
-        if pool.indices_from is not None:
-            _check_source(pool, named)
-    return anchors[0]
 
 
 def _check_source(pool: PoolSpec, named: Mapping[str, PoolSpec]) -> None:

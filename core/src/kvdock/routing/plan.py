@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.errors import NoRoute, PluginError, did_you_mean
+from kvdock.errors import NoRoute, PluginError, PoolError, did_you_mean
 from kvdock.pools.layout import stored_objects
 from kvdock.pools.spec import PoolSpec, check_pools
 from kvdock.routing.verdicts import (
@@ -75,8 +75,15 @@ class Plan:
 
     @property
     def anchor(self) -> Route:
-        """The route of the pool whose pages define the prefix."""
-        return next(route for route in self.routes if route.pool.anchor)
+        """The route of the pool whose pages define the prefix.
+
+        Raises:
+            PoolError: If there is none: the engine evaluates hits itself.
+        """
+        for route in self.routes:
+            if route.pool.anchor:
+                return route
+        raise PoolError("no pool of this plan is the anchor: its engine evaluates hits")
 
     @property
     def accepted(self) -> tuple[Route, ...]:
@@ -146,7 +153,8 @@ def plan_routes(  # noqa: PLR0913 - the whole question in one call
     """Choose a backend for every pool.
 
     Args:
-        pools: All pools of the engine, one of them the anchor.
+        pools: All pools of the engine, one of them the anchor, or none where
+            the engine evaluates hits itself.
         shard: The slice of the model that this process owns.
         manifests: What the installed backends declare, by name.
         preference: Backends to consider, best first; empty for all, those

@@ -262,7 +262,7 @@ def evaluate_backend(
 def _needed(pool: PoolSpec, shard: Shard, needs: RouteRequirements) -> list[Capability]:
     """List what a pool needs besides being stored within the limits."""
     wanted = {
-        Capability.HIT_POLICY: True,
+        Capability.HIT_POLICY: not pool.engine_hits,
         Capability.LAYOUT: pool.physical,
         Capability.SHARDING: True,
         Capability.DRAFT: pool.draft,

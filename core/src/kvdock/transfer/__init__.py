@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvdock.transfer.attachment import Attachment
-from kvdock.transfer.futures import TransferFuture, TransferState
-from kvdock.transfer.leases import Lease, PageLeases, Reference
+from kvdock.transfer.futures import TransferFuture
+from kvdock.transfer.leases import Lease, PageLeases
 from kvdock.transfer.manager import TransferManager
 from kvdock.transfer.result import NO_PAGE, TransferResult
 
@@ -13,9 +13,7 @@ __all__ = [
     "Attachment",
     "Lease",
     "PageLeases",
-    "Reference",
     "TransferFuture",
     "TransferManager",
     "TransferResult",
-    "TransferState",
 ]

@@ -133,11 +133,20 @@ class AttachedPool:
         pages: npt.ArrayLike,
         deadline_s: float | None,
     ) -> OutcomeArray:
-        check_hashes(hashes)
+        own = self.checked_pages(hashes, pages)
         end_s = self._deadline(operation, deadline_s)
+        return self.transfer(operation, hashes, own, end_s)
+
+    def checked_pages(self, hashes: Sequence[str], pages: npt.ArrayLike) -> Int64Array:
+        """Return the page index of each hash, int64 (n,), for `transfer`.
+
+        Raises:
+            KvdockError: On bad input.
+        """
+        check_hashes(hashes)
         own = as_page_indices(self.pool.name, pages, len(hashes))
         self.region.check(own[own != NO_PAGE])
-        return self.transfer(operation, hashes, own, end_s)
+        return own
 
     def _deadline(self, operation: Operation, deadline_s: float | None) -> float:
         if deadline_s is None:
@@ -258,7 +267,7 @@ class AttachedPool:
         outcomes = np.full(len(hashes), Outcome.REFUSED, np.uint8)
         rest = np.arange(len(hashes))
         while len(rest):
-            free, lease = self._lease(operation, pages[rest])
+            free, lease = self._lease(pages[rest])
             chosen = rest[free]
             if not len(chosen):
                 break
@@ -279,11 +288,9 @@ class AttachedPool:
             rest = rest[~free]
         return outcomes
 
-    def _lease(
-        self, operation: Operation, pages: Int64Array
-    ) -> tuple[BoolArray, Lease]:
+    def _lease(self, pages: Int64Array) -> tuple[BoolArray, Lease]:
         if self.region.physical:
-            return self.leases.take(pages, writing=operation is Operation.GET)
+            return self.leases.take(pages)
         return np.ones(len(pages), np.bool_), Lease(self.leases, pages[:0])
 
     def _recorded(

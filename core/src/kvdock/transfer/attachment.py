@@ -199,7 +199,7 @@ class Attachment:
         Args:
             hashes: Page hashes of a prefix, in order.
         """
-        pools = self.pools_by_name
+        pools = self._prefix_pools()
         check_hashes(hashes)
         deadline_s = self.core.deadlines.until(Operation.EXISTS)
         there = {
@@ -221,7 +221,7 @@ class Attachment:
                 `NO_PAGE` where the pool has none. A pool that shares another
                 one's indices may be left out.
         """
-        pools = self.pools_by_name
+        pools = self._prefix_pools()
         where = self.resolve_pages(hashes, pages)
         deadline_s = self.core.deadlines.until(Operation.PUT)
         outcomes: dict[str, OutcomeArray] = {}
@@ -254,7 +254,7 @@ class Attachment:
             `pages` is the longest prefix that is whole in memory: all of it,
             or a shorter one that the loaded pages still allow.
         """
-        pools = self.pools_by_name
+        pools = self._prefix_pools()
         where = self.resolve_pages(hashes, pages)
         deadline_s = self.core.deadlines.until(Operation.GET)
         outcomes: dict[str, OutcomeArray] = {}
@@ -322,7 +322,7 @@ class Attachment:
     def notify_restored(self, loaded: Mapping[str, BoolArray], prefix: int) -> None:
         """Notify observers how much of a prefix each pool has.
 
-        `get` and prefetches call it themselves. An engine that loads pool by
+        `get` calls it itself. An engine that loads pool by
         pool calls it once the prefix is loaded.
 
         Args:
@@ -362,6 +362,20 @@ class Attachment:
         pools = self._backends.pools.copy()
         if not pools:
             raise KvdockError("the attachment is closed")
+        return pools
+
+    def _prefix_pools(self) -> Mapping[str, AttachedPool]:
+        """Return the attached pools, if prefixes of them can be evaluated here.
+
+        Raises:
+            KvdockError: If the engine evaluates hits itself, or it is closed.
+        """
+        pools = self.pools_by_name
+        if next(iter(pools.values())).pool.engine_hits:
+            raise KvdockError(
+                "the engine of these pools evaluates hits itself",
+                fix="Use attachment[pool].exists, put and get, or a TransferManager.",
+            )
         return pools
 
     def _pools(self, pools: Mapping[str, AttachedPool]) -> tuple[PoolSpec, ...]:

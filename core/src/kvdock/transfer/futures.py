@@ -7,174 +7,144 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 
-from kvdock.config.core import StopPolicy, TransferSettings
+from kvdock.batch import Operation, Outcome
+from kvdock.errors import KvdockError
 from kvdock.synchronization import MAX_WAIT_S, ProcessGuard, new_condition, remaining_s
-from kvdock.transfer.result import TransferResult
+
+if TYPE_CHECKING:
+    from kvdock.arrays import Int64Array, OutcomeArray
+    from kvdock.transfer.leases import PageLeases
 
 log = logging.getLogger("kvdock")
 
 
-_TOKENS = 1024
-"""Tokens to which `stop_growth` applies."""
-
-
-class TransferState(StrEnum):
-    """How far a transfer is."""
-
-    WAITING = "waiting"
-    """In the queue."""
-    RUNNING = "running"
-    """Pages are being moved."""
-    DONE = "done"
-    """Every pool is done, or the transfer was stopped: there is a result."""
-    CANCELLED = "cancelled"
-    """The caller cancelled it: there is no result."""
-    REFUSED = "refused"
-    """The queue is full, or the manager is closed or of another process."""
-    FAILED = "failed"
-    """The attachment was closed under it; the log says more."""
-
-
 class TransferFuture:
-    """One prefetch or offload.
+    """A read or a write of pages of one pool.
+
+    It ends at its deadline, also while it waits for a worker; a transfer that runs
+    ends with its call, which has the same deadline.
 
     Args:
-        pages: Length of the prefix.
-        tokens: Tokens that these pages cover, for the timeout policy.
-        settings: When the engine stops waiting.
-        ended: Called once when it is over, on the worker's thread.
+        operation: GET or PUT.
+        pool: The pool's name.
+        pages: int64 (n,), page indices, `NO_PAGE` among them.
+        held: int64 (m,), those in memory.
+        deadline_s: On `time.monotonic()`'s clock.
+        leases: Of the pool, to see whether an abandoned call still has a page.
     """
 
     def __init__(
         self,
-        pages: int,
-        tokens: int,
-        settings: TransferSettings,
-        ended: Callable[[TransferFuture], None] | None = None,
+        operation: Operation,
+        pool: str,
+        pages: Int64Array,
+        held: Int64Array,
+        deadline_s: float,
+        leases: PageLeases,
     ) -> None:
+        self.operation = operation
+        self.pool = pool
         self.pages = pages
-        self._policy = settings.stop
-        self._patience_s = settings.stop_base + settings.stop_growth * tokens / _TOKENS
-        self._ended = ended
+        self._held = held
+        self.deadline_s = deadline_s
+        self._leases = leases
         self._lock = threading.Lock()
         self._over = threading.Event()
+        self._running = False
         self._began_s = time.monotonic()
-        self._state = TransferState.WAITING
-        self._stopping = False
-        self._moved_pages = 0
-        self._result: TransferResult | None = None
+        self._seconds = 0.0
+        self._outcomes: OutcomeArray | None = None
 
     @property
-    def state(self) -> TransferState:
-        """How far it is."""
-        return self._state
-
-    @property
-    def done(self) -> bool:
-        """Whether it has ended."""
+    def ended(self) -> bool:
+        """Whether the outcomes are known and will not change."""
+        if not self._over.is_set() and time.monotonic() >= self.deadline_s:
+            self._end_waiting(Outcome.TIMEOUT)
         return self._over.is_set()
 
     @property
-    def moved_pages(self) -> int:
-        """Pages of the prefix that are moved, without trailing windows."""
-        return self._moved_pages
+    def done(self) -> bool:
+        """Whether it has ended and no call can touch its pages any more.
 
-    @property
-    def stopping(self) -> bool:
-        """Whether it ends before its next batch."""
-        return self._stopping
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the caller cancelled it."""
-        return self._state is TransferState.CANCELLED
-
-    @property
-    def result(self) -> TransferResult | None:
-        """What was moved; None until it is done, and if it was cancelled."""
-        return self._result
-
-    def should_stop_waiting(self) -> bool:
-        """Return whether the engine should stop waiting, by its policy.
-
-        If it is not done then, `stop` ends it with what is there.
+        An abandoned call keeps the pages of a zero-copy transfer after its end.
         """
-        if self.done:
-            return True
-        match self._policy:
-            case StopPolicy.BEST_EFFORT:
-                return True
-            case StopPolicy.WAIT_COMPLETE:
+        return self.ended and not self._leases.in_use(self._held).any()
+
+    @property
+    def outcomes(self) -> OutcomeArray:
+        """An `Outcome` for each page, uint8 (n,).
+
+        Raises:
+            KvdockError: If it has not ended.
+        """
+        if not self.ended or self._outcomes is None:
+            raise KvdockError(
+                f"the transfer of {len(self.pages)} pages of pool {self.pool!r} has "
+                "not ended",
+                fix="Wait until `ended` or `done`.",
+            )
+        return self._outcomes
+
+    @property
+    def seconds(self) -> float:
+        """Time from its submission to its end; 0 before."""
+        return self._seconds
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it is done; return whether it is."""
+        end_s = time.monotonic() + min(timeout_s, MAX_WAIT_S)
+        while not self.ended:
+            now_s = time.monotonic()
+            if now_s >= end_s:
                 return False
-            case StopPolicy.TIMEOUT:
-                return time.monotonic() - self._began_s >= self._patience_s
-
-    def stop(self) -> None:
-        """End after the batch under way, and keep what is complete.
-
-        Returns at once. Trailing windows are still read, for the boundary
-        that was reached, so wait for `done` before using the pages.
-        """
-        self._stopping = True
-
-    def cancel(self) -> None:
-        """End after the batch under way, and discard the result.
-
-        Pages of that batch stay leased until it ends.
-        """
-        self._stopping = True
-        with self._lock:
-            if not self._over.is_set():
-                self._state = TransferState.CANCELLED
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is over; return whether it is."""
-        return self._over.wait(
-            None if timeout_s is None else min(timeout_s, MAX_WAIT_S)
-        )
+            # Until its deadline it may still wait for a worker.
+            next_s = end_s if self._running else min(end_s, self.deadline_s)
+            self._over.wait(remaining_s(next_s))
+        return self._leases.wait(self._held, max(0.0, end_s - time.monotonic()))
 
     def start(self) -> bool:
-        """Start moving; return False if it was cancelled."""
+        """Begin to run; return False if it has ended."""
         with self._lock:
-            if self._state is not TransferState.WAITING:
-                return False
-            self._state = TransferState.RUNNING
-            return True
+            if self.deadline_s > time.monotonic() and not self._over.is_set():
+                self._running = True
+        return not self.ended
 
-    def set_progress(self, pages: int) -> None:
-        """Report progress."""
-        self._moved_pages = pages
-
-    def finish(self, result: TransferResult | None, state: TransferState) -> None:
-        """End with a state, and with a result or None."""
+    def finish(self, outcomes: OutcomeArray) -> None:
+        """End with the outcomes, uint8 (n,)."""
         with self._lock:
-            if self._over.is_set():
-                return
-            if self._state is not TransferState.CANCELLED:
-                self._state = state
-                self._result = result
+            self._finish(outcomes)
+
+    def _finish(self, outcomes: OutcomeArray) -> None:
+        if not self._over.is_set():
+            self._outcomes = outcomes
+            self._seconds = time.monotonic() - self._began_s
             self._over.set()
-        if self._ended is not None:
-            try:
-                self._ended(self)
-            except Exception:
-                log.exception("the callback of a transfer failed")
+
+    def reject(self, outcome: Outcome) -> None:
+        """End with one outcome for every page, unless it runs."""
+        self._end_waiting(outcome)
+
+    def _end_waiting(self, outcome: Outcome) -> None:
+        with self._lock:
+            # A transfer that runs may still copy into its pages.
+            if not self._running:
+                self._finish(np.full(len(self.pages), outcome, np.uint8))
 
 
-Work = Callable[[TransferFuture], TransferResult | None]
+Work = Callable[[], "OutcomeArray"]
 
 
 @attrs.frozen(eq=False)
 class _QueuedTransfer:
-    """One transfer in the queue, and its callback."""
+    """One transfer in the queue, and what it does."""
 
     future: TransferFuture
     work: Work
-    after: Callable[[], None]
 
 
 class BoundedExecutor:
@@ -192,38 +162,43 @@ class BoundedExecutor:
         self._queue = queue
         self._lock, self._changed = new_condition()
         self._waiting: deque[_QueuedTransfer] = deque()
-        self._running: dict[TransferFuture, threading.Thread] = {}
+        self._running: set[threading.Thread] = set()
         self._threads: set[threading.Thread] = set()
         self._closed = False
         self._guard = ProcessGuard()
 
-    @property
-    def waiting(self) -> int:
-        """Transfers in the queue."""
-        return len(self._waiting)
-
-    def submit(
-        self, future: TransferFuture, work: Work, after: Callable[[], None]
-    ) -> bool:
-        """Queue a transfer; return False, at once, if the queue is full.
+    def submit(self, future: TransferFuture, work: Work) -> None:
+        """Queue a transfer; reject it, at once, if the queue is full.
 
         Args:
-            future: Reports its state and result.
-            work: What to do, on a worker.
-            after: Done when it is over, whether it ran or not.
+            future: Reports its end.
+            work: Moves its pages, on a worker.
         """
         if self._guard.forked:
-            return False
+            future.reject(Outcome.UNAVAILABLE)
+            return
+        rejected = Outcome.OK
         with self._lock:
-            if self._closed or len(self._waiting) >= self._queue:
-                return False
-            if len(self._threads) < self._workers:
-                self._start_worker()
-            if not self._threads:
-                return False
-            self._waiting.append(_QueuedTransfer(future, work, after))
-            self._changed.notify_all()
-        return True
+            if not self._closed and len(self._waiting) >= self._queue:
+                self._drop_ended()
+            if self._closed:
+                rejected = Outcome.UNAVAILABLE
+            elif len(self._waiting) >= self._queue:
+                rejected = Outcome.REFUSED
+            else:
+                if len(self._threads) < self._workers:
+                    self._start_worker()
+                if self._threads:
+                    self._waiting.append(_QueuedTransfer(future, work))
+                    self._changed.notify_all()
+                else:
+                    rejected = Outcome.UNAVAILABLE
+        if rejected is not Outcome.OK:
+            future.reject(rejected)
+
+    def _drop_ended(self) -> None:
+        """Drop the transfers whose deadline has passed in the queue."""
+        self._waiting = deque(one for one in self._waiting if not one.future.ended)
 
     def _start_worker(self) -> None:
         thread = threading.Thread(
@@ -239,70 +214,54 @@ class BoundedExecutor:
             self._threads.add(thread)
 
     def drain(self, deadline_s: float) -> bool:
-        """Wait until the queue is empty and idle; return whether it is.
-
-        A transfer's callback may call it too: it does not wait for itself.
-        """
+        """Wait until the queue is empty and idle; return whether it is."""
         if self._guard.forked:
             return True
-        mine = threading.current_thread()
-
-        def drained() -> bool:
-            return not self._waiting and not set(self._running.values()) - {mine}
-
         with self._lock:
-            if self._threads == {mine}:
-                return drained()  # no other worker is running
-            return self._changed.wait_for(drained, remaining_s(deadline_s))
+            return self._changed.wait_for(
+                lambda: not self._waiting and not self._running,
+                remaining_s(deadline_s),
+            )
 
     def close(self) -> None:
-        """Reject new transfers, and cancel those that wait or run."""
+        """Reject new transfers and those that wait."""
         if self._guard.forked:
             return
         with self._lock:
             self._closed = True
             dropped, self._waiting = list(self._waiting), deque()
-            for future in self._running:
-                future.cancel()
             self._changed.notify_all()
         for load in dropped:
-            load.future.cancel()
-            self._finish(load, None, TransferState.CANCELLED)
+            load.future.reject(Outcome.UNAVAILABLE)
 
     def join(self, deadline_s: float) -> bool:
-        """Wait for the workers of a closed executor; return whether they ended.
-
-        A worker that calls it is not waited for.
-        """
-        others = [one for one in self._threads if one is not threading.current_thread()]
-        for thread in others:
+        """Wait for the workers of a closed executor; return whether they ended."""
+        if self._guard.forked:
+            return True
+        for thread in self._threads:
             thread.join(remaining_s(deadline_s))
-        return not any(thread.is_alive() for thread in others)
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
+        mine = threading.current_thread()
         while True:
             with self._lock:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 if not self._waiting:
                     return
                 load = self._waiting.popleft()
-                self._running[load.future] = threading.current_thread()
-            result, state = None, TransferState.DONE
-            try:
-                if load.future.start():
-                    result = load.work(load.future)
-            except Exception:
-                # A closed attachment, or a defect of ours.
-                log.exception("a transfer in the background failed")
-                state = TransferState.FAILED
-            self._finish(load, result, state)
+                self._running.add(mine)
+            if load.future.start():
+                load.future.finish(self._outcomes(load))
             with self._lock:
-                del self._running[load.future]
+                self._running.discard(mine)
                 self._changed.notify_all()
             del load  # an idle worker must not keep memory alive
 
-    def _finish(
-        self, load: _QueuedTransfer, result: TransferResult | None, state: TransferState
-    ) -> None:
-        load.after()
-        load.future.finish(result, state)
+    def _outcomes(self, load: _QueuedTransfer) -> OutcomeArray:
+        try:
+            return load.work()
+        except Exception:
+            # A defect of ours: storage answers with outcomes.
+            log.exception("a transfer in the background failed")
+            return np.full(len(load.future.pages), Outcome.ERROR, np.uint8)

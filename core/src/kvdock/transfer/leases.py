@@ -2,13 +2,11 @@
 
 A page under a storage call is leased to it. An abandoned call keeps its pages
 until it really ends, since late bytes may still land in them, or late reads
-may still store their bytes under an old key. Device copies are the engine's
-own and counted separately.
+may still store their bytes under an old key.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import attrs
@@ -35,20 +33,8 @@ class Lease:
         self.table.end(self)
 
 
-class Reference(StrEnum):
-    """A kind of reference that keeps a page from being reused."""
-
-    HOST = "host"
-    """A transfer to or from storage that has the page on its list."""
-    DEVICE = "device"
-    """A copy between host and device that the engine makes."""
-
-
 class PageLeases:
-    """References to the pages of one pool.
-
-    A lease is exclusive: one storage call. References only count: transfers
-    that will come to a page later, and the engine's device copies.
+    """The leases of the pages of one pool: one storage call each.
 
     Args:
         pages: How many pages the pool has.
@@ -57,7 +43,6 @@ class PageLeases:
     def __init__(self, pages: int) -> None:
         self._lock, self._changed = new_condition()
         self._leased = np.zeros(pages, np.bool_)
-        self._references = {side: np.zeros(pages, np.int32) for side in Reference}
         self._order = np.zeros(pages, np.int64)
 
     @property
@@ -65,7 +50,7 @@ class PageLeases:
         """Pages that a storage call may touch."""
         return int(np.count_nonzero(self._leased))
 
-    def take(self, pages: Int64Array, *, writing: bool) -> tuple[BoolArray, Lease]:
+    def take(self, pages: Int64Array) -> tuple[BoolArray, Lease]:
         """Lease those pages that are not in use, for one storage call.
 
         A page that is given twice is leased once: its second position would
@@ -73,8 +58,6 @@ class PageLeases:
 
         Args:
             pages: int64 (n,), page indices.
-            writing: Whether the call fills them; then no device copy may
-                be under way either.
 
         Returns:
             bool (n,), which were leased, and the lease.
@@ -84,8 +67,6 @@ class PageLeases:
         try:
             with self._lock:
                 free = ~self._leased[pages]
-                if writing:
-                    free &= self._references[Reference.DEVICE][pages] == 0
                 # The last position that writes its number into a page keeps it.
                 self._order[pages[::-1]] = positions[::-1]
                 free &= self._order[pages] == positions
@@ -105,25 +86,17 @@ class PageLeases:
                 self._leased[lease.pages] = False
                 self._changed.notify_all()
 
-    def add_references(
-        self, side: Reference, pages: npt.ArrayLike, references: int
-    ) -> None:
-        """Count references that begin (+1) or end (-1) on pages."""
-        with self._lock:
-            np.add.at(self._references[side], self._checked(pages), references)
-            self._changed.notify_all()
-
     def in_use(self, pages: npt.ArrayLike) -> BoolArray:
         """Return which pages must not be reused yet, bool (n,)."""
         with self._lock:
-            return self._in_use(self._checked(pages))
+            return self._leased[self._checked(pages)]
 
     def wait(self, pages: npt.ArrayLike, timeout_s: float) -> bool:
         """Wait until none of the pages is in use; return whether that is so."""
         which = self._checked(pages)
         with self._lock:
             return self._changed.wait_for(
-                lambda: not self._in_use(which).any(), min(timeout_s, MAX_WAIT_S)
+                lambda: not self._leased[which].any(), min(timeout_s, MAX_WAIT_S)
             )
 
     def _checked(self, pages: npt.ArrayLike) -> Int64Array:
@@ -142,9 +115,3 @@ class PageLeases:
                 f"page index {given.max()} is outside of {len(self._leased)} pages"
             )
         return given.astype(np.int64, copy=False)
-
-    def _in_use(self, which: Int64Array) -> BoolArray:
-        busy = self._leased[which]
-        for references in self._references.values():
-            busy |= references[which] > 0
-        return busy

@@ -23,11 +23,10 @@ from kvdock import (
     Scope,
     sharing_limits,
 )
-from kvdock.config import StagingPolicy
+from kvdock.config import Drafts, StagingPolicy
 from kvdock.errors import KvdockError, NoRoute
 from kvdock.events import PagesRestored
 from kvdock_sglang.pool_names import EnginePool
-from kvdock_sglang.settings import Configuration, Drafts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
     from kvdock_sglang.host_pools import HostPool
     from kvdock_sglang.namespace import Ranks
+    from kvdock_sglang.settings import Configuration
 
 log = logging.getLogger("kvdock.sglang")
 

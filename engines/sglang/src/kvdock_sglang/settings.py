@@ -6,24 +6,20 @@ adapter, and all others belong to the plugin that is to store the pages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from enum import StrEnum
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 import attrs
 
 from kvdock.config import (
     CoreSettings,
-    StagingPolicy,
-    choice,
-    load_configuration,
+    EngineSettings,
+    check_deadlines,
+    load_engine_configuration,
     option,
-    secret,
-    structure,
+    split_settings,
 )
 from kvdock.errors import SettingsError, did_you_mean
-from kvdock.units import format_seconds
 from kvdock_sglang.pool_names import POOL_NAMES
 
 ENGINE_KEYS = frozenset(
@@ -57,51 +53,25 @@ The target's pages, and in a call of their own those that go with them; after
 a failed one the thread makes none.
 """
 
-MOVING_S = 4.0
-"""Deadline of a load or a store, where none is given: two end in time."""
-
-_MOST_GRACE_S = 1.0
-"""From here on the grace is what makes a deadline too long, and not the deadline."""
-
-
-class Drafts(StrEnum):
-    """What happens when no plugin takes the KV of a draft model."""
-
-    STRICT = "strict"
-    """The engine does not start; the message names the reasons."""
-    LENIENT = "lenient"
-    """The target is stored without it. A restored prefix has an empty draft
-    cache: outputs stay right, fewer drafted tokens are accepted."""
+DEFAULTS = MappingProxyType(
+    {
+        "core": {
+            # SGLang gives a page another use as soon as a call returns, whatever
+            # became of it; late bytes must not find it: decision record 24.
+            "calls": {"staging": "always"},
+            # Two calls in a row end in time.
+            "deadlines": {"get": "4 s", "put": "4 s"},
+        }
+    }
+)
+"""What holds where no file, variable or mapping says otherwise."""
 
 
 @attrs.frozen(kw_only=True)
-class AdapterSettings:
+class AdapterSettings(EngineSettings):
     """Settings of the adapter itself."""
 
     plugin: str = option(help="Backend that stores the pages, as `kvdock list` names.")
-    routes: Mapping[str, str] = option(
-        attrs.Factory(dict), help="Pool name to another backend for just that pool."
-    )
-    backends: Mapping[str, Any] = option(
-        attrs.Factory(dict), help="Settings of the backends that `routes` names."
-    )
-    core: Mapping[str, Any] = option(
-        attrs.Factory(dict), help="The core's own: deadlines, breaker, calls ..."
-    )
-    observers: Mapping[str, Any] = option(
-        attrs.Factory(dict),
-        help="Settings of observers that core.observers switches on, by name.",
-    )
-    drafts: Drafts = choice(
-        Drafts.STRICT, help="strict or lenient, when no plugin takes draft pools."
-    )
-    model: str = option(
-        "", help="Identity of the model; by default its served name and path."
-    )
-    revision: str = option(
-        "", help="Which weights these are; change it whenever the weights change."
-    )
-    salt: str = secret("", help="Keeps this deployment's pages apart.")
     shared_storage: bool = option(
         False,
         help="All hosts of this engine reach the same store, as with a root on a "
@@ -153,35 +123,12 @@ def collect(given: Mapping[str, object]) -> Configuration:
     Raises:
         SettingsError: If a setting is missing, wrong or unknown.
     """
-    own, rest = split(given)
-    backends = {name: dict(theirs) for name, theirs in own.backends.items()}
-    backends[own.plugin] = {**backends.get(own.plugin, {}), **rest}
-    found = load_configuration(
-        {"core": own.core, "backends": backends, "observers": own.observers}
+    own, rest = split_settings(
+        AdapterSettings,
+        given,
+        where="SGLang's storage backend configuration",
+        engine_keys=ENGINE_KEYS,
     )
-    core = _hasty(found.core, found.origins)
-    if "core.calls.staging" not in found.origins:
-        # SGLang gives a page another use as soon as a call returns, whatever
-        # became of it; late bytes must not find it: decision record 24.
-        core = attrs.evolve(
-            core, calls=attrs.evolve(core.calls, staging=StagingPolicy.ALWAYS)
-        )
-    _check_names(own, core, found.observers)
-    _check_deadlines(core)
-    return Configuration(own, core, found.backends, found.observers)
-
-
-def _hasty(core: CoreSettings, origins: Mapping[str, str]) -> CoreSettings:
-    """Shorten the deadlines that no source sets."""
-    unsaid = [one for one in ("get", "put") if f"core.deadlines.{one}" not in origins]
-    deadlines = attrs.evolve(core.deadlines, **dict.fromkeys(unsaid, MOVING_S))
-    return attrs.evolve(core, deadlines=deadlines)
-
-
-def _check_names(
-    own: AdapterSettings, core: CoreSettings, observers: Iterable[str]
-) -> None:
-    """Reject names without a pool, backend or observer: they would have no effect."""
     for pool in own.routes:
         if pool not in POOL_NAMES:
             raise SettingsError(
@@ -189,60 +136,12 @@ def _check_names(
                 fix=did_you_mean(pool, POOL_NAMES)
                 or f"It has {', '.join(sorted(POOL_NAMES))}.",
             )
-    used = [own.plugin, *own.routes.values()]
-    for name in own.backends:
-        if name not in used:
-            raise SettingsError(
-                f"settings are given for backend {name!r}, which stores no pool",
-                fix=did_you_mean(name, used) or f"Pools go to {', '.join(used)}.",
-            )
-    for name in observers:
-        if name not in core.observers:
-            raise SettingsError(
-                f"settings are given for observer {name!r}, which is not switched on",
-                fix=did_you_mean(name, core.observers)
-                or f'Add {name!r} to the list "observers" of "core".',
-            )
-
-
-def _check_deadlines(core: CoreSettings) -> None:
-    for name, calls in CALLS_IN_A_ROW.items():
-        seconds = getattr(core.deadlines, name)
-        late_s = 0.0 if name == "close" else core.deadlines.grace
-        if calls * (seconds + late_s) >= GIVES_UP_S:
-            left_s = GIVES_UP_S / calls - late_s
-            fix = f"Choose less than {format_seconds(left_s)}."
-            if late_s >= _MOST_GRACE_S:
-                fix = "Choose a shorter core.deadlines.grace, which comes on top."
-            row = f" makes {calls} such calls in a row and" if calls > 1 else ""
-            raise SettingsError(
-                f"core.deadlines.{name} is {format_seconds(seconds)}, and SGLang{row} "
-                f"gives up on its storage threads after {format_seconds(GIVES_UP_S)}",
-                fix=fix,
-            )
-
-
-def split(given: Mapping[str, object]) -> tuple[AdapterSettings, dict[str, object]]:
-    """Separate the adapter's settings from those of the plugin.
-
-    Returns:
-        The adapter's settings, and what is left: the plugin's.
-
-    Raises:
-        SettingsError: On a missing or wrong setting of the adapter. The
-            plugin's are checked by its own schema when it is attached.
-    """
-    where = "SGLang's storage backend configuration"
-    known = {field.name for field in attrs.fields(AdapterSettings)}
-    if "plugin" not in given:
-        raise SettingsError(
-            f"{where} does not say which plugin stores the pages",
-            fix='Add "plugin": with one of the names that `kvdock list` shows.',
-        )
-    own = {key: value for key, value in given.items() if key in known}
-    rest = {
-        key: value
-        for key, value in given.items()
-        if key not in known and key not in ENGINE_KEYS
-    }
-    return structure(AdapterSettings, own, where=where), rest
+    found = load_engine_configuration(own, [own.plugin], rest, defaults=DEFAULTS)
+    check_deadlines(
+        found.core.deadlines,
+        engine="SGLang",
+        waits_for="its storage threads",
+        limit_s=GIVES_UP_S,
+        calls=CALLS_IN_A_ROW,
+    )
+    return Configuration(own, found.core, found.backends, found.observers)

@@ -1,0 +1,123 @@
+"""What an engine's mapping says to its adapter, the core and the plugins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import attrs
+import pytest
+
+from kvdock.config import (
+    Deadlines,
+    EngineSettings,
+    StagingPolicy,
+    check_deadlines,
+    load_engine_configuration,
+    option,
+    split_settings,
+)
+from kvdock.config.sources import ENGINE_DEFAULT
+from kvdock.errors import SettingsError
+
+
+@attrs.frozen(kw_only=True)
+class OwnSettings(EngineSettings):
+    plugin: tuple[str, ...] = option(help="Backends.")
+
+
+DEFAULTS = {"core": {"calls": {"staging": "always"}, "deadlines": {"get": "4 s"}}}
+
+
+def own(**more: object) -> OwnSettings:
+    return split_settings(OwnSettings, {"plugin": ["a"], **more}, where="here")[0]
+
+
+def test_keys_of_neither_adapter_nor_engine_are_the_plugins() -> None:
+    given = {"plugin": ["a"], "salt": "s", "root": "/x", "of_engine": 1}
+    mine, rest = split_settings(
+        OwnSettings, given, where="here", engine_keys={"of_engine"}
+    )
+    assert (mine.plugin, mine.salt) == (("a",), "s")
+    assert rest == {"root": "/x"}
+
+
+def test_a_mapping_without_a_plugin_says_what_to_add() -> None:
+    with pytest.raises(SettingsError, match=r'here does not say.*Add "plugin"'):
+        split_settings(OwnSettings, {"root": "/x"}, where="here")
+
+
+def test_an_engines_default_is_weaker_than_every_source() -> None:
+    found = load_engine_configuration(own(), ["a"], {}, defaults=DEFAULTS, environ={})
+    assert found.core.calls.staging is StagingPolicy.ALWAYS
+    assert found.core.deadlines.get == 4
+    assert found.origins["core.deadlines.get"] == ENGINE_DEFAULT
+    said = load_engine_configuration(
+        own(core={"calls": {"staging": "routed"}}),
+        ["a"],
+        {},
+        defaults=DEFAULTS,
+        environ={"KVDOCK_CORE__DEADLINES__GET": "2 s"},
+    )
+    assert said.core.calls.staging is StagingPolicy.ROUTED
+    assert said.core.deadlines.get == 2
+    assert DEFAULTS["core"]["deadlines"] == {"get": "4 s"}
+
+
+def test_what_is_left_over_belongs_to_the_only_plugin() -> None:
+    found = load_engine_configuration(
+        own(backends={"a": {"threads": 3}}), ["a"], {"root": "/x"}, environ={}
+    )
+    assert found.backends == {"a": {"threads": 3, "root": "/x"}}
+
+
+def test_what_is_left_over_is_rejected_where_there_are_several_plugins() -> None:
+    with pytest.raises(SettingsError, match=r"root: with the plugins a, b .*backends"):
+        load_engine_configuration(own(), ["a", "b"], {"root": "/x"}, environ={})
+    found = load_engine_configuration(
+        own(backends={"b": {"root": "/x"}}), ["a", "b"], {}, environ={}
+    )
+    assert found.backends == {"b": {"root": "/x"}}
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"backends": {"aa": {}}}, "'aa', which stores no pool. Did you mean 'a'?"),
+        ({"backends": {"zz": {}}}, "'zz', which stores no pool. Pools go to a, c."),
+        ({"observers": {"metrics": {}}}, "'metrics', which is not switched on. Add"),
+        ({"backends": {"a": 3}}, "section 'backends' is not made of settings"),
+    ],
+)
+def test_settings_without_an_effect_are_rejected(
+    more: Mapping[str, object], what: str
+) -> None:
+    with pytest.raises(SettingsError, match=re.escape(what)):
+        load_engine_configuration(
+            own(routes={"draft": "c"}, **more), ["a"], {}, environ={}
+        )
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"exists": 10.0}, r"exists is 10 s, and E gives up on its queue after 10 s"),
+        ({"get": 5.0}, r"E makes 2 such calls in a row.*less than 4\.95 s"),
+        ({"get": 1.0, "grace": 4.0}, r"shorter core\.deadlines\.grace"),
+    ],
+)
+def test_deadlines_longer_than_the_engine_waits_are_rejected(
+    given: Mapping[str, float], what: str
+) -> None:
+    def check(deadlines: Deadlines) -> None:
+        check_deadlines(
+            deadlines,
+            engine="E",
+            waits_for="its queue",
+            limit_s=10,
+            calls={"exists": 1, "get": 2},
+        )
+
+    check(Deadlines(get=4.9))
+    with pytest.raises(SettingsError, match=what):
+        check(Deadlines(**{"get": 1.0, **given}))
