@@ -37,8 +37,8 @@ $(STAMP): requirements-dev.txt $(PROJECTS)
 demo: $(STAMP) ## Run the main job: store KV pages, end, restore them in a new process.
 	@$(BIN)/kvdock demo $(ARGS)
 
-test: $(STAMP) ## Run the quick tests.
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+test: $(STAMP) ## Run the quick tests, one file at a time on each of two cores.
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
 
 test-slow: $(STAMP) ## Run the tests that take longer: real servers, crashes, big stores.
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -124,7 +124,7 @@ def attached(
     they would be compared with nothing.
     """
     dock = Dock.load(require=("mooncake",))
-    needs = RouteRequirements(checks=integrity)
+    needs = RouteRequirements(integrity=integrity)
     plan = dock.plan(pools, Shard(), ("mooncake",), needs=needs)
     memory = {
         pool.name: np.ones(pages * pool.page_bytes(Shard()), np.uint8) for pool in pools

@@ -183,7 +183,9 @@ def kvdock(
     dock = Dock.load(require=("s3",))
     with Attachment.open(
         dock,
-        dock.plan([pool], Shard(), ("s3",), needs=RouteRequirements(checks=integrity)),
+        dock.plan(
+            [pool], Shard(), ("s3",), needs=RouteRequirements(integrity=integrity)
+        ),
         Namespace(model=f"bench {integrity}"),
         {"kv": Region.of(pool, Shard(), (memory,), pages)},
         {

@@ -153,7 +153,7 @@ def attached(
     )  # fmt: skip
     memory = np.ones((PAGES, PAGE_BYTES), np.uint8)
     core = core or CoreSettings()
-    plan = dock.plan([pool], Shard(), needs=RouteRequirements(checks=core.integrity))
+    plan = dock.plan([pool], Shard(), needs=RouteRequirements(integrity=core.integrity))
     regions = {"kv": Region.of(pool, Shard(), [memory], PAGES)}
     return (
         Attachment.open(dock, plan, Namespace(model="m"), regions, core=core),

@@ -124,7 +124,7 @@ def test_what_a_deployment_needs_takes_part(
     with pytest.raises(NoRoute, match="good shares with none, not cluster"):
         route(pool=(KV,), need=("sharing=cluster",))
     with pytest.raises(NoRoute, match="good says nothing about integrity"):
-        route(pool=(KV,), need=("integrity",))
+        route(pool=(KV,), need=("native_integrity",))
     with pytest.raises(SettingsError, match="Did you mean 'sharing'"):
         route(pool=(KV,), need=("sharin=cluster",))
     with pytest.raises(SettingsError, match="Did you mean 'cluster'"):

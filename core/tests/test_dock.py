@@ -250,7 +250,7 @@ def test_a_plan_may_hang_on_the_settings_of_a_backend(sharer: Dock) -> None:
     shared = sharer.plan([KV], Shard(), settings=given).anchor
     assert shared.reason.startswith("staged (not in memory of sharer's allocator)")
     for settings, allocate in ((given, True), (None, False)):
-        needs = RouteRequirements(allocator=None, checks=Integrity.OFF)
+        needs = RouteRequirements(allocator=None, integrity=Integrity.OFF)
         found = sharer.plan([KV], Shard(), needs=needs, settings=settings).anchor
         assert found.allocate == allocate
     with pytest.raises(SettingsError, match="unknown setting 'sharde'"):

@@ -1,6 +1,6 @@
 """What observers get from the core: facts that no wrapper of a hook can see.
 
-A call that was left behind never comes back through a wrapper, a breaker that
+A call that was abandoned never comes back through a wrapper, a breaker that
 is open makes no call, and a page that fails its trailer left the backend as a
 success. Each of these is an event. Per batch at most, never per page.
 """
@@ -53,7 +53,7 @@ class BreakerMoved:
 class CallsBehind:
     """The number of abandoned calls changed.
 
-    Calls left behind, and probes, deletions and questions in the background.
+    Abandoned calls, and probes, deletions and questions in the background.
     """
 
     backend: str

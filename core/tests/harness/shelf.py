@@ -266,7 +266,7 @@ class Engine:
             self.pools,
             self.shard,
             overrides=self.overrides,
-            needs=RouteRequirements(checks=self.core.integrity),
+            needs=RouteRequirements(integrity=self.core.integrity),
         )
         self.memory = {
             pool.name: np.zeros((PAGES, pool.page_bytes(self.shard)), np.uint8)

@@ -154,7 +154,7 @@ REFUSALS: dict[str, tuple[PoolSpec, dict[str, Any], RouteRequirements, str]] = {
     "integrity": (
         KV,
         {"integrity": Support.UNDECLARED},
-        RouteRequirements(integrity=True),
+        RouteRequirements(native_integrity=True),
         "says nothing about integrity",
     ),
     "eviction": (
@@ -474,7 +474,7 @@ def test_a_backend_that_does_not_verify_gets_trailers_and_the_table_says_so() ->
 def test_integrity_without_an_oracle_counts_as_none_and_the_table_says_so(
     checks: str,
 ) -> None:
-    one = plan(KV, oracles=(), needs=RouteRequirements(checks=checks)).anchor
+    one = plan(KV, oracles=(), needs=RouteRequirements(integrity=checks)).anchor
     assert one.check is IntegrityCheck.TRAILER
     assert one.reason == (
         "zero copy, one object a page; verified by a trailer, as it declares "
@@ -485,7 +485,7 @@ def test_integrity_without_an_oracle_counts_as_none_and_the_table_says_so(
 
 def test_integrity_without_an_oracle_does_not_meet_the_need_for_it() -> None:
     """Neither by the manifest nor by a verdict of the backend's own."""
-    needs = RouteRequirements(integrity=True)
+    needs = RouteRequirements(native_integrity=True)
 
     def judge(name: str, *_: object) -> Verdict:
         return Verdict(Support.NATIVE, f"{name} says so")
@@ -501,7 +501,7 @@ def test_a_trailer_is_a_second_piece() -> None:
     one = plan(KV, by=[poor]).anchor
     assert one.mode is TransferMode.STAGED
     assert "a trailer is a second piece" in one.reason
-    unchecked = plan(KV, by=[poor], needs=RouteRequirements(checks="off")).anchor
+    unchecked = plan(KV, by=[poor], needs=RouteRequirements(integrity="off")).anchor
     assert unchecked.mode is TransferMode.ZERO_COPY
     assert "UNVERIFIED by choice" in unchecked.reason
 
@@ -511,11 +511,12 @@ def test_a_trailer_counts_towards_the_largest_object() -> None:
     limited = backend(integrity=Support.NO, max_object_bytes=largest)
     with pytest.raises(NoRoute, match="trailer included"):
         plan(KV, by=[limited])
-    assert plan(KV, by=[limited], needs=RouteRequirements(checks="off")).anchor.backend
+    needs = RouteRequirements(integrity="off")
+    assert plan(KV, by=[limited], needs=needs).anchor.backend
 
 
 def test_verifying_can_be_doubled_but_counting_needs_none() -> None:
-    always = RouteRequirements(checks="always")
+    always = RouteRequirements(integrity="always")
     assert plan(KV, needs=always).anchor.check is IntegrityCheck.TRAILER
     mark = PoolSpec(
         name="mark", kind="logical", parts=(), layers=(), page_tokens=8, anchor=True

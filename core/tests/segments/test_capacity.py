@@ -334,7 +334,7 @@ def test_a_pool_that_is_read_is_not_deleted_for_a_colder_one(
         busy.request(range(first, first + 50))
     for first in range(1000, 2200, 60):
         assert not any(read.get(range(200)))
-        read.store._catalogue.flush_uses()  # as it does every ten seconds
+        read.store._catalog.flush_uses()  # as it does every ten seconds
         busy.request(range(first, first + 60))
     assert all(read.there(range(200)))
     assert busy.store.counts["segments_recycled"] > 0

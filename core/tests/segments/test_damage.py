@@ -341,10 +341,10 @@ def test_pages_whose_file_was_just_deleted_are_refused_and_not_timed_out(
 ) -> None:
     depot = open_depot()
     depot.put(range(4))
-    depot.store._catalogue.close_idle()
+    depot.store._catalog.close_idle()
     depot.where(0).path.unlink()
     # The deleted file has not been noticed yet.
-    monkeypatch.setattr(depot.store._catalogue, "refresh", lambda **_: False)
+    monkeypatch.setattr(depot.store._catalog, "refresh", lambda **_: False)
     refused = {int(Outcome.REFUSED)}
     assert set(depot.put(range(4, 8)).outcomes.tolist()) == refused
 
@@ -354,7 +354,7 @@ def test_a_segment_that_was_dropped_can_still_be_released(
 ) -> None:
     depot = open_depot()
     depot.put(range(4))
-    (folder,) = depot.store._catalogue.folders.values()
+    (folder,) = depot.store._catalog.folders.values()
     (segment,) = folder.segments.values()
     folder.drop(segment)  # as a thread does that saw it cleared
     segment.release(full=True)
@@ -465,10 +465,10 @@ def test_a_clock_that_is_set_back_keeps_no_page_for_ever(
         depot = open_depot(quota_bytes=quota)
         depot.put(range(100))
         assert depot.get(range(100)).count(OK) > 80
-        depot.store._catalogue.flush_uses()
+        depot.store._catalog.flush_uses()
     if same_process:
         again = depot
-        again.store._catalogue.flush_uses()  # as it does every ten seconds
+        again.store._catalog.flush_uses()  # as it does every ten seconds
     else:
         depot.store.close()
         again = open_depot(quota_bytes=quota)

@@ -154,7 +154,7 @@ def test_two_stores_on_one_root_each_keep_the_head_of_a_prefix(
     one, other = (open_depot(page_bytes=512, **quota) for _ in range(2))
     for start in range(10**6, 10**6 + 240, 20):
         one.request(range(start, start + 20))
-    one.store._catalogue.flush_uses()  # as it does every ten seconds
+    one.store._catalog.flush_uses()  # as it does every ten seconds
     for chunk in chunks(range(1000)):
         other.put(chunk)
     assert other.restorable(range(1000)) >= 0.9 * (240 - 20)  # of which one has some

@@ -142,7 +142,7 @@ def test_pages_of_a_segment_that_became_full_can_be_deleted(
     writer.put(range(8))
     assert all(other.there(range(8)))
     # The other handle has just refreshed, so it does not refresh by itself.
-    other.store._catalogue._next_sync_s = float("inf")
+    other.store._catalog._next_sync_s = float("inf")
     writer.put(range(8, 64))
     other.delete([0])
     assert open_depot().there([0, 1]) == [False, True]
@@ -154,7 +154,7 @@ def test_two_threads_that_see_a_deleted_segment_forget_it_once(
     depot = open_depot()
     depot.put(range(8))
     open_depot().clear()
-    (folder,) = depot.store._catalogue.folders.values()
+    (folder,) = depot.store._catalog.folders.values()
     meet, drop_if_gone = (
         threading.Barrier(2, timeout=60),
         SegmentDirectory._drop_if_gone,
@@ -169,7 +169,7 @@ def test_two_threads_that_see_a_deleted_segment_forget_it_once(
         scans = [pool.submit(folder.scan) for _ in range(2)]
         assert [scan.result(60) for scan in scans]
     # Rows freed twice would be allocated to two segments.
-    assert depot.store._catalogue.index._gaps == [(0, 32)]
+    assert depot.store._catalog.index._gaps == [(0, 32)]
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -360,7 +360,7 @@ def test_a_child_does_not_wait_for_a_thread_of_its_parent(
 ) -> None:
     depot = open_depot()
     depot.put(range(20))
-    files = depot.store._catalogue._files
+    files = depot.store._catalog._files
     with files._lock:  # as of a thread that opens a file when another one forks
         assert in_a_child(lambda: depot.get(range(20)) == [0] * 20, seconds=5)
 

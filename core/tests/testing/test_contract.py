@@ -219,7 +219,7 @@ ASKED: Mapping[str, tuple[Sample, RouteRequirements]] = {
         Sample(kind=PoolKind.MHA),
         RouteRequirements(direct_transfer=True),
     ),
-    "integrity": (Sample(kind=PoolKind.MHA), RouteRequirements(integrity=True)),
+    "integrity": (Sample(kind=PoolKind.MHA), RouteRequirements(native_integrity=True)),
     "eviction": (Sample(kind=PoolKind.MHA), RouteRequirements(eviction=True)),
     "durability": (Sample(kind=PoolKind.MHA), RouteRequirements(durability=Scope.HOST)),
     "sharing": (Sample(kind=PoolKind.MHA), RouteRequirements(sharing=Scope.HOST)),

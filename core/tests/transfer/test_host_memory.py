@@ -101,7 +101,7 @@ def _holds(piece: Brought, address: int) -> bool:
 def opened(shelf: Shelf, core: CoreSettings, memory: object, owner: str) -> Attachment:
     pool = attention()
     dock = Dock({shelf.name: shelf.backend()})
-    needs = RouteRequirements(checks=core.integrity, allocator=owner)
+    needs = RouteRequirements(integrity=core.integrity, allocator=owner)
     plan = dock.plan([pool], Shard(), needs=needs)
     region = Region.of(pool, Shard(), [memory], PAGES)
     return Attachment.open(dock, plan, Namespace(model="m"), {"kv": region}, core=core)

@@ -91,7 +91,7 @@ def opened(
         [KV],
         Shard(),
         ("mooncake",),
-        needs=RouteRequirements(checks=core.integrity, allocator=owner),
+        needs=RouteRequirements(integrity=core.integrity, allocator=owner),
         settings=settings,
     )
     region = Region.of(KV, Shard(), (memory,), PAGES)

@@ -1,6 +1,6 @@
 """Metrics for Prometheus. Names and labels are documented and stay.
 
-They come from the core's events alone: what was cut off, left behind or found
+They come from the core's events alone: what was cut off, abandoned or found
 corrupt never comes back through a wrapper of the hook, and one more wrapper
 with a histogram of its own would cost each batch two microseconds.
 """
@@ -76,7 +76,7 @@ class Metrics:
             "backend", "operation",
         )  # fmt: skip
         self._behind = made(
-            Gauge, "kvdock_calls_behind", "Calls left behind, still running.", "backend"
+            Gauge, "kvdock_calls_behind", "Abandoned calls that still run.", "backend"
         )
         self._held = made(
             Gauge, "kvdock_held_batches", "Ended batches whose memory is held.",

@@ -69,7 +69,7 @@ def _scope(value: object) -> Scope:
     return cast("Scope", to_word(value, Scope))
 
 
-def _integrity_checks(value: object) -> Integrity:
+def _integrity(value: object) -> Integrity:
     return cast("Integrity", to_word(value, Integrity))
 
 
@@ -81,8 +81,8 @@ class RouteRequirements:
         sharing: Who must find what was stored.
         durability: What stored bytes must survive the end of.
         clear_reach: The farthest that a clear may go.
-        integrity: Whether the backend must verify what it returns itself.
-        checks: Who verifies pages where that is left open.
+        native_integrity: Whether the backend must verify what it returns itself.
+        integrity: Who verifies pages where that is left open.
         eviction: Whether it must make room by itself when it is full.
         fork_safe: Whether handles are used in forked children.
         direct_transfer: Whether pages also go straight to a peer's memory.
@@ -97,8 +97,8 @@ class RouteRequirements:
     sharing: Scope = attrs.field(default=Scope.NONE, converter=_scope)
     durability: Scope = attrs.field(default=Scope.NONE, converter=_scope)
     clear_reach: Scope = attrs.field(default=Scope.CLUSTER, converter=_scope)
-    integrity: bool = False
-    checks: Integrity = attrs.field(default=Integrity.AUTO, converter=_integrity_checks)
+    native_integrity: bool = False
+    integrity: Integrity = attrs.field(default=Integrity.AUTO, converter=_integrity)
     eviction: bool = False
     fork_safe: bool = False
     direct_transfer: bool = False
@@ -173,7 +173,7 @@ class _Evaluation:
     @property
     def check(self) -> IntegrityCheck:
         """Who verifies the pool's pages."""
-        checks = self.needs.checks
+        checks = self.needs.integrity
         native = self.manifest.integrity is Support.NATIVE and self.oracle
         if not self.pool.physical or (native and checks is not Integrity.ALWAYS):
             return IntegrityCheck.BACKEND
@@ -270,7 +270,7 @@ def _needed(pool: PoolSpec, shard: Shard, needs: RouteRequirements) -> list[Capa
         Capability.SHARING: needs.sharing is not Scope.NONE,
         Capability.DURABILITY: needs.durability is not Scope.NONE,
         Capability.CLEAR_REACH: needs.clear_reach is not Scope.CLUSTER,
-        Capability.INTEGRITY: needs.integrity and pool.physical,
+        Capability.INTEGRITY: needs.native_integrity and pool.physical,
         Capability.EVICTION: needs.eviction,
         Capability.FORK_SAFE: needs.fork_safe,
         Capability.DIRECT_TRANSFER: needs.direct_transfer and pool.physical,

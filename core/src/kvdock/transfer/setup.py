@@ -214,7 +214,7 @@ def _check_integrity(plan: Plan, asked: Integrity) -> None:
             raise AttachError(
                 f"core.integrity is {asked}, and the plan was made for another: pool "
                 f"{route.pool.name!r} is {route.check}",
-                fix="Plan with needs=RouteRequirements(checks=core.integrity).",
+                fix="Plan with needs=RouteRequirements(integrity=core.integrity).",
             )
 
 

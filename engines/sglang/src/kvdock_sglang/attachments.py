@@ -245,7 +245,7 @@ class Attachments:
                 overrides={n: to for n, to in own.routes.items() if n in names},
                 strict=own.drafts is Drafts.STRICT,
                 needs=RouteRequirements(
-                    checks=self.given.core.integrity,
+                    integrity=self.given.core.integrity,
                     sharing=sharing,
                     # So that the route table says what happens to the pages.
                     staged=self.given.core.calls.staging is StagingPolicy.ALWAYS,

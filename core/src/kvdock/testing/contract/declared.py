@@ -52,7 +52,7 @@ _NEEDS: Mapping[Capability, Mapping[str, Any]] = MappingProxyType(
         Capability.SHARING: {"sharing": Scope.HOST},
         Capability.DURABILITY: {"durability": Scope.HOST},
         Capability.CLEAR_REACH: {"clear_reach": Scope.NAMESPACE},
-        Capability.INTEGRITY: {"integrity": True},
+        Capability.INTEGRITY: {"native_integrity": True},
         Capability.EVICTION: {"eviction": True},
         Capability.FORK_SAFE: {"fork_safe": True},
         Capability.DIRECT_TRANSFER: {"direct_transfer": True},

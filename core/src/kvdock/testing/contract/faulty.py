@@ -122,7 +122,7 @@ class _Drill:
         )
         pool = attrs.evolve(sample.pool(), anchor=True)
         settings = dict.fromkeys(self.dock.backends, self.harness.settings)
-        needs = RouteRequirements(checks=core.integrity)
+        needs = RouteRequirements(integrity=core.integrity)
         plan = self.dock.plan([pool], Shard(), needs=needs, settings=settings)
         memory = PageMemory.of(plan.anchor.pool, Shard(), 2 * len(PAGES))
         cache = Attachment.open(

@@ -177,7 +177,7 @@ class AbsentIsAnError(MemoryMutant):
 
 
 class StaleCompletion(MemoryMutant):
-    """Takes what a timed-out call left behind for the next one's answer."""
+    """Takes what an abandoned call left for the next one's answer."""
 
     image_of = "U2: after a timeout the next batch consumes stale completions"
     caught_by = "test_a_call_after_a_timeout_gets_its_own_bytes"
