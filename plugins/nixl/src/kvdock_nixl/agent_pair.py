@@ -97,8 +97,11 @@ class AgentPair:
                 agent.forget(registered)
 
         try:
-            for agent in self._agents.values():
-                done.append((agent, agent.register(address, nbytes, fd=fd)))
+            # As far as it comes, so that what was registered is forgotten.
+            done.extend(
+                (agent, agent.register(address, nbytes, fd=fd))
+                for agent in self._agents.values()
+            )
         except self._errors as error:
             forget()
             what = f"{nbytes} bytes at {address:#x}" if fd is None else "a file"

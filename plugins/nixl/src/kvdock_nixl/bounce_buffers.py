@@ -84,7 +84,10 @@ class BounceBuffers:
                     return buffer
                 size = max(LEAST_BYTES, 1 << (nbytes - 1).bit_length())
                 # A larger object than all buffers together gets its own, alone.
-                if not self._taken_bytes or self._taken_bytes + size <= self._most_bytes:
+                if (
+                    not self._taken_bytes
+                    or self._taken_bytes + size <= self._most_bytes
+                ):
                     self._drop_idle(size)
                     buffer = self._make(size)
                     self._taken_bytes += size

@@ -16,7 +16,6 @@ from typing import Any
 
 import attrs
 
-from kvdock import KvdockError
 from kvdock.errors import PluginError
 
 OLDEST = (1, 5)
@@ -130,7 +129,7 @@ def _quiet(package: str) -> Iterator[None]:
         return
     configure, raising = logging.config.dictConfig, logging.raiseExceptions
     level = os.environ.get(_LOG_LEVEL)
-    logging.config.dictConfig = lambda config: None
+    logging.config.dictConfig = lambda config: None  # noqa: ARG005 - its name
     if level is None:
         os.environ[_LOG_LEVEL] = "FATAL"
     try:

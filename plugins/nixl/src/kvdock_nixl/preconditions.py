@@ -39,7 +39,7 @@ def _io_uring() -> tuple[str, str]:
     if error == errno.ENOSYS:
         return "this kernel has no io_uring", f"Use Linux 5.6 or later, {other}."
     if error not in (errno.EPERM, errno.EACCES):
-        return f"io_uring cannot be set up: {os.strerror(error)}", f"Free it, {other}."
+        return f"io_uring cannot be set up: {os.strerror(error)}", f"Retry, {other}."
     try:
         switch = Path("/proc/sys/kernel/io_uring_disabled").read_text().strip()
     except OSError:
@@ -49,12 +49,12 @@ def _io_uring() -> tuple[str, str]:
             f"kernel.io_uring_disabled is {switch}: io_uring is denied to this user",
             f"Set it to 0, {other}.",
         )
-    return (
+    what = (
         "io_uring is denied to this process, as the usual seccomp profile of a "
-        "container does",
-        "Allow io_uring_setup, io_uring_enter and io_uring_register in its profile, "
-        f"{other}.",
+        "container does"
     )
+    calls = "io_uring_setup, io_uring_enter and io_uring_register"
+    return what, f"Allow {calls} in its profile, {other}."
 
 
 def _aio() -> tuple[str, str]:
@@ -91,11 +91,11 @@ def _gpu_direct() -> tuple[str, str]:
     ]
     if not missing:
         return "", ""
-    return (
-        f"GPUDirect Storage lacks {', '.join(missing)}",
+    fix = (
         "Install the driver, and nvidia-cuda-runtime and nvidia-cufile with their "
-        'folders in LD_LIBRARY_PATH; without a GPU set io = "io_uring".',
+        'folders in LD_LIBRARY_PATH; without a GPU set io = "io_uring".'
     )
+    return f"GPUDirect Storage lacks {', '.join(missing)}", fix
 
 
 def _loads(name: str) -> bool:

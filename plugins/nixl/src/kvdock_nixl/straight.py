@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -76,43 +75,62 @@ class _Part:
 
 def _move(call: Call, rows: Int64Array) -> list[Int64Array]:
     """Move objects; return those of each transfer that failed."""
-    running: deque[tuple[_Part, Any]] = deque()
-    failed: list[Int64Array] = []
-
-    def finish() -> None:
-        part, handle = running.popleft()
-        try:
-            call.agent.finish(handle)
-        except TransferError:
-            failed.append(part.rows)
-        else:
-            call.moved(part.rows)
-
-    write, deadline_s = call.request.write, call.request.deadline_s
+    pipeline = _Pipeline(call)
     try:
         for part in _parts(call, rows):
-            if len(running) == _UNDER_WAY:
-                finish()
-            if call.late:
+            if not pipeline.begin(part):
                 break
-            begin = partial(call.agent.begin, part.memory, part.file, write=write)
-            try:
-                # With a transfer under way, do not wait for others to end theirs:
-                # they may wait for this one.
-                handle = begin(0.0) if running else None
-                while handle is None and running:
-                    finish()
-                handle = begin(deadline_s) if handle is None else handle
-            except TransferError:
-                failed.append(part.rows)
-                continue
-            if handle is None:
-                break
-            running.append((part, handle))
     finally:
-        while running:
-            finish()
-    return failed
+        pipeline.drain()
+    return pipeline.failed
+
+
+@attrs.define(eq=False)
+class _Pipeline:
+    """Transfers of one request that are under way, oldest first."""
+
+    call: Call
+    failed: list[Int64Array] = attrs.field(factory=list)
+    _running: deque[tuple[_Part, Any]] = attrs.field(factory=deque)
+
+    def begin(self, part: _Part) -> bool:
+        """Begin one more transfer; return False if it is too late for that."""
+        if len(self._running) == _UNDER_WAY:
+            self._finish()
+        if self.call.late:
+            return False
+        try:
+            # With a transfer under way, do not wait for others to end theirs: they
+            # may wait for this one.
+            handle = self._try(part, 0.0) if self._running else None
+            if handle is None:
+                self.drain()
+                handle = self._try(part, self.call.request.deadline_s)
+        except TransferError:
+            self.failed.append(part.rows)
+            return True
+        if handle is None:
+            return False
+        self._running.append((part, handle))
+        return True
+
+    def _try(self, part: _Part, until_s: float) -> Any | None:  # noqa: ANN401 - NIXL's own
+        write = self.call.request.write
+        return self.call.agent.begin(part.memory, part.file, until_s, write=write)
+
+    def drain(self) -> None:
+        """Wait for all transfers."""
+        while self._running:
+            self._finish()
+
+    def _finish(self) -> None:
+        part, handle = self._running.popleft()
+        try:
+            self.call.agent.finish(handle)
+        except TransferError:
+            self.failed.append(part.rows)
+        else:
+            self.call.moved(part.rows)
 
 
 def _parts(call: Call, rows: Int64Array) -> Iterator[_Part]:
@@ -144,7 +162,9 @@ def _part(call: Call, rows: Int64Array) -> _Part:
     )
 
 
-def descriptors(starts: Int64Array, sizes: Int64Array, devices: Int64Array | int) -> UInt64Array:
+def descriptors(
+    starts: Int64Array, sizes: Int64Array, devices: Int64Array | int
+) -> UInt64Array:
     """Return what NIXL wants of memory or files, uint64 (n, 3)."""
     found = np.empty((len(starts), 3), np.uint64)
     found[:, 0], found[:, 1], found[:, 2] = starts, sizes, devices
