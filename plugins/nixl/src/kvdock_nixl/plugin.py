@@ -39,7 +39,7 @@ def kvdock_manifest() -> Manifest:
     return Manifest(
         name="nixl",
         api=API_VERSION,
-        summary="pages in files, moved by NIXL: io_uring, AIO or GPUDirect Storage",
+        summary="pages in files through NIXL: io_uring, AIO, GPUDirect Storage",
         kinds=dict.fromkeys(PoolKind, _ANY_POOL),
         zero_copy=Support.NATIVE,
         memory_registration=Support.NATIVE,
