@@ -279,10 +279,17 @@ def test_a_file_is_forgotten_before_its_descriptor_is_another_files(
 ) -> None:
     seen: list[str] = []
     forget, close = Agent.forget, os.close
-    monkeypatch.setattr(
-        Agent, "forget", lambda self, one: (seen.append("forget"), forget(self, one))[1]
-    )
-    monkeypatch.setattr(os, "close", lambda fd: (seen.append("close"), close(fd))[1])
+
+    def forgotten(self: Agent, registered: object) -> None:
+        seen.append("forget")
+        forget(self, registered)
+
+    def closed(fd: int) -> None:
+        seen.append("close")
+        close(fd)
+
+    monkeypatch.setattr(Agent, "forget", forgotten)
+    monkeypatch.setattr(os, "close", closed)
     bench.engine.close_file(bench.engine.open_file("x", bench.folder, create=True))
     assert seen[-3:] == ["forget", "forget", "close"]
 
@@ -370,10 +377,10 @@ def test_a_forked_child_gets_an_error_at_once_and_cannot_attach(bench: Bench) ->
         os.write(write_end, repr(said).encode())
         os._exit(0)
     os.waitpid(child, 0)
-    said = os.read(read_end, 4096).decode()
+    answer = os.read(read_end, 4096).decode()
     os.close(read_end)
     os.close(write_end)
-    assert said == repr([errno.ECHILD, True])
+    assert answer == repr([errno.ECHILD, True])
     assert not bench.move(True, token, [0], [[0]], [[SLOT]]).errors.any()
 
 

@@ -97,7 +97,7 @@ def test_the_wheel_is_the_one_that_is_loaded_or_that_torch_is_built_for(
     Torch.version.cuda = cuda  # type: ignore[attr-defined]
     for name in ("nixl_cu12._bindings", "nixl_cu13._bindings"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setitem(sys.modules, "torch", Torch)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", Torch)
     if loaded:
-        monkeypatch.setitem(sys.modules, loaded, Torch)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, loaded, Torch)
     assert library._choose() == chosen
