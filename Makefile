@@ -8,7 +8,7 @@ ENGINES := engines/transformers engines/sglang
 DISTS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)) cli $(ENGINES)
 TYPED := $(DISTS) tests benchmarks
 # Only the tests ask for these extras.
-EXTRAS := core[metrics,testing,tracing] plugins/mooncake[cpu] plugins/s3[demo]
+EXTRAS := core[metrics,testing,tracing] plugins/mooncake[cpu] plugins/nixl[cu12] plugins/s3[demo]
 PROJECTS := $(addsuffix /pyproject.toml,$(DISTS))
 STAMP := $(VENV)/.installed
 QUIET := --quiet --quiet --disable-pip-version-check --no-input

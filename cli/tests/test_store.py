@@ -284,7 +284,7 @@ def test_a_namespace_that_goes_meanwhile_spoils_no_other(
         shutil.rmtree(home / gone, ignore_errors=True)
         return found
 
-    monkeypatch.setattr("kvdock.segments.namespaces", listed_first)
+    monkeypatch.setattr("kvdock.segments.inspect.namespaces", listed_first)
     assert command(str(root), json=True) == 0
     printed = capsys.readouterr().out
     assert stays in printed

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from kvdock.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from kvdock.segments.directory_store import DirectoryStore as DirectoryStore
     from kvdock.segments.inspect import Location as Location
     from kvdock.segments.inspect import NamespaceSurvey as NamespaceSurvey
     from kvdock.segments.inspect import PoolSurvey as PoolSurvey
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
+        "directory_store": ("DirectoryStore",),
         "inspect": (
             "Location",
             "NamespaceSurvey",

@@ -1,0 +1,80 @@
+"""What `kvdock store` does with a directory of segment files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kvdock.errors import KvdockError
+from kvdock.segments import inspect
+from kvdock.segments.verify import verify_namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvdock.segments.inspect import NamespaceSurvey
+    from kvdock.segments.verify import VerifyReport
+
+
+@attrs.frozen
+class DirectoryStore:
+    """The namespaces below a root directory: a `kvdock.stores.Store`.
+
+    Backends on segments return it from their entry point of `kvdock.stores`.
+
+    Args:
+        root: The directory.
+        shared: Accept one that others own or may write.
+    """
+
+    root: Path
+    shared: bool = False
+
+    def namespaces(self) -> tuple[str, ...]:
+        """Return the digests of the namespaces, sorted."""
+        return inspect.namespaces(self.root)
+
+    def survey(self, namespace: str) -> NamespaceSurvey:
+        """Count what is held of a namespace."""
+        return inspect.describe_namespace(self.root, namespace)
+
+    def verify(
+        self,
+        namespace: str,
+        progress: Callable[[int], None] | None = None,
+        *,
+        heal: bool = False,
+    ) -> VerifyReport:
+        """Read every page of a namespace and compare its checksum."""
+        return verify_namespace(
+            self.root, namespace, progress, heal=heal, shared=self.shared
+        )
+
+    def collect(
+        self,
+        namespace: str,
+        *,
+        to_bytes: int | None = None,
+        older_s: float | None = None,
+        newer: bool = False,
+    ) -> int:
+        """Delete what crashed writers left, and the coldest pages if asked to.
+
+        Raises:
+            KvdockError: If pages are to be deleted by their age.
+        """
+        if older_s is not None:
+            raise KvdockError(
+                f"{self.root} deletes by use and not by age",
+                fix="Give --to with the bytes that may stay, or set the quota of the "
+                "backend.",
+            )
+        return inspect.gc(
+            self.root, namespace, to_bytes=to_bytes, newer=newer, shared=self.shared
+        )
+
+    def clear(self, namespace: str) -> int:
+        """Delete all pages of a namespace; return the bytes that were freed."""
+        return inspect.clear(self.root, namespace, shared=self.shared)

@@ -1,0 +1,1 @@
+"""kvdock backend that keeps pages in files and moves them with NIXL."""

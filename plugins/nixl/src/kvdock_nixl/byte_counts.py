@@ -1,0 +1,47 @@
+"""How many bytes moved through NIXL, and how many past it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from enum import StrEnum
+
+import attrs
+
+
+class Way(StrEnum):
+    """How bytes moved between host memory and a file."""
+
+    NIXL_READ = "nixl_read"
+    """A transfer of NIXL."""
+
+    NIXL_WRITE = "nixl_write"
+    """The same."""
+
+    KERNEL_READ = "kernel_read"
+    """`preadv`, to learn the errno and the length of what NIXL could not move."""
+
+    KERNEL_WRITE = "kernel_write"
+    """`pwritev`, for the same reason."""
+
+
+@attrs.frozen(eq=False)
+class ByteCounts:
+    """Bytes by way, since the process began. Safe to use from several threads."""
+
+    _counts: Counter[Way] = attrs.field(factory=Counter)
+    _lock: threading.Lock = attrs.field(factory=threading.Lock)
+
+    def add(self, way: Way, nbytes: int) -> None:
+        """Count bytes that moved."""
+        with self._lock:
+            self._counts[way] += nbytes
+
+    def read(self) -> dict[Way, int]:
+        """Return the bytes of every way, 0 for those not used."""
+        with self._lock:
+            return {way: self._counts[way] for way in Way}
+
+
+MOVED = ByteCounts()
+"""Of this process."""

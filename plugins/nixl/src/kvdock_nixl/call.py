@@ -1,0 +1,115 @@
+"""One request on its way through NIXL."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from kvdock_nixl.byte_counts import MOVED, Way
+from kvdock_nixl.checksum_thread import PendingSums
+from kvdock_nixl.kernel_io import move_by_kernel
+
+if TYPE_CHECKING:
+    from kvdock.arrays import Int64Array
+    from kvdock.segments import IORequest, IOResult
+    from kvdock_nixl.agent_pair import AgentPair
+    from kvdock_nixl.agents import Agent
+
+BLOCK = 4096
+"""File offsets and sizes of direct I/O."""
+
+PART_BYTES = 4 << 20
+"""Bytes of one transfer, and between two checks of the deadline."""
+
+
+@attrs.frozen(eq=False)
+class Call:
+    """A request, its result, and what moves it.
+
+    Args:
+        pair: The agents of this process.
+        agent: The one for this direction.
+        request: The objects.
+        result: What came of each.
+        direct: Whether the files bypass the page cache.
+        totals: int64 (n,), bytes of each object.
+        fds: int64 (n,), descriptor of each object's file.
+        sums: Takes the objects that moved whole.
+    """
+
+    pair: AgentPair
+    agent: Agent
+    request: IORequest
+    result: IOResult
+    direct: bool
+    totals: Int64Array
+    fds: Int64Array
+    sums: PendingSums
+
+    @classmethod
+    def of(
+        cls, pair: AgentPair, request: IORequest, result: IOResult, *, direct: bool
+    ) -> Call:
+        """Prepare to move a request."""
+        sizes = request.sizes
+        return cls(
+            pair=pair,
+            agent=pair.agent(write=request.write),
+            request=request,
+            result=result,
+            direct=direct,
+            # A repeated row needs one sum.
+            totals=np.full(len(request), sizes[0].sum())
+            if sizes.strides[0] == 0
+            else sizes.sum(axis=1),
+            fds=np.asarray(request.files, np.int64)[request.file_of],
+            sums=PendingSums(request, result, pair.summing),
+        )
+
+    @property
+    def late(self) -> bool:
+        """Whether nothing more may begin."""
+        return time.monotonic() >= self.request.deadline_s
+
+    def pieces(self, row: int) -> list[tuple[int, int]]:
+        """Return host address and bytes of each piece of an object."""
+        addresses, sizes = self.request.addresses[row], self.request.sizes[row]
+        return list(zip(addresses.tolist(), sizes.tolist(), strict=True))
+
+    def moved(self, rows: Int64Array) -> None:
+        """Record objects that moved whole through NIXL.
+
+        Args:
+            rows: int64 (n,), their positions in the request.
+        """
+        totals = self.totals[rows]
+        self.result.errors[rows] = 0
+        self.result.nbytes[rows] = totals
+        way = Way.NIXL_WRITE if self.request.write else Way.NIXL_READ
+        MOVED.add(way, int(totals.sum()))
+        self.sums.add(rows)
+
+    def ask_kernel(
+        self, row: int, pieces: list[tuple[int, int]], offset: int, skip: int = 0
+    ) -> bool:
+        """Move an object past NIXL, and record what comes of it.
+
+        Args:
+            row: Its position in the request.
+            pieces: Host address and bytes, of its own memory or of a buffer.
+            offset: Where they begin in its file.
+            skip: How many of the bytes lie before the object.
+
+        Returns:
+            Whether it moved whole; its checksum is then still to be asked for.
+        """
+        write = self.request.write
+        error, done = move_by_kernel(int(self.fds[row]), pieces, offset, write=write)
+        done = min(max(0, done - skip), int(self.totals[row]))
+        MOVED.add(Way.KERNEL_WRITE if write else Way.KERNEL_READ, done)
+        self.result.errors[row] = error
+        self.result.nbytes[row] = done
+        return bool(done == self.totals[row])

@@ -1,0 +1,50 @@
+"""Open the store of a pool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvdock import canonical
+from kvdock.segments import SegmentStore, StoreLimits, StoreLocation, WriterLiveness
+from kvdock_nixl.io_engine import NixlIOEngine
+
+if TYPE_CHECKING:
+    from kvdock import AttachConfig, PoolSpec, Region
+    from kvdock_nixl.settings import NixlSettings
+
+
+def limits_of(settings: NixlSettings) -> StoreLimits:
+    """Return the limits of a namespace."""
+    return StoreLimits(
+        quota_bytes=settings.quota,
+        high_watermark=settings.high_watermark,
+        low_watermark=settings.low_watermark,
+        free_bytes=settings.free_space,
+        segment_bytes=settings.segment_bytes,
+    )
+
+
+def open_store(pool: PoolSpec, region: Region, config: AttachConfig) -> SegmentStore:
+    """Open the store of one pool of a namespace.
+
+    Raises:
+        KvdockError: If NIXL cannot be used here, or the root or a stored namespace
+            record cannot be trusted.
+    """
+    settings: NixlSettings = config.settings
+    record = config.namespace_record
+    place = StoreLocation(
+        root=settings.root,
+        namespace=config.namespace,
+        pool=pool.name,
+        object_bytes=region.object_bytes.tolist(),
+        record=canonical(record) if record else b"",
+        shared=settings.shared_root,
+        liveness=WriterLiveness.LOCKS if settings.locks else WriterLiveness.TIMEOUT,
+    )
+    engine = NixlIOEngine.open(settings.io, region.blocks, direct=settings.direct)
+    try:
+        return SegmentStore(place, engine, limits_of(settings))
+    except BaseException:
+        engine.close()
+        raise
