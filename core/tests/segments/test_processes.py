@@ -177,7 +177,7 @@ def test_a_scan_that_began_before_a_segment_was_created_leaves_it_to_its_writer(
 ) -> None:
     """Without its rows, its writer would reject every put from then on."""
     depot = open_depot()
-    (folder,) = depot.store._catalogue.folders.values()
+    (folder,) = depot.store._catalog.folders.values()
     listed, add = folder._listing(), SegmentDirectory.add
 
     def added(self: SegmentDirectory, *of_segment: Any) -> Segment:
@@ -200,11 +200,11 @@ def test_a_segment_that_a_scan_has_dropped_is_not_claimed(
     first.put(range(8))
     first.store.close()
     depot = open_depot()
-    (folder,) = depot.store._catalogue.folders.values()
+    (folder,) = depot.store._catalog.folders.values()
     (segment,) = folder.segments.values()
     # As after a listing that missed it while another process renamed it.
     folder.drop(segment)
-    assert not depot.store._space._claim(folder, segment)
+    assert not depot.store._allocator._claim(folder, segment)
     assert depot.put(range(8, 16)).ok.all()
     assert not any(depot.get(range(16)))
 
