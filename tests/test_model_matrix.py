@@ -3,21 +3,22 @@
 Each cell stores two pages by every rank of one deployment, ends it, and restores
 them by every rank of another one over the same store: right bytes, none, or wrong
 bytes. Pools keep at most four of their layers; everything else is as in the model.
+All cells of a backend share one store, and each has a namespace of its own.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 import attrs
 import pytest
 
 from kvdock.dock import Dock
-from kvdock.errors import PoolError
+from kvdock.errors import KvdockError, PoolError
 from kvdock.models.assembly import Assembly, Deployment, assemble
 from kvdock.models.description import ModelDescription, load_model, shipped_models
 from kvdock.namespace import Namespace
@@ -67,6 +68,41 @@ def thinned(assembly: Assembly) -> Assembly:
     return attrs.evolve(assembly, pools=tuple(map(thin, assembly.pools)))
 
 
+@attrs.frozen
+class Store:
+    """What all cells of one backend are kept in.
+
+    Args:
+        dock: Its plugin.
+        backend: Its name.
+        settings: Its settings.
+    """
+
+    dock: Dock
+    backend: str
+    settings: Mapping[str, object]
+
+
+@pytest.fixture(params=["file", pytest.param("mooncake", marks=pytest.mark.mooncake)])
+def store(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Store]:
+    """A backend with an empty store; a server of its own where it needs one."""
+    name = request.param
+    dock = Dock.load(require=[name])
+    servers = metadata.entry_points(group="kvdock.servers", name=name)
+    if not servers:
+        yield Store(dock, name, {"root": str(tmp_path_factory.mktemp("store"))})
+        return
+    try:
+        pytest.importorskip("kvdock_mooncake.library").load()
+    except KvdockError as error:
+        pytest.skip(f"{error}")
+    (point,) = servers
+    with point.load()({}) as (settings, _):
+        yield Store(dock, name, settings)
+
+
 @attrs.frozen(eq=False)
 class Rank:
     """One process: its memory, and the store that it is attached to."""
@@ -75,18 +111,18 @@ class Rank:
     memory: dict[str, PageMemory]
 
     @classmethod
-    def of(cls, dock: Dock, assembly: Assembly, shard: Shard, root: Path) -> Rank:
-        plan = dock.plan(assembly.pools, shard, ["file"])
+    def of(cls, store: Store, assembly: Assembly, shard: Shard, cell: str) -> Rank:
+        plan = store.dock.plan(assembly.pools, shard, [store.backend])
         memory = {
             route.pool.name: PageMemory.of(route.pool, shard, len(PAGES))
             for route in plan.accepted
         }
         attachment = Attachment.open(
-            dock,
+            store.dock,
             plan,
-            Namespace(model="matrix"),
+            Namespace(model="matrix", salt=cell),
             {name: one.region() for name, one in memory.items()},
-            {"file": {"root": str(root)}},
+            {store.backend: store.settings},
         )
         return cls(attachment, memory)
 
@@ -112,7 +148,7 @@ class Rank:
         )
 
 
-def cell(model: ModelDescription, draft: str, name: str, root: Path) -> str:
+def cell(store: Store, model: ModelDescription, draft: str, name: str) -> str:
     """Store, restore, and say what came of it."""
     deployments = DEPLOYMENTS[name]
     try:
@@ -122,12 +158,12 @@ def cell(model: ModelDescription, draft: str, name: str, root: Path) -> str:
         )
     except PoolError:
         return IMPOSSIBLE
-    dock = Dock.load(require=["file"])
+    label = f"{model.name} {draft} {name}"
     for shard in writers.shards():
-        rank = Rank.of(dock, writers, shard, root)
+        rank = Rank.of(store, writers, shard, label)
         with rank.attachment:
             rank.store()
-    ranks = [Rank.of(dock, readers, shard, root) for shard in readers.shards()]
+    ranks = [Rank.of(store, readers, shard, label) for shard in readers.shards()]
     try:
         # As an engine does it: what every rank can restore.
         found = min(rank.attachment.exists(PAGES).best for rank in ranks)
@@ -141,14 +177,12 @@ def cell(model: ModelDescription, draft: str, name: str, root: Path) -> str:
 
 
 @pytest.mark.slow
-def test_every_shipped_model_is_restored_after_every_deployment(tmp_path: Path) -> None:
+def test_every_shipped_model_is_restored_after_every_deployment(store: Store) -> None:
+    sys.stdout.write(f"\n{store.backend}\n")
     table: list[list[str]] = [["model", "draft", *DEPLOYMENTS]]
-    for number, (name, draft) in enumerate(rows()):
+    for name, draft in rows():
         model = load_model(name)
-        cells = [
-            cell(model, draft, one, tmp_path / f"{number}-{at}")
-            for at, one in enumerate(DEPLOYMENTS)
-        ]
+        cells = [cell(store, model, draft, one) for one in DEPLOYMENTS]
         table.append([name, draft or "-", *cells])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:

@@ -5,13 +5,30 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
 TESTS = Path(__file__).parent / "tests"
 ENGINE = TESTS / "engine"
+
+PATIENT = {"deadlines": {"exists": "5 s"}}
+"""A lookup that waits for a processor is not late; SGLang gives up after 10 s."""
+
+ROUTED = {"calls": {"staging": "routed"}, **PATIENT}
+"""Pages are moved where they lie, as the route says, and not through a copy."""
+
+BACKENDS = {
+    "file": ("file", PATIENT),
+    "mooncake": ("mooncake", PATIENT),
+    "mooncake, zero copy": ("mooncake", ROUTED),
+}
+"""Name to the plugin and the core's settings."""
 
 # The stand-in is a package of its own, not a part of the tests.
 collect_ignore = ["tests/standin", "tests/environment.py", "tests/latest.py"]
@@ -56,3 +73,30 @@ def _launch_arguments(request: pytest.FixtureRequest) -> None:
 
     arguments = ServerArgs(model_path="dummy", device="cpu", page_size=16)
     set_global_server_args_for_scheduler(arguments)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[dict[str, Any]]:
+    """The settings of a Mooncake cluster of this host, started when first used."""
+    (point,) = metadata.entry_points(group="kvdock.servers", name="mooncake")
+    with point.load()({}) as (settings, _):
+        yield dict(settings)
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """The settings of a backend; tests that share it keep apart by a salt."""
+    plugin, core = BACKENDS[request.param]
+    if plugin == "file":
+        found = {"root": str(tmp_path_factory.mktemp("store"))}
+    else:
+        found = request.getfixturevalue("cluster")
+    return {"plugin": plugin, "core": core, **found}
+
+
+@pytest.fixture
+def store(backend: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a backend with nothing in it for this test."""
+    return {**backend, "salt": uuid4().hex}

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import pytest
@@ -14,7 +15,15 @@ from kvdock.config.core import (
     Integrity,
     StagingPolicy,
 )
-from kvdock.config.fields import Alias, count, duration, option, secret, size
+from kvdock.config.fields import (
+    Alias,
+    ForeignFile,
+    count,
+    duration,
+    option,
+    secret,
+    size,
+)
 from kvdock.config.schema import structure
 from kvdock.config.sources import Setting, explain, load_configuration
 from kvdock.errors import SettingsError
@@ -268,6 +277,61 @@ def test_variables_of_others_are_the_weakest_source_and_are_named(
         "token": ", engine",
         "limits.room": f"2 KiB, file {file}",
     }
+
+
+def translated(content: Mapping[str, object]) -> Mapping[str, object]:
+    """Read a file of others, which calls a server an address."""
+    return {"server": content["address"]} if "address" in content else {}
+
+
+@attrs.frozen(kw_only=True)
+class FiledSettings:
+    foreign_files: ClassVar[tuple[ForeignFile, ...]] = (
+        ForeignFile(variable="THEIR_FILE", read=translated),
+        ForeignFile(variable="THEIR_OTHER_FILE", read=translated),
+    )
+
+    server: str = option("", help="Where.", alias=Alias(env="THEIR_SERVER"))
+    room: int = size(1 << 10, help="How much.", alias=Alias(env="THEIR_ROOM"))
+
+
+def test_a_file_of_others_is_stronger_than_their_variables_and_weaker_than_ours(
+    tmp_path: Path,
+) -> None:
+    one, two = tmp_path / "one.json", tmp_path / "two.conf"
+    one.write_text('{"address": "one", "colour": "red"}')
+    two.write_text('{"address": "two"}')
+    environ = {"THEIR_SERVER": "variable", "THEIR_ROOM": "5 KiB"}
+
+    def found(**ours: str) -> tuple[str, str]:
+        given = load_configuration(environ={**environ, **ours})
+        schemas = {"backends.f": FiledSettings}
+        rows = {r.path: r for r in explain(given, schemas, environ=environ)}
+        assert rows["backends.f.room"].origin == "environment THEIR_ROOM"
+        row = rows["backends.f.server"]
+        return row.value, row.origin
+
+    assert found() == ("variable", "environment THEIR_SERVER")
+    environ["THEIR_FILE"] = str(one)
+    assert found() == ("one", f"file {one}, named by THEIR_FILE")
+    environ["THEIR_OTHER_FILE"] = str(two)
+    assert found() == ("two", f"file {two}, named by THEIR_OTHER_FILE")
+    ours = "KVDOCK_BACKENDS__F__SERVER"
+    assert found(**{ours: "ours"}) == ("ours", f"environment {ours}")
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"address": 3}'])
+def test_a_file_of_others_that_cannot_be_read_is_named_with_its_variable(
+    tmp_path: Path, content: str | None
+) -> None:
+    path = tmp_path / "theirs.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SettingsError) as told:
+        structure(
+            FiledSettings, {}, where="backend 'f'", environ={"THEIR_FILE": str(path)}
+        )
+    assert f"file {path}, named by THEIR_FILE" in told.value.what
 
 
 @attrs.frozen(kw_only=True)

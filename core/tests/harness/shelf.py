@@ -325,6 +325,10 @@ class Engine:
 HASTE_S = 0.3
 """Deadline of what is meant to hang."""
 
+ENDED_S = 10.0
+"""Bound of a call that ends by such a deadline: half of what `patient` gives all
+others, since a busy machine wakes a thread late."""
+
 
 def patient(**more: Any) -> CoreSettings:
     """Settings with which nothing is late by accident, on a busy machine too."""
@@ -352,6 +356,7 @@ def until(condition: Callable[[], bool], patience_s: float = 60.0) -> None:
 
 
 __all__ = [
+    "ENDED_S",
     "HASTE_S",
     "PAGES",
     "ByteArray",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 from shelf import (
-    HASTE_S,
+    ENDED_S,
     Engine,
     Shelf,
     Trouble,
@@ -251,9 +251,7 @@ def test_a_late_get_keeps_its_pages_until_it_really_ends() -> None:
         cache.put(names, engine.where(range(4)))
         engine.blank()
         engine.shelf.trouble = hang
-        loaded = timed(
-            lambda: cache.get(names[:2], engine.where([0, 1])), HASTE_S + 0.1
-        )
+        loaded = timed(lambda: cache.get(names[:2], engine.where([0, 1])), ENDED_S)
         assert loaded.outcomes["kv"].tolist() == [Outcome.TIMEOUT] * 2
         leases = cache.leases("kv")
         assert leases.in_use(range(4)).tolist() == [True, True, False, False]
@@ -351,7 +349,7 @@ def test_closing_under_a_hanging_call_ends_in_time_and_releases_later() -> None:
     engine.shelf.trouble = waiting_for(go_on)
     cache = engine.attachment
     cache.exists(hashes(1))
-    assert not timed(cache.close, HASTE_S + 0.1)
+    assert not timed(cache.close, ENDED_S)
     assert engine.shelf.released == []
     go_on.set()
     until(lambda: engine.shelf.released == ["kv"])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from shelf import (
+    ENDED_S,
     HASTE_S,
     Engine,
     Shelf,
@@ -108,7 +109,7 @@ def test_a_transfer_that_waits_for_a_worker_ends_at_its_deadline() -> None:
         waiting = manager.read("kv", names[1:], [1], timeout_s=HASTE_S)
         with pytest.raises(KvdockError, match="1 pages of pool 'kv' has not ended"):
             _ = waiting.outcomes
-        assert timed(lambda: waiting.wait(60), HASTE_S + 0.1)
+        assert timed(lambda: waiting.wait(60), ENDED_S)
         assert waiting.outcomes.tolist() == [Outcome.TIMEOUT]
         assert not first.ended
         gate.turns.release(2)
@@ -130,7 +131,7 @@ def test_a_read_that_hangs_ends_in_time_and_is_done_once_its_rows_are_free(
         names = stored(engine, 1)
         engine.shelf.trouble = gate
         future = manager.read("kv", names, [3])
-        timed(lambda: until(lambda: future.ended), HASTE_S + 0.2)
+        timed(lambda: until(lambda: future.ended), ENDED_S)
         assert future.outcomes.tolist() == [Outcome.TIMEOUT]
         # Staged: late bytes land in memory of the core alone.
         assert future.done is (staging == "always")
@@ -273,7 +274,7 @@ def test_closing_over_a_hanging_store_ends_within_its_deadline() -> None:
     engine.fill(hashes(6), range(6))
     futures = [manager.write("kv", hashes(6), range(6)) for _ in range(3)]
     until(lambda: gate.arrived == 1)
-    assert not timed(manager.close, HASTE_S + 0.1)
+    assert not timed(manager.close, ENDED_S)
     gate.turns.release(20)
     until(lambda: engine.shelf.released == ["kv"])
     until(lambda: threading.active_count() == before)

@@ -59,15 +59,19 @@ def test_a_library_without_a_master_says_what_it_can_and_what_is_missing(
 
 
 @pytest.mark.mooncake
-def test_a_file_that_only_sglang_reads_is_said_not_to_be_read(
-    library: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_file_of_an_engine_is_named_with_what_has_no_effect_here(
+    library: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     del library
     variable = "SGLANG_HICACHE_MOONCAKE_CONFIG_PATH"
     assert not [one for one in findings(None) if variable in one.what]
-    monkeypatch.setenv(variable, "/there.json")
+    file = tmp_path / "theirs.json"
+    file.write_text('{"master_server_address": "127.0.0.1:1", "check_server": true}')
+    monkeypatch.setenv(variable, str(file))
     (told,) = [one for one in findings(None) if variable in one.what]
-    assert "not read here" in told.what
+    assert told.ok
+    assert told.what.startswith(f"settings come from {file}")
+    assert told.what.endswith("not used here: check_server")
 
 
 @pytest.mark.mooncake

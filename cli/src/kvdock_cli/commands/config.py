@@ -19,8 +19,8 @@ def show(
     """Show every setting that holds here: the core's, backends', observers'.
 
     Reads what an engine would read, except for what the engine itself passes.
-    From weak to strong: defaults, variables of others, the file, the environment,
-    the engine.
+    From weak to strong: defaults, variables of others, files of others, the file,
+    the environment, the engine.
 
     Args:
         config: A TOML or JSON file; without it, the one that KVDOCK_CONFIG names.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from kvdock.config.engine import split_settings as split_settings
     from kvdock.config.fields import Alias as Alias
+    from kvdock.config.fields import ForeignFile as ForeignFile
     from kvdock.config.fields import choice as choice
     from kvdock.config.fields import count as count
     from kvdock.config.fields import duration as duration
@@ -55,6 +56,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         ),
         "fields": (
             "Alias",
+            "ForeignFile",
             "choice",
             "count",
             "duration",

@@ -7,7 +7,7 @@ over. From there on a plugin sees an instance of the class that it declares.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -33,6 +33,24 @@ class Alias:
     env: str = ""
     parse: Callable[[str], object] = str
     names: Collection[str] = ()
+
+
+@attrs.frozen(kw_only=True)
+class ForeignFile:
+    """A JSON file of others, which an environment variable names.
+
+    A settings class lists the files that it reads as `foreign_files`, a class
+    variable, the weakest first.
+
+    Args:
+        variable: The variable; an empty one is as good as none.
+        read: Turns the content of the file into settings by the names here. What
+            it leaves out is not given; keys that it does not know are no mistake,
+            since the file is for others.
+    """
+
+    variable: str
+    read: Callable[[Mapping[str, object]], Mapping[str, object]]
 
 
 def _about(about: str, alias: Alias | None, **more: object) -> dict[str, object]:

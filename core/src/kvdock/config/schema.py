@@ -6,15 +6,17 @@ never shows the value of a secret.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 import attrs
 
 from kvdock.config.convert import converter
-from kvdock.config.fields import Alias
+from kvdock.config.fields import Alias, ForeignFile
 from kvdock.errors import SettingsError, did_you_mean
 
 T = TypeVar("T")
@@ -239,22 +241,22 @@ def structure(
 ) -> T:
     """Build a settings class from a mapping.
 
-    What is not given is taken from the variables of others that the class
-    names, and then from its defaults.
+    What is not given is taken from the files and variables of others that the
+    class names, and then from its defaults.
 
     Args:
         cls: An attrs class.
         given: Setting names and values; text is read as what is wanted.
         where: Whose settings these are, for messages.
         origins: Setting, with dots, to where it comes from, for messages.
-        environ: Where the variables of others are read.
+        environ: Where the variables of others are read, and names of files.
 
     Raises:
         SettingsError: On an unknown key (with the right one, or the nearest),
             a missing one, or a value of the wrong kind.
     """
     check_known(cls, given, where=where, origins=origins)
-    full, more = with_env_fallbacks(cls, given, environ)
+    full, more = with_fallbacks(cls, given, environ)
     check_complete(cls, full, where=where)
     try:
         return converter().structure(full, cls)
@@ -264,29 +266,36 @@ def structure(
         raise wrong from (None if any(secret_values(cls, full)) else error)
 
 
-def with_env_fallbacks(
+def with_fallbacks(
     cls: type, given: Mapping[str, object], environ: Mapping[str, str] = os.environ
 ) -> tuple[dict[str, object], dict[str, str]]:
-    """Take what is not given from the variables of others.
+    """Take what is not given from the files and the variables of others.
+
+    A file goes before a variable, as it does for the engines that read both.
 
     Returns:
         All that is known of the settings, and where each comes from that was
         not given, by name with dots.
 
     Raises:
-        SettingsError: If a variable cannot be read.
+        SettingsError: If a file or a variable cannot be read.
     """
     full, origins = dict(given), dict[str, str]()
+    filed = _in_files(cls, environ)
     for name, field in fields_of(cls).items():
         below = given.get(name, {})
         if (group := group_of(field)) and isinstance(below, Mapping):
-            more, found_in = with_env_fallbacks(group, below, environ)
+            more, found_in = with_fallbacks(group, below, environ)
             if found_in:
                 full[name] = more
                 origins |= {f"{name}.{one}": of for one, of in found_in.items()}
             continue
         other = alias_of(field)
-        if name not in given and (text := environ.get(other.env)):
+        if name in given:
+            continue
+        if name in filed:
+            full[name], origins[name] = filed[name]
+        elif text := environ.get(other.env):
             origins[name] = f"environment {other.env}"
             try:
                 full[name] = other.parse(text)
@@ -294,3 +303,31 @@ def with_env_fallbacks(
                 what = f"{name} ({origins[name]}): {error.what}"
                 raise SettingsError(what, fix=error.fix) from None
     return full, origins
+
+
+def _in_files(cls: type, environ: Mapping[str, str]) -> dict[str, tuple[object, str]]:
+    """Return what the files of others set: the value and its origin by name."""
+    files: tuple[ForeignFile, ...] = getattr(cls, "foreign_files", ())
+    found: dict[str, tuple[object, str]] = {}
+    for file in files:
+        path = environ.get(file.variable)
+        if not path:
+            continue
+        origin = f"file {path}, named by {file.variable}"
+        try:
+            values = file.read(_content(Path(path)))
+        except (OSError, ValueError, RecursionError, SettingsError) as error:
+            what = error.what if isinstance(error, SettingsError) else str(error)
+            raise SettingsError(
+                f"{origin}, cannot be read: {what}",
+                fix=f"Correct the file, or unset {file.variable}.",
+            ) from error
+        found |= {name: (value, origin) for name, value in values.items()}
+    return found
+
+
+def _content(path: Path) -> Mapping[str, object]:
+    found = json.loads(path.read_text())
+    if not isinstance(found, dict):
+        raise SettingsError(f"it holds no settings but a {type(found).__name__}")
+    return found

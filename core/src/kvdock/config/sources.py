@@ -1,8 +1,9 @@
-"""Where every setting comes from: one schema, six sources, one precedence.
+"""Where every setting comes from: one schema, seven sources, one precedence.
 
 From weak to strong: the default in the schema, a variable of others that the
-schema names, the default of an engine's adapter, a file, the environment, and
-what the engine passes. A file and the engine's mapping look alike:
+schema names, a file of others that such a variable names, the default of an
+engine's adapter, kvdock's own file, the environment, and what the engine passes. A
+file and the engine's mapping look alike:
 
     [core.deadlines]
     get = "2 s"
@@ -38,7 +39,7 @@ from kvdock.config.schema import (
     origin_suffix,
     read_value,
     structure,
-    with_env_fallbacks,
+    with_fallbacks,
 )
 from kvdock.errors import SettingsError, did_you_mean
 
@@ -291,7 +292,7 @@ def explain(
         given = getattr(configuration, section).get(name, {})
         origins = _under(where, configuration.origins)
         check_known(schemas[where], given, where=where, origins=origins)
-        full, more = with_env_fallbacks(schemas[where], given, environ)
+        full, more = with_fallbacks(schemas[where], given, environ)
         origins = {**origins, **more}
         check_values(schemas[where], full, where=where, origins=origins)
         mine = list(_rows(schemas[where], where, full, origins))

@@ -187,7 +187,9 @@ class SegmentAllocator:
     def _claim(self, folder: SegmentDirectory, segment: Segment) -> bool:
         """Become a segment's writer and read what it holds."""
         with self.lock:
-            if not segment.acquire():
+            # A scan may have dropped it meanwhile, and its rows are another's then.
+            known = self.segments.get(segment.rows.number) is segment
+            if not known or not segment.acquire():
                 return False
         try:
             if folder.is_linked(segment):
@@ -316,8 +318,7 @@ class SegmentAllocator:
             raise
         if contents is None:
             raise OSError(errno.EIO, "a new index file does not read back")
-        segment = folder.add(fresh, contents)
-        segment.index_fd = index_fd
+        segment = folder.add(fresh, contents, index_fd)
         self.counts["segments_created"] += 1
         return segment
 

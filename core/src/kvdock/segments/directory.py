@@ -200,8 +200,18 @@ class SegmentDirectory:
         data = os.stat(segment.name.data, dir_fd=self.fd, follow_symlinks=False)
         return max(data.st_nlink, os.fstat(segment.index_fd).st_nlink) > 1
 
-    def add(self, name: IndexName, contents: IndexContents) -> Segment:
-        """Add a segment that was read to the index, or update it."""
+    def add(
+        self, name: IndexName, contents: IndexContents, index_fd: int = -1
+    ) -> Segment:
+        """Add a segment that was read to the index, or update it.
+
+        Args:
+            name: Its index file.
+            contents: What was read there.
+            index_fd: The claimed index file of a segment that this process has just
+                created. It is owned from the start: a scan that listed the folder
+                before would drop it, and leave its writer with rows that were freed.
+        """
         with self._lock:
             known = self.segments.get(name.segment)
             if known and known.rows.slots != contents.slots:
@@ -217,6 +227,8 @@ class SegmentDirectory:
                 self._segment_bytes += known.nbytes
                 self.grown_bytes += known.nbytes
             known.name, known.commits = name, contents.commits
+            if index_fd >= 0:
+                known.index_fd = index_fd
             self._index.load(known.rows, contents.records, contents.used_ns)
         return known
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,9 @@ from kvdock.plugin import Candidate, LoadedPlugin, hookspecs
 if TYPE_CHECKING:
     from kvdock import PoolSpec, Region, Shard
 
+HANGS_S = 60.0
+"""How long a call hangs, unless a test lets it go on."""
+
 
 @attrs.define(eq=False)
 class Odd:
@@ -44,7 +48,7 @@ class Odd:
         hangs: Set to let every call wait for `go_on`.
         raises: Set to let every call raise.
         lookup_s: How long a lookup takes, unless `go_on` is set.
-        lookups: How many were made.
+        calls: How many have reached it, by operation.
     """
 
     draft: Support = Support.NATIVE
@@ -52,7 +56,7 @@ class Odd:
     hangs: bool = False
     raises: bool = False
     lookup_s: float = 0.0
-    lookups: int = 0
+    calls: Counter[Operation] = attrs.field(factory=Counter)
     go_on: threading.Event = attrs.field(factory=threading.Event)
     objects: dict[str, bytes] = attrs.field(factory=dict)
 
@@ -86,14 +90,13 @@ class Odd:
     @hookimpl
     def kvdock_batch_io(self, handle: str, batch: Batch) -> BatchResult:
         del handle
+        self.calls[batch.operation] += 1
         if self.hangs:
-            self.go_on.wait(30)
+            self.go_on.wait(HANGS_S)
         if self.raises:
             raise RuntimeError("out of order")
-        if batch.operation is Operation.EXISTS:
-            self.lookups += 1
-            if self.lookup_s:
-                self.go_on.wait(self.lookup_s)
+        if batch.operation is Operation.EXISTS and self.lookup_s:
+            self.go_on.wait(self.lookup_s)
         return BatchResult.of(batch, [self._one(batch, n) for n in range(len(batch))])
 
     def _one(self, batch: Batch, row: int) -> Outcome:

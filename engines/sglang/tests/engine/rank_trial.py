@@ -1,6 +1,6 @@
 """One tensor-parallel rank of all trials over gloo; prints what it saw as JSON.
 
-    rank_trial.py RANK SIZE FOLDER
+    rank_trial.py RANK SIZE FOLDER SETTINGS
 
 Each rank writes its pools by the engine's threads, fills its memory with other
 bytes, and reads the prefix back; ranks agree by the engine's own reduction.
@@ -26,18 +26,19 @@ import zoo  # noqa: E402
 PAGES = 5
 
 
-def draft_beside_latent_target(rank: int, _: int, root: str, group: Any) -> Any:
+def draft_beside_latent_target(
+    rank: int, _: int, store: dict[str, Any], group: Any
+) -> Any:
     """A replicated target, and a draft model whose heads are divided."""
     target, draft = zoo.mla_host(), zoo.mha_host(layers=1, heads=1)
     # The target is the same on every rank, the draft is not.
     zoo.fill(target, 1)
     zoo.fill(draft, 100 + rank)
-    extra = {"plugin": "file", "root": root}
     token_ids = controllers.tokens(PAGES * zoo.PAGE)
     pages = list(range(PAGES))
     expected = [[zoo.page(pool, n) for n in pages] for pool in (target, draft)]
     with controllers.controller(
-        {"kv": target}, extra, group=group, late={"draft": draft}
+        {"kv": target}, store, group=group, late={"draft": draft}
     ) as made:
         every = zoo.slots(target, pages)
         controllers.back_up(made, every, token_ids, [controllers.follows("draft")])
@@ -57,14 +58,13 @@ def draft_beside_latent_target(rank: int, _: int, root: str, group: Any) -> Any:
     return {"pages": found, "equal": equal}
 
 
-def states_of_two_ranks(rank: int, _: int, root: str, group: Any) -> Any:
+def states_of_two_ranks(rank: int, _: int, store: dict[str, Any], group: Any) -> Any:
     """A Mamba hybrid whose ranks kept their states at different pages."""
     pools = {"kv": zoo.mha_host(heads=1), "mamba": zoo.mamba_host()}
     for seed, pool in enumerate(pools.values()):
         zoo.fill(pool, 10 * rank + seed)
-    extra = {"plugin": "file", "root": root}
     token_ids = controllers.tokens(PAGES * zoo.PAGE)
-    with controllers.controller(pools, extra, group=group) as made:
+    with controllers.controller(pools, store, group=group) as made:
         hashes = controllers.page_hashes(made, token_ids)
         kept = [hashes[1], hashes[3 + rank]]
         states = controllers.states("mamba", zoo.slots(pools["mamba"], [4, 5]), kept)
@@ -84,17 +84,18 @@ def states_of_two_ranks(rank: int, _: int, root: str, group: Any) -> Any:
     }
 
 
-def latent_target_divided_by_token(rank: int, size: int, root: str, group: Any) -> Any:
+def latent_target_divided_by_token(
+    rank: int, size: int, store: dict[str, Any], group: Any
+) -> Any:
     """Decode context parallelism: each rank holds every other token."""
     target = zoo.mla_host(dcp_rank=rank, dcp_size=size)
     zoo.fill(target, 50 + rank)
-    extra = {"plugin": "file", "root": root}
     page = zoo.PAGE * size
     token_ids = controllers.tokens(3 * page)
     expected = [zoo.page(target, n) for n in range(3)]
     try:
         with controllers.controller(
-            {"kv": target}, extra, group=group, page=page
+            {"kv": target}, store, group=group, page=page
         ) as made:
             slots = zoo.slots(target, [0, 1, 2])
             controllers.back_up(made, slots, token_ids, [])
@@ -122,14 +123,15 @@ TRIALS = {
 def main() -> None:
     """Run one rank through all trials."""
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    settings = json.loads(sys.argv[4])
     found = {}
     for name, trial in TRIALS.items():
         width = size if name.startswith("dcp") else 1
         group = controllers.become_rank(rank, size, folder / "gloo", dcp_size=width)
         if name.endswith("hooked"):
             controllers.close_name_branches()
-        root = folder / name.replace(", ", "-")
-        found[name] = trial(rank, size, str(root), group)
+        store = {**settings, "salt": f"{folder} {name}"}
+        found[name] = trial(rank, size, store, group)
         controllers.open_name_branches()
         dist.barrier()
     sys.stdout.write(f"\n{json.dumps(found)}\n")

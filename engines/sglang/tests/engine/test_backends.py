@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import test_families as families
@@ -12,23 +10,7 @@ import torch
 import zoo
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 PAGES = [0, 1, 2]
-
-
-@pytest.fixture(scope="module", params=["file", "mooncake"])
-def backend(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Any]]:
-    """The settings of a backend that is ready to store."""
-    if request.param == "file":
-        yield {"plugin": "file", "root": str(tmp_path_factory.mktemp("store"))}
-        return
-    (point,) = metadata.entry_points(group="kvdock.servers", name="mooncake")
-    with point.load()({}) as (settings, _):
-        yield {"plugin": "mooncake", **settings}
 
 
 def sparse() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -77,7 +59,7 @@ def pages_of(pools: dict[str, Any]) -> dict[str, list[torch.Tensor]]:
 
 @pytest.mark.parametrize("model", [sparse, hybrid, compressed])
 def test_the_pools_of_a_model_come_back_from_every_backend_and_can_be_cleared(
-    backend: dict[str, Any], model: Any
+    store: dict[str, Any], model: Any
 ) -> None:
     keys = families.hashes(len(PAGES), model.__name__)
     start, late = model()
@@ -89,10 +71,7 @@ def test_the_pools_of_a_model_come_back_from_every_backend_and_can_be_cleared(
     every = {str(move.name): [True] * len(PAGES) for move in moves}
 
     def attached() -> Any:
-        cfg = families.config(Path(), replicated=model is not hybrid)
-        # The root is the file backend's alone.
-        del cfg.extra_config["root"]
-        cfg.extra_config |= backend
+        cfg = families.config_of(store, replicated=model is not hybrid)
         return families.attached(cfg, start, late)
 
     for seed, pool in enumerate(physical.values()):

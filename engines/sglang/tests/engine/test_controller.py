@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import controllers
 import pytest
@@ -11,9 +11,6 @@ import zoo
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
 from kvdock_sglang import KvdockStorage
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PAGES = 6
 
@@ -27,10 +24,24 @@ def pages_of(pool: Any, indices: list[int]) -> list[torch.Tensor]:
     return [zoo.page(pool, index) for index in indices]
 
 
+def modes_of(storage: KvdockStorage) -> set[str]:
+    """Return how the pages of the attached pools get to their backends."""
+    return {
+        str(route.mode)
+        for pool in storage._attachments.pools.values()
+        if pool.attachment is not None
+        for route in pool.attachment.plan.accepted
+    }
+
+
+def expected_mode(store: dict[str, Any]) -> str:
+    """Return it for settings: SGLang's pages are copied unless they say otherwise."""
+    return "zero copy" if "calls" in store["core"] else "staged"
+
+
 def test_backup_restart_and_prefetch_of_four_pools_through_the_engines_threads(
-    tmp_path: Path, group: Any
+    store: dict[str, Any], group: Any
 ) -> None:
-    extra = {"plugin": "file", "root": str(tmp_path)}
     token_ids = controllers.tokens(PAGES * 64)
 
     def pools() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -47,7 +58,7 @@ def test_backup_restart_and_prefetch_of_four_pools_through_the_engines_threads(
     held["draft"] = pages_of(late["draft"], [0, 1, 2, 3])
     held["mamba"] = pages_of(start["mamba"], [7])
     token_ids = token_ids[: 4 * 64]
-    with controllers.controller(start, extra, group=group, page=64, late=late) as made:
+    with controllers.controller(start, store, group=group, page=64, late=late) as made:
         hashes = controllers.page_hashes(made, token_ids)
         done = controllers.back_up(
             made,
@@ -63,11 +74,12 @@ def test_backup_restart_and_prefetch_of_four_pools_through_the_engines_threads(
         storage = made.storage_backend
         assert isinstance(storage, KvdockStorage)
         assert made.page_get_func == made._page_get_zero_copy
+        assert modes_of(storage) == {expected_mode(store)}
 
     again, late = pools()
     for seed, pool in enumerate([*again.values(), *late.values()]):
         zoo.fill(pool, 90 + seed)
-    with controllers.controller(again, extra, group=group, page=64, late=late) as made:
+    with controllers.controller(again, store, group=group, page=64, late=late) as made:
         loaded = controllers.fetch(
             made,
             token_ids,
@@ -91,14 +103,13 @@ def test_backup_restart_and_prefetch_of_four_pools_through_the_engines_threads(
 
 
 def test_a_prefix_ends_where_a_sparse_state_was_kept(
-    tmp_path: Path, group: Any
+    store: dict[str, Any], group: Any
 ) -> None:
-    extra = {"plugin": "file", "root": str(tmp_path)}
     token_ids = controllers.tokens(PAGES * zoo.PAGE)
     pools = {"kv": zoo.mha_host(), "mamba": zoo.mamba_host()}
     for seed, pool in enumerate(pools.values()):
         zoo.fill(pool, seed)
-    with controllers.controller(pools, extra, group=group) as made:
+    with controllers.controller(pools, store, group=group) as made:
         hashes = controllers.page_hashes(made, token_ids)
         slots = zoo.slots(pools["mamba"], [5, 6])
         sparse = controllers.states("mamba", slots, [hashes[1], hashes[3]])
@@ -116,14 +127,13 @@ def test_a_prefix_ends_where_a_sparse_state_was_kept(
 
 
 def test_a_missing_draft_page_shortens_the_prefix_and_never_misaligns_it(
-    tmp_path: Path, group: Any
+    store: dict[str, Any], group: Any
 ) -> None:
-    extra = {"plugin": "file", "root": str(tmp_path)}
     token_ids = controllers.tokens(PAGES * zoo.PAGE)
     pools, late = {"kv": zoo.mha_host()}, {"draft": zoo.mha_host(layers=1)}
     zoo.fill(pools["kv"], 1)
     zoo.fill(late["draft"], 2)
-    with controllers.controller(pools, extra, group=group, late=late) as made:
+    with controllers.controller(pools, store, group=group, late=late) as made:
         every = zoo.slots(pools["kv"], list(range(PAGES)))
         few = token_ids[: 3 * zoo.PAGE]
         controllers.back_up(
@@ -141,13 +151,12 @@ def test_a_missing_draft_page_shortens_the_prefix_and_never_misaligns_it(
 
 
 def test_detach_and_attach_again_keep_what_was_stored(
-    tmp_path: Path, group: Any
+    store: dict[str, Any], group: Any
 ) -> None:
     pools = {"kv": zoo.mha_host()}
     token_ids = controllers.tokens(2 * zoo.PAGE)
     for attempt in range(2):
-        extra = {"plugin": "file", "root": str(tmp_path)}
-        with controllers.controller(pools, extra, group=group) as made:
+        with controllers.controller(pools, store, group=group) as made:
             storage = made.storage_backend
             if attempt == 0:
                 slots = zoo.slots(pools["kv"], [0, 1])
@@ -158,10 +167,12 @@ def test_detach_and_attach_again_keep_what_was_stored(
         assert storage.batch_exists(hashes) == 0
 
 
-def test_the_engine_clears_no_more_than_its_own(tmp_path: Path, group: Any) -> None:
+def test_the_engine_clears_no_more_than_its_own(
+    store: dict[str, Any], group: Any
+) -> None:
     pools = {"kv": zoo.mha_host()}
     token_ids = controllers.tokens(2 * zoo.PAGE)
-    mine = {"plugin": "file", "root": str(tmp_path)}
+    mine = store
     theirs = {**mine, "salt": "another tenant"}
     for extra in (mine, theirs):
         with controllers.controller(pools, dict(extra), group=group) as made:

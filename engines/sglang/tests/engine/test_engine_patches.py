@@ -25,7 +25,7 @@ from sglang.srt.mem_cache.unified_cache.storage_attachment import StorageAttachm
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.server_args import ServerArgs
 
-from kvdock import Dock, Support
+from kvdock import Dock, Operation, Support
 from kvdock_sglang import engine_patches
 
 if TYPE_CHECKING:
@@ -349,14 +349,14 @@ def test_a_detach_does_not_wait_for_queued_lookups(
             )
             for n in range(60)
         ]
-        controllers.until("the first lookup", lambda: plugin.lookups)
+        controllers.until("the first lookup", lambda: plugin.calls[Operation.EXISTS])
         began = time.monotonic()
         made.detach_storage_backend()
         assert time.monotonic() - began < 5
         answered = [made.prefetch_hit_queue.get_nowait() for _ in queued]
     assert answered == queued
     assert all(one.storage_hit_count == 0 for one in answered)
-    assert plugin.lookups < 5
+    assert plugin.calls[Operation.EXISTS] < 5
 
 
 @pytest.mark.usefixtures("hooked")

@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 from sglang.srt.mem_cache.unified_cache.storage_attachment import StorageAttachment
 
-from kvdock import Dock, PoolKind, Support
+from kvdock import Dock, Operation, PoolKind, Support
 from kvdock.errors import KvdockError, NoRoute
 
 if TYPE_CHECKING:
@@ -155,18 +155,18 @@ def test_a_hanging_plugin_costs_a_deadline_and_then_nothing(
     pool = zoo.mha_host()
     zoo.fill(pool, 1)
     keys = families.hashes(3)
-    with families.attached(config(tmp_path), {"kv": pool}) as storage:
+    # No probe: what reaches the plugin are the engine's own calls.
+    extra = {"core": {**QUICK["core"], "breaker": {"backoff": "60 s"}}}
+    with families.attached(config(tmp_path, **extra), {"kv": pool}) as storage:
         assert all(storage.batch_set_v1(keys, zoo.slots(pool, [0, 1, 2])))
         plugin.hangs = True
         target = zoo.slots(pool, [5, 6, 7])
         before = zoo.snapshot(pool)
-        took = []
+        began = time.monotonic()
         for _ in range(4):
-            began = time.monotonic()
             assert storage.batch_get_v1(keys, target) == [False] * 3
-            took.append(time.monotonic() - began)
-        assert max(took) < 2
-        assert took[-1] < 0.05, "the breaker is open by now"
+        assert time.monotonic() - began < odd.HANGS_S / 2
+        assert plugin.calls[Operation.GET] == 2, "the breaker is open after two"
         plugin.go_on.set()
         plugin.hangs = False
         began = time.monotonic()
@@ -189,10 +189,10 @@ def test_one_call_over_several_pools_has_one_deadline(
             PoolTransfer(PoolName(name), zoo.slots(pool, [0]), keys=families.hashes(1))
             for name, pool in pools.items()
         ]
-        began = time.monotonic()
         moved = storage.batch_set_v2(moves)
-        assert time.monotonic() - began < 0.3 + 0.5
         assert moved == {name: [False] for name in pools}
+        # The first pool took all of the time, so no call is made for the others.
+        assert plugin.calls[Operation.PUT] == 1
         plugin.go_on.set()
 
 
@@ -205,11 +205,11 @@ def test_a_clear_of_target_and_drafts_has_one_deadline(
     pools = {"kv": zoo.mha_host()}
     with families.attached(config(tmp_path, **extra), pools, late) as storage:
         plugin.hangs = True
-        began = time.monotonic()
         with pytest.raises(KvdockError, match="odd: timeout"):
             storage.clear()
-        # The scheduler waits for it, and with it every request.
-        assert time.monotonic() - began < 0.4 + 0.3
+        # The scheduler waits for it, and with it every request: the drafts, which
+        # are attached apart, get what the target has left of the time.
+        assert plugin.calls[Operation.CLEAR] == 1
         plugin.hangs = False
         plugin.go_on.set()
 

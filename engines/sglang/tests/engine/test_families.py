@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,6 @@ from kvdock_sglang import storage as storage_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from kvdock_sglang import KvdockStorage
 
@@ -62,6 +62,14 @@ def config(
         logical_page_size=32 if dcp[1] > 1 else None,
         **more,
     )
+
+
+def config_of(store: dict[str, Any], **more: Any) -> HiCacheStorageConfig:
+    """Return a configuration for any backend; its settings bring their own root."""
+    made = config(Path(), **more)
+    del made.extra_config["root"]
+    made.extra_config |= store
+    return made
 
 
 @contextmanager

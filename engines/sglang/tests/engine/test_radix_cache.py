@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import unittest
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -50,7 +51,7 @@ class Kit(UnifiedRadixCacheStorageFixtures, unittest.TestCase):  # type: ignore[
         """Hold the kit's clean-ups together; the steps are called one by one."""
 
 
-def through_kvdock(**given: Any) -> Any:
+def through_kvdock(store: dict[str, Any], **given: Any) -> Any:
     """Build the kit's launch arguments with kvdock in place of its file store."""
     real = REAL_ARGUMENTS
     given["device"] = "cpu"
@@ -67,8 +68,7 @@ def through_kvdock(**given: Any) -> Any:
                 "backend_name": "kvdock",
                 "module_path": "kvdock_sglang",
                 "class_name": "KvdockStorage",
-                "plugin": "file",
-                "root": mixins.envs.SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR.get(),
+                **store,
                 **own,
             }
         )
@@ -79,12 +79,13 @@ REAL_ARGUMENTS = mixins.ServerArgs
 
 
 @pytest.fixture
-def kit(request: pytest.FixtureRequest) -> Iterator[Kit]:
+def kit(request: pytest.FixtureRequest, store: dict[str, Any]) -> Iterator[Kit]:
     made = Kit()
     made.cfg = CONFIGS[request.param]
+    arguments = partial(through_kvdock, store)
     with (
-        mock.patch.object(mixins, "ServerArgs", through_kvdock),
-        mock.patch.object(fixtures, "ServerArgs", through_kvdock),
+        mock.patch.object(mixins, "ServerArgs", arguments),
+        mock.patch.object(fixtures, "ServerArgs", arguments),
         mock.patch.object(fixtures, "get_device", return_value="cpu"),
     ):
         yield made

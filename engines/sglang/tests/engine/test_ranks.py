@@ -17,14 +17,16 @@ TRIAL = Path(__file__).with_name("rank_trial.py")
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def seen(
+    backend: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
     """Run two ranks side by side through all trials; what each of them saw."""
-    folder = tmp_path_factory.mktemp("ranks")
+    folder, given = tmp_path_factory.mktemp("ranks"), json.dumps(backend)
     logs = [folder / f"rank-{rank}.log" for rank in range(2)]
     with ExitStack() as stack:
         started = [
             subprocess.Popen(
-                [sys.executable, str(TRIAL), str(rank), "2", str(folder)],
+                [sys.executable, str(TRIAL), str(rank), "2", str(folder), given],
                 stdout=stack.enter_context(log.open("w")),
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment.CPU},

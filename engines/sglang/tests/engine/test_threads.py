@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import test_families as families
@@ -13,15 +13,12 @@ import torch
 import zoo
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 ROUNDS = 60
 WRITTEN, READ = [0, 1, 2, 3], [8, 9, 10, 11]
 
 
 def test_backup_query_and_prefetch_go_on_while_the_scheduler_registers_a_draft(
-    tmp_path: Path,
+    store: dict[str, Any],
 ) -> None:
     pool, draft = zoo.mha_host(), zoo.mha_host(layers=1)
     zoo.fill(pool, 1)
@@ -30,7 +27,7 @@ def test_backup_query_and_prefetch_go_on_while_the_scheduler_registers_a_draft(
     stored: queue.Queue[list[str] | None] = queue.Queue()
     found: queue.Queue[list[str] | None] = queue.Queue()
 
-    with families.attached(families.config(tmp_path), {"kv": pool}) as storage:
+    with families.attached(families.config_of(store), {"kv": pool}) as storage:
 
         def backup() -> None:
             slots = zoo.slots(pool, WRITTEN)
@@ -71,13 +68,13 @@ def test_backup_query_and_prefetch_go_on_while_the_scheduler_registers_a_draft(
 
 @pytest.mark.parametrize("what", ["set", "get", "exists"])
 def test_calls_that_meet_a_close_are_answered_and_miss_after_it(
-    what: str, tmp_path: Path
+    what: str, store: dict[str, Any]
 ) -> None:
     pool = zoo.mha_host()
     zoo.fill(pool, 1)
     keys, slots = families.hashes(2), zoo.slots(pool, [0, 1])
     under_way, closed = threading.Event(), threading.Event()
-    with families.attached(families.config(tmp_path), {"kv": pool}) as storage:
+    with families.attached(families.config_of(store), {"kv": pool}) as storage:
         calls: dict[str, Any] = {
             "set": lambda: sum(storage.batch_set_v1(keys, slots)),
             "get": lambda: sum(storage.batch_get_v1(keys, slots)),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kvdock import Finding
 from kvdock.errors import KvdockError
 from kvdock.units import format_bytes
 from kvdock_mooncake.connect import limit_patience
+from kvdock_mooncake.engine_files import unused
 from kvdock_mooncake.library import Library, installed, load, the_wheel
 from kvdock_mooncake.master import Master
 from kvdock_mooncake.preconditions import (
@@ -18,13 +20,8 @@ from kvdock_mooncake.preconditions import (
     check_metadata_server,
     check_transport,
 )
+from kvdock_mooncake.settings import MooncakeSettings
 from kvdock_mooncake.transfer_limits import warnings
-
-if TYPE_CHECKING:
-    from kvdock_mooncake.settings import MooncakeSettings
-
-_UNREAD = "SGLANG_HICACHE_MOONCAKE_CONFIG_PATH"
-"""Names a file in which SGLang's own backend has its settings."""
 
 
 def _no(error: KvdockError) -> Finding:
@@ -40,9 +37,7 @@ def findings(settings: MooncakeSettings) -> list[Finding]:
     except KvdockError as error:
         return [*found, _no(error)]
     found += _features(library)
-    if _UNREAD in os.environ:
-        what = f"{_UNREAD} is set, and not read here: give what it says as settings"
-        found.append(Finding(ok=True, what=what))
+    found += _files()
     try:
         settings = settings.completed()
         check_library(library, settings)
@@ -85,6 +80,21 @@ def _features(library: Library) -> list[Finding]:
             for one in lack
         ),
     ]
+
+
+def _files() -> list[Finding]:
+    """Name the files of engines that are read, and what of them has no effect."""
+    found = []
+    for file in MooncakeSettings.foreign_files:
+        path = os.environ.get(file.variable)
+        # One that cannot be read is an error where settings are made of it.
+        with suppress(OSError, ValueError):
+            left = unused(json.loads(Path(path).read_text())) if path else []
+            without = f"; not used here: {', '.join(left)}" if left else ""
+            if path:
+                what = f"settings come from {path} ({file.variable}){without}"
+                found.append(Finding(ok=True, what=what))
+    return found
 
 
 def _flags(settings: MooncakeSettings) -> Finding:

@@ -6,13 +6,23 @@ import json
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from kvdock.config import Alias, choice, count, duration, option, size
+from kvdock.config import (
+    Alias,
+    ForeignFile,
+    choice,
+    count,
+    duration,
+    option,
+    size,
+)
 from kvdock.errors import SettingsError
 from kvdock.units import format_bytes, parse_bytes
+from kvdock_mooncake import engine_files
+from kvdock_mooncake.engine_files import EngineBytes
 
 if TYPE_CHECKING:
     from kvdock import Shard
@@ -40,10 +50,6 @@ class Pin(StrEnum):
     """It is evicted after everything that is not pinned."""
     HARD = "hard"
     """It is never evicted; a full store then rejects new objects."""
-
-
-class EngineBytes(int):
-    """Bytes that all ranks of an engine lend together, not each of them."""
 
 
 def _lent(value: str | float) -> int:
@@ -93,6 +99,13 @@ def _by_rank(devices: str) -> dict[int, str] | None:
 @attrs.frozen(kw_only=True)
 class MooncakeSettings:
     """How a process joins a Mooncake cluster, and how it stores."""
+
+    foreign_files: ClassVar[tuple[ForeignFile, ...]] = (
+        ForeignFile(
+            variable=engine_files.LIBRARY_FILE, read=engine_files.of_each_process
+        ),
+        ForeignFile(variable=engine_files.SGLANG_FILE, read=engine_files.of_all_ranks),
+    )
 
     master: str = option(
         "",
@@ -290,7 +303,8 @@ class MooncakeSettings:
             lent //= ranks
             if self.segment_bytes and lent < SMALLEST_SEGMENT_BYTES:
                 raise SettingsError(
-                    f"MOONCAKE_GLOBAL_SEGMENT_SIZE over {ranks} ranks is "
+                    "what the engine lends together (MOONCAKE_GLOBAL_SEGMENT_SIZE, or "
+                    f"global_segment_size of a file) over {ranks} ranks is "
                     f"{format_bytes(lent)} each, which is too small",
                     fix=f"Lend {format_bytes(SMALLEST_SEGMENT_BYTES)} or more each.",
                 )
