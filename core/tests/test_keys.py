@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdock.errors import KvdockError, NamespaceError
-from kvdock.keys import build_keys, check_hashes, check_suffixes, key_suffixes
+from kvdock.keys import (
+    adapter_hashes,
+    build_keys,
+    check_hashes,
+    check_suffixes,
+    key_suffixes,
+)
 from kvdock.namespace import (
     DIGEST_CHARS,
     Namespace,
@@ -236,3 +242,30 @@ def test_hashes_that_are_no_row_of_strings_are_refused_in_our_words(given: Any) 
     with pytest.raises(KvdockError, match="page hashes are a row") as raised:
         check_hashes(given)
     assert "hex" in raised.value.fix
+
+
+def test_pages_of_an_adapter_have_hashes_of_their_own() -> None:
+    alone = adapter_hashes(HASHES, "")
+    one, other = (adapter_hashes(HASHES, name) for name in ("a", "b"))
+    assert alone == HASHES
+    assert len({*alone, *one, *other}) == 3 * len(HASHES)
+    assert all(len(page) == 64 for page in one)
+    check_hashes(one)
+    assert adapter_hashes(list(reversed(HASHES)), "a") == list(reversed(one))
+
+
+def test_an_adapter_and_a_hash_are_not_confused_where_they_meet() -> None:
+    assert adapter_hashes(["bc"], "a") != adapter_hashes(["c"], "ab")
+    nested = adapter_hashes(adapter_hashes(["c"], "b"), "a")
+    assert nested != adapter_hashes(adapter_hashes(["c"], "a"), "b")
+
+
+def test_hashes_of_an_adapter_are_the_same_in_every_process() -> None:
+    assert adapter_hashes(["00ff"], "files:1") == [
+        "87059879954470f8bfa18ac0f92dc0ed0335048553d70d11b0202d545056170b"
+    ]
+
+
+def test_hashes_that_could_leave_their_place_get_no_adapter() -> None:
+    with pytest.raises(KvdockError, match="letters and digits"):
+        adapter_hashes(["../x"], "a")

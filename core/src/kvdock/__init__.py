@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kvdock.errors import NoRoute as NoRoute
     from kvdock.hits import Hits as Hits
     from kvdock.hits import evaluate as evaluate
+    from kvdock.keys import adapter_hashes as adapter_hashes
     from kvdock.keys import build_keys as build_keys
     from kvdock.keys import check_hashes as check_hashes
     from kvdock.keys import key_suffixes as key_suffixes
@@ -93,7 +94,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "dock": ("Dock",),
         "errors": ("KvdockError", "NoRoute"),
         "hits": ("Hits", "evaluate"),
-        "keys": ("build_keys", "key_suffixes", "check_hashes"),
+        "keys": ("adapter_hashes", "build_keys", "key_suffixes", "check_hashes"),
         "models.assembly": ("Assembly", "Deployment", "assemble"),
         "models.description": ("load_model",),
         "models.memory_budget": ("HostBudget",),

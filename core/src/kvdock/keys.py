@@ -7,6 +7,7 @@ never another page. The suffix says what the object holds.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -101,6 +102,35 @@ def check_hashes(hashes: Sequence[str]) -> None:
         f"page hash {wrong!r} is not made of letters and digits",
         fix=_HASHES,
     )
+
+
+def adapter_hashes(hashes: Sequence[str], adapter: str) -> Sequence[str]:
+    """Return page hashes that no other adapter's pages have.
+
+    For engines that choose an adapter (LoRA) for each request, and whose page
+    hashes do not cover its weights. An engine with one adapter for all requests
+    names it in `Namespace.lora`.
+
+    Args:
+        hashes: Page hashes as the engine has them.
+        adapter: Identity of the adapter's weights, such as a checksum of its
+            files: its name may stand for other weights tomorrow. "" for the model
+            alone, whose hashes stay as they are.
+
+    Raises:
+        KvdockError: If the hashes are not a row of letters and digits.
+    """
+    check_hashes(hashes)
+    if not adapter:
+        return hashes
+    identity = hashlib.sha256(adapter.encode("utf-8", "surrogatepass")).digest()
+    head = hashlib.sha256(b"kvdock adapter\0" + identity)
+    found = []
+    for page in hashes:
+        digest = head.copy()
+        digest.update(page.encode())
+        found.append(digest.hexdigest())
+    return found
 
 
 def build_keys(

@@ -1,5 +1,6 @@
 """Which pages make way: the tail of a prefix before its head, and cold ones first."""
 
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -300,3 +301,31 @@ def test_a_plan_frees_the_coldest_pages_and_none_that_is_protected(
             assert writable[rows.number]
             assert len(gone)
         assert (index.used_ns[rows.span][gone] <= plan.cold_ns).all()
+
+
+@SLOTS
+def test_pages_that_an_engine_serves_from_its_own_memory_stay(
+    open_depot: OpenDepot, slots: int, room: int
+) -> None:
+    depot = open_depot(page_bytes=512, **limits(room, slots))
+    kept, other = range(20), range(100, 120)
+    depot.request(kept)
+    depot.request(other)
+    for start in range(1000, 1000 + 3 * room, 20):
+        depot.request(range(start, start + 20))
+        depot.store.touch(depot.keys([*kept, 10**9]))
+    assert all(depot.there(kept))
+    assert not any(depot.there(other))
+    assert depot.get(kept) == [0] * 20
+
+
+def test_noting_the_use_of_pages_reads_and_writes_no_file(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot = open_depot()
+    depot.put(range(3))
+    for name in ("open", "pread", "pwrite", "preadv", "pwritev", "stat", "fstat"):
+        monkeypatch.setattr(os, name, None)
+    depot.store.touch(depot.keys(range(3)))
+    monkeypatch.undo()
+    assert depot.get(range(3)) == [0, 0, 0]

@@ -207,6 +207,15 @@ class Backend:
             )
         return found
 
+    @property
+    def touches(self) -> bool:
+        """Whether it orders its objects by use, and takes notes of the engine's."""
+        return "kvdock_touch" in self.plugin.implemented
+
+    def touch(self, handle: object, keys: Sequence[str]) -> None:
+        """Call `kvdock_touch`: these objects are in use."""
+        self.plugin.hooks.kvdock_touch(handle=handle, keys=keys)
+
     def release(self, handle: object) -> None:
         """Call `kvdock_release`: a pool has ended."""
         self.plugin.hooks.kvdock_release(handle=handle)

@@ -1,4 +1,4 @@
-"""The hooks: nine for backend plugins, and one for observers.
+"""The hooks: ten for backend plugins, and one for observers.
 
 Hooks run per load, per pool and per batch, never per page or per key. All of
 them are first-result hooks on a plugin manager of their own backend, so one
@@ -269,6 +269,22 @@ def kvdock_batch_io(handle: object, batch: Batch) -> BatchResult:
 
     Returns:
         One outcome per key, in the order of the keys.
+    """
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def kvdock_touch(handle: object, keys: Sequence[str]) -> None:
+    """Count objects as used now, so that others are evicted before them.
+
+    Called in the background, one call at a time, for pages that an engine
+    serves from memory of its own and so does not load. A backend that does not
+    order its objects by use, or would need I/O for each key, leaves it out.
+
+    Args:
+        handle: The pool's handle.
+        keys: In the order of the prefix, `max_batch_keys` at most. Those that
+            are not there count for nothing.
     """
     raise NotImplementedError
 

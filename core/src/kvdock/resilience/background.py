@@ -1,4 +1,4 @@
-"""Background tasks of one backend: probes, deletions, capacity polls.
+"""Background tasks of one backend: probes, deletions, touches, capacity polls.
 
 Each kind has a quota of its own, so that a task that hangs takes no threads
 from the other kinds, nor from the engine's calls.
@@ -7,7 +7,9 @@ from the other kinds, nor from the engine's calls.
 from __future__ import annotations
 
 import math
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -34,6 +36,10 @@ BACKEND_FAILURES = (Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
 
 DELETE_DEADLINE_FACTOR = 2
 """Background deletions may take so many times their deadline."""
+
+
+_TOUCHED_PAGES = 1 << 16
+"""Pages whose use may wait to be noted: some seconds of a busy engine."""
 
 
 class BackgroundTasks:
@@ -73,6 +79,8 @@ class BackgroundTasks:
         self._delete_quota = ConcurrencyQuota(
             max(1, core.calls.max_abandoned_calls // 2)
         )
+        self._touches = PendingTouches(_TOUCHED_PAGES)
+        self._touch_quota = ConcurrencyQuota(1)
         self._poll_quota = ConcurrencyQuota(1)
         polled = notify is not None and "kvdock_capacity" in backend.plugin.implemented
         self._poll_at_s = time.monotonic() if polled else math.inf
@@ -219,6 +227,36 @@ class BackgroundTasks:
             error,
         )
 
+    def touch(self, handle: object, pages: int, keys: KeyBuilder) -> bool:
+        """Note the use of pages; return whether that will be passed on.
+
+        Args:
+            handle: The pool's handle.
+            pages: How many.
+            keys: Builds their keys, in the background.
+        """
+        if self._closed or self._executor.guard.forked or not self._backend.touches:
+            return False
+        if not self._touches.add(handle, pages, keys):
+            return False
+        # One that runs takes what has come meanwhile.
+        self._executor.spawn(self._touch_quota, self._run_touches)
+        return True
+
+    def _run_touches(self) -> None:
+        while not self._closed and (one := self._touches.pop()):
+            handle, keys = one
+            names = keys()
+            step = self._max_keys or max(1, len(names))
+            for start in range(0, len(names), step):
+                try:
+                    self._backend.touch(handle, names[start : start + step])
+                except Exception as error:  # noqa: BLE001 - plugin code
+                    what = (
+                        f"backend {self._backend.name}: noting which pages are used: "
+                    )
+                    self._log.warning("touch", what + describe_error(error), error)
+
     def poll_capacity(self, handle: object) -> None:
         """Ask the backend how full its store is, if a poll is due."""
         if time.monotonic() < self._poll_at_s or self._closed:
@@ -251,6 +289,41 @@ class BackgroundTasks:
                     limit_bytes=found.limit_bytes,
                 )
             )
+
+
+KeyBuilder = Callable[[], Sequence[str]]
+
+
+class PendingTouches:
+    """Pages whose use is still to be noted.
+
+    Args:
+        limit: Most pages; more are not noted.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._pages = 0
+        self._waiting: deque[tuple[object, int, KeyBuilder]] = deque()
+
+    def add(self, handle: object, pages: int, keys: KeyBuilder) -> bool:
+        """Add pages of a pool; return False if too many wait."""
+        with self._lock:
+            if self._pages + pages > self._limit:
+                return False
+            self._pages += pages
+            self._waiting.append((handle, pages, keys))
+        return True
+
+    def pop(self) -> tuple[object, KeyBuilder] | None:
+        """Return the pool's handle and the keys of the pages that wait longest."""
+        with self._lock:
+            if not self._waiting:
+                return None
+            handle, pages, keys = self._waiting.popleft()
+            self._pages -= pages
+        return handle, keys
 
 
 @attrs.frozen(eq=False)

@@ -263,6 +263,17 @@ class Catalog:
             for number in np.unique(found.numbers[which][still]).tolist():
                 self.segments[number].touched = True
 
+    def note_use(self, keys: Sequence[str]) -> None:
+        """Note that keys are used now, the first as the latest; reads no file."""
+        digests = key_digests(keys, self._seed)
+        with self.lock:
+            rows = self.index.find(digests)
+            there = np.flatnonzero(rows != ABSENT)
+            rows = rows[there]
+            self.index.touch(rows, self.index.clock.now_ns() - there)
+            for number in np.unique(self.index.segment_of[rows]).tolist():
+                self.segments[number].touched = True
+
     def note_lookup(self, found: LookupResult, deadline_s: float) -> None:
         """Remember what was looked up, for the writes that follow."""
         with self.lock:

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -317,6 +317,16 @@ class SegmentStore:
             self._catalog.refresh(always=True)
             self.counts["cleared"] += 1
         return _cleared(batch, own)
+
+    def touch(self, keys: Sequence[str]) -> None:
+        """Count pages as used now, without I/O.
+
+        Args:
+            keys: In the order of the prefix; what is not there counts for nothing.
+        """
+        if not self._awaits_room:
+            self._check_fork()
+            self._catalog.note_use(keys)
 
     def usage(self) -> Usage:
         """Count contents and disk usage."""

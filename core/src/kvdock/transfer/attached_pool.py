@@ -126,6 +126,29 @@ class AttachedPool:
         """Load pages; as `put`."""
         return self._checked_transfer(Operation.GET, hashes, pages, deadline_s)
 
+    def touch(self, hashes: Sequence[str]) -> bool:
+        """Note that the engine serves pages from memory of its own.
+
+        What is loaded counts as used anyway; without this the pages that an
+        engine uses most, and so never loads, would be evicted first. Returns at
+        once: the backend is called in the background.
+
+        Args:
+            hashes: Page hashes, in the order of the prefix.
+
+        Returns:
+            Whether it is passed on; False where the backend does not order its
+            objects by use, or too many notes wait.
+
+        Raises:
+            KvdockError: On bad input.
+        """
+        check_hashes(hashes)
+        names = list(hashes)
+        return self.channel.background.touch(
+            self.handle, len(names), lambda: self.keys(names)
+        )
+
     def _checked_transfer(
         self,
         operation: Operation,

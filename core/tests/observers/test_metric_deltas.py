@@ -1,0 +1,150 @@
+"""Metrics as data: the same values as in a registry, once each."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import defaultdict
+
+import pytest
+from prometheus_client import CollectorRegistry
+from shelf import Engine, Shelf, attention, draft, hashes, patient
+
+from kvdock.batch import Operation, Outcome
+from kvdock.events import BatchEnded, Event, PagesRestored, PoolRouted
+from kvdock.observers import metrics
+from kvdock.observers.metrics import (
+    METRICS,
+    MetricDelta,
+    MetricDeltas,
+    MetricKind,
+    Metrics,
+)
+
+
+def drive(*observers: object) -> None:
+    """Store, find and load pages with a draft, one of them damaged."""
+    engine = Engine(
+        [Shelf()], (attention(), draft()), patient(), observers=list(observers)
+    )
+    with engine.attachment as cache:
+        names = hashes(3)
+        engine.fill(names, range(3))
+        cache.put(names, engine.where(range(3)))
+        damaged = next(key for key in engine.shelf.objects if f"/{names[2]}.kv" in key)
+        engine.shelf.objects[damaged] = bytes(len(engine.shelf.objects[damaged]))
+        cache.exists(names)
+        cache.get(names, engine.where(range(3)))
+        assert cache.wait_idle(60)
+
+
+def test_summed_up_they_are_what_a_registry_shows() -> None:
+    registry, deltas = CollectorRegistry(), MetricDeltas()
+    drive(Metrics(registry), deltas)
+    known = {one.name: one for one in METRICS}
+    compared = set()
+    for delta in deltas.take():
+        metric = known[delta.name]
+        assert delta.kind is metric.kind
+        labels = dict(zip(metric.labels, delta.labels, strict=True))
+        if delta.kind is MetricKind.HISTOGRAM:
+            count = registry.get_sample_value(f"{delta.name}_count", labels)
+            total = registry.get_sample_value(f"{delta.name}_sum", labels)
+            assert count == len(delta.values)
+            assert total == pytest.approx(sum(delta.values))
+        else:
+            (value,) = delta.values
+            assert registry.get_sample_value(delta.name, labels) == value
+        compared.add((delta.name, delta.labels))
+    shown = {
+        (
+            sample.name.removesuffix("_count"),
+            tuple(sample.labels.values()),
+        ): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if not sample.name.endswith(("_created", "_bucket", "_sum"))
+    }
+    # What nothing has happened to yet is shown as 0, and is not a change.
+    assert compared <= shown.keys()
+    assert not any(shown[series] for series in shown.keys() - compared)
+
+
+def ended(keys: int) -> BatchEnded:
+    return BatchEnded(
+        backend="b", pool="p", operation=Operation.GET,
+        outcomes={Outcome.OK: keys}, nbytes=8 * keys, seconds=0.5,
+    )  # fmt: skip
+
+
+def by_name(taken: tuple[MetricDelta, ...]) -> dict[str, list[tuple[float, ...]]]:
+    found = defaultdict(list)
+    for one in taken:
+        found[one.name].append(one.values)
+    return dict(found)
+
+
+def test_what_was_taken_is_not_taken_again() -> None:
+    deltas = MetricDeltas()
+    deltas.kvdock_observe(ended(2))
+    deltas.kvdock_observe(ended(3))
+    assert by_name(deltas.take()) == {
+        "kvdock_keys_total": [(5,)],
+        "kvdock_bytes_total": [(40,)],
+        "kvdock_batch_seconds": [(0.5, 0.5)],
+    }
+    assert deltas.take() == ()
+    deltas.kvdock_observe(ended(1))
+    assert by_name(deltas.take())["kvdock_keys_total"] == [(1,)]
+
+
+def test_nothing_is_lost_between_threads() -> None:
+    deltas, taken = MetricDeltas(), 0.0
+
+    def observe() -> None:
+        for _ in range(500):
+            deltas.kvdock_observe(ended(1))
+
+    threads = [threading.Thread(target=observe) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        taken += sum(n for (n,) in by_name(deltas.take()).get("kvdock_keys_total", []))
+    for thread in threads:
+        thread.join()
+    taken += sum(n for (n,) in by_name(deltas.take()).get("kvdock_keys_total", []))
+    assert taken == 2000
+
+
+def test_samples_that_are_not_taken_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics, "_SAMPLES", 3)
+    deltas = MetricDeltas()
+    for _ in range(5):
+        deltas.kvdock_observe(ended(1))
+    assert by_name(deltas.take())["kvdock_batch_seconds"] == [(0.5,) * 3]
+
+
+def test_a_pool_that_goes_elsewhere_is_no_longer_enabled_where_it_went() -> None:
+    deltas = MetricDeltas()
+
+    def route(backend: str) -> Event:
+        return PoolRouted(pool="kv", backend=backend, enabled=True, reason="why")
+
+    deltas.kvdock_observe(route("a"))
+    deltas.take()
+    deltas.kvdock_observe(route("b"))
+    assert {one.labels[1]: one.values for one in deltas.take()} == {
+        "a": (0,),
+        "b": (1,),
+    }
+
+
+def test_they_are_plain_data_that_another_process_can_read() -> None:
+    deltas = MetricDeltas()
+    deltas.kvdock_observe(PagesRestored(pages={"kv": 3}, target=3, draft=None))
+    deltas.kvdock_observe(ended(1))
+    taken = deltas.take()
+    assert pickle.loads(pickle.dumps(taken)) == taken  # noqa: S301 - our own
+    assert all(type(one) is str for delta in taken for one in delta.labels)
