@@ -9,7 +9,8 @@ import attrs
 
 from kvdock import segments
 from kvdock.config import structure
-from kvdock.errors import KvdockError
+from kvdock.errors import KvdockError, SettingsError
+from kvdock.namespace import RECORD_NAME
 from kvdock_file.settings import FileSettings
 
 if TYPE_CHECKING:
@@ -32,8 +33,40 @@ class DirectoryStore:
     shared: bool = False
 
     def namespaces(self) -> tuple[str, ...]:
-        """Return the digests of the namespaces, sorted."""
-        return segments.namespaces(self.root)
+        """Return the digests of the namespaces, sorted.
+
+        Raises:
+            SettingsError: If the directory is missing, or holds other things only.
+        """
+        found = segments.namespaces(self.root) if self.root.is_dir() else ()
+        if not found:
+            self._check_store()
+        return found
+
+    def _check_store(self) -> None:
+        """Raise unless a directory without namespaces is an empty store."""
+        where = f"{self.root} is not a store"
+        if not self.root.is_dir():
+            why = "it is not a directory" if self.root.exists() else "it is missing"
+            raise SettingsError(f"{where}: {why}", fix="Name the root of a backend.")
+        if is_namespace(self.root):
+            raise SettingsError(
+                f"{where}: it is one namespace of {self.root.parent}",
+                fix=f"Name {self.root.parent}, and {self.root.name[:12]} as namespace.",
+            )
+        try:
+            others = [one for one in self.root.iterdir() if one.name[:1] != "."]
+        except OSError as error:
+            raise SettingsError(
+                f"{self.root} cannot be read: {error.strerror or error}",
+                fix="Run this as the user of the engine.",
+            ) from error
+        if others:
+            raise SettingsError(
+                f"{where}: it holds {len(others)} other files or directories, such as "
+                f"{min(others).name}, and no namespace",
+                fix="Name the root of a backend.",
+            )
 
     def survey(self, namespace: str) -> NamespaceSurvey:
         """Count what is held of a namespace."""
@@ -77,6 +110,11 @@ class DirectoryStore:
     def clear(self, namespace: str) -> int:
         """Delete all pages of a namespace; return the bytes that were freed."""
         return segments.clear(self.root, namespace, shared=self.shared)
+
+
+def is_namespace(folder: Path) -> bool:
+    """Return whether a directory is a namespace of a store and not its root."""
+    return (folder / RECORD_NAME).is_file()
 
 
 def open_store(target: str, settings: Mapping[str, object]) -> Store | None:
