@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,20 @@ BREAKER_VALUES: Mapping[str, int] = MappingProxyType(
 
 SECONDS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Upper ends of the histograms' buckets."""
+
+ORIGIN = ("rank", "model")
+"""The last labels of every series: the process of its deployment, and the model."""
+
+ROUTE = ("pool", "backend", "reason")
+"""Labels of where a pool goes."""
+
+MOST_MODELS = 16
+"""Models that a process shows by name, so that its series stay few."""
+
+OTHER_MODELS = "(other)"
+"""The model of every further one."""
+
+_MOST_ORIGINS = 1024
 
 _SAMPLES = 4096
 """Samples of one series that are kept until they are taken; later ones count."""
@@ -60,8 +74,10 @@ class Metric:
         name: Its name for Prometheus.
         kind: How its values add up.
         about: What it is, in one sentence.
-        labels: Names of its labels.
+        labels: Names of its labels; the last are those of `ORIGIN`.
         buckets: Upper ends of the buckets of a histogram.
+        mode: How a gauge adds up over processes that share one exposition, in the
+            words of prometheus_client.
     """
 
     name: str
@@ -69,6 +85,7 @@ class Metric:
     about: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    mode: str = ""
 
 
 def _metrics() -> tuple[Metric, ...]:
@@ -87,27 +104,31 @@ def _metrics() -> tuple[Metric, ...]:
         ),
         Metric(
             "kvdock_breaker_state", gauge, "0 closed, 1 half-open, 2 open.",
-            ("backend", "operation"),
+            ("backend", "operation"), mode="livemax",
         ),
         Metric(
             "kvdock_calls_behind", gauge, "Abandoned calls that still run.",
-            ("backend",),
+            ("backend",), mode="livesum",
         ),
         Metric(
             "kvdock_held_batches", gauge, "Ended batches whose memory is held.",
-            ("backend",),
+            ("backend",), mode="livesum",
         ),
         Metric(
-            "kvdock_pool_enabled", gauge, "Whether a pool is stored, and why.",
-            ("pool", "backend", "reason"),
+            "kvdock_pool_enabled", gauge, "Whether a pool is stored.",
+            ("pool",), mode="livemin",
+        ),
+        Metric(
+            "kvdock_pool_route_info", gauge, "1 for where a pool goes now, and why.",
+            ROUTE, mode="livemax",
         ),
         Metric(
             "kvdock_pool_pages", gauge, "Pages of host memory, and those under I/O.",
-            ("pool", "state"),
+            ("pool", "state"), mode="livesum",
         ),
         Metric(
             "kvdock_store_bytes", gauge, "Bytes of a store: used, and at most.",
-            ("backend", "state"),
+            ("backend", "state"), mode="livemostrecent",
         ),
         Metric(
             "kvdock_restored_pages_total", counter, "Pages of restored prefixes.",
@@ -123,24 +144,32 @@ def _metrics() -> tuple[Metric, ...]:
         ),
         Metric(
             "kvdock_draft_restored_ratio", gauge,
-            "Draft restored over target restored since the start.",
+            "Draft restored over target restored since the start.", mode="livemin",
         ),
         Metric(
             "kvdock_plugin_info", gauge, "1 for each plugin that is loaded.",
-            ("kind", "name", "distribution", "version", "path"),
+            ("kind", "name", "distribution", "version", "path"), mode="livemax",
         ),
     )  # fmt: skip
 
 
-METRICS = _metrics()
+METRICS = tuple(
+    attrs.evolve(metric, labels=(*metric.labels, *ORIGIN)) for metric in _metrics()
+)
 """All metrics."""
 
 
 class EventMetrics(ABC):
-    """Turn events into values of metrics."""
+    """Turn events into values of metrics.
+
+    Each series has the labels of `ORIGIN`, so processes that share one exposition
+    do not write each other's gauges.
+    """
 
     def __init__(self) -> None:
-        self._with_draft = [0, 0]
+        self._with_draft: dict[tuple[str, str], list[int]] = {}
+        self._models: set[str] = set()
+        self._origins: dict[events.Origin, tuple[str, str]] = {}
 
     @abstractmethod
     def _add(self, name: str, amount: float, *labels: str) -> None:
@@ -155,61 +184,87 @@ class EventMetrics(ABC):
         """Add a sample to a histogram."""
 
     @abstractmethod
-    def _retire_routes(self, pool: str, kept: tuple[str, ...]) -> None:
-        """Show no longer where a pool went before."""
+    def _former_routes(self, route: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
+        """Return the labels of the routes that this pool had before this one."""
 
     @hookimpl
-    def kvdock_observe(self, event: events.Event) -> None:
+    def kvdock_observe(self, event: events.Event, origin: events.Origin) -> None:
         """Count an event."""
+        whose = self._origins.get(origin) or self._labels(origin)
         match event:
             case events.BatchEnded():
-                self._count(event)
+                self._count(event, whose)
             case events.BreakerMoved():
                 value = BREAKER_VALUES[event.state]
-                self._set("kvdock_breaker_state", value, event.backend, event.operation)
+                labels = (event.backend, event.operation, *whose)
+                self._set("kvdock_breaker_state", value, *labels)
             case events.CallsBehind():
-                self._set("kvdock_calls_behind", event.calls, event.backend)
+                self._set("kvdock_calls_behind", event.calls, event.backend, *whose)
             case events.MemoryHeld():
-                self._set("kvdock_held_batches", event.batches, event.backend)
+                self._set("kvdock_held_batches", event.batches, event.backend, *whose)
             case events.PoolRouted():
-                labels = (event.pool, event.backend, event.reason)
-                self._retire_routes(event.pool, labels)
-                self._set("kvdock_pool_enabled", event.enabled, *labels)
+                self._route(event, whose)
             case events.PagesHeld():
-                self._set("kvdock_pool_pages", event.pages, event.pool, "all")
-                self._set("kvdock_pool_pages", event.leased, event.pool, "leased")
+                name = "kvdock_pool_pages"
+                self._set(name, event.pages, event.pool, "all", *whose)
+                self._set(name, event.leased, event.pool, "leased", *whose)
             case events.StoreFilled():
-                self._fill(event)
+                self._fill(event, whose)
             case events.PluginLoaded():
                 source = (event.distribution, event.version, event.path)
-                self._set("kvdock_plugin_info", 1, event.kind, event.name, *source)
+                plugin = (event.kind, event.name, *source, *whose)
+                self._set("kvdock_plugin_info", 1, *plugin)
             case events.PagesRestored():
-                self._count_restored(event)
+                self._count_restored(event, whose)
 
-    def _fill(self, event: events.StoreFilled) -> None:
-        self._set("kvdock_store_bytes", event.used_bytes, event.backend, "used")
+    def _labels(self, origin: events.Origin) -> tuple[str, str]:
+        """Return the labels of an attachment; they stay few."""
+        if len(self._models) < MOST_MODELS:
+            self._models.add(origin.model)
+        model = origin.model if origin.model in self._models else OTHER_MODELS
+        found = (origin.rank, model)
+        if len(self._origins) < _MOST_ORIGINS:
+            self._origins[origin] = found
+        return found
+
+    def _route(self, event: events.PoolRouted, whose: tuple[str, str]) -> None:
+        """Show where a pool goes now, and no longer where it went before."""
+        labels = (event.pool, event.backend, event.reason, *whose)
+        # Set to 0: a series cannot be removed where processes share an exposition.
+        for former in self._former_routes(labels):
+            self._set("kvdock_pool_route_info", 0, *former)
+        self._set("kvdock_pool_route_info", 1, *labels)
+        self._set("kvdock_pool_enabled", event.enabled, event.pool, *whose)
+
+    def _fill(self, event: events.StoreFilled, whose: tuple[str, str]) -> None:
+        name, backend = "kvdock_store_bytes", event.backend
+        self._set(name, event.used_bytes, backend, "used", *whose)
         if event.limit_bytes:
-            self._set("kvdock_store_bytes", event.limit_bytes, event.backend, "limit")
+            self._set(name, event.limit_bytes, backend, "limit", *whose)
 
-    def _count(self, event: events.BatchEnded) -> None:
+    def _count(self, event: events.BatchEnded, whose: tuple[str, str]) -> None:
         labels = (event.backend, event.pool, event.operation)
-        self._sample("kvdock_batch_seconds", event.seconds, *labels)
+        self._sample("kvdock_batch_seconds", event.seconds, *labels, *whose)
         if event.nbytes:
-            self._add("kvdock_bytes_total", event.nbytes, *labels)
+            self._add("kvdock_bytes_total", event.nbytes, *labels, *whose)
         for outcome, keys in event.outcomes.items():
-            self._add("kvdock_keys_total", keys, *labels, outcome.name.lower())
+            series = (*labels, outcome.name.lower(), *whose)
+            self._add("kvdock_keys_total", keys, *series)
 
-    def _count_restored(self, event: events.PagesRestored) -> None:
+    def _count_restored(
+        self, event: events.PagesRestored, whose: tuple[str, str]
+    ) -> None:
         for pool, pages in event.pages.items():
-            self._add("kvdock_restored_pages_total", pages, pool)
-        self._add("kvdock_restored_prefix_pages_total", event.target)
+            self._add("kvdock_restored_pages_total", pages, pool, *whose)
+        self._add("kvdock_restored_prefix_pages_total", event.target, *whose)
         if event.draft is not None:
-            self._add("kvdock_restored_draft_pages_total", event.draft)
-            self._with_draft[0] += event.draft
-            self._with_draft[1] += event.target
-            draft, target = self._with_draft
+            self._add("kvdock_restored_draft_pages_total", event.draft, *whose)
+            sums = self._with_draft.setdefault(whose, [0, 0])
+            sums[0] += event.draft
+            sums[1] += event.target
+            draft, target = sums
             ratio = draft / target if target else 1.0
-            self._set("kvdock_draft_restored_ratio", ratio)
+            self._set("kvdock_draft_restored_ratio", ratio, *whose)
 
 
 @attrs.frozen(kw_only=True)
@@ -219,6 +274,9 @@ class MetricsSettings:
 
 class Metrics(EventMetrics):
     """The metrics in a registry of Prometheus.
+
+    Under prometheus_client's multiprocess mode, which SGLang uses, gauges count the
+    processes that live.
 
     Args:
         registry: Where the metrics live; None for the process's own.
@@ -241,7 +299,9 @@ class Metrics(EventMetrics):
         }
 
         def made(metric: Metric) -> Any:  # noqa: ANN401 - the library's classes
-            more = {"buckets": metric.buckets} if metric.buckets else {}
+            more: dict[str, Any] = {"buckets": metric.buckets} if metric.buckets else {}
+            if metric.mode:
+                more["multiprocess_mode"] = metric.mode
             kind, about = kinds[metric.kind], metric.about
             try:
                 return kind(metric.name, about, metric.labels, registry=where, **more)
@@ -252,7 +312,7 @@ class Metrics(EventMetrics):
         self._metrics = {metric.name: made(metric) for metric in METRICS}
         # Looking a label up costs a microsecond, this a tenth.
         self._series: dict[tuple[str, ...], Callable[[float], None]] = {}
-        self._batches: dict[tuple[str, str, str], Any] = {}
+        self._batches: dict[tuple[str, ...], Any] = {}
 
     def _series_of(
         self, verb: str, name: str, labels: tuple[str, ...]
@@ -260,15 +320,14 @@ class Metrics(EventMetrics):
         """Return what takes the values of one series."""
         found = self._series.get((name, *labels))
         if found is None:
-            metric = self._metrics[name]
-            series = metric.labels(*labels) if labels else metric
+            series = self._metrics[name].labels(*labels)
             found = self._series[name, *labels] = getattr(series, verb)
         return found
 
-    def _count(self, event: events.BatchEnded) -> None:
+    def _count(self, event: events.BatchEnded, whose: tuple[str, str]) -> None:
         # As above, with one look-up for each batch instead of one for each metric:
         # 6 us instead of 11.
-        labels = (event.backend, event.pool, event.operation)
+        labels = (event.backend, event.pool, event.operation, *whose)
         known = self._batches.get(labels)
         if known is None:
             by_outcome: dict[Outcome, Callable[[float], None]] = {}
@@ -284,7 +343,7 @@ class Metrics(EventMetrics):
         for outcome, keys in event.outcomes.items():
             add = by_outcome.get(outcome)
             if add is None:
-                series = (*labels, outcome.name.lower())
+                series = (*labels[:3], outcome.name.lower(), *whose)
                 add = self._series_of("inc", "kvdock_keys_total", series)
                 by_outcome[outcome] = add
             add(keys)
@@ -298,20 +357,19 @@ class Metrics(EventMetrics):
     def _sample(self, name: str, value: float, *labels: str) -> None:
         self._series_of("observe", name, labels)(value)
 
-    def _retire_routes(self, pool: str, kept: tuple[str, ...]) -> None:
-        gauge = self._metrics["kvdock_pool_enabled"]
+    def _former_routes(self, route: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
         # Another attachment of this process may have set it, by its own object.
         shown = [
-            tuple(sample.labels[name] for name in ("pool", "backend", "reason"))
-            for metric in gauge.collect()
+            tuple(sample.labels[name] for name in (*ROUTE, *ORIGIN))
+            for metric in self._metrics["kvdock_pool_route_info"].collect()
             for sample in metric.samples
         ]
-        for other in shown:
-            if other[0] == pool and other != kept:
-                gauge.remove(*other)
-        # What is remembered of a series that was removed would take no values.
-        for series in [one for one in self._series if one[0] == "kvdock_pool_enabled"]:
-            del self._series[series]
+        return [one for one in shown if _same_pool(one, route) and one != route]
+
+
+def _same_pool(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Return whether two routes are of one pool, rank and model."""
+    return (one[0], *one[3:]) == (other[0], *other[3:])
 
 
 @attrs.frozen
@@ -345,7 +403,7 @@ class MetricDeltas(EventMetrics):
         self._counters: dict[tuple[str, ...], float] = {}
         self._gauges: dict[tuple[str, ...], float] = {}
         self._samples: dict[tuple[str, ...], deque[float]] = {}
-        self._routes: dict[str, tuple[str, ...]] = {}
+        self._routes: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def take(self) -> tuple[MetricDelta, ...]:
         """Return what has changed since the last call, each series once."""
@@ -375,12 +433,11 @@ class MetricDeltas(EventMetrics):
                 self._samples[series] = deque(maxlen=_SAMPLES)
             self._samples[series].append(value)
 
-    def _retire_routes(self, pool: str, kept: tuple[str, ...]) -> None:
-        """Set a route of before to 0: a series that was carried away stays."""
-        before = self._routes.get(pool, kept)
-        self._routes[pool] = kept
-        if before != kept:
-            self._set("kvdock_pool_enabled", 0, *before)
+    def _former_routes(self, route: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
+        whose = (route[0], *route[3:])
+        before = self._routes.get(whose, route)
+        self._routes[whose] = route
+        return [before] if before != route else []
 
 
 def _deltas(
