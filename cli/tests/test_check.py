@@ -11,11 +11,10 @@ import attrs
 import pytest
 
 from kvdock.errors import PluginError, SettingsError
-from kvdock.testing import CheckReport, FinishedRun, Progress
+from kvdock.testing import CheckReport, FinishedRun
 from kvdock.testing.claims import Claim
 from kvdock.testing.report import _about as checkup_of
 from kvdock.testing.subprocess import Record
-from kvdock_cli import progress
 from kvdock_cli.commands.check import check
 from kvdock_cli.commands.doctor import doctor
 from kvdock_cli.output import UsageProblem
@@ -126,19 +125,6 @@ def test_the_report_as_data_is_what_the_docs_say() -> None:
 )
 def test_ok_means_that_all_ran_and_none_failed(made: CheckReport, ok: bool) -> None:  # noqa: FBT001 - a case
     assert made.ok is ok
-
-
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [
-        (Progress(), "collecting tests"),
-        (Progress(258, 37, 0, "a.py::TestC::test_b[mha]"), "37/258 test_b[mha]"),
-        (Progress(258, 37, 2, "a.py::TestC::test_b"), "37/258 2 failed, test_b"),
-        (Progress(258, 37, 0, "a::test_" + 90 * "x"), "37/258 test_" + 28 * "x"),
-    ],
-)
-def test_progress_is_one_line(made: Progress, said: str) -> None:
-    assert progress.line(made, 40) == said
 
 
 def test_what_is_not_proven_is_data_too() -> None:

@@ -71,4 +71,4 @@ def test_a_broken_observer_is_named_beside_the_settings_of_all_others(
     assert {"core.integrity", "observers.faults.rate"} <= paths
     text = shelf.kvdock("config", "show").stdout
     assert "core.integrity" in text
-    assert "Not usable, see `kvdock doctor`:\n  mine" in text
+    assert "Not usable, see `kvdock doctor`:\n  BROKEN" in text

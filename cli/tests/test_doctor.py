@@ -337,6 +337,59 @@ def test_a_backend_in_order_is_tried_out_with_a_page_of_each_kind(
     assert "pool mamba: a page was dropped by file" in told
 
 
+def test_a_self_test_that_passes_is_one_line_and_leaves_nothing_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = (f"root={tmp_path / 'far' / 'root'}",)
+    assert doctor("file", set_=given) == 0
+    lines = [
+        line for line in capsys.readouterr().out.splitlines() if "self test:" in line
+    ]
+    assert len(lines) == 1
+    assert "was stored, found, read back, compared and dropped" in lines[0]
+    assert not list(tmp_path.iterdir())
+    doctor("file", set_=given, verbose=True)
+    assert "pool mha: a page was found by file" in capsys.readouterr().out
+    root = tmp_path / "root"
+    root.mkdir(mode=0o700)
+    assert doctor("file", set_=(f"root={root}",)) == 0
+    assert not list(root.iterdir())
+
+
+def test_a_warning_is_shown_with_its_hint_and_is_no_failure(
+    shelf: Shelf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "def examine(settings):\n    from kvdock import Finding\n"
+    source += "    yield Finding(ok=True, what='slow', hint='Wait.', warning=True)\n"
+    shelf.add("engine", source, group="kvdock.doctors", attribute="examine")
+    assert doctor("engine") == 0
+    shown = capsys.readouterr().out
+    assert "  warning  slow\n           Wait.\n" in shown
+    assert shown.endswith("no problem, 1 warning found\n")
+
+
+def test_a_backend_that_is_installed_and_not_configured_is_no_problem(
+    shelf: Shelf, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVDOCK_PLUGINS", "good")
+    probing(
+        shelf,
+        "good",
+        "return [Finding(False, 'no root', 'Give one.')]",
+        ("from kvdock import", SETTINGS.replace("option(help", "option('', help")),
+        ("from kvdock import A", "from kvdock import Finding, A"),
+        ('summary="a backend"', 'summary="a backend", settings=Settings'),
+    )
+    data, _ = ask()
+    (section,) = [one for one in data["sections"] if one["name"] == "good"]
+    (found,) = section["findings"]
+    assert (found["state"], found["what"]) == ("skipped", "not configured: no root")
+    monkeypatch.setenv("KVDOCK_BACKENDS__GOOD__ROOT", "/x")
+    data, _ = ask()
+    (section,) = [one for one in data["sections"] if one["name"] == "good"]
+    assert section["findings"][0]["state"] == "problem"
+
+
 def test_a_backend_that_loses_its_page_is_a_problem(shelf: Shelf, ask: Ask) -> None:
     shelf.add_backend("good")  # its batches answer nothing at all
     data, code = ask("good", no_self_test=False)

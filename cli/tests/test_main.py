@@ -61,6 +61,60 @@ def test_a_wrong_call_is_a_usage_error(shelf: Shelf, arguments: tuple[str]) -> N
 
 
 @pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("list", "--nope"), "no such option: --nope. See `kvdock list --help`."),
+        (("show",), "missing argument 'name'. See `kvdock show --help`."),
+        (("store", "lss"), "no such command 'lss'"),
+        (("nope",), "unknown command 'nope'. See `kvdock --help`."),
+        (("route", "--tp", "x"), "invalid value for '--tp'"),
+    ],
+)
+def test_errors_of_every_level_have_one_shape(
+    shelf: Shelf, arguments: tuple[str, ...], said: str
+) -> None:
+    done = shelf.kvdock(*arguments, "--json")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("kvdock: ")
+    assert said in done.stderr
+    found = json.loads(done.stdout)
+    assert (found["schema"], found["ok"]) == ("kvdock.error/1", False)
+    assert found["error"]["type"] == "UsageProblem"
+
+
+def test_summaries_in_the_help_are_whole_sentences(shelf: Shelf) -> None:
+    for command in ((), ("store",)):
+        shown = " ".join(shelf.kvdock(*command, "--help").stdout.split())
+        assert "..." not in shown.partition("Commands:")[2]
+    assert "1 if any is wrong or lost." in shown
+
+
+def test_a_shell_completes_commands(shelf: Shelf) -> None:
+    script = shelf.kvdock("completion", "bash")
+    assert (script.stderr, script.returncode) == ("", 0)
+    assert "_KVDOCK_COMPLETE=complete_bash" in script.stdout
+    done = shelf.kvdock(
+        _KVDOCK_COMPLETE="complete_bash", COMP_WORDS="kvdock do", COMP_CWORD="1"
+    )
+    assert done.stdout.split() == ["doctor"]
+
+
+SLOW = """def slow() -> None:
+    import os, signal, time
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+"""
+
+
+def test_an_interrupt_is_one_line_and_its_own_exit_code(shelf: Shelf) -> None:
+    shelf.add("slow", SLOW, group="kvdock.commands", attribute="slow")
+    done = shelf.kvdock("slow")
+    assert (done.stdout, done.stderr) == ("", "kvdock: interrupted\n")
+    assert done.returncode == 130
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ("ns", "show", ""),
@@ -92,7 +146,7 @@ def test_the_version_names_every_part_without_importing_it(shelf: Shelf) -> None
     assert parts["command greet"]["path"] == str(shelf.root / "kvdock_greet.py")
     assert parts["backend gone"]["path"] == "?"
     assert {"python", "kvdock", "kvdock-cli"} <= set(parts)
-    assert "kvdock_good.py" in shelf.kvdock("--version").stdout
+    assert "kvdock_good.py" in shelf.kvdock("-V").stdout
 
 
 def test_a_path_of_any_bytes_can_be_told(

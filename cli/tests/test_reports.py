@@ -187,7 +187,7 @@ TEXTS: dict[str, Callable[[], str]] = {
     "show-alpha.txt": lambda: manifest.as_text(ALPHA),
     "show-beta.txt": lambda: manifest.as_text(BETA),
     "doctor.txt": lambda: doctor.as_text(DIAGNOSIS),
-    "route.txt": PLAN.explain,
+    "route.txt": lambda: route.as_text(PLAN),
     "version.txt": lambda: version.as_text(PARTS_OF_KVDOCK),
 }
 OBJECTS: dict[str, Callable[[], dict[str, object]]] = {
@@ -270,7 +270,10 @@ def test_a_diagnosis_is_fine_unless_something_is_wrong() -> None:
         ({PoolKind.MHA: 1.5}, {"mha": 1.5}),
         (Path("/x"), "/x"),
         (int, "int"),
-        (Finding(ok=True, what="x"), {"ok": True, "what": "x", "hint": ""}),
+        (
+            Finding(ok=True, what="x"),
+            {"ok": True, "what": "x", "hint": "", "warning": False},
+        ),
     ],
 )
 def test_records_become_plain_values(value: object, expected: object) -> None:

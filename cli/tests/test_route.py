@@ -31,10 +31,13 @@ def test_the_real_command_prints_the_plan(good: Shelf) -> None:
         "route", "--pool", KV, "--pool", DRAFT, "--tp", "4", "--layers", "4"
     )
     assert (done.stderr, done.returncode) == ("", 0)
-    head, anchor, draft = done.stdout.splitlines()
+    head, anchor, draft, other = done.stdout.splitlines()
     assert head.split() == ["POOL", "KIND", "NEED", "PAGE", "BACKEND", "WHY"]
-    assert anchor.split()[:6] == ["kv", "mha", "anchor", "262144", "B", "good"]
-    assert draft.endswith("good says nothing about draft for mha pools")
+    assert anchor.split()[:6] == ["kv", "mha", "anchor", "256.0", "KiB", "good"]
+    assert draft.endswith("-        not stored")
+    assert other.endswith(
+        "good     not chosen: good says nothing about draft for mha pools"
+    )
 
 
 def test_the_object_has_every_backends_answer(
@@ -191,12 +194,14 @@ def test_what_so_many_pages_take_is_told_with_the_limit(
     monkeypatch.setattr(HostBudget, "measure", lambda: budget)
     assert route(pool=(KV,), pages=100, host_ranks=2) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "host memory: 100 pages on each of 2 ranks take 50.0 MiB of 2.0 GiB; "
+        "host memory has room for 4096 pages on each of 2 ranks: "
+        "100 take 50.0 MiB of 2.0 GiB; "
         "control group /a has 12.0 GiB left, of which 10.0 GiB are kept in reserve"
     )
     assert route(pool=(KV,), pages=100, json=True) == 0
     assert json.loads(capsys.readouterr().out)["memory"] == {
         "pages": 100,
+        "fit": 8192,
         "ranks": 1,
         "bytes": 100 * 262144,
         "usable_bytes": 2 << 30,
@@ -210,11 +215,12 @@ def test_pages_that_do_not_fit_are_a_problem_and_no_wrong_question(
     good: Shelf,
 ) -> None:
     done = good.kvdock("route", "--pool", KV, "--pages", str(10**10), "--json")
-    assert done.returncode == 1
-    error = json.loads(done.stdout)["error"]
-    assert error["type"] == "PoolError"
-    assert "pool 'kv' does not fit: kv " in error["what"]
-    assert "left, of which 10.0 GiB are kept in reserve" in error["what"]
+    assert (done.returncode, done.stderr) == (1, "")
+    found = json.loads(done.stdout)
+    assert found["ok"] is False
+    assert 0 < found["memory"]["fit"] < found["memory"]["pages"] == 10**10
+    shown = good.kvdock("route", "--pool", KV, "--pages", str(10**10)).stdout
+    assert ", NOT for 10000000000: " in shown
 
 
 @pytest.mark.parametrize(

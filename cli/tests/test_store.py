@@ -181,7 +181,7 @@ def test_a_namespace_is_named_by_its_first_digits(root: Path, ask: Ask) -> None:
 
 
 def test_a_root_that_is_not_there_is_an_error_and_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(KvdockError, match="cannot be opened"):
+    with pytest.raises(KvdockError, match="nowhere is not a store: it is missing"):
         store.ls(str(tmp_path / "nowhere"))
     assert not (tmp_path / "nowhere").exists()
 

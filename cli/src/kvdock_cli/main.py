@@ -12,8 +12,12 @@ import typer
 
 from kvdock.errors import KvdockError
 from kvdock_cli import output
+from kvdock_cli.progress import erase
 from kvdock_cli.registry import CommandGroup
-from kvdock_cli.typer_adapter import Help  # noqa: TC001 - typer reads it
+from kvdock_cli.typer_adapter import CONTEXT, Help, ParserError
+
+COMPLETE = "_KVDOCK_COMPLETE"
+"""Set by the script of `kvdock completion` to ask for completions."""
 
 _LONGEST_END_S = 5.0
 """Time for threads and clients to end; one that hangs is reported before."""
@@ -32,6 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     result_callback=_finish,
     no_args_is_help=True,
+    context_settings=CONTEXT,
 )
 
 
@@ -40,7 +45,8 @@ def kvdock(
     context: typer.Context,
     *,
     version: Annotated[
-        bool, typer.Option("--version", help="Name every part with version and path.")
+        bool,
+        typer.Option("--version", "-V", help="Name every part with version and path."),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="With --version: JSON.")] = False,
     help: Help = False,  # noqa: A002 - the option's name
@@ -61,19 +67,36 @@ def main() -> None:
         # A path may hold any bytes, and a terminal know but few letters.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    code: object = 0
-    try:
-        app()
-    except KvdockError as error:
-        code = output.fail(error, as_json="--json" in sys.argv)
-    except SystemExit as done:
-        code = done.code or 0
+    as_json = "--json" in sys.argv
+    code = _run(as_json=as_json)
+    if code == output.INTERRUPTED:
+        erase()
+        code = output.fail(output.Interrupted("interrupted"), as_json=as_json)
     if not isinstance(code, int):
         # What is not a status is said, as Python does.
         if sys.stderr:
             sys.stderr.write(f"{code}\n")
         code = output.PROBLEM
     _leave(code)
+
+
+def _run(*, as_json: bool) -> object:
+    """Run the command that was given; return its exit code, or its last words."""
+    if COMPLETE in os.environ:
+        # A shell asks for words: typer's own switch would add two options.
+        from typer.completion import completion_init  # type: ignore[attr-defined] # noqa: PLC0415 - see above
+
+        completion_init()
+    try:
+        return app(prog_name="kvdock", standalone_mode=False) or 0
+    except KvdockError as error:
+        return output.fail(error, as_json=as_json)
+    except ParserError as error:
+        return output.fail_usage(error, as_json=as_json)
+    except (typer.Abort, KeyboardInterrupt):
+        return output.INTERRUPTED
+    except SystemExit as done:
+        return done.code or 0
 
 
 def _leave(code: int) -> None:

@@ -6,16 +6,25 @@ import json
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from kvdock.errors import KvdockError, PluginError, SettingsError
 from kvdock.plugin import BrokenPlugin
+from kvdock_cli.reports._style import Tone
 from kvdock_cli.reports._tables import plain
+from kvdock_cli.terminal import style_of
 
 FINE, PROBLEM, USAGE = 0, 1, 2
+INTERRUPTED = 130
+"""Ended by Ctrl-C, as shells count it: 128 and the signal's number."""
 
 
 class Unwritten(KvdockError):  # noqa: N818 - as the one below
     """Standard output takes no more."""
+
+
+class Interrupted(KvdockError):  # noqa: N818 - as the one below
+    """The user ended the command."""
 
 
 class UsageProblem(KvdockError):  # noqa: N818 - it asks wrongly, nothing failed
@@ -34,8 +43,27 @@ def fail(error: KvdockError, *, as_json: bool) -> int:
         with suppress(Unwritten, BrokenPipeError):
             say(json.dumps(error_data(error)))
     if sys.stderr:
-        sys.stderr.write(f"kvdock: {error}\n")
+        style = style_of(sys.stderr)
+        sys.stderr.write(f"{style.paint('kvdock:', Tone.BAD)} {error}\n")
     return exit_code(error)
+
+
+def fail_usage(error: Any, *, as_json: bool) -> int:  # noqa: ANN401 - a class that typer keeps private
+    """Print what the command line parser rejects, in the shape of any error."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "kvdock"
+    what = error.format_message().strip()
+    if context and what == context.get_help().strip():
+        # No arguments where some are needed: the help is the answer.
+        if as_json or not sys.stderr:
+            problem = UsageProblem(
+                "no command was given", fix=f"See `{command} --help`."
+            )
+            return fail(problem, as_json=as_json)
+        sys.stderr.write(f"{what}\n")
+        return USAGE
+    what = what[:1].lower() + what[1:].rstrip(".")
+    return fail(UsageProblem(what, fix=f"See `{command} --help`."), as_json=as_json)
 
 
 def say(line: str) -> None:
@@ -59,6 +87,8 @@ def say(line: str) -> None:
 
 def exit_code(error: KvdockError) -> int:
     """Distinguish wrong usage from a problem that was found."""
+    if isinstance(error, Interrupted):
+        return INTERRUPTED
     wrong = isinstance(error, UsageProblem | SettingsError | PluginError)
     return USAGE if wrong and not isinstance(error, BrokenPlugin) else PROBLEM
 

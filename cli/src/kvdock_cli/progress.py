@@ -1,45 +1,120 @@
-"""One line on a terminal that says how far a long command has come."""
+"""One line on a terminal that says how far a long command has come.
+
+It is on standard error, as standard output belongs to the answer, and it is gone
+when the work has ended, also where Ctrl-C ended it.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from kvdock.testing import Progress
+import attrs
 
-_ERASE = "\r\x1b[K"
+from kvdock_cli.terminal import ERASE, is_terminal
+
+_FIRST_S = 0.5
+"""Work that takes less shows nothing."""
+
+_EVERY_S = 0.2
+_ESTIMATE_S = 1.0
+"""Before that the pace of the work is not known."""
+
+_BAR = 20
+
+
+@attrs.define(eq=False)
+class Progress:
+    """How far a piece of work has come.
+
+    Args:
+        label: What is being done.
+        total: How much there is to do; 0 where that is not known.
+        unit: Spells an amount.
+        done: How much is done.
+        note: What is done right now.
+    """
+
+    label: str
+    total: int = 0
+    unit: Callable[[int], str] = str
+    done: int = 0
+    note: str = ""
+    began_s: float = attrs.field(factory=time.monotonic)
+
+    def advance(self, amount: int = 1) -> None:
+        """Count what was done since the last call; any thread may call it."""
+        self.done += amount
+
+    def line(self, columns: int, now_s: float) -> str:
+        """Spell it within some columns."""
+        passed_s = now_s - self.began_s
+        parts = [self.label]
+        if self.total:
+            done = min(self.done, self.total)
+            full = done * _BAR // self.total
+            parts.append(f"[{'=' * full}{' ' * (_BAR - full)}]")
+            parts.append(f"{self.unit(done)}/{self.unit(self.total)}")
+            if done and passed_s >= _ESTIMATE_S:
+                left_s = passed_s / done * (self.total - done)
+                parts.append(f"{_clock(left_s)} left")
+        else:
+            parts.append(_clock(passed_s))
+        return "  ".join(filter(None, (*parts, self.note)))[: max(0, columns)]
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{minutes}:{rest:02}"
 
 
 @contextmanager
-def shown() -> Iterator[Callable[[Progress], None] | None]:
+def shown(
+    label: str, total: int = 0, unit: Callable[[int], str] = str
+) -> Iterator[Progress]:
     """Show progress on standard error while a block runs.
 
     Yields:
-        What shows it; None where standard error is not a terminal.
+        What the block updates; it is drawn only where standard error is a
+        terminal, from another thread, and only once the work takes a moment.
     """
-    if not (sys.stderr and sys.stderr.isatty()):
-        yield None
+    progress = Progress(label, total, unit)
+    if not is_terminal(sys.stderr):
+        yield progress
         return
+    ended = threading.Event()
+    drawer = threading.Thread(
+        target=_draw, args=(progress, ended), name="kvdock-progress", daemon=True
+    )
+    drawer.start()
     try:
-        yield _show
+        yield progress
     finally:
-        sys.stderr.write(_ERASE)
+        ended.set()
+        drawer.join()
+        erase()
+
+
+def erase() -> None:
+    """Leave nothing of a line behind."""
+    if is_terminal(sys.stderr):
+        sys.stderr.write(ERASE)
         sys.stderr.flush()
 
 
-def _show(progress: Progress) -> None:
-    sys.stderr.write(_ERASE + line(progress, get_terminal_size().columns - 1))
-    sys.stderr.flush()
-
-
-def line(progress: Progress, columns: int) -> str:
-    """Spell progress within some columns."""
-    if not progress.planned:
-        return "collecting tests"[:columns]
-    failed = f"{progress.failed} failed, " if progress.failed else ""
-    current = progress.current.rpartition("::")[2]
-    return f"{progress.ended}/{progress.planned} {failed}{current}"[:columns]
+def _draw(progress: Progress, ended: threading.Event) -> None:
+    if ended.wait(_FIRST_S):
+        return
+    while True:
+        columns = get_terminal_size().columns - 1
+        sys.stderr.write(ERASE + progress.line(columns, time.monotonic()))
+        sys.stderr.flush()
+        if ended.wait(_EVERY_S):
+            return

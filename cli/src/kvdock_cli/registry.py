@@ -24,7 +24,7 @@ from kvdock.plugin import (
     split_duplicates,
 )
 from kvdock_cli.output import UsageProblem
-from kvdock_cli.typer_adapter import adapted
+from kvdock_cli.typer_adapter import CONTEXT, adapted
 
 if TYPE_CHECKING:
     from kvdock import PluginProblem
@@ -32,8 +32,29 @@ if TYPE_CHECKING:
 
 GROUP = "kvdock.commands"
 
+_WHOLE = 10_000
+"""Characters of a summary: no sentence has so many."""
 
-class CommandGroup(TyperGroup):
+
+class WholeSummaries(TyperGroup):
+    """A group whose help shows the first sentence of each command uncut."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's own
+        """Write the commands with their summaries, folded to the width."""
+        commands = [
+            (name, self.get_command(ctx, name)) for name in self.list_commands(ctx)
+        ]
+        rows = [
+            (name, command.get_short_help_str(_WHOLE))
+            for name, command in commands
+            if command and not command.hidden
+        ]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+class CommandGroup(WholeSummaries):
     """The commands that are installed, each imported on its own."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's own
@@ -102,9 +123,11 @@ def _made(name: str, found: object, about: str) -> Any:  # noqa: ANN401 - a clas
     if isinstance(found, Mapping):
         inner = typer.Typer(
             help=about,
+            cls=WholeSummaries,
             no_args_is_help=True,
-            # As every command has it.
-            context_settings={"help_option_names": ["--help", "-h"]},
+            add_completion=False,
+            rich_markup_mode=None,
+            context_settings=CONTEXT,
         )
         for word, function in found.items():
             inner.command(word)(_function(function))

@@ -20,6 +20,16 @@ from typer.models import ParameterInfo
 from kvdock.config import as_path
 from kvdock_cli.output import say
 
+CONTEXT = {"help_option_names": ["--help", "-h"], "max_content_width": 120}
+"""Settings of every command: both spellings of help, and lines that use the
+terminal's width up to where they are hard to read."""
+
+ParserError: type[Exception] = typer.BadParameter.__mro__[2]
+"""The root of what typer raises for a command line that it cannot read."""
+
+_SHORT = {"verbose": "-v"}
+"""Options that have a letter."""
+
 _SECTION = re.compile(r"^[A-Z]\w+:\s*$", re.MULTILINE)
 _ENTRY = re.compile(r"^ {4}(\w+):\s*(.*(?:\n {5,}.*)*)", re.MULTILINE)
 
@@ -123,8 +133,9 @@ def _adapted(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
             help=text, show_default=parameter.default is not None
         )
     else:
-        flag = "--" + parameter.name.rstrip("_").replace("_", "-")
-        info = typer.Option(flag, help=text, metavar=metavar)
+        flags = ["--" + parameter.name.rstrip("_").replace("_", "-")]
+        flags += [short for name, short in _SHORT.items() if name == parameter.name]
+        info = typer.Option(*flags, help=text, metavar=metavar)
     if Path in (annotation, *get_args(annotation)):
         # typer's own would read an empty path as the current directory.
         info.parser = path

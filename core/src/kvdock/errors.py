@@ -64,7 +64,16 @@ class NoRoute(KvdockError):  # noqa: N818 - the field's word, not "NoRouteError"
     """No installed backend takes a pool that the engine cannot do without.
 
     What is wrong is a table, so the way out has a line of its own.
+
+    Args:
+        what: What is wrong, with the table.
+        fix: What the reader can do about it.
+        plan: The plan with every backend's answer, for another rendering.
     """
+
+    def __init__(self, what: str, *, fix: str = "", plan: object = None) -> None:
+        super().__init__(what, fix=fix)
+        self.plan = plan
 
     def __str__(self) -> str:
         """Render the table and the way out."""

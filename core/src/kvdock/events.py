@@ -14,6 +14,33 @@ import attrs
 
 if TYPE_CHECKING:
     from kvdock.batch import Operation, Outcome
+    from kvdock.pools.shard import Shard
+
+
+@attrs.frozen(kw_only=True, cache_hash=True)
+class Origin:
+    """The attachment that an event comes from.
+
+    Args:
+        rank: The process among those of its deployment, such as "tp1" or
+            "tp0-pp3"; "0" where there is only one.
+        model: The model of its namespace.
+        namespace: The digest of its namespace.
+    """
+
+    rank: str = "0"
+    model: str = ""
+    namespace: str = ""
+
+    @classmethod
+    def of(cls, shard: Shard, model: str, namespace: str) -> Origin:
+        """Describe the attachment of a shard."""
+        parts = [
+            f"{axis}{getattr(shard, f'{axis}_rank')}"
+            for axis in ("tp", "pp", "cp", "dcp")
+            if getattr(shard, f"{axis}_size") > 1
+        ]
+        return cls(rank="-".join(parts) or "0", model=model, namespace=namespace)
 
 
 @attrs.frozen(kw_only=True)

@@ -245,8 +245,16 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_text(content)
         with pytest.raises(SettingsError, match=message):
             load_configuration(file=tmp_path / name, environ={})
-    with pytest.raises(SettingsError, match="cannot be read"):
-        load_configuration(file=tmp_path / "none.toml", environ={})
+
+
+def test_a_missing_file_is_reported_as_missing_with_what_names_it(
+    tmp_path: Path,
+) -> None:
+    missing = tmp_path / "none"
+    with pytest.raises(SettingsError, match=r"none is missing\. Create it\."):
+        load_configuration(file=missing, environ={})
+    with pytest.raises(SettingsError, match="which KVDOCK_CONFIG names, is missing"):
+        load_configuration(environ={"KVDOCK_CONFIG": str(missing)})
 
 
 def test_variables_of_others_are_the_weakest_source_and_are_named(

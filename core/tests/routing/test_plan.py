@@ -340,7 +340,7 @@ def test_pools_of_one_prefix_may_live_in_different_backends() -> None:
         "kv": "fast",
         "draft": "slow",
     }
-    assert "not fast" in found.explain()
+    assert "fast     not chosen: " in found.explain()
 
 
 def test_preference_decides_and_only_who_is_named_is_asked() -> None:
@@ -457,9 +457,11 @@ def test_the_table_shows_winner_and_reasons() -> None:
     assert plan(KV, DRAFT, by=by).explain() == (
         "POOL   KIND       NEED      PAGE    BACKEND  WHY\n"
         "kv     mla        anchor    1536 B  a        zero copy, one object a page\n"
-        "                                    not b    staged, one object a page\n"
+        "                                    b        not chosen: works as well: "
+        "staged, one object a page\n"
         "draft  mla draft  optional  512 B   a        zero copy, one object a page\n"
-        "                                    not b    staged, one object a page"
+        "                                    b        not chosen: works as well: "
+        "staged, one object a page"
     )
 
 

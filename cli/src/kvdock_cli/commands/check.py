@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvdock import Backend
 from kvdock.config import secret_values
@@ -13,6 +14,10 @@ from kvdock_cli.arguments import backend_settings, patience, settings_of
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import emit
 from kvdock_cli.reports import check as report
+from kvdock_cli.terminal import style_of
+
+if TYPE_CHECKING:
+    from kvdock.testing import Progress as Run
 
 
 def check(  # noqa: PLR0913 - what a check depends on
@@ -60,7 +65,13 @@ def check(  # noqa: PLR0913 - what a check depends on
         # Each of some hundred tests would fail in the same way.
         folder = Path(tempfile.gettempdir())
         Backend(plugins[name]).settings(checkup.resolve_settings(schema, one, folder))
-    with progress.shown() as watch:
+    with progress.shown("collecting tests") as bar:
+
+        def watch(run: Run) -> None:
+            bar.label, bar.total, bar.done = f"check {name}", run.planned, run.ended
+            failed = f"{run.failed} failed, " if run.failed else ""
+            bar.note = failed + run.current.rpartition("::")[2]
+
         done = checkup.check(
             name,
             checkup.with_scratch_paths(schema, settings),
@@ -74,4 +85,6 @@ def check(  # noqa: PLR0913 - what a check depends on
         )
     plugin = plugins[name].candidate
     who = f"{name} ({plugin.distribution} {plugin.version})"
-    return emit(report.as_text(done, who), report.as_data(done, who), as_json=json)
+    return emit(
+        report.as_text(done, who, style_of()), report.as_data(done, who), as_json=json
+    )

@@ -11,6 +11,7 @@ from kvdock.plugin import OBSERVERS_GROUP, list_entry_points, load_observers
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import emit
 from kvdock_cli.reports import config as report
+from kvdock_cli.terminal import style_of
 
 
 def show(
@@ -42,7 +43,7 @@ def show(
     )
     found = explain(configuration, schemas)
     return emit(
-        report.as_text(found, problems, origin=origin),
+        report.as_text(found, problems, style_of(), origin=origin),
         report.as_data(found, problems),
         as_json=json,
     )

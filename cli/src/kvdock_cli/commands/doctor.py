@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from kvdock import AttachConfig, Backend, Finding, Observer
-from kvdock.config import load_configuration, structure
+from kvdock.config import explain, load_configuration, structure
 from kvdock.errors import SettingsError, did_you_mean
 from kvdock.plugin import (
     BrokenPlugin,
@@ -20,9 +22,10 @@ from kvdock.plugin import (
     run_probe,
     split_duplicates,
 )
-from kvdock_cli import registry
+from kvdock_cli import progress, registry
 from kvdock_cli.arguments import patience, settings_of
 from kvdock_cli.commands._self_test import self_test as try_out
+from kvdock_cli.commands._self_test import summary_of
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports.doctor import (
@@ -34,6 +37,10 @@ from kvdock_cli.reports.doctor import (
     as_text,
     rows_of,
 )
+from kvdock_cli.terminal import style_of
+
+if TYPE_CHECKING:
+    from kvdock.config import Configuration
 
 GROUP = "kvdock.doctors"
 
@@ -47,6 +54,7 @@ def doctor(
     set_: tuple[str, ...] = (),
     timeout: float = 10.0,
     no_self_test: bool = False,
+    verbose: bool = False,
     json: bool = False,
 ) -> int:
     """Find out what is wrong: with plugins, with what they need, with commands.
@@ -54,13 +62,16 @@ def doctor(
     Backends are probed with the settings that an engine would read from the
     file and the environment. One that lacks some is skipped until it is named
     and they are given. One that is named and in order is then tried out: a page
-    of each kind is stored, found, read back, compared and dropped.
+    of each kind is stored, found, read back, compared and dropped, and nothing of
+    it is left. A warning is for what works and deserves attention: the exit code
+    is 0 then, and 1 where something is wrong.
 
     Args:
         name: One backend, or a section that another distribution adds.
         set_: A setting of it, as KEY=VALUE; may be given several times.
         timeout: Seconds that each may take.
         no_self_test: Do not store a page to try a backend out.
+        verbose: Show every step of a self test that passes.
         json: Print one line of JSON.
     """
     settings = settings_of(set_)
@@ -69,10 +80,17 @@ def doctor(
             "settings are given, but no backend to give them to",
             fix="Write `kvdock doctor NAME --set KEY=VALUE`.",
         )
-    diagnosis = diagnose(
-        name, settings, timeout_s=patience(timeout), self_test=not no_self_test
-    )
-    return emit(as_text(diagnosis), as_data(diagnosis), as_json=json)
+    with progress.shown("examining") as watch:
+        diagnosis = diagnose(
+            name,
+            settings,
+            timeout_s=patience(timeout),
+            self_test=not no_self_test,
+            verbose=verbose or json,
+            watch=watch,
+        )
+    text = as_text(diagnosis, style_of())
+    return emit(text, as_data(diagnosis), as_json=json)
 
 
 def diagnose(
@@ -81,8 +99,11 @@ def diagnose(
     *,
     timeout_s: float,
     self_test: bool = False,
+    verbose: bool = True,
+    watch: progress.Progress | None = None,
 ) -> Diagnosis:
     """Examine one name, or everything."""
+    watch = watch or progress.Progress("examining")
     found = load()
     doctors, problems = _doctors()
     observers, unfit = _observers(found.observers)
@@ -91,35 +112,70 @@ def diagnose(
     _check_known(name, [one.name for one in (*candidates, *problems)])
     sections_of = ("backends", "observers") if settings else ()
     configured = load_configuration({one: {name: settings} for one in sections_of})
-    sections = [
-        Section(
-            one.candidate,
-            _backend(
-                one,
-                configured.backends.get(one.manifest.name, {}),
-                timeout_s,
-                named=name is not None,
-                self_test=self_test and name is not None,
-            ),
-        )
-        for one in found.plugins
-        if name in (None, one.manifest.name)
-    ]
+    how = _How(
+        timeout_s=timeout_s,
+        named=name is not None,
+        self_test=self_test and name is not None,
+        verbose=verbose,
+    )
+    sections = []
+    for one in found.plugins:
+        if name in (None, one.manifest.name):
+            watch.note = one.manifest.name
+            given = configured.backends.get(one.manifest.name, {})
+            rows = _backend(one, given, how)
+            if name is None and not _configured(one, configured):
+                rows = tuple(map(_unused, rows))
+            sections.append(Section(one.candidate, rows))
     sections += [
         Section(one, _settings_of(observer, configured.observers.get(one.name, {})))
         for one, observer in observers.items()
         if one.name == name or (name is None and one.name in configured.observers)
     ]
-    sections += [
-        Section(one, rows_of(_within(timeout_s, _asking(ask, settings))))
-        for one, ask in doctors.items()
-        if name in (None, one.name)
-    ]
+    for extra, ask in doctors.items():
+        if name in (None, extra.name):
+            watch.note = extra.name
+            answers = _within(timeout_s, _asking(ask, settings))
+            sections.append(Section(extra, rows_of(answers)))
     return Diagnosis(
         sections=sections,
         problems=[one for one in problems if name in (None, one.name)],
         hidden=found.hidden if name is None else (),
     )
+
+
+@attrs.frozen(kw_only=True)
+class _How:
+    """How backends are examined."""
+
+    timeout_s: float
+    named: bool
+    self_test: bool
+    verbose: bool
+
+
+def _configured(plugin: LoadedPlugin, configuration: Configuration) -> bool:
+    """Return whether any setting of a backend comes from anywhere."""
+    path = f"backends.{plugin.manifest.name}"
+    if configuration.backends.get(plugin.manifest.name):
+        return True
+    if plugin.manifest.settings is None:
+        return True
+    # What remains are variables of others, such as a client library's.
+    nothing = attrs.evolve(configuration, backends={}, observers={}, origins={})
+    found = explain(nothing, {path: plugin.manifest.settings})
+    return any(
+        one.origin not in ("default", "MISSING")
+        for one in found
+        if one.path.startswith(f"{path}.")
+    )
+
+
+def _unused(row: Row) -> Row:
+    """Return a finding of a backend that is installed and not configured."""
+    if row.state is not State.PROBLEM:
+        return row
+    return attrs.evolve(row, state=State.SKIPPED, what=f"not configured: {row.what}")
 
 
 def _check_known(name: str | None, known: Sequence[str]) -> None:
@@ -164,29 +220,27 @@ def _asking(ask: Any, settings: Mapping[str, str]) -> Ask:  # noqa: ANN401 - a f
 
 
 def _backend(
-    plugin: LoadedPlugin,
-    settings: Mapping[str, object],
-    timeout_s: float,
-    *,
-    named: bool,
-    self_test: bool,
+    plugin: LoadedPlugin, settings: Mapping[str, object], how: _How
 ) -> tuple[Row, ...]:
     backend = Backend(plugin)
     probes = "kvdock_probe" in plugin.implemented
-    if not probes and not settings and not self_test:
+    if not probes and not settings and not how.self_test:
         return (Row(State.SKIPPED, "it has nothing to probe"),)
     try:
         config = AttachConfig(settings=backend.settings(settings))
     except SettingsError as error:
-        if named:
+        if how.named:
             raise
         hint = f"Write `kvdock doctor {backend.name} --set KEY=VALUE`."
         state = State.PROBLEM if settings else State.SKIPPED
         return (Row(state, error.what, hint),)
-    findings = tuple(_within(timeout_s, lambda: backend.probe(config)))
-    if self_test and all(finding.ok for finding in findings):
-        findings += tuple(_within(timeout_s, lambda: try_out(backend, settings)))
-    return rows_of(findings)
+    findings = tuple(_within(how.timeout_s, lambda: backend.probe(config)))
+    if not how.self_test or not all(finding.ok for finding in findings):
+        return rows_of(findings)
+    steps = tuple(_within(how.timeout_s, lambda: try_out(backend, settings)))
+    if not how.verbose and steps and all(one.ok and not one.warning for one in steps):
+        steps = (summary_of(backend, steps),)
+    return rows_of((*findings, *steps))
 
 
 def _within(timeout_s: float, ask: Ask) -> Iterable[Finding]:

@@ -14,6 +14,7 @@ from kvdock.plugin import (
 )
 from kvdock_cli.output import emit
 from kvdock_cli.reports import list as report
+from kvdock_cli.terminal import style_of
 
 
 def list_backends(*, json: bool = False, markdown: bool = False) -> int:
@@ -27,7 +28,7 @@ def list_backends(*, json: bool = False, markdown: bool = False) -> int:
         markdown: Print the table of the README.
     """
     found = load()
-    text = report.as_markdown(found) if markdown else report.as_text(found)
+    text = report.as_markdown(found) if markdown else report.as_text(found, style_of())
     return emit(text, report.as_data(found), as_json=json)
 
 

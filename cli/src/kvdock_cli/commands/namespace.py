@@ -10,6 +10,7 @@ from kvdock.errors import NamespaceError
 from kvdock.namespace import RECORD_NAME, diff_records, load_record
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import namespace as report
+from kvdock_cli.terminal import style_of
 
 
 def show(dir: Path, /, *, json: bool = False) -> int:  # noqa: A002 - the word for it
@@ -20,7 +21,8 @@ def show(dir: Path, /, *, json: bool = False) -> int:  # noqa: A002 - the word f
         json: Print one line of JSON.
     """
     record = _record(dir)
-    return emit(report.as_text(record), report.as_data(record), as_json=json)
+    text = report.as_text(record, style_of())
+    return emit(text, report.as_data(record), as_json=json)
 
 
 def diff(a: Path, b: Path, /, *, json: bool = False) -> int:
@@ -32,7 +34,8 @@ def diff(a: Path, b: Path, /, *, json: bool = False) -> int:
         json: Print one line of JSON.
     """
     found = diff_records(_record(a), _record(b))
-    return emit(report.diff_text(found), report.diff_data(found), as_json=json)
+    text = report.diff_text(found, style_of())
+    return emit(text, report.diff_data(found), as_json=json)
 
 
 def _record(place: Path) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -11,17 +12,18 @@ from kvdock import (
     Deployment,
     Dock,
     DType,
-    HostBudget,
     Layout,
+    Plan,
     assemble,
     sharing_limits,
 )
-from kvdock.errors import PoolError
+from kvdock.errors import NoRoute, PoolError
 from kvdock_cli.arguments import model_of, needs_of, settings_of
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import route as report
-from kvdock_cli.reports._tables import plain
+from kvdock_cli.reports._tables import paragraph, plain
 from kvdock_cli.reports.memory import Memory
+from kvdock_cli.terminal import style_of
 
 if TYPE_CHECKING:
     from kvdock import PoolSpec, Shard
@@ -80,8 +82,8 @@ def route(  # noqa: PLR0913 - what routing depends on
         dtype: Element type of attention KV, if not the model's own.
         layout: How pages lie in host memory.
         packed: Draft layers lie behind the target's in the same pools.
-        pages: Also say whether host memory has room for so many pages of every
-            pool; fails if it has not.
+        pages: Also say how many pages of every pool host memory has room for; it
+            is a problem if they are fewer than this number.
         host_ranks: Processes like this one that share the host.
         backend: Consider only this backend; several in order of preference.
         to: Give a pool to one backend only, as POOL=BACKEND.
@@ -127,6 +129,13 @@ def route(  # noqa: PLR0913 - what routing depends on
         )
     except PoolError as error:
         raise UsageProblem(error.what, fix=error.fix) from error
+    except NoRoute as error:
+        if json or not isinstance(error.plan, Plan):
+            raise
+        # The same, with a table that fits where errors go.
+        shown = report.as_text(error.plan, style_of(sys.stderr))
+        what = f"{error.what.splitlines()[0]}\n{shown}"
+        raise NoRoute(what, fix=error.fix, plan=error.plan) from error
     limits = [
         limit
         for one in plan.accepted
@@ -138,14 +147,15 @@ def route(  # noqa: PLR0913 - what routing depends on
             packed_layers=_packed_layers(one.pool, about.layers) if packed else 0,
         )
     ]
-    text = "\n".join([plan.explain(), *map(str, limits)])
+    style = style_of()
+    lines = [report.as_text(plan, style)]
+    lines += [line for one in limits for line in paragraph(str(one), style, hanging=2)]
     data = {**report.as_data(plan), "not_shared": plain(limits)}
     if pages is not None:
-        budget = HostBudget.measure()
-        nbytes = assembly.fit_into(budget, pages, shard=shard, ranks=host_ranks)
-        memory = Memory(pages, host_ranks, nbytes, budget)
-        text, data = f"{text}\n{memory}", {**data, "memory": memory.as_data()}
-    return emit(text, data, as_json=json)
+        memory = Memory.of(assembly.pools, shard, pages, host_ranks)
+        lines += paragraph(str(memory), style, hanging=2)
+        data |= {"memory": memory.as_data(), "ok": data["ok"] and memory.fits}
+    return emit("\n".join(lines), data, as_json=json)
 
 
 def _packed_layers(pool: PoolSpec, target_layers: int) -> int:

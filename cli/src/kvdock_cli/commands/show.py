@@ -6,6 +6,7 @@ from kvdock.plugin import require
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import emit
 from kvdock_cli.reports import manifest
+from kvdock_cli.terminal import style_of
 
 
 def show(name: str, /, *, json: bool = False) -> int:
@@ -19,4 +20,5 @@ def show(name: str, /, *, json: bool = False) -> int:
     plugins = {plugin.manifest.name: plugin for plugin in found.plugins}
     require([name], plugins, found.problems)
     plugin = plugins[name]
-    return emit(manifest.as_text(plugin), manifest.as_data(plugin), as_json=json)
+    text = manifest.as_text(plugin, style_of())
+    return emit(text, manifest.as_data(plugin), as_json=json)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,16 +11,21 @@ from kvdock.errors import KvdockError, NamespaceError, PluginError
 from kvdock.plugin import import_entry_point, list_entry_points
 from kvdock.stores import GROUP
 from kvdock.units import format_bytes, parse_bytes, parse_seconds
+from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import store as report
 from kvdock_cli.reports._tables import printable
+from kvdock_cli.terminal import style_of
 
 if TYPE_CHECKING:
     from kvdock.segments import NamespaceSurvey
     from kvdock.stores import Store
 
 T = TypeVar("T")
+
+_SHORT = 12  # digits that distinguish namespaces for people
+_FEW = 8  # namespaces that an error names
 
 
 def ls(target: str, /, *, set_: tuple[str, ...] = (), json: bool = False) -> int:
@@ -33,13 +37,15 @@ def ls(target: str, /, *, set_: tuple[str, ...] = (), json: bool = False) -> int
         json: Print one line of JSON.
     """
     store = open_store(target, set_)
-    found = [done for _, done in _each(store, "", store.survey)]
-    return emit(report.listing_text(found), report.listing_data(found), as_json=json)
+    with progress.shown("reading") as bar:
+        found = [done for _, done in _each(store, "", store.survey, bar)]
+    text = report.listing_text(found, style_of())
+    return emit(text, report.listing_data(found), as_json=json)
 
 
 def stat(
     target: str,
-    namespace: str,
+    namespace: str = "",
     /,
     *,
     set_: tuple[str, ...] = (),
@@ -49,13 +55,16 @@ def stat(
 
     Args:
         target: The store's root directory, or the URL of a bucket.
-        namespace: The namespace, or enough of its first digits.
+        namespace: The namespace, or enough of its first digits; not needed where
+            there is only one.
         set_: Settings of its backend, as KEY=VALUE.
         json: Print one line of JSON.
     """
     store = open_store(target, set_)
-    found = store.survey(chosen(store, namespace))
-    return emit(report.survey_text(found), report.survey_data(found), as_json=json)
+    with progress.shown("reading"):
+        found = store.survey(chosen(store, namespace))
+    text = report.survey_text(found, style_of())
+    return emit(text, report.survey_data(found), as_json=json)
 
 
 def verify(
@@ -79,14 +88,15 @@ def verify(
         json: Print one line of JSON.
     """
     store = open_store(target, set_, shared_root=shared_root)
-    seen = _each(store, namespace, store.survey)
-    total = sum(pool.stored_bytes for _, one in seen for pool in one.pools)
-    with _progress(total) as tell:
+    with progress.shown("verifying", unit=format_bytes) as bar:
+        seen = _each(store, namespace, store.survey)
+        bar.total = sum(pool.stored_bytes for _, one in seen for pool in one.pools)
         checked = _each(
-            store, namespace, lambda one: store.verify(one, tell, heal=heal)
+            store, namespace, lambda one: store.verify(one, bar.advance, heal=heal)
         )
     found = [done for _, done in checked]
-    return emit(report.checked_text(found), report.checked_data(found), as_json=json)
+    text = report.checked_text(found, style_of())
+    return emit(text, report.checked_data(found), as_json=json)
 
 
 def gc(  # noqa: PLR0913 - one option each
@@ -127,17 +137,19 @@ def gc(  # noqa: PLR0913 - one option each
     most = parse_bytes(to) if to else None
     age_s = parse_seconds(older) if older else None
     store = open_store(target, set_, shared_root=shared_root)
-    freed = _each(
-        store,
-        namespace,
-        lambda one: store.collect(one, to_bytes=most, older_s=age_s, newer=newer),
-    )
+    with progress.shown("freeing") as bar:
+        freed = _each(
+            store,
+            namespace,
+            lambda one: store.collect(one, to_bytes=most, older_s=age_s, newer=newer),
+            bar,
+        )
     return emit(report.freed_text(freed), report.freed_data("gc", freed), as_json=json)
 
 
 def clear(
     target: str,
-    namespace: str,
+    namespace: str = "",
     /,
     *,
     yes: bool = False,
@@ -149,7 +161,8 @@ def clear(
 
     Args:
         target: The store's root directory, or the URL of a bucket.
-        namespace: The namespace, or enough of its first digits.
+        namespace: The namespace, or enough of its first digits; not needed where
+            there is only one.
         yes: Do not ask.
         shared_root: Accept a root that others own or may write.
         set_: Settings of its backend, as KEY=VALUE.
@@ -159,7 +172,8 @@ def clear(
     one = chosen(store, namespace)
     if not yes:
         _confirm(store.survey(one))
-    freed = [(one, store.clear(one))]
+    with progress.shown("deleting"):
+        freed = [(one, store.clear(one))]
     return emit(
         report.freed_text(freed), report.freed_data("clear", freed), as_json=json
     )
@@ -200,14 +214,24 @@ def open_store(
 
 
 def chosen(store: Store, prefix: str) -> str:
-    """Return the one namespace that begins with a prefix.
+    """Return the one namespace that begins with a prefix, or the only one.
 
     Raises:
         NamespaceError: If none does, or several.
+        UsageProblem: If no prefix is given, and there are several.
     """
     found = [name for name in store.namespaces() if name.startswith(prefix)]
-    if len(found) == 1 and prefix:
+    if len(found) == 1:
         return found[0]
+    if found and not prefix:
+        named = ", ".join(name[:_SHORT] for name in found[:_FEW])
+        more = f" and {len(found) - _FEW} more" if len(found) > _FEW else ""
+        raise UsageProblem(
+            f"the store holds {len(found)} namespaces",
+            fix=f"Name one of them: {named}{more}.",
+        )
+    if not found and not prefix:
+        raise NamespaceError("the store is empty")
     what = f"{len(found)} namespaces begin" if found else "no namespace begins"
     raise NamespaceError(
         f"{what} with {prefix!r}", fix="`kvdock store ls ROOT` lists them."
@@ -229,13 +253,23 @@ def _confirm(found: NamespaceSurvey) -> None:
         raise UsageProblem("nothing was deleted", fix="Answer yes, or give --yes.")
 
 
-def _each(store: Store, prefix: str, do: Callable[[str], T]) -> list[tuple[str, T]]:
+def _each(
+    store: Store,
+    prefix: str,
+    do: Callable[[str], T],
+    bar: progress.Progress | None = None,
+) -> list[tuple[str, T]]:
     """Do the same for the namespace that is named, or for all that stay."""
     if prefix:
         one = chosen(store, prefix)
         return [(one, do(one))]
     done = []
-    for one in store.namespaces():
+    every = store.namespaces()
+    if bar:
+        bar.total = len(every)
+    for at, one in enumerate(every):
+        if bar:
+            bar.done, bar.note = at, one[:_SHORT]
         try:
             done.append((one, do(one)))
         except NamespaceError:
@@ -243,33 +277,6 @@ def _each(store: Store, prefix: str, do: Callable[[str], T]) -> list[tuple[str, 
             if one in store.namespaces():
                 raise
     return done
-
-
-@contextmanager
-def _progress(total_bytes: int) -> Iterator[Callable[[int], None] | None]:
-    """Show a bar on a terminal; it is on the error stream, as JSON is not."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console  # noqa: PLC0415 - only for terminals
-    from rich.progress import (  # noqa: PLC0415 - same
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    with Progress(
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as progress:
-        task = progress.add_task("verify", total=total_bytes)
-        yield lambda nbytes: progress.advance(task, nbytes)
 
 
 COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(

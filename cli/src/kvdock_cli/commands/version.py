@@ -11,6 +11,7 @@ from kvdock.plugin import BACKENDS_GROUP, list_entry_points
 from kvdock_cli import registry
 from kvdock_cli.output import emit
 from kvdock_cli.reports import version as report
+from kvdock_cli.terminal import style_of
 
 
 def versions(*, json: bool) -> int:
@@ -33,7 +34,7 @@ def versions(*, json: bool) -> int:
             if one.distribution != "kvdock-cli"
         ),
     ]
-    return emit(report.as_text(parts), report.as_data(parts), as_json=json)
+    return emit(report.as_text(parts, style_of()), report.as_data(parts), as_json=json)
 
 
 def path_of(value: str) -> str:

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from typing import Any
 
 import attrs
+
+from kvdock_cli.reports._style import PLAIN, Style, Tone
+
+_GAP = 2
+_COMFORTABLE, _LEAST = 20, 12
+"""Columns of a cell that is folded: with fewer than the first, other columns are
+left out where they may be; with fewer than the second, a list is easier to read."""
+
+
+@attrs.frozen
+class Cell:
+    """Text with a tone, for a table."""
+
+    text: str
+    tone: Tone | None = None
+
+
+Row = Sequence[str | Cell]
 
 
 def plain(value: object) -> Any:  # noqa: ANN401 - whatever json.dumps takes
@@ -36,19 +55,178 @@ def plain(value: object) -> Any:  # noqa: ANN401 - whatever json.dumps takes
     return found
 
 
-def columns(rows: Sequence[Sequence[str]], *, indent: int = 0) -> list[str]:
-    """Align cells with two spaces between them; nothing trails."""
+def table(
+    headings: Sequence[str],
+    rows: Sequence[Row],
+    style: Style = PLAIN,
+    *,
+    fold: Collection[str] = (),
+    drop: Sequence[str] = (),
+    indent: int = 0,
+) -> list[str]:
+    """Lay rows out in columns that fit the medium; no word is broken.
+
+    First the cells of the columns in `fold` take several lines, then the
+    columns in `drop` are left out one by one, and last each row becomes a
+    block with a line for each cell.
+
+    Args:
+        headings: A heading for each column.
+        rows: The cells.
+        style: The medium.
+        fold: Headings of the columns that may be folded.
+        drop: Headings of the columns that may be left out, first one first.
+        indent: Spaces before each line.
+    """
     if not rows:
         return []
-    rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        " " * indent
-        + "  ".join(
-            cell.ljust(width) for cell, width in zip(row, widths, strict=True)
-        ).rstrip()
-        for row in rows
+    whole = [[_cell(one) for one in row] for row in rows]
+    tries = [
+        (least, drop[:count])
+        for least in (_COMFORTABLE, _LEAST)
+        for count in range(len(drop) + 1)
     ]
+    for least, left_out in tries:
+        kept = [at for at, one in enumerate(headings) if one not in left_out]
+        top = [Cell(headings[at], Tone.FAINT) for at in kept]
+        body = [[row[at] for at in kept] for row in whole]
+        folded = {where for where, at in enumerate(kept) if headings[at] in fold}
+        widths = _widths([top, *body], folded, style.width - indent, least)
+        if widths is not None:
+            return [
+                line
+                for row in (top, *body)
+                for line in _lines(row, widths, style, indent)
+            ]
+    return _blocks(headings, whole, style, indent)
+
+
+def columns(rows: Sequence[Row], style: Style = PLAIN, *, indent: int = 0) -> list[str]:
+    """Align cells without headings; the last column is folded."""
+    if not rows:
+        return []
+    whole = [[_cell(one) for one in row] for row in rows]
+    last = {len(whole[0]) - 1}
+    widths = _widths(whole, last, style.width - indent)
+    if widths is None:
+        # The last column holds a word that does not fit: let it stand out.
+        widths = _widths(whole, set(), 0)
+    return [line for row in whole for line in _lines(row, widths or [], style, indent)]
+
+
+def paragraph(
+    text: str, style: Style = PLAIN, *, indent: int = 0, hanging: int = 0
+) -> list[str]:
+    """Break text at spaces to fit the medium.
+
+    Args:
+        text: The text; its own line breaks stay.
+        style: The medium.
+        indent: Spaces before the first line.
+        hanging: Further spaces before the others.
+    """
+    lines = []
+    for line in text.splitlines() or [""]:
+        first, rest = " " * indent, " " * (indent + hanging)
+        lines += _wrapped(line, style.width, first, rest) if line else [""]
+    return lines
+
+
+def _wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+    if not width or len(first) + len(text) <= width:
+        return [f"{first}{text}"]
+    return textwrap.wrap(
+        text,
+        max(width, len(rest) + 1),
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _cell(one: str | Cell) -> Cell:
+    cell = one if isinstance(one, Cell) else Cell(one)
+    return attrs.evolve(cell, text=printable(cell.text))
+
+
+def _widths(
+    rows: Sequence[Sequence[Cell]],
+    folded: Collection[int],
+    width: int,
+    least_folded: int = _LEAST,
+) -> list[int] | None:
+    """Return a width for each column, or None if the medium is too narrow."""
+    texts = [[cell.text for cell in column] for column in zip(*rows, strict=True)]
+    found = [max(map(len, column)) for column in texts]
+    if width <= 0:
+        return found
+    least = [
+        min(found[at], max(least_folded, *map(_longest_word, column)))
+        if at in folded
+        else found[at]
+        for at, column in enumerate(texts)
+    ]
+    over = sum(found) + _GAP * (len(found) - 1) - width
+    if sum(found) - sum(least) < over:
+        return None
+    for _ in range(over):
+        # The widest one gives way, so that several become alike.
+        at = max(
+            (at for at in range(len(found)) if found[at] > least[at]),
+            key=lambda at: found[at],
+        )
+        found[at] -= 1
+    return found
+
+
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)
+
+
+def _lines(
+    row: Sequence[Cell], widths: Sequence[int], style: Style, indent: int
+) -> list[str]:
+    """Return the lines of one row; nothing trails."""
+    cells = [
+        _wrapped(cell.text, width) for cell, width in zip(row, widths, strict=True)
+    ]
+    lines = []
+    for at in range(max(map(len, cells))):
+        found, spaces = " " * indent, 0
+        for cell, words, width in zip(row, cells, widths, strict=True):
+            text = words[at] if at < len(words) else ""
+            if text:
+                found += " " * spaces + style.paint(text, cell.tone)
+                spaces = 0
+            spaces += width - len(text) + _GAP
+        lines.append(found.rstrip())
+    return lines
+
+
+def _blocks(
+    headings: Sequence[str], rows: Sequence[Sequence[Cell]], style: Style, indent: int
+) -> list[str]:
+    """Return a block for each row: its first cell, then the others below it."""
+    lines = []
+    longest = max(map(len, headings[1:]), default=0)
+    for row in rows:
+        if row[0].text:
+            title = style.paint(row[0].text, row[0].tone or Tone.STRONG)
+            lines.append(" " * indent + title)
+        for heading, cell in zip(headings[1:], row[1:], strict=True):
+            if not cell.text:
+                continue
+            first = " " * (indent + 2) + heading.lower().ljust(longest) + " " * _GAP
+            found = _wrapped(cell.text, style.width, first, " " * len(first))
+            head, *rest = found
+            value = style.paint(head[len(first) :], cell.tone)
+            lines.append(style.paint(first, Tone.FAINT) + value)
+            lines += [
+                " " * len(first) + style.paint(one[len(first) :], cell.tone)
+                for one in rest
+            ]
+    return lines
 
 
 def printable(text: str) -> str:

@@ -7,31 +7,43 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
-from kvdock_cli.reports._tables import columns
+from kvdock_cli.reports._style import PLAIN, Style, Tone
+from kvdock_cli.reports._tables import Cell, columns, paragraph, table
 
 if TYPE_CHECKING:
     from kvdock.testing import CheckReport, FinishedRun
+    from kvdock_cli.reports._tables import Row
 
 SCHEMA = "kvdock.check/1"
 
 _SHOWN = 4  # cases of one failed test that are named
 
 
-def as_text(report: CheckReport, who: str) -> str:
+def as_text(report: CheckReport, who: str, style: Style = PLAIN) -> str:
     """Render the report; it can be pasted as it is."""
     about = dict(report.about) | {"backend": who}
-    blocks = [columns(list(about.items())), _table(report)]
+    blocks = [columns(list(about.items()), style), _table(report, style)]
     if report.failed:
-        blocks.append(["FAILED", *_grouped(report.failed)])
+        failed = [
+            line
+            for one in _grouped(report.failed)
+            for line in paragraph(one.lstrip(), style, indent=_indent(one), hanging=2)
+        ]
+        blocks.append([style.paint("FAILED", Tone.BAD), *failed])
     if report.skipped:
-        blocks.append(["NOT TRIED", *_reasons(report.skipped)])
+        title = style.paint("NOT TRIED", Tone.STRONG)
+        blocks.append([title, *_reasons(report.skipped, style)])
     if report.unproven:
         rows = [
             (str(one.claim), one.claim.declared, "; ".join(one.reasons))
             for one in report.unproven
         ]
-        blocks.append(["DECLARED, NOT PROVEN", *columns(rows, indent=2)])
-    blocks.append(_verdict(report))
+        title = style.paint("DECLARED, NOT PROVEN", Tone.WARNING)
+        blocks.append([title, *columns(rows, style, indent=2)])
+    *before, verdict = _verdict(report)
+    tone = Tone.GOOD if report.ok else Tone.BAD
+    before += [style.paint(line, tone) for line in paragraph(verdict, style)]
+    blocks.append(before)
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
@@ -68,21 +80,26 @@ def as_data(report: CheckReport, who: str) -> dict[str, object]:
     }
 
 
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
 def _counts(report: CheckReport) -> collections.Counter[str]:
     counts = collections.Counter(passed=0, failed=0, skipped=0, xfailed=0)
     counts.update(one.how for one in report.record.ended)
     return counts
 
 
-def _table(report: CheckReport) -> list[str]:
-    rows: list[tuple[str, ...]] = [("GROUP", "PASSED", "FAILED", "NOT TRIED")]
+def _table(report: CheckReport, style: Style) -> list[str]:
+    rows: list[Row] = []
     for title in dict.fromkeys(report.groups.values()):
         mine = [one for one in report.record.ended if _group(report, one) == title]
         if mine:
             hows = collections.Counter(one.how for one in mine)
-            numbers = (str(hows[how]) for how in ("passed", "failed", "skipped"))
-            rows.append((title, *numbers))
-    return columns(rows) if len(rows) > 1 else []
+            failed = Cell(str(hows["failed"]), Tone.BAD if hows["failed"] else None)
+            rows.append((title, str(hows["passed"]), failed, str(hows["skipped"])))
+    headings = ("GROUP", "PASSED", "FAILED", "NOT TRIED")
+    return table(headings, rows, style, fold=["GROUP"])
 
 
 def _group(report: CheckReport, one: FinishedRun) -> str:
@@ -119,10 +136,10 @@ def _cases(name: str, cases: list[str]) -> str:
     return f"    in {name}{listed}"
 
 
-def _reasons(skipped: tuple[FinishedRun, ...]) -> list[str]:
+def _reasons(skipped: tuple[FinishedRun, ...], style: Style) -> list[str]:
     counts = collections.Counter(one.why for one in skipped)
     rows = [(f"{count} x", why) for why, count in sorted(counts.items())]
-    return [f"  {line}" for line in columns(rows)]
+    return columns(rows, style, indent=2)
 
 
 def _death(report: CheckReport) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvdock_cli.reports._tables import columns, plain
+from kvdock_cli.reports._style import PLAIN, Style, Tone
+from kvdock_cli.reports._tables import Cell, plain, table
 from kvdock_cli.reports.list import unusable
 
 if TYPE_CHECKING:
@@ -16,14 +17,30 @@ SCHEMA = "kvdock.config/2"
 
 
 def as_text(
-    settings: Sequence[Setting], problems: Sequence[PluginProblem], *, origin: bool
+    settings: Sequence[Setting],
+    problems: Sequence[PluginProblem],
+    style: Style = PLAIN,
+    *,
+    origin: bool,
 ) -> str:
     """Render the settings as a table, and name the plugins that have none."""
-    rows = [("SETTING", "VALUE", "ORIGIN", "WHAT")]
-    rows += [(one.path, one.value or "-", one.origin, one.help) for one in settings]
+    headings = ["SETTING", "VALUE", "ORIGIN", "WHAT"]
+    rows: list[list[str | Cell]] = [
+        [
+            one.path,
+            Cell(one.value or "-", Tone.BAD if one.value == "MISSING" else None),
+            one.origin,
+            one.help,
+        ]
+        for one in settings
+    ]
     if not origin:
-        rows = [(path, value, what, "") for path, value, _, what in rows]
-    return "\n".join([*columns(rows), *unusable(problems)])
+        headings.remove("ORIGIN")
+        for row in rows:
+            del row[2]
+    fold = ["VALUE", "ORIGIN", "WHAT"]
+    lines = table(headings, rows, style, fold=fold)
+    return "\n".join([*lines, *unusable(problems, style)])
 
 
 def as_data(

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock_cli.reports._tables import columns, plain
+from kvdock_cli.reports._style import PLAIN, Style, Tone, tone_of
+from kvdock_cli.reports._tables import columns, paragraph, plain
 
 if TYPE_CHECKING:
     from kvdock import Finding, PluginProblem
     from kvdock.plugin import Candidate
 
 SCHEMA = "kvdock.doctor/1"
+_STATE = 7  # columns of the longest state
 
 
 class State(StrEnum):
@@ -22,6 +24,8 @@ class State(StrEnum):
 
     OK = "ok"
     """As it should be."""
+    WARNING = "warning"
+    """It works, and deserves attention."""
     PROBLEM = "problem"
     """Not as it should be."""
     SKIPPED = "skipped"
@@ -56,39 +60,60 @@ class Diagnosis:
     @property
     def ok(self) -> bool:
         """Whether nothing is wrong."""
-        rows = [row for section in self.sections for row in section.rows]
-        return not self.problems and all(row.state is not State.PROBLEM for row in rows)
+        return not self.problems and not self.count(State.PROBLEM)
+
+    def count(self, state: State) -> int:
+        """Return how many things are in a state."""
+        return sum(
+            row.state is state for section in self.sections for row in section.rows
+        )
 
 
 def rows_of(findings: Iterable[Finding]) -> tuple[Row, ...]:
     """Turn findings into rows; an examination without any says so."""
     found = tuple(
-        Row(State.OK if one.ok else State.PROBLEM, one.what, "" if one.ok else one.hint)
+        Row(_state(one), one.what, one.hint if one.warning or not one.ok else "")
         for one in findings
     )
     return found or (Row(State.OK, "nothing to complain of"),)
 
 
-def as_text(diagnosis: Diagnosis) -> str:
+def _state(finding: Finding) -> State:
+    if not finding.ok:
+        return State.PROBLEM
+    return State.WARNING if finding.warning else State.OK
+
+
+def as_text(diagnosis: Diagnosis, style: Style = PLAIN) -> str:
     """Render the diagnosis, what is broken first."""
-    blocks = [_problem(problem) for problem in diagnosis.problems]
-    blocks += [_section(section) for section in diagnosis.sections]
+    blocks = [_problem(problem, style) for problem in diagnosis.problems]
+    blocks += [_section(section, style) for section in diagnosis.sections]
     if diagnosis.hidden:
-        blocks.append([f"Not in KVDOCK_PLUGINS: {', '.join(diagnosis.hidden)}"])
-    count = len(diagnosis.problems) + sum(
-        row.state is State.PROBLEM
-        for section in diagnosis.sections
-        for row in section.rows
-    )
-    found = "no problem" if not count else f"{count} problem{'s' * (count > 1)}"
-    blocks.append([f"{found} found"])
+        hidden = f"Not in KVDOCK_PLUGINS: {', '.join(diagnosis.hidden)}"
+        blocks.append(paragraph(hidden, style, hanging=2))
+    blocks.append([_verdict(diagnosis, style)])
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
-def _problem(problem: PluginProblem) -> list[str]:
+def _verdict(diagnosis: Diagnosis, style: Style) -> str:
+    problems = len(diagnosis.problems) + diagnosis.count(State.PROBLEM)
+    warnings = diagnosis.count(State.WARNING)
+    tone = Tone.BAD if problems else Tone.WARNING if warnings else Tone.GOOD
+    found = [_counted(problems, "problem")]
+    if warnings:
+        found.append(_counted(warnings, "warning"))
+    return style.paint(f"{', '.join(found)} found", tone)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"no {what}" if not count else f"{count} {what}{'s' * (count > 1)}"
+
+
+def _problem(problem: PluginProblem, style: Style) -> list[str]:
     what = problem.group.rpartition(".")[2].removesuffix("s")
+    name = style.paint(f"{what} {problem.name}", Tone.STRONG)
     return [
-        f"{what} {problem.name}: broken",
+        f"{name}: {style.paint('broken', Tone.BAD)}",
         *columns(
             [
                 ("distribution", f"{problem.distribution} {problem.version}"),
@@ -97,19 +122,24 @@ def _problem(problem: PluginProblem) -> list[str]:
                 ("cause", problem.cause),
                 ("fix", problem.fix),
             ],
+            style,
             indent=2,
         ),
     ]
 
 
-def _section(section: Section) -> list[str]:
+def _section(section: Section, style: Style) -> list[str]:
     one = section.candidate
     what = one.group.rpartition(".")[2].removesuffix("s")
-    lines = [f"{what} {one.name} ({one.distribution} {one.version})"]
+    name = style.paint(f"{what} {one.name}", Tone.STRONG)
+    lines = [f"{name} ({one.distribution} {one.version})"]
     for row in section.rows:
-        lines.append(f"  {row.state:<7}  {row.what}")
+        state = f"  {row.state:<{_STATE}}  "
+        first, *rest = paragraph(row.what, style, indent=len(state))
+        lines.append(style.paint(state, tone_of(row.state)) + first[len(state) :])
+        lines += rest
         if row.hint:
-            lines.append(f"{'':11}{row.hint}")
+            lines += paragraph(row.hint, style, indent=len(state))
     return lines
 
 

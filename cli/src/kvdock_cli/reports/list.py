@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kvdock import PoolKind
-from kvdock_cli.reports._tables import columns, plain, words
+from kvdock_cli.reports._style import PLAIN, Style, Tone, tone_of
+from kvdock_cli.reports._tables import Cell, paragraph, plain, table, words
 
 if TYPE_CHECKING:
     from kvdock import KindSupport, Manifest, PluginProblem
     from kvdock.plugin import Candidate, LoadedPlugin
+    from kvdock_cli.reports._tables import Row
 
 SCHEMA = "kvdock.list/1"
 
@@ -30,33 +32,41 @@ class Listing:
     hidden: Sequence[str] = ()
 
 
-def as_text(listing: Listing) -> str:
+def as_text(listing: Listing, style: Style = PLAIN) -> str:
     """Render the listing as tables."""
-    lines = columns(_overall(listing)) if listing.plugins else [_nothing(listing)]
+    lines = [_nothing(listing)]
     if listing.plugins:
-        lines += ["", *columns(_kinds(listing))]
+        lines = [*_overall(listing, style), "", *_kinds(listing, style)]
     if listing.observers:
-        lines += ["", *columns(_observers(listing))]
-    lines += unusable(listing.problems)
+        rows = [(one.name, one.version, one.distribution) for one in listing.observers]
+        headings = ("OBSERVER", "VERSION", "DISTRIBUTION")
+        lines += ["", *table(headings, rows, style, drop=["DISTRIBUTION"])]
+    lines += unusable(listing.problems, style)
     if listing.hidden:
-        lines += ["", f"Not in KVDOCK_PLUGINS: {', '.join(listing.hidden)}"]
+        hidden = f"Not in KVDOCK_PLUGINS: {', '.join(listing.hidden)}"
+        lines += ["", *paragraph(hidden, style, hanging=2)]
     return "\n".join(lines)
 
 
-def unusable(problems: Sequence[PluginProblem]) -> list[str]:
+def unusable(problems: Sequence[PluginProblem], style: Style = PLAIN) -> list[str]:
     """Return a block that names the plugins that cannot be used, if any."""
+    if not problems:
+        return []
     rows = [
-        (one.name, f"{one.distribution} {one.version}", one.stage, one.cause)
+        (
+            Cell(one.name, Tone.BAD),
+            f"{one.distribution} {one.version}",
+            one.stage,
+            one.cause,
+        )
         for one in problems
     ]
-    if not rows:
-        return []
-    return ["", "Not usable, see `kvdock doctor`:", *columns(rows, indent=2)]
-
-
-def _observers(listing: Listing) -> list[tuple[str, ...]]:
-    rows = [(one.name, one.version, one.distribution) for one in listing.observers]
-    return [("OBSERVER", "VERSION", "DISTRIBUTION"), *rows]
+    headings = ("BROKEN", "DISTRIBUTION", "STAGE", "CAUSE")
+    return [
+        "",
+        "Not usable, see `kvdock doctor`:",
+        *table(headings, rows, style, fold=["CAUSE"], indent=2),
+    ]
 
 
 def _nothing(listing: Listing) -> str:
@@ -65,30 +75,37 @@ def _nothing(listing: Listing) -> str:
     return "No backend is installed. Try: pip install kvdock-file"
 
 
-def _overall(listing: Listing) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [
-        ("BACKEND", "VERSION", "DISTRIBUTION", "ZERO COPY", "DURABLE", "SHARED", "WHAT")
-    ]
-    for plugin in listing.plugins:
-        manifest = plugin.manifest
-        rows.append(
-            (
-                manifest.name,
-                plugin.candidate.version,
-                plugin.candidate.distribution,
-                manifest.zero_copy.value,
-                manifest.durability.value,
-                manifest.sharing.value,
-                manifest.summary,
-            )
+def _overall(listing: Listing, style: Style) -> list[str]:
+    rows: list[Row] = [
+        (
+            Cell(plugin.manifest.name, Tone.STRONG),
+            plugin.candidate.version,
+            plugin.candidate.distribution,
+            _grade(plugin.manifest.zero_copy.value),
+            plugin.manifest.durability.value,
+            plugin.manifest.sharing.value,
+            plugin.manifest.summary,
         )
-    return rows
-
-
-def _kinds(listing: Listing) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [
-        ("BACKEND", "SPLIT HEADS", "DRAFT", "MULTI BUFFER", "KINDS")
+        for plugin in listing.plugins
     ]
+    return table(
+        (
+            "BACKEND", "VERSION", "DISTRIBUTION", "ZERO COPY", "DURABLE", "SHARED",
+            "WHAT",
+        ),
+        rows,
+        style,
+        fold=["WHAT"],
+        drop=["DISTRIBUTION", "VERSION"],
+    )  # fmt: skip
+
+
+def _grade(word: str) -> Cell:
+    return Cell(word, tone_of(word))
+
+
+def _kinds(listing: Listing, style: Style) -> list[str]:
+    rows: list[Row] = []
     for plugin in listing.plugins:
         name = plugin.manifest.name
         grades: dict[tuple[str, ...], list[str]] = {}
@@ -96,12 +113,16 @@ def _kinds(listing: Listing) -> list[tuple[str, ...]]:
             key = (one.split_heads.value, one.draft.value, one.multi_buffer.value)
             grades.setdefault(key, []).append(kind)
         for grade, kinds in grades.items():
-            rows.append((name, *grade, " ".join(kinds)))
+            shown = [_grade(word) for word in grade]
+            rows.append((Cell(name, Tone.STRONG), *shown, " ".join(kinds)))
             name = ""
         missing = [kind.value for kind in PoolKind if kind not in plugin.manifest.kinds]
         if missing:
-            rows.append((name, "-", "-", "-", f"none of {' '.join(missing)}"))
-    return rows
+            none = [_grade("-")] * 3
+            lacks = f"none of {' '.join(missing)}"
+            rows.append((Cell(name, Tone.STRONG), *none, lacks))
+    headings = ("BACKEND", "SPLIT HEADS", "DRAFT", "MULTI BUFFER", "KINDS")
+    return table(headings, rows, style, fold=["KINDS"])
 
 
 def as_markdown(listing: Listing) -> str:

@@ -8,7 +8,15 @@ import attrs
 
 from kvdock import PoolKind
 from kvdock.units import format_bytes
-from kvdock_cli.reports._tables import columns, plain, words
+from kvdock_cli.reports._style import PLAIN, Style, Tone, tone_of
+from kvdock_cli.reports._tables import (
+    Cell,
+    columns,
+    paragraph,
+    plain,
+    table,
+    words,
+)
 from kvdock_cli.reports.list import by_kind, plugin_data
 
 if TYPE_CHECKING:
@@ -20,7 +28,7 @@ SCHEMA = "kvdock.show/1"
 _APART = ("name", "api", "summary", "kinds", "settings")
 
 
-def as_text(plugin: LoadedPlugin) -> str:
+def as_text(plugin: LoadedPlugin, style: Style = PLAIN) -> str:
     """Render everything that a backend declares."""
     manifest, candidate = plugin.manifest, plugin.candidate
     about = [
@@ -31,21 +39,22 @@ def as_text(plugin: LoadedPlugin) -> str:
         ("hooks", " ".join(sorted(plugin.implemented))),
     ]
     overall = [
-        (words(field.name), _spelt(field.name, getattr(manifest, field.name)))
+        (words(field.name), _valued(field.name, getattr(manifest, field.name)))
         for field in attrs.fields(type(manifest))
         if field.name not in _APART
     ]
+    name = style.paint(manifest.name, Tone.STRONG)
     parts = [
-        [f"{manifest.name}: {manifest.summary}"],
-        columns(about, indent=2),
-        ["declares", *columns(overall, indent=2)],
-        *_kinds(plugin),
-        ["settings", *_settings(plugin)],
+        paragraph(f"{name}: {manifest.summary}", style, hanging=2),
+        columns(about, style, indent=2),
+        [style.paint("declares", Tone.STRONG), *columns(overall, style, indent=2)],
+        *_kinds(plugin, style),
+        [style.paint("settings", Tone.STRONG), *_settings(plugin, style)],
     ]
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def _kinds(plugin: LoadedPlugin) -> list[list[str]]:
+def _kinds(plugin: LoadedPlugin, style: Style) -> list[list[str]]:
     """Return a block for each group of kinds that share a declaration."""
     groups: list[tuple[dict[str, str], list[str]]] = []
     for kind, support in by_kind(plugin.manifest):
@@ -59,12 +68,21 @@ def _kinds(plugin: LoadedPlugin) -> list[list[str]]:
                 break
         else:
             groups.append((said, [kind]))
-    blocks = [
-        [f"kinds {' '.join(kinds)}", *columns(list(said.items()), indent=2)]
-        for said, kinds in groups
-    ]
+    blocks = []
+    for said, kinds in groups:
+        first, *rest = paragraph(f"kinds {' '.join(kinds)}", style, hanging=6)
+        rows = [(name, Cell(value, tone_of(value))) for name, value in said.items()]
+        title = style.paint("kinds", Tone.STRONG) + first.removeprefix("kinds")
+        blocks.append([title, *rest, *columns(rows, style, indent=2)])
     missing = [kind.value for kind in PoolKind if kind not in plugin.manifest.kinds]
-    return blocks + ([[f"takes no {' '.join(missing)}"]] if missing else [])
+    if missing:
+        blocks.append(paragraph(f"takes no {' '.join(missing)}", style, hanging=2))
+    return blocks
+
+
+def _valued(name: str, value: object) -> Cell:
+    text = _spelt(name, value)
+    return Cell(text, tone_of(text))
 
 
 def _spelt(name: str, value: object) -> str:
@@ -105,12 +123,14 @@ def _name(of: object) -> str:
     return of.__name__ if isinstance(of, type) else str(of)
 
 
-def _settings(plugin: LoadedPlugin) -> list[str]:
+def _settings(plugin: LoadedPlugin, style: Style) -> list[str]:
     rows = []
     for one in settings_data(plugin.manifest.settings):
         kind = "size" if one["unit"] == "bytes" else str(one["type"])
         rows.append((str(one["name"]), kind, _default(one), str(one["help"])))
-    return columns(rows, indent=2) or ["  none"]
+    headings = ("NAME", "TYPE", "DEFAULT", "WHAT")
+    fold = ["DEFAULT", "WHAT"]
+    return table(headings, rows, style, fold=fold, indent=2) or ["  none"]
 
 
 def _default(setting: Mapping[str, object]) -> str:

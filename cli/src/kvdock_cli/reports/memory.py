@@ -2,40 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 
+from kvdock import HostBudget
 from kvdock.units import format_bytes
 
 if TYPE_CHECKING:
-    from kvdock import HostBudget
+    from kvdock import PoolSpec, Shard
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Memory:
-    """Pools that fit, and what they fit into.
+    """Pages that are wanted, and how many there is room for.
 
     Args:
-        pages: Pages of every pool with own indices.
+        pages: Pages of every pool that are wanted.
+        fit: Pages of every pool that there is room for.
         ranks: Processes that share the host.
-        nbytes: What all of them take.
-        budget: What there is.
+        nbytes: What the wanted ones take, over all processes.
+        budget: The memory of the host.
     """
 
     pages: int
+    fit: int
     ranks: int
     nbytes: int
     budget: HostBudget
+
+    @classmethod
+    def of(
+        cls, pools: Sequence[PoolSpec], shard: Shard, pages: int, ranks: int
+    ) -> Memory:
+        """Measure the host's memory and divide it among pools."""
+        budget = HostBudget.measure()
+        return cls(
+            pages=pages,
+            fit=budget.pages_that_fit(pools, shard, ranks=ranks),
+            ranks=ranks,
+            nbytes=sum(pool.page_bytes(shard) for pool in pools) * pages * ranks,
+            budget=budget,
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for the wanted pages."""
+        return self.pages <= self.fit or not self.nbytes
 
     def __str__(self) -> str:
         """Render as one line."""
         each = f" on each of {self.ranks} ranks" if self.ranks > 1 else ""
         budget = self.budget
+        wanted = "" if self.fits else f", NOT for {self.pages}"
         return (
-            f"host memory: {self.pages} pages{each} take {format_bytes(self.nbytes)} "
-            f"of {format_bytes(budget.usable_bytes)}; {budget.limited_by} has "
-            f"{format_bytes(budget.free_bytes)} left, of which "
+            f"host memory has room for {self.fit} pages{each}{wanted}: {self.pages} "
+            f"take {format_bytes(self.nbytes)} of {format_bytes(budget.usable_bytes)}; "
+            f"{budget.limited_by} has {format_bytes(budget.free_bytes)} left, of which "
             f"{format_bytes(budget.reserve_bytes)} are kept in reserve"
         )
 
@@ -44,6 +68,7 @@ class Memory:
         budget = self.budget
         return {
             "pages": self.pages,
+            "fit": self.fit,
             "ranks": self.ranks,
             "bytes": self.nbytes,
             "usable_bytes": budget.usable_bytes,

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kvdock.units import format_bytes
-from kvdock_cli.reports._tables import columns, plain
+from kvdock_cli.reports._style import PLAIN, Style, Tone
+from kvdock_cli.reports._tables import Cell, columns, paragraph, plain, table
 
 if TYPE_CHECKING:
     from kvdock.segments import NamespaceSurvey
@@ -16,12 +17,11 @@ _SHORT = 12  # digits that distinguish namespaces for people
 _FEW = 20  # bad pages that are shown one by one
 
 
-def listing_text(surveys: Sequence[NamespaceSurvey]) -> str:
+def listing_text(surveys: Sequence[NamespaceSurvey], style: Style = PLAIN) -> str:
     """Render one line for each namespace."""
     if not surveys:
         return "the store is empty"
-    rows = [("namespace", "model", "revision", "pages", "size", "last used")]
-    rows += [
+    rows = [
         (
             one.namespace[:_SHORT],
             _model(one),
@@ -32,7 +32,10 @@ def listing_text(surveys: Sequence[NamespaceSurvey]) -> str:
         )
         for one in surveys
     ]
-    return "\n".join(columns(rows))
+    headings = ("NAMESPACE", "MODEL", "REVISION", "PAGES", "SIZE", "LAST USED")
+    drop = ["REVISION", "LAST USED"]
+    fold = ["MODEL", "REVISION", "LAST USED"]
+    return "\n".join(table(headings, rows, style, fold=fold, drop=drop))
 
 
 def listing_data(surveys: Sequence[NamespaceSurvey]) -> dict[str, object]:
@@ -40,7 +43,7 @@ def listing_data(surveys: Sequence[NamespaceSurvey]) -> dict[str, object]:
     return {"schema": "kvdock.store-ls/1", "ok": True, "namespaces": plain(surveys)}
 
 
-def survey_text(one: NamespaceSurvey) -> str:
+def survey_text(one: NamespaceSurvey, style: Style = PLAIN) -> str:
     """Render what a store holds of one namespace, pool by pool."""
     head = columns(
         [
@@ -48,10 +51,10 @@ def survey_text(one: NamespaceSurvey) -> str:
             ("model", _model(one)),
             ("revision", one.revision or "-"),
             ("last used", _day(one.used_ns)),
-        ]
+        ],
+        style,
     )
-    rows = [("pool", "object", "pages", "stored", "on disk", "segments", "wrong")]
-    rows += [
+    rows = [
         (
             pool.pool,
             format_bytes(pool.object_bytes),
@@ -59,11 +62,13 @@ def survey_text(one: NamespaceSurvey) -> str:
             format_bytes(pool.stored_bytes),
             format_bytes(pool.file_bytes),
             str(pool.segments),
-            str(pool.corrupt_records),
+            Cell(str(pool.corrupt_records), Tone.BAD if pool.corrupt_records else None),
         )
         for pool in one.pools
     ]
-    return "\n".join([*head, "", *columns(rows)])
+    headings = ("POOL", "OBJECT", "PAGES", "STORED", "ON DISK", "SEGMENTS", "WRONG")
+    found = table(headings, rows, style, drop=["SEGMENTS", "OBJECT"])
+    return "\n".join([*head, "", *(found or ["no pages"])])
 
 
 def survey_data(one: NamespaceSurvey) -> dict[str, object]:
@@ -71,9 +76,9 @@ def survey_data(one: NamespaceSurvey) -> dict[str, object]:
     return {"schema": "kvdock.store-stat/1", "ok": True, "namespace": plain(one)}
 
 
-def checked_text(found: Sequence[Verified]) -> str:
+def checked_text(found: Sequence[Verified], style: Style = PLAIN) -> str:
     """Render what verifying found; what is wrong by its place on disk."""
-    lines = []
+    lines: list[str] = []
     for one in found:
         verdict = f"{one.good} pages are right"
         if one.bad:
@@ -84,11 +89,13 @@ def checked_text(found: Sequence[Verified]) -> str:
             verdict += f", unreadable segments: {len(one.unreadable_segments)}"
         if one.damaged_files:
             verdict += f", damaged files: {len(one.damaged_files)}"
-        lines.append(f"{one.namespace[:_SHORT]}  {verdict}")
+        cell = Cell(verdict, Tone.GOOD if one.ok else Tone.BAD)
+        lines += columns([(one.namespace[:_SHORT], cell)], style)
         lines += _few(f"{spot.where}, {format_bytes(spot.nbytes)}" for spot in one.bad)
         lines += _few(map(str, one.unreadable_segments))
         lines += _few(map(str, one.damaged_files))
-    lines += _ways_out(found)
+    for line in _ways_out(found):
+        lines += paragraph(line, style)
     return "\n".join(lines) or "the store is empty"
 
 
@@ -111,8 +118,8 @@ def _ways_out(found: Sequence[Verified]) -> list[str]:
         )
     if any(one.unreadable_segments for one in found):
         lines.append(
-            "Pages of segments that cannot be read are lost; kvdock store gc gives "
-            "their space back."
+            "Pages of segments that cannot be read are lost; kvdock store gc "
+            "frees their space."
         )
     if any(one.damaged_files for one in found):
         lines.append(
@@ -132,10 +139,13 @@ def checked_data(found: Sequence[Verified]) -> dict[str, object]:
 
 
 def freed_text(freed: Sequence[tuple[str, int]]) -> str:
-    """Render how much space came back from each namespace."""
-    return "\n".join(
-        f"{namespace[:_SHORT]}  {format_bytes(nbytes)} came back"
-        for namespace, nbytes in freed
+    """Render how much space was freed in each namespace."""
+    return (
+        "\n".join(
+            f"{namespace[:_SHORT]}  {format_bytes(nbytes)} freed"
+            for namespace, nbytes in freed
+        )
+        or "the store is empty"
     )
 
 

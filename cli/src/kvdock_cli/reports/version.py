@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from kvdock_cli.reports._tables import columns, plain
+from kvdock_cli.reports._style import PLAIN, Style
+from kvdock_cli.reports._tables import plain, table
 
 SCHEMA = "kvdock.version/1"
 
@@ -21,10 +22,11 @@ class Part:
     path: str
 
 
-def as_text(parts: Sequence[Part]) -> str:
+def as_text(parts: Sequence[Part], style: Style = PLAIN) -> str:
     """Render one line for each part."""
     rows = [(one.name, one.version, one.distribution, one.path) for one in parts]
-    return "\n".join(columns([("PART", "VERSION", "DISTRIBUTION", "PATH"), *rows]))
+    headings = ("PART", "VERSION", "DISTRIBUTION", "PATH")
+    return "\n".join(table(headings, rows, style, drop=["DISTRIBUTION"]))
 
 
 def as_data(parts: Sequence[Part]) -> dict[str, object]:

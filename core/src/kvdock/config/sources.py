@@ -155,9 +155,10 @@ def load_configuration(
     """
     named = environ.get(FILE_VARIABLE)
     path = file or (Path(named) if named else None)
+    by = "" if file else FILE_VARIABLE
     sources = [
         Source(ENGINE_DEFAULT, defaults or {}),
-        *([Source(f"file {path}", read_file(path))] if path else []),
+        *([Source(f"file {path}", read_file(path, by))] if path else []),
         *environment(environ),
         Source(ENGINE, engine or {}),
     ]
@@ -181,12 +182,22 @@ def load_configuration(
     )
 
 
-def read_file(path: Path) -> Tree:
+def read_file(path: Path, named_by: str = "") -> Tree:
     """Read a TOML or JSON file.
+
+    Args:
+        path: The file.
+        named_by: The variable that names it, for the message.
 
     Raises:
         SettingsError: If it is not there, or not what its name says.
     """
+    if not path.exists():
+        source = f", which {named_by} names," if named_by else ""
+        raise SettingsError(
+            f"the file {path}{source} is missing",
+            fix=f"Create it, or correct {named_by}." if named_by else "Create it.",
+        )
     readers = {".toml": tomllib.loads, ".json": json.loads}
     reader = readers.get(path.suffix)
     if reader is None:

@@ -37,8 +37,25 @@ BREAKER_VALUES: Mapping[str, int] = MappingProxyType(
 SECONDS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Upper ends of the histograms' buckets."""
 
+ORIGIN = ("rank", "model")
+"""Labels that every series has besides its own: the process, and its model."""
+
+MOST_MODELS = 16
+"""Models that a process shows by name, so that its series stay few."""
+
+OTHER_MODELS = "(other)"
+"""The model of every further one."""
+
+_MOST_ORIGINS = 1024
+
 _SAMPLES = 4096
 """Samples of one series that are kept until they are taken; later ones count."""
+
+
+ROUTES = "kvdock_pool_route_info"
+
+Whose = tuple[str, str]
+"""Values of the labels of an origin."""
 
 
 class MetricKind(StrEnum):
@@ -60,15 +77,23 @@ class Metric:
         name: Its name for Prometheus.
         kind: How its values add up.
         about: What it is, in one sentence.
-        labels: Names of its labels.
+        own: Names of its labels, without those of its origin.
         buckets: Upper ends of the buckets of a histogram.
+        mode: How a gauge adds up over living processes with the same labels, as
+            prometheus_client's multiprocess mode names it.
     """
 
     name: str
     kind: MetricKind
     about: str
-    labels: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    mode: str = "livesum"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of all of its labels."""
+        return (*self.own, *ORIGIN)
 
 
 def _metrics() -> tuple[Metric, ...]:
@@ -87,7 +112,7 @@ def _metrics() -> tuple[Metric, ...]:
         ),
         Metric(
             "kvdock_breaker_state", gauge, "0 closed, 1 half-open, 2 open.",
-            ("backend", "operation"),
+            ("backend", "operation"), mode="livemax",
         ),
         Metric(
             "kvdock_calls_behind", gauge, "Abandoned calls that still run.",
@@ -98,8 +123,12 @@ def _metrics() -> tuple[Metric, ...]:
             ("backend",),
         ),
         Metric(
-            "kvdock_pool_enabled", gauge, "Whether a pool is stored, and why.",
-            ("pool", "backend", "reason"),
+            "kvdock_pool_enabled", gauge, "Whether a pool is stored.", ("pool",),
+            mode="livemin",
+        ),
+        Metric(
+            ROUTES, gauge, "1 for where a pool goes now, and why.",
+            ("pool", "backend", "reason"), mode="livemax",
         ),
         Metric(
             "kvdock_pool_pages", gauge, "Pages of host memory, and those under I/O.",
@@ -107,7 +136,7 @@ def _metrics() -> tuple[Metric, ...]:
         ),
         Metric(
             "kvdock_store_bytes", gauge, "Bytes of a store: used, and at most.",
-            ("backend", "state"),
+            ("backend", "state"), mode="livemostrecent",
         ),
         Metric(
             "kvdock_restored_pages_total", counter, "Pages of restored prefixes.",
@@ -124,10 +153,11 @@ def _metrics() -> tuple[Metric, ...]:
         Metric(
             "kvdock_draft_restored_ratio", gauge,
             "Draft restored over target restored since the start.",
+            mode="livemin",
         ),
         Metric(
             "kvdock_plugin_info", gauge, "1 for each plugin that is loaded.",
-            ("kind", "name", "distribution", "version", "path"),
+            ("kind", "name", "distribution", "version", "path"), mode="livemax",
         ),
     )  # fmt: skip
 
@@ -137,10 +167,17 @@ METRICS = _metrics()
 
 
 class EventMetrics(ABC):
-    """Turn events into values of metrics."""
+    """Turn events into values of metrics.
+
+    Processes that share one exposition do not write each other's gauges, as their
+    series differ in `rank` and `model`. No series is removed, which Prometheus'
+    client cannot do where several processes share one: it is set to 0 instead.
+    """
 
     def __init__(self) -> None:
-        self._with_draft = [0, 0]
+        self._with_draft: dict[Whose, list[int]] = {}
+        self._models: set[str] = set()
+        self._origins: dict[events.Origin, Whose] = {}
 
     @abstractmethod
     def _add(self, name: str, amount: float, *labels: str) -> None:
@@ -155,61 +192,78 @@ class EventMetrics(ABC):
         """Add a sample to a histogram."""
 
     @abstractmethod
-    def _retire_routes(self, pool: str, kept: tuple[str, ...]) -> None:
-        """Show no longer where a pool went before."""
+    def _retire_routes(self, kept: tuple[str, ...]) -> None:
+        """Set to 0 where a pool of the same origin went before."""
 
     @hookimpl
-    def kvdock_observe(self, event: events.Event) -> None:
+    def kvdock_observe(self, event: events.Event, origin: events.Origin) -> None:
         """Count an event."""
+        whose = self._origins.get(origin) or self._labels(origin)
         match event:
             case events.BatchEnded():
-                self._count(event)
+                self._count(event, whose)
             case events.BreakerMoved():
+                labels = (event.backend, event.operation, *whose)
                 value = BREAKER_VALUES[event.state]
-                self._set("kvdock_breaker_state", value, event.backend, event.operation)
+                self._set("kvdock_breaker_state", value, *labels)
             case events.CallsBehind():
-                self._set("kvdock_calls_behind", event.calls, event.backend)
+                self._set("kvdock_calls_behind", event.calls, event.backend, *whose)
             case events.MemoryHeld():
-                self._set("kvdock_held_batches", event.batches, event.backend)
+                self._set("kvdock_held_batches", event.batches, event.backend, *whose)
             case events.PoolRouted():
-                labels = (event.pool, event.backend, event.reason)
-                self._retire_routes(event.pool, labels)
-                self._set("kvdock_pool_enabled", event.enabled, *labels)
+                route = (event.pool, event.backend, event.reason, *whose)
+                self._retire_routes(route)
+                self._set(ROUTES, 1, *route)
+                self._set("kvdock_pool_enabled", event.enabled, event.pool, *whose)
             case events.PagesHeld():
-                self._set("kvdock_pool_pages", event.pages, event.pool, "all")
-                self._set("kvdock_pool_pages", event.leased, event.pool, "leased")
+                held = "kvdock_pool_pages"
+                self._set(held, event.pages, event.pool, "all", *whose)
+                self._set(held, event.leased, event.pool, "leased", *whose)
             case events.StoreFilled():
-                self._fill(event)
+                self._fill(event, whose)
             case events.PluginLoaded():
-                source = (event.distribution, event.version, event.path)
-                self._set("kvdock_plugin_info", 1, event.kind, event.name, *source)
+                plugin = (event.kind, event.name, event.distribution, event.version)
+                self._set("kvdock_plugin_info", 1, *plugin, event.path, *whose)
             case events.PagesRestored():
-                self._count_restored(event)
+                self._count_restored(event, whose)
 
-    def _fill(self, event: events.StoreFilled) -> None:
-        self._set("kvdock_store_bytes", event.used_bytes, event.backend, "used")
+    def _labels(self, origin: events.Origin) -> Whose:
+        """Return the labels of an attachment; they stay few."""
+        if len(self._models) < MOST_MODELS:
+            self._models.add(origin.model)
+        model = origin.model if origin.model in self._models else OTHER_MODELS
+        found = (origin.rank, model)
+        if len(self._origins) < _MOST_ORIGINS:
+            self._origins[origin] = found
+        return found
+
+    def _fill(self, event: events.StoreFilled, whose: Whose) -> None:
+        store = "kvdock_store_bytes"
+        self._set(store, event.used_bytes, event.backend, "used", *whose)
         if event.limit_bytes:
-            self._set("kvdock_store_bytes", event.limit_bytes, event.backend, "limit")
+            self._set(store, event.limit_bytes, event.backend, "limit", *whose)
 
-    def _count(self, event: events.BatchEnded) -> None:
+    def _count(self, event: events.BatchEnded, whose: Whose) -> None:
         labels = (event.backend, event.pool, event.operation)
-        self._sample("kvdock_batch_seconds", event.seconds, *labels)
+        self._sample("kvdock_batch_seconds", event.seconds, *labels, *whose)
         if event.nbytes:
-            self._add("kvdock_bytes_total", event.nbytes, *labels)
+            self._add("kvdock_bytes_total", event.nbytes, *labels, *whose)
         for outcome, keys in event.outcomes.items():
-            self._add("kvdock_keys_total", keys, *labels, outcome.name.lower())
+            name = outcome.name.lower()
+            self._add("kvdock_keys_total", keys, *labels, name, *whose)
 
-    def _count_restored(self, event: events.PagesRestored) -> None:
+    def _count_restored(self, event: events.PagesRestored, whose: Whose) -> None:
         for pool, pages in event.pages.items():
-            self._add("kvdock_restored_pages_total", pages, pool)
-        self._add("kvdock_restored_prefix_pages_total", event.target)
+            self._add("kvdock_restored_pages_total", pages, pool, *whose)
+        self._add("kvdock_restored_prefix_pages_total", event.target, *whose)
         if event.draft is not None:
-            self._add("kvdock_restored_draft_pages_total", event.draft)
-            self._with_draft[0] += event.draft
-            self._with_draft[1] += event.target
-            draft, target = self._with_draft
+            self._add("kvdock_restored_draft_pages_total", event.draft, *whose)
+            sums = self._with_draft.setdefault(whose, [0, 0])
+            sums[0] += event.draft
+            sums[1] += event.target
+            draft, target = sums
             ratio = draft / target if target else 1.0
-            self._set("kvdock_draft_restored_ratio", ratio)
+            self._set("kvdock_draft_restored_ratio", ratio, *whose)
 
 
 @attrs.frozen(kw_only=True)
@@ -241,7 +295,11 @@ class Metrics(EventMetrics):
         }
 
         def made(metric: Metric) -> Any:  # noqa: ANN401 - the library's classes
-            more = {"buckets": metric.buckets} if metric.buckets else {}
+            more: dict[str, Any] = {}
+            if metric.buckets:
+                more["buckets"] = metric.buckets
+            if metric.kind is MetricKind.GAUGE:
+                more["multiprocess_mode"] = metric.mode
             kind, about = kinds[metric.kind], metric.about
             try:
                 return kind(metric.name, about, metric.labels, registry=where, **more)
@@ -252,7 +310,7 @@ class Metrics(EventMetrics):
         self._metrics = {metric.name: made(metric) for metric in METRICS}
         # Looking a label up costs a microsecond, this a tenth.
         self._series: dict[tuple[str, ...], Callable[[float], None]] = {}
-        self._batches: dict[tuple[str, str, str], Any] = {}
+        self._batches: dict[tuple[str, ...], Any] = {}
 
     def _series_of(
         self, verb: str, name: str, labels: tuple[str, ...]
@@ -260,15 +318,14 @@ class Metrics(EventMetrics):
         """Return what takes the values of one series."""
         found = self._series.get((name, *labels))
         if found is None:
-            metric = self._metrics[name]
-            series = metric.labels(*labels) if labels else metric
+            series = self._metrics[name].labels(*labels)
             found = self._series[name, *labels] = getattr(series, verb)
         return found
 
-    def _count(self, event: events.BatchEnded) -> None:
+    def _count(self, event: events.BatchEnded, whose: Whose) -> None:
         # As above, with one look-up for each batch instead of one for each metric:
         # 6 us instead of 11.
-        labels = (event.backend, event.pool, event.operation)
+        labels = (event.backend, event.pool, event.operation, *whose)
         known = self._batches.get(labels)
         if known is None:
             by_outcome: dict[Outcome, Callable[[float], None]] = {}
@@ -284,7 +341,7 @@ class Metrics(EventMetrics):
         for outcome, keys in event.outcomes.items():
             add = by_outcome.get(outcome)
             if add is None:
-                series = (*labels, outcome.name.lower())
+                series = (*labels[:3], outcome.name.lower(), *whose)
                 add = self._series_of("inc", "kvdock_keys_total", series)
                 by_outcome[outcome] = add
             add(keys)
@@ -298,20 +355,15 @@ class Metrics(EventMetrics):
     def _sample(self, name: str, value: float, *labels: str) -> None:
         self._series_of("observe", name, labels)(value)
 
-    def _retire_routes(self, pool: str, kept: tuple[str, ...]) -> None:
-        gauge = self._metrics["kvdock_pool_enabled"]
+    def _retire_routes(self, kept: tuple[str, ...]) -> None:
+        pool, _, _, *whose = kept
         # Another attachment of this process may have set it, by its own object.
-        shown = [
-            tuple(sample.labels[name] for name in ("pool", "backend", "reason"))
-            for metric in gauge.collect()
-            for sample in metric.samples
-        ]
-        for other in shown:
-            if other[0] == pool and other != kept:
-                gauge.remove(*other)
-        # What is remembered of a series that was removed would take no values.
-        for series in [one for one in self._series if one[0] == "kvdock_pool_enabled"]:
-            del self._series[series]
+        for metric in self._metrics[ROUTES].collect():
+            names = ("pool", "backend", "reason", *ORIGIN)
+            for sample in metric.samples:
+                other = tuple(sample.labels[name] for name in names)
+                if other[0] == pool and [*other[3:]] == whose and other != kept:
+                    self._set(ROUTES, 0, *other)
 
 
 @attrs.frozen
@@ -345,7 +397,7 @@ class MetricDeltas(EventMetrics):
         self._counters: dict[tuple[str, ...], float] = {}
         self._gauges: dict[tuple[str, ...], float] = {}
         self._samples: dict[tuple[str, ...], deque[float]] = {}
-        self._routes: dict[str, tuple[str, ...]] = {}
+        self._routes: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def take(self) -> tuple[MetricDelta, ...]:
         """Return what has changed since the last call, each series once."""
@@ -375,12 +427,12 @@ class MetricDeltas(EventMetrics):
                 self._samples[series] = deque(maxlen=_SAMPLES)
             self._samples[series].append(value)
 
-    def _retire_routes(self, pool: str, kept: tuple[str, ...]) -> None:
-        """Set a route of before to 0: a series that was carried away stays."""
-        before = self._routes.get(pool, kept)
-        self._routes[pool] = kept
+    def _retire_routes(self, kept: tuple[str, ...]) -> None:
+        pool, _, _, *whose = kept
+        before = self._routes.get((pool, *whose), kept)
+        self._routes[pool, *whose] = kept
         if before != kept:
-            self._set("kvdock_pool_enabled", 0, *before)
+            self._set(ROUTES, 0, *before)
 
 
 def _deltas(

@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import metadata
+from importlib import metadata, resources
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -188,10 +188,22 @@ def missing_allowed(
             entry_point="?",
             stage=LoadStage.DISCOVER,
             cause=f"{ALLOW_VARIABLE} names it, but it is not installed",
-            fix=did_you_mean(name, known) or f"Try: pip install kvdock-{name}",
+            fix=install_hint(name)
+            or did_you_mean(name, known)
+            or "Correct the name, or install the distribution that has it.",
         )
         for name in sorted((names or frozenset()) - known)
     )
+
+
+def install_hint(name: str) -> str:
+    """Return how to install one of kvdock's own backends, or "".
+
+    Any other name may be a typing error, or belong to a package of someone whom
+    the user does not mean.
+    """
+    known = (resources.files(__package__) / "known_backends.txt").read_text().split()
+    return f"Try: pip install kvdock-{name}" if name in known else ""
 
 
 def split_duplicates(
@@ -306,7 +318,7 @@ def require(
                 raise BrokenPlugin(problem)
         raise PluginError(
             f"no backend {name!r} is installed",
-            fix=did_you_mean(name, plugins)
-            or f"Installed: {', '.join(sorted(plugins)) or 'none'}. "
-            f"Try: pip install kvdock-{name}",
+            fix=install_hint(name)
+            or did_you_mean(name, plugins)
+            or f"Installed: {', '.join(sorted(plugins)) or 'none'}.",
         )

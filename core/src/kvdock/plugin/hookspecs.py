@@ -21,7 +21,7 @@ from kvdock.pools.shard import Shard
 
 if TYPE_CHECKING:
     from kvdock.batch import Batch, BatchResult
-    from kvdock.events import Event
+    from kvdock.events import Event, Origin
     from kvdock.plugin.manifest import Capability, Manifest, Verdict
     from kvdock.pools.spec import PoolSpec
     from kvdock.region import Region
@@ -46,14 +46,16 @@ class Finding:
     """One finding of a probe.
 
     Args:
-        ok: Whether this is as it should be.
+        ok: Whether this is as it should be, or at least works.
         what: What was looked at and found.
         hint: What to do if it is not.
+        warning: Whether it works and still deserves attention; only with `ok`.
     """
 
     ok: bool
     what: str
     hint: str = ""
+    warning: bool = False
 
 
 @attrs.frozen
@@ -320,10 +322,14 @@ def kvdock_capacity(handle: object) -> Capacity | None:
 
 
 @hookspec
-def kvdock_observe(event: Event) -> None:
+def kvdock_observe(event: Event, origin: Origin) -> None:
     """Record what no wrapper of another hook can see.
 
     Called on any thread, after the fact, for observers; a backend leaves it
     out. Returns at once and raises nothing: what it costs, every batch pays.
+
+    Args:
+        event: What happened.
+        origin: The attachment that it happened in.
     """
     raise NotImplementedError

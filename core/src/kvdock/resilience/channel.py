@@ -26,7 +26,7 @@ from kvdock.batch import (
     validate_result,
 )
 from kvdock.errors import AttachError, BatchError, KvdockError
-from kvdock.events import BreakerMoved, CallsBehind, Event, MemoryHeld
+from kvdock.events import BreakerMoved, CallsBehind, Event, MemoryHeld, Origin
 from kvdock.resilience.background import BACKEND_FAILURES, BackgroundTasks
 from kvdock.resilience.breaker import BreakerState, CircuitBreaker
 from kvdock.resilience.executor import (
@@ -96,9 +96,12 @@ class BackendChannel:
     Args:
         backend: The backend to call.
         core: Deadlines, bounds and breakers.
+        origin: What observers are to know of the attachment.
     """
 
-    def __init__(self, backend: Backend, core: CoreSettings) -> None:
+    def __init__(
+        self, backend: Backend, core: CoreSettings, origin: Origin | None = None
+    ) -> None:
         self.backend = backend
         self.name = backend.name
         self.negative_cache = NegativeCache(core.negative_cache)
@@ -113,9 +116,11 @@ class BackendChannel:
         self._batch_hook = backend.batch_hook()
         # Called straight: the relay would cost each batch two microseconds.
         self._listeners = tuple(
-            one.function
+            partial(one.function, origin=origin or Origin())
+            if "origin" in one.argnames
+            else one.function
             for one in backend.plugin.hooks.kvdock_observe.get_hookimpls()
-            if one.argnames
+            if "event" in one.argnames
         )
         self._counting = threading.Lock()
         # Ended calls whose memory the backend still holds.
@@ -156,7 +161,7 @@ class BackendChannel:
         """Notify observers; log and swallow their exceptions."""
         for listen in self._listeners:
             try:
-                listen(event)
+                listen(event=event)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - plugin code
                 what = f"an observer failed: {describe_error(error)}"
                 self._log.warning("observer", what, error)

@@ -120,7 +120,7 @@ class Plan:
                 )
             )
             rows += [
-                ("", "", "", "", f"not {option.backend}", option.reason)
+                ("", "", "", "", option.backend, option.not_chosen)
                 for option in route.options
                 if option.backend != route.backend and route.backend
             ]
@@ -204,6 +204,7 @@ def plan_routes(  # noqa: PLR0913 - the whole question in one call
         raise NoRoute(
             f"no backend takes {', '.join(lost)}\n{plan.explain()}",
             fix="Install a backend that does, or see `kvdock list`.",
+            plan=plan,
         )
     return plan
 

@@ -158,6 +158,12 @@ class RouteOption:
             check = [f"{self.check}, as it {self.check_note}"]
         return "; ".join([f"{path}, {per}", *emulated, *check])
 
+    @property
+    def not_chosen(self) -> str:
+        """The same, for a backend that another one was preferred to."""
+        works = "works as well: " if self.accepted else ""
+        return f"not chosen: {works}{self.reason}"
+
 
 @attrs.frozen
 class _Evaluation:

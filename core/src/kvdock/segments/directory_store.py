@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.errors import KvdockError
+from kvdock.errors import KvdockError, SettingsError
+from kvdock.namespace import RECORD_NAME
 from kvdock.segments import inspect
 from kvdock.segments.verify import verify_namespace
 
@@ -33,8 +34,40 @@ class DirectoryStore:
     shared: bool = False
 
     def namespaces(self) -> tuple[str, ...]:
-        """Return the digests of the namespaces, sorted."""
-        return inspect.namespaces(self.root)
+        """Return the digests of the namespaces, sorted.
+
+        Raises:
+            SettingsError: If the directory is missing, or holds other things only.
+        """
+        found = inspect.namespaces(self.root) if self.root.is_dir() else ()
+        if not found:
+            self._check_store()
+        return found
+
+    def _check_store(self) -> None:
+        """Raise unless a directory without namespaces is an empty store."""
+        where = f"{self.root} is not a store"
+        if not self.root.is_dir():
+            why = "it is not a directory" if self.root.exists() else "it is missing"
+            raise SettingsError(f"{where}: {why}", fix="Name the root of a backend.")
+        if (self.root / RECORD_NAME).is_file():
+            raise SettingsError(
+                f"{where}: it is one namespace of {self.root.parent}",
+                fix=f"Name {self.root.parent}, and {self.root.name[:12]} as namespace.",
+            )
+        try:
+            others = [one for one in self.root.iterdir() if one.name[:1] != "."]
+        except OSError as error:
+            raise SettingsError(
+                f"{self.root} cannot be read: {error.strerror or error}",
+                fix="Run this as the user of the engine.",
+            ) from error
+        if others:
+            raise SettingsError(
+                f"{where}: it holds {len(others)} other files or directories, such as "
+                f"{min(others).name}, and no namespace",
+                fix="Name the root of a backend.",
+            )
 
     def survey(self, namespace: str) -> NamespaceSurvey:
         """Count what is held of a namespace."""

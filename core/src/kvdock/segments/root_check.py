@@ -33,8 +33,9 @@ def check_root(
 ) -> tuple[RootFinding, ...]:
     """Open a root, measure its free space, and try direct I/O if it is wanted.
 
-    The root is created if it is missing. The hints name the settings
-    `free_space` and `direct`, which backends on segments have in common.
+    A root that is missing is not created: what holds for the directory that it
+    will be created in is reported. The hints name the settings `free_space` and
+    `direct`, which backends on segments have in common.
 
     Args:
         root: The store's root directory.
@@ -42,13 +43,14 @@ def check_root(
         shared: Accept a root that other users own or can write.
         direct: Try to bypass the page cache (O_DIRECT).
     """
+    missing = not os.path.lexists(root)
     try:
-        fd = open_root(root, shared=shared)
+        fd = _open_parent(root) if missing else open_root(root, shared=shared)
     except KvdockError as error:
         return (RootFinding(ok=False, what=error.what, hint=error.fix),)
     try:
         findings = [
-            _parents(root, shared=shared),
+            _parents(root, shared=shared, missing=missing),
             _space(fd, root, free_bytes),
         ]
         if direct:
@@ -58,9 +60,30 @@ def check_root(
     return tuple(findings)
 
 
-def _parents(root: Path, *, shared: bool) -> RootFinding:
+def _open_parent(root: Path) -> int:
+    """Open the directory that a missing root will be created in.
+
+    Raises:
+        KvdockError: If it cannot be created there.
+    """
+    parent = next(one for one in root.absolute().parents if os.access(one, os.F_OK))
+    problem = "is not writable for this user"
+    try:
+        if os.access(parent, os.W_OK | os.X_OK):
+            return os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        problem = f"cannot be opened: {error.strerror}"
+    raise KvdockError(
+        f"store {str(root)!r} cannot be created: {parent} {problem}",
+        fix="Make it writable, or name another root.",
+    )
+
+
+def _parents(root: Path, *, shared: bool, missing: bool) -> RootFinding:
     """Check whether other users could replace the root."""
     exposed = None if shared else find_exposed_parent(root)
+    if exposed is None and missing:
+        return RootFinding(ok=True, what=f"root {root} will be created")
     if exposed is None:
         return RootFinding(ok=True, what=f"root {root} is ours alone")
     return RootFinding(

@@ -12,7 +12,7 @@ import attrs
 from kvdock.config.core import CoreSettings, Integrity
 from kvdock.config.core import StagingPolicy as StagingChoice
 from kvdock.errors import AttachError, did_you_mean
-from kvdock.events import PoolRouted
+from kvdock.events import Origin, PoolRouted
 from kvdock.keys import check_suffixes
 from kvdock.models.memory_budget import HostBudget
 from kvdock.namespace import namespace_digest, namespace_record
@@ -142,9 +142,10 @@ def attach_plan(  # noqa: PLR0913 - the arguments of `Attachment.open`
         )
         for name in sorted(used)
     }
+    origin = Origin.of(plan.shard, namespace.model, digest)
     try:
         for name in configs:
-            backends.channels[name] = BackendChannel(dock.backends[name], core)
+            backends.channels[name] = BackendChannel(dock.backends[name], core, origin)
         for route in plan.accepted:
             name = str(route.backend)
             _attach(backends, route, regions[route.pool.name], configs[name], core)
