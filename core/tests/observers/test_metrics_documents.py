@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from kvdock.batch import Outcome
-from kvdock.observers.metrics import Metrics
+from kvdock.observers.metrics import ORIGIN, Metrics
 
 DOCS = Path(__file__).parents[3] / "docs"
 _NAME = re.compile(r"kvdock_[a-z_]+")
@@ -29,6 +30,14 @@ def exported() -> dict[str, list[str]]:
     }
 
 
+def alerts() -> list[dict[str, Any]]:
+    """Return the alert rules; YAML that is written without an anchor or a block."""
+    import yaml
+
+    found = yaml.safe_load((DOCS / "prometheus" / "alerts.yml").read_text())
+    return [rule for group in found["groups"] for rule in group["rules"]]
+
+
 def test_the_reference_lists_every_metric_with_its_labels() -> None:
     rows = re.findall(
         r"^\| `(kvdock_\w+)` \| \w+ \|([\w, ]*)\|",
@@ -36,7 +45,10 @@ def test_the_reference_lists_every_metric_with_its_labels() -> None:
         re.MULTILINE,
     )
     documented = {name: labels.replace(",", "").split() for name, labels in rows}
-    assert documented == exported()
+    # The two labels that every series has are described once.
+    assert {name: [*labels, *ORIGIN] for name, labels in documented.items()} == (
+        exported()
+    )
 
 
 def test_the_reference_lists_every_outcome() -> None:
@@ -53,4 +65,32 @@ def test_the_dashboard_asks_for_metrics_that_there_are_and_for_all_of_them() -> 
         for name in _NAME.findall(target["expr"])
     }
     assert asked == set(exported())
+
+
+def test_the_dashboard_can_be_narrowed_to_an_instance_a_rank_and_a_pool() -> None:
+    board = json.loads((DOCS / "grafana" / "kvdock.json").read_text())
+    names = {one["name"] for one in board["templating"]["list"]}
+    assert {"instance", "rank", "pool", "backend"} <= names
+    for panel in board["panels"]:
+        for target in panel["targets"]:
+            series = target["expr"].count("kvdock_")
+            assert target["expr"].count('rank=~"$rank"') == series
+            assert target["expr"].count('instance=~"$instance"') == series
+
+
+def test_alerts_ask_for_metrics_that_there_are_and_link_their_page() -> None:
+    known = {f"{name}{end}" for name in exported() for end in ("", *_SUFFIXES)}
+    pages = (DOCS / "how-to" / "alerts.md").read_text()
+    for rule in alerts():
+        assert set(_NAME.findall(rule["expr"])) <= known
+        page, _, heading = rule["annotations"]["runbook_url"].partition("#")
+        assert page == "docs/how-to/alerts.md"
+        assert f"## {rule['alert']}\n" in pages
+        assert heading == rule["alert"].lower()
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"]["summary"]
+
+
+def test_the_dashboard_numbers_its_panels_apart() -> None:
+    board = json.loads((DOCS / "grafana" / "kvdock.json").read_text())
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import attrs
 import numpy as np
@@ -18,11 +18,17 @@ from shelf import Engine, Shelf, attention, draft, hashes, hasty, patient, until
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.dock import Dock
 from kvdock.errors import AttachError, PluginError, SettingsError
-from kvdock.events import PagesRestored
-from kvdock.observers.metrics import Metrics, MetricsSettings
+from kvdock.events import CallsBehind, Origin, PagesRestored, PoolRouted
+from kvdock.observers.metrics import (
+    MOST_MODELS,
+    OTHER_MODELS,
+    Metrics,
+    MetricsSettings,
+)
 from kvdock.observers.tracing import Tracing
 from kvdock.plugin.hookspecs import Capacity, hookimpl
 from kvdock.plugin.observer import Observer, find_observer
+from kvdock.pools.shard import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -39,7 +45,15 @@ def measured(**more: Any) -> tuple[Engine, CollectorRegistry]:
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
-    return registry.get_sample_value(name, labels)
+    """Return the one sample with these labels, of whatever rank and model."""
+    found = [
+        sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+    assert len(found) <= 1
+    return found[0] if found else None
 
 
 BATCH = {"backend": "shelf", "pool": "kv"}
@@ -106,8 +120,44 @@ def test_a_pool_that_goes_elsewhere_after_attaching_again_is_shown_once() -> Non
         measuring = Metrics(registry)
         with Engine([Shelf(name=name)], observers=[measuring]).attachment:
             pass
-    (gauge,) = [one for one in registry.collect() if one.name == "kvdock_pool_enabled"]
-    assert [one.labels["backend"] for one in gauge.samples] == ["two"]
+    route = "kvdock_pool_route_info"
+    assert value(registry, route, pool="kv", backend="two") == 1
+    assert value(registry, route, pool="kv", backend="one") == 0
+    assert value(registry, "kvdock_pool_enabled", pool="kv") == 1
+
+
+def test_series_name_the_rank_and_the_model() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    origin = Origin.of(Shard(tp_rank=1, tp_size=2), "org/model", "0" * 64)
+    event = PoolRouted(pool="kv", backend="", enabled=False, reason="nobody")
+    metrics.kvdock_observe(event, origin)
+    labels = {"rank": "tp1", "model": "org/model", "pool": "kv"}
+    assert registry.get_sample_value("kvdock_pool_enabled", labels) == 0
+
+
+def test_the_models_of_a_process_stay_few() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    for number in range(MOST_MODELS + 5):
+        event = CallsBehind(backend="shelf", calls=number)
+        metrics.kvdock_observe(event, Origin(model=f"model-{number}"))
+    (gauge,) = [one for one in registry.collect() if one.name == "kvdock_calls_behind"]
+    assert len(gauge.samples) == MOST_MODELS + 1
+    assert value(registry, "kvdock_calls_behind", model=OTHER_MODELS)
+
+
+def test_an_observer_may_leave_out_where_an_event_comes_from() -> None:
+    class Listening:
+        seen: ClassVar[list[Event]] = []
+
+        @hookimpl
+        def kvdock_observe(self, event: Event) -> None:
+            self.seen.append(event)
+
+    with Engine(observers=[Listening()], core=patient()).attachment as cache:
+        cache.exists(hashes(1))
+    assert Listening.seen
 
 
 def test_what_only_an_adapter_knows_is_told_once_however_many_backends_there_are() -> (
@@ -134,7 +184,8 @@ def test_pools_are_shown_with_the_reason_and_their_capacity() -> None:
     with engine.attachment as cache:
         reason = cache.plan.anchor.reason
         labels = {"pool": "kv", "backend": "shelf", "reason": reason}
-        assert value(registry, "kvdock_pool_enabled", **labels) == 1
+        assert value(registry, "kvdock_pool_route_info", **labels) == 1
+        assert value(registry, "kvdock_pool_enabled", pool="kv") == 1
         assert value(registry, "kvdock_pool_pages", pool="kv", state="all") == 24
 
 
