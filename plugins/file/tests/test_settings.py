@@ -81,6 +81,8 @@ def test_the_probe_checks_the_root_with_the_settings(tmp_path: Path) -> None:
     assert [finding.ok for finding in probe(free_space=0)] == [True, True]
     assert [finding.ok for finding in probe(free_space="1024 TiB")] == [True, False]
     assert "direct I/O" in probe(direct=True)[-1].what
+    assert not root.exists()
+    root.mkdir()
     root.chmod(0o777)
     (finding,) = probe()
     assert "others could plant pages" in finding.what
