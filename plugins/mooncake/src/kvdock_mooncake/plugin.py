@@ -183,7 +183,11 @@ def kvdock_batch_io(handle: PoolHandle, batch: Batch) -> BatchResult:
 
 @hookimpl
 def kvdock_capacity(handle: PoolHandle) -> Capacity | None:
-    """Say how full the disk is to which this process spills, if it does."""
+    """Say how full the cluster is, or else the disk to which this process spills."""
+    status = handle.client.master_status
+    found = status.capacity() if status else None
+    if found:
+        return found
     spill = handle.client.spill
     return spill.disk.capacity if spill else None
 
