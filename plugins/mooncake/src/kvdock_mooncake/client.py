@@ -29,7 +29,6 @@ from kvdock_mooncake.inflight import InFlightLimit
 from kvdock_mooncake.library import Library, load
 from kvdock_mooncake.lookup_cache import LookupCache
 from kvdock_mooncake.master import Master
-from kvdock_mooncake.master_status import MasterStatus
 from kvdock_mooncake.namespace_state import NamespaceState
 from kvdock_mooncake.put_options import PutOptions
 from kvdock_mooncake.registered_memory import KnownMemory
@@ -119,7 +118,6 @@ class Client:
     health: Health = attrs.field(init=False)
     held: HeldMemory = attrs.field(init=False)
     master: Master = attrs.field(init=False)
-    master_status: MasterStatus | None = attrs.field(init=False)
 
     @classmethod
     def open(cls, settings: MooncakeSettings, owner: str, namespace: str) -> Client:
@@ -179,10 +177,6 @@ class Client:
     @master.default
     def _address(self) -> Master:
         return Master.of(self.settings)
-
-    @master_status.default
-    def _http(self) -> MasterStatus | None:
-        return MasterStatus.of(self.settings)
 
     @_close_with_last_pool.default
     def _lends(self) -> bool:

@@ -184,7 +184,9 @@ def kvdock_batch_io(handle: PoolHandle, batch: Batch) -> BatchResult:
 @hookimpl
 def kvdock_capacity(handle: PoolHandle) -> Capacity | None:
     """Say how full the cluster is, or else the disk to which this process spills."""
-    status = handle.client.master_status
+    from kvdock_mooncake.master_status import MasterStatus  # noqa: PLC0415 - as above
+
+    status = MasterStatus.of(handle.client.settings)
     found = status.capacity() if status else None
     if found:
         return found
