@@ -11,10 +11,11 @@ from prometheus_client import CollectorRegistry
 from shelf import Engine, Shelf, attention, draft, hashes, patient
 
 from kvdock.batch import Operation, Outcome
-from kvdock.events import BatchEnded, Event, PagesRestored, PoolRouted
+from kvdock.events import BatchEnded, Event, Origin, PagesRestored, PoolRouted
 from kvdock.observers import metrics
 from kvdock.observers.metrics import (
     METRICS,
+    ROUTES,
     MetricDelta,
     MetricDeltas,
     MetricKind,
@@ -86,15 +87,15 @@ def by_name(taken: tuple[MetricDelta, ...]) -> dict[str, list[tuple[float, ...]]
 
 def test_what_was_taken_is_not_taken_again() -> None:
     deltas = MetricDeltas()
-    deltas.kvdock_observe(ended(2))
-    deltas.kvdock_observe(ended(3))
+    deltas.kvdock_observe(ended(2), Origin())
+    deltas.kvdock_observe(ended(3), Origin())
     assert by_name(deltas.take()) == {
         "kvdock_keys_total": [(5,)],
         "kvdock_bytes_total": [(40,)],
         "kvdock_batch_seconds": [(0.5, 0.5)],
     }
     assert deltas.take() == ()
-    deltas.kvdock_observe(ended(1))
+    deltas.kvdock_observe(ended(1), Origin())
     assert by_name(deltas.take())["kvdock_keys_total"] == [(1,)]
 
 
@@ -103,7 +104,7 @@ def test_nothing_is_lost_between_threads() -> None:
 
     def observe() -> None:
         for _ in range(500):
-            deltas.kvdock_observe(ended(1))
+            deltas.kvdock_observe(ended(1), Origin())
 
     threads = [threading.Thread(target=observe) for _ in range(4)]
     for thread in threads:
@@ -122,7 +123,7 @@ def test_samples_that_are_not_taken_are_bounded(
     monkeypatch.setattr(metrics, "_SAMPLES", 3)
     deltas = MetricDeltas()
     for _ in range(5):
-        deltas.kvdock_observe(ended(1))
+        deltas.kvdock_observe(ended(1), Origin())
     assert by_name(deltas.take())["kvdock_batch_seconds"] == [(0.5,) * 3]
 
 
@@ -132,10 +133,11 @@ def test_a_pool_that_goes_elsewhere_is_no_longer_enabled_where_it_went() -> None
     def route(backend: str) -> Event:
         return PoolRouted(pool="kv", backend=backend, enabled=True, reason="why")
 
-    deltas.kvdock_observe(route("a"))
+    deltas.kvdock_observe(route("a"), Origin())
     deltas.take()
-    deltas.kvdock_observe(route("b"))
-    assert {one.labels[1]: one.values for one in deltas.take()} == {
+    deltas.kvdock_observe(route("b"), Origin())
+    routes = [one for one in deltas.take() if one.name == ROUTES]
+    assert {one.labels[1]: one.values for one in routes} == {
         "a": (0,),
         "b": (1,),
     }
@@ -143,8 +145,9 @@ def test_a_pool_that_goes_elsewhere_is_no_longer_enabled_where_it_went() -> None
 
 def test_they_are_plain_data_that_another_process_can_read() -> None:
     deltas = MetricDeltas()
-    deltas.kvdock_observe(PagesRestored(pages={"kv": 3}, target=3, draft=None))
-    deltas.kvdock_observe(ended(1))
+    restored = PagesRestored(pages={"kv": 3}, target=3, draft=None)
+    deltas.kvdock_observe(restored, Origin())
+    deltas.kvdock_observe(ended(1), Origin())
     taken = deltas.take()
     assert pickle.loads(pickle.dumps(taken)) == taken  # noqa: S301 - our own
     assert all(type(one) is str for delta in taken for one in delta.labels)

@@ -99,7 +99,10 @@ def _files() -> list[Finding]:
             without = f"; not used here: {', '.join(left)}" if left else ""
             if path:
                 what = f"settings come from {path} ({file.variable}){without}"
-                found.append(Finding(ok=True, what=what))
+                hint = "Give what they say as settings." if left else ""
+                found.append(
+                    Finding(ok=True, what=what, hint=hint, warning=bool(left))
+                )
     return found
 
 
