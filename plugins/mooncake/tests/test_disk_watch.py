@@ -62,7 +62,9 @@ def test_what_a_disk_has_is_the_capacity_of_a_process_that_spills(disk: Any) -> 
     watch = DiskWatch("/spilled")
     disk.free = 30 * GIB
     watch.look()
-    handle: Any = SimpleNamespace(client=SimpleNamespace(spill=None))
+    handle: Any = SimpleNamespace(
+        client=SimpleNamespace(spill=None, settings=MooncakeSettings())
+    )
     assert plugin.kvdock_capacity(handle) is None
     handle.client.spill = SimpleNamespace(disk=watch)
     found = plugin.kvdock_capacity(handle)

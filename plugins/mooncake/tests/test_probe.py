@@ -12,6 +12,7 @@ import pytest
 from kvdock import AttachConfig
 from kvdock_mooncake import plugin, preconditions, probe
 from kvdock_mooncake.library import Wheel
+from kvdock_mooncake.probe_cluster import probe_disk
 from kvdock_mooncake.settings import MooncakeSettings, Protocol
 
 
@@ -80,10 +81,10 @@ def test_a_running_cluster_is_all_well(master: Any, tmp_path: Path) -> None:
         MooncakeSettings(
             master=master.address,
             segment_bytes=64 << 20,
-            ssd_offload=True,
             ssd_path=str(tmp_path / "not" / "yet"),
         )
     )
+    found.append(probe_disk(tmp_path / "not" / "yet"))
     assert all(one.ok for one in found)
     assert any("64.0 MiB" in one.what for one in found)
     assert any("-put_start_discard_timeout_sec" in one.what for one in found)
@@ -140,10 +141,10 @@ import os, sys
 import subprocess
 import sys
 from pathlib import Path
-from kvdock_mooncake.probe import _disk
+from kvdock_mooncake.probe_cluster import probe_disk
 if not os.getuid():
     os.setuid(65534)
-print(_disk(Path(sys.argv[1])))
+print(probe_disk(Path(sys.argv[1])))
 """
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -38,10 +38,7 @@ SECONDS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Upper ends of the histograms' buckets."""
 
 ORIGIN = ("rank", "model")
-"""The last labels of every series: the process of its deployment, and the model."""
-
-ROUTE = ("pool", "backend", "reason")
-"""Labels of where a pool goes."""
+"""Labels that every series has besides its own: the process, and its model."""
 
 MOST_MODELS = 16
 """Models that a process shows by name, so that its series stay few."""
@@ -53,6 +50,12 @@ _MOST_ORIGINS = 1024
 
 _SAMPLES = 4096
 """Samples of one series that are kept until they are taken; later ones count."""
+
+
+ROUTES = "kvdock_pool_route_info"
+
+Whose = tuple[str, str]
+"""Values of the labels of an origin."""
 
 
 class MetricKind(StrEnum):
@@ -74,18 +77,23 @@ class Metric:
         name: Its name for Prometheus.
         kind: How its values add up.
         about: What it is, in one sentence.
-        labels: Names of its labels; the last are those of `ORIGIN`.
+        own: Names of its labels, without those of its origin.
         buckets: Upper ends of the buckets of a histogram.
-        mode: How a gauge adds up over processes that share one exposition, in the
-            words of prometheus_client.
+        mode: How a gauge adds up over living processes with the same labels, as
+            prometheus_client's multiprocess mode names it.
     """
 
     name: str
     kind: MetricKind
     about: str
-    labels: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
-    mode: str = ""
+    mode: str = "livesum"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of all of its labels."""
+        return (*self.own, *ORIGIN)
 
 
 def _metrics() -> tuple[Metric, ...]:
@@ -108,23 +116,23 @@ def _metrics() -> tuple[Metric, ...]:
         ),
         Metric(
             "kvdock_calls_behind", gauge, "Abandoned calls that still run.",
-            ("backend",), mode="livesum",
+            ("backend",),
         ),
         Metric(
             "kvdock_held_batches", gauge, "Ended batches whose memory is held.",
-            ("backend",), mode="livesum",
+            ("backend",),
         ),
         Metric(
-            "kvdock_pool_enabled", gauge, "Whether a pool is stored.",
-            ("pool",), mode="livemin",
+            "kvdock_pool_enabled", gauge, "Whether a pool is stored.", ("pool",),
+            mode="livemin",
         ),
         Metric(
-            "kvdock_pool_route_info", gauge, "1 for where a pool goes now, and why.",
-            ROUTE, mode="livemax",
+            ROUTES, gauge, "1 for where a pool goes now, and why.",
+            ("pool", "backend", "reason"), mode="livemax",
         ),
         Metric(
             "kvdock_pool_pages", gauge, "Pages of host memory, and those under I/O.",
-            ("pool", "state"), mode="livesum",
+            ("pool", "state"),
         ),
         Metric(
             "kvdock_store_bytes", gauge, "Bytes of a store: used, and at most.",
@@ -144,7 +152,8 @@ def _metrics() -> tuple[Metric, ...]:
         ),
         Metric(
             "kvdock_draft_restored_ratio", gauge,
-            "Draft restored over target restored since the start.", mode="livemin",
+            "Draft restored over target restored since the start.",
+            mode="livemin",
         ),
         Metric(
             "kvdock_plugin_info", gauge, "1 for each plugin that is loaded.",
@@ -153,23 +162,22 @@ def _metrics() -> tuple[Metric, ...]:
     )  # fmt: skip
 
 
-METRICS = tuple(
-    attrs.evolve(metric, labels=(*metric.labels, *ORIGIN)) for metric in _metrics()
-)
+METRICS = _metrics()
 """All metrics."""
 
 
 class EventMetrics(ABC):
     """Turn events into values of metrics.
 
-    Each series has the labels of `ORIGIN`, so processes that share one exposition
-    do not write each other's gauges.
+    Processes that share one exposition do not write each other's gauges, as their
+    series differ in `rank` and `model`. No series is removed, which Prometheus'
+    client cannot do where several processes share one: it is set to 0 instead.
     """
 
     def __init__(self) -> None:
-        self._with_draft: dict[tuple[str, str], list[int]] = {}
+        self._with_draft: dict[Whose, list[int]] = {}
         self._models: set[str] = set()
-        self._origins: dict[events.Origin, tuple[str, str]] = {}
+        self._origins: dict[events.Origin, Whose] = {}
 
     @abstractmethod
     def _add(self, name: str, amount: float, *labels: str) -> None:
@@ -184,8 +192,8 @@ class EventMetrics(ABC):
         """Add a sample to a histogram."""
 
     @abstractmethod
-    def _former_routes(self, route: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
-        """Return the labels of the routes that this pool had before this one."""
+    def _retire_routes(self, kept: tuple[str, ...]) -> None:
+        """Set to 0 where a pool of the same origin went before."""
 
     @hookimpl
     def kvdock_observe(self, event: events.Event, origin: events.Origin) -> None:
@@ -195,29 +203,31 @@ class EventMetrics(ABC):
             case events.BatchEnded():
                 self._count(event, whose)
             case events.BreakerMoved():
-                value = BREAKER_VALUES[event.state]
                 labels = (event.backend, event.operation, *whose)
+                value = BREAKER_VALUES[event.state]
                 self._set("kvdock_breaker_state", value, *labels)
             case events.CallsBehind():
                 self._set("kvdock_calls_behind", event.calls, event.backend, *whose)
             case events.MemoryHeld():
                 self._set("kvdock_held_batches", event.batches, event.backend, *whose)
             case events.PoolRouted():
-                self._route(event, whose)
+                route = (event.pool, event.backend, event.reason, *whose)
+                self._retire_routes(route)
+                self._set(ROUTES, 1, *route)
+                self._set("kvdock_pool_enabled", event.enabled, event.pool, *whose)
             case events.PagesHeld():
-                name = "kvdock_pool_pages"
-                self._set(name, event.pages, event.pool, "all", *whose)
-                self._set(name, event.leased, event.pool, "leased", *whose)
+                held = "kvdock_pool_pages"
+                self._set(held, event.pages, event.pool, "all", *whose)
+                self._set(held, event.leased, event.pool, "leased", *whose)
             case events.StoreFilled():
                 self._fill(event, whose)
             case events.PluginLoaded():
-                source = (event.distribution, event.version, event.path)
-                plugin = (event.kind, event.name, *source, *whose)
-                self._set("kvdock_plugin_info", 1, *plugin)
+                plugin = (event.kind, event.name, event.distribution, event.version)
+                self._set("kvdock_plugin_info", 1, *plugin, event.path, *whose)
             case events.PagesRestored():
                 self._count_restored(event, whose)
 
-    def _labels(self, origin: events.Origin) -> tuple[str, str]:
+    def _labels(self, origin: events.Origin) -> Whose:
         """Return the labels of an attachment; they stay few."""
         if len(self._models) < MOST_MODELS:
             self._models.add(origin.model)
@@ -227,33 +237,22 @@ class EventMetrics(ABC):
             self._origins[origin] = found
         return found
 
-    def _route(self, event: events.PoolRouted, whose: tuple[str, str]) -> None:
-        """Show where a pool goes now, and no longer where it went before."""
-        labels = (event.pool, event.backend, event.reason, *whose)
-        # Set to 0: a series cannot be removed where processes share an exposition.
-        for former in self._former_routes(labels):
-            self._set("kvdock_pool_route_info", 0, *former)
-        self._set("kvdock_pool_route_info", 1, *labels)
-        self._set("kvdock_pool_enabled", event.enabled, event.pool, *whose)
-
-    def _fill(self, event: events.StoreFilled, whose: tuple[str, str]) -> None:
-        name, backend = "kvdock_store_bytes", event.backend
-        self._set(name, event.used_bytes, backend, "used", *whose)
+    def _fill(self, event: events.StoreFilled, whose: Whose) -> None:
+        store = "kvdock_store_bytes"
+        self._set(store, event.used_bytes, event.backend, "used", *whose)
         if event.limit_bytes:
-            self._set(name, event.limit_bytes, backend, "limit", *whose)
+            self._set(store, event.limit_bytes, event.backend, "limit", *whose)
 
-    def _count(self, event: events.BatchEnded, whose: tuple[str, str]) -> None:
+    def _count(self, event: events.BatchEnded, whose: Whose) -> None:
         labels = (event.backend, event.pool, event.operation)
         self._sample("kvdock_batch_seconds", event.seconds, *labels, *whose)
         if event.nbytes:
             self._add("kvdock_bytes_total", event.nbytes, *labels, *whose)
         for outcome, keys in event.outcomes.items():
-            series = (*labels, outcome.name.lower(), *whose)
-            self._add("kvdock_keys_total", keys, *series)
+            name = outcome.name.lower()
+            self._add("kvdock_keys_total", keys, *labels, name, *whose)
 
-    def _count_restored(
-        self, event: events.PagesRestored, whose: tuple[str, str]
-    ) -> None:
+    def _count_restored(self, event: events.PagesRestored, whose: Whose) -> None:
         for pool, pages in event.pages.items():
             self._add("kvdock_restored_pages_total", pages, pool, *whose)
         self._add("kvdock_restored_prefix_pages_total", event.target, *whose)
@@ -274,9 +273,6 @@ class MetricsSettings:
 
 class Metrics(EventMetrics):
     """The metrics in a registry of Prometheus.
-
-    Under prometheus_client's multiprocess mode, which SGLang uses, gauges count the
-    processes that live.
 
     Args:
         registry: Where the metrics live; None for the process's own.
@@ -299,8 +295,10 @@ class Metrics(EventMetrics):
         }
 
         def made(metric: Metric) -> Any:  # noqa: ANN401 - the library's classes
-            more: dict[str, Any] = {"buckets": metric.buckets} if metric.buckets else {}
-            if metric.mode:
+            more: dict[str, Any] = {}
+            if metric.buckets:
+                more["buckets"] = metric.buckets
+            if metric.kind is MetricKind.GAUGE:
                 more["multiprocess_mode"] = metric.mode
             kind, about = kinds[metric.kind], metric.about
             try:
@@ -324,7 +322,7 @@ class Metrics(EventMetrics):
             found = self._series[name, *labels] = getattr(series, verb)
         return found
 
-    def _count(self, event: events.BatchEnded, whose: tuple[str, str]) -> None:
+    def _count(self, event: events.BatchEnded, whose: Whose) -> None:
         # As above, with one look-up for each batch instead of one for each metric:
         # 6 us instead of 11.
         labels = (event.backend, event.pool, event.operation, *whose)
@@ -357,19 +355,15 @@ class Metrics(EventMetrics):
     def _sample(self, name: str, value: float, *labels: str) -> None:
         self._series_of("observe", name, labels)(value)
 
-    def _former_routes(self, route: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
+    def _retire_routes(self, kept: tuple[str, ...]) -> None:
+        pool, _, _, *whose = kept
         # Another attachment of this process may have set it, by its own object.
-        shown = [
-            tuple(sample.labels[name] for name in (*ROUTE, *ORIGIN))
-            for metric in self._metrics["kvdock_pool_route_info"].collect()
-            for sample in metric.samples
-        ]
-        return [one for one in shown if _same_pool(one, route) and one != route]
-
-
-def _same_pool(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    """Return whether two routes are of one pool, rank and model."""
-    return (one[0], *one[3:]) == (other[0], *other[3:])
+        for metric in self._metrics[ROUTES].collect():
+            names = ("pool", "backend", "reason", *ORIGIN)
+            for sample in metric.samples:
+                other = tuple(sample.labels[name] for name in names)
+                if other[0] == pool and [*other[3:]] == whose and other != kept:
+                    self._set(ROUTES, 0, *other)
 
 
 @attrs.frozen
@@ -433,11 +427,12 @@ class MetricDeltas(EventMetrics):
                 self._samples[series] = deque(maxlen=_SAMPLES)
             self._samples[series].append(value)
 
-    def _former_routes(self, route: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
-        whose = (route[0], *route[3:])
-        before = self._routes.get(whose, route)
-        self._routes[whose] = route
-        return [before] if before != route else []
+    def _retire_routes(self, kept: tuple[str, ...]) -> None:
+        pool, _, _, *whose = kept
+        before = self._routes.get((pool, *whose), kept)
+        self._routes[pool, *whose] = kept
+        if before != kept:
+            self._set(ROUTES, 0, *before)
 
 
 def _deltas(

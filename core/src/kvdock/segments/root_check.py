@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,9 +35,9 @@ def check_root(
 ) -> tuple[RootFinding, ...]:
     """Open a root, measure its free space, and try direct I/O if it is wanted.
 
-    A root that is missing is not created: what holds for the directory that it
-    will be created in is reported. The hints name the settings `free_space` and
-    `direct`, which backends on segments have in common.
+    A root that is missing is created and removed again: only that shows whether
+    it can be. The hints name the settings `free_space` and `direct`, which
+    backends on segments have in common.
 
     Args:
         root: The store's root directory.
@@ -43,40 +45,30 @@ def check_root(
         shared: Accept a root that other users own or can write.
         direct: Try to bypass the page cache (O_DIRECT).
     """
-    missing = not os.path.lexists(root)
+    made = [one for one in (root, *root.parents) if not os.path.lexists(one)]
     try:
-        fd = _open_parent(root) if missing else open_root(root, shared=shared)
+        fd = open_root(root, shared=shared)
     except KvdockError as error:
+        _remove(made)
         return (RootFinding(ok=False, what=error.what, hint=error.fix),)
     try:
         findings = [
-            _parents(root, shared=shared, missing=missing),
+            _parents(root, shared=shared, missing=bool(made)),
             _space(fd, root, free_bytes),
         ]
         if direct:
             findings.append(_direct(fd, root))
     finally:
         os.close(fd)
+        _remove(made)
     return tuple(findings)
 
 
-def _open_parent(root: Path) -> int:
-    """Open the directory that a missing root will be created in.
-
-    Raises:
-        KvdockError: If it cannot be created there.
-    """
-    parent = next(one for one in root.absolute().parents if os.access(one, os.F_OK))
-    problem = "is not writable for this user"
-    try:
-        if os.access(parent, os.W_OK | os.X_OK):
-            return os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        problem = f"cannot be opened: {error.strerror}"
-    raise KvdockError(
-        f"store {str(root)!r} cannot be created: {parent} {problem}",
-        fix="Make it writable, or name another root.",
-    )
+def _remove(made: Sequence[Path]) -> None:
+    """Remove the empty directories that only this check has made."""
+    for folder in made:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _parents(root: Path, *, shared: bool, missing: bool) -> RootFinding:

@@ -139,8 +139,10 @@ def _command(command: str) -> Iterator[Finding]:
     if flags.given.get(PREFETCH) != WAIT:
         yield Finding(
             ok=True,
+            warning=True,
             what="SGLang will not wait for slow pages, and the first prompts "
-            f"after a start may find none: {PREFETCH} {WAIT} avoids that",
+            "after a start may find none",
+            hint=f"Add {PREFETCH} {WAIT}.",
         )
     if EXTRA in flags.given:
         given = configuration(flags.given[EXTRA])

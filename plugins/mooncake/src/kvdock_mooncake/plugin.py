@@ -183,7 +183,13 @@ def kvdock_batch_io(handle: PoolHandle, batch: Batch) -> BatchResult:
 
 @hookimpl
 def kvdock_capacity(handle: PoolHandle) -> Capacity | None:
-    """Say how full the disk is to which this process spills, if it does."""
+    """Say how full the cluster is, or else the disk to which this process spills."""
+    from kvdock_mooncake.master_status import MasterStatus  # noqa: PLC0415 - as above
+
+    status = MasterStatus.of(handle.client.settings)
+    found = status.capacity() if status else None
+    if found:
+        return found
     spill = handle.client.spill
     return spill.disk.capacity if spill else None
 

@@ -20,6 +20,7 @@ from kvdock_mooncake.preconditions import (
     check_metadata_server,
     check_transport,
 )
+from kvdock_mooncake.probe_cluster import probe_cluster, probe_disk
 from kvdock_mooncake.settings import MooncakeSettings
 from kvdock_mooncake.transfer_limits import warnings
 
@@ -44,11 +45,13 @@ def findings(settings: MooncakeSettings) -> list[Finding]:
     except KvdockError as error:
         return [*found, _no(error)]
     master = Master.of(settings)
+    answers = False
     try:
         master.connect()
         said = "something listens at" if master.addresses else "not looked at:"
         found.append(Finding(ok=True, what=f"{said} {master.address}"))
         found.append(_flags(settings))
+        answers = True
     except KvdockError as error:
         found.append(_no(error))
     try:
@@ -64,7 +67,10 @@ def findings(settings: MooncakeSettings) -> list[Finding]:
     if settings.segment_bytes and not settings.standalone:
         found.append(_room(settings.segment_bytes))
     if settings.ssd_offload:
-        found.append(_disk(Path(settings.ssd_path)))
+        found.append(probe_disk(Path(settings.ssd_path)))
+    if answers and not any(not one.ok for one in found):
+        # Asked last: it may join the cluster for a moment.
+        found += probe_cluster(library, settings)
     return found
 
 
@@ -93,7 +99,10 @@ def _files() -> list[Finding]:
             without = f"; not used here: {', '.join(left)}" if left else ""
             if path:
                 what = f"settings come from {path} ({file.variable}){without}"
-                found.append(Finding(ok=True, what=what))
+                hint = "Give what they say as settings." if left else ""
+                found.append(
+                    Finding(ok=True, what=what, hint=hint, warning=bool(left))
+                )
     return found
 
 
@@ -112,15 +121,3 @@ def _room(segment_bytes: int) -> Finding:
     memory = available_memory_bytes()
     what = f"lends {format_bytes(segment_bytes)} of {format_bytes(memory)} free memory"
     return Finding(ok=segment_bytes < memory, what=what, hint="Lower segment_bytes.")
-
-
-def _disk(folder: Path) -> Finding:
-    """Look whether spilled objects can be written."""
-    # Not `exists`, which raises below a folder that is closed to this user.
-    above = next(one for one in (folder, *folder.parents) if os.access(one, os.F_OK))
-    ok = os.access(above, os.W_OK | os.X_OK)
-    return Finding(
-        ok=ok,
-        what=f"ssd_path {folder} {'can' if ok else 'cannot'} be written",
-        hint=f"Make {above} writable for this user.",
-    )

@@ -43,10 +43,12 @@ class Server:
     Args:
         process: The program itself, not a wrapper.
         port: Where it listens, on loopback.
+        http_port: Where a master serves its metrics.
     """
 
     process: subprocess.Popen[bytes]
     port: int
+    http_port: int = 0
 
     @property
     def address(self) -> str:
@@ -91,6 +93,7 @@ def start_master(*options: str, port: int = 0, log: Path | None = None) -> Serve
         rpc, metrics = port or free_port(), free_port()
         server = _start(command(rpc, metrics), rpc, log)
         if server:
+            server.http_port = metrics
             return server
     raise ServerError("mooncake_master does not start", fix=_words(log))
 

@@ -115,6 +115,11 @@ class MooncakeSettings:
             names=("master_server_address", "master_server_addr"),
         ),
     )
+    master_http: str = option(
+        "",
+        help="Address of the master's HTTP port (-metrics_port), for its capacity; if "
+        "empty, port 9003 on its host.",
+    )
     host: str = option(
         "",
         help="Name or address at which peers reach this host; found if empty.",
@@ -245,7 +250,7 @@ class MooncakeSettings:
 
     def __attrs_post_init__(self) -> None:
         """Reject what the library would reject late, or not at all."""
-        for name in ("master", "standalone"):
+        for name in ("master", "master_http", "standalone"):
             address = getattr(self, name)
             scheme, apart, _ = address.partition("://")
             if address and (not apart or scheme in _NO_MASTER_SCHEMES):
