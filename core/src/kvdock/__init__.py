@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvdock.address_ranges import AddressRanges as AddressRanges
     from kvdock.batch import Batch as Batch
     from kvdock.batch import BatchResult as BatchResult
+    from kvdock.batch import MemoryGate as MemoryGate
     from kvdock.batch import MemoryHold as MemoryHold
     from kvdock.batch import Operation as Operation
     from kvdock.batch import Outcome as Outcome
@@ -90,7 +91,14 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "address_ranges": ("AddressRanges",),
-        "batch": ("Batch", "BatchResult", "MemoryHold", "Operation", "Outcome"),
+        "batch": (
+            "Batch",
+            "BatchResult",
+            "MemoryGate",
+            "MemoryHold",
+            "Operation",
+            "Outcome",
+        ),
         "dock": ("Dock",),
         "errors": ("KvdockError", "NoRoute"),
         "hits": ("Hits", "evaluate"),

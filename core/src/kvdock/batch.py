@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.errors import BatchError
+from kvdock.synchronization import new_condition, remaining_s
 
 if TYPE_CHECKING:
     from typing import Self
@@ -75,6 +76,59 @@ def _no_memory(batch: Batch) -> Int64Array:
     return np.zeros((0 if moves else len(batch.keys), 0), np.int64)
 
 
+class MemoryGate:
+    """Whether the memory of one call still belongs to that call.
+
+    An engine that cannot hold back the pages of an abandoned call gives a batch
+    a gate. A backend that declares `gated_get` or `gated_put` touches the memory
+    of such a batch only between `enter` and `leave`. It must do no I/O in
+    between: abandoning the call closes the gate, which waits until every thread
+    has left it.
+    """
+
+    __slots__ = ("_closed", "_inside", "_left", "_lock")
+
+    def __init__(self) -> None:
+        self._lock, self._left = new_condition()
+        self._inside = 0
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the memory has another use by now."""
+        return self._closed
+
+    def enter(self) -> bool:
+        """Begin to touch the memory; if False, it must not be touched any more."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._inside += 1
+        return True
+
+    def leave(self) -> None:
+        """End what a successful `enter` began."""
+        with self._lock:
+            self._inside -= 1
+            if self._closed and not self._inside:
+                self._left.notify_all()
+
+    def close(self, deadline_s: float) -> bool:
+        """Admit no thread any more, and wait for those inside.
+
+        Args:
+            deadline_s: Until when, on `time.monotonic()`'s clock.
+
+        Returns:
+            Whether the memory is free; False if a thread is still inside.
+        """
+        with self._lock:
+            self._closed = True
+            return self._left.wait_for(
+                lambda: not self._inside, remaining_s(deadline_s)
+            )
+
+
 @attrs.frozen(eq=False)
 class Batch:
     """Keys of one pool, and where their bytes lie in host memory.
@@ -89,6 +143,8 @@ class Batch:
         deadline_s: When to give up, on `time.monotonic()`'s clock.
         pool: Whose pages these are; for observers, since a backend's handle
             says it already.
+        gate: Says when the memory may be touched; None for as long as the call
+            lasts. Only backends that declare `gated_get` and `gated_put` get one.
     """
 
     operation: Operation
@@ -105,6 +161,7 @@ class Batch:
     )
     deadline_s: float = float("inf")
     pool: str = ""
+    gate: MemoryGate | None = attrs.field(default=None, repr=False)
 
     def __attrs_post_init__(self) -> None:
         """Refuse arrays that do not belong to the keys."""

@@ -55,6 +55,7 @@ class Shelf:
     zero_copy: Support = Support.NATIVE
     multi_buffer: Support = Support.NATIVE
     integrity: Support = Support.NO
+    gated: Support = Support.UNDECLARED
     max_batch_keys: int = 0
     objects: dict[str, bytes] = attrs.field(factory=dict)
     regions: dict[str, Region] = attrs.field(factory=dict)
@@ -80,6 +81,8 @@ class Shelf:
             kinds=dict.fromkeys(PoolKind, kind),
             zero_copy=self.zero_copy,
             integrity=self.integrity,
+            gated_get=self.gated,
+            gated_put=self.gated,
             durability=Scope.PROCESS,
             max_batch_keys=self.max_batch_keys,
         )
@@ -119,7 +122,7 @@ class Shelf:
             outcomes[row] = self.serve_one(batch, row, key)
         return BatchResult.of(batch, outcomes)
 
-    def serve_one(self, batch: Batch, row: int, key: str) -> Outcome:  # noqa: PLR0911
+    def serve_one(self, batch: Batch, row: int, key: str) -> Outcome:
         if batch.operation is Operation.CLEAR:
             gone = [one for one in self.objects if one.startswith(key)]
             for one in gone:
@@ -130,6 +133,16 @@ class Shelf:
             return Outcome.OK
         if batch.operation is Operation.EXISTS:
             return Outcome.OK if key in self.objects else Outcome.ABSENT
+        if batch.gate is None:
+            return self.copy(batch, row, key)
+        if not batch.gate.enter():
+            return Outcome.TIMEOUT
+        try:
+            return self.copy(batch, row, key)
+        finally:
+            batch.gate.leave()
+
+    def copy(self, batch: Batch, row: int, key: str) -> Outcome:
         pieces = [
             memory_at(int(at), int(size))
             for at, size in zip(batch.addresses[row], batch.sizes[row], strict=True)
@@ -266,7 +279,9 @@ class Engine:
             self.pools,
             self.shard,
             overrides=self.overrides,
-            needs=RouteRequirements(integrity=self.core.integrity),
+            needs=RouteRequirements(
+                integrity=self.core.integrity, staging=self.core.calls.staging
+            ),
         )
         self.memory = {
             pool.name: np.zeros((PAGES, pool.page_bytes(self.shard)), np.uint8)

@@ -73,6 +73,8 @@ OF_A_MANIFEST: dict[str, type[StrEnum]] = {
     "zero_copy": Support,
     "memory_registration": Support,
     "host_allocator": Support,
+    "gated_get": Support,
+    "gated_put": Support,
     "direct_transfer": Support,
     "integrity": Support,
     "eviction": Support,

@@ -6,6 +6,7 @@ from typing import Any
 import attrs
 import pytest
 
+from kvdock.config.core import StagingPolicy
 from kvdock.errors import NoRoute, PluginError, PoolError
 from kvdock.plugin.manifest import (
     API_VERSION,
@@ -188,7 +189,19 @@ def test_a_manifest_that_lacks_what_is_needed_is_refused_with_the_reason(
     assert reason in found.reason
 
 
+SAFE = RouteRequirements(staging=StagingPolicy.SAFE)
+
 PATHS: dict[str, tuple[dict[str, Any], RouteRequirements, str]] = {
+    "gated_get": (
+        {"gated_get": Support.NO, "gated_put": Support.NATIVE},
+        SAFE,
+        "staged (other may touch the pages of an abandoned get), one object a page",
+    ),
+    "gated_put": (
+        {"gated_get": Support.NATIVE},
+        SAFE,
+        "staged (other may touch the pages of an abandoned put), one object a page",
+    ),
     "zero_copy": (
         {"zero_copy": Support.NO},
         RouteRequirements(),
@@ -231,12 +244,42 @@ def test_what_a_backend_cannot_reach_is_staged_with_the_reason(field: str) -> No
 
 
 def test_a_deployment_that_copies_every_page_reads_so_in_the_table() -> None:
-    asked = RouteRequirements(staged=True)
+    asked = RouteRequirements(staging=StagingPolicy.ALWAYS)
     found = route(SCATTERED, backend("other"), needs=asked)
     assert found.mode is TransferMode.STAGED
     assert found.reason == "staged (asked for), one object a page"
     mark = logical("mark", page_tokens=8)
     assert route(mark, backend("other"), needs=asked).mode is TransferMode.NONE
+
+
+PROMISED: dict[str, Any] = {"gated_get": Support.NATIVE, "gated_put": Support.NATIVE}
+
+
+def test_a_backend_that_leaves_abandoned_calls_memory_alone_is_not_staged() -> None:
+    found = route(SCATTERED, backend("other", **PROMISED), needs=SAFE)
+    assert found.mode is TransferMode.GATED
+    assert found.reason == (
+        "gated (other leaves the pages of abandoned calls alone), one object a page"
+    )
+    usual = route(SCATTERED, backend("other", **PROMISED))
+    assert usual.reason == "zero copy, one object a page"
+    silent = route(SCATTERED, backend("other"), needs=SAFE)
+    assert silent.reason == (
+        "staged (other may touch the pages of an abandoned get, other may touch the "
+        "pages of an abandoned put), one object a page"
+    )
+    one_piece = backend("other", **PROMISED, kind={"multi_buffer": Support.NO})
+    cut = attrs.evolve(HEADS, layout=Layout.LAYER_FIRST)
+    found = route(cut, one_piece, needs=SAFE)
+    assert (found.mode, found.pool.object_unit) == (
+        TransferMode.GATED,
+        ObjectUnit.LAYER,
+    )
+
+
+def test_a_backend_that_is_not_staged_comes_first_for_such_an_engine() -> None:
+    found = plan(KV, by=[backend("a"), backend("b", **PROMISED)], needs=SAFE)
+    assert found.anchor.backend == "b"
 
 
 def test_every_field_of_a_manifest_takes_part_in_routing() -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
@@ -19,7 +20,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdock.segments import IORequest, IOResult, PosixIOEngine, checksums, posix_io
+from kvdock.segments import IORequest, IOResult, PosixIOEngine, checksums
+from kvdock.segments.daemon_threads import DaemonThreads
 from kvdock.segments.io import DEADLINE
 
 
@@ -31,7 +33,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[PosixIOEngine]:
 
 
 def transfer(
-    token: int, offsets: list[int], addresses: object, sizes: object, **more: float
+    token: int, offsets: list[int], addresses: object, sizes: object, **more: Any
 ) -> IORequest:
     return IORequest(
         write=False,
@@ -268,13 +270,13 @@ def test_a_read_that_never_ends_does_not_keep_the_process_alive(tmp_path: Path) 
 def test_concurrent_calls_share_the_helpers_and_close_ends_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    begin = posix_io.DaemonThreads.__init__
+    begin = DaemonThreads.__init__
 
-    def slowly(one: posix_io.DaemonThreads, most: int) -> None:
+    def slowly(one: DaemonThreads, most: int) -> None:
         time.sleep(0.1)
         begin(one, most)
 
-    monkeypatch.setattr(posix_io.DaemonThreads, "__init__", slowly)
+    monkeypatch.setattr(DaemonThreads, "__init__", slowly)
     before = set(threading.enumerate())
     engine = PosixIOEngine(2)
     token = opened(engine, tmp_path, 64 << 20)

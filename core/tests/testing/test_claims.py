@@ -85,7 +85,9 @@ def test_a_trial_of_one_kind_proves_nothing_of_another() -> None:
 
 
 def test_every_capability_that_can_be_claimed_has_a_test_that_tries_it() -> None:
-    grades = ("zero_copy", "integrity", "eviction", "fork_safe")
+    grades = (
+        "zero_copy", "gated_get", "gated_put", "integrity", "eviction", "fork_safe",
+    )  # fmt: skip
     declared = manifest(
         kinds={PoolKind.MHA: ALL},
         durability=Scope.HOST,

@@ -9,6 +9,7 @@ import attrs
 import pytest
 import watched
 
+from kvdock.config.core import StagingPolicy
 from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
 from kvdock.pools.enums import HitPolicy, Layout, PoolKind, Sharding
 from kvdock.pools.shard import Shard
@@ -45,6 +46,8 @@ def manifest(**changes: Any) -> Manifest:
             zero_copy=Support.NATIVE,
             memory_registration=Support.NATIVE,
             host_allocator=Support.NATIVE,
+            gated_get=Support.NATIVE,
+            gated_put=Support.NATIVE,
             direct_transfer=Support.NO,
             integrity=Support.NATIVE,
             eviction=Support.NATIVE,
@@ -80,6 +83,8 @@ OTHER: Mapping[str, Mapping[str, Any]] = {
     "zero_copy": {"zero_copy": Support.UNDECLARED},
     "memory_registration": {"memory_registration": Support.UNDECLARED},
     "host_allocator": {"host_allocator": Support.UNDECLARED},
+    "gated_get": {"gated_get": Support.UNDECLARED},
+    "gated_put": {"gated_put": Support.UNDECLARED},
     "integrity": {"integrity": Support.UNDECLARED},
     "eviction": {"eviction": Support.UNDECLARED},
     "durability": {"durability": Scope.NONE},
@@ -218,6 +223,14 @@ ASKED: Mapping[str, tuple[Sample, RouteRequirements]] = {
     "direct_transfer": (
         Sample(kind=PoolKind.MHA),
         RouteRequirements(direct_transfer=True),
+    ),
+    "gated_get": (
+        Sample(kind=PoolKind.MHA),
+        RouteRequirements(staging=StagingPolicy.SAFE),
+    ),
+    "gated_put": (
+        Sample(kind=PoolKind.MHA),
+        RouteRequirements(staging=StagingPolicy.SAFE),
     ),
     "integrity": (Sample(kind=PoolKind.MHA), RouteRequirements(native_integrity=True)),
     "eviction": (Sample(kind=PoolKind.MHA), RouteRequirements(eviction=True)),

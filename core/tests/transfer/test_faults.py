@@ -61,6 +61,7 @@ class Trial:
     seed: int = 0
     staging: StagingPolicy = StagingPolicy.ROUTED
     multi_buffer: Support = Support.NATIVE
+    gated: Support = Support.NATIVE
     max_batch_keys: int = 0
     operations: tuple[Operation, ...] = tuple(Operation)
     pools: tuple[str, ...] = ()
@@ -129,7 +130,10 @@ def drive_once(trial: Trial) -> None:
         | {"close": 5, "grace": "10 ms"},
         calls={"staging": trial.staging, "batch_pages": 4, "max_concurrent_calls": 4},
     )
-    shelf = Shelf(multi_buffer=trial.multi_buffer, max_batch_keys=trial.max_batch_keys)
+    shelf = Shelf(
+        multi_buffer=trial.multi_buffer, max_batch_keys=trial.max_batch_keys,
+        gated=trial.gated,
+    )  # fmt: skip
     names = hashes(COUNT)
     with nothing_left_behind():
         engine = Engine([shelf], POOLS, core, observers=[faults])
@@ -215,6 +219,7 @@ def test_each_fault_alone_is_a_miss_in_time(
         seed=st.integers(0, 1 << 16),
         staging=st.sampled_from(StagingPolicy),
         multi_buffer=st.sampled_from([Support.NATIVE, Support.NO]),
+        gated=st.sampled_from([Support.NATIVE, Support.NO]),
         max_batch_keys=st.sampled_from([0, 1, 3]),
         operations=st.sets(st.sampled_from(Operation), min_size=1).map(tuple),
         pools=st.sets(st.sampled_from([pool.name for pool in POOLS])).map(tuple),

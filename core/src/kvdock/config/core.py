@@ -33,8 +33,11 @@ class StagingPolicy(StrEnum):
 
     ROUTED = "routed"
     """Those whose route says so."""
+    SAFE = "safe"
+    """Also those whose backend may touch the pages of an abandoned call: for an
+    engine that cannot hold them back."""
     ALWAYS = "always"
-    """All: for an engine that cannot hold back pages of a call that overran."""
+    """All, whatever their backend promises."""
 
 
 _LEAST = "1 ms"
@@ -126,6 +129,9 @@ class CallSettings:
     batch_bytes: int = size(32 << 20, help="Most bytes of one batch.")
     staging: StagingPolicy = choice(
         StagingPolicy.ROUTED, help="Which pools are staged."
+    )
+    staging_bytes: int = size(
+        4 << 20, help="Most bytes of a batch that is staged; a page at least."
     )
     staging_buffers: int = count(
         4, least=1, help="Batches that a staged pool may have under way."

@@ -147,7 +147,8 @@ class FaultInjector:
 
     def _altered_for_put(self, batch: Batch) -> tuple[ctypes.c_ubyte, int] | None:
         """Alter a byte of what is stored; give back what restores it."""
-        if batch.operation is not Operation.PUT:
+        # Memory with a gate may have another use before the byte is restored.
+        if batch.operation is not Operation.PUT or batch.gate is not None:
             return None
         cell = self._some_byte(batch)
         if cell is None:
@@ -159,8 +160,13 @@ class FaultInjector:
     def _after(
         self, batch: Batch, faults: frozenset[Fault], result: BatchResult
     ) -> BatchResult:
-        if batch.operation is Operation.GET:
-            result = self._spoiled(batch, faults, result)
+        gate = batch.gate
+        if batch.operation is Operation.GET and (gate is None or gate.enter()):
+            try:
+                result = self._spoiled(batch, faults, result)
+            finally:
+                if gate is not None:
+                    gate.leave()
         elif Fault.LIE in faults and batch.operation is Operation.EXISTS:
             result = BatchResult.of(batch, [0] * len(batch))
         if Fault.ERROR in faults:

@@ -120,6 +120,10 @@ class Capability(StrEnum):
     """Make room when full."""
     FORK_SAFE = "fork_safe"
     """Be used in forked children."""
+    GATED_GET = "gated_get"
+    """Leave memory alone once a GET was abandoned."""
+    GATED_PUT = "gated_put"
+    """Serve nothing that was taken from memory after a PUT was abandoned."""
     DIRECT_TRANSFER = "direct_transfer"
     """Move pages to a peer's memory instead of a store."""
 
@@ -244,6 +248,13 @@ class Manifest:
         host_allocator: Brings memory of its own; pools elsewhere are staged.
             Where only some settings ask for that, `kvdock_check_capability`
             distinguishes them.
+        gated_get: Never lands bytes in the memory of a GET that was abandoned:
+            it writes there only inside of `Batch.gate`, and does no I/O in it.
+        gated_put: Never serves bytes that a PUT took from memory after it was
+            abandoned: it reads there only inside of `Batch.gate`, or hashes
+            there before it writes, so that changed bytes are found corrupt. A
+            pool is staged for an engine that uses pages again at once, unless
+            both grades can be relied on.
         direct_transfer: Moves pages to a peer's memory; no hook of API 1
             does, so only `NO` can be declared.
         integrity: Verifies length and content of what it returns.
@@ -269,6 +280,12 @@ class Manifest:
         default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
     )
     host_allocator: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
+    )
+    gated_get: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
+    )
+    gated_put: Support = attrs.field(
         default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
     )
     direct_transfer: Support = attrs.field(
@@ -329,6 +346,8 @@ class Manifest:
             Capability.DRAFT: mine.draft,
             Capability.MULTI_BUFFER: mine.multi_buffer,
             Capability.ZERO_COPY: self.zero_copy,
+            Capability.GATED_GET: self.gated_get,
+            Capability.GATED_PUT: self.gated_put,
             Capability.DIRECT_TRANSFER: self.direct_transfer,
             Capability.INTEGRITY: self.integrity,
             Capability.EVICTION: self.eviction,

@@ -13,7 +13,7 @@ from typing import cast
 import attrs
 
 from kvdock.config.convert import to_word
-from kvdock.config.core import Integrity
+from kvdock.config.core import Integrity, StagingPolicy
 from kvdock.plugin.manifest import (
     Capability,
     KindSupport,
@@ -59,6 +59,8 @@ class TransferMode(StrEnum):
 
     ZERO_COPY = "zero copy"
     """The backend reads and writes the engine's memory."""
+    GATED = "gated"
+    """As zero copy, but only until the call returns, abandoned or not."""
     STAGED = "staged"
     """One copy through a contiguous buffer."""
     NONE = "none"
@@ -71,6 +73,10 @@ def _scope(value: object) -> Scope:
 
 def _integrity(value: object) -> Integrity:
     return cast("Integrity", to_word(value, Integrity))
+
+
+def _staging_policy(value: object) -> StagingPolicy:
+    return cast("StagingPolicy", to_word(value, StagingPolicy))
 
 
 @attrs.frozen(kw_only=True)
@@ -90,8 +96,8 @@ class RouteRequirements:
             library (pinned, exported). Memory that may not is staged.
         allocator: The backend whose allocator the memory came from; "" where
             the engine allocated it, None where it is still to be allocated.
-        staged: Whether every page is copied through memory of the core, as
-            the core's setting `calls.staging = "always"` does.
+        staging: Which pools are moved through memory of the core, as in the
+            core's setting `calls.staging`.
     """
 
     sharing: Scope = attrs.field(default=Scope.NONE, converter=_scope)
@@ -104,7 +110,9 @@ class RouteRequirements:
     direct_transfer: bool = False
     registrable: bool = True
     allocator: str | None = ""
-    staged: bool = False
+    staging: StagingPolicy = attrs.field(
+        default=StagingPolicy.ROUTED, converter=_staging_policy
+    )
 
 
 @attrs.frozen
@@ -297,16 +305,37 @@ def _transfer_mode(case: _Evaluation) -> tuple[TransferMode, ObjectUnit, str, bo
         return TransferMode.NONE, ObjectUnit.PAGE, "", False
     if not case.verdict(Capability.ZERO_COPY):
         return TransferMode.STAGED, ObjectUnit.PAGE, "", False
-    if case.needs.staged:
-        return TransferMode.STAGED, ObjectUnit.PAGE, "asked for", False
+    asked = _why_staged(case)
+    if asked:
+        return TransferMode.STAGED, ObjectUnit.PAGE, asked, False
     any_memory = case.verdict(Capability.HOST_ALLOCATOR)
     away = _out_of_reach(case, any_memory)
     if away:
         return TransferMode.STAGED, ObjectUnit.PAGE, away, False
     allocate = not any_memory and case.needs.allocator is None
     if case.verdict(Capability.MULTI_BUFFER):
-        return TransferMode.ZERO_COPY, ObjectUnit.PAGE, "", allocate
+        return *_direct(case, ObjectUnit.PAGE), allocate
     return _one_piece(case, allocate=allocate)
+
+
+def _direct(
+    case: _Evaluation, unit: ObjectUnit
+) -> tuple[TransferMode, ObjectUnit, str]:
+    """Return the mode of a pool that is not staged, with its unit and note."""
+    if case.needs.staging is not StagingPolicy.SAFE:
+        return TransferMode.ZERO_COPY, unit, ""
+    note = f"{case.manifest.name} leaves the pages of abandoned calls alone"
+    return TransferMode.GATED, unit, note
+
+
+def _why_staged(case: _Evaluation) -> str:
+    """Return why the deployment has pages staged that could move directly, or ""."""
+    if case.needs.staging is StagingPolicy.ALWAYS:
+        return "asked for"
+    if case.needs.staging is StagingPolicy.ROUTED:
+        return ""
+    verdicts = map(case.verdict, (Capability.GATED_GET, Capability.GATED_PUT))
+    return ", ".join(verdict.reason for verdict in verdicts if not verdict)
 
 
 def _out_of_reach(case: _Evaluation, any_memory: Verdict) -> str:
@@ -335,7 +364,7 @@ def _one_piece(
         if count_buffers(cut, case.shard) == 1 and case.verdict(
             Capability.BATCH_SIZE, cut
         ):
-            return TransferMode.ZERO_COPY, unit, "", allocate
+            return *_direct(case, unit), allocate
     note = f"{count_buffers(case.pool, case.shard)} pieces a page"
     return TransferMode.STAGED, ObjectUnit.PAGE, note, False
 
@@ -390,6 +419,8 @@ def from_manifest(  # noqa: C901, PLR0911, PLR0912 - one answer for each capabil
             return _registration(manifest, needs)
         case Capability.HOST_ALLOCATOR:
             return _allocator(manifest)
+        case Capability.GATED_GET | Capability.GATED_PUT:
+            return _gated(capability, pool, manifest)
         case _:
             return _graded(capability, pool, manifest)
 
@@ -412,6 +443,13 @@ def _graded(capability: Capability, pool: PoolSpec, manifest: Manifest) -> Verdi
         Support.NO: f"{who} has no {word}",
     }.get(grade, f"{who} has {word}")
     return Verdict(grade, f"{says} for {pool.kind} pools")
+
+
+def _gated(capability: Capability, pool: PoolSpec, manifest: Manifest) -> Verdict:
+    grade = manifest.support(capability, pool.kind)
+    call = capability.value.removeprefix("gated_")
+    does = "leaves alone" if grade else "may touch"
+    return Verdict(grade, f"{manifest.name} {does} the pages of an abandoned {call}")
 
 
 def _registration(manifest: Manifest, needs: RouteRequirements) -> Verdict:

@@ -23,12 +23,14 @@ from kvdock.errors import KvdockError
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int32Array, Int64Array, UInt64Array
+    from kvdock.batch import MemoryGate
 
 Token = Any
 """What `IOEngine.open_file` returns; the store keeps it and never looks into it."""
 
 DEADLINE = errno.ETIMEDOUT
-"""Error of an object that was not begun before the deadline."""
+"""Error of an object that was not moved before the deadline, or before its call was
+abandoned."""
 
 UNREGISTERED = errno.EFAULT
 """Error of an object whose memory the engine cannot reach, because it was not
@@ -80,6 +82,10 @@ class IORequest:
         addresses: int64 (n, segments), host byte addresses.
         sizes: int64 (n, segments), bytes; 0 pads a row.
         deadline_s: When to begin nothing more, on `time.monotonic()`'s clock.
+        gate: Says when host memory may be touched; None for as long as the call
+            lasts. An engine whose backend promises nothing never gets one.
+        expected: uint64 (n,), the checksums of what is read, or None. An engine
+            that has an object elsewhere first does not copy one that differs.
     """
 
     write: bool
@@ -89,6 +95,8 @@ class IORequest:
     addresses: Int64Array = attrs.field(repr=False)
     sizes: Int64Array = attrs.field(repr=False)
     deadline_s: float = float("inf")
+    gate: MemoryGate | None = None
+    expected: UInt64Array | None = attrs.field(default=None, repr=False)
 
     def __len__(self) -> int:
         """Return the number of objects."""
@@ -100,7 +108,7 @@ class IOResult:
     """The result for each object of a request, at its position.
 
     Args:
-        errors: int32 (n,), 0 or an errno; `DEADLINE` for not begun,
+        errors: int32 (n,), 0 or an errno; `DEADLINE` for too late,
             `UNREGISTERED` for memory that the engine cannot reach.
         nbytes: int64 (n,), bytes that moved; fewer at the end of a file.
         checksums: uint64 (n,), xxh3 of the object's bytes in host memory;

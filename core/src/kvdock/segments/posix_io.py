@@ -6,22 +6,24 @@ never queues behind a long one, and parallelism is bounded.
 
 Tasks are cut so that the bytes are in the processor's cache for the checksum:
 it is computed just before they are written, or just after they were read.
+
+Where memory has a gate, bytes are read into a bounce buffer of the thread and copied
+from there while the gate is open; and they are hashed while it is open before they
+are written, so that an object of memory that changed meanwhile is not reported, and
+its checksum would not fit.
 """
 
 from __future__ import annotations
 
 import errno
-import mmap
 import os
-import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
-from itertools import accumulate, pairwise
-from queue import SimpleQueue
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import attrs
@@ -29,7 +31,10 @@ import numpy as np
 import xxhash
 
 from kvdock.segments import paths
+from kvdock.segments.bounce import BLOCK, BounceBuffer
+from kvdock.segments.daemon_threads import DaemonThreads
 from kvdock.segments.io import (
+    DEADLINE,
     EMPTY_CHECKSUM,
     IOEngine,
     IORequest,
@@ -40,68 +45,16 @@ from kvdock.synchronization import ProcessGuard
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
+    from kvdock.batch import MemoryGate
 
 _GRANULE = 512 << 10  # bytes between two checks of the deadline; half an L2 cache
 _TASK = 1 << 20  # bytes that a helper takes at once
 _MOST_BUFFERS = 1024  # IOV_MAX of Linux
-_BLOCK = 4096  # file offsets of direct I/O
 _MEMORY_BLOCK = 512  # memory addresses of direct I/O
 _Move = Callable[[int, list[memoryview], int], int]
-_Calls = SimpleQueue[tuple[Future[None], Callable[[], None]] | None]
-
-
-class DaemonThreads:
-    """Daemon threads, each started when it is first needed.
-
-    Args:
-        most: Maximum number of threads.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._calls: _Calls = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()
-
-    def submit(self, call: Callable[[], None]) -> Future[None]:
-        """Queue a call; the threads run calls in order of submission.
-
-        Raises:
-            RuntimeError: If no thread can be started.
-        """
-        with self._lock:
-            if len(self._threads) < self._most:
-                thread = threading.Thread(
-                    target=_serve, args=(self._calls,), name="kvdock-io", daemon=True
-                )
-                thread.start()
-                self._threads.append(thread)
-        future: Future[None] = Future()
-        self._calls.put((future, call))
-        return future
-
-    def close(self) -> None:
-        """End the threads and wait for them; a later call starts new ones."""
-        with self._lock:
-            ending, self._threads = self._threads, []
-        for _ in ending:
-            self._calls.put(None)
-        for thread in ending:
-            thread.join()
-
-
-def _serve(calls: _Calls) -> None:
-    while asked := calls.get():
-        future, call = asked
-        if future.set_running_or_notify_cancel():
-            try:
-                call()
-            except BaseException as error:  # noqa: BLE001 - raised in the caller
-                future.set_exception(error)
-            else:
-                future.set_result(None)
-        # A call references a batch and its memory.
-        del asked, future, call
+_Pieces = list[tuple[int, int]]
+"""Host address and bytes of each piece of memory."""
+_Hash = xxhash.xxh3_64
 
 
 @attrs.frozen(eq=False)
@@ -118,7 +71,30 @@ class _IOPlan:
     totals: Int64Array
     runs: list[int]  # first object of each run, and the number of objects
     deadline_s: float
+    gate: MemoryGate | None
+    expected: list[int] | None
     result: IOResult
+
+    def abandoned(self) -> bool:
+        """Return whether the memory has another use by now."""
+        return self.gate is not None and self.gate.closed
+
+    def enter(self) -> bool:
+        """Begin to touch host memory; False if that is too late."""
+        return self.gate is None or self.gate.enter()
+
+    def leave(self) -> None:
+        """End what `enter` began."""
+        if self.gate is not None:
+            self.gate.leave()
+
+    def pieces_of(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Return host address and bytes of each piece of some objects."""
+        rows = zip(self.addresses[start:stop], self.sizes[start:stop], strict=True)
+        for addresses, sizes in rows:
+            for at, size in zip(addresses, sizes, strict=True):
+                if size:
+                    yield at, size
 
 
 class PosixIOEngine(IOEngine):
@@ -133,12 +109,13 @@ class PosixIOEngine(IOEngine):
         self._direct = direct
         self._threads = max(1, threads)
         self._space = address_space()
+        self._bounce = BounceBuffer(_GRANULE)
         self._helpers = DaemonThreads(self._threads - 1)
         self._guard = ProcessGuard()
 
     def slot_bytes(self, object_bytes: int) -> int:
         """Round up to a block; see `IOEngine.slot_bytes`."""
-        block = _BLOCK if self._direct else _MEMORY_BLOCK
+        block = BLOCK if self._direct else _MEMORY_BLOCK
         return -(-object_bytes // block) * block
 
     def open_file(self, name: str, folder: int, *, create: bool) -> int:
@@ -212,7 +189,7 @@ class PosixIOEngine(IOEngine):
         rows: list[int] = []
         sums: list[int] = []
         for number in range(first, last):
-            if time.monotonic() >= plan.deadline_s:
+            if time.monotonic() >= plan.deadline_s or plan.abandoned():
                 break
             start, stop = plan.runs[number], plan.runs[number + 1]
             found = self._together(plan, start, stop)
@@ -234,6 +211,8 @@ class PosixIOEngine(IOEngine):
         Returns:
             None if they are too large for one call, or the call fails.
         """
+        if plan.gate is not None and not plan.write:
+            return self._together_gated(plan, plan.gate, start, stop)
         space = self._space
         addresses, sizes = plan.addresses[start:stop], plan.sizes[start:stop]
         if plan.pieces == 1:
@@ -251,17 +230,51 @@ class PosixIOEngine(IOEngine):
         wanted = sum(map(len, views))
         if wanted > _GRANULE or len(views) > _MOST_BUFFERS:
             return None
-        if self._direct and not _aligned(views, wanted):
+        if (self._direct and not _aligned(views, wanted)) or not plan.enter():
             return None
-        sums = self._sums(plan, start, stop, views) if plan.write else []
+        try:
+            sums = self._sums(plan, start, stop, views) if plan.write else []
+        finally:
+            plan.leave()
         call: _Move = os.pwritev if plan.write else os.preadv
         try:
             done = call(plan.files[start], views, plan.offsets[start])
         except OSError:
             return None
-        if done != wanted:
+        if done != wanted or plan.abandoned():
             return None
         return sums if plan.write else self._sums(plan, start, stop, views)
+
+    def _together_gated(
+        self, plan: _IOPlan, gate: MemoryGate, start: int, stop: int
+    ) -> list[int] | None:
+        """Read adjacent objects into the bounce buffer, and copy those that are right.
+
+        Returns:
+            As `_together`; also None once the gate is closed.
+        """
+        totals = plan.totals[start:stop].tolist()
+        wanted = sum(totals)
+        if wanted > _GRANULE:
+            return None
+        bounce, file, offset = self._bounce, plan.files[start], plan.offsets[start]
+        try:
+            if bounce.read(file, offset, wanted, direct=self._direct) != wanted:
+                return None
+        except OSError:
+            return None
+        sums = bounce.digests(totals)
+        if plan.expected is None or sums == plan.expected[start:stop]:
+            open_ = bounce.scatter(gate, 0, plan.pieces_of(start, stop))
+            return sums if open_ else None
+        begin = 0
+        for row, size in enumerate(totals):
+            right = sums[row] == plan.expected[start + row]
+            pieces = plan.pieces_of(start + row, start + row + 1)
+            if right and not bounce.scatter(gate, begin, pieces):
+                return None
+            begin += size
+        return sums
 
     def _sums(
         self, plan: _IOPlan, start: int, stop: int, views: list[memoryview]
@@ -280,91 +293,104 @@ class PosixIOEngine(IOEngine):
 
     def _single(self, plan: _IOPlan, row: int) -> None:
         """Move one object in granules; an error is the outcome of this object."""
+        if plan.abandoned():
+            return
         at = plan.order[row]
         state = xxhash.xxh3_64()
         done = 0
         error = 0
+        move = self._write if plan.write else self._read
         try:
-            for views in self._granules(plan.addresses[row], plan.sizes[row]):
-                wanted = sum(map(len, views))
-                if plan.write:
-                    for view in views:
-                        state.update(view)
-                got = self._move(plan, row, views, done, wanted)
+            for pieces in _granules(plan.addresses[row], plan.sizes[row]):
+                got = move(
+                    plan, plan.files[row], plan.offsets[row] + done, pieces, state
+                )
                 done += got
-                if got != wanted:
+                if got != sum(size for _, size in pieces):
                     error = errno.ENOSPC if plan.write else 0
                     break
-                if not plan.write:
-                    for view in views:
-                        state.update(view)
+            if plan.abandoned():
+                error = DEADLINE
         except OSError as failure:
             error = failure.errno or errno.EIO
         plan.result.nbytes[at] = done
         plan.result.errors[at] = error
         plan.result.checksums[at] = state.intdigest() if done else EMPTY_CHECKSUM
 
-    def _granules(
-        self, addresses: list[int], sizes: list[int]
-    ) -> list[list[memoryview]]:
-        """Cut an object's pieces into groups for one system call each."""
-        groups: list[list[memoryview]] = [[]]
-        room = _GRANULE
-        for start, size in zip(addresses, sizes, strict=True):
-            at, end = start, start + size
-            while at < end:
-                if not room or len(groups[-1]) == _MOST_BUFFERS:
-                    groups.append([])
-                    room = _GRANULE
-                step = min(end - at, room)
-                groups[-1].append(self._space[at : at + step])
-                at += step
-                room -= step
-        return groups
-
-    def _move(
-        self, plan: _IOPlan, row: int, views: list[memoryview], done: int, wanted: int
+    def _write(
+        self, plan: _IOPlan, file: int, offset: int, pieces: _Pieces, state: _Hash
     ) -> int:
-        """Move a group of pieces; return the bytes, fewer at a file's end."""
-        file, offset = plan.files[row], plan.offsets[row] + done
-        if self._direct and not _aligned(views, wanted):
-            return self._bounce(plan, file, views, offset, wanted)
-        call: _Move = os.pwritev if plan.write else os.preadv
-        got = 0
-        while got < wanted:
-            more = call(file, views, offset + got)
-            if not more:
-                break
-            got += more
-            if got < wanted:
-                views = _after(views, more)
+        """Hash a granule, then write it; return the bytes."""
+        views = [self._space[at : at + size] for at, size in pieces]
+        wanted = sum(map(len, views))
+        aligned = not self._direct or _aligned(views, wanted)
+        if not plan.enter():
+            return 0
+        try:
+            if aligned:
+                for view in views:
+                    state.update(view)
+            else:
+                self._bounce.gather(pieces)
+        finally:
+            plan.leave()
+        if aligned:
+            return _move_all(os.pwritev, file, views, offset, wanted)
+        state.update(self._bounce.view[:wanted])
+        return self._bounce.write(file, offset, wanted)
+
+    def _read(
+        self, plan: _IOPlan, file: int, offset: int, pieces: _Pieces, state: _Hash
+    ) -> int:
+        """Read a granule, then hash it; return the bytes, fewer at a file's end."""
+        views = [self._space[at : at + size] for at, size in pieces]
+        wanted = sum(map(len, views))
+        if plan.gate is None and (not self._direct or _aligned(views, wanted)):
+            got = _move_all(os.preadv, file, views, offset, wanted)
+            for view in views:
+                state.update(view)
+            return got
+        got = self._bounce.read(file, offset, wanted, direct=self._direct)
+        state.update(self._bounce.view[:got])
+        if got == wanted and not self._bounce.scatter(plan.gate, 0, pieces):
+            return 0
         return got
 
-    def _bounce(
-        self,
-        plan: _IOPlan,
-        file: int,
-        views: list[memoryview],
-        offset: int,
-        wanted: int,
-    ) -> int:
-        """Move through aligned memory, in whole blocks of the file."""
-        length = -(-wanted // _BLOCK) * _BLOCK
-        # Anonymous memory begins at a page and is freed with the array.
-        aligned = np.frombuffer(mmap.mmap(-1, length), np.uint8)
-        ends = list(accumulate(map(len, views)))
-        if plan.write:
-            for view, end in zip(views, ends, strict=True):
-                aligned[end - len(view) : end] = np.frombuffer(view, np.uint8)
-            return min(wanted, os.pwrite(file, aligned.data, offset))
-        got = min(wanted, os.preadv(file, [aligned.data], offset))
-        for view, end in zip(views, ends, strict=True):
-            np.frombuffer(view, np.uint8)[:] = aligned[end - len(view) : end]
-        return got
+
+def _granules(addresses: list[int], sizes: list[int]) -> list[_Pieces]:
+    """Cut an object's pieces into groups for one system call each."""
+    groups: list[_Pieces] = [[]]
+    room = _GRANULE
+    for start, size in zip(addresses, sizes, strict=True):
+        at, end = start, start + size
+        while at < end:
+            if not room or len(groups[-1]) == _MOST_BUFFERS:
+                groups.append([])
+                room = _GRANULE
+            step = min(end - at, room)
+            groups[-1].append((at, step))
+            at += step
+            room -= step
+    return groups
+
+
+def _move_all(
+    call: _Move, file: int, views: list[memoryview], offset: int, wanted: int
+) -> int:
+    """Move a group of pieces; return the bytes, fewer at a file's end."""
+    got = 0
+    while got < wanted:
+        more = call(file, views, offset + got)
+        if not more:
+            break
+        got += more
+        if got < wanted:
+            views = _after(views, more)
+    return got
 
 
 def _aligned(views: list[memoryview], wanted: int) -> bool:
-    if wanted % _BLOCK:
+    if wanted % BLOCK:
         return False
     return all(
         not (np.frombuffer(view, np.uint8).ctypes.data | len(view)) % _MEMORY_BLOCK
@@ -414,6 +440,7 @@ def _plan(
     task = before[starts] // _TASK
     edges = [0, *(np.flatnonzero(task[1:] != task[:-1]) + 1).tolist(), len(starts)]
     handles = np.asarray(request.files, np.int64)
+    expected = request.expected
     plan = _IOPlan(
         write=request.write,
         order=order,
@@ -425,6 +452,8 @@ def _plan(
         totals=ordered,
         runs=[*starts.tolist(), len(order)],
         deadline_s=request.deadline_s,
+        gate=request.gate,
+        expected=None if expected is None else expected[order].tolist(),
         result=result,
     )
     return plan, list(pairwise(edges))

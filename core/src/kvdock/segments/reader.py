@@ -119,6 +119,8 @@ def _transfer(
         addresses=batch.addresses[at],
         sizes=batch.sizes[at],
         deadline_s=batch.deadline_s,
+        gate=batch.gate,
+        expected=found.records["checksum"][chosen],
     )
 
 

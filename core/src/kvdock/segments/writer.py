@@ -166,6 +166,7 @@ class Writer:
                     addresses=batch.addresses[rows],
                     sizes=batch.sizes[rows],
                     deadline_s=batch.deadline_s,
+                    gate=batch.gate,
                 )
             )
         finally:

@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 
     from kvdock.testing.subprocess import FinishedRun
 
-_GRADES = ("zero_copy", "integrity", "eviction", "fork_safe", "direct_transfer")
+_GRADES = (
+    "zero_copy",
+    "gated_get",
+    "gated_put",
+    "integrity",
+    "eviction",
+    "fork_safe",
+    "direct_transfer",
+)
 _SCOPES = ("durability", "sharing", "clear_reach")
 _GRADES_BY_KIND = ("split_heads", "draft", "multi_buffer")
 

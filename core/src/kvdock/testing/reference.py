@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -99,9 +102,17 @@ class FolderShelf:
     def read(self, key: str) -> bytes | None:
         """Return a blob, or None."""
         try:
-            return self.path(key).read_bytes()
+            fd = os.open(self.path(key), os.O_RDONLY)
         except FileNotFoundError:
             return None
+        try:
+            return self.load(fd, os.fstat(fd).st_size)
+        finally:
+            os.close(fd)
+
+    def load(self, fd: int, nbytes: int) -> bytes:
+        """Read a file in one call."""
+        return os.pread(fd, nbytes, 0)
 
     def write(self, key: str, blob: bytes) -> None:
         """Keep a blob: written aside, then renamed."""
@@ -112,7 +123,7 @@ class FolderShelf:
 
     def _replace(self, path: Path, blob: bytes) -> None:
         with tempfile.NamedTemporaryFile(dir=self.root, delete=False) as file:
-            file.write(blob)
+            os.pwrite(file.fileno(), blob, 0)
         Path(file.name).rename(path)
 
     def remove(self, key: str) -> None:
@@ -176,6 +187,17 @@ def store_segments(batch: Batch, row: int, data: bytes) -> None:
         start += size_
 
 
+@contextmanager
+def entered(batch: Batch) -> Iterator[bool]:
+    """Pass a batch's gate; False if it is closed and memory must not be touched."""
+    free = batch.gate is None or batch.gate.enter()
+    try:
+        yield free
+    finally:
+        if free and batch.gate is not None:
+            batch.gate.leave()
+
+
 def sealed(key: str, data: bytes) -> bytes:
     """Put a digest of key and bytes before the bytes."""
     return hashlib.blake2b(key.encode() + data, digest_size=CHECK_BYTES).digest() + data
@@ -202,6 +224,8 @@ class MemoryReference:
             zero_copy=Support.NATIVE,
             memory_registration=Support.NATIVE,
             host_allocator=Support.NO,
+            gated_get=Support.NATIVE,
+            gated_put=Support.NATIVE,
             direct_transfer=Support.NO,
             integrity=Support.NATIVE,
             eviction=self.eviction,
@@ -285,11 +309,24 @@ class MemoryReference:
         if not self.registered(handle, batch, row):
             return Outcome.REFUSED
         if batch.operation is Operation.PUT:
-            return self.put(handle, key, load_segments(batch, row))
+            data = self.taken(batch, row)
+            return Outcome.TIMEOUT if data is None else self.put(handle, key, data)
         outcome, data = self.get(handle, key, int(batch.object_bytes[row]))
-        if outcome is Outcome.OK:
-            store_segments(batch, row, data)
+        if outcome is Outcome.OK and not self.landed(batch, row, data):
+            return Outcome.TIMEOUT
         return outcome
+
+    def taken(self, batch: Batch, row: int) -> bytes | None:
+        """Copy one key's memory while it may be read; None once it may not."""
+        with entered(batch) as free:
+            return load_segments(batch, row) if free else None
+
+    def landed(self, batch: Batch, row: int, data: bytes) -> bool:
+        """Fill one key's memory while it may be written; return whether it was."""
+        with entered(batch) as free:
+            if free:
+                store_segments(batch, row, data)
+        return free
 
     def registered(self, handle: Handle, batch: Batch, row: int) -> bool:
         """Return whether a key's memory lies in what was registered."""

@@ -3,18 +3,21 @@
 Zero copy from the engine's memory, staged through a buffer, or markers without
 bytes for a pool that only counts pages. Each mode prepares the memory, runs
 the batch, verifies the result, and releases the memory when no call can touch
-it any more: after the call, or when an abandoned one ends.
+it any more: after the call, or when an abandoned one ends. A gate ends that
+earlier, where the backend promises to respect it.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
 import numpy as np
 
-from kvdock.batch import Batch, Operation, Outcome
+from kvdock.batch import Batch, MemoryGate, Operation, Outcome
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array, OutcomeArray
@@ -23,6 +26,12 @@ if TYPE_CHECKING:
     from kvdock.transfer.integrity import TrailerBuffers
     from kvdock.transfer.leases import Lease
     from kvdock.transfer.staging import StagingBuffer, StagingBuffers
+
+
+log = logging.getLogger("kvdock")
+
+GATE_CLOSE_S = 5.0
+"""How long to wait for a copy in memory, which takes about 100 microseconds."""
 
 
 @attrs.frozen(eq=False)
@@ -52,10 +61,18 @@ class BatchTransfer:
         self.lease.end()
         self.on_late()
 
-    def batch(self, addresses: Int64Array, sizes: Int64Array) -> Batch:
+    def batch(
+        self, addresses: Int64Array, sizes: Int64Array, gate: MemoryGate | None = None
+    ) -> Batch:
         """Return the batch that moves these pages from or to memory."""
         return Batch(
-            self.operation, self.keys, addresses, sizes, self.deadline_s, self.pool
+            self.operation,
+            self.keys,
+            addresses,
+            sizes,
+            self.deadline_s,
+            self.pool,
+            gate,
         )
 
     def all(self, outcome: Outcome) -> OutcomeArray:
@@ -96,11 +113,18 @@ class MarkerTransfer:
 class ZeroCopyTransfer:
     """Move pages directly from and to the engine's memory.
 
-    An abandoned call keeps its pages' lease until it ends.
+    An abandoned call keeps its pages' lease until it ends. With a gate the lease
+    ends when the gate is closed, before the caller gets its result.
+
+    Args:
+        region: The engine's memory, with trailers if there are any.
+        trailers: Where they lie, or None.
+        gated: Whether batches have a gate: the backend must promise it.
     """
 
     region: Region
     trailers: TrailerBuffers | None = None
+    gated: bool = False
 
     def execute(
         self, channel: BackendChannel, handle: object, transfer: BatchTransfer
@@ -115,13 +139,22 @@ class ZeroCopyTransfer:
                     self.trailers.write(transfer.keys, transfer.pages)
                 else:
                     self.trailers.clear(transfer.pages)
-            batch = transfer.batch(*self.region.addresses(transfer.pages))
+            gate = MemoryGate() if self.gated else None
+            batch = transfer.batch(*self.region.addresses(transfer.pages), gate)
         except BaseException:  # hashing takes long enough to be interrupted
             self._end(transfer)
             raise
-        answer = channel.call(handle, batch, late=lambda: self._finish_late(transfer))
+        try:
+            answer = channel.call(
+                handle, batch, late=lambda: self._finish_late(transfer)
+            )
+        except BaseException:  # a signal: the call goes on without its caller
+            _close(gate, channel, transfer)
+            raise
         outcomes = answer.result.outcomes
         if answer.abandoned:
+            if answer.result.hold is None:
+                _close(gate, channel, transfer)
             return _unproven(transfer.operation, outcomes)
         try:
             if self.trailers is not None and transfer.operation is Operation.GET:
@@ -141,6 +174,23 @@ class ZeroCopyTransfer:
     def _release_trailers(self) -> None:
         if self.trailers is not None:
             self.trailers.loan.release()
+
+
+def _close(
+    gate: MemoryGate | None, channel: BackendChannel, transfer: BatchTransfer
+) -> None:
+    """End the lease of an abandoned call, once it cannot touch the pages."""
+    if gate is None:
+        return
+    if gate.close(time.monotonic() + GATE_CLOSE_S):
+        transfer.lease.end()
+    else:
+        log.warning(
+            "backend %s: an abandoned call stays in the gate of its pages of pool %s, "
+            "against gated_get and gated_put: they stay leased until it ends",
+            channel.name,
+            transfer.pool,
+        )
 
 
 def _unproven(operation: Operation, outcomes: OutcomeArray) -> OutcomeArray:

@@ -260,9 +260,10 @@ def _attach(
     if region.objects != stored_objects(pool, config.shard):
         # The route cut pages into other objects than the engine did.
         region = Region.of(pool, config.shard, region.owners, region.pages)
-    batch_pages = _batch_pages(channel, region, core)
+    staged = pool.physical and _is_staged(route, core.calls.staging)
+    batch_pages = _batch_pages(channel, region, core, staged=staged)
     lend = backends.within_budget(pool, allocator_for(channel, pool, config))
-    mode = _transfer_mode(route, region, batch_pages, core, lend)
+    mode = _transfer_mode(route, region, batch_pages, core, lend, staged=staged)
     check_memory = None
     registered = mode.region
     if pool.physical:
@@ -309,14 +310,33 @@ def _attach(
     channel.background.set_health_check(check.run)
 
 
-def _batch_pages(channel: BackendChannel, region: Region, core: CoreSettings) -> int:
+def _is_staged(route: Route, policy: StagingChoice) -> bool:
+    """Return whether a pool is moved through memory of the core.
+
+    A plan that was made without the policy knows of no gate: then a pool of an
+    engine that cannot hold pages back is staged.
+    """
+    if route.mode is TransferMode.STAGED or policy is StagingChoice.ALWAYS:
+        return True
+    return policy is StagingChoice.SAFE and route.mode is not TransferMode.GATED
+
+
+def _batch_pages(
+    channel: BackendChannel, region: Region, core: CoreSettings, *, staged: bool
+) -> int:
     """Return the most pages of a batch: the one bound of every GET and PUT.
+
+    A staged one is small enough that its bytes are still in the processor's cache
+    when they are copied again.
 
     Raises:
         AttachError: If the backend takes fewer keys than a page has objects.
     """
     page_bytes = max(1, int(region.object_bytes.sum()))
-    pages = min(core.calls.batch_pages, core.calls.batch_bytes // page_bytes)
+    most_bytes = core.calls.batch_bytes
+    if staged:
+        most_bytes = min(most_bytes, core.calls.staging_bytes)
+    pages = min(core.calls.batch_pages, most_bytes // page_bytes)
     limit, objects = channel.backend.manifest.max_batch_keys, len(region.objects)
     if limit and objects:
         if objects > limit:
@@ -331,18 +351,24 @@ def _batch_pages(channel: BackendChannel, region: Region, core: CoreSettings) ->
 
 
 def _transfer_mode(
-    route: Route, region: Region, batch_pages: int, core: CoreSettings, lend: Allocator
+    route: Route,
+    region: Region,
+    batch_pages: int,
+    core: CoreSettings,
+    lend: Allocator,
+    *,
+    staged: bool,
 ) -> Transfer:
     if not route.pool.physical:
         return MarkerTransfer(region)
     trailers = route.check is IntegrityCheck.TRAILER
-    always = core.calls.staging is StagingChoice.ALWAYS
-    if route.mode is TransferMode.STAGED or always:
+    if staged:
         pages = min(batch_pages, region.pages)
         areas = core.calls.staging_buffers
         staging = StagingBuffers(region, areas, pages, trailers=trailers, lend=lend)
         return StagedTransfer.through(staging, region)
+    gated = route.mode is TransferMode.GATED
     if trailers:
         buffers = TrailerBuffers.attach_to(region, lend)
-        return ZeroCopyTransfer(buffers.region, buffers)
-    return ZeroCopyTransfer(region)
+        return ZeroCopyTransfer(buffers.region, buffers, gated=gated)
+    return ZeroCopyTransfer(region, gated=gated)

@@ -2,7 +2,8 @@
 
 A staged backend gets this memory and never the engine's. The buffer of an
 abandoned call is not reused until the call ends, so late bytes never reach a
-page.
+page. Buffers are small enough that their bytes are still in the processor's cache
+when they are copied the second time.
 """
 
 from __future__ import annotations

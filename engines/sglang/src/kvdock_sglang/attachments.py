@@ -23,7 +23,7 @@ from kvdock import (
     Scope,
     sharing_limits,
 )
-from kvdock.config import Drafts, StagingPolicy
+from kvdock.config import Drafts
 from kvdock.errors import KvdockError, NoRoute
 from kvdock.events import PagesRestored
 from kvdock_sglang.pool_names import EnginePool
@@ -248,7 +248,7 @@ class Attachments:
                     integrity=self.given.core.integrity,
                     sharing=sharing,
                     # So that the route table says what happens to the pages.
-                    staged=self.given.core.calls.staging is StagingPolicy.ALWAYS,
+                    staging=self.given.core.calls.staging,
                 ),
                 settings=self.given.backends,
             )

@@ -58,7 +58,7 @@ DEFAULTS = MappingProxyType(
         "core": {
             # SGLang gives a page another use as soon as a call returns, whatever
             # became of it; late bytes must not find it: decision record 24.
-            "calls": {"staging": "always"},
+            "calls": {"staging": "safe"},
             # Two calls in a row end in time.
             "deadlines": {"get": "4 s", "put": "4 s"},
         }

@@ -44,6 +44,8 @@ def kvdock_manifest() -> Manifest:
         zero_copy=Support.NATIVE,
         memory_registration=Support.NO,
         host_allocator=Support.NO,
+        gated_get=Support.NATIVE,
+        gated_put=Support.NATIVE,
         direct_transfer=Support.NO,
         integrity=Support.NATIVE,
         eviction=Support.NATIVE,

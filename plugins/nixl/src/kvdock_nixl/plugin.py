@@ -44,6 +44,9 @@ def kvdock_manifest() -> Manifest:
         zero_copy=Support.NATIVE,
         memory_registration=Support.NATIVE,
         host_allocator=Support.NO,
+        # Its library moves bytes from and to registered memory when it likes.
+        gated_get=Support.NO,
+        gated_put=Support.NO,
         direct_transfer=Support.NO,
         integrity=Support.NATIVE,
         eviction=Support.NATIVE,

@@ -16,6 +16,7 @@ pytest.register_assert_rewrite(
                 "declared",
                 "faulty",
                 "keys",
+                "late",
                 "lifecycle",
                 "limits",
                 "machine",
@@ -37,6 +38,7 @@ from kvdock.testing.contract.declared import DeclaredTests  # noqa: E402 - after
 from kvdock.testing.contract.faulty import FaultTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.final_tests import SealedError  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.keys import KeyTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.late import LateTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.lifecycle import LifecycleTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.limits import LimitTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.memory import MemoryTests  # noqa: E402 - after the rewriting
@@ -59,6 +61,7 @@ class BackendContract(
     RaceTests,
     DamageTests,
     LimitTests,
+    LateTests,
     LifecycleTests,
     MemoryTests,
     MachineTests,

@@ -11,6 +11,7 @@ from kvdock.testing.mutants import (
     answers,
     faults,
     keys,
+    late,
     promises,
     stored,
 )
@@ -37,7 +38,7 @@ def _of(*rooms: object) -> tuple[Mutant, ...]:
     return tuple(dict.fromkeys(found))
 
 
-MUTANTS = _of(keys, answers, stored, promises, allocators, faults)
+MUTANTS = _of(keys, answers, stored, promises, late, allocators, faults)
 """All mutants, in the order of the table in the docs."""
 
 
