@@ -70,8 +70,8 @@ class TestPosix(BackendContract):
 @pytest.mark.slow
 class TestPosixOnTmpfs(TestPosix):
     @pytest.fixture
-    def folder(self, tmp_path: Path) -> Iterator[Path]:
-        folder = threefs.root_in(Path("/dev/shm"))
+    def folder(self) -> Iterator[Path]:
+        folder = threefs.root_in(Path("/dev/shm"))  # noqa: S108 - a tmpfs
         folder.mkdir()
         yield folder
         shutil.rmtree(folder)

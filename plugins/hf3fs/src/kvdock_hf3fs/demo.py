@@ -15,6 +15,11 @@ from pathlib import Path
 
 from kvdock.errors import KvdockError
 
+_NOTICE = (
+    "no mount of 3FS is configured: this runs on a FAKE of its module hf3fs_fuse, on "
+    "a local directory; it shows nothing of 3FS's speed"
+)
+
 FAKE = Path(__file__).parents[2] / "tests" / "fake"
 
 
@@ -55,8 +60,7 @@ def local_server(
         with _in_front(str(FAKE)):
             yield (
                 {**given, "root": f"{folder}/store", "mount": folder},
-                "no mount of 3FS is configured: this runs on a FAKE of its module "
-                "hf3fs_fuse, on a local directory; it shows nothing of 3FS's speed",
+                _NOTICE,
             )
 
 

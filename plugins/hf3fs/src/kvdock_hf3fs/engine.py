@@ -236,7 +236,10 @@ class _Transfer:
             self._collect(max(1, least))
 
     def _begin(
-        self, operation: Operation | None, more: Iterator[Operation], iovs: Sequence[Iov]
+        self,
+        operation: Operation | None,
+        more: Iterator[Operation],
+        iovs: Sequence[Iov],
     ) -> Operation | None:
         """Fill the ring; return the first operation that did not fit."""
         free, prepare = self.ring.free, self.ring.raw.prepare

@@ -39,7 +39,13 @@ class RawRing(Protocol):
     """A queue of operations in one direction; see `library.Usrbio.make_ioring`."""
 
     def prepare(
-        self, iov: object, read: bool, fd: int, off: int, userdata: object = None, /
+        self,
+        iov: object,
+        read: bool,  # noqa: FBT001 - as it is there
+        fd: int,
+        off: int,
+        userdata: object = None,
+        /,
     ) -> object:
         """Queue an operation, which may begin at once.
 

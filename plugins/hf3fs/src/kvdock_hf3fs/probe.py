@@ -26,7 +26,8 @@ from kvdock_hf3fs.store import mount_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvdock.arrays import UInt8Array
+    import numpy.typing as npt
+
     from kvdock.segments import IOEngine
     from kvdock_hf3fs.library import Usrbio
     from kvdock_hf3fs.settings import Hf3fsSettings
@@ -93,7 +94,7 @@ def _try_rings(usrbio: Usrbio, mount: str, settings: Hf3fsSettings) -> list[Find
         return [_bad(error)]
     found = []
     try:
-        memory: UInt8Array = loan.buffer
+        memory: npt.NDArray[np.uint8] = loan.buffer
         iovs = IOVS.hold([Block(memory.ctypes.data, memory.nbytes)])
         found.append(
             Finding(
@@ -116,7 +117,7 @@ def _try_rings(usrbio: Usrbio, mount: str, settings: Hf3fsSettings) -> list[Find
     return found
 
 
-def _round_trip(engine: IOEngine, memory: UInt8Array, root: Path) -> Finding:
+def _round_trip(engine: IOEngine, memory: npt.NDArray[np.uint8], root: Path) -> Finding:
     """Write a page through a ring, read it by the mount and by a ring."""
     name = f".probe-{secrets.token_hex(8)}"
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -157,7 +158,9 @@ def _round_trip(engine: IOEngine, memory: UInt8Array, root: Path) -> Finding:
     )
 
 
-def _moved(engine: IOEngine, token: int, memory: UInt8Array, *, write: bool) -> int:
+def _moved(
+    engine: IOEngine, token: int, memory: npt.NDArray[np.uint8], *, write: bool
+) -> int:
     """Move one page; return an errno, 0 if it is whole."""
     result = engine.move(
         IORequest(

@@ -89,9 +89,7 @@ class Hf3fsSettings:
     threads: int = count(
         2, least=1, most=256, help="Threads that move the pages of one batch (posix)."
     )
-    direct: bool = option(
-        False, help="Bypass the page cache with O_DIRECT (posix)."
-    )
+    direct: bool = option(False, help="Bypass the page cache with O_DIRECT (posix).")
     locks: bool = option(
         False,
         help="Detect living writers by kernel locks, where all hosts see each "

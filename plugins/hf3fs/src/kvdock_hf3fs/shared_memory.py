@@ -9,6 +9,7 @@ import os
 import secrets
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -224,7 +225,7 @@ def _register(usrbio: Usrbio, mount: str, nbytes: int, block: int) -> Iov:
         iov = usrbio.make_iovec(_Named(name, found), mount, block)
     finally:
         # The daemon has mapped it; nothing else may.
-        os.unlink(path)
+        Path(path).unlink()
     if found.ctypes.data != mapping.address:
         raise OSError(errno.EINVAL, "numpy copied the mapping")
     return Iov(mapping.address, nbytes, Kept(iov), found)

@@ -1,3 +1,5 @@
+# ruff: noqa: FBT001, FBT002, PLR0913, PLR0917, PTH108, PTH112, PTH115, PTH211
+# Its signatures are those of the original.
 """A fake of `hf3fs_fuse.io` on any local directory: signatures and semantics of 3FS.
 
 A directory is a mount if it holds `3fs-virt/iovs`. Bytes move through a mapping of
@@ -155,7 +157,9 @@ class _Slice:
         start, stop, step = piece.indices(self.nbytes)
         if step != 1:
             raise ValueError("step not 1 when slicing iovec")
-        return _Slice(self.memory, self.base_off + start, self.base_off + max(start, stop))
+        return _Slice(
+            self.memory, self.base_off + start, self.base_off + max(start, stop)
+        )
 
 
 class _Memory:
