@@ -12,7 +12,6 @@ import attrs
 import numpy as np
 
 from kvdock.segments import UNREGISTERED, IOEngine, IOResult, checksums, open_file
-from kvdock.synchronization import ProcessGuard
 from kvdock_hf3fs import chunks
 from kvdock_hf3fs.shared_memory import IOVS, ranges_of
 
@@ -62,7 +61,12 @@ class UsrbioEngine(IOEngine):
         self._starts = np.array([iov.address for iov in self._iovs], np.int64)
         self._chunk = chunk
         self._block = block
-        self._guard = ProcessGuard()
+        self._pid = os.getpid()
+
+    @property
+    def _forked(self) -> bool:
+        """Whether this is a child, which has no rings of its own."""
+        return os.getpid() != self._pid
 
     def slot_bytes(self, object_bytes: int) -> int:
         """Fit slots to chunks; see `IOEngine.slot_bytes`."""
@@ -91,13 +95,13 @@ class UsrbioEngine(IOEngine):
 
         In the other order, the next file of this number would be the old one.
         """
-        if not self._guard.forked:
+        if not self._forked:
             self._usrbio.deregister_fd(token)
         os.close(token)
 
     def close(self) -> None:
         """Release the memory, and the rings if this was their last user."""
-        if self._guard.forked:
+        if self._forked:
             return
         iovs, self._iovs = self._iovs, []
         self._rings.leave()
@@ -108,7 +112,7 @@ class UsrbioEngine(IOEngine):
         result = IOResult.of(len(request))
         if not len(request):
             return result
-        if self._guard.forked:
+        if self._forked:
             result.errors[:] = errno.ECHILD
             return result
         known = self._ranges.covered_rows(request.addresses, request.sizes)

@@ -6,12 +6,12 @@ Source: 3FS, `hf3fs_fuse/io.py` and `src/lib/py/usrbio_binding.cc`.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Protocol, cast
 
 from kvdock.errors import PluginError
-from kvdock.synchronization import ProcessGuard
 
 MODULE = "hf3fs_fuse.io"
 BUILD = (
@@ -120,15 +120,15 @@ class Kept:
         inner: The object.
     """
 
-    __slots__ = ("_guard", "inner")
+    __slots__ = ("_pid", "inner")
 
     def __init__(self, inner: Any) -> None:  # noqa: ANN401 - any object
         self.inner = inner
-        self._guard = ProcessGuard()
+        self._pid = os.getpid()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
 
     def release(self) -> None:
         """End the object; called once."""
         inner, self.inner = self.inner, None
-        if not self._guard.forked:
+        if os.getpid() == self._pid:
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(inner))

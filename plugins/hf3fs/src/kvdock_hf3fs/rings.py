@@ -8,7 +8,6 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from kvdock.synchronization import new_condition, remaining_s
 from kvdock_hf3fs.library import FORBID_HOLES, Kept
 
 if TYPE_CHECKING:
@@ -123,7 +122,8 @@ class RingPool:
         self._free: list[Ring] = []
         self._made = 0
         self._closed = False
-        self._lock, self._returned = new_condition()
+        self._lock = threading.Lock()
+        self._returned = threading.Condition(self._lock)
 
     def take(self, deadline_s: float) -> Ring | None:
         """Check out a ring; None if all are in use until the deadline.
@@ -133,7 +133,7 @@ class RingPool:
         """
         with self._lock:
             while not self._free and self._made >= self._most:
-                if not self._returned.wait(remaining_s(deadline_s)):
+                if not self._returned.wait(_left_s(deadline_s)):
                     return None
             if self._free:
                 return self._free.pop()
@@ -214,3 +214,8 @@ class Rings:
             self._closed = True
         self.read.close()
         self.write.close()
+
+
+def _left_s(deadline_s: float) -> float:
+    """Return how long to wait; a lock waits for no more than `TIMEOUT_MAX`."""
+    return min(max(0.0, deadline_s - time.monotonic()), threading.TIMEOUT_MAX / 2)
