@@ -59,12 +59,10 @@ class StaleAttributes:
         self._lengths[status.st_ino] = shown, latest, since_s
         if shown == size:
             return status
-        fields = list(status)
+        whole: Any = status.__reduce__()[1]
+        fields = list(whole[0])
         fields[_SIZE] = shown
-        return os.stat_result(
-            [*fields, *status.__reduce__()[1][0][len(fields) :]],
-            status.__reduce__()[1][1],
-        )
+        return os.stat_result(fields, whole[1])
 
     def fstat(self, fd: int) -> os.stat_result:
         status = _real["fstat"](fd)
