@@ -16,7 +16,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-sglang test-sglang-latest lint format bench bench-eviction bench-file bench-mooncake bench-s3 bench-sglang check-s3-servers dist mutants torture trial-mooncake-late clean
+.PHONY: help venv demo test test-slow test-hf3fs test-sglang test-sglang-latest lint format bench bench-eviction bench-file bench-mooncake bench-s3 bench-sglang check-s3-servers dist mutants torture trial-mooncake-late clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -42,6 +42,10 @@ test: $(STAMP) ## Run the quick tests, one file at a time on each of two cores.
 
 test-slow: $(STAMP) ## Run the tests that take longer: real servers, crashes, big stores.
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-hf3fs: $(STAMP) ## Run the tests of hf3fs on a real mount of 3FS: MOUNT=/its/mount/point.
+	@test -n "$(MOUNT)" || { echo "say where: make test-hf3fs MOUNT=/its/mount/point"; exit 2; }
+	KVDOCK_HF3FS_MOUNT="$(MOUNT)" $(BIN)/python -m pytest plugins/hf3fs $(ARGS)
 
 test-sglang: ## Run SGLang itself on the CPU, in an environment of its own.
 	$(PYTHON) engines/sglang/tests/environment.py --test $(ARGS)

@@ -107,6 +107,7 @@ class Catalog:
         place: Location of the store, with the pool.
         engine: Opens the files of pages.
         counts: Counters of events, by name.
+        open_files: See `StoreLimits`.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Catalog:
         place: StoreLocation,
         engine: IOEngine,
         counts: Counter[str],
+        open_files: int = 0,
     ) -> None:
         self.lock = threading.RLock()
         self.index = Index()
@@ -125,7 +127,7 @@ class Catalog:
         self._namespace_fd = namespace_fd
         self._place = place
         self._seed = key_seed(place.namespace)
-        self._files = FdCache(engine)
+        self._files = FdCache(engine, open_files or None)
         self._syncing = threading.Lock()
         self._next_sync_s = 0.0
         self._next_uses_s = time.monotonic() + _USES_S

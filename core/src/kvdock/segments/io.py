@@ -61,6 +61,12 @@ def checksums(addresses: Int64Array, sizes: Int64Array) -> UInt64Array:
         sizes: int64 (n, segments), bytes.
     """
     space = address_space()
+    if addresses.shape[1] == 1:
+        # 0.4 us for each object, instead of 1.0 with a state of the hash.
+        digest = xxhash.xxh3_64_intdigest
+        each = zip(addresses[:, 0].tolist(), sizes[:, 0].tolist(), strict=True)
+        sums = [digest(space[start : start + size]) for start, size in each]
+        return np.array(sums, np.uint64)
     found = np.zeros(len(addresses), np.uint64)
     for row, pieces in enumerate(zip(addresses.tolist(), sizes.tolist(), strict=True)):
         state = xxhash.xxh3_64()

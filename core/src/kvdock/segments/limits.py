@@ -59,6 +59,8 @@ class StoreLimits:
         low_watermark: Share of the quota at which eviction ends.
         free_bytes: Space of the file system that stays free.
         segment_bytes: Size of a segment; smaller where space is short.
+        open_files: Maximum number of files of pages that stay open beyond those in
+            use; 0 to derive it from the process's limit of descriptors.
     """
 
     quota_bytes: int = 0
@@ -66,6 +68,7 @@ class StoreLimits:
     low_watermark: float = 1.0
     free_bytes: int = 0
     segment_bytes: int = 256 << 20
+    open_files: int = 0
 
     @property
     def high_bytes(self) -> int:

@@ -181,6 +181,7 @@ class SegmentStore:
             self.place,
             self._engine,
             self.counts,
+            self._limits.open_files,
         )
         usage = NamespaceUsage(self._namespace_fd, self.place.liveness)
         self._allocator = SegmentAllocator(

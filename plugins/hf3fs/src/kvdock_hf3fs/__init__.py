@@ -1,0 +1,1 @@
+"""kvdock backend that keeps pages in 3FS."""

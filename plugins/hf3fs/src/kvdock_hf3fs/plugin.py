@@ -1,0 +1,131 @@
+"""The hooks of the hf3fs backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvdock import (
+    API_VERSION,
+    AttachConfig,
+    Capability,
+    Capacity,
+    Finding,
+    HitPolicy,
+    HostMemory,
+    KindSupport,
+    Manifest,
+    PoolKind,
+    Scope,
+    Support,
+    Verdict,
+    hookimpl,
+    key_suffixes,
+)
+from kvdock_hf3fs.settings import Hf3fsSettings, Mode
+
+if TYPE_CHECKING:
+    from kvdock import Batch, BatchResult, PoolSpec, Region, Shard
+    from kvdock.segments import SegmentStore
+
+_ANY_POOL = KindSupport(
+    hit_policies=HitPolicy,
+    split_heads=Support.NATIVE,
+    draft=Support.NATIVE,
+    multi_buffer=Support.NATIVE,
+)
+
+
+@hookimpl
+def kvdock_manifest() -> Manifest:
+    """Declare that any pool can be kept in 3FS."""
+    return Manifest(
+        name="hf3fs",
+        api=API_VERSION,
+        summary="pages in files of 3FS through USRBIO, or of any shared file system",
+        kinds=dict.fromkeys(PoolKind, _ANY_POOL),
+        zero_copy=Support.NATIVE,
+        memory_registration=Support.NATIVE,
+        host_allocator=Support.NATIVE,
+        direct_transfer=Support.NO,
+        integrity=Support.NATIVE,
+        eviction=Support.NATIVE,
+        durability=Scope.CLUSTER,
+        sharing=Scope.CLUSTER,
+        clear_reach=Scope.NAMESPACE,
+        fork_safe=Support.NO,
+        settings=Hf3fsSettings,
+    )
+
+
+@hookimpl
+def kvdock_probe(config: AttachConfig) -> Sequence[Finding]:
+    """Look at the library, the mount and the root, and make a round trip."""
+    from kvdock_hf3fs.probe import findings  # noqa: PLC0415 - keeps a listing light
+
+    return findings(config.settings)
+
+
+@hookimpl
+def kvdock_check_capability(
+    capability: Capability,
+    pool: PoolSpec,
+    shard: Shard,
+    settings: Hf3fsSettings | None,
+) -> Verdict | None:
+    """Store nothing without the library; take any memory in mode posix."""
+    del pool, shard
+    posix = settings is not None and settings.mode is Mode.POSIX
+    if capability is Capability.HOST_ALLOCATOR and posix:
+        return Verdict(Support.NATIVE, "in mode posix any memory will do")
+    if capability is Capability.STORE and settings and not posix:
+        from kvdock_hf3fs.store import installed  # noqa: PLC0415 - as above
+
+        missing = installed()
+        if missing:
+            return Verdict(Support.NO, missing)
+    return None
+
+
+@hookimpl
+def kvdock_allocate(nbytes: int, config: AttachConfig) -> HostMemory | None:
+    """Bring memory of an iov, where rings move the bytes."""
+    if config.settings.mode is Mode.POSIX:
+        return None
+    from kvdock_hf3fs.store import allocate  # noqa: PLC0415 - as above
+
+    return allocate(nbytes, config.settings)
+
+
+@hookimpl
+def kvdock_register_pool(
+    pool: PoolSpec, region: Region, config: AttachConfig
+) -> SegmentStore:
+    """Open the store of this namespace and pool."""
+    from kvdock_hf3fs.store import open_store  # noqa: PLC0415 - as above
+
+    return open_store(pool, region, config)
+
+
+@hookimpl
+def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
+    """Return the suffixes of the core, one for each object of a page."""
+    return key_suffixes(pool, shard)
+
+
+@hookimpl
+def kvdock_batch_io(handle: SegmentStore, batch: Batch) -> BatchResult:
+    """Run one batch."""
+    return handle.run(batch)
+
+
+@hookimpl
+def kvdock_capacity(handle: SegmentStore) -> Capacity:
+    """Measure the namespace against its quota, or against the free space."""
+    return Capacity(*handle.fill())
+
+
+@hookimpl
+def kvdock_release(handle: SegmentStore) -> None:
+    """Close the store's files; stored pages stay."""
+    handle.close()

@@ -1,0 +1,74 @@
+"""An I/O engine for any mounted file system, with the slots of the USRBIO engine."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from kvdock.segments import UNREGISTERED, IOResult, PosixIOEngine
+from kvdock_hf3fs.chunks import LEAST_BYTES, slot_bytes
+
+if TYPE_CHECKING:
+    from kvdock import AddressRanges
+    from kvdock.segments import IORequest
+
+_BLOCK = 4096  # of direct I/O
+
+
+class MountedIOEngine(PosixIOEngine):
+    """Positional I/O on a shared file system.
+
+    Args:
+        threads: Maximum number of threads that work on one call.
+        direct: Bypass the page cache (O_DIRECT).
+        chunk: Chunk size of the files; 0 where they have none.
+        memory: The memory of the pool. The manifest declares registration for both
+            modes, so other memory is rejected here as well.
+    """
+
+    def __init__(
+        self, threads: int, *, direct: bool, chunk: int, memory: AddressRanges
+    ) -> None:
+        super().__init__(threads, direct=direct)
+        self._chunk = chunk
+        self._memory = memory
+        self._least = _BLOCK if direct else LEAST_BYTES
+
+    def slot_bytes(self, object_bytes: int) -> int:
+        """Fit slots to chunks; see `IOEngine.slot_bytes`."""
+        if not self._chunk:
+            return super().slot_bytes(object_bytes)
+        return slot_bytes(object_bytes, self._chunk, self._least)
+
+    def preallocate(self, token: int, nbytes: int) -> None:
+        """Set a file's length, so that no host sees it grow.
+
+        Space is not reserved: where a file system cannot do that, `posix_fallocate`
+        writes a byte into every block.
+        """
+        os.ftruncate(token, nbytes)
+
+    def move(self, request: IORequest) -> IOResult:
+        """Move objects that lie in the pool's memory; see `IOEngine.move`."""
+        if self._memory.covers(request.addresses, request.sizes):
+            return super().move(request)
+        known = self._memory.covered_rows(request.addresses, request.sizes)
+        result = IOResult.of(len(request))
+        result.errors[~known] = UNREGISTERED
+        rows = np.flatnonzero(known)
+        part = super().move(
+            attrs.evolve(
+                request,
+                file_of=request.file_of[rows],
+                offsets=request.offsets[rows],
+                addresses=request.addresses[rows],
+                sizes=request.sizes[rows],
+            )
+        )
+        result.errors[rows] = part.errors
+        result.nbytes[rows] = part.nbytes
+        result.checksums[rows] = part.checksums
+        return result

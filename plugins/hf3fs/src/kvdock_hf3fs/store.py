@@ -1,0 +1,134 @@
+"""Open the store of a pool, in either mode."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvdock import AddressRanges, canonical
+from kvdock.errors import PluginError
+from kvdock.segments import SegmentStore, StoreLimits, StoreLocation, WriterLiveness
+from kvdock_hf3fs import library
+from kvdock_hf3fs.engine import UsrbioEngine
+from kvdock_hf3fs.posix import MountedIOEngine
+from kvdock_hf3fs.rings import Rings
+from kvdock_hf3fs.settings import Mode
+from kvdock_hf3fs.shared_memory import IOVS
+
+if TYPE_CHECKING:
+    from kvdock import AttachConfig, HostMemory, PoolSpec, Region
+    from kvdock.segments import IOEngine
+    from kvdock_hf3fs.library import Usrbio
+    from kvdock_hf3fs.settings import Hf3fsSettings
+
+_RINGS = "hf3fs rings"
+
+
+def limits_of(settings: Hf3fsSettings) -> StoreLimits:
+    """Return the limits of a namespace."""
+    return StoreLimits(
+        quota_bytes=settings.quota,
+        high_watermark=settings.high_watermark,
+        low_watermark=settings.low_watermark,
+        free_bytes=settings.free_space,
+        segment_bytes=settings.segment_bytes,
+        open_files=settings.open_files,
+    )
+
+
+def mount_of(usrbio: Usrbio, settings: Hf3fsSettings) -> str:
+    """Return the mount point that rings and memory belong to.
+
+    Raises:
+        PluginError: If the root is not on 3FS.
+    """
+    if settings.mount:
+        return settings.mount
+    place = settings.root
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    found = usrbio.extract_mount_point(str(place))
+    if not found:
+        raise PluginError(
+            f"root {settings.root} is not below a mount of 3FS",
+            fix="Mount it, name the mount point (mount), or set mode=posix for "
+            "another file system.",
+        )
+    return found
+
+
+def allocate(nbytes: int, settings: Hf3fsSettings) -> HostMemory:
+    """Make memory that rings reach.
+
+    Raises:
+        KvdockError: If there is no library, no mount or no room.
+    """
+    usrbio = library.load()
+    return IOVS.allocate(
+        usrbio,
+        mount_of(usrbio, settings),
+        nbytes,
+        block=settings.iov_block,
+        limit=settings.iov_limit,
+    )
+
+
+def open_store(pool: PoolSpec, region: Region, config: AttachConfig) -> SegmentStore:
+    """Open the store of one pool of a namespace.
+
+    Raises:
+        KvdockError: If the root or a stored namespace record cannot be trusted, or
+            memory of the pool is not in an iov.
+    """
+    settings: Hf3fsSettings = config.settings
+    record = config.namespace_record
+    liveness = WriterLiveness.LOCKS if settings.locks else WriterLiveness.TIMEOUT
+    place = StoreLocation(
+        root=settings.root,
+        namespace=config.namespace,
+        pool=pool.name,
+        object_bytes=region.object_bytes.tolist(),
+        record=canonical(record) if record else b"",
+        shared=settings.shared_root,
+        liveness=liveness,
+    )
+    engine = _engine(region, config)
+    try:
+        return SegmentStore(place, engine, limits_of(settings))
+    except BaseException:
+        engine.close()
+        raise
+
+
+def _engine(region: Region, config: AttachConfig) -> IOEngine:
+    settings: Hf3fsSettings = config.settings
+    if settings.mode is Mode.POSIX:
+        return MountedIOEngine(
+            settings.threads,
+            direct=settings.direct,
+            chunk=settings.chunk,
+            memory=AddressRanges.of((b.address, b.nbytes) for b in region.blocks),
+        )
+    usrbio = library.load()
+    iovs = IOVS.hold(region.blocks)
+    try:
+        rings: Rings | None = config.shared.get(_RINGS)
+        if rings is None or not rings.join():
+            mount = mount_of(usrbio, settings)
+            rings = Rings(usrbio, mount, settings.entries, settings.rings)
+            rings.join()
+            config.shared[_RINGS] = rings
+    except BaseException:
+        IOVS.leave(iovs)
+        raise
+    return UsrbioEngine(
+        usrbio, rings, iovs, chunk=settings.chunk, block=settings.iov_block
+    )
+
+
+def installed() -> str:
+    """Return why the library cannot be used, or ""."""
+    try:
+        library.load()
+    except PluginError as error:
+        return f"{error.what}. {error.fix}"
+    return ""

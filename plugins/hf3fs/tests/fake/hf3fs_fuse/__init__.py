@@ -1,0 +1,1 @@
+"""A fake of 3FS's Python module, for tests alone."""

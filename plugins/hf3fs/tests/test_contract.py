@@ -1,0 +1,85 @@
+"""The hf3fs backend passes the conformance kit in both modes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import threefs
+
+from kvdock.config import structure
+from kvdock.testing import BackendContract, FaultContract, Oracle
+from kvdock_hf3fs.oracle import Hf3fsOracle
+from kvdock_hf3fs.settings import Hf3fsSettings
+
+LITTLE = {"quota": "4 MiB", "segment_bytes": "1 MiB", "chunk": "64 KiB"}
+
+
+def oracle_of(given: Mapping[str, object]) -> Oracle:
+    return Hf3fsOracle(structure(Hf3fsSettings, given, where="tests"))
+
+
+class TestUsrbio(BackendContract):
+    plugin = "hf3fs"
+
+    @pytest.fixture
+    def config(self, root: Path) -> Mapping[str, object]:
+        return {"root": root, "free_space": 0}
+
+    @pytest.fixture
+    def small(self, mount: Path) -> Iterator[Mapping[str, object]]:
+        root = threefs.root_in(mount)
+        yield {"root": root, "free_space": 0, **LITTLE}
+        shutil.rmtree(root, ignore_errors=True)
+
+    @pytest.fixture
+    def oracle(self, config: Mapping[str, object]) -> Oracle:
+        return oracle_of(config)
+
+
+class TestUsrbioUnderFaults(FaultContract):
+    plugin = "hf3fs"
+
+    @pytest.fixture
+    def config(self, root: Path) -> Mapping[str, object]:
+        return {"root": root, "free_space": 0}
+
+
+class TestPosix(BackendContract):
+    plugin = "hf3fs"
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        return tmp_path
+
+    @pytest.fixture
+    def config(self, folder: Path) -> Mapping[str, object]:
+        return {"root": folder / "store", "mode": "posix", "free_space": 0}
+
+    @pytest.fixture
+    def small(self, folder: Path) -> Mapping[str, object]:
+        return {"root": folder / "small", "mode": "posix", "free_space": 0, **LITTLE}
+
+    @pytest.fixture
+    def oracle(self, config: Mapping[str, object]) -> Oracle:
+        return oracle_of(config)
+
+
+@pytest.mark.slow
+class TestPosixOnTmpfs(TestPosix):
+    @pytest.fixture
+    def folder(self) -> Iterator[Path]:
+        folder = threefs.root_in(Path("/dev/shm"))  # noqa: S108 - a tmpfs
+        folder.mkdir()
+        yield folder
+        shutil.rmtree(folder)
+
+
+class TestPosixUnderFaults(FaultContract):
+    plugin = "hf3fs"
+
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> Mapping[str, object]:
+        return {"root": tmp_path / "store", "mode": "posix", "free_space": 0}
