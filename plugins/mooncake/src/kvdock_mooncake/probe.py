@@ -100,9 +100,7 @@ def _files() -> list[Finding]:
             if path:
                 what = f"settings come from {path} ({file.variable}){without}"
                 hint = "Give what they say as settings." if left else ""
-                found.append(
-                    Finding(ok=True, what=what, hint=hint, warning=bool(left))
-                )
+                found.append(Finding(ok=True, what=what, hint=hint, warning=bool(left)))
     return found
 
 
