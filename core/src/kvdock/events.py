@@ -177,6 +177,25 @@ class PluginLoaded:
         )
 
 
+@attrs.frozen(kw_only=True)
+class PageEvent:
+    """Pages of one pool were stored, or are no longer there.
+
+    Not for observers: an engine that has set `core.page_events` takes these from
+    its attachment.
+
+    Args:
+        pool: Whose pages.
+        stored: Whether they were stored by this process; otherwise they were
+            evicted, deleted as corrupt, or cleared.
+        hashes: Their page hashes.
+    """
+
+    pool: str
+    stored: bool
+    hashes: tuple[str, ...] = attrs.field(repr=False)
+
+
 Event = (
     BatchEnded
     | BreakerMoved

@@ -166,6 +166,9 @@ class CoreSettings:
 
     integrity: Integrity = choice(Integrity.AUTO, help="Who verifies pages.")
     self_test: bool = option(False, help="Move one page of each pool when attaching.")
+    page_events: int = count(
+        0, help="Stored pages whose removal the engine is to hear of; 0 for none."
+    )
     observers: tuple[str, ...] = option((), help="Observers to switch on, by name.")
     deadlines: Deadlines = attrs.field(factory=Deadlines)
     breaker: BreakerSettings = attrs.field(factory=BreakerSettings)

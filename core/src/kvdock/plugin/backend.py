@@ -216,6 +216,15 @@ class Backend:
         """Call `kvdock_touch`: these objects are in use."""
         self.plugin.hooks.kvdock_touch(handle=handle, keys=keys)
 
+    @property
+    def tracks_removal(self) -> bool:
+        """Whether it reports which of its objects are no longer there."""
+        return "kvdock_removed" in self.plugin.implemented
+
+    def removed(self, handle: object, limit: int) -> tuple[str, ...]:
+        """Ask which stored objects are no longer there."""
+        return tuple(self.plugin.hooks.kvdock_removed(handle=handle, limit=limit))
+
     def release(self, handle: object) -> None:
         """Call `kvdock_release`: a pool has ended."""
         self.plugin.hooks.kvdock_release(handle=handle)

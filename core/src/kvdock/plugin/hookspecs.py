@@ -1,4 +1,4 @@
-"""The hooks: ten for backend plugins, and one for observers.
+"""The hooks: eleven for backend plugins, and one for observers.
 
 Hooks run per load, per pool and per batch, never per page or per key. All of
 them are first-result hooks on a plugin manager of their own backend, so one
@@ -314,6 +314,22 @@ def kvdock_capacity(handle: object) -> Capacity | None:
     Returns:
         What is used and what may be used, of all that shares one limit; or
         None if it is not known now.
+    """
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def kvdock_removed(handle: object, limit: int) -> Sequence[str]:
+    """Return the keys of stored objects that are no longer there.
+
+    Called on its own thread, for an engine that has asked for page events: once
+    when the pool is attached, and then now and then. The first call begins to
+    keep track of what this handle stores; a key is reported once. Costs no I/O
+    for each key. Backends that cannot know it leave it out.
+
+    Args:
+        handle: The pool's handle.
+        limit: How many keys to keep track of; the oldest are forgotten first.
     """
     raise NotImplementedError
 

@@ -81,6 +81,7 @@ class BackgroundTasks:
         )
         self._touches = PendingTouches(_TOUCHED_PAGES)
         self._touch_quota = ConcurrencyQuota(1)
+        self._removal_quota = ConcurrencyQuota(1)
         self._poll_quota = ConcurrencyQuota(1)
         polled = notify is not None and "kvdock_capacity" in backend.plugin.implemented
         self._poll_at_s = time.monotonic() if polled else math.inf
@@ -256,6 +257,28 @@ class BackgroundTasks:
                         f"backend {self._backend.name}: noting which pages are used: "
                     )
                     self._log.warning("touch", what + describe_error(error), error)
+
+    def poll_removed(
+        self, handle: object, limit: int, report: Callable[[Sequence[str]], None]
+    ) -> None:
+        """Ask which stored objects are gone, unless the backend is being asked.
+
+        Args:
+            handle: The pool's handle.
+            limit: Most keys to keep track of.
+            report: Called with their keys, on the executor's thread.
+        """
+        if self._closed or self._executor.guard.forked:
+            return
+
+        def poll() -> None:
+            try:
+                report(self._backend.removed(handle, limit))
+            except Exception as error:  # noqa: BLE001 - plugin code
+                what = f"backend {self._backend.name}: asked what it has removed: "
+                self._log.warning("removed", what + describe_error(error), error)
+
+        self._executor.spawn(self._removal_quota, poll)
 
     def poll_capacity(self, handle: object) -> None:
         """Ask the backend how full its store is, if a poll is due."""

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import attrs
 import numpy as np
@@ -187,11 +187,20 @@ class Catalog:
     def lookup(self, keys: Sequence[str]) -> LookupResult:
         """Look up keys; refresh once if some are missing."""
         self.refresh()
-        digests = key_digests(keys, self._seed)
+        digests = self.digests(keys)
         found = self._look_up(digests)
         if len(found.there) < len(keys) and self.refresh(missed=True):
             found = self._look_up(digests)
         return found
+
+    def digests(self, keys: Sequence[str]) -> UInt64Array:
+        """Return the digests of keys, uint64 (n, 2)."""
+        return key_digests(keys, self._seed)
+
+    def has(self, digests: UInt64Array) -> BoolArray:
+        """Return which keys are there, bool (n,), by digest; reads no file."""
+        with self.lock:
+            return cast("BoolArray", self.index.find(digests) != ABSENT)
 
     def lookup_durable(self, keys: Sequence[str]) -> LookupResult:
         """Look up keys, and check that their records are still on disk.
@@ -267,7 +276,7 @@ class Catalog:
 
     def note_use(self, keys: Sequence[str]) -> None:
         """Note that keys are used now, the first as the latest; reads no file."""
-        digests = key_digests(keys, self._seed)
+        digests = self.digests(keys)
         with self.lock:
             rows = self.index.find(digests)
             there = np.flatnonzero(rows != ABSENT)

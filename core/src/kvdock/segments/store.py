@@ -28,6 +28,7 @@ from kvdock.segments.io import slot_bytes_of
 from kvdock.segments.limits import StoreLimits
 from kvdock.segments.namespace_files import keep_files, remove_damaged
 from kvdock.segments.reader import Reader
+from kvdock.segments.tracked_keys import TrackedKeys
 from kvdock.segments.usage import NamespaceUsage
 from kvdock.segments.writer import Writer
 from kvdock.synchronization import ProcessGuard
@@ -98,6 +99,7 @@ class SegmentStore:
         self._limits = limits or StoreLimits()
         self._forking = threading.Lock()
         self._failures = ThrottledLog(log, at_powers_of_two)
+        self._tracked = TrackedKeys()
         self._namespace_fd = -1
         self._awaits_room = False
         self._opening: dict[int, threading.Lock] = {}
@@ -238,7 +240,10 @@ class SegmentStore:
                 self._catalog.note_lookup(found, batch.deadline_s)
                 return BatchResult.of(batch, outcomes)
             case Operation.PUT:
-                return self._writer.put(batch)
+                result = self._writer.put(batch)
+                if self._tracked.limit:
+                    self._track(batch, result)
+                return result
             case Operation.GET:
                 return self._reader.get(batch)
             case Operation.DELETE:
@@ -275,6 +280,7 @@ class SegmentStore:
                 # Threads, locks and claims belong to the parent: open everything again.
                 self._catalog.close_after_fork()
                 self._failures = ThrottledLog(log, at_powers_of_two)
+                self._tracked = TrackedKeys()
                 self._begin()
 
     def _check_gone(self) -> None:
@@ -318,6 +324,28 @@ class SegmentStore:
             self._catalog.refresh(always=True)
             self.counts["cleared"] += 1
         return _cleared(batch, own)
+
+    def _track(self, batch: Batch, result: BatchResult) -> None:
+        """Keep track of the keys that are stored."""
+        stored = result.ok.tolist()
+        keys = [key for key, ok in zip(batch.keys, stored, strict=True) if ok]
+        self._tracked.add(self._catalog.digests(keys), keys)
+
+    def removed(self, limit: int) -> list[str]:
+        """Return stored keys that are no longer there; each is returned once.
+
+        The first call begins to keep track of what is stored. Pages that another
+        process deletes one by one are noticed when they are loaded in vain.
+
+        Args:
+            limit: How many keys to keep track of; the oldest are forgotten first.
+        """
+        if self._awaits_room:
+            return []
+        self._check_fork()
+        self._tracked.limit = limit
+        self._catalog.refresh()
+        return self._tracked.take_removed(self._catalog.has)
 
     def touch(self, keys: Sequence[str]) -> None:
         """Count pages as used now, without I/O.

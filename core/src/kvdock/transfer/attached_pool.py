@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
 import attrs
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
     from kvdock.pools.spec import PoolSpec
     from kvdock.region import Region
     from kvdock.resilience.channel import BackendChannel
+    from kvdock.transfer.page_events import PageEvents
 
 _WRONG = (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
+_HASH = re.compile(r"[0-9A-Za-z]+")
+"""A page hash in a key; a suffix never begins with a letter or a digit."""
 _FAILED = (*_WRONG, Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
 
 
@@ -46,6 +50,7 @@ class AttachedPool:
         batch_pages: Most pages of a batch that moves bytes.
         batch_keys: Most keys of a lookup.
         writes: Whether this rank stores its pages.
+        page_events: What the engine reports to others; None where it does not.
     """
 
     pool: PoolSpec
@@ -59,6 +64,7 @@ class AttachedPool:
     batch_pages: int
     batch_keys: int
     writes: bool
+    page_events: PageEvents | None = attrs.field(default=None, repr=False)
     _notifying: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
 
     @property
@@ -148,6 +154,24 @@ class AttachedPool:
         return self.channel.background.touch(
             self.handle, len(names), lambda: self.keys(names)
         )
+
+    def poll_removed(self) -> None:
+        """Ask the backend, in the background, which stored pages are gone."""
+        events = self.page_events
+        if events is not None and self.channel.backend.tracks_removal:
+            self.channel.background.poll_removed(
+                self.handle,
+                events.limit,
+                lambda keys: self._record_events(keys, stored=False),
+            )
+
+    def _record_events(self, keys: Iterable[str], *, stored: bool) -> None:
+        """Add an event for the pages of some keys of this namespace."""
+        if self.page_events is not None:
+            start = len(self.namespace) + 1
+            found = [_HASH.match(key, start) for key in keys]
+            hashes = dict.fromkeys(one.group() for one in found if one)
+            self.page_events.add(self.pool.name, hashes, stored=stored)
 
     def _checked_transfer(
         self,
@@ -327,6 +351,9 @@ class AttachedPool:
             self.channel.negative_cache.discard(
                 transfer.keys if whole else _chosen(transfer.keys, stored)
             )
+            if self.page_events is not None:
+                complete = np.repeat(outcomes == Outcome.OK, len(self.suffixes))
+                self._record_events(_chosen(transfer.keys, complete), stored=True)
         elif np.count_nonzero(codes):
             self._discard_corrupt(transfer.keys, codes)
         nbytes = int((outcomes == Outcome.OK).sum()) * self.page_bytes
@@ -342,6 +369,7 @@ class AttachedPool:
         names = _chosen(keys, np.isin(codes, _WRONG))
         if names:
             self.channel.log_corrupt(self.pool.name, len(names))
+            self._record_events(names, stored=False)
             # Until it is gone, storing it again would keep the wrong bytes.
             self.channel.background.delete_corrupt(self.handle, self.pool.name, names)
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
     from kvdock.dock import Dock
-    from kvdock.events import Event
+    from kvdock.events import Event, PageEvent
     from kvdock.namespace import Namespace
     from kvdock.plugin.hookspecs import Finding
     from kvdock.pools.spec import PoolSpec
@@ -278,6 +278,19 @@ class Attachment:
             name: int(ok.sum()) * pools[name].page_bytes for name, ok in loaded.items()
         }
         return TransferResult(hits.best, outcomes, nbytes, where)
+
+    def take_page_events(self) -> tuple[PageEvent, ...]:
+        """Return which pages were stored, and which are gone, since the last call.
+
+        Empty unless `core.page_events` is set. Never waits for a backend: what it
+        has evicted is asked for in the background, once a second at most, and
+        comes with a later call. Backends that do not report it are silent about
+        evictions.
+        """
+        events = self._backends.page_events
+        if events is None:
+            return ()
+        return events.take(one.poll_removed for one in self.pools_by_name.values())
 
     def clear(self, timeout_s: float | None = None) -> Mapping[str, Outcome]:
         """Delete everything of this namespace, and nothing else.

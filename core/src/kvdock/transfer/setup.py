@@ -31,6 +31,7 @@ from kvdock.transfer.modes import (
     Transfer,
     ZeroCopyTransfer,
 )
+from kvdock.transfer.page_events import PageEvents
 from kvdock.transfer.staging import StagingBuffers
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class AttachedBackends:
         health_checks: Pool name to its test page.
         budget: Host memory that there was when attaching began.
         taken: Pool name and bytes of each piece of memory that the core took.
+        page_events: What the engine reports of its pages to others, if it does.
     """
 
     namespace: str
@@ -70,6 +72,7 @@ class AttachedBackends:
     health_checks: dict[str, HealthCheck] = attrs.field(factory=dict)
     budget: HostBudget = attrs.field(factory=HostBudget.measure)
     taken: list[tuple[str, int]] = attrs.field(factory=list)
+    page_events: PageEvents | None = None
 
     def within_budget(self, pool: PoolSpec, lend: Allocator) -> Allocator:
         """Return an allocator for a pool that checks the host's free memory.
@@ -129,7 +132,10 @@ def attach_plan(  # noqa: PLR0913 - the arguments of `Attachment.open`
     record = namespace_record(namespace, [route.pool for route in plan.routes])
     digest = namespace_digest(record)
     backends = AttachedBackends(
-        digest, record, budget=HostBudget.measure(core.host_memory.reserve)
+        digest,
+        record,
+        budget=HostBudget.measure(core.host_memory.reserve),
+        page_events=PageEvents(core.page_events) if core.page_events else None,
     )
     configs = {
         name: attrs.evolve(
@@ -301,7 +307,15 @@ def _attach(
             _EXISTS_KEYS, channel.backend.manifest.max_batch_keys or _EXISTS_KEYS
         ),
         writes=pool.writes(config.shard),
+        page_events=backends.page_events,
     )
+    if core.page_events and channel.backend.tracks_removal:
+        # The first call begins to keep track of what is stored.
+        channel.call_attach(
+            pool,
+            lambda: channel.backend.removed(handle, core.page_events),
+            lambda _: None,
+        )
     check = HealthCheck.of(
         channel, handle, (pool.name, backends.namespace, suffixes), check_memory
     )

@@ -101,6 +101,12 @@ def kvdock_touch(handle: SegmentStore, keys: Sequence[str]) -> None:
 
 
 @hookimpl
+def kvdock_removed(handle: SegmentStore, limit: int) -> Sequence[str]:
+    """Look up the keys that were stored, in memory."""
+    return handle.removed(limit)
+
+
+@hookimpl
 def kvdock_capacity(handle: SegmentStore) -> Capacity:
     """Measure the namespace against its quota, or against the free space."""
     return Capacity(*handle.fill())

@@ -120,6 +120,18 @@ def kvdock_batch_io(handle: SegmentStore, batch: Batch) -> BatchResult:
 
 
 @hookimpl
+def kvdock_touch(handle: SegmentStore, keys: Sequence[str]) -> None:
+    """Count objects as used now, in memory."""
+    handle.touch(keys)
+
+
+@hookimpl
+def kvdock_removed(handle: SegmentStore, limit: int) -> Sequence[str]:
+    """Look up the keys that were stored, in memory."""
+    return handle.removed(limit)
+
+
+@hookimpl
 def kvdock_capacity(handle: SegmentStore) -> Capacity:
     """Measure the namespace against its quota, or against the free space."""
     return Capacity(*handle.fill())

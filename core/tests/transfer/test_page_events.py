@@ -1,0 +1,173 @@
+"""Pages that were stored, or are gone, as an engine reports them to others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+from shelf import Engine, Shelf, attention, hashes, patient, states, until
+
+from kvdock.batch import Batch, BatchResult, Outcome
+from kvdock.events import PageEvent
+from kvdock.plugin.hookspecs import hookimpl
+from kvdock.transfer import page_events
+
+if TYPE_CHECKING:
+    import pytest
+
+
+@attrs.define(eq=False)
+class Evicting(Shelf):
+    """A shelf that reports what is gone."""
+
+    tracked: set[str] = attrs.field(factory=set)
+    limits: list[int] = attrs.field(factory=list)
+    fails: bool = False
+    go_on: threading.Event = attrs.field(factory=threading.Event)
+
+    def __attrs_post_init__(self) -> None:
+        self.go_on.set()
+
+    @hookimpl
+    def kvdock_removed(self, handle: str, limit: int) -> Sequence[str]:
+        self.limits.append(limit)
+        self.go_on.wait(60)
+        if self.fails:
+            raise RuntimeError("no idea")
+        self.tracked |= set(self.objects)
+        gone = {key for key in self.tracked if f".{handle}" in key} - set(self.objects)
+        self.tracked -= gone
+        return sorted(gone)
+
+
+def reporting(shelf: Shelf, **more: object) -> Engine:
+    core = patient(page_events=100, **more)
+    return Engine([shelf], (attention(head_group=1), states()), core)
+
+
+def stored(engine: Engine, count: int) -> list[str]:
+    names = hashes(count)
+    engine.fill(names, range(count))
+    assert engine.attachment.put(names, engine.where(range(count))).pages == count
+    return names
+
+
+def taken(engine: Engine, expected: int) -> list[PageEvent]:
+    """Take events until there are so many."""
+    found: list[PageEvent] = []
+
+    def enough() -> bool:
+        found.extend(engine.attachment.take_page_events())
+        return len(found) >= expected
+
+    until(enough)
+    return found
+
+
+def test_pages_that_are_stored_are_reported_once_by_pool() -> None:
+    engine = reporting(Shelf())
+    with engine.attachment as cache:
+        names = tuple(stored(engine, 3))
+        events = cache.take_page_events()
+        assert set(events) == {
+            PageEvent(pool="kv", stored=True, hashes=names),
+            PageEvent(pool="mamba", stored=True, hashes=names),
+        }
+        assert cache.take_page_events() == ()
+
+
+def test_a_page_that_is_stored_in_part_is_not_reported() -> None:
+    engine = reporting(Shelf())
+
+    def keep_every_second(batch: Batch) -> BatchResult:
+        codes = [Outcome.OK, Outcome.REFUSED] * (len(batch) // 2)
+        return BatchResult.of(batch, codes)
+
+    with engine.attachment as cache:
+        engine.shelf.trouble = keep_every_second
+        engine.fill(hashes(2), [0, 1])
+        # A page of kv has two objects, one of mamba has one.
+        cache["kv"].put(hashes(2), [0, 1])
+        cache["mamba"].put(hashes(2), [0, 1])
+        assert cache.take_page_events() == (
+            PageEvent(pool="mamba", stored=True, hashes=tuple(hashes(1))),
+        )
+
+
+def test_what_a_backend_has_evicted_is_reported_in_the_background(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(page_events, "_POLL_S", 0)
+    shelf = Evicting()
+    engine = reporting(shelf)
+    with engine.attachment as cache:
+        assert shelf.limits == [100, 100]  # it keeps track from the start
+        names = stored(engine, 2)
+        assert len(taken(engine, 2)) == 2
+        assert cache.wait_idle(60)
+        # One of the two objects of a page is enough to lose it.
+        gone = [key for key in shelf.objects if f"/{names[1]}.kv" in key]
+        assert len(gone) == 2
+        del shelf.objects[gone[0]]
+        assert taken(engine, 1) == [
+            PageEvent(pool="kv", stored=False, hashes=(names[1],))
+        ]
+
+
+def test_a_corrupt_page_is_reported_as_gone() -> None:
+    engine = reporting(Shelf())
+    with engine.attachment as cache:
+        names = stored(engine, 2)
+        cache.take_page_events()
+        key = next(one for one in engine.shelf.objects if f"/{names[1]}.mamba" in one)
+        engine.shelf.objects[key] = bytes(len(engine.shelf.objects[key]))
+        cache.get(names, engine.where(range(2)))
+        assert cache.take_page_events() == (
+            PageEvent(pool="mamba", stored=False, hashes=(names[1],)),
+        )
+
+
+def test_taking_events_never_waits_for_a_backend(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(page_events, "_POLL_S", 0)
+    shelf = Evicting()
+    engine = reporting(shelf)
+    with engine.attachment as cache:
+        shelf.go_on.clear()
+        for _ in range(5):
+            assert cache.take_page_events() == ()
+        until(lambda: len(shelf.limits) == 3)
+        stored(engine, 1)
+        assert len(cache.take_page_events()) == 2
+        shelf.fails = True
+        shelf.go_on.set()
+        assert cache.wait_idle(60)
+        assert "asked what it has removed: RuntimeError" in caplog.text
+
+
+def test_without_the_setting_nothing_is_kept() -> None:
+    shelf = Evicting()
+    engine = Engine([shelf], core=patient())
+    with engine.attachment as cache:
+        names = hashes(1)
+        engine.fill(names, [0])
+        cache.put(names, engine.where([0]))
+        assert cache.take_page_events() == ()
+        assert not shelf.limits
+
+
+def test_events_that_are_not_taken_are_bounded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    events = page_events.PageEvents(4)
+    for at in range(5):
+        events.add("kv", hashes(2, first=2 * at), stored=True)
+    kept = events.take(())
+    assert [event.hashes for event in kept] == [
+        tuple(hashes(2, first=6)),
+        tuple(hashes(2, first=8)),
+    ]
+    assert "events of 2 pages are lost" in caplog.text
