@@ -16,7 +16,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-hf3fs test-sglang test-sglang-latest lint format bench bench-eviction bench-file bench-mooncake bench-s3 bench-sglang check-s3-servers dist mutants torture trial-mooncake-late clean
+.PHONY: help venv demo docs test test-slow test-hf3fs test-sglang test-sglang-latest lint format bench bench-eviction bench-file bench-mooncake bench-s3 bench-sglang check-s3-servers dist mutants torture trial-mooncake-late clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -93,6 +93,10 @@ torture: $(STAMP) ## Run the long forms of the crash and endurance trials.
 
 trial-mooncake-late: $(STAMP) ## Freeze an owner for 75 s under reads, in every form; 20 minutes.
 	KVDOCK_LATE_WRITES=1 $(BIN)/python -m pytest -m slow -s -o faulthandler_timeout=900 plugins/mooncake/tests/test_late_writes.py $(ARGS)
+
+docs: $(STAMP) ## Build the site into build/site.
+	@$(BIN)/python -m sphinx -q -W -b html docs build/site
+	@echo "build/site/index.html"
 
 dist: $(STAMP) ## Build every wheel and prove them in a clean environment.
 	@PYTHON=$(BIN)/python bash .ci/prove-wheels $(DISTS)
