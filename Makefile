@@ -16,7 +16,8 @@ export PIP_ROOT_USER_ACTION := ignore
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help venv demo docs test test-slow test-hf3fs test-sglang test-sglang-latest lint format bench bench-eviction bench-file bench-mooncake bench-s3 bench-sglang check-s3-servers dist mutants torture trial-mooncake-late clean
+# Every target but the stamp is a command.
+.PHONY: $(shell sed -nE 's/^([a-z][a-z0-9-]*):.*/\1/p' $(MAKEFILE_LIST))
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -52,6 +53,9 @@ test-sglang: ## Run SGLang itself on the CPU, in an environment of its own.
 
 test-sglang-latest: ## Try the newest SGLang on the index, and explain what differs.
 	$(PYTHON) engines/sglang/tests/latest.py $(ARGS)
+
+test-mooncake-releases: ## Try the mooncake backend on earlier releases of its library.
+	$(PYTHON) plugins/mooncake/tests/releases.py $(ARGS)
 
 lint: $(STAMP) ## Check style, types and who may import whom.
 	$(BIN)/ruff check .
@@ -102,5 +106,5 @@ dist: $(STAMP) ## Build every wheel and prove them in a clean environment.
 	@PYTHON=$(BIN)/python bash .ci/prove-wheels $(DISTS)
 
 clean: ## Remove the environments and everything that was built.
-	rm -rf $(VENV) .venv-sglang build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-sglang .venv-mooncake build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,6 +12,7 @@ import pytest
 
 from kvdock.errors import KvdockError
 from kvdock_mooncake import connect, preconditions
+from kvdock_mooncake.library import Wheel
 from kvdock_mooncake.settings import MooncakeSettings, Protocol
 
 
@@ -39,7 +40,7 @@ def test_a_setup_over_its_time_is_given_up_and_shut_when_it_ends_after_all() -> 
     store = FakeStore(0, gate)
     began = time.monotonic()
     with pytest.raises(KvdockError, match=r"longer than 0\.05 s"):
-        connect._within(0.05, lambda: store, store.setup, "")
+        connect._within(0.05, lambda: store, store.setup, str)
     assert time.monotonic() - began < 5
     assert not store.closed.is_set()
     gate.set()
@@ -50,14 +51,32 @@ def test_a_setup_over_its_time_is_given_up_and_shut_when_it_ends_after_all() -> 
 def test_what_the_library_raises_becomes_an_error_of_ours(answer: Exception) -> None:
     store = FakeStore(answer)
     with pytest.raises(KvdockError, match="refused its settings"):
-        connect._within(5, lambda: store, store.setup, "")
+        connect._within(5, lambda: store, store.setup, str)
     assert not store.closed.is_set()
 
 
 def test_a_number_of_the_library_is_said_in_words() -> None:
     store = FakeStore(-1300)
     with pytest.raises(KvdockError, match="off in the master"):
-        connect._within(5, lambda: store, store.setup, "")
+        connect._within(5, lambda: store, store.setup, str)
+
+
+@pytest.mark.parametrize("status", [-300, -900])
+def test_a_client_that_its_master_does_not_understand_is_named_with_its_release(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """What a client of 0.3.11 gets from a master of 0.3.13."""
+    monkeypatch.setattr(connect, "check_before_setup", lambda *_: None)
+    monkeypatch.setattr(connect, "_SET_UP_BY", [])
+    wheel = Wheel("mooncake-transfer-engine", "0.3.11")
+    store = SimpleNamespace(setup=lambda *_: status)
+    library: Any = SimpleNamespace(wheel=wheel, store_class=lambda: store)
+    settings = MooncakeSettings(master="127.0.0.1:50051", host="here")
+    with pytest.raises(KvdockError, match="could not join") as told:
+        connect.join(library, settings)
+    assert "`master` 127.0.0.1:50051 listens" in told.value.fix
+    assert str(wheel) in told.value.fix
+    assert "the same release" in told.value.fix
 
 
 def test_rdma_without_a_device_is_refused(

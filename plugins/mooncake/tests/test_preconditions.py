@@ -50,6 +50,29 @@ def test_a_metadata_server_that_listens_and_handshakes_without_one_are_taken() -
             preconditions.check_metadata_server(settings)
 
 
+def test_leases_that_end_before_a_whole_call_is_read_are_rejected() -> None:
+    settings = MooncakeSettings(master="h:1", lease_s=0.04)
+    with pytest.raises(ClusterError, match="lease_s 40 ms is too short") as told:
+        preconditions.check_leases(settings)
+    assert "max_call_bytes" in told.value.what
+    assert "-default_kv_lease_ttl" in told.value.fix
+    preconditions.check_leases(attrs.evolve(settings, max_call_bytes=32 << 20))
+    for lease_s in (0.0, 0.06):
+        preconditions.check_leases(attrs.evolve(settings, lease_s=lease_s))
+
+
+@pytest.mark.mooncake
+def test_a_master_whose_leases_are_too_short_is_rejected_at_the_set_up(
+    attached: Any, serve: Any
+) -> None:
+    short = serve("-default_kv_lease_ttl=1")
+    settings = MooncakeSettings(master=short.address, segment_bytes=16 << 20)
+    with pytest.raises(ClusterError, match="leases end within") as told:
+        attached(settings)
+    assert "-default_kv_lease_ttl" in told.value.fix
+    assert "lease_s" in told.value.fix
+
+
 @pytest.mark.mooncake
 def test_a_set_up_checks_them_before_it_asks_the_library(
     attached: Any, alone: MooncakeSettings

@@ -35,8 +35,10 @@ def modes_of(storage: KvdockStorage) -> set[str]:
 
 
 def expected_mode(store: dict[str, Any]) -> str:
-    """Return it for settings: SGLang's pages are copied unless they say otherwise."""
-    return "zero copy" if "calls" in store["core"] else "staged"
+    """Return it for settings: what may be late is copied unless they say otherwise."""
+    if "calls" in store["core"]:
+        return "zero copy"
+    return {"file": "gated", "mooncake": "staged"}[store["plugin"]]
 
 
 def test_backup_restart_and_prefetch_of_four_pools_through_the_engines_threads(

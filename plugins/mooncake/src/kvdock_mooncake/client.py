@@ -156,7 +156,7 @@ class Client:
         )
         try:
             client._take_scratch()
-            client.warm_up(namespace)
+            client.warm_up(namespace, leases=True)
         except BaseException:
             client._close_store()
             raise
@@ -441,8 +441,8 @@ class Client:
 
     # --- Health --------------------------------------------------------------
 
-    def warm_up(self, namespace: str) -> None:
-        """Store, read back and remove a few bytes under a key of our own.
+    def warm_up(self, namespace: str, *, leases: bool = False) -> None:
+        """Store, read back and remove a few bytes; see `WarmUp.round_trip`.
 
         Raises:
             ClusterError: If the cluster does not work.
@@ -450,7 +450,7 @@ class Client:
         """
         with self.session(PoolRegistration()) as store:
             self.warm_up_status = self._scratch.round_trip(
-                store, namespace, self.put_options.config()
+                store, namespace, self.put_options.config(), leases=leases
             )
 
     def _renew(self) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kvdock.errors import KvdockError
-from kvdock_mooncake.error_codes import sentence_of
+from kvdock_mooncake.error_codes import MASTER_LOST, sentence_of
 from kvdock_mooncake.master import ClusterError
 from kvdock_mooncake.preconditions import check_before_setup
 from kvdock_mooncake.settings import MooncakeSettings, Protocol, split_address
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvdock")
 
 _STANDALONE_BUFFER_BYTES = 16 << 20
+_OTHER_RELEASE = (-300, MASTER_LOST[0])
+"""What a master of another release answers with: -900 was measured with clients of
+0.3.9 to 0.3.11.post1 and a master of 0.3.13.post1. The library's own comparison of
+versions (-300) does not notice it, since these releases share one."""
+
 _OURS: dict[str, str] = {}
 """Variables that were set here and not by the user: the next store's are others."""
 
@@ -115,15 +120,30 @@ def join(library: Library, settings: MooncakeSettings, spill: str = "") -> Any: 
     reject_fork()
     check_before_setup(library, settings)
     _SET_UP_BY[:] = [os.getpid()]
-    setup = _setup(settings, spill)
-    fix = (
+    return _within(
+        settings.setup_timeout_s,
+        library.store_class,
+        _setup(settings, spill),
+        lambda status: _advice(status, library, settings),
+    )
+
+
+def _advice(status: int, library: Library, settings: MooncakeSettings) -> str:
+    """Say what to do about the number that a set-up was answered with."""
+    if settings.standalone:
+        return "Look whether `standalone` names the port of a mooncake_client."
+    if status in _OTHER_RELEASE:
+        # Its port was reached just before: it listens, and does not understand.
+        return (
+            f"`master` {settings.master} listens, and does not understand this "
+            f"client ({library.wheel}). Give both the same release: the older one of "
+            "the two is often the client. Or the port is not the master's RPC port."
+        )
+    return (
         "Look whether `master` names the RPC port of a mooncake_master of this "
         f"version ({library.wheel}), and at its log; with ssd_offload it needs "
         "-enable_offload."
     )
-    if settings.standalone:
-        fix = "Look whether `standalone` names the port of a mooncake_client."
-    return _within(settings.setup_timeout_s, library.store_class, setup, fix)
 
 
 def _setup(settings: MooncakeSettings, spill: str) -> Callable[[Any], int]:
@@ -186,9 +206,19 @@ class _Attempt:
 
 
 def _within(
-    timeout_s: float, make: Callable[[], Any], setup: Callable[[Any], int], fix: str
+    timeout_s: float,
+    make: Callable[[], Any],
+    setup: Callable[[Any], int],
+    advise: Callable[[int], str],
 ) -> Any:  # noqa: ANN401 - the library's own class
-    """Run a setup in a thread of its own and wait for it."""
+    """Run a setup in a thread of its own and wait for it.
+
+    Args:
+        timeout_s: How long to wait.
+        make: Makes a store.
+        setup: Sets it up; returns 0, or the library's number.
+        advise: Says what to do about a number.
+    """
     attempt = _Attempt()
     threading.Thread(
         target=attempt.run, args=(make, setup), name="kvdock-join", daemon=True
@@ -212,5 +242,5 @@ def _within(
         ) from answer
     raise ClusterError(
         f"the Mooncake library could not join: {sentence_of(answer)}",
-        fix=fix,
+        fix=advise(answer),
     )

@@ -78,9 +78,21 @@ class Wheel:
         """The extra of this plugin that names it."""
         return WHEELS[self.distribution]
 
+    def is_since(self, release: str) -> bool:
+        """Return whether it is this release, a post-release of it, or a later one.
+
+        >>> Wheel("mooncake-transfer-engine", "0.3.11.post1").is_since("0.3.9")
+        True
+        """
+        return _numbers(self.version) >= _numbers(release)
+
     def __str__(self) -> str:
         """Render as pip does."""
         return f"{self.distribution} {self.version}"
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
 def installed() -> tuple[Wheel, ...]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from kvdock.errors import PluginError
-from kvdock.units import format_bytes
+from kvdock.units import format_bytes, format_seconds
 from kvdock_mooncake.master import ClusterError, Master
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 _MEMORY = Path("/proc/meminfo")
 _CONNECT_S = 2.0
+_BYTES_S = 1e9
+"""What loopback carries between two processes, measured; a slower link needs more."""
 
 REQUIRED = frozenset(
     (
@@ -54,6 +56,7 @@ def check_before_setup(library: Library, settings: MooncakeSettings) -> None:
         KvdockError: With the setting or the release that is wrong.
     """
     check_library(library, settings)
+    check_leases(settings)
     check_transport(settings)
     Master.of(settings).connect()
     check_metadata_server(settings)
@@ -83,6 +86,25 @@ def check_library(library: Library, settings: MooncakeSettings) -> None:
         raise PluginError(
             f"{library.wheel} has no {', '.join(missing)}",
             fix="Upgrade it to 0.3.10.post2 or newer.",
+        )
+
+
+def check_leases(settings: MooncakeSettings) -> None:
+    """Reject leases that end before a whole call can be read.
+
+    Raises:
+        ClusterError: With the time that such a call takes.
+    """
+    needed_s = round(settings.max_call_bytes / _BYTES_S, 3)
+    # With 0 nothing is said about the master, and nothing is answered from memory.
+    if 0 < settings.lease_s < needed_s:
+        raise ClusterError(
+            f"lease_s {format_seconds(settings.lease_s)} is too short: a call of "
+            f"{format_bytes(settings.max_call_bytes)} (max_call_bytes) takes "
+            f"{format_seconds(needed_s)} or more to read, and a read that outlasts its "
+            "lease is a miss",
+            fix="Start the master with -default_kv_lease_ttl=5000 and set lease_s to "
+            "the same (5 s), or lower max_call_bytes.",
         )
 
 

@@ -16,6 +16,7 @@ from kvdock_mooncake.library import Library, installed, load, the_wheel
 from kvdock_mooncake.master import Master
 from kvdock_mooncake.preconditions import (
     available_memory_bytes,
+    check_leases,
     check_library,
     check_metadata_server,
     check_transport,
@@ -42,6 +43,7 @@ def findings(settings: MooncakeSettings) -> list[Finding]:
     try:
         settings = settings.completed()
         check_library(library, settings)
+        check_leases(settings)
     except KvdockError as error:
         return [*found, _no(error)]
     master = Master.of(settings)

@@ -19,7 +19,7 @@ import attrs
 from kvdock.config import structure
 from kvdock.errors import KvdockError
 from kvdock.units import format_bytes
-from kvdock_mooncake.library import program, search_path
+from kvdock_mooncake.library import installed, program, search_path, the_wheel
 from kvdock_mooncake.settings import MooncakeSettings
 
 LOOPBACK = "127.0.0.1"
@@ -28,6 +28,9 @@ _STOP_S = 5.0
 _TRIES = 5
 _DEMO_SEGMENT_BYTES = 2 << 30
 _DEMO_LEASE_S = 2
+_METRICS_HOST = "0.3.13"
+"""First release whose master can be told where to listen for metrics; others know
+no such flag, end on it, and listen for them on every interface."""
 _DEMO_UNFINISHED_S = 3
 """After it, a key that a killed writer left half written may be written again."""
 
@@ -77,13 +80,15 @@ def start_master(*options: str, port: int = 0, log: Path | None = None) -> Serve
     Raises:
         ServerError: If it does not come up.
     """
+    wheel = the_wheel(installed())
+    on_loopback = [f"-metrics_host={LOOPBACK}"] if wheel.is_since(_METRICS_HOST) else []
 
     def command(rpc: int, metrics: int) -> list[str]:
         return [
             str(program("mooncake_master")),
             f"-rpc_port={rpc}",
             f"-rpc_address={LOOPBACK}",
-            f"-metrics_host={LOOPBACK}",
+            *on_loopback,
             f"-metrics_port={metrics}",
             "-logtostderr=1",
             *options,

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock import Block
+from kvdock.units import format_seconds
 from kvdock_mooncake.error_codes import NO_ROOM, TRANSFER_FAILED, sentence_of
 from kvdock_mooncake.master import ClusterError
 from kvdock_mooncake.registered_memory import RawMemory
@@ -24,6 +25,10 @@ log = logging.getLogger("kvdock")
 _BYTES = 64
 _FOR_S = 2.0
 _AGAIN_EVERY_S = 0.02
+_LEAST_LEASE_S = 0.05
+"""A lease that ends within it is too short for a call of full size."""
+_JUDGED_S = 0.1
+"""After it, on a machine that is busy, a lease of any length may have ended."""
 
 
 @attrs.frozen(eq=False)
@@ -52,11 +57,25 @@ class WarmUp:
         """All of it, to be registered."""
         return Block(int(self.memory.ctypes.data), 2 * _BYTES)
 
-    def round_trip(self, store: Any, namespace: str, put_config: Any) -> int:  # noqa: ANN401 - the library's own classes
+    def round_trip(
+        self,
+        store: Any,  # noqa: ANN401 - the library's own class
+        namespace: str,
+        put_config: Any,  # noqa: ANN401 - same
+        *,
+        leases: bool = False,
+    ) -> int:
         """Store it, read it back and remove it, under a key of our own.
 
         Peers may not be reachable in the first moments, so it is tried again.
         A cluster without room is accepted: it may get some later.
+
+        Args:
+            store: The library's store.
+            namespace: What the key begins with.
+            put_config: How to store.
+            leases: Look whether the master's leases are long enough as well, which
+                takes as long as the shortest that are.
 
         Returns:
             0, or the library's number where nothing can be stored.
@@ -67,14 +86,18 @@ class WarmUp:
         key = f"{namespace}/{uuid.uuid4().hex}.warmup"
         until = time.monotonic() + _FOR_S
         while True:
+            began = time.monotonic()
             status = self._there_and_back(store, key, put_config)
             if status in (_BYTES, NO_ROOM) or time.monotonic() > until:
                 break
             time.sleep(_AGAIN_EVERY_S)
+        short_s = _short_lease_s(store, key, began) if leases else 0.0
         store.remove(key, True)
         if status == _BYTES:
             if (self.memory[0] != self.memory[1]).any():
                 raise ClusterError("the Mooncake cluster gave wrong bytes back")
+            if short_s:
+                raise _short_leases(short_s)
             return 0
         if status in (NO_ROOM, TRANSFER_FAILED):
             log.warning("the Mooncake cluster stores nothing: %s", sentence_of(status))
@@ -92,6 +115,27 @@ class WarmUp:
         if status:
             return status
         return int(store.batch_get_into([key], [here + size], [size])[0])
+
+
+def _short_lease_s(store: Any, key: str, began: float) -> float:  # noqa: ANN401 - the library's own class
+    """Return within how many seconds the lease of a read ended; 0.0 if it is long.
+
+    Only a forced removal takes what is leased.
+    """
+    time.sleep(max(0.0, began + _LEAST_LEASE_S - time.monotonic()))
+    removed = int(store.remove(key, False)) == 0
+    took_s = time.monotonic() - began
+    return took_s if removed and took_s < _JUDGED_S else 0.0
+
+
+def _short_leases(took_s: float) -> ClusterError:
+    """Say that what was read a moment ago is leased no more."""
+    return ClusterError(
+        f"the master's leases end within {format_seconds(round(took_s, 3))}, before "
+        "pages can be read",
+        fix="Start it with -default_kv_lease_ttl=5000, and set lease_s to the same "
+        "(5 s).",
+    )
 
 
 def nothing_stored(address: str, status: int) -> ClusterError:
