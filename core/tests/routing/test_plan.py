@@ -252,6 +252,13 @@ def test_a_deployment_that_copies_every_page_reads_so_in_the_table() -> None:
     assert route(mark, backend("other"), needs=asked).mode is TransferMode.NONE
 
 
+def test_a_deployment_that_stages_its_loads_reads_so_in_the_table() -> None:
+    asked = RouteRequirements(staging=StagingPolicy.LOADS)
+    found = route(SCATTERED, backend("other"), needs=asked)
+    assert found.mode is TransferMode.ZERO_COPY
+    assert found.reason == "zero copy (loads are staged), one object a page"
+
+
 PROMISED: dict[str, Any] = {"gated_get": Support.NATIVE, "gated_put": Support.NATIVE}
 
 

@@ -36,7 +36,7 @@ from kvdock.config.core import StagingPolicy
 from kvdock.observers.faults import Fault, FaultInjector, FaultSettings
 from kvdock.plugin.manifest import Support
 from kvdock.transfer.manager import TransferManager
-from kvdock.transfer.modes import StagedTransfer
+from kvdock.transfer.modes import StagedLoads, StagedTransfer
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
@@ -174,10 +174,10 @@ def drive_once(trial: Trial) -> None:
                 assert (engine.rows(pool, pages.tolist()) == REUSED).all()
                 assert not cache.leases(pool).in_use(range(PAGES)).any()
             for attached in cache.pools_by_name.values():
-                if isinstance(attached.mode, StagedTransfer):
-                    assert (
-                        len(attached.mode.staging._free) == core.calls.staging_buffers
-                    )
+                mode = attached.mode
+                mode = mode.loads if isinstance(mode, StagedLoads) else mode
+                if isinstance(mode, StagedTransfer):
+                    assert len(mode.staging._free) == core.calls.staging_buffers
             assert manager.close()
             assert sorted(map(str, shelf.released)) == sorted(
                 pool.name for pool in POOLS

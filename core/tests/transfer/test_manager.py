@@ -120,7 +120,7 @@ def test_a_transfer_that_waits_for_a_worker_ends_at_its_deadline() -> None:
         assert not engine.holds("kv", names[1], 1)
 
 
-@pytest.mark.parametrize("staging", ["always", "routed"])
+@pytest.mark.parametrize("staging", ["always", "loads", "routed"])
 def test_a_read_that_hangs_ends_in_time_and_is_done_once_its_rows_are_free(
     staging: str,
 ) -> None:
@@ -134,12 +134,45 @@ def test_a_read_that_hangs_ends_in_time_and_is_done_once_its_rows_are_free(
         timed(lambda: until(lambda: future.ended), ENDED_S)
         assert future.outcomes.tolist() == [Outcome.TIMEOUT]
         # Staged: late bytes land in memory of the core alone.
+        assert future.done is (staging != "routed")
+        gate.turns.release(1)
+        assert future.wait(60)
+        assert manager.drain(60)
+        if staging != "routed":
+            assert not engine.holds("kv", names[0], 3)
+
+
+@pytest.mark.parametrize("staging", ["always", "loads"])
+def test_a_write_that_hangs_keeps_its_rows_unless_it_is_staged(staging: str) -> None:
+    core = hasty("put", calls={"staging": staging})
+    engine = Engine([Shelf()], (attention(),), core)
+    gate = Gate(Operation.PUT)
+    with TransferManager(engine.attachment) as manager:
+        engine.fill(hashes(1), [3])
+        engine.shelf.trouble = gate
+        future = manager.write("kv", hashes(1), [3])
+        timed(lambda: until(lambda: future.ended), HASTE_S + 0.2)
+        assert future.outcomes.tolist() == [Outcome.TIMEOUT]
         assert future.done is (staging == "always")
         gate.turns.release(1)
         assert future.wait(60)
         assert manager.drain(60)
-        if staging == "always":
-            assert not engine.holds("kv", names[0], 3)
+
+
+def test_with_staged_loads_what_is_stored_is_read_where_it_lies() -> None:
+    core = patient(calls={"staging": "loads"})
+    engine = Engine([Shelf()], (attention(),), core)
+    with engine.attachment as cache:
+        names = hashes(2)
+        engine.fill(names, [0, 1])
+        assert not cache["kv"].put(names, [0, 1]).any()
+        assert not cache["kv"].get(names, [4, 5]).any()
+        assert engine.holds("kv", names[1], 5)
+        put, get = engine.shelf.calls[-2:]
+        memory = engine.memory["kv"]
+        span = range(memory.ctypes.data, memory.ctypes.data + memory.nbytes)
+        assert {int(at) in span for at in put.addresses[:, 0]} == {True}
+        assert {int(at) in span for at in get.addresses[:, 0]} == {False}
 
 
 def test_reads_do_not_wait_for_writes() -> None:

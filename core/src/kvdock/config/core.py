@@ -36,6 +36,9 @@ class StagingPolicy(StrEnum):
     SAFE = "safe"
     """Also those whose backend may touch the pages of an abandoned call: for an
     engine that cannot hold them back."""
+    LOADS = "loads"
+    """Loads of all pools, and stores of those whose route says so: for an engine
+    that holds back pages that are stored, but not those that are loaded."""
     ALWAYS = "always"
     """All, whatever their backend promises."""
 

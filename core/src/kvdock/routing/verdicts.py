@@ -323,7 +323,8 @@ def _direct(
 ) -> tuple[TransferMode, ObjectUnit, str]:
     """Return the mode of a pool that is not staged, with its unit and note."""
     if case.needs.staging is not StagingPolicy.SAFE:
-        return TransferMode.ZERO_COPY, unit, ""
+        loads = case.needs.staging is StagingPolicy.LOADS
+        return TransferMode.ZERO_COPY, unit, "loads are staged" if loads else ""
     note = f"{case.manifest.name} leaves the pages of abandoned calls alone"
     return TransferMode.GATED, unit, note
 
@@ -332,7 +333,7 @@ def _why_staged(case: _Evaluation) -> str:
     """Return why the deployment has pages staged that could move directly, or ""."""
     if case.needs.staging is StagingPolicy.ALWAYS:
         return "asked for"
-    if case.needs.staging is StagingPolicy.ROUTED:
+    if case.needs.staging is not StagingPolicy.SAFE:
         return ""
     verdicts = map(case.verdict, (Capability.GATED_GET, Capability.GATED_PUT))
     return ", ".join(verdict.reason for verdict in verdicts if not verdict)

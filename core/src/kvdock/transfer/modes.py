@@ -81,7 +81,7 @@ class BatchTransfer:
 
 
 class Transfer(Protocol):
-    """One of the three modes."""
+    """One of the modes."""
 
     @property
     def region(self) -> Region:
@@ -303,3 +303,38 @@ class StagedTransfer:
         for at, source in enumerate(self.source):
             source.scatter(transfer.pages[good], buffer.payload(at, count)[good])
         return outcomes
+
+
+@attrs.frozen(eq=False)
+class StagedLoads:
+    """Load through a staging buffer, and store from the engine's memory.
+
+    A load that is abandoned keeps its buffer, a store keeps its pages' lease.
+
+    Args:
+        loads: Moves what is loaded.
+        stores: Moves what is stored.
+        region: The engine's memory, and the staging memory with its blocks.
+    """
+
+    loads: StagedTransfer
+    stores: ZeroCopyTransfer
+    region: Region
+
+    @classmethod
+    def of(cls, loads: StagedTransfer, stores: ZeroCopyTransfer) -> StagedLoads:
+        """Combine two modes of one pool."""
+        region = attrs.evolve(
+            stores.region,
+            blocks=(*stores.region.blocks, *loads.region.blocks),
+            owners=(*stores.region.owners, *loads.region.owners),
+        )
+        return cls(loads, stores, region)
+
+    def execute(
+        self, channel: BackendChannel, handle: object, transfer: BatchTransfer
+    ) -> OutcomeArray:
+        """Load or store by the mode of the operation."""
+        loading = transfer.operation is Operation.GET
+        mode = self.loads if loading else self.stores
+        return mode.execute(channel, handle, transfer)

@@ -27,6 +27,7 @@ from kvdock.transfer.integrity import TrailerBuffers
 from kvdock.transfer.leases import PageLeases
 from kvdock.transfer.modes import (
     MarkerTransfer,
+    StagedLoads,
     StagedTransfer,
     Transfer,
     ZeroCopyTransfer,
@@ -267,7 +268,8 @@ def _attach(
         # The route cut pages into other objects than the engine did.
         region = Region.of(pool, config.shard, region.owners, region.pages)
     staged = pool.physical and _is_staged(route, core.calls.staging)
-    batch_pages = _batch_pages(channel, region, core, staged=staged)
+    loads = core.calls.staging is StagingChoice.LOADS
+    batch_pages = _batch_pages(channel, region, core, staged=staged or loads)
     lend = backends.within_budget(pool, allocator_for(channel, pool, config))
     mode = _transfer_mode(route, region, batch_pages, core, lend, staged=staged)
     check_memory = None
@@ -276,7 +278,7 @@ def _attach(
         check_memory = StagingBuffers(
             region, 2, 1,
             trailers=route.check is IntegrityCheck.TRAILER,
-            pieces=isinstance(mode, ZeroCopyTransfer),
+            pieces=not isinstance(mode, StagedTransfer),
             lend=lend,
         )  # fmt: skip
         registered = attrs.evolve(
@@ -376,13 +378,17 @@ def _transfer_mode(
     if not route.pool.physical:
         return MarkerTransfer(region)
     trailers = route.check is IntegrityCheck.TRAILER
-    if staged:
+    through_core: StagedTransfer | None = None
+    if staged or core.calls.staging is StagingChoice.LOADS:
         pages = min(batch_pages, region.pages)
         areas = core.calls.staging_buffers
         staging = StagingBuffers(region, areas, pages, trailers=trailers, lend=lend)
-        return StagedTransfer.through(staging, region)
+        through_core = StagedTransfer.through(staging, region)
+    if through_core is not None and staged:
+        return through_core
     gated = route.mode is TransferMode.GATED
+    direct = ZeroCopyTransfer(region, gated=gated)
     if trailers:
         buffers = TrailerBuffers.attach_to(region, lend)
-        return ZeroCopyTransfer(buffers.region, buffers, gated=gated)
-    return ZeroCopyTransfer(region, gated=gated)
+        direct = ZeroCopyTransfer(buffers.region, buffers, gated=gated)
+    return StagedLoads.of(through_core, direct) if through_core else direct
