@@ -20,7 +20,7 @@ MAKEFLAGS += --no-print-directory
 .PHONY: $(shell sed -nE 's/^([a-z][a-z0-9-]*):.*/\1/p' $(MAKEFILE_LIST))
 
 help: ## Show this list.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
+	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 24
 
 venv: $(STAMP) ## Make .venv with everything that the other commands need.
 
