@@ -36,7 +36,7 @@ $(STAMP): requirements-dev.txt $(PROJECTS)
 	@touch $@
 
 demo: $(STAMP) ## Run the main job: store KV pages, end, restore them in a new process.
-	@$(BIN)/kvdock demo $(ARGS)
+	@$(BIN)/kvdock demo --models $(ARGS)
 
 test: $(STAMP) ## Run the quick tests, one file at a time on each of two cores.
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)

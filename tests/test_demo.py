@@ -24,7 +24,7 @@ DEADLINE_S = 60
     [
         (["--backend", "bogus"], "PluginError", 2),
         (["--backend", "bad"], "BrokenPlugin", 1),
-        (["--backend", "good"], "PluginError", 2),
+        (["--backend", "good"], "UsageProblem", 2),
         (["--set", "no_such=1"], "SettingsError", 2),
     ],
 )
@@ -63,3 +63,27 @@ def test_a_terminated_demo_leaves_nothing_behind(tmp_path: Path) -> None:
         running.send_signal(signal.SIGTERM)
         assert running.wait(DEADLINE_S) == 128 + signal.SIGTERM
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_pages_survive_their_process_and_damage_is_a_miss(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("kvdock"), "demo", "--json"],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+    found = json.loads(done.stdout)
+    assert [step["pages"] for step in found["steps"]] == [48, 48, 40, 48, 48]
+    assert not any(step["wrong"] for step in found["steps"])
+    assert len({step["pid"] for step in found["steps"]}) == 5
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_cannot_be_written_is_named(shelf: Shelf) -> None:
+    done = shelf.kvdock("demo", "--dir", "/dev/null/x")
+    assert done.returncode == 2
+    assert "--dir /dev/null/x cannot be written: Not a directory" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 import threading
 from typing import Annotated
@@ -15,6 +16,9 @@ from kvdock_cli import output
 from kvdock_cli.progress import erase
 from kvdock_cli.registry import CommandGroup
 from kvdock_cli.typer_adapter import CONTEXT, Help, ParserError
+
+_SIGNALLED = 128
+"""Shells add the number of the signal that ended a process."""
 
 COMPLETE = "_KVDOCK_COMPLETE"
 """Set by the script of `kvdock completion` to ask for completions."""
@@ -67,6 +71,7 @@ def main() -> None:
         # A path may hold any bytes, and a terminal know but few letters.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    signal.signal(signal.SIGTERM, _terminate)
     as_json = "--json" in sys.argv
     code = _run(as_json=as_json)
     if code == output.INTERRUPTED:
@@ -78,6 +83,11 @@ def main() -> None:
             sys.stderr.write(f"{code}\n")
         code = output.PROBLEM
     _leave(code)
+
+
+def _terminate(number: int, _: object) -> None:
+    """End as on Ctrl-C: temporary directories are removed on the way."""
+    raise SystemExit(_SIGNALLED + number)
 
 
 def _run(*, as_json: bool) -> object:

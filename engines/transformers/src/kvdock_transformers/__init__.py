@@ -2,5 +2,5 @@
 
 Importing this package loads nothing else. `pools` and `pages` are the adapter:
 they describe a cache, take it apart and put it back. The rest is the trial
-behind `kvdock demo`.
+behind `kvdock demo --models`.
 """

@@ -113,6 +113,33 @@ def demo(
         raise typer.Exit(1)
 
 
+def demo_of(
+    *,
+    model: str,
+    backend: str,
+    set_: list[str],
+    directory: Path | None,
+    as_json: bool,
+    size: str,
+) -> None:
+    """Run the demo as the command line asks for it; "" stands for the default.
+
+    Entry point `models` of the group `kvdock.demos`.
+
+    Raises:
+        SettingsError: If there is no such model or size.
+    """
+    from kvdock.errors import SettingsError  # noqa: PLC0415
+
+    try:
+        kind, scale = Model(model or Model.ALL), Size(size or Size.DEMO)
+    except ValueError as error:
+        raise SettingsError(
+            str(error), fix=f"Models: {', '.join(Model)}; sizes: {', '.join(Size)}."
+        ) from error
+    demo(kind, backend, set_, directory, as_json, scale)
+
+
 @contextlib.contextmanager
 def cleaning_up_when_terminated() -> Iterator[None]:
     """Leave no process and no file behind where SIGTERM ends this one."""

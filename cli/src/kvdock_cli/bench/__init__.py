@@ -1,0 +1,1 @@
+"""Measure a backend on this machine."""

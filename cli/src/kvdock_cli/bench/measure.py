@@ -1,0 +1,167 @@
+"""Time a backend as an engine sees it: keys, checks, deadlines and all."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from kvdock import (
+    Attachment,
+    Dock,
+    Namespace,
+    Outcome,
+    Part,
+    Per,
+    PoolKind,
+    PoolSpec,
+    Region,
+    Shard,
+)
+from kvdock.errors import KvdockError
+
+if TYPE_CHECKING:
+    from kvdock import Backend, TransferResult
+
+ROUNDS = 5
+"""Batches that are timed for each figure; their median counts."""
+
+
+@attrs.frozen(kw_only=True)
+class Figure:
+    """What one size of page and batch came to.
+
+    Args:
+        page_bytes: Bytes of a page.
+        batch: Pages of a call.
+        threads: Threads that call at once.
+        put_s: Seconds of storing a batch in each thread, the median.
+        get_s: The same for loading.
+        exists_s: The same for looking up.
+        raw_write_s: The same bytes to the raw disk or network; 0 if not known.
+        raw_read_s: The same for reading.
+    """
+
+    page_bytes: int
+    batch: int
+    threads: int
+    put_s: float
+    get_s: float
+    exists_s: float
+    raw_write_s: float = 0.0
+    raw_read_s: float = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all threads together move."""
+        return self.page_bytes * self.batch * self.threads
+
+    def pace(self, seconds: float) -> float:
+        """Return bytes per second; 0 where nothing was measured."""
+        return self.nbytes / seconds if seconds else 0.0
+
+
+Raw = Callable[[int], tuple[float, float]]
+"""Seconds of writing and of reading so many bytes without the backend."""
+
+
+def measure(
+    backend: Backend,
+    settings: Mapping[str, object],
+    page_bytes: int,
+    batch: int,
+    threads: int,
+    raw: Raw,
+) -> Figure:
+    """Store, look up and load batches of pages; nothing of them is left.
+
+    Raises:
+        KvdockError: If the backend does not store or return a page.
+    """
+    pool = PoolSpec(
+        name="bench",
+        kind=PoolKind.MHA,
+        parts=(Part("page", "u8", (1, page_bytes), per=Per.PAGE),),
+        layers=(0,),
+        page_tokens=1,
+        anchor=True,
+    )
+    shard = Shard()
+    dock = Dock({backend.name: backend})
+    given = {backend.name: settings} if backend.manifest.settings else None
+    plan = dock.plan([pool], shard, [backend.name], settings=given)
+    pages = batch * threads
+    memory = np.random.default_rng(0).integers(0, 256, (pages, page_bytes), np.uint8)
+    region = Region.of(plan.anchor.pool, shard, [memory], pages=pages)
+    namespace = Namespace(model="kvdock bench")
+    with Attachment.open(
+        dock, plan, namespace, {"bench": region}, given, trial=True
+    ) as cache:
+        times: dict[str, list[float]] = {"put": [], "get": [], "exists": []}
+        for turn in range(ROUNDS + 1):
+            names = [_hashes(f"{turn}/{at}", batch) for at in range(threads)]
+            seconds = _turn(cache, names)
+            if turn:  # the first one warms up
+                for what, passed in seconds.items():
+                    times[what].append(passed)
+        cache.clear()
+    write_s, read_s = raw(pages * page_bytes)
+    put, get, exists = (
+        statistics.median(times[one]) for one in ("put", "get", "exists")
+    )
+    return Figure(
+        page_bytes=page_bytes,
+        batch=batch,
+        threads=threads,
+        put_s=put,
+        get_s=get,
+        exists_s=exists,
+        raw_write_s=write_s,
+        raw_read_s=read_s,
+    )
+
+
+def _turn(cache: Attachment, names: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Let each thread move its batch; return the seconds of each operation."""
+    batch = len(names[0])
+    where = [np.arange(at * batch, (at + 1) * batch) for at in range(len(names))]
+
+    def put(at: int) -> None:
+        cache.exists(names[at])
+        _check("stored", cache.put(names[at], {"bench": where[at]}))
+
+    def exists(at: int) -> None:
+        cache.exists(names[at])
+
+    def get(at: int) -> None:
+        _check("loaded", cache.get(names[at], {"bench": where[at]}))
+
+    found = {}
+    with ThreadPoolExecutor(len(names)) as threads:
+        for what, do in (("put", put), ("exists", exists), ("get", get)):
+            began_s = time.perf_counter()
+            list(threads.map(do, range(len(names))))
+            found[what] = time.perf_counter() - began_s
+    return found
+
+
+def _check(done: str, result: TransferResult) -> None:
+    outcomes = result.outcomes["bench"]
+    if result.pages != len(outcomes):
+        worst = Outcome(int(outcomes.max())).name.lower()
+        raise KvdockError(
+            f"only {result.pages} of {len(outcomes)} pages were {done} ({worst})",
+            fix="Give the backend more room, or measure smaller pages and batches.",
+        )
+
+
+def _hashes(prefix: str, pages: int) -> list[str]:
+    return [
+        hashlib.sha256(f"{prefix}/{page}".encode()).hexdigest() for page in range(pages)
+    ]

@@ -1,0 +1,105 @@
+"""The command `kvdock bench`: wiring only."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import get_type_hints
+
+from kvdock import Backend
+from kvdock.errors import KvdockError
+from kvdock.plugin import require
+from kvdock.units import format_bytes, parse_bytes
+from kvdock_cli import progress
+from kvdock_cli.arguments import backend_settings
+from kvdock_cli.commands.list import load
+from kvdock_cli.output import UsageProblem, emit
+from kvdock_cli.reports import bench as report
+from kvdock_cli.terminal import style_of
+
+MOST_BYTES = 1 << 30
+"""Memory of one figure: all pages of all threads."""
+
+
+def bench(  # noqa: PLR0913 - what figures depend on
+    name: str,
+    /,
+    *,
+    set_: tuple[str, ...] = (),
+    page: tuple[str, ...] = ("64 KiB", "256 KiB", "1 MiB"),
+    batch: tuple[int, ...] = (1, 32),
+    threads: tuple[int, ...] = (1, 4),
+    token_bytes: str = "64 KiB",  # noqa: S107 - KV bytes of a token, no password
+    recompute: float = 0.0,
+    plot: Path | None = None,
+    json: bool = False,
+) -> int:
+    """Measure how fast a backend stores, finds and loads pages on this machine.
+
+    Pages go the way of an engine's, beside the raw disk or network of the same
+    machine. What is stored is removed again. The last lines say when restoring
+    is faster than computing a prompt once more.
+
+    Args:
+        name: The backend.
+        set_: A setting of it, as KEY=VALUE; may be given several times.
+        page: Size of a page, such as "256 KiB"; may be given several times.
+        batch: Pages of a call; may be given several times.
+        threads: Threads that call at once; may be given several times.
+        token_bytes: KV bytes of one token of the model, for the comparison
+            with recomputing.
+        recompute: Tokens per second that the engine prefills.
+        plot: Write the figures as a picture, in SVG.
+        json: Print one line of JSON.
+    """
+    sizes = [parse_bytes(one) for one in page]
+    token = parse_bytes(token_bytes)
+    if min([*sizes, *batch, *threads, token]) < 1 or recompute < 0:
+        raise UsageProblem("sizes and counts are at least 1")
+    shapes = [(size, n, many) for many in threads for n in batch for size in sizes]
+    if max(size * n * many for size, n, many in shapes) > MOST_BYTES:
+        raise UsageProblem(
+            f"a figure would take more than {format_bytes(MOST_BYTES)}",
+            fix="Lower --page, --batch or --threads.",
+        )
+    found = load()
+    plugins = {one.manifest.name: one for one in found.plugins}
+    require([name], plugins, found.problems)
+    backend = Backend(plugins[name])
+    settings = backend_settings(name, set_)
+    folder = _folder(backend.settings(settings))
+    from kvdock_cli.bench import measure, raw  # noqa: PLC0415 - numpy, 65 ms
+
+    limit = partial(raw.disk, folder) if folder else raw.network
+    figures = []
+    with progress.shown(f"bench {name}", total=len(shapes)) as bar:
+        for size, n, many in shapes:
+            bar.note = f"{n} pages of {format_bytes(size)}, {many} threads"
+            figures.append(measure.measure(backend, settings, size, n, many, limit))
+            bar.advance()
+    run = report.Run(
+        backend=name,
+        raw="disk" if folder else "loopback",
+        figures=figures,
+        token_bytes=token,
+        recompute_tokens_per_s=recompute,
+    )
+    if plot:
+        try:
+            plot.write_text(report.as_svg(run))
+        except OSError as error:
+            raise KvdockError(
+                f"--plot {plot} cannot be written: {error.strerror or error}"
+            ) from error
+    return emit(report.as_text(run, style_of()), report.as_data(run), as_json=json)
+
+
+def _folder(settings: object) -> Path | None:
+    """Return the directory that a backend keeps pages in, if it has one."""
+    if settings is None:
+        return None
+    for field, hint in get_type_hints(type(settings)).items():
+        if Path in (hint, *getattr(hint, "__args__", ())):
+            found = getattr(settings, field)
+            return found if isinstance(found, Path) else None
+    return None

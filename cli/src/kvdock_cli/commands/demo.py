@@ -1,0 +1,117 @@
+"""The command `kvdock demo`."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from kvdock import Dock
+from kvdock.errors import SettingsError
+from kvdock.plugin import import_entry_point, list_entry_points
+from kvdock_cli import progress
+from kvdock_cli.arguments import backend_settings, settings_of
+from kvdock_cli.output import UsageProblem, emit, say
+from kvdock_cli.reports import demo as report
+from kvdock_cli.terminal import style_of
+
+GROUP = "kvdock.demos"
+"""Entry points of demos that other distributions bring, by the option's name."""
+
+
+def demo(  # noqa: PLR0913 - one option each
+    *,
+    models: bool = False,
+    model: str = "",
+    backend: str = "",
+    set_: tuple[str, ...] = (),
+    dir: Path | None = None,  # noqa: A002 - the word for it
+    size: str = "",
+    json: bool = False,
+) -> int:
+    """Store pages, end the process, restore them in a new one, damage some.
+
+    Takes pages of random bytes and a few seconds. One process stores them, a second
+    one restores them into empty memory and compares every byte; then pages are
+    damaged on disk, and a third must notice. With --models real caches of tiny
+    transformers go the same way, which takes a minute and needs torch.
+
+    Args:
+        models: Store the caches of models instead; needs kvdock-transformers.
+        model: With --models, one kind: mha, mla, swa or mamba.
+        backend: The backend to use; else the first that keeps a directory.
+        set_: A setting of it, as KEY=VALUE; may be given several times.
+        dir: Where to keep the store; else in a temporary directory.
+        size: With --models, how large they are: demo or tiny.
+        json: Print one line of JSON.
+    """
+    if models or model or size:
+        return _with_models(model, backend, set_, dir, size, as_json=json)
+    from kvdock_cli.demo import trial  # noqa: PLC0415 - other commands need no demo
+
+    dock = Dock.load(require=(backend,) if backend else ())
+    chosen, path = trial.choose(dock, backend)
+    settings = dict(backend_settings(chosen, set_))
+    if path in settings_of(set_):
+        raise SettingsError(
+            f"--set {path} is not for the demo, which damages a store of its own",
+            fix="Name a directory with --dir, or leave it out.",
+        )
+    style = style_of()
+    try:
+        if dir is not None:
+            dir.mkdir(parents=True, exist_ok=True)
+        with (
+            tempfile.TemporaryDirectory(prefix="kvdock-demo-", dir=dir) as folder,
+            progress.shown("starting") as bar,
+        ):
+            if not json:
+                where = str(dir or "a temporary directory")
+                say(report.head_text(chosen, where, style))
+            settings[path] = str(Path(folder) / "store")
+            # One that is wrong is wrong usage, and not a process that fails.
+            dock.backends[chosen].settings(settings)
+            job = trial.Job(backend=chosen, settings=settings, directory=Path(folder))
+
+            def tell(what: str) -> None:
+                bar.label = what
+
+            steps = list(trial.run_trial(job, tell))
+    except OSError as error:
+        raise SettingsError(
+            f"--dir {dir or tempfile.gettempdir()} cannot be written: "
+            f"{error.strerror or error}",
+            fix="Free some space there, or name another directory with --dir.",
+        ) from error
+    text = "\n" + report.as_text(steps, trial.DAMAGED, style)
+    data = report.as_data(chosen, steps, trial.DAMAGED)
+    return emit(text, data, as_json=json)
+
+
+def _with_models(
+    model: str,
+    backend: str,
+    pairs: tuple[str, ...],
+    directory: Path | None,
+    size: str,
+    *,
+    as_json: bool,
+) -> int:
+    for candidate in list_entry_points(GROUP):
+        if candidate.name == "models":
+            run: Any = import_entry_point(candidate)
+            return int(
+                run(
+                    model=model,
+                    backend=backend,
+                    set_=list(pairs),
+                    directory=directory,
+                    as_json=as_json,
+                    size=size,
+                )
+                or 0
+            )
+    raise UsageProblem(
+        "no distribution is installed that brings models for the demo",
+        fix="Try: pip install kvdock-transformers",
+    )

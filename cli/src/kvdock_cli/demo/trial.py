@@ -1,0 +1,192 @@
+"""Run the processes of the demo one after another, and damage what they stored."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import attrs
+
+from kvdock import Dock, Scope
+from kvdock.errors import KvdockError
+from kvdock.units import format_bytes
+from kvdock_cli.output import UsageProblem
+
+PROMPT = "a prompt of 768 tokens"
+WORKER_S = 120.0
+DAMAGED = (("kv", 40), ("draft", 3))
+"""Pools and pages whose bytes are changed on disk."""
+
+_HEAD = 64  # bytes that distinguish a page
+
+
+@attrs.frozen(kw_only=True)
+class Step:
+    """What one process did, and what was expected of it.
+
+    Args:
+        phase: What it was to do.
+        pid: Its process id.
+        found: What it reported.
+        pages: How many pages it was to store or restore.
+        pools: Pages of some pools that it was to move.
+    """
+
+    phase: str
+    pid: int
+    found: Mapping[str, Any]
+    pages: int
+    pools: Mapping[str, int]
+
+    @property
+    def ok(self) -> bool:
+        """Whether it did, and no byte was wrong."""
+        moved = self.found["pools"]
+        return (
+            self.found["pages"] == self.pages
+            and not self.found["wrong"]
+            and all(moved.get(pool) == count for pool, count in self.pools.items())
+        )
+
+
+@attrs.frozen(kw_only=True)
+class Job:
+    """What every process of the demo gets."""
+
+    backend: str
+    settings: Mapping[str, object]
+    directory: Path
+
+
+def choose(dock: Dock, wanted: str) -> tuple[str, str]:
+    """Return a backend that keeps pages in a directory, and its setting for it.
+
+    Raises:
+        UsageProblem: If the one that is asked for does not.
+        KvdockError: If none is installed.
+    """
+    fit = {
+        name: path
+        for name, backend in sorted(dock.backends.items())
+        if backend.manifest.durability >= Scope.PROCESS
+        and (path := _path_setting(backend.manifest.settings))
+    }
+    if wanted in fit:
+        return wanted, fit[wanted]
+    if wanted:
+        raise UsageProblem(
+            f"backend {wanted!r} does not keep pages in a directory",
+            fix=f"`kvdock demo --models --backend {wanted}` brings the server that it "
+            "needs, if it can.",
+        )
+    if not fit:
+        raise KvdockError(
+            "no backend is installed that keeps pages in a directory",
+            fix="Install one, for example with: pip install kvdock-file",
+        )
+    return next(iter(fit.items()))
+
+
+def _path_setting(settings: type | None) -> str:
+    for name, hint in get_type_hints(settings).items() if settings else ():
+        if Path in (hint, *getattr(hint, "__args__", ())):
+            return name
+    return ""
+
+
+def run_trial(job: Job, tell: Callable[[str], None]) -> Iterator[Step]:
+    """Store, restore, damage, restore what is left, repair, restore.
+
+    Args:
+        job: The backend and its settings.
+        tell: Called with what is about to happen.
+
+    Raises:
+        KvdockError: If a process cannot do its work at all.
+    """
+    whole = {"kv": 48, "draft": 48}
+    tell("storing")
+    stored = _process(job, "store", 48, {**whole, "mamba": 6})
+    _check_room(job, stored)
+    yield stored
+    tell("restoring")
+    yield _process(job, "restore", 48, {**whole, "mamba": 1})
+    tell("damaging")
+    for pool, page in DAMAGED:
+        damage(job.directory, pool, page)
+    tell("restoring what is left")
+    yield _process(job, "restore", 40, {"kv": 40, "draft": 39, "mamba": 1})
+    tell("storing again")
+    yield _process(job, "store", 48, whole)
+    tell("restoring")
+    yield _process(job, "restore", 48, {**whole, "mamba": 1})
+
+
+def _check_room(job: Job, stored: Step) -> None:
+    if stored.found["pages"] == stored.pages:
+        return
+    free = shutil.disk_usage(job.directory).free
+    raise KvdockError(
+        f"only {stored.found['pages']} of {stored.pages} pages could be stored in "
+        f"{job.directory}, which has {format_bytes(free)} free",
+        fix="Free some space there, or name another directory with --dir.",
+    )
+
+
+def _process(job: Job, phase: str, pages: int, pools: Mapping[str, int]) -> Step:
+    given = {
+        "phase": phase,
+        "backend": job.backend,
+        "settings": dict(job.settings),
+        "prompt": PROMPT,
+    }
+    with subprocess.Popen(  # noqa: S603 - this interpreter and module
+        [sys.executable, "-m", "kvdock_cli.demo.worker", json.dumps(given)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            out, complaints = process.communicate(timeout=WORKER_S)
+        except BaseException:
+            process.kill()
+            raise
+    try:
+        found = json.loads(out.splitlines()[-1])
+    except (IndexError, ValueError):
+        last = (complaints.strip().splitlines() or ["it said nothing"])[-1]
+        raise KvdockError(
+            f"process {process.pid} ended with status {process.returncode}: {last}"
+        ) from None
+    if "error" in found:
+        raise KvdockError(found["error"], fix=found["fix"])
+    return Step(phase=phase, pid=process.pid, found=found, pages=pages, pools=pools)
+
+
+def damage(directory: Path, pool: str, page: int) -> None:
+    """Change one bit in the middle of a stored page, wherever it lies.
+
+    Raises:
+        KvdockError: If the page's bytes are not in any file below a directory.
+    """
+    # Numbers that this process needs only here.
+    from kvdock_cli.demo import pages  # noqa: PLC0415 - numpy, 65 ms
+
+    name = pages.hashes(PROMPT)[page]
+    for path in sorted(directory.rglob("*")):
+        data = path.read_bytes() if path.is_file() else b""
+        start = data.find(pages.content(pool, name, _HEAD).tobytes())
+        if start >= 0:
+            with path.open("r+b") as file:
+                file.seek(start + _HEAD // 2)
+                file.write(bytes([data[start + _HEAD // 2] ^ 1]))
+            return
+    raise KvdockError(
+        f"page {page} of pool {pool} is not below {directory} as it was stored",
+        fix="The demo damages backends that keep plain bytes in files.",
+    )

@@ -1,0 +1,113 @@
+"""Read the metrics of an engine: text as Prometheus serves it."""
+
+from __future__ import annotations
+
+import http.client
+import re
+from collections.abc import Iterable, Mapping
+from urllib.parse import urlsplit
+
+from kvdock.errors import KvdockError
+from kvdock_cli.output import UsageProblem
+
+_WITHIN_S = 5.0
+_MOST_BYTES = 64 << 20
+_OK = 200
+_SAMPLE = re.compile(r"^(kvdock_\w+)(?:\{(.*)\})? (\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ESCAPES = re.compile(r"\\(.)")
+
+Labels = Mapping[str, str]
+
+
+class Samples:
+    """The samples of one answer that begin with `kvdock_`."""
+
+    def __init__(self, text: str) -> None:
+        self._found: dict[str, list[tuple[Labels, float]]] = {}
+        for line in text.splitlines():
+            if match := _SAMPLE.match(line):
+                labels = {
+                    name: _ESCAPES.sub(_unescaped, value)
+                    for name, value in _LABEL.findall(match[2] or "")
+                }
+                self._found.setdefault(match[1], []).append((labels, float(match[3])))
+
+    def __bool__(self) -> bool:
+        """Return whether there are any."""
+        return bool(self._found)
+
+    def of(self, name: str, **wanted: str) -> list[tuple[Labels, float]]:
+        """Return the samples of a metric that have these labels."""
+        return [
+            (labels, value)
+            for labels, value in self._found.get(name, [])
+            if wanted.items() <= labels.items()
+        ]
+
+    def total(self, name: str, **wanted: str) -> float:
+        """Return the sum of these samples."""
+        return sum(value for _, value in self.of(name, **wanted))
+
+    def values(self, label: str, names: Iterable[str]) -> list[str]:
+        """Return the values of a label in some metrics, sorted."""
+        return sorted(
+            {
+                labels[label]
+                for name in names
+                for labels, _ in self.of(name)
+                if labels.get(label)
+            }
+        )
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return "\n" if match[1] == "n" else match[1]
+
+
+def fetch(url: str) -> Samples:
+    """Ask an engine for its metrics once.
+
+    Args:
+        url: Where it serves them, "http://host:port/metrics"; the path may be
+            left out.
+
+    Raises:
+        UsageProblem: If it is not such a URL.
+        KvdockError: If nothing answers there, or not with metrics of kvdock.
+    """
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+        raise UsageProblem(
+            f"{url!r} is not the address of metrics",
+            fix="Write it like http://127.0.0.1:30000/metrics.",
+        )
+    kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+    connection = kinds[parts.scheme](parts.hostname, port, timeout=_WITHIN_S)
+    try:
+        connection.request("GET", parts.path or "/metrics")
+        answer = connection.getresponse()
+        text = answer.read(_MOST_BYTES).decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        raise KvdockError(
+            f"no metrics come from {url}: {error or type(error).__name__}",
+            fix="Look whether the engine runs and serves metrics there.",
+        ) from error
+    finally:
+        connection.close()
+    if answer.status != _OK:
+        raise KvdockError(
+            f"no metrics come from {url}: status {answer.status}",
+            fix="Name the path of the metrics, such as /metrics.",
+        )
+    found = Samples(text)
+    if not found:
+        raise KvdockError(
+            f"{url} serves no metrics of kvdock",
+            fix='Switch them on with core.observers = ["metrics"].',
+        )
+    return found

@@ -1,0 +1,180 @@
+"""What `kvdock bench` says: a table, an object, and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kvdock.units import format_bytes
+from kvdock_cli.reports._style import PLAIN, Style, Tone
+from kvdock_cli.reports._tables import Cell, paragraph, plain, table
+
+if TYPE_CHECKING:
+    from kvdock_cli.bench.measure import Figure
+
+SCHEMA = "kvdock.bench/1"
+
+_WIDE, _HIGH, _LEFT, _TOP = 640, 320, 80, 40
+_COLOURS = {"put": "#d95f02", "get": "#1b9e77", "raw": "#999999"}
+
+
+@attrs.frozen(kw_only=True)
+class Run:
+    """The figures of one backend.
+
+    Args:
+        backend: Its name.
+        raw: What stands beside it: "disk" or "loopback".
+        figures: One for each size of page and batch, and count of threads.
+        token_bytes: KV bytes of a token.
+        recompute_tokens_per_s: Tokens that the engine prefills per second; 0 where
+            that is not known.
+    """
+
+    backend: str
+    raw: str
+    figures: Sequence[Figure]
+    token_bytes: int
+    recompute_tokens_per_s: float = 0.0
+
+    @property
+    def best(self) -> Figure:
+        """The figure that loads the most bytes per second."""
+        return max(self.figures, key=lambda one: one.pace(one.get_s))
+
+    @property
+    def restored_tokens_per_s(self) -> float:
+        """Tokens whose KV is loaded per second, at best."""
+        return self.best.pace(self.best.get_s) / self.token_bytes
+
+    @property
+    def break_even_tokens(self) -> int | None:
+        """Tokens from which on restoring is faster; None if it never is.
+
+        A restore takes the time of a look-up and of its bytes at the best pace.
+        """
+        pace, restored = self.recompute_tokens_per_s, self.restored_tokens_per_s
+        if not pace or restored <= pace:
+            return None
+        start_s = min(one.exists_s + one.get_s for one in self.figures)
+        return int(start_s / (1 / pace - 1 / restored)) + 1
+
+
+def as_text(run: Run, style: Style = PLAIN) -> str:
+    """Render the figures as a table, and what they mean for an engine."""
+    headings = (
+        "PAGE", "BATCH", "THREADS", "PUT", "GET", f"{run.raw.upper()} WRITE",
+        f"{run.raw.upper()} READ", "PUT MS", "GET MS", "EXISTS MS",
+    )  # fmt: skip
+    rows = [
+        (
+            format_bytes(one.page_bytes),
+            str(one.batch),
+            str(one.threads),
+            _pace(one.pace(one.put_s)),
+            Cell(_pace(one.pace(one.get_s)), Tone.STRONG),
+            Cell(_pace(one.pace(one.raw_write_s)), Tone.FAINT),
+            Cell(_pace(one.pace(one.raw_read_s)), Tone.FAINT),
+            f"{one.put_s * 1e3:.2f}",
+            f"{one.get_s * 1e3:.2f}",
+            f"{one.exists_s * 1e3:.2f}",
+        )
+        for one in run.figures
+    ]
+    drop = [headings[5], "PUT MS", headings[6], "EXISTS MS", "THREADS"]
+    lines = table(headings, rows, style, drop=drop)
+    lines += ["", *paragraph(_meaning(run), style)]
+    return "\n".join(lines)
+
+
+def _pace(bytes_per_s: float) -> str:
+    return f"{format_bytes(int(bytes_per_s))}/s" if bytes_per_s else "-"
+
+
+def _meaning(run: Run) -> str:
+    tokens = f"{run.restored_tokens_per_s:,.0f}"
+    first = (
+        f"At best {tokens} tokens per second are restored, at "
+        f"{format_bytes(run.token_bytes)} a token (--token-bytes)."
+    )
+    if not run.recompute_tokens_per_s:
+        return (
+            f"{first} Restoring pays where an engine prefills fewer; --recompute says "
+            "from which prompt on."
+        )
+    given = f"{run.recompute_tokens_per_s:,.0f}"
+    if run.break_even_tokens is None:
+        return f"{first} An engine that prefills {given} is faster without storage."
+    return (
+        f"{first} Against {given} that are prefilled, restoring is faster from "
+        f"{run.break_even_tokens:,} tokens on."
+    )
+
+
+def as_data(run: Run) -> dict[str, object]:
+    """Describe the figures as data."""
+    return {
+        "schema": SCHEMA,
+        "ok": True,
+        "backend": run.backend,
+        "raw": run.raw,
+        "figures": plain(run.figures),
+        "token_bytes": run.token_bytes,
+        "restored_tokens_per_s": run.restored_tokens_per_s,
+        "recompute_tokens_per_s": run.recompute_tokens_per_s,
+        "break_even_tokens": run.break_even_tokens,
+    }
+
+
+def as_svg(run: Run) -> str:
+    """Draw bars of bytes per second: put, get and raw reads of each figure."""
+    bars = [
+        (one, {"put": one.pace(one.put_s), "get": one.pace(one.get_s),
+               "raw": one.pace(one.raw_read_s)})
+        for one in run.figures
+    ]  # fmt: skip
+    most = max((pace for _, paces in bars for pace in paces.values()), default=1) or 1
+    room = (_WIDE - _LEFT - 20) / max(1, len(bars))
+    base = _TOP + _HIGH
+    size = f'width="{_WIDE}" height="{base + 80}"'
+    title = f"{_escaped(run.backend)}: bytes per second"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" '
+        'font-size="11"><rect width="100%" height="100%" fill="white"/>'
+        f'<text x="{_LEFT}" y="20" font-size="14">{title}</text>'
+    ]
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        y = base - share * _HIGH
+        parts.append(
+            f'<line x1="{_LEFT}" x2="{_WIDE - 20}" y1="{y:.0f}" y2="{y:.0f}" '
+            f'stroke="#ddd"/><text x="{_LEFT - 6}" y="{y + 4:.0f}" text-anchor="end">'
+            f"{_pace(most * share)}</text>"
+        )
+    for at, (one, paces) in enumerate(bars):
+        x = _LEFT + at * room
+        for column, (kind, pace) in enumerate(paces.items()):
+            high = pace / most * _HIGH
+            parts.append(
+                f'<rect x="{x + 4 + column * (room - 8) / 3:.1f}" '
+                f'y="{base - high:.1f}" width="{(room - 8) / 3 - 1:.1f}" '
+                f'height="{high:.1f}" fill="{_COLOURS[kind]}"/>'
+            )
+        words = (format_bytes(one.page_bytes), f"x {one.batch}", f"{one.threads} thr.")
+        parts += [
+            f'<text x="{x + room / 2:.1f}" y="{base + 14 + 12 * line}" '
+            f'text-anchor="middle" font-size="9">{word}</text>'
+            for line, word in enumerate(words)
+        ]
+    parts += [
+        f'<rect x="{_LEFT + 110 * at}" y="{base + 58}" width="10" height="10" '
+        f'fill="{colour}"/><text x="{_LEFT + 14 + 110 * at}" y="{base + 67}">'
+        f"{run.raw + ' read' if kind == 'raw' else kind}</text>"
+        for at, (kind, colour) in enumerate(_COLOURS.items())
+    ]
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")

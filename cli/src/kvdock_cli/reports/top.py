@@ -1,0 +1,207 @@
+"""What `kvdock top` shows: an engine's storage at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kvdock.units import format_bytes
+from kvdock_cli.reports._style import PLAIN, Style, Tone
+from kvdock_cli.reports._tables import Cell, plain, table
+
+if TYPE_CHECKING:
+    from kvdock_cli.exposition import Samples
+    from kvdock_cli.reports._tables import Row
+
+SCHEMA = "kvdock.top/1"
+
+_KEYS, _BYTES = "kvdock_keys_total", "kvdock_bytes_total"
+_BREAKERS = ("closed", "half-open", "open")
+_BROKEN = ("corrupt", "short", "long")
+_FULL = 0.95
+
+
+@attrs.frozen(kw_only=True)
+class PoolView:
+    """One pool: counts since the engine started, and rates where two were taken."""
+
+    pool: str
+    stored: bool
+    looked_up: float
+    found: float
+    restored_pages: float
+    restored_per_s: float | None
+    wrong: float
+    pages: float
+    leased: float
+
+
+@attrs.frozen(kw_only=True)
+class BackendView:
+    """One backend: bytes since the engine started, and per second."""
+
+    backend: str
+    breakers: Mapping[str, str]
+    written_bytes: float
+    read_bytes: float
+    written_per_s: float | None
+    read_per_s: float | None
+    abandoned_calls: float
+    held_batches: float
+    used_bytes: float
+    limit_bytes: float
+
+
+@attrs.frozen(kw_only=True)
+class View:
+    """Everything, and the seconds over which rates were taken."""
+
+    source: str
+    seconds: float
+    pools: tuple[PoolView, ...]
+    backends: tuple[BackendView, ...]
+
+
+def view_of(
+    source: str, now: Samples, before: Samples | None = None, seconds: float = 0.0
+) -> View:
+    """Sum metrics over ranks and models; rates need an earlier answer."""
+
+    def rate(name: str, **labels: str) -> float | None:
+        if before is None or seconds <= 0:
+            return None
+        # A counter that fell belongs to an engine that was started again.
+        return max(0.0, now.total(name, **labels) - before.total(name, **labels)) / (
+            seconds
+        )
+
+    def pool_of(pool: str) -> PoolView:
+        looked = {"pool": pool, "operation": "exists"}
+        enabled = [value for _, value in now.of("kvdock_pool_enabled", pool=pool)]
+        return PoolView(
+            pool=pool,
+            stored=min(enabled, default=1) > 0,
+            looked_up=now.total(_KEYS, **looked),
+            found=now.total(_KEYS, outcome="ok", **looked),
+            restored_pages=now.total("kvdock_restored_pages_total", pool=pool),
+            restored_per_s=rate("kvdock_restored_pages_total", pool=pool),
+            wrong=sum(now.total(_KEYS, pool=pool, outcome=one) for one in _BROKEN),
+            pages=now.total("kvdock_pool_pages", pool=pool, state="all"),
+            leased=now.total("kvdock_pool_pages", pool=pool, state="leased"),
+        )
+
+    def backend_of(backend: str) -> BackendView:
+        worst: dict[str, int] = {}
+        for labels, value in now.of("kvdock_breaker_state", backend=backend):
+            operation = labels.get("operation", "?")
+            worst[operation] = max(worst.get(operation, 0), int(value))
+        fill = {
+            state: max(
+                (n for _, n in now.of(
+                    "kvdock_store_bytes", backend=backend, state=state
+                )),
+                default=0.0,
+            )
+            for state in ("used", "limit")
+        }  # fmt: skip
+        put = {"backend": backend, "operation": "put"}
+        get = {"backend": backend, "operation": "get"}
+        return BackendView(
+            backend=backend,
+            breakers={name: _BREAKERS[min(2, one)] for name, one in worst.items()},
+            written_bytes=now.total(_BYTES, **put),
+            read_bytes=now.total(_BYTES, **get),
+            written_per_s=rate(_BYTES, **put),
+            read_per_s=rate(_BYTES, **get),
+            abandoned_calls=now.total("kvdock_calls_behind", backend=backend),
+            held_batches=now.total("kvdock_held_batches", backend=backend),
+            used_bytes=fill["used"],
+            limit_bytes=fill["limit"],
+        )
+
+    return View(
+        source=source,
+        seconds=seconds,
+        pools=tuple(map(pool_of, now.values("pool", (_KEYS, "kvdock_pool_enabled")))),
+        backends=tuple(
+            map(backend_of, now.values("backend", (_KEYS, "kvdock_breaker_state")))
+        ),
+    )
+
+
+def as_text(view: View, style: Style = PLAIN) -> str:
+    """Render a view as two tables."""
+    since = f"over {view.seconds:.1f} s" if view.seconds else "since the start"
+    lines = [style.paint(f"{view.source}, {since}", Tone.STRONG), ""]
+    lines += table(
+        ("POOL", "STORED", "HITS", "RESTORED", "WRONG", "LEASED"),
+        [_pool_row(one) for one in view.pools],
+        style,
+        drop=["LEASED"],
+    )
+    lines.append("")
+    lines += table(
+        ("BACKEND", "BREAKERS", "WRITTEN", "READ", "STORE", "ABANDONED", "HELD"),
+        [_backend_row(one) for one in view.backends],
+        style,
+        fold=["BREAKERS"],
+        drop=["HELD", "ABANDONED"],
+    )
+    return "\n".join(lines)
+
+
+def _pool_row(one: PoolView) -> Row:
+    hits = f"{one.found / one.looked_up:.0%}" if one.looked_up else "-"
+    restored = f"{one.restored_pages:.0f}"
+    if one.restored_per_s is not None:
+        restored = f"{one.restored_per_s:.1f}/s"
+    return (
+        Cell(one.pool, Tone.STRONG),
+        Cell("yes", Tone.GOOD) if one.stored else Cell("no", Tone.BAD),
+        hits,
+        restored,
+        Cell(f"{one.wrong:.0f}", Tone.BAD if one.wrong else None),
+        f"{one.leased:.0f}/{one.pages:.0f}",
+    )
+
+
+def _backend_row(one: BackendView) -> Row:
+    moved = {name: state for name, state in one.breakers.items() if state != "closed"}
+    breakers = Cell("closed", Tone.GOOD)
+    if moved:
+        words = ", ".join(f"{name} {state}" for name, state in moved.items())
+        breakers = Cell(words, Tone.BAD)
+    store = format_bytes(int(one.used_bytes)) if one.used_bytes else "-"
+    tone = None
+    if one.limit_bytes:
+        share = one.used_bytes / one.limit_bytes
+        store = f"{share:.0%} of {format_bytes(int(one.limit_bytes))}"
+        tone = Tone.WARNING if share > _FULL else None
+    behind = Cell(
+        f"{one.abandoned_calls:.0f}", Tone.WARNING if one.abandoned_calls else None
+    )
+    return (
+        Cell(one.backend, Tone.STRONG),
+        breakers,
+        _moved(one.written_bytes, one.written_per_s),
+        _moved(one.read_bytes, one.read_per_s),
+        Cell(store, tone),
+        behind,
+        f"{one.held_batches:.0f}",
+    )
+
+
+def _moved(total: float, per_s: float | None) -> str:
+    if per_s is None:
+        return format_bytes(int(total))
+    return f"{format_bytes(int(per_s))}/s"
+
+
+def as_data(view: View) -> dict[str, object]:
+    """Describe a view as data; `ok` is false where something is wrong."""
+    fine = all(one.stored and not one.wrong for one in view.pools) and all(
+        state == "closed" for one in view.backends for state in one.breakers.values()
+    )
+    return {"schema": SCHEMA, "ok": fine, **plain(view)}

@@ -1,0 +1,79 @@
+"""The demo without a model: its pages, its damage and its report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvdock import NO_PAGE
+from kvdock.errors import KvdockError
+from kvdock_cli.demo import pages, trial
+from kvdock_cli.demo.trial import Job, Step
+from kvdock_cli.reports import demo as report
+from kvdock_cli.reports._style import Style
+
+
+def step(phase: str, count: int, wrong: int = 0) -> Step:
+    found = {
+        "pages": count, "pools": {"kv": count}, "bytes": 1 << 20, "seconds": 0.5,
+        "wrong": wrong,
+    }  # fmt: skip
+    return Step(phase=phase, pid=7, found=found, pages=48, pools={"kv": 48})
+
+
+def test_every_process_makes_the_same_pages_and_no_two_are_alike() -> None:
+    names = pages.hashes("x")
+    assert names == pages.hashes("x")
+    one = pages.content("kv", names[0], 4096)
+    assert np.array_equal(one, pages.content("kv", names[0], 4096))
+    assert not np.array_equal(one, pages.content("draft", names[0], 4096))
+    assert not np.array_equal(one, pages.content("kv", names[1], 4096))
+
+
+def test_states_are_stored_behind_every_eighth_page_alone() -> None:
+    pools = {pool.name: pool for pool in pages.assembly().pools}
+    states = pages.positions(pools["mamba"], 48)
+    assert [*np.flatnonzero(states != NO_PAGE)] == [7, 15, 23, 31, 39, 47]
+    assert NO_PAGE not in pages.positions(pools["draft"], 48)
+
+
+def test_damage_changes_one_bit_of_the_page_and_nothing_else(tmp_path: Path) -> None:
+    name = pages.hashes(trial.PROMPT)[3]
+    data = b"head" + pages.content("draft", name, 4096).tobytes() + b"tail"
+    (tmp_path / "file").write_bytes(data)
+    trial.damage(tmp_path, "draft", 3)
+    changed = (tmp_path / "file").read_bytes()
+    assert sum(a != b for a, b in zip(changed, data, strict=True)) == 1
+    with pytest.raises(KvdockError, match="page 4 of pool draft is not below"):
+        trial.damage(tmp_path, "draft", 4)
+
+
+def test_pages_that_are_missing_or_wrong_fail_the_demo() -> None:
+    assert step("store", 48).ok
+    assert not step("store", 47).ok
+    assert not step("restore", 48, wrong=1).ok
+    good = [step("store", 48), step("restore", 48)]
+    bad = [*good[:1], step("restore", 48, wrong=1)]
+    assert "no wrong byte came back" in report.as_text(good, [("kv", 1)])
+    assert "FAILED" in report.as_text(bad, [("kv", 1)], Style(60))
+    assert report.as_data("file", bad, [("kv", 1)])["ok"] is False
+
+
+def test_a_store_without_room_is_an_error_with_the_room_that_there_is(
+    tmp_path: Path,
+) -> None:
+    job = Job(backend="file", settings={}, directory=tmp_path)
+    with pytest.raises(KvdockError, match=r"only 3 of 48 pages .* free") as caught:
+        trial._check_room(job, step("store", 3))
+    assert "--dir" in caught.value.fix
+
+
+def test_every_key_of_the_report_is_documented() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "cli-json.md"
+    data = report.as_data("file", [step("store", 48)], [("kv", 1)])
+    text = page.read_text()
+    for key in json.loads(json.dumps(data))["steps"][0]:
+        assert f"`{key}`" in text
