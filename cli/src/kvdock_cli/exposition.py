@@ -94,7 +94,7 @@ def fetch(url: str) -> Samples:
         text = answer.read(_MOST_BYTES).decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
         raise KvdockError(
-            f"no metrics come from {url}: {error or type(error).__name__}",
+            f"no metrics come from {url}: {str(error) or type(error).__name__}",
             fix="Look whether the engine runs and serves metrics there.",
         ) from error
     finally:

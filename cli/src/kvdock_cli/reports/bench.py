@@ -141,9 +141,10 @@ def as_svg(run: Run) -> str:
     size = f'width="{_WIDE}" height="{base + 80}"'
     title = f"{_escaped(run.backend)}: bytes per second"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" '
-        'font-size="11"><rect width="100%" height="100%" fill="white"/>'
-        f'<text x="{_LEFT}" y="20" font-size="14">{title}</text>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-size="11">',
+        "<style>text { font-family: sans-serif }</style>",
+        '<rect width="100%" height="100%" fill="white"/>',
+        f'<text x="{_LEFT}" y="20" font-size="14">{title}</text>',
     ]
     for share in (0, 0.25, 0.5, 0.75, 1):
         y = base - share * _HIGH

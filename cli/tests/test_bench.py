@@ -1,0 +1,92 @@
+"""`kvdock bench`: figures, what they mean, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from kvdock.errors import KvdockError
+from kvdock_cli.bench import raw
+from kvdock_cli.bench.measure import Figure
+from kvdock_cli.commands.bench import bench
+from kvdock_cli.output import UsageProblem
+from kvdock_cli.reports import bench as report
+from kvdock_cli.reports._style import Style
+
+MIB = 1 << 20
+FIGURE = Figure(
+    page_bytes=MIB, batch=8, threads=2, put_s=0.04, get_s=0.01, exists_s=0.002,
+    raw_write_s=0.02, raw_read_s=0.005,
+)  # fmt: skip
+
+
+def run(recompute: float = 0.0) -> report.Run:
+    return report.Run(
+        backend="file", raw="disk", figures=[FIGURE], token_bytes=64 << 10,
+        recompute_tokens_per_s=recompute,
+    )  # fmt: skip
+
+
+def test_bytes_of_all_threads_count() -> None:
+    assert FIGURE.pace(FIGURE.get_s) == 1600 * MIB
+    assert run().restored_tokens_per_s == 25_600
+
+
+def test_the_break_even_is_where_both_take_the_same_time() -> None:
+    tokens = run(10_000).break_even_tokens
+    assert tokens is not None
+    start_s = FIGURE.exists_s + FIGURE.get_s
+    assert start_s + tokens / 25_600 == pytest.approx(tokens / 10_000, rel=0.01)
+    assert run(30_000).break_even_tokens is None
+    assert run().break_even_tokens is None
+    assert "restoring is faster from 197 tokens on" in report.as_text(run(10_000))
+    assert "faster without storage" in report.as_text(run(30_000))
+
+
+@pytest.mark.parametrize("width", [60, 100, 160])
+def test_the_table_fits(width: int) -> None:
+    lines = report.as_text(run(10_000), Style(width)).splitlines()
+    assert max(map(len, lines)) <= width
+    assert "GET" in lines[0]
+
+
+def test_the_picture_is_valid_and_has_a_bar_for_each_figure() -> None:
+    picture = ET.fromstring(report.as_svg(run()))  # noqa: S314 - our own
+    bars = [one for one in picture.iter() if one.get("fill") == "#1b9e77"]
+    assert len(bars) == 2  # one figure, and the legend
+
+
+def test_a_backend_is_measured_and_nothing_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "out.svg"
+    given = (f"root={tmp_path / 'kv'}", "free_space=0")
+    code = bench(
+        "file", set_=given, page=("4 KiB",), batch=(2,), threads=(1, 2),
+        plot=picture, json=True,
+    )  # fmt: skip
+    found = json.loads(capsys.readouterr().out)
+    assert (code, found["raw"], len(found["figures"])) == (0, "disk", 2)
+    assert all(one["get_s"] > 0 < one["raw_read_s"] for one in found["figures"])
+    assert [one.name for one in tmp_path.iterdir()] == ["out.svg"]
+
+
+def test_a_store_without_room_is_an_error(tmp_path: Path) -> None:
+    given = (f"root={tmp_path}", "quota=64 KiB")
+    with pytest.raises(KvdockError, match=r"pages were (stored|loaded)"):
+        bench("file", set_=given, page=("16 KiB",), batch=(32,), threads=(1,))
+    assert not list(tmp_path.iterdir())
+
+
+def test_figures_that_do_not_fit_into_memory_are_wrong_usage() -> None:
+    with pytest.raises(UsageProblem, match=r"more than 1\.0 GiB"):
+        bench("file", page=("64 MiB",), batch=(32,))
+    with pytest.raises(UsageProblem, match="at least 1"):
+        bench("file", batch=(0,))
+
+
+def test_the_network_of_the_machine_is_measured() -> None:
+    assert min(raw.network(3 * MIB + 5)) > 0

@@ -1,0 +1,156 @@
+"""`kvdock top`: what an engine's metrics say of its storage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from kvdock import Operation, Outcome
+from kvdock.errors import KvdockError
+from kvdock.events import (
+    BatchEnded,
+    BreakerMoved,
+    CallsBehind,
+    Event,
+    Origin,
+    PagesHeld,
+    PagesRestored,
+    PoolRouted,
+    StoreFilled,
+)
+from kvdock.observers.metrics import Metrics
+from kvdock_cli.commands.top import top
+from kvdock_cli.exposition import Samples, fetch
+from kvdock_cli.output import UsageProblem
+from kvdock_cli.reports import top as report
+from kvdock_cli.reports._style import Style
+
+GIB = 1 << 30
+
+
+def batch(operation: Operation, nbytes: int = 0, **outcomes: int) -> BatchEnded:
+    ended = {Outcome[name.upper()]: count for name, count in outcomes.items()}
+    return BatchEnded(
+        backend="file", pool="kv", operation=operation, outcomes=ended,
+        nbytes=nbytes, seconds=0.1,
+    )  # fmt: skip
+
+
+def exposed(*events: Event, ranks: int = 2) -> str:
+    """Return what an engine of some ranks serves after these events in each."""
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    for rank in range(ranks):
+        for event in events:
+            metrics.kvdock_observe(event, Origin(rank=f"tp{rank}", model='a"b'))
+    return generate_latest(registry).decode()
+
+
+GOOD = (
+    PoolRouted(pool="kv", backend="file", enabled=True, reason="zero copy"),
+    batch(Operation.EXISTS, ok=3, absent=1),
+    batch(Operation.GET, nbytes=GIB, ok=3),
+    BreakerMoved(backend="file", operation=Operation.GET, state="closed"),
+    PagesHeld(pool="kv", pages=24, leased=1),
+    StoreFilled(backend="file", used_bytes=48, limit_bytes=50),
+    PagesRestored(pages={"kv": 3}, target=3, draft=None),
+)
+BAD = (
+    *GOOD,
+    PoolRouted(pool="draft", backend="", enabled=False, reason="none takes it"),
+    batch(Operation.GET, corrupt=2),
+    BreakerMoved(backend="file", operation=Operation.PUT, state="open"),
+    CallsBehind(backend="file", calls=4),
+)
+
+
+def test_ranks_are_summed_up() -> None:
+    view = report.view_of("u", Samples(exposed(*GOOD)))
+    (pool,), (backend,) = view.pools, view.backends
+    assert (pool.looked_up, pool.found, pool.restored_pages) == (8, 6, 6)
+    assert (pool.pages, pool.leased, pool.stored) == (48, 2, True)
+    assert backend.read_bytes == 2 * GIB
+    # One store, seen by two ranks.
+    assert (backend.used_bytes, backend.limit_bytes) == (48, 50)
+    assert report.as_data(view)["ok"] is True
+
+
+def test_what_is_wrong_is_shown_and_is_not_ok() -> None:
+    view = report.view_of("u", Samples(exposed(*BAD)))
+    shown = report.as_text(view)
+    assert "put open" in shown
+    assert "96% of 50 B" in shown
+    draft, kv = view.pools
+    assert (draft.stored, kv.wrong) == (False, 4)
+    assert report.as_data(view)["ok"] is False
+
+
+def test_two_looks_make_rates_and_a_restart_makes_none() -> None:
+    before, now = Samples(exposed(*GOOD)), Samples(exposed(*GOOD, *GOOD))
+    view = report.view_of("u", now, before, 2.0)
+    assert view.backends[0].read_per_s == GIB
+    assert view.pools[0].restored_per_s == 3
+    assert "1.0 GiB/s" in report.as_text(view)
+    assert report.view_of("u", before, now, 2.0).backends[0].read_per_s == 0
+
+
+@pytest.mark.parametrize("width", [60, 100, 160])
+def test_the_view_fits(width: int) -> None:
+    lines = report.as_text(report.view_of("u", Samples(exposed(*BAD))), Style(width))
+    assert max(map(len, lines.splitlines())) <= width
+
+
+ANSWERS: dict[str, tuple[int, str]] = {}
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        status, text = ANSWERS.get(self.path, (404, ""))
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def engine() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_scripts_get_one_object_and_an_exit_code(
+    engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for events, code in ((GOOD, 0), (BAD, 1)):
+        ANSWERS["/metrics"] = (200, exposed(*events))
+        assert top(engine, once=True, json=True) == code
+        assert json.loads(capsys.readouterr().out)["schema"] == "kvdock.top/1"
+
+
+def test_what_serves_no_metrics_of_kvdock_is_an_error_that_says_so(
+    engine: str,
+) -> None:
+    ANSWERS["/metrics"] = (200, "python_info 1\n")
+    with pytest.raises(KvdockError, match="serves no metrics of kvdock"):
+        fetch(engine)
+    with pytest.raises(KvdockError, match="status 404"):
+        fetch(f"http://{engine}/other")
+    with pytest.raises(KvdockError, match="no metrics come from"):
+        fetch("127.0.0.1:9")
+    with pytest.raises(UsageProblem, match="is not the address of metrics"):
+        fetch("ftp://host")
+
+
+def test_a_live_view_needs_a_terminal(engine: str) -> None:
+    with pytest.raises(UsageProblem, match="--once"):
+        top(engine)
