@@ -24,7 +24,7 @@ DEADLINE_S = 60
     [
         (["--backend", "bogus"], "PluginError", 2),
         (["--backend", "bad"], "BrokenPlugin", 1),
-        (["--backend", "good"], "UsageProblem", 2),
+        (["--backend", "good"], "PluginError", 2),
         (["--set", "no_such=1"], "SettingsError", 2),
     ],
 )

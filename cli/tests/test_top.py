@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from kvdock import Operation, Outcome
-from kvdock.errors import KvdockError
+from kvdock.errors import KvdockError, SettingsError
 from kvdock.events import (
     BatchEnded,
     BreakerMoved,
@@ -147,7 +147,7 @@ def test_what_serves_no_metrics_of_kvdock_is_an_error_that_says_so(
         fetch(f"http://{engine}/other")
     with pytest.raises(KvdockError, match="no metrics come from"):
         fetch("127.0.0.1:9")
-    with pytest.raises(UsageProblem, match="is not the address of metrics"):
+    with pytest.raises(SettingsError, match="is not the address of metrics"):
         fetch("ftp://host")
 
 

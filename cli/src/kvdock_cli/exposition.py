@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
-from kvdock.errors import KvdockError
-from kvdock_cli.output import UsageProblem
+from kvdock.errors import KvdockError, SettingsError
 
 _WITHIN_S = 5.0
 _MOST_BYTES = 64 << 20
@@ -73,7 +72,7 @@ def fetch(url: str) -> Samples:
             left out.
 
     Raises:
-        UsageProblem: If it is not such a URL.
+        SettingsError: If it is not such a URL.
         KvdockError: If nothing answers there, or not with metrics of kvdock.
     """
     parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -82,7 +81,7 @@ def fetch(url: str) -> Samples:
     except ValueError:
         port = -1
     if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-        raise UsageProblem(
+        raise SettingsError(
             f"{url!r} is not the address of metrics",
             fix="Write it like http://127.0.0.1:30000/metrics.",
         )

@@ -13,9 +13,8 @@ from typing import Any, get_type_hints
 import attrs
 
 from kvdock import Dock, Scope
-from kvdock.errors import KvdockError
+from kvdock.errors import KvdockError, PluginError
 from kvdock.units import format_bytes
-from kvdock_cli.output import UsageProblem
 
 PROMPT = "a prompt of 768 tokens"
 WORKER_S = 120.0
@@ -67,7 +66,7 @@ def choose(dock: Dock, wanted: str) -> tuple[str, str]:
     """Return a backend that keeps pages in a directory, and its setting for it.
 
     Raises:
-        UsageProblem: If the one that is asked for does not.
+        PluginError: If the one that is asked for does not.
         KvdockError: If none is installed.
     """
     fit = {
@@ -79,7 +78,7 @@ def choose(dock: Dock, wanted: str) -> tuple[str, str]:
     if wanted in fit:
         return wanted, fit[wanted]
     if wanted:
-        raise UsageProblem(
+        raise PluginError(
             f"backend {wanted!r} does not keep pages in a directory",
             fix=f"`kvdock demo --models --backend {wanted}` brings the server that it "
             "needs, if it can.",
