@@ -57,6 +57,10 @@ test-sglang-latest: ## Try the newest SGLang on the index, and explain what diff
 test-mooncake-releases: ## Try the mooncake backend on earlier releases of its library.
 	$(PYTHON) plugins/mooncake/tests/releases.py $(ARGS)
 
+test-prometheus: $(STAMP) ## Ask a real Prometheus, Debian's, every query of dashboard and alerts.
+	@test -x $(VENV)/prometheus/usr/bin/prometheus || { mkdir -p $(VENV)/prometheus && cd $(VENV)/prometheus && apt-get download prometheus && dpkg -x prometheus_*.deb . ; }
+	KVDOCK_PROMETHEUS=$(CURDIR)/$(VENV)/prometheus/usr/bin $(BIN)/python -m pytest tests/test_prometheus.py $(ARGS)
+
 lint: $(STAMP) ## Check style, types and who may import whom.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -1,0 +1,187 @@
+"""A real Prometheus scrapes a real run of two processes: `make test-prometheus`.
+
+Every query of the dashboard and every alert expression is asked of it. Prometheus is
+Debian's; KVDOCK_PROMETHEUS names the directory of its programs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+PROGRAMS = os.environ.get("KVDOCK_PROMETHEUS", "")
+DOCS = Path(__file__).parents[1] / "docs"
+ALERTS = DOCS / "prometheus" / "alerts.yml"
+DEADLINE_S = 90.0
+
+pytestmark = pytest.mark.skipif(not PROGRAMS, reason="needs Debian's prometheus")
+
+ENGINE = """
+import sys, time
+from kvdock.batch import Operation, Outcome
+from kvdock.events import *
+from kvdock.observers.metrics import Metrics
+
+metrics = Metrics()
+origin = Origin(rank=sys.argv[1], model="org/model")
+
+def tell(event):
+    metrics.kvdock_observe(event, origin)
+
+tell(PluginLoaded(kind="backend", name="b", distribution="d", version="1", path="p"))
+tell(PoolRouted(pool="kv", backend="b", enabled=True, reason="fits"))
+tell(PoolRouted(pool="draft", backend="b", enabled=True, reason="fits"))
+tell(PoolRouted(pool="draft", backend="", enabled=False, reason="refused"))
+tell(BreakerMoved(backend="b", operation=Operation.GET, state="open"))
+tell(CallsBehind(backend="b", calls=3))
+tell(MemoryHeld(backend="b", batches=2))
+tell(PagesHeld(pool="kv", pages=8, leased=2))
+tell(StoreFilled(backend="b", used_bytes=99, limit_bytes=100))
+while True:
+    common = dict(backend="b", pool="kv", nbytes=100, seconds=0.01)
+    for operation in Operation:
+        ended = {Outcome.OK: 5, Outcome.CORRUPT: 1}
+        tell(BatchEnded(operation=operation, outcomes=ended, **common))
+    tell(PagesRestored(pages={"kv": 4}, target=4, draft=1))
+    time.sleep(0.2)
+"""
+SERVER = """
+import sys, time
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.multiprocess import MultiProcessCollector
+
+registry = CollectorRegistry()
+MultiProcessCollector(registry)
+start_http_server(int(sys.argv[1]), "127.0.0.1", registry)
+time.sleep(600)
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
+    """Two ranks, what serves their metrics, and Prometheus; returns its API."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    metrics, api = free_port(), free_port()
+    shared = folder / "metrics"
+    shared.mkdir()
+    (folder / "prometheus.yml").write_text(
+        yaml.safe_dump(
+            {
+                "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+                "rule_files": [str(ALERTS)],
+                "scrape_configs": [
+                    {
+                        "job_name": "engine",
+                        "static_configs": [{"targets": [f"127.0.0.1:{metrics}"]}],
+                    }
+                ],
+            }
+        )
+    )
+    environ = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(shared)}
+    python = [sys.executable, "-W", "error", "-c"]
+    commands = [
+        [*python, ENGINE, "tp0"],
+        [*python, ENGINE, "tp1"],
+        [*python, SERVER, str(metrics)],
+        [
+            f"{PROGRAMS}/prometheus",
+            f"--config.file={folder}/prometheus.yml",
+            f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address=127.0.0.1:{api}",
+        ],
+    ]
+    running = [
+        subprocess.Popen(one, env=environ, stderr=subprocess.DEVNULL)
+        for one in commands
+    ]
+
+    def get(path: str) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{api}{path}") as answer:
+            return json.load(answer)["data"]
+
+    try:
+        until(lambda: len(get("/api/v1/query?query=up==1")["result"]) == 1)
+        # Rates need several scrapes.
+        scraped = "/api/v1/query?query=count_over_time(kvdock_breaker_state[1m])>5"
+        until(lambda: len(get(scraped)["result"]) == 2)
+        yield get
+    finally:
+        for one in running:
+            one.terminate()
+        for one in running:
+            one.wait(30)
+
+
+def until(done: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            if done():
+                return
+        except OSError:
+            pass
+        assert time.monotonic() < deadline_s
+        time.sleep(0.2)
+
+
+def test_the_rules_pass_promtool() -> None:
+    done = subprocess.run(
+        [f"{PROGRAMS}/promtool", "check", "rules", str(ALERTS)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "7 rules found" in done.stdout) == (0, True), done.stderr
+
+
+def query(ask: Callable[[str], Any], expression: str) -> list[Any]:
+    path = "/api/v1/query?" + urllib.parse.urlencode({"query": expression})
+    found: list[Any] = ask(path)["result"]
+    return found
+
+
+def test_every_panel_has_an_answer(ask: Callable[[str], Any]) -> None:
+    board = json.loads((DOCS / "grafana" / "kvdock.json").read_text())
+    for panel in board["panels"]:
+        for target in panel["targets"]:
+            expression = target["expr"].replace("$__rate_interval", "10s")
+            expression = re.sub(r'"\$\w+"', '".*"', expression)
+            assert query(ask, expression), (panel["title"], expression)
+
+
+def test_the_pool_that_is_refused_is_shown_with_its_reason_for_each_rank(
+    ask: Callable[[str], Any],
+) -> None:
+    board = json.loads((DOCS / "grafana" / "kvdock.json").read_text())
+    (panel,) = [one for one in board["panels"] if "not stored" in one["title"]]
+    expression = re.sub(r'"\$\w+"', '".*"', panel["targets"][0]["expr"])
+    found = [one["metric"] for one in query(ask, expression)]
+    shown = sorted((one["pool"], one["reason"], one["rank"]) for one in found)
+    assert shown == [("draft", "refused", "tp0"), ("draft", "refused", "tp1")]
+
+
+def test_every_alert_is_pending_or_fires(ask: Callable[[str], Any]) -> None:
+    groups = yaml.safe_load(ALERTS.read_text())["groups"]
+    wanted = {rule["alert"] for group in groups for rule in group["rules"]}
+
+    def raised() -> set[str]:
+        return {one["labels"]["alertname"] for one in ask("/api/v1/alerts")["alerts"]}
+
+    until(lambda: raised() == wanted)
