@@ -47,6 +47,9 @@ def kvdock_manifest() -> Manifest:
         zero_copy=Support.NATIVE,
         memory_registration=Support.NATIVE,
         host_allocator=Support.NATIVE,
+        # A ring that is given up may still move bytes from and to its memory.
+        gated_get=Support.NO,
+        gated_put=Support.NO,
         direct_transfer=Support.NO,
         integrity=Support.NATIVE,
         eviction=Support.NATIVE,
