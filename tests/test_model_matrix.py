@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 import pytest
+from object_server import ObjectServer
 
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError, PoolError
@@ -83,13 +84,20 @@ class Store:
     settings: Mapping[str, object]
 
 
-@pytest.fixture(params=["file", pytest.param("mooncake", marks=pytest.mark.mooncake)])
+@pytest.fixture(
+    params=["file", "nixl", "s3", pytest.param("mooncake", marks=pytest.mark.mooncake)]
+)
 def store(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Store]:
     """A backend with an empty store; a server of its own where it needs one."""
     name = request.param
     dock = Dock.load(require=[name])
+    if name == "s3":
+        server = ObjectServer("kv").start()
+        yield Store(dock, name, server.settings())
+        server.stop()
+        return
     servers = metadata.entry_points(group="kvdock.servers", name=name)
     if not servers:
         yield Store(dock, name, {"root": str(tmp_path_factory.mktemp("store"))})
