@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 import pytest
-from object_server import ObjectServer
 
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError, PoolError
@@ -85,7 +84,7 @@ class Store:
 
 
 @pytest.fixture(
-    params=["file", "nixl", "s3", pytest.param("mooncake", marks=pytest.mark.mooncake)]
+    params=["file", "nixl", pytest.param("mooncake", marks=pytest.mark.mooncake)]
 )
 def store(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -93,11 +92,6 @@ def store(
     """A backend with an empty store; a server of its own where it needs one."""
     name = request.param
     dock = Dock.load(require=[name])
-    if name == "s3":
-        server = ObjectServer("kv").start()
-        yield Store(dock, name, server.settings())
-        server.stop()
-        return
     servers = metadata.entry_points(group="kvdock.servers", name=name)
     if not servers:
         yield Store(dock, name, {"root": str(tmp_path_factory.mktemp("store"))})

@@ -169,10 +169,10 @@ def test_spoiled_segments_are_misses_and_other_pages_stay(
                     file.write(data)
         case "flipped":
             with first.open("r+b") as file:
-                data = bytearray(file.read())
-                data[::8192] = bytes(byte ^ 1 for byte in data[::8192])
+                pages = np.frombuffer(file.read(), np.uint8).copy()
+                pages[::8192] ^= 1
                 file.seek(0)
-                file.write(data)
+                file.write(pages.tobytes())
         case "gone":
             first.unlink()
     fresh = worker.Shelf.open(tmp_path / "store", direct=False)
@@ -184,9 +184,15 @@ def test_spoiled_segments_are_misses_and_other_pages_stay(
             found += there
         assert 100 < found < 240
     # What was lost is stored again.
+    deadline_s = time.monotonic() + 30
     for start in range(0, 240, 24):
-        assert fresh.put(numbers[start : start + 24]).all()
-        assert fresh.check(numbers[start : start + 24]) == (24, [])
+        some, there = numbers[start : start + 24], 0
+        # The other handle may drop a record that this one has just believed.
+        while there < len(some) and time.monotonic() < deadline_s:
+            fresh.put(some)
+            there, wrong = fresh.check(some)
+            assert not wrong
+        assert there == len(some)
     fresh.store.close()
 
 
