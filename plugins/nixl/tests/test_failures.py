@@ -81,18 +81,20 @@ def test_no_wrong_page_survives_killed_writers(tmp_path: Path, *, direct: bool) 
     rng = np.random.default_rng(5)
     writers = [begun(root, "write", seed, direct=direct) for seed in (1, 2)]
     reader = begun(root, "read", 3, direct=direct)
-    for process in (*writers, reader):
-        wait_going(process)
-    for number in range(200 if TORTURE else 6):
-        victim = number % 2
-        # How long it has been going is left to chance.
-        threading.Event().wait(float(rng.random()) * 0.02)
-        kill(writers[victim])
-        writers[victim] = begun(root, "write", 10 + number, direct=direct)
-        wait_going(writers[victim])
-        assert reader.poll() is None, "a reader has ended"
-    for process in (*writers, reader):
-        kill(process)
+    try:
+        for process in (*writers, reader):
+            wait_going(process)
+        for number in range(200 if TORTURE else 6):
+            victim = number % 2
+            # How long it has been going is left to chance.
+            threading.Event().wait(float(rng.random()) * 0.02)
+            kill(writers[victim])
+            writers[victim] = begun(root, "write", 10 + number, direct=direct)
+            wait_going(writers[victim])
+            assert reader.poll() is None, "a reader has ended"
+    finally:
+        for process in (*writers, reader):
+            kill(process)
     assert not Path(f"{root}.wrong").exists()
     shelf = worker.Shelf.open(root, direct=direct)
     found = 0
@@ -149,16 +151,8 @@ def test_a_full_disk_rejects_pages_and_keeps_what_it_has(small_disk: Path) -> No
     shelf.store.close()
 
 
-@pytest.mark.parametrize("how", ["cut", "swapped", "flipped", "gone"])
-def test_spoiled_segments_are_misses_and_other_pages_stay(
-    tmp_path: Path, shelf: Any, how: str
-) -> None:
-    numbers = np.arange(240)
-    for start in range(0, 240, 24):
-        assert shelf.put(numbers[start : start + 24]).all()
-    files = sorted((tmp_path / "store").rglob("*.dat"))
-    assert len(files) > 2
-    first, second = files[:2]
+def spoil(how: str, first: Path, second: Path) -> None:
+    """Spoil one segment, or two."""
     match how:
         case "cut":
             os.truncate(first, first.stat().st_size // 2 + 1000)
@@ -175,6 +169,18 @@ def test_spoiled_segments_are_misses_and_other_pages_stay(
                 file.write(pages.tobytes())
         case "gone":
             first.unlink()
+
+
+@pytest.mark.parametrize("how", ["cut", "swapped", "flipped", "gone"])
+def test_spoiled_segments_are_misses_and_other_pages_stay(
+    tmp_path: Path, shelf: Any, how: str
+) -> None:
+    numbers = np.arange(240)
+    for start in range(0, 240, 24):
+        assert shelf.put(numbers[start : start + 24]).all()
+    files = sorted((tmp_path / "store").rglob("*.dat"))
+    assert len(files) > 2
+    spoil(how, *files[:2])
     fresh = worker.Shelf.open(tmp_path / "store", direct=False)
     for each in (shelf, fresh):
         found = 0
