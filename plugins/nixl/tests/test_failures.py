@@ -155,7 +155,7 @@ def spoil(how: str, first: Path, second: Path) -> None:
     """Spoil one segment, or two."""
     match how:
         case "cut":
-            os.truncate(first, first.stat().st_size // 2 + 1000)
+            os.truncate(first, 8192 + 1000)  # within its second page
         case "swapped":
             held = first.read_bytes(), second.read_bytes()
             for path, data in zip((second, first), held, strict=True):
