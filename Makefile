@@ -84,6 +84,9 @@ bench-file: $(STAMP) ## Measure the file backend against its peers and the disk.
 bench-mooncake: $(STAMP) ## Measure the mooncake backend against the library alone.
 	@$(BIN)/python benchmarks/mooncake.py $(ARGS)
 
+bench-nixl: $(STAMP) ## Measure the nixl backend against the file backend and NIXL alone.
+	@$(BIN)/python benchmarks/nixl_files.py $(ARGS)
+
 bench-s3: $(STAMP) ## Measure the s3 backend against obstore alone and boto3.
 	@$(BIN)/python benchmarks/s3.py $(ARGS)
 
@@ -97,7 +100,7 @@ mutants: $(STAMP) ## Hold the conformance kit against wrong backends; the last l
 	@$(BIN)/python -m kvdock.testing.mutants $(ARGS)
 
 torture: $(STAMP) ## Run the long forms of the crash and endurance trials.
-	KVDOCK_TORTURE=1 $(BIN)/python -m pytest -m slow -o faulthandler_timeout=900 core plugins/file $(ARGS)
+	KVDOCK_TORTURE=1 $(BIN)/python -m pytest -m slow -o faulthandler_timeout=900 core plugins/file plugins/nixl $(ARGS)
 
 trial-mooncake-late: $(STAMP) ## Freeze an owner for 75 s under reads, in every form; 20 minutes.
 	KVDOCK_LATE_WRITES=1 $(BIN)/python -m pytest -m slow -s -o faulthandler_timeout=900 plugins/mooncake/tests/test_late_writes.py $(ARGS)

@@ -83,7 +83,9 @@ class Store:
     settings: Mapping[str, object]
 
 
-@pytest.fixture(params=["file", pytest.param("mooncake", marks=pytest.mark.mooncake)])
+@pytest.fixture(
+    params=["file", "nixl", pytest.param("mooncake", marks=pytest.mark.mooncake)]
+)
 def store(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Store]:

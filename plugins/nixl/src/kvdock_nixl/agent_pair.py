@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -55,7 +54,6 @@ class AgentPair:
         self._errors = library.errors
         self.pid = os.getpid()
         self.bounce = BounceBuffers(self._register_memory)
-        self.summing = ThreadPoolExecutor(1, thread_name_prefix="kvdock-nixl")
         self._blocks: dict[Block, tuple[int, _Forget]] = {}
         self._lock = threading.Lock()
 
@@ -113,7 +111,6 @@ class AgentPair:
 
     def close(self) -> None:
         """End the agents; nothing is under way."""
-        self.summing.shutdown()
         self.bounce.close()
         self._agents.clear()
 

@@ -89,7 +89,9 @@ def _move(call: Call, lanes: list[_Lane]) -> None:
         for lane in done:
             _scatter(call, lane)
     if done:
-        call.moved(np.array([lane.row for lane in done], np.int64))
+        moved = np.array([lane.row for lane in done], np.int64)
+        call.moved(moved)
+        call.sum(moved)
 
 
 def _alone(call: Call, lane: _Lane, lanes: list[_Lane]) -> bool:
@@ -100,7 +102,7 @@ def _alone(call: Call, lane: _Lane, lanes: list[_Lane]) -> bool:
     if call.ask_kernel(lane.row, blocks, lane.offset, lane.skip):
         if not call.request.write:
             _scatter(call, lane)
-        call.sums.add(np.array([lane.row], np.int64))
+        call.sum(np.array([lane.row], np.int64))
     return False
 
 

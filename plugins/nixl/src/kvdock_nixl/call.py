@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from kvdock.segments import checksums
 from kvdock_nixl.byte_counts import MOVED, Way
-from kvdock_nixl.checksum_thread import PendingSums
 from kvdock_nixl.kernel_io import move_by_kernel
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ class Call:
         direct: Whether the files bypass the page cache.
         totals: int64 (n,), bytes of each object.
         fds: int64 (n,), descriptor of each object's file.
-        sums: Takes the objects that moved whole.
     """
 
     pair: AgentPair
@@ -47,7 +46,6 @@ class Call:
     direct: bool
     totals: Int64Array
     fds: Int64Array
-    sums: PendingSums
 
     @classmethod
     def of(
@@ -66,7 +64,6 @@ class Call:
             if sizes.strides[0] == 0
             else sizes.sum(axis=1),
             fds=np.asarray(request.files, np.int64)[request.file_of],
-            sums=PendingSums(request, result, pair.summing),
         )
 
     @property
@@ -90,7 +87,17 @@ class Call:
         self.result.nbytes[rows] = totals
         way = Way.NIXL_WRITE if self.request.write else Way.NIXL_READ
         MOVED.add(way, int(totals.sum()))
-        self.sums.add(rows)
+
+    def sum(self, rows: Int64Array) -> None:
+        """Compute the checksums of objects, of what lies in their memory now.
+
+        Args:
+            rows: int64 (n,), their positions in the request.
+        """
+        request = self.request
+        self.result.checksums[rows] = checksums(
+            request.addresses[rows], request.sizes[rows]
+        )
 
     def ask_kernel(
         self, row: int, pieces: list[tuple[int, int]], offset: int, skip: int = 0
@@ -104,7 +111,7 @@ class Call:
             skip: How many of the bytes lie before the object.
 
         Returns:
-            Whether it moved whole; its checksum is then still to be asked for.
+            Whether it moved whole; its checksum is then still to be computed.
         """
         write = self.request.write
         error, done = move_by_kernel(int(self.fds[row]), pieces, offset, write=write)

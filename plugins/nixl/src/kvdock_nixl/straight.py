@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, UInt64Array
 
 _MEMORY_BLOCK = 512  # memory addresses of direct I/O
-_UNDER_WAY = 2
 
 
 def reachable(call: Call) -> BoolArray:
@@ -55,7 +54,7 @@ def move_straight(call: Call, rows: Int64Array) -> None:
             if len(failed) > 1 and not _move(call, one):
                 continue
             if call.ask_kernel(row, call.pieces(row), offset):
-                call.sums.add(one)
+                call.sum(one)
 
 
 @attrs.frozen(eq=False)
@@ -75,7 +74,7 @@ class _Part:
 
 def _move(call: Call, rows: Int64Array) -> list[Int64Array]:
     """Move objects; return those of each transfer that failed."""
-    pipeline = _Pipeline(call)
+    pipeline = _Pipeline(call, under_way=2 if call.direct else 1)
     try:
         for part in _parts(call, rows):
             if not pipeline.begin(part):
@@ -90,12 +89,13 @@ class _Pipeline:
     """Transfers of one request that are under way, oldest first."""
 
     call: Call
+    under_way: int
     failed: list[Int64Array] = attrs.field(factory=list)
     _running: deque[tuple[_Part, Any]] = attrs.field(factory=deque)
 
     def begin(self, part: _Part) -> bool:
         """Begin one more transfer; return False if it is too late for that."""
-        if len(self._running) == _UNDER_WAY:
+        if len(self._running) == self.under_way:
             self._finish()
         if self.call.late:
             return False
@@ -112,6 +112,8 @@ class _Pipeline:
         if handle is None:
             return False
         self._running.append((part, handle))
+        if self.call.request.write:
+            self.call.sum(part.rows)  # while they are written
         return True
 
     def _try(self, part: _Part, until_s: float) -> Any | None:  # noqa: ANN401 - NIXL's own
@@ -131,6 +133,8 @@ class _Pipeline:
             self.failed.append(part.rows)
         else:
             self.call.moved(part.rows)
+            if not self.call.request.write:
+                self.call.sum(part.rows)
 
 
 def _parts(call: Call, rows: Int64Array) -> Iterator[_Part]:
