@@ -8,8 +8,8 @@ Four have no test, because what they are about is not here:
   plugin installs none; the daemon sees the end of a process by itself.
 - B10, each release searches a list of all pages: a slot is freed in the arrays of its
   segment, and eviction plans in numpy.
-- B11, all keys are dumped as JSON under a lock: each record is written to its index file
-  once, when its page is stored.
+- B11, all keys are dumped as JSON under a lock: each record is written to its index
+  file once, when its page is stored.
 """
 
 from __future__ import annotations
