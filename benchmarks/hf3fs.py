@@ -4,8 +4,8 @@ Usage: python benchmarks/hf3fs.py [--rounds N] [--dir DIR]
 
 Two figures that need no 3FS. What the engine adds to a batch of 128 pages above the
 calls of the module itself (slice, prepare, submit, wait), in processor time of the
-calling thread: the module is the fake of the plugin's tests, whose daemon is a thread
-that is not counted. And the throughput of mode posix beside `file` through whole
+calling thread, the least of many: the module is the fake of the plugin's tests, whose
+daemon is a thread that is not counted. And the throughput of mode posix beside `file` through whole
 attachments, which take turns on the same memory and the same disk; a ratio is the
 median over the rounds. The last line is a JSON object, which is also written to
 benchmarks/results/hf3fs.json. Nothing here says how fast 3FS is.
@@ -110,10 +110,12 @@ def overhead(mount: Path, rounds: int) -> dict[str, float]:
     engine.close()
     loan.give_back()
     os.close(folder)
-    found = {name: statistics.median(values) for name, values in taken.items()}
-    pairs = zip(taken["engine"], taken["module"], strict=True)
-    found["above"] = statistics.median(ours - theirs for ours, theirs in pairs)
+    # The least of many: other programs take caches and cores, and only add to it.
+    found = {name: min(values) for name, values in taken.items()}
+    found["above"] = found["engine"] - found["module"]
     found["above_without_sums"] = found["above"] - found["sums"]
+    pairs = zip(taken["engine"], taken["module"], strict=True)
+    found["above_median"] = statistics.median(ours - theirs for ours, theirs in pairs)
     return {f"{name}_us": round(value, 1) for name, value in found.items()}
 
 
