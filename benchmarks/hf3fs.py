@@ -5,10 +5,10 @@ Usage: python benchmarks/hf3fs.py [--rounds N] [--dir DIR]
 Two figures that need no 3FS. What the engine adds to a batch of 128 pages above the
 calls of the module itself (slice, prepare, submit, wait), in processor time of the
 calling thread, the least of many: the module is the fake of the plugin's tests, whose
-daemon is a thread that is not counted. And the throughput of mode posix beside `file` through whole
-attachments, which take turns on the same memory and the same disk; a ratio is the
-median over the rounds. The last line is a JSON object, which is also written to
-benchmarks/results/hf3fs.json. Nothing here says how fast 3FS is.
+daemon is a thread that is not counted. And the throughput of mode posix beside `file`
+through whole attachments, which take turns on the same memory and the same disk; a
+ratio is the median over the rounds. The last line is a JSON object, which is also
+written to benchmarks/results/hf3fs.json. Nothing here says how fast 3FS is.
 """
 
 from __future__ import annotations
