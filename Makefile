@@ -81,6 +81,9 @@ bench-eviction: $(STAMP) ## Count what a full file store restores, beside a page
 bench-file: $(STAMP) ## Measure the file backend against its peers and the disk.
 	@$(BIN)/python benchmarks/file.py $(ARGS)
 
+bench-hf3fs: $(STAMP) ## Measure the hf3fs backend above the calls of USRBIO (a fake), and beside file.
+	@$(BIN)/python benchmarks/hf3fs.py $(ARGS)
+
 bench-mooncake: $(STAMP) ## Measure the mooncake backend against the library alone.
 	@$(BIN)/python benchmarks/mooncake.py $(ARGS)
 
@@ -101,6 +104,9 @@ mutants: $(STAMP) ## Hold the conformance kit against wrong backends; the last l
 
 torture: $(STAMP) ## Run the long forms of the crash and endurance trials.
 	KVDOCK_TORTURE=1 $(BIN)/python -m pytest -m slow -o faulthandler_timeout=900 core plugins/file plugins/nixl $(ARGS)
+
+trial-hf3fs-hosts: $(STAMP) ## Let two hosts of hf3fs evict, read and die with caches of 30 s; 3 minutes.
+	KVDOCK_HF3FS_REAL_TIME=180 $(BIN)/python -m pytest -s -o faulthandler_timeout=900 plugins/hf3fs/tests/test_hosts.py -k real_time $(ARGS)
 
 trial-mooncake-late: $(STAMP) ## Freeze an owner for 75 s under reads, in every form; 20 minutes.
 	KVDOCK_LATE_WRITES=1 $(BIN)/python -m pytest -m slow -s -o faulthandler_timeout=900 plugins/mooncake/tests/test_late_writes.py $(ARGS)

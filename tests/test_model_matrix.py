@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 import pytest
+import threefs
 
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError, PoolError
@@ -84,7 +85,12 @@ class Store:
 
 
 @pytest.fixture(
-    params=["file", "nixl", pytest.param("mooncake", marks=pytest.mark.mooncake)]
+    params=[
+        "file",
+        "nixl",
+        pytest.param("hf3fs", marks=pytest.mark.slow),
+        pytest.param("mooncake", marks=pytest.mark.mooncake),
+    ]
 )
 def store(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -92,6 +98,11 @@ def store(
     """A backend with an empty store; a server of its own where it needs one."""
     name = request.param
     dock = Dock.load(require=[name])
+    if name == "hf3fs":
+        threefs.use()
+        root = threefs.root_in(threefs.mounted(tmp_path_factory.mktemp("mnt")))
+        yield Store(dock, name, {"root": str(root), "free_space": 0})
+        return
     servers = metadata.entry_points(group="kvdock.servers", name=name)
     if not servers:
         yield Store(dock, name, {"root": str(tmp_path_factory.mktemp("store"))})

@@ -30,6 +30,9 @@ BACKENDS = {
 }
 """Name to the plugin and the core's settings."""
 
+FEW = {"hf3fs": ("hf3fs", PATIENT)}
+"""The same for backends that only the tests which name them run on."""
+
 # The stand-in is a package of its own, not a part of the tests.
 collect_ignore = ["tests/standin", "tests/environment.py", "tests/latest.py"]
 
@@ -88,8 +91,15 @@ def backend(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """The settings of a backend; tests that share it keep apart by a salt."""
-    plugin, core = BACKENDS[request.param]
-    if plugin == "file":
+    plugin, core = {**BACKENDS, **FEW}[request.param]
+    if plugin == "hf3fs":
+        # A fake, by the path of that plugin's own tests.
+        import threefs  # noqa: PLC0415 - few tests need it
+
+        threefs.use()
+        mount = threefs.mounted(tmp_path_factory.mktemp("mnt"))
+        found = {"root": str(threefs.root_in(mount))}
+    elif plugin == "file":
         found = {"root": str(tmp_path_factory.mktemp("store"))}
     else:
         found = request.getfixturevalue("cluster")

@@ -26,7 +26,14 @@ HERE = Path(__file__).parent
 VENV = ROOT / ".venv-sglang"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".installed"
-WORKSPACE = ("core", "plugins/file", "plugins/mooncake", "cli", "engines/sglang")
+WORKSPACE = (
+    "core",
+    "plugins/file",
+    "plugins/hf3fs",
+    "plugins/mooncake",
+    "cli",
+    "engines/sglang",
+)
 API = ROOT / "engines" / "sglang" / "src" / "kvdock_sglang" / "engine_api.py"
 
 

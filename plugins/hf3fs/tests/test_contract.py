@@ -75,11 +75,3 @@ class TestPosixOnTmpfs(TestPosix):
         folder.mkdir()
         yield folder
         shutil.rmtree(folder)
-
-
-class TestPosixUnderFaults(FaultContract):
-    plugin = "hf3fs"
-
-    @pytest.fixture
-    def config(self, tmp_path: Path) -> Mapping[str, object]:
-        return {"root": tmp_path / "store", "mode": "posix", "free_space": 0}

@@ -12,6 +12,9 @@ from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
 PAGES = [0, 1, 2]
 
+EVERY = ["file", "hf3fs", "mooncake", "mooncake, zero copy"]
+pytestmark = pytest.mark.parametrize("backend", EVERY, indirect=True, scope="module")
+
 
 def sparse() -> tuple[dict[str, Any], dict[str, Any]]:
     """Latent KV with its indexer, and a draft model that comes late."""

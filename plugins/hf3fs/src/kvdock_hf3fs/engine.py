@@ -6,19 +6,19 @@ import errno
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import attrs
 import numpy as np
 
-from kvdock.segments import UNREGISTERED, IOEngine, IOResult, checksums, open_file
+from kvdock.segments import IOEngine, IOResult, checksums, open_file
 from kvdock_hf3fs import chunks
+from kvdock_hf3fs.reach import move_within
+from kvdock_hf3fs.rings import IDLE
 from kvdock_hf3fs.shared_memory import IOVS, ranges_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kvdock.arrays import Int64Array
     from kvdock.segments import IORequest
     from kvdock_hf3fs.library import Usrbio
     from kvdock_hf3fs.rings import Ring, Rings
@@ -109,62 +109,59 @@ class UsrbioEngine(IOEngine):
 
     def move(self, request: IORequest) -> IOResult:
         """Sum and write objects, or read and sum them."""
+        if self._forked:
+            result = IOResult.of(len(request))
+            result.errors[:] = errno.ECHILD
+            return result
+        return move_within(self._ranges, request, self._move)
+
+    def _move(self, request: IORequest) -> IOResult:
         result = IOResult.of(len(request))
         if not len(request):
             return result
-        if self._forked:
-            result.errors[:] = errno.ECHILD
-            return result
-        known = self._ranges.covered_rows(request.addresses, request.sizes)
-        whole = bool(known.all())
-        rows = np.arange(len(request)) if whole else np.flatnonzero(known)
-        if not whole:
-            result.errors[~known] = UNREGISTERED
-            if not len(rows):
-                return result
         pool = self._rings.write if request.write else self._rings.read
         try:
             ring = pool.take(request.deadline_s)
         except OSError as error:
-            result.errors[rows] = error.errno or errno.EIO
+            result.errors[:] = error.errno or errno.EIO
             return result
         if ring is None:
             return result
-        if request.write:
-            result.checksums[rows] = checksums(
-                request.addresses[rows], request.sizes[rows]
-            )
         try:
-            outcome = _Transfer(ring, request.write, request.deadline_s, len(request))
-            outcome.run(self._operations(request, rows), self._iovs)
+            if request.write:
+                result.checksums[:] = checksums(request.addresses, request.sizes)
+            transfer = _Transfer(ring, request)
+            transfer.run(self._operations(request), self._iovs)
         finally:
             pool.give_back(ring)
-        self._judge(request, rows, outcome, result)
+        _judge(request, transfer, result)
         return result
 
-    def _operations(self, request: IORequest, rows: Int64Array) -> Iterator[Operation]:
+    def _operations(self, request: IORequest) -> list[Operation]:
         """Cut objects into operations: one for each piece, within a block.
 
         Writes are ordered by their place in the file: servers fill chunk by chunk.
         """
+        addresses, sizes, offsets = request.addresses, request.sizes, request.offsets
+        rows, file_of = np.arange(len(request)), request.file_of
         if request.write:
-            rows = rows[np.lexsort((request.offsets[rows], request.file_of[rows]))]
-        addresses, sizes = request.addresses[rows], request.sizes[rows]
+            rows = np.lexsort((offsets, file_of))
+            addresses, sizes, offsets = addresses[rows], sizes[rows], offsets[rows]
+            file_of = file_of[rows]
+        files = np.asarray(request.files, np.int64)[file_of]
         pieces = sizes.shape[1]
-        files = np.asarray(request.files, np.int64)[request.file_of[rows]]
-        offsets = request.offsets[rows][:, None]
         if pieces > 1:
-            offsets = offsets + np.cumsum(sizes, axis=1) - sizes
+            offsets = (offsets[:, None] + np.cumsum(sizes, axis=1) - sizes).ravel()
             rows, files = np.repeat(rows, pieces), np.repeat(files, pieces)
-        addresses, sizes, offsets = addresses.ravel(), sizes.ravel(), offsets.ravel()
+        addresses = addresses.ravel()
         at = np.searchsorted(self._starts, addresses, "right") - 1
-        found = (rows, at, addresses - self._starts[at], sizes, files, offsets)
-        operations: Iterator[Operation] = zip(
-            *(column.tolist() for column in found), strict=True
+        found = (rows, at, addresses - self._starts[at], sizes.ravel(), files, offsets)
+        operations: list[Operation] = list(
+            zip(*(column.tolist() for column in found), strict=True)
         )
-        return self._cut(operations) if self._block else operations
+        return list(self._cut(operations)) if self._block else operations
 
-    def _cut(self, operations: Iterator[Operation]) -> Iterator[Operation]:
+    def _cut(self, operations: list[Operation]) -> Iterator[Operation]:
         """Cut operations where blocks of registered memory end."""
         for row, iov, start, nbytes, fd, offset in operations:
             done = 0
@@ -174,114 +171,95 @@ class UsrbioEngine(IOEngine):
                 yield row, iov, begin, size, fd, offset + done
                 done += size
 
-    def _judge(
-        self,
-        request: IORequest,
-        rows: Int64Array,
-        outcome: _Transfer,
-        result: IOResult,
-    ) -> None:
-        """Fill in what became of each object."""
-        moved = np.array(outcome.moved, np.int64)
-        whole = rows[moved[rows] == request.sizes[rows].sum(axis=1)]
-        result.nbytes[:] = moved
-        result.errors[whole] = 0
-        for row, error in outcome.failed.items():
-            result.errors[row] = error
-        if not request.write:
-            good = whole[result.errors[whole] == 0]
-            if len(good):
-                result.checksums[good] = checksums(
-                    request.addresses[good], request.sizes[good]
-                )
+
+def _judge(request: IORequest, transfer: _Transfer, result: IOResult) -> None:
+    """Fill in what became of each object."""
+    sizes = request.sizes
+    result.nbytes[:] = transfer.moved
+    whole = result.nbytes == (sizes.sum(axis=1) if sizes.shape[1] > 1 else sizes[:, 0])
+    result.errors[whole] = 0
+    for row, error in transfer.failed.items():
+        result.errors[row] = error
+    if request.write:
+        return
+    if transfer.failed or not whole.all():
+        good = np.flatnonzero(whole & (result.errors == 0))
+        result.checksums[good] = checksums(request.addresses[good], sizes[good])
+    else:
+        result.checksums[:] = checksums(request.addresses, sizes)
 
 
-@attrs.define(eq=False)
 class _Transfer:
     """The operations of one call on its ring.
 
     Args:
         ring: The ring, for this call alone.
         write: The direction.
-        deadline_s: When to begin nothing more.
-        count: Number of objects.
+        request: The objects.
     """
 
-    ring: Ring
-    write: bool
-    deadline_s: float
-    count: int
-    moved: list[int] = attrs.field(init=False)
-    failed: dict[int, int] = attrs.field(factory=dict, init=False)
+    def __init__(self, ring: Ring, request: IORequest) -> None:
+        self._ring = ring
+        self._write = request.write
+        self._deadline_s = request.deadline_s
+        self.moved = [0] * len(request)
+        self.failed: dict[int, int] = {}
 
-    def __attrs_post_init__(self) -> None:
-        self.moved = [0] * self.count
-
-    def run(self, operations: Iterator[Operation], iovs: Sequence[Iov]) -> None:
+    def run(self, operations: list[Operation], iovs: Sequence[Iov]) -> None:
         """Begin operations until the deadline; wait for all that were begun.
 
         However long that takes: until then the daemon may write into the memory of
         this call. A caller with a deadline leaves the call behind, and its memory
         stays leased (decision 15).
         """
-        ring = self.ring
-        left: Operation | None = next(operations, None)
+        ring = self._ring
+        slices = [iov.kept.inner for iov in iovs]
+        done, count = 0, len(operations)
         while True:
-            if left and time.monotonic() >= self.deadline_s:
-                left = None
-            if left:
-                left = self._begin(left, operations, iovs)
-            if not ring.in_flight:
-                if left is None:
-                    return
-                continue
-            # With more to begin, half of the ring; otherwise all that is under way.
-            least = ring.in_flight // 2 if left else ring.in_flight
-            self._collect(max(1, least))
+            if done < count and time.monotonic() >= self._deadline_s:
+                done = count
+            if done < count:
+                done = self._begin(operations, done, slices)
+            flying = ring.in_flight
+            if flying:
+                # With more to begin, half of the ring; otherwise all of it.
+                least = max(1, flying // 2) if done < count else flying
+                for row, result in ring.collect(least, _POLL_S, self.moved):
+                    self._fall_short(row, result)
+            elif done >= count:
+                return
 
     def _begin(
-        self,
-        operation: Operation | None,
-        more: Iterator[Operation],
-        iovs: Sequence[Iov],
-    ) -> Operation | None:
-        """Fill the ring; return the first operation that did not fit."""
-        free, prepare = self.ring.free, self.ring.raw.prepare
-        slices = [iov.kept.inner for iov in iovs]
-        read = not self.write
-        while operation and free:
+        self, operations: list[Operation], done: int, slices: Sequence[Any]
+    ) -> int:
+        """Fill the ring; return how many operations were begun or given up."""
+        ring, failed, read = self._ring, self.failed, not self._write
+        free, prepare = ring.free, ring.raw.prepare
+        for operation in operations[done : done + len(free)]:
             row, iov, start, nbytes, fd, offset = operation
-            if nbytes and row not in self.failed:
+            if nbytes and row not in failed:
                 ticket = free.pop()
                 ticket.row, ticket.nbytes = row, nbytes
                 try:
                     memory = slices[iov][start : start + nbytes]
                     prepare(memory, read, fd, offset, ticket)
                 except OSError as error:
-                    ticket.row = -1
+                    ticket.row = IDLE
                     free.append(ticket)
-                    if error.errno == errno.EAGAIN and self.ring.in_flight:
+                    if error.errno == errno.EAGAIN and ring.in_flight:
                         break  # it takes fewer than it was made for
-                    self.failed[row] = error.errno or errno.EIO
-            operation = next(more, None)
-        if self.ring.in_flight:
-            self.ring.submit()
-        return operation
-
-    def _collect(self, least: int) -> None:
-        moved = self.moved
-        for row, wanted, result in self.ring.collect(least, _POLL_S):
-            if result == wanted:
-                moved[row] += result
-            elif row >= 0:
-                self._fall_short(row, result)
+                    failed[row] = error.errno or errno.EIO
+            done += 1
+        if ring.in_flight:
+            ring.submit()
+        return done
 
     def _fall_short(self, row: int, result: int) -> None:
         """Note an operation that failed, or moved less than it was asked to."""
         if result >= 0:
             self.moved[row] += result
             # A read may be short at the end of a file; a write has no room.
-            self.failed.setdefault(row, errno.ENOSPC if self.write else 0)
+            self.failed.setdefault(row, errno.ENOSPC if self._write else 0)
         else:
             self.failed[row] = _errno_of(-result)
 

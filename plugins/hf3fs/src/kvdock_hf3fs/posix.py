@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import attrs
-import numpy as np
-
-from kvdock.segments import UNREGISTERED, IOResult, PosixIOEngine
+from kvdock.segments import PosixIOEngine
 from kvdock_hf3fs.chunks import LEAST_BYTES, slot_bytes
+from kvdock_hf3fs.reach import move_within
 
 if TYPE_CHECKING:
     from kvdock import AddressRanges
-    from kvdock.segments import IORequest
+    from kvdock.segments import IORequest, IOResult
 
 _BLOCK = 4096  # of direct I/O
 
@@ -53,22 +51,4 @@ class MountedIOEngine(PosixIOEngine):
 
     def move(self, request: IORequest) -> IOResult:
         """Move objects that lie in the pool's memory; see `IOEngine.move`."""
-        if self._memory.covers(request.addresses, request.sizes):
-            return super().move(request)
-        known = self._memory.covered_rows(request.addresses, request.sizes)
-        result = IOResult.of(len(request))
-        result.errors[~known] = UNREGISTERED
-        rows = np.flatnonzero(known)
-        part = super().move(
-            attrs.evolve(
-                request,
-                file_of=request.file_of[rows],
-                offsets=request.offsets[rows],
-                addresses=request.addresses[rows],
-                sizes=request.sizes[rows],
-            )
-        )
-        result.errors[rows] = part.errors
-        result.nbytes[rows] = part.nbytes
-        result.checksums[rows] = part.checksums
-        return result
+        return move_within(self._memory, request, super().move)

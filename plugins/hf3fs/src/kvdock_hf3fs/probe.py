@@ -21,7 +21,7 @@ from kvdock_hf3fs.engine import UsrbioEngine
 from kvdock_hf3fs.rings import Rings
 from kvdock_hf3fs.settings import Mode
 from kvdock_hf3fs.shared_memory import FOLDER, IOVS
-from kvdock_hf3fs.store import mount_of
+from kvdock_hf3fs.store import existing, mount_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +73,7 @@ def _usrbio(settings: Hf3fsSettings) -> list[Finding]:
         mount = mount_of(usrbio, settings)
     except KvdockError as error:
         return [*found, _bad(error)]
-    own = usrbio.extract_mount_point(str(settings.root))
+    own = usrbio.extract_mount_point(str(existing(settings.root)))
     is_below = own is not None and Path(own).resolve() == Path(mount).resolve()
     found.append(
         Finding(
@@ -109,7 +109,7 @@ def _try_rings(usrbio: Usrbio, mount: str, settings: Hf3fsSettings) -> list[Find
             usrbio, rings, iovs, chunk=settings.chunk, block=settings.iov_block
         )
         try:
-            found.append(_round_trip(engine, memory, settings.root))
+            found.append(_round_trip(engine, memory, existing(settings.root)))
         finally:
             engine.close()
     finally:
@@ -124,7 +124,7 @@ def _round_trip(engine: IOEngine, memory: npt.NDArray[np.uint8], root: Path) -> 
     right = np.frombuffer(secrets.token_bytes(_PAGE), np.uint8)
     memory[:_PAGE] = right
     memory[_PAGE:] = 0
-    what = f"a page through rings below {root}"
+    what = f"a page through rings in {root}"
     hint = (
         f"The daemon must see the same {FOLDER}: mount it into containers, and start "
         "both in one IPC namespace."
@@ -196,7 +196,7 @@ def _mounted(settings: Hf3fsSettings) -> list[Finding]:
 
 def _type_of(root: Path) -> str:
     """Return the type of the file system that a path lies in."""
-    place = root.resolve()
+    place = existing(root).resolve()
     best, kind = "", "this file system"
     with suppress(OSError):
         for line in Path("/proc/self/mounts").read_text().splitlines():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
 from contextlib import suppress
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING
 from kvdock_hf3fs.library import FORBID_HOLES, Kept
 
 if TYPE_CHECKING:
-    from kvdock_hf3fs.library import Completion, RawRing, Usrbio
+    from kvdock_hf3fs.library import RawRing, Usrbio
 
-_IDLE = -1
+IDLE = -1
+"""Row of a ticket whose operation is not in flight."""
 
 
 class Ticket:
@@ -23,12 +23,16 @@ class Ticket:
     come in the order in which operations ended. A ring has one for each of its
     entries and uses them again and again. They are shared with no other thread,
     since the library counts references to them without the interpreter's lock.
+
+    Args:
+        home: The ring that it belongs to.
     """
 
-    __slots__ = ("nbytes", "row")
+    __slots__ = ("home", "nbytes", "row")
 
-    def __init__(self) -> None:
-        self.row = _IDLE
+    def __init__(self, home: object) -> None:
+        self.home = home
+        self.row = IDLE
         self.nbytes = 0
 
 
@@ -42,10 +46,10 @@ class Ring:
 
     def __init__(self, raw: RawRing, entries: int) -> None:
         self._kept = Kept(raw)
+        self._home = object()
         self.raw = raw
         self.entries = entries
-        self.free = [Ticket() for _ in range(entries)]
-        self._tickets = {id(ticket) for ticket in self.free}
+        self.free = [Ticket(self._home) for _ in range(entries)]
         self.broken = False
 
     @property
@@ -58,15 +62,18 @@ class Ring:
         with suppress(OSError):  # `collect` repeats it while nothing comes back
             self.raw.submit()
 
-    def collect(self, least: int, timeout_s: float) -> list[tuple[int, int, int]]:
+    def collect(
+        self, least: int, timeout_s: float, moved: list[int]
+    ) -> list[tuple[int, int]]:
         """Wait for operations to end.
 
         Args:
             least: How many to wait for.
             timeout_s: How long to wait; a library that fails is asked again after it.
+            moved: Bytes by row, to which those of whole operations are added.
 
         Returns:
-            Row, bytes asked for, and bytes moved or -errno, of each that has ended.
+            Row, and bytes moved or -errno, of each that has failed or fell short.
         """
         try:
             found = self.raw.wait(
@@ -78,22 +85,26 @@ class Ring:
             found = []
         if not found:
             self.submit()
-            return []
-        return [self._ended(one) for one in found]
-
-    def _ended(self, done: Completion) -> tuple[int, int, int]:
-        ticket = done.userdata
-        if (
-            type(ticket) is not Ticket
-            or id(ticket) not in self._tickets
-            or ticket.row == _IDLE
-        ):
-            # Not an operation in flight: the ring is not used for another call.
-            self.broken = True
-            return _IDLE, 0, -errno.EPROTO
-        row, ticket.row = ticket.row, _IDLE
-        self.free.append(ticket)
-        return row, ticket.nbytes, done.result
+        home, free = self._home, self.free
+        failed = []
+        for done in found:
+            ticket = done.userdata
+            if type(ticket) is not Ticket or ticket.home is not home:
+                self.broken = True
+                continue
+            row = ticket.row
+            if row == IDLE:
+                # Not in flight: the ring is not used for another call.
+                self.broken = True
+                continue
+            ticket.row = IDLE
+            free.append(ticket)
+            result = done.result
+            if result == ticket.nbytes:
+                moved[row] += result
+            else:
+                failed.append((row, result))
+        return failed
 
     def release(self) -> None:
         """End the ring, which must be empty."""

@@ -209,6 +209,21 @@ def ranges_of(iovs: Iterable[Iov]) -> AddressRanges:
     return AddressRanges.of((iov.address, iov.nbytes) for iov in iovs)
 
 
+def _reserve(fd: int, nbytes: int) -> None:
+    """Take all of a file's memory now; else a full /dev/shm is a SIGBUS later.
+
+    Asked first: a tmpfs as large as the memory gives pages until processes are
+    killed, before it says that it has no more.
+
+    Raises:
+        OSError: If there is no room.
+    """
+    status = os.fstatvfs(fd)
+    if nbytes > status.f_bavail * status.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), FOLDER)
+    os.posix_fallocate(fd, 0, nbytes)
+
+
 def _register(usrbio: Usrbio, mount: str, nbytes: int, block: int) -> Iov:
     name = f"kvdock-hf3fs-{os.getpid()}-{secrets.token_hex(8)}"
     path = f"{FOLDER}/{name}"
@@ -216,8 +231,7 @@ def _register(usrbio: Usrbio, mount: str, nbytes: int, block: int) -> Iov:
     fd = os.open(path, flags, 0o600)
     try:
         try:
-            # Else a full /dev/shm ends the process with SIGBUS at the first touch.
-            os.posix_fallocate(fd, 0, nbytes)
+            _reserve(fd, nbytes)
             mapping = Mapping(fd, nbytes)
         finally:
             os.close(fd)

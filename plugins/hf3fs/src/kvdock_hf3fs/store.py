@@ -15,6 +15,8 @@ from kvdock_hf3fs.settings import Mode
 from kvdock_hf3fs.shared_memory import IOVS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kvdock import AttachConfig, HostMemory, PoolSpec, Region
     from kvdock.segments import IOEngine
     from kvdock_hf3fs.library import Usrbio
@@ -43,10 +45,7 @@ def mount_of(usrbio: Usrbio, settings: Hf3fsSettings) -> str:
     """
     if settings.mount:
         return settings.mount
-    place = settings.root
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    found = usrbio.extract_mount_point(str(place))
+    found = usrbio.extract_mount_point(str(existing(settings.root)))
     if not found:
         raise PluginError(
             f"root {settings.root} is not below a mount of 3FS",
@@ -54,6 +53,13 @@ def mount_of(usrbio: Usrbio, settings: Hf3fsSettings) -> str:
             "another file system.",
         )
     return found
+
+
+def existing(root: Path) -> Path:
+    """Return a root, or the folder that is there in which it will be made."""
+    while not root.exists() and root != root.parent:
+        root = root.parent
+    return root
 
 
 def allocate(nbytes: int, settings: Hf3fsSettings) -> HostMemory:

@@ -1,0 +1,47 @@
+"""Requests whose memory is partly out of reach: only the rest of them is moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from kvdock.segments import UNREGISTERED, IOResult
+
+if TYPE_CHECKING:
+    from kvdock import AddressRanges
+    from kvdock.segments import IORequest
+
+
+def move_within(
+    memory: AddressRanges, request: IORequest, move: Callable[[IORequest], IOResult]
+) -> IOResult:
+    """Move the objects that lie in the memory with every piece.
+
+    Args:
+        memory: What can be reached.
+        request: Objects anywhere.
+        move: Moves objects that can be reached.
+    """
+    if memory.covers(request.addresses, request.sizes):
+        return move(request)
+    known = memory.covered_rows(request.addresses, request.sizes)
+    result = IOResult.of(len(request))
+    result.errors[~known] = UNREGISTERED
+    rows = np.flatnonzero(known)
+    if len(rows):
+        part = move(
+            attrs.evolve(
+                request,
+                file_of=request.file_of[rows],
+                offsets=request.offsets[rows],
+                addresses=request.addresses[rows],
+                sizes=request.sizes[rows],
+            )
+        )
+        result.errors[rows] = part.errors
+        result.nbytes[rows] = part.nbytes
+        result.checksums[rows] = part.checksums
+    return result
