@@ -190,7 +190,7 @@ class Batch:
             return self.sizes[:, 0]
         if self.sizes.strides[0] == 0:
             # One repeated row (see Region.addresses): sum it once.
-            return np.full(len(self.keys), self.sizes[0].sum())
+            return np.broadcast_to(self.sizes[0].sum(), len(self.keys))
         return cast("Int64Array", self.sizes.sum(axis=1))
 
     def remaining_s(self) -> float:

@@ -21,8 +21,7 @@ from kvdock.segments.format import (
     with_checksums,
 )
 from kvdock.segments.index import ABSENT, HashTable
-from kvdock.segments.io import IORequest, IOResult
-from kvdock.segments.io_plan import plan_arrays, plan_rows
+from kvdock.segments.io import IORequest, IOResult, plan_arrays, plan_rows
 
 if TYPE_CHECKING:
     from pathlib import Path

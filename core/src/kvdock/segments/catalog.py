@@ -299,13 +299,7 @@ class Catalog:
     def note_lookup(
         self, digests: UInt64Array, there: Int64Array, deadline_s: float
     ) -> None:
-        """Remember what was looked up, for the writes that follow.
-
-        Args:
-            digests: uint64 (n, 2), of the keys.
-            there: int64 (m,), positions of those that were found.
-            deadline_s: Of the call.
-        """
+        """Remember a lookup and the places of what was there, for writes to follow."""
         with self.lock:
             self.index.clock.end_run()
             self._lookups.add(digests, there, deadline_s)

@@ -34,12 +34,15 @@ from kvdock.segments.daemon_threads import DaemonThreads
 from kvdock.segments.io import (
     DEADLINE,
     EMPTY_CHECKSUM,
+    GRANULE,
+    MOST_BUFFERS,
     IOEngine,
+    IOPlan,
     IORequest,
     IOResult,
     address_space,
+    plan_request,
 )
-from kvdock.segments.io_plan import GRANULE, MOST_BUFFERS, IOPlan, plan_request
 from kvdock.synchronization import ProcessGuard
 
 if TYPE_CHECKING:
