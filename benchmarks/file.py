@@ -1,13 +1,17 @@
 """Measure the file backend against the machine and against its peers.
 
-Usage: python benchmarks/file.py [--dir DIR] [--rounds N] [--name NAME] [--quick]
+Usage: python benchmarks/file.py [--dir DIR] [--disk DIR] [--sglang] [--rounds N]
+                                 [--name NAME] [--quick]
 
+Layer: the backend's hook and everything below it; `Attachment` is not part of it.
 Pages of 64K to 4M in batches of 128, in order and at random, put and get,
 checksums on, memory warm. In memory (/dev/shm) unless a folder of a disk is
 given: then the disk's write-back is measured as well. All contenders take turns
 within one run, and a figure is the median over rounds of the ratio within a round.
-SGLang's HiCacheFile takes part where KVDOCK_SGLANG_PYTHON names an
-interpreter that has SGLang. The last line is a JSON object; the whole of it is also
+SGLang's HiCacheFile takes part with `--sglang`, which builds or finds `.venv-sglang`
+(3.4 GB), or where KVDOCK_SGLANG_PYTHON names an interpreter that has SGLang. With
+`--disk` pages of 1M are also moved on a real disk: with O_DIRECT, and buffered with
+fsync at the end of each put. The last line is a JSON object; the whole of it is also
 written to benchmarks/results/NAME.json.
 """
 
@@ -18,6 +22,8 @@ import json
 import os
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -97,6 +103,47 @@ def ratio(seconds: Seconds, ours: str, other: str, operation: str) -> float:
     return statistics.median(every)
 
 
+def on_disk(
+    where: Path, page_bytes: int, rounds: int, *, direct: bool
+) -> tuple[Seconds, int]:
+    """Race kvdock and raw calls on a real disk: direct, or buffered and synced."""
+    folder = Path(tempfile.mkdtemp(prefix="kvdock-bench-", dir=where))
+    pages = max(BATCH, FOOTPRINT_BYTES // page_bytes)
+    pool = Pool.of(pages, page_bytes)
+    raw = Raw(folder / "raw", pool, direct=direct, synced=not direct)
+    try:
+        ours = Kvdock(folder / "kvdock", pool, synced=not direct, direct=direct)
+        contenders: dict[str, Contender] = {"raw": raw, "kvdock": ours}
+        seconds = race(contenders, pages, rounds)
+        ours.close()
+    finally:
+        raw.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    return seconds, pages * page_bytes
+
+
+def disk_figures(where: Path, rounds: int, tables: dict[str, Any]) -> dict[str, float]:
+    """Measure pages of 1M on a real disk, add their tables; return the ratios."""
+    figures: dict[str, float] = {}
+    for label, direct in (("disk_direct", True), ("disk_synced", False)):
+        seconds, nbytes = on_disk(where, SIZES["1M"], rounds, direct=direct)
+        tables[label] = speeds(seconds, nbytes)
+        show(label, tables[label])
+        for operation in ("put", "get"):
+            found = ratio(seconds, "kvdock", "raw", operation)
+            figures[f"{label}_{operation}_vs_raw"] = round(found, 2)
+    return figures
+
+
+def sglang_python() -> str:
+    """Return an interpreter that has SGLang; build it where there is none."""
+    script = Path(__file__).parents[1] / "engines/sglang/tests/environment.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return done.stdout.split()[-1]
+
+
 def measure_size(
     folder: Path, page_bytes: int, rounds: int, python: str
 ) -> tuple[Seconds, int]:
@@ -174,11 +221,17 @@ def main() -> None:
     parser.add_argument("--name", default="file", help="of the file of results")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="no big indexes")
+    parser.add_argument("--disk", type=Path, help="folder on a real disk")
+    parser.add_argument(
+        "--sglang", action="store_true", help="build or find SGLang for HiCacheFile"
+    )
     parser.add_argument("--sizes", nargs="*", default=list(SIZES))
     args = parser.parse_args()
-    python = os.environ.get("KVDOCK_SGLANG_PYTHON", "")
+    python = os.environ.get("KVDOCK_SGLANG_PYTHON") or (
+        sglang_python() if args.sglang else ""
+    )
     if not python:
-        print("HiCacheFile is left out: KVDOCK_SGLANG_PYTHON names no interpreter")
+        print("HiCacheFile is left out: see --sglang")
     figures: dict[str, Any] = {}
     tables: dict[str, Any] = {}
     for label in args.sizes:
@@ -204,6 +257,8 @@ def main() -> None:
             quickest = {name: min(took) for name, took in asked.items()}
             found = quickest["HiCacheFile"] / quickest["kvdock"]
             figures["exists_1024_vs_hicachefile"] = round(found, 1)
+    if args.disk is not None:
+        figures |= disk_figures(args.disk, args.rounds, tables)
     figures["small_get_us"] = file_fairness.measure(args.dir)
     if not args.quick:
         figures |= index_figures(args.dir)

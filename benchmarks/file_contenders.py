@@ -7,6 +7,7 @@ All of them move between one warm pool of host memory and one file system.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
 import subprocess
@@ -34,6 +35,7 @@ from kvdock import (
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+RAW_FILES = 3
 QUOTA_BYTES = 2 << 30  # of kvdock's store: a small one for a real disk
 
 Rows = list[list[int]]
@@ -52,9 +54,16 @@ class Pool:
     def of(cls, pages: int, page_bytes: int) -> Self:
         """Make a pool of random pages, every byte of it touched."""
         rng = np.random.default_rng(7)
-        words = rng.integers(0, 2**63, (pages, page_bytes // 8), dtype=np.int64)
-        target = np.ones((pages, page_bytes), np.uint8)
-        return cls(page_bytes, words.view(np.uint8), target)
+        # Direct I/O wants memory that begins at a page.
+        source, target = (
+            np.frombuffer(mmap.mmap(-1, pages * page_bytes), np.uint8)
+            .reshape(pages, page_bytes) for _ in range(2)
+        )  # fmt: skip
+        source.view(np.int64)[:] = rng.integers(
+            0, 2**63, (pages, page_bytes // 8), dtype=np.int64
+        )
+        target[:] = 1
+        return cls(page_bytes, source, target)
 
     def wrong(self, pages: list[int]) -> int:
         """Count pages whose target is not their source, and wipe the target."""
@@ -77,38 +86,54 @@ class Contender(Protocol):
 
 
 class Raw:
-    """The limit: positional I/O into one file that was written before.
+    """The limit: positional I/O into files that were written before.
+
+    Each turn has the next of a few files, so that the place of one in memory or on
+    disk does not decide: kvdock's pages lie in sixteen segments or more.
 
     Args:
         root: An empty folder.
         pool: The memory.
         threads: How many share the pages of a batch.
+        direct: Whether to bypass the page cache.
+        synced: Whether a put ends once its pages are on the disk.
     """
 
-    def __init__(self, root: Path, pool: Pool, threads: int = 1) -> None:
+    def __init__(
+        self,
+        root: Path,
+        pool: Pool,
+        threads: int = 1,
+        *,
+        direct: bool = False,
+        synced: bool = False,
+    ) -> None:
         root.mkdir()
         self._pool = pool
         self._size = pool.page_bytes
         self._threads = threads
         self._workers = ThreadPoolExecutor(threads)
-        self._fd = os.open(root / "raw", os.O_RDWR | os.O_CREAT, 0o600)
-        os.posix_fallocate(self._fd, 0, pool.source.nbytes)
-        os.pwrite(self._fd, pool.source.reshape(-1)[: 1 << 30].data, 0)
+        self._synced = synced
+        flags = os.O_RDWR | os.O_CREAT | (os.O_DIRECT if direct else 0)
+        self._fds = [os.open(root / f"raw{n}", flags, 0o600) for n in range(RAW_FILES)]
+        for fd in self._fds:
+            os.posix_fallocate(fd, 0, pool.source.nbytes)
+            os.pwrite(fd, pool.source.reshape(-1)[: 1 << 30].data, 0)
         self._from = [memoryview(row) for row in pool.source]
         self._into = [memoryview(row) for row in pool.target]
 
     def put(self, batches: Rows, turn: int) -> float:
         """Write every page at its own offset."""
-        del turn
-        return self._timed(batches, os.pwritev, self._from)
+        return self._timed(batches, turn, os.pwritev, self._from)
 
     def get(self, batches: Rows, turn: int) -> float:
         """Read every page from its own offset."""
-        del turn
-        return self._timed(batches, os.preadv, self._into)
+        return self._timed(batches, turn, os.preadv, self._into)
 
-    def _timed(self, batches: Rows, call: object, views: list[memoryview]) -> float:
-        fd, size = self._fd, self._size
+    def _timed(
+        self, batches: Rows, turn: int, call: object, views: list[memoryview]
+    ) -> float:
+        fd, size = self._fds[turn % RAW_FILES], self._size
 
         def move(pages: list[int]) -> None:
             for page in pages:
@@ -120,12 +145,15 @@ class Raw:
                 move(pages)
             else:
                 list(self._workers.map(move, [pages[::2], pages[1::2]]))
+        if self._synced and call is os.pwritev:
+            os.fsync(fd)
         return time.perf_counter() - begun
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
         self._workers.shutdown()
-        os.close(self._fd)
+        for fd in self._fds:
+            os.close(fd)
 
 
 class FilePerPage:
@@ -168,16 +196,28 @@ class FilePerPage:
         """Nothing is held."""
 
 
+def sync_files(root: Path) -> None:
+    """Bring the pages of all segments to the disk."""
+    for file in root.rglob("*.dat"):
+        fd = os.open(file, os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
+
+
 class Kvdock:
     """The file backend, through its hooks, checksums on.
 
     Args:
         root: An empty folder.
         pool: The memory.
+        synced: Whether a put ends once its pages are on the disk.
         settings: More settings of the backend.
     """
 
-    def __init__(self, root: Path, pool: Pool, **settings: object) -> None:
+    def __init__(
+        self, root: Path, pool: Pool, *, synced: bool = False, **settings: object
+    ) -> None:
+        self._root = root if synced else None
         self._pool = pool
         self.pages = len(pool.source)
         part = Part("kv", DType.U8, (pool.page_bytes,))
@@ -256,6 +296,8 @@ class Kvdock:
         for keys, at, sizes in calls:
             batch = Batch(operation, keys, at, sizes)
             missed += int((~self._backend.batch_io(self.handle, batch).ok).sum())
+        if self._root is not None and operation is Operation.PUT:
+            sync_files(self._root)
         took = time.perf_counter() - begun
         if missed:
             raise RuntimeError(f"{operation}: {missed} pages were not OK")

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-QUICK = ("startup", "plan", "sessions", "page_path")
+QUICK = ("startup", "plan", "sessions", "attach", "page_path")
 
 
 def figures_of(name: str) -> dict[str, object]:

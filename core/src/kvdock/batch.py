@@ -64,9 +64,12 @@ class Outcome(IntEnum):
 
 
 _LAST = int(max(Outcome))
+_OK = int(Outcome.OK)
 
 
 def _matrix(value: npt.ArrayLike) -> Int64Array:
+    if type(value) is np.ndarray and value.dtype == np.int64:
+        return cast("Int64Array", value)
     return np.asarray(value, np.int64)
 
 
@@ -183,6 +186,8 @@ class Batch:
         """Bytes of each object, int64 (n,)."""
         if not self.sizes.size:
             return np.zeros(len(self.keys), np.int64)
+        if self.sizes.shape[1] == 1:
+            return self.sizes[:, 0]
         if self.sizes.strides[0] == 0:
             # One repeated row (see Region.addresses): sum it once.
             return np.broadcast_to(self.sizes[0].sum(), len(self.keys))
@@ -275,8 +280,8 @@ class BatchResult:
         """Answer a batch; what is OK moved exactly its bytes."""
         codes = _as_codes(outcomes)
         moved = batch.object_bytes
-        if np.count_nonzero(codes):
-            moved = np.where(codes == Outcome.OK, moved, 0)
+        if batch.sizes.size and np.count_nonzero(codes):
+            moved = np.where(codes == _OK, moved, 0)
         return cls(codes, moved)
 
     @classmethod
@@ -317,13 +322,15 @@ def validate_result(batch: Batch, result: object) -> BatchResult:
         )
     codes = result.outcomes
     # Nearly every answer is in order: look before building new arrays.
-    if np.count_nonzero(codes > _LAST):
+    if np.count_nonzero(codes) and np.count_nonzero(codes > _LAST):
         codes = np.where(codes > _LAST, np.uint8(Outcome.ERROR), codes)
-    wanted = batch.object_bytes
-    if batch.operation is Operation.GET and np.count_nonzero(result.nbytes != wanted):
-        ok = codes == Outcome.OK
-        codes = np.where(ok & (result.nbytes < wanted), np.uint8(Outcome.SHORT), codes)
-        codes = np.where(ok & (result.nbytes > wanted), np.uint8(Outcome.LONG), codes)
+    if batch.operation is Operation.GET:
+        wanted = batch.object_bytes
+        if np.count_nonzero(result.nbytes != wanted):
+            short, long = result.nbytes < wanted, result.nbytes > wanted
+            ok = codes == _OK
+            codes = np.where(ok & short, np.uint8(Outcome.SHORT), codes)
+            codes = np.where(ok & long, np.uint8(Outcome.LONG), codes)
     if codes is result.outcomes:
         return result
     return BatchResult(codes, result.nbytes, result.hold)

@@ -77,7 +77,7 @@ def allowed_prefixes(pool: PoolSpec, exists: BoolArray) -> BoolArray:
     allowed = np.ones(pages + 1, np.bool_)
     match pool.hit_policy:
         case HitPolicy.ALL_PAGES:
-            allowed[_leading(exists) + 1 :] = False
+            allowed[leading(exists) + 1 :] = False
         case HitPolicy.TRAILING_PAGES:
             # A prefix of p needs [p - window, p): nothing missing since then.
             ends = np.arange(1, pages + 1, dtype=np.int32)
@@ -91,11 +91,11 @@ def allowed_prefixes(pool: PoolSpec, exists: BoolArray) -> BoolArray:
             rows = exists[: pages // block * block].reshape(-1, block)
             whole: BoolArray = np.all(rows[:, block - pool.group_pages :], axis=1)
             allowed[1:] = False
-            allowed[block : _leading(whole) * block + 1 : block] = True
+            allowed[block : leading(whole) * block + 1 : block] = True
     return allowed
 
 
-def _leading(exists: BoolArray) -> int:
+def leading(exists: BoolArray) -> int:
     """Return how many entries are true before the first that is not."""
     if not len(exists):
         return 0
@@ -130,6 +130,12 @@ def evaluate(
             raise PoolError(
                 f"pool {pool.name!r}: {there.shape} answers for {pages} pages"
             )
+        if np.count_nonzero(there) == pages and (
+            pool.hit_policy is not HitPolicy.BLOCK_GROUPS
+        ):
+            # All pages are there: every prefix is allowed.
+            found[pool.name] = pages
+            continue
         allowed = allowed_prefixes(pool, there)
         found[pool.name] = _last(allowed)
         if pool.required:

@@ -98,6 +98,25 @@ class Region:
     layout: Layout
     blocks: tuple[Block, ...]
     owners: tuple[object, ...] = attrs.field(default=(), repr=False)
+    object_bytes: Int64Array = attrs.field(init=False, repr=False)
+    """Bytes of each object of a page, int64 (objects,)."""
+    page_bytes: int = attrs.field(init=False, repr=False)
+    """Bytes of a page, all objects together."""
+    _repeated: Int64Array = attrs.field(init=False, repr=False)
+    """The sizes of as many pages, int64 (pages, segments): a view of one row."""
+
+    @object_bytes.default
+    def _sum_objects(self) -> Int64Array:
+        return cast("Int64Array", self.sizes.sum(axis=1))
+
+    @page_bytes.default
+    def _sum_pages(self) -> int:
+        return int(self.sizes.sum())
+
+    @_repeated.default
+    def _repeat_sizes(self) -> Int64Array:
+        row = self.sizes[:1]
+        return np.broadcast_to(row, (self.pages if len(row) else 0, row.shape[1]))
 
     @classmethod
     def of(
@@ -228,11 +247,6 @@ class Region:
         """Number of contiguous pieces of the largest object of a page."""
         return int(self.sizes.shape[1])
 
-    @property
-    def object_bytes(self) -> Int64Array:
-        """Bytes of each object of a page, int64 (objects,)."""
-        return cast("Int64Array", self.sizes.sum(axis=1))
-
     def check(self, pages: npt.ArrayLike) -> Int64Array:
         """Return page indices as int64 after a bounds check.
 
@@ -246,6 +260,8 @@ class Region:
                 f"not {given.dtype} {given.shape}"
             )
         indices = given.astype(np.int64, copy=False)
+        if indices.size == 1 and 0 <= indices[0] < self.pages:
+            return indices
         if indices.size and (indices.min() < 0 or indices.max() >= self.pages):
             wrong = given[(indices < 0) | (indices >= self.pages)][0]
             raise RegionError(
@@ -267,11 +283,17 @@ class Region:
         Raises:
             RegionError: If an index lies outside of the region.
         """
-        indices = self.check(pages)
+        return self.locate(self.check(pages))
+
+    def locate(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Turn page indices that were checked into addresses and sizes."""
         if len(self.objects) == 1:
-            # One object a page: the repeated row stays a view of one page's sizes.
             rows = indices[:, None] * self.strides[0] + self.bases[0]
-            return rows, np.broadcast_to(self.sizes[0], rows.shape)
+            # One object a page: the repeated row stays a view of one page's sizes.
+            sizes = self._repeated[: len(rows)]
+            if len(sizes) < len(rows):
+                sizes = np.broadcast_to(self.sizes[0], rows.shape)
+            return rows, sizes
         shape = (len(indices) * len(self.objects), self.buffers)
         where = self.bases + indices[:, None, None] * self.strides
         sizes = np.broadcast_to(self.sizes, (len(indices), *self.sizes.shape))

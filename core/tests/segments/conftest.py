@@ -51,7 +51,8 @@ class Depot:
         **more: Any,
     ) -> Batch:
         at = memory.ctypes.data + np.arange(len(memory)) * memory.shape[1]
-        sizes = np.full((len(memory), 1), memory.shape[1])
+        # A view of one row, as regions give it.
+        sizes = np.broadcast_to(np.int64(memory.shape[1]), (len(memory), 1))
         keys = self.keys(numbers)
         return Batch(operation, keys, at.reshape(-1, 1), sizes, **more)
 

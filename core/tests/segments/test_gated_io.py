@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdock.batch import MemoryGate, Operation, Outcome
-from kvdock.segments import IORequest, PosixIOEngine, posix_io
+from kvdock.segments import IORequest, PosixIOEngine, io, posix_io
 from kvdock.segments.io import DEADLINE
 
 REUSED = 0x77
@@ -138,8 +138,9 @@ def test_a_read_leaves_memory_alone_once_its_gate_is_closed(
     tmp_path_factory: pytest.TempPathFactory, trial: Trial
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(posix_io, "_GRANULE", trial.granule)
-        patch.setattr(posix_io, "_TASK", 2 * trial.granule)
+        patch.setattr(io, "GRANULE", trial.granule)
+        patch.setattr(posix_io, "GRANULE", trial.granule)
+        patch.setattr(io, "_TASK", 2 * trial.granule)
         engine = PosixIOEngine(trial.threads, direct=trial.direct)
         table = Table.of(
             engine, tmp_path_factory.mktemp("t") / "d", trial.sizes, trial.seed
@@ -176,8 +177,9 @@ def test_a_write_reports_nothing_that_was_taken_after_its_gate_was_closed(
     tmp_path_factory: pytest.TempPathFactory, trial: Trial
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(posix_io, "_GRANULE", trial.granule)
-        patch.setattr(posix_io, "_TASK", 2 * trial.granule)
+        patch.setattr(io, "GRANULE", trial.granule)
+        patch.setattr(posix_io, "GRANULE", trial.granule)
+        patch.setattr(io, "_TASK", 2 * trial.granule)
         engine = PosixIOEngine(trial.threads, direct=trial.direct)
         table = Table.of(
             engine, tmp_path_factory.mktemp("t") / "d", trial.sizes, trial.seed

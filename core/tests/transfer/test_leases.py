@@ -73,6 +73,26 @@ def test_whatever_the_order_no_page_is_lost_or_shared(
     assert book.leased_pages == 0
 
 
+pages = st.lists(st.integers(0, 7), min_size=1, max_size=6)
+
+
+@given(leased=pages, asked=pages)
+def test_all_pages_are_leased_where_each_one_would_be(
+    leased: list[int], asked: list[int]
+) -> None:
+    books = [PageLeases(8), PageLeases(8)]
+    for book in books:
+        book.take(np.array(leased[:2]))
+    together, apart = books
+    lease = together.take_all(np.array(asked))
+    free, _ = apart.take(np.array(asked))
+    assert (lease is not None) == free.all()
+    if lease is not None:
+        assert together.in_use(range(8)).tolist() == apart.in_use(range(8)).tolist()
+        lease.end()
+    assert together.leased_pages == len({*leased[:2]})
+
+
 def test_a_signal_while_a_lease_is_given_leaves_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -83,4 +103,6 @@ def test_a_signal_while_a_lease_is_given_leaves_none(
     monkeypatch.setattr("kvdock.transfer.leases.Lease", ring)
     with pytest.raises(KeyboardInterrupt):
         book.take(np.arange(2))
+    with pytest.raises(KeyboardInterrupt):
+        book.take_all(np.arange(2))
     assert not book.leased_pages

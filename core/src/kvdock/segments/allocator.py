@@ -165,7 +165,7 @@ class SegmentAllocator:
                 if self._live(segment) < segment.rows.slots:
                     self.counts["segments_adopted"] += 1
                     return segment
-                with self.lock:
+                with self.lock, folder.own_change():
                     segment.release(full=True)
         return None
 
@@ -186,7 +186,7 @@ class SegmentAllocator:
 
     def _claim(self, folder: SegmentDirectory, segment: Segment) -> bool:
         """Become a segment's writer and read what it holds."""
-        with self.lock:
+        with self.lock, folder.own_change():
             # A scan may have dropped it meanwhile, and its rows are another's then.
             known = self.segments.get(segment.rows.number) is segment
             if not known or not segment.acquire():
@@ -428,7 +428,8 @@ class SegmentAllocator:
             erase_records(segment.index_fd, gone)
             roomy = self._live(segment) < rows.slots
             if not roomy:
-                segment.release(full=True)
+                with folder.own_change():
+                    segment.release(full=True)
         self.counts["pages_evicted"] += len(gone)
         return roomy
 
@@ -468,7 +469,7 @@ class SegmentAllocator:
                 return
             segment = self.segments.get(plan.numbers.pop())
             if segment and self._evict_from(folder, segment, plan, before_ns):
-                with self.lock:
+                with self.lock, folder.own_change():
                     segment.release(full=True)
 
     def delete(self, folder: SegmentDirectory, segment: Segment) -> None:

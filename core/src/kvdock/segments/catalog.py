@@ -19,7 +19,13 @@ from kvdock.segments import paths
 from kvdock.segments.cleanup import collect_garbage
 from kvdock.segments.directory import SegmentDirectory
 from kvdock.segments.fd_cache import FdCache
-from kvdock.segments.format import Records, credible_uses, key_digests, key_seed
+from kvdock.segments.format import (
+    Records,
+    credible_uses,
+    key_digest,
+    key_digests,
+    key_seed,
+)
 from kvdock.segments.index import ABSENT, Index
 from kvdock.segments.recency import PrefixLookups
 from kvdock.segments.segment import (
@@ -167,8 +173,9 @@ class Catalog:
 
     def gone(self) -> bool:
         """Return whether the namespace or a folder of it was deleted."""
-        fds = [self._namespace_fd, *(one.fd for one in list(self.folders.values()))]
-        return any(map(paths.is_gone, fds))
+        # A namespace's folder can only go after those in it. `refresh` needs each look.
+        looks = [folder.look() for folder in list(self.folders.values())]
+        return any(looks) if looks else paths.is_gone(self._namespace_fd)
 
     def recreate_folders(self) -> None:
         """Create folders again that were deleted.
@@ -201,6 +208,10 @@ class Catalog:
         """Return which keys are there, bool (n,), by digest; reads no file."""
         with self.lock:
             return cast("BoolArray", self.index.find(digests) != ABSENT)
+
+    def digest(self, key: str) -> tuple[int, int]:
+        """Return the two words of a key's digest."""
+        return key_digest(key, self._seed)
 
     def lookup_durable(self, keys: Sequence[str]) -> LookupResult:
         """Look up keys, and check that their records are still on disk.
@@ -285,15 +296,16 @@ class Catalog:
             for number in np.unique(self.index.segment_of[rows]).tolist():
                 self.segments[number].touched = True
 
-    def note_lookup(self, found: LookupResult, deadline_s: float) -> None:
-        """Remember what was looked up, for the writes that follow."""
+    def note_lookup(
+        self, digests: UInt64Array, there: Int64Array, deadline_s: float
+    ) -> None:
+        """Remember a lookup and the places of what was there, for writes to follow."""
         with self.lock:
             self.index.clock.end_run()
-            self._lookups.add(found.digests, found.there, deadline_s)
+            self._lookups.add(digests, there, deadline_s)
 
-    def write_times(self, found: LookupResult, deadline_s: float) -> Int64Array:
+    def write_times(self, digests: UInt64Array, deadline_s: float) -> Int64Array:
         """Return the time of use of each key that is written, int64 (n,)."""
-        digests = found.digests
         with self.lock:
             known = self._lookups.by_key and len(digests)
             first_ns = self._lookups.continue_with(digests) if known else None
@@ -308,20 +320,36 @@ class Catalog:
 
     def count(self, verb: str, outcomes: OutcomeArray) -> None:
         """Count outcomes by name."""
+        if not np.count_nonzero(outcomes):
+            with self.lock:
+                self.counts[f"{verb}_ok"] += len(outcomes)
+            return
         found = np.bincount(outcomes, minlength=len(Outcome)).tolist()
         with self.lock:
             for outcome in Outcome:
                 if found[outcome]:
                     self.counts[f"{verb}_{outcome.name.lower()}"] += found[outcome]
 
-    def refresh(self, *, missed: bool = False, always: bool = False) -> bool:
+    def refresh(
+        self,
+        *,
+        missed: bool = False,
+        stored: bool = False,
+        always: bool = False,
+        looked: bool = False,
+    ) -> bool:
         """Read changes of other processes; return whether there were any.
 
         Args:
             missed: A key was not found, so read segments that are being filled too.
+            stored: The same for keys that are stored now: where another process
+                stores one at the same moment, it is there twice.
             always: Read now, however recent the last refresh is.
+            looked: Whether `gone` has looked at the folders just now.
         """
-        changed = [f for f in list(self.folders.values()) if f.changed()]
+        folders = list(self.folders.values())
+        changed = [f for f in folders if f.changed(looked=looked, missed=missed)]
+        missed |= stored
         nothing_new = not (changed or missed)
         if not always and (nothing_new or time.monotonic() < self._next_sync_s):
             return False
@@ -331,7 +359,7 @@ class Catalog:
             begun_s = time.monotonic()
             found = [folder.scan() for folder in changed]
             if missed:
-                found += [folder.poll() for folder in list(self.folders.values())]
+                found += [folder.poll() for folder in folders]
             if changed:
                 self._files.keep_only(set(self.segments.values()))
             if begun_s > self._next_uses_s:
@@ -373,6 +401,19 @@ class Catalog:
             segment.touched = True
             held.append(segment)
         return OpenSegments(tuple(held), tuple(tokens), np.array(failed, np.uint64))
+
+    def open_one(self, segment: Segment) -> Token | None:
+        """Open the file of one segment; None if that fails."""
+        try:
+            token = self._files.open(segment)
+        except OSError:
+            return None
+        segment.touched = True
+        return token
+
+    def release_one(self, segment: Segment) -> None:
+        """End one use of a file that `open_one` has opened."""
+        self._files.release((segment,))
 
     def release(self, held: OpenSegments) -> None:
         """End the use of files."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -82,6 +83,12 @@ _FACTORS = np.array(
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT = np.uint64(29)
 _SALT = np.uint64(0x6B76646F636B0000 + FORMAT_VERSION)
+_HALF = np.uint64(32)
+_WORDS = RECORD_BYTES // 8
+_WORD = 2**64 - 1
+_PLAIN_FACTORS: tuple[int, ...] = tuple(_FACTORS.tolist())
+_PLAIN_MIX = int(_MIX)
+_PLAIN_SALT = int(_SALT)
 
 
 CLOCK_SLACK_NS = 3600 * 10**9
@@ -123,14 +130,20 @@ def fold(rows: Records) -> UInt64Array:
     Args:
         rows: (n,) of a 64-byte type whose last word is the check itself.
     """
-    words = np.ascontiguousarray(rows).view(np.uint64).reshape(-1, 8)
-    state = np.full(len(words), _SALT)
+    words = np.ascontiguousarray(rows).view(np.uint64).reshape(-1, _WORDS)
+    return _folded(words.T)
+
+
+def _folded(columns: UInt64Array) -> UInt64Array:
+    """Return the self-check of rows given by column, uint64 (8, n)."""
+    state = np.full(columns.shape[1], _SALT)
+    shifted = np.empty_like(state)
     for column, factor in enumerate(_FACTORS):
-        state ^= words[:, column]
+        state ^= columns[column]
         state *= factor
-        state ^= state >> _SHIFT
+        state ^= np.right_shift(state, _SHIFT, out=shifted)
     state *= _MIX
-    state ^= state >> _SHIFT
+    state ^= np.right_shift(state, _SHIFT, out=shifted)
     return state
 
 
@@ -159,14 +172,33 @@ def records_of(
         slots: int64 (n,).
         stored_ns: int64 (n,), when each was stored.
     """
-    records = np.zeros(len(slots), RECORD)
-    records["key_low"], records["key_high"] = digests.T
-    records["checksum"] = checksums
-    records["nbytes"] = nbytes
-    records["stored_ns"] = stored_ns
-    records["segment"], records["generation"] = place
-    records["slot"] = slots
-    return with_checksums(records)
+    if len(slots) == 1:
+        row = [*digests[0].tolist(), int(checksums[0]), nbytes, int(stored_ns[0])]
+        row += [place[0], int(slots[0]) << 32 | place[1]]
+        words = np.array([*row, _fold_one(row)], np.uint64)
+        return cast("Records", words.view(RECORD))
+    # Column by column: one contiguous row of memory for each word.
+    columns = np.empty((_WORDS, len(slots)), np.uint64)
+    columns[:2] = digests.T
+    columns[2] = checksums
+    columns[3] = nbytes
+    columns[4] = stored_ns
+    columns[5] = place[0]
+    columns[6] = slots
+    columns[6] <<= _HALF
+    columns[6] |= np.uint64(place[1])
+    columns[7] = _folded(columns)
+    return cast("Records", np.ascontiguousarray(columns.T).view(RECORD).reshape(-1))
+
+
+def _fold_one(row: Sequence[int]) -> int:
+    """Return the self-check of one record in plain numbers: its other words."""
+    state = _PLAIN_SALT
+    for word, factor in zip(row, _PLAIN_FACTORS, strict=True):
+        state = (state ^ word) * factor & _WORD
+        state ^= state >> 29
+    state = state * _PLAIN_MIX & _WORD
+    return state ^ state >> 29
 
 
 def header_of(
@@ -236,6 +268,11 @@ def key_digests(keys: Sequence[str], seed: int) -> UInt64Array:
         seed: The namespace's, so that a collision found in one namespace is none
             in another.
     """
-    digest = xxhash.xxh3_128_digest
-    raw = b"".join([digest(key.encode(), seed) for key in keys])
-    return np.frombuffer(raw, "<u8").reshape(-1, 2)
+    digests = map(xxhash.xxh3_128_digest, map(str.encode, keys), repeat(seed))
+    return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
+
+
+def key_digest(key: str, seed: int) -> tuple[int, int]:
+    """Return the words of one key's digest: `key_digests` in plain numbers."""
+    whole = xxhash.xxh3_128_digest(key.encode(), seed)
+    return int.from_bytes(whole[:8], "little"), int.from_bytes(whole[8:], "little")

@@ -7,7 +7,6 @@ Not thread-safe: the store holds a lock around each call.
 
 from __future__ import annotations
 
-import bisect
 import time
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.segments.format import RECORD, Records
+from kvdock.segments.row_gaps import RowGaps
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, UInt64Array
@@ -23,40 +23,21 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=np.generic)
 
 
-_GROWTH = 1.25
-
-
-_WORDS = RECORD.itemsize // 8
-
-
 ABSENT = -1
 """Row number of a key that was not found."""
 
-
+_GROWTH = 1.25
+_WORDS = RECORD.itemsize // 8
 _LANES = 8
-
-
 _ROW = np.uint64(0xFFFFFFFF)
-
-
 _TAG = np.uint64(32)
-
-
 _EMPTY = np.uint64(0)
-
-
 _TOMB = _ROW  # row number 2**32 - 2, which is never used
-
-
+_PLAIN_TOMB = int(_TOMB)
 _FULLEST = 0.5  # maximum share of lanes in use; above it, too many buckets overflow
-
-
 _ROOMY = 0.35  # maximum share after growing
-
-
 _SMALLEST = 64  # buckets
-
-
+_FEW = 4  # keys that are placed one by one
 _STEP = 1 << 16  # rows handled at once, so that temporaries stay in the cache
 
 
@@ -79,6 +60,65 @@ class HashTable:
             digests: uint64 (n, 2), what to look for.
             known: uint64 (rows, 2), the digest of each row.
         """
+        if 0 < len(digests) <= _STEP and len(known):
+            found = self.find_at_home(digests, known)
+            if found is not None:
+                return found
+        return self.find_anywhere(digests, known)
+
+    def find_one(self, low: int, high: int, words: UInt64Array) -> int:
+        """Return the row of one key, or `ABSENT`: `find` in plain numbers.
+
+        Args:
+            low: First word of its digest.
+            high: Second word.
+            words: uint64 (rows, 8), whose first two columns are digests.
+        """
+        tag = high >> 32
+        mask = len(self._lanes) - 1
+        bucket = low & mask
+        while True:
+            line = self._lanes[bucket].tolist()
+            for lane in line:
+                if lane >> 32 == tag:
+                    row = (lane & _PLAIN_TOMB) - 1
+                    if 0 <= row < len(words) and words[row, :2].tolist() == [low, high]:
+                        return int(row)
+            if 0 in line:
+                return ABSENT
+            bucket = (bucket + 1) & mask
+
+    def find_at_home(
+        self, digests: UInt64Array, known: UInt64Array
+    ) -> Int64Array | None:
+        """Find keys by one look at the bucket that each one belongs to.
+
+        Returns:
+            None if that does not tell: a bucket is full, or another key has the
+            tag of one of these.
+        """
+        lines = self._lanes.take(self._home(digests), axis=0)
+        match = (lines >> _TAG) == (digests[:, 1] >> _TAG)[:, None]
+        lane = match.argmax(axis=1)
+        lane += np.arange(0, match.size, _LANES)
+        hit = match.take(lane)
+        rows = (lines.take(lane) & _ROW).astype(np.int64)
+        rows -= 1
+        if np.count_nonzero(hit) == len(hit):
+            if rows.min() < 0 or rows.max() >= len(known):
+                return None
+            return None if np.count_nonzero(known[rows] != digests) else rows
+        if np.count_nonzero(lines[~hit].min(axis=1)):
+            return None
+        there = rows[hit]
+        if len(there) and (there.min() < 0 or there.max() >= len(known)):
+            return None
+        if np.count_nonzero(known[there] != digests[hit]):
+            return None
+        return np.where(hit, rows, ABSENT)
+
+    def find_anywhere(self, digests: UInt64Array, known: UInt64Array) -> Int64Array:
+        """Find keys in the buckets that follow theirs, too."""
         found = np.full(len(digests), ABSENT, np.int64)
         asked = np.arange(len(digests))
         buckets = self._home(digests)
@@ -108,14 +148,10 @@ class HashTable:
             rows: int64 (n,).
             known: uint64 (rows, 2), the digest of each row, for growing.
         """
-        self._make_room(len(rows), known)
+        self.reserve(len(rows), known)
         for start in range(0, len(rows), _STEP):
             part = slice(start, start + _STEP)
             self._place(digests[part], rows[part])
-
-    def reserve(self, more: int, known: UInt64Array) -> None:
-        """Make room for many keys at once."""
-        self._make_room(more, known)
 
     def remove(self, digests: UInt64Array, rows: Int64Array) -> None:
         """Remove keys that are mapped to exactly these rows."""
@@ -140,7 +176,8 @@ class HashTable:
     def _next(self, buckets: Int64Array) -> Int64Array:
         return (buckets + 1) & (len(self._lanes) - 1)
 
-    def _make_room(self, more: int, known: UInt64Array) -> None:
+    def reserve(self, more: int, known: UInt64Array) -> None:
+        """Make room for many keys at once."""
         limit = _FULLEST * self._lanes.size
         if self._used + more <= limit:
             return
@@ -157,27 +194,45 @@ class HashTable:
             self._place(known[part], part)
 
     def _place(self, digests: UInt64Array, rows: Int64Array) -> None:
+        if len(rows) <= _FEW:
+            self._place_few(digests, rows)
+            return
         entries = (digests[:, 1] >> _TAG) << _TAG
         entries |= (rows + 1).astype(np.uint64)
         buckets = self._home(digests)
+        lanes = self._lanes.reshape(-1)
         while len(entries):
-            order = np.argsort(buckets, kind="stable")
-            buckets, entries = buckets[order], entries[order]
             lines = self._lanes.take(buckets, axis=0)
             free = (lines == _EMPTY) | (lines == _TOMB)
-            first = np.ones(len(buckets), np.bool_)
-            np.not_equal(buckets[1:], buckets[:-1], out=first[1:])
-            if not first.all():
-                # How many before it in this batch want the same bucket.
-                starts = np.flatnonzero(first)
-                nth = np.arange(len(buckets)) - starts[np.cumsum(first) - 1]
-                free = np.cumsum(free, axis=1) == (nth + 1)[:, None]
-            lane = np.argmax(free, axis=1)
-            fits = free[np.arange(len(lane)), lane]
-            at, where = buckets[fits], lane[fits]
-            self._used += int((self._lanes[at, where] == _EMPTY).sum())
-            self._lanes[at, where] = entries[fits]
-            buckets, entries = self._next(buckets[~fits]), entries[~fits]
+            lane = free.argmax(axis=1)
+            first = np.arange(0, lines.size, _LANES) + lane
+            fits = free.take(first)
+            at = buckets * _LANES + lane
+            if np.count_nonzero(fits) == len(fits):
+                lanes[at] = entries
+            else:
+                lanes[at[fits]] = entries[fits]
+            # Of keys that chose the same lane one has it; the others choose again.
+            placed = lanes.take(at) == entries
+            self._used += int(((lines.take(first) == _EMPTY) & placed).sum())
+            if np.count_nonzero(placed) == len(placed):
+                return
+            buckets = np.where(fits, buckets, self._next(buckets))[~placed]
+            entries = entries[~placed]
+
+    def _place_few(self, digests: UInt64Array, rows: Int64Array) -> None:
+        """Place a few keys in plain numbers: arrays take as long for one as for 50."""
+        lanes = self._lanes
+        mask = len(lanes) - 1
+        for (low, high), row in zip(digests.tolist(), rows.tolist(), strict=True):
+            bucket = low & mask
+            line = lanes[bucket].tolist()
+            while not (0 in line or _PLAIN_TOMB in line):
+                bucket = (bucket + 1) & mask
+                line = lanes[bucket].tolist()
+            lane = line.index(0 if 0 in line else _PLAIN_TOMB)
+            lanes[bucket, lane] = (high >> 32 << 32) | (row + 1)
+            self._used += not line[lane]
 
 
 _RUN_S = 30.0
@@ -217,9 +272,14 @@ class UseClock:
 
     def read(self, count: int, deadline_s: float) -> Int64Array:
         """Return the times of use of pages that are loaded, int64 (count,)."""
+        return self.begin_read(count, deadline_s) - np.arange(count)
+
+    def begin_read(self, count: int, deadline_s: float) -> int:
+        """Return the time of use of the first of so many pages that are loaded."""
         self._run = None
         first_ns = self._next_ns.get(-deadline_s) or self.now_ns()
-        return self._times(-deadline_s, first_ns, count)
+        self._note(-deadline_s, first_ns - count)
+        return first_ns
 
     def written(
         self, count: int, deadline_s: float, first_ns: int | None
@@ -238,16 +298,16 @@ class UseClock:
             first_ns = run_ns
         else:
             begun_s = now_s
-        times = self._times(deadline_s, first_ns or self.now_ns(), count)
-        self._run = (begun_s, int(times[-1]) - 1) if count else None
-        return times
+        first_ns = first_ns or self.now_ns()
+        self._note(deadline_s, first_ns - count)
+        self._run = (begun_s, first_ns - count) if count else None
+        return first_ns - np.arange(count)
 
-    def _times(self, call: float, first_ns: int, count: int) -> Int64Array:
+    def _note(self, call: float, next_ns: int) -> None:
         if abs(call) < np.inf:
-            self._next_ns[call] = first_ns - count
+            self._next_ns[call] = next_ns
             if len(self._next_ns) > _CALLS:
                 del self._next_ns[next(iter(self._next_ns))]
-        return first_ns - np.arange(count)
 
 
 @attrs.frozen
@@ -269,6 +329,7 @@ class Index:
 
     def __init__(self) -> None:
         self.records: Records = np.zeros(0, RECORD)
+        self.words = _words_of(self.records)
         self.used_ns: Int64Array = np.zeros(0, np.int64)
         self.segment_of: npt.NDArray[np.int32] = np.zeros(0, np.int32)
         self.live_in: Int64Array = np.zeros(0, np.int64)  # records of each segment
@@ -277,7 +338,7 @@ class Index:
         self.clock = UseClock()
         self._table = HashTable()
         self._end = 0  # rows handed out, free ones among them
-        self._gaps: list[tuple[int, int]] = []  # first row and number, ascending
+        self._gaps = RowGaps()
         self._numbers = 0
         self._free_numbers: list[int] = []
 
@@ -289,7 +350,10 @@ class Index:
 
     def open_rows(self, slots: int) -> RowRange:
         """Allocate empty rows for a segment."""
-        first = self._take(slots)
+        first = self._gaps.take(slots)
+        if first is None:
+            first, self._end = self._end, self._end + slots
+            self._grow(self._end)
         number = self._free_numbers.pop() if self._free_numbers else self._numbers
         self._numbers = max(self._numbers, number + 1)
         if number >= len(self.live_in):
@@ -310,35 +374,16 @@ class Index:
         self.forget(np.arange(rows.first, rows.first + rows.slots))
         self.segment_of[rows.span] = ABSENT
         self.slots_in[rows.number] = 0
-        self._give_back(rows.first, rows.slots)
+        self._gaps.give_back(rows.first, rows.slots)
         self._free_numbers.append(rows.number)
-
-    def _take(self, slots: int) -> int:
-        """Return the first of `slots` free rows of the smallest range with so many."""
-        gaps = [(size, first) for first, size in self._gaps if size >= slots]
-        if not gaps:
-            first, self._end = self._end, self._end + slots
-            self._grow(self._end)
-            return first
-        size, first = min(gaps)
-        self._gaps.remove((first, size))
-        if size > slots:
-            bisect.insort(self._gaps, (first + slots, size - slots))
-        return first
-
-    def _give_back(self, first: int, slots: int) -> None:
-        """Add a free range and merge it with adjacent ones: segments differ in size."""
-        at = bisect.bisect(self._gaps, (first, slots))
-        if at < len(self._gaps) and self._gaps[at][0] == first + slots:
-            slots += self._gaps.pop(at)[1]
-        if at and sum(self._gaps[at - 1]) == first:
-            first, before = self._gaps.pop(at - 1)
-            slots += before
-        bisect.insort(self._gaps, (first, slots))
 
     def find(self, digests: UInt64Array) -> Int64Array:
         """Return the row of each key, int64 (n,), or `ABSENT`."""
         return self._table.find(digests, self._digests())
+
+    def find_one(self, low: int, high: int) -> int:
+        """Return the row of one key, given the words of its digest, or `ABSENT`."""
+        return self._table.find_one(low, high, self.words)
 
     def live(self, rows: RowRange) -> BoolArray:
         """Return which slots of a segment hold a record, bool (slots,)."""
@@ -361,10 +406,15 @@ class Index:
             absent_at: A version at which the keys were distinct and absent; saves
                 a lookup.
         """
-        self.records[rows] = records
+        words = _words_of(records)
+        self.words[rows] = words
         self.used_ns[rows] = used_ns
-        np.add.at(self.live_in, self.segment_of[rows], 1)
-        digests = self._digests()[rows]
+        numbers = self.segment_of[rows]
+        if np.count_nonzero(numbers != numbers[:1]):
+            np.add.at(self.live_in, numbers, 1)
+        elif len(numbers):
+            self.live_in[numbers[0]] += len(numbers)
+        digests = words[:, :2]
         if absent_at == self.version:
             self._table.add(digests, rows, self._digests())
         else:
@@ -399,8 +449,7 @@ class Index:
         self.used_ns[rows] = used_ns
 
     def _digests(self) -> UInt64Array:
-        words = self.records.view(np.uint64).reshape(-1, _WORDS)
-        return words[:, :2]
+        return self.words[:, :2]
 
     def _map(self, digests: UInt64Array, rows: Int64Array) -> None:
         there = self._table.find(digests, self._digests())
@@ -417,8 +466,15 @@ class Index:
             return
         wanted = max(rows, int(len(self.records) * _GROWTH))
         self.records = _longer(self.records, wanted)
+        self.words = _words_of(self.records)
         self.used_ns = _longer(self.used_ns, wanted)
         self.segment_of = _longer(self.segment_of, wanted)
+
+
+def _words_of(records: Records) -> UInt64Array:
+    """Return records as they are on disk, uint64 (n, 8)."""
+    words = np.ascontiguousarray(records).view(np.uint64)
+    return cast("UInt64Array", words.reshape(-1, _WORDS))
 
 
 def _last_of_equals(digests: UInt64Array) -> Int64Array:

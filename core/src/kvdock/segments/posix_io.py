@@ -19,14 +19,12 @@ import errno
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import attrs
 import numpy as np
 import xxhash
 
@@ -36,65 +34,25 @@ from kvdock.segments.daemon_threads import DaemonThreads
 from kvdock.segments.io import (
     DEADLINE,
     EMPTY_CHECKSUM,
+    GRANULE,
+    MOST_BUFFERS,
     IOEngine,
+    IOPlan,
     IORequest,
     IOResult,
     address_space,
+    plan_request,
 )
 from kvdock.synchronization import ProcessGuard
 
 if TYPE_CHECKING:
-    from kvdock.arrays import Int64Array
     from kvdock.batch import MemoryGate
 
-_GRANULE = 512 << 10  # bytes between two checks of the deadline; half an L2 cache
-_TASK = 1 << 20  # bytes that a helper takes at once
-_MOST_BUFFERS = 1024  # IOV_MAX of Linux
 _MEMORY_BLOCK = 512  # memory addresses of direct I/O
 _Move = Callable[[int, list[memoryview], int], int]
 _Pieces = list[tuple[int, int]]
 """Host address and bytes of each piece of memory."""
 _Hash = xxhash.xxh3_64
-
-
-@attrs.frozen(eq=False)
-class _IOPlan:
-    """A request sorted by file and offset, as lists for the inner loop."""
-
-    write: bool
-    order: Int64Array
-    files: list[int]
-    offsets: list[int]
-    addresses: list[list[int]]
-    sizes: list[list[int]]
-    pieces: int
-    totals: Int64Array
-    runs: list[int]  # first object of each run, and the number of objects
-    deadline_s: float
-    gate: MemoryGate | None
-    expected: list[int] | None
-    result: IOResult
-
-    def abandoned(self) -> bool:
-        """Return whether the memory has another use by now."""
-        return self.gate is not None and self.gate.closed
-
-    def enter(self) -> bool:
-        """Begin to touch host memory; False if that is too late."""
-        return self.gate is None or self.gate.enter()
-
-    def leave(self) -> None:
-        """End what `enter` began."""
-        if self.gate is not None:
-            self.gate.leave()
-
-    def pieces_of(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Return host address and bytes of each piece of some objects."""
-        rows = zip(self.addresses[start:stop], self.sizes[start:stop], strict=True)
-        for addresses, sizes in rows:
-            for at, size in zip(addresses, sizes, strict=True):
-                if size:
-                    yield at, size
 
 
 class PosixIOEngine(IOEngine):
@@ -109,7 +67,7 @@ class PosixIOEngine(IOEngine):
         self._direct = direct
         self._threads = max(1, threads)
         self._space = address_space()
-        self._bounce = BounceBuffer(_GRANULE)
+        self._bounce = BounceBuffer(GRANULE)
         self._helpers = DaemonThreads(self._threads - 1)
         self._guard = ProcessGuard()
 
@@ -145,7 +103,7 @@ class PosixIOEngine(IOEngine):
         result = IOResult.of(len(request))
         if not len(request):
             return result
-        plan, tasks = _plan(request, result)
+        plan, tasks = plan_request(request, result)
         if len(tasks) == 1 or self._threads == 1:
             for first, last in tasks:
                 self._work(plan, first, last)
@@ -176,7 +134,7 @@ class PosixIOEngine(IOEngine):
             self._guard = ProcessGuard()
         return self._helpers
 
-    def _drain(self, plan: _IOPlan, todo: deque[tuple[int, int]]) -> None:
+    def _drain(self, plan: IOPlan, todo: deque[tuple[int, int]]) -> None:
         while True:
             try:
                 first, last = todo.popleft()
@@ -184,7 +142,7 @@ class PosixIOEngine(IOEngine):
                 return
             self._work(plan, first, last)
 
-    def _work(self, plan: _IOPlan, first: int, last: int) -> None:
+    def _work(self, plan: IOPlan, first: int, last: int) -> None:
         """Move the runs from first up to, not including, last."""
         rows: list[int] = []
         sums: list[int] = []
@@ -205,7 +163,7 @@ class PosixIOEngine(IOEngine):
             plan.result.nbytes[at] = plan.totals[rows]
             plan.result.errors[at] = 0
 
-    def _together(self, plan: _IOPlan, start: int, stop: int) -> list[int] | None:
+    def _together(self, plan: IOPlan, start: int, stop: int) -> list[int] | None:
         """Move adjacent objects in one call; return their checksums.
 
         Returns:
@@ -228,7 +186,7 @@ class PosixIOEngine(IOEngine):
                 if size
             ]
         wanted = sum(map(len, views))
-        if wanted > _GRANULE or len(views) > _MOST_BUFFERS:
+        if wanted > GRANULE or len(views) > MOST_BUFFERS:
             return None
         if (self._direct and not _aligned(views, wanted)) or not plan.enter():
             return None
@@ -246,7 +204,7 @@ class PosixIOEngine(IOEngine):
         return sums if plan.write else self._sums(plan, start, stop, views)
 
     def _together_gated(
-        self, plan: _IOPlan, gate: MemoryGate, start: int, stop: int
+        self, plan: IOPlan, gate: MemoryGate, start: int, stop: int
     ) -> list[int] | None:
         """Read adjacent objects into the bounce buffer, and copy those that are right.
 
@@ -255,7 +213,7 @@ class PosixIOEngine(IOEngine):
         """
         totals = plan.totals[start:stop].tolist()
         wanted = sum(totals)
-        if wanted > _GRANULE:
+        if wanted > GRANULE:
             return None
         bounce, file, offset = self._bounce, plan.files[start], plan.offsets[start]
         try:
@@ -277,7 +235,7 @@ class PosixIOEngine(IOEngine):
         return sums
 
     def _sums(
-        self, plan: _IOPlan, start: int, stop: int, views: list[memoryview]
+        self, plan: IOPlan, start: int, stop: int, views: list[memoryview]
     ) -> list[int]:
         if plan.pieces == 1:
             return [xxhash.xxh3_64_intdigest(view) for view in views]
@@ -291,7 +249,7 @@ class PosixIOEngine(IOEngine):
             sums.append(state.intdigest())
         return sums
 
-    def _single(self, plan: _IOPlan, row: int) -> None:
+    def _single(self, plan: IOPlan, row: int) -> None:
         """Move one object in granules; an error is the outcome of this object."""
         if plan.abandoned():
             return
@@ -318,7 +276,7 @@ class PosixIOEngine(IOEngine):
         plan.result.checksums[at] = state.intdigest() if done else EMPTY_CHECKSUM
 
     def _write(
-        self, plan: _IOPlan, file: int, offset: int, pieces: _Pieces, state: _Hash
+        self, plan: IOPlan, file: int, offset: int, pieces: _Pieces, state: _Hash
     ) -> int:
         """Hash a granule, then write it; return the bytes."""
         views = [self._space[at : at + size] for at, size in pieces]
@@ -340,7 +298,7 @@ class PosixIOEngine(IOEngine):
         return self._bounce.write(file, offset, wanted)
 
     def _read(
-        self, plan: _IOPlan, file: int, offset: int, pieces: _Pieces, state: _Hash
+        self, plan: IOPlan, file: int, offset: int, pieces: _Pieces, state: _Hash
     ) -> int:
         """Read a granule, then hash it; return the bytes, fewer at a file's end."""
         views = [self._space[at : at + size] for at, size in pieces]
@@ -360,13 +318,13 @@ class PosixIOEngine(IOEngine):
 def _granules(addresses: list[int], sizes: list[int]) -> list[_Pieces]:
     """Cut an object's pieces into groups for one system call each."""
     groups: list[_Pieces] = [[]]
-    room = _GRANULE
+    room = GRANULE
     for start, size in zip(addresses, sizes, strict=True):
         at, end = start, start + size
         while at < end:
-            if not room or len(groups[-1]) == _MOST_BUFFERS:
+            if not room or len(groups[-1]) == MOST_BUFFERS:
                 groups.append([])
-                room = _GRANULE
+                room = GRANULE
             step = min(end - at, room)
             groups[-1].append((at, step))
             at += step
@@ -407,53 +365,3 @@ def _after(views: list[memoryview], done: int) -> list[memoryview]:
         if skip < len(view):
             left.append(view[skip:])
     return left
-
-
-def _plan(
-    request: IORequest, result: IOResult
-) -> tuple[_IOPlan, list[tuple[int, int]]]:
-    """Sort objects by offset, join adjacent ones into runs, runs into tasks."""
-    count = len(request)
-    sizes = request.sizes
-    if sizes.strides[0] == 0:
-        totals = np.full(count, sizes[0].sum())  # one repeated row
-    else:
-        totals = sizes.sum(axis=1)
-    files, offsets = request.file_of, request.offsets
-    one_file = len(request.files) == 1
-    order = np.argsort(offsets) if one_file else np.lexsort((offsets, files))
-    files, offsets, ordered = files[order], offsets[order], totals[order]
-    before = np.cumsum(ordered) - ordered
-    granule = before // _GRANULE
-    cut = np.ones(count, np.bool_)
-    inner = cut[1:]
-    np.not_equal(offsets[1:], (offsets + ordered)[:-1], out=inner)
-    inner |= granule[1:] != granule[:-1]
-    if not one_file:
-        inner |= files[1:] != files[:-1]
-    if ordered.max() > _GRANULE:
-        # An object of several granules does not share a call with others.
-        inner |= (ordered[1:] > _GRANULE) | (ordered[:-1] > _GRANULE)
-    most = max(1, _MOST_BUFFERS // max(1, sizes.shape[1]))
-    cut[::most] = True
-    starts = np.flatnonzero(cut)
-    task = before[starts] // _TASK
-    edges = [0, *(np.flatnonzero(task[1:] != task[:-1]) + 1).tolist(), len(starts)]
-    handles = np.asarray(request.files, np.int64)
-    expected = request.expected
-    plan = _IOPlan(
-        write=request.write,
-        order=order,
-        files=handles[files].tolist(),
-        offsets=offsets.tolist(),
-        addresses=request.addresses[order].tolist(),
-        sizes=request.sizes[order].tolist(),
-        pieces=sizes.shape[1],
-        totals=ordered,
-        runs=[*starts.tolist(), len(order)],
-        deadline_s=request.deadline_s,
-        gate=request.gate,
-        expected=None if expected is None else expected[order].tolist(),
-        result=result,
-    )
-    return plan, list(pairwise(edges))

@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     from kvdock.arrays import Int64Array, OutcomeArray, UInt64Array
     from kvdock.segments.catalog import Catalog, LookupResult, OpenSegments
     from kvdock.segments.format import Records
+    from kvdock.segments.io import Token
+    from kvdock.segments.segment import Segment
 
+_OK = int(Outcome.OK)
+"""A plain number: numpy looks for arrays in members of enumerations, which takes
+microseconds for each."""
+_ABSENT = int(Outcome.ABSENT)
+_ONE_OK = np.zeros(1, np.uint8)
+_ONE_OK.flags.writeable = False
+_HALF = np.uint64(32)
+_CHECKSUM, _NBYTES, _SEGMENT, _PLACE = 2, 3, 5, 6
+"""Words of a record; the place is the slot above the generation."""
 _DAMAGE = (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
 _LOST = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.ESTALE, errno.ENXIO)
 """Errors for lost bytes, as opposed to a wrong call."""
@@ -33,10 +44,136 @@ class Reader:
         self._catalog = catalog
         self._engine = engine
 
+    def exists(self, batch: Batch) -> BatchResult:
+        """Find out which keys are there, for an engine that may store the others."""
+        catalog = self._catalog
+        catalog.refresh(looked=True)
+        digests = catalog.digests(batch.keys)
+        with catalog.lock:
+            absent = catalog.index.find(digests) < 0
+        if np.count_nonzero(absent) and catalog.refresh(missed=True):
+            with catalog.lock:
+                absent = catalog.index.find(digests) < 0
+        catalog.note_lookup(digests, np.flatnonzero(~absent), batch.deadline_s)
+        # As numbers, False and True are OK and ABSENT.
+        return BatchResult.of(batch, absent.view(np.uint8))
+
     def get(self, batch: Batch) -> BatchResult:
         """Fill the memory of a batch."""
         catalog = self._catalog
-        outcomes = np.full(len(batch), Outcome.ABSENT, np.uint8)
+        loaded = self.get_one(batch) if len(batch) == 1 else self.get_together(batch)
+        if loaded is not None:
+            catalog.count("get", loaded.outcomes)
+            return loaded
+        return self.get_any(batch)
+
+    def get_one(self, batch: Batch) -> BatchResult | None:
+        """Load one object that is there and whole, in plain numbers.
+
+        Returns:
+            None for any other: then nothing is decided, and `get_any` finds out
+            what is wrong.
+        """
+        catalog = self._catalog
+        size = int(batch.sizes[0].sum())
+        catalog.refresh(looked=True)
+        low, high = catalog.digest(batch.keys[0])
+        with catalog.lock:
+            index = catalog.index
+            row = index.find_one(low, high)
+            if row < 0 or not size:
+                return None
+            words = index.words[row].tolist()
+            segment = catalog.segments.get(int(index.segment_of[row]))
+            if segment is None or words[_NBYTES] != size:
+                return None
+            right = words[_SEGMENT] == segment.name.segment
+            token = catalog.open_one(segment) if right else None
+            if token is None:
+                return None
+            index.used_ns[row] = index.clock.begin_read(1, batch.deadline_s)
+        slots = np.array([words[_PLACE] >> 32])
+        sums = np.array([words[_CHECKSUM]], np.uint64)
+        result = self._read(batch, segment, token, slots, sums)
+        if (
+            result.errors[0]
+            or int(result.checksums[0]) != words[_CHECKSUM]
+            or result.nbytes[0] != size
+        ):
+            return None
+        return BatchResult(_ONE_OK, result.nbytes)
+
+    def get_together(self, batch: Batch) -> BatchResult | None:
+        """Load objects of one size that are all there, whole, and in one segment.
+
+        Returns:
+            As for `get_one`.
+        """
+        catalog, sizes = self._catalog, batch.sizes
+        if not sizes.size or sizes.strides[0]:
+            return None
+        size = int(sizes[0].sum())
+        catalog.refresh(looked=True)
+        digests = catalog.digests(batch.keys)
+        with catalog.lock:
+            index = catalog.index
+            rows = index.find(digests)
+            first = int(rows.min())
+            if first < 0 or not size:
+                return None
+            segment = catalog.segments.get(int(index.segment_of[first]))
+            if segment is None or int(rows.max()) >= segment.rows.span.stop:
+                return None
+            words = index.words[rows]
+            right = not (
+                np.count_nonzero(words[:, _NBYTES] != size)
+                or np.count_nonzero(words[:, _SEGMENT] != segment.name.segment)
+            )
+            token = catalog.open_one(segment) if right else None
+            if token is None:
+                return None
+            index.used_ns[rows] = index.clock.read(len(rows), batch.deadline_s)
+        slots = (words[:, _PLACE] >> _HALF).astype(np.int64)
+        sums = words[:, _CHECKSUM]
+        result = self._read(batch, segment, token, slots, sums)
+        if (
+            np.count_nonzero(result.errors)
+            or np.count_nonzero(result.checksums != sums)
+            or np.count_nonzero(result.nbytes != size)
+        ):
+            return None
+        return BatchResult(np.zeros(len(rows), np.uint8), result.nbytes)
+
+    def _read(
+        self,
+        batch: Batch,
+        segment: Segment,
+        token: Token,
+        slots: Int64Array,
+        expected: UInt64Array,
+    ) -> IOResult:
+        """Read all objects of a batch from one segment, and end the use of its file."""
+        try:
+            return self._engine.move(
+                IORequest(
+                    write=False,
+                    files=(token,),
+                    file_of=np.zeros(len(slots), np.int64),
+                    offsets=slots * segment.slot_bytes,
+                    addresses=batch.addresses,
+                    sizes=batch.sizes,
+                    deadline_s=batch.deadline_s,
+                    gate=batch.gate,
+                    expected=expected,
+                )
+            )
+        finally:
+            self._catalog.release_one(segment)
+
+    def get_any(self, batch: Batch) -> BatchResult:
+        """Load what can be loaded, and find out what is wrong with the rest."""
+        catalog = self._catalog
+        outcomes = np.full(len(batch), _ABSENT, np.uint8)
         found = catalog.lookup(batch.keys)
         if len(found.there):
             with catalog.lock:
@@ -91,7 +228,7 @@ def _expected(
     """
     believed = found.records
     wanted = batch.object_bytes[found.there].astype(np.uint64)
-    outcomes = np.full(len(believed), Outcome.OK, np.uint8)
+    outcomes = np.full(len(believed), _OK, np.uint8)
     outcomes[files == ABSENT] = Outcome.CORRUPT  # the file is gone
     outcomes[np.isin(believed["segment"], shut)] = Outcome.ERROR
     outcomes[believed["nbytes"] < wanted] = Outcome.SHORT
@@ -99,7 +236,7 @@ def _expected(
     keys = found.digests[found.there]
     other = (believed["key_low"] != keys[:, 0]) | (believed["key_high"] != keys[:, 1])
     outcomes[other] = Outcome.ABSENT
-    return outcomes, np.flatnonzero((outcomes == Outcome.OK) & (wanted > 0))
+    return outcomes, np.flatnonzero((outcomes == _OK) & (wanted > 0))
 
 
 def _transfer(
@@ -127,7 +264,7 @@ def _transfer(
 def _verified(result: IOResult, believed: Records) -> OutcomeArray:
     """Compare the result of a read with the records."""
     nbytes = believed["nbytes"].astype(np.int64)
-    outcomes = np.full(len(nbytes), Outcome.OK, np.uint8)
+    outcomes = np.full(len(nbytes), _OK, np.uint8)
     outcomes[result.checksums != believed["checksum"]] = Outcome.CORRUPT
     outcomes[result.nbytes < nbytes] = Outcome.SHORT
     if result.errors.any():

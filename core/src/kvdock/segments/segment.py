@@ -161,10 +161,10 @@ def read_record(fd: int, slot: int) -> bytes:
 
 def _runs(slots: Int64Array) -> Iterator[tuple[int, int]]:
     """Divide ascending slots into runs of neighbours: (first, last + 1)."""
-    edges = np.flatnonzero(np.diff(slots, prepend=-2, append=-2) != 1).tolist()
-    # The last edge closes the last run.
-    edges[-1] = len(slots)
-    return pairwise(edges)
+    if not len(slots):
+        return iter(())
+    edges = np.flatnonzero(slots[1:] - slots[:-1] != 1) + 1
+    return pairwise([0, *edges.tolist(), len(slots)])
 
 
 def read_records(fd: int, slots: Int64Array) -> Records:

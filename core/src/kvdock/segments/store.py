@@ -234,11 +234,7 @@ class SegmentStore:
         self._check_gone()
         match batch.operation:
             case Operation.EXISTS:
-                found = self._catalog.lookup(batch.keys)
-                outcomes = np.full(len(batch), Outcome.ABSENT, np.uint8)
-                outcomes[found.there] = Outcome.OK
-                self._catalog.note_lookup(found, batch.deadline_s)
-                return BatchResult.of(batch, outcomes)
+                return self._reader.exists(batch)
             case Operation.PUT:
                 result = self._writer.put(batch)
                 if self._tracked.limit:
@@ -363,7 +359,12 @@ class SegmentStore:
             return Usage(counts=MappingProxyType(dict(self.counts)))
         self._check_fork()
         catalog = self._catalog
-        catalog.refresh(missed=True)
+        try:
+            catalog.refresh(missed=True)
+        except OSError as error:
+            if error.errno not in OUT_OF_FILES or not catalog.close_idle():
+                raise
+            catalog.refresh(missed=True)
         with catalog.lock:
             live = catalog.index.records["check"] != 0
             nbytes = int(catalog.index.records["nbytes"][live].sum())

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from kvdock.segments.directory import SegmentDirectory
     from kvdock.segments.segment import Segment
 
+_OK = int(Outcome.OK)
+_REFUSED_PAGE = int(Outcome.REFUSED)
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ESTALE, UNREGISTERED)
 """Errors for lack of space or unreachable memory, as opposed to a broken disk."""
 
@@ -96,13 +98,46 @@ class Writer:
 
     def put(self, batch: Batch) -> BatchResult:
         """Store the objects of a batch that are absent."""
+        outcomes = self.put_fresh(batch)
+        if outcomes is None:
+            outcomes = self.put_any(batch)
+        self._catalog.count("put", outcomes)
+        return BatchResult.of(batch, outcomes)
+
+    def put_fresh(self, batch: Batch) -> OutcomeArray | None:
+        """Store objects of one size of which none is there.
+
+        Returns:
+            An outcome for each; None for any other batch: then nothing is stored.
+        """
+        catalog, sizes, count = self._catalog, batch.sizes, len(batch)
+        if not sizes.size or (count > 1 and sizes.strides[0]):
+            return None
+        size = int(sizes[0].sum())
+        if not size:
+            return None
+        catalog.refresh(looked=True)
+        digests = catalog.digests(batch.keys)
+        with self._lock:
+            present = self._index.find(digests) >= 0
+            version = self._index.version
+        if np.count_nonzero(present) or catalog.refresh(stored=True):
+            return None
+        if count > 1 and len(set(digests[:, 0].tolist())) < count:
+            return None
+        used_ns = catalog.write_times(digests, batch.deadline_s)
+        fresh = _PutBatch(batch, digests, used_ns, version)
+        return self._store(fresh, np.arange(count), size)
+
+    def put_any(self, batch: Batch) -> OutcomeArray:
+        """Store the absent ones of any objects; return an outcome for each."""
         found = self._catalog.lookup_durable(batch.keys)
         wanted = batch.object_bytes
         # An object of another length under this key can only be damaged.
         right = found.records["nbytes"] == wanted[found.there].astype(np.uint64)
         there = np.zeros(len(batch), np.bool_)
         there[found.there[right]] = True
-        used_ns = self._catalog.write_times(found, batch.deadline_s)
+        used_ns = self._catalog.write_times(found.digests, batch.deadline_s)
         self._catalog.touch(found, right, used_ns)
         absent_at = found.version if right.all() else -1
         outcomes = np.where(there, Outcome.OK, Outcome.REFUSED).astype(np.uint8)
@@ -119,12 +154,11 @@ class Writer:
                     same = todo[sizes == size]
                     outcomes[same] = self._store(fresh, same, size)
             outcomes[missing] = outcomes[todo][copy_of]
-        self._catalog.count("put", outcomes)
-        return BatchResult.of(batch, outcomes)
+        return outcomes
 
     def _store(self, fresh: _PutBatch, todo: Int64Array, size: int) -> OutcomeArray:
         """Store objects of one size; return an outcome for each."""
-        outcomes = np.full(len(todo), Outcome.REFUSED, np.uint8)
+        outcomes = np.full(len(todo), _REFUSED_PAGE, np.uint8)
         folder = self._catalog.folder(size)
         done = 0
         # No object is evicted for one that was used before it: so a batch, and a
@@ -152,25 +186,28 @@ class Writer:
         if not size:
             return _not_moved(len(rows), 0)
         segment = reserved.active.segment
-        held = self._catalog.open(np.array([segment.rows.number]))
+        whole = len(rows) == len(batch)
+        token = self._catalog.open_one(segment)
+        if token is None:
+            held = self._catalog.open(np.array([segment.rows.number]))
+            self._catalog.release(held)
+            error = errno.EMFILE if len(held.failed) else errno.ESTALE
+            return _not_moved(len(rows), error)
         try:
-            if not held.tokens:
-                error = errno.EMFILE if len(held.failed) else errno.ESTALE
-                return _not_moved(len(rows), error)
             return self._engine.move(
                 IORequest(
                     write=True,
-                    files=held.tokens,
+                    files=(token,),
                     file_of=np.zeros(len(rows), np.int64),
                     offsets=reserved.slots * segment.slot_bytes,
-                    addresses=batch.addresses[rows],
-                    sizes=batch.sizes[rows],
+                    addresses=batch.addresses if whole else batch.addresses[rows],
+                    sizes=batch.sizes if whole else _chosen(batch.sizes, rows),
                     deadline_s=batch.deadline_s,
                     gate=batch.gate,
                 )
             )
         finally:
-            self._catalog.release(held)
+            self._catalog.release_one(segment)
 
     def _publish(
         self,
@@ -183,18 +220,20 @@ class Writer:
         """Make objects visible that were written whole; return their outcomes."""
         segment = reserved.active.segment
         outcomes = _judged(result, size)
-        good = outcomes == Outcome.OK
-        slots = reserved.slots[good]
+        good = outcomes == _OK
+        slots, sums = reserved.slots, result.checksums
+        if np.count_nonzero(outcomes):
+            slots, rows, sums = slots[good], rows[good], sums[good]
         records = records_of(
-            fresh.digests[rows[good]],
-            result.checksums[good],
+            fresh.digests[rows],
+            sums,
             size,
             place=(segment.name.segment, segment.name.generation),
             slots=slots,
-            stored_ns=fresh.used_ns[rows[good]],
+            stored_ns=fresh.used_ns[rows],
         )
         if len(slots) and not self._commit(fresh, segment, slots, records):
-            outcomes[good] = Outcome.REFUSED
+            outcomes[good] = _REFUSED_PAGE
             good[:] = False
         self.commit_reservation(reserved, reserved.slots[~good])
         return outcomes
@@ -283,10 +322,15 @@ class Writer:
             return
         if self._active.get(active.folder) is active:
             del self._active[active.folder]
-        with self._lock, suppress(OSError):
+        with self._lock, suppress(OSError), active.folder.own_change():
             used = np.array(self._index.used_ns[active.segment.rows.span])
             active.segment.write_uses(used)
             active.segment.release(full=True)
+
+
+def _chosen(sizes: Int64Array, rows: Int64Array) -> Int64Array:
+    """Return sizes of some rows; a row that is repeated stays a view."""
+    return sizes[: len(rows)] if sizes.strides[0] == 0 else sizes[rows]
 
 
 def _not_moved(count: int, error: int) -> IOResult:
@@ -299,9 +343,9 @@ def _not_moved(count: int, error: int) -> IOResult:
 
 def _judged(result: IOResult, size: int) -> OutcomeArray:
     """Return the outcome of each object that an engine wrote."""
-    outcomes = np.full(len(result.errors), Outcome.OK, np.uint8)
-    outcomes[result.nbytes != size] = Outcome.REFUSED
-    if result.errors.any():
+    outcomes = np.zeros(len(result.errors), np.uint8)  # OK
+    outcomes[result.nbytes != size] = _REFUSED_PAGE
+    if np.count_nonzero(result.errors):
         outcomes[result.errors != 0] = Outcome.ERROR
         outcomes[np.isin(result.errors, _REFUSED)] = Outcome.REFUSED
         outcomes[result.errors == DEADLINE] = Outcome.TIMEOUT

@@ -18,7 +18,11 @@ from kvdock.keys import build_keys, check_hashes
 from kvdock.synchronization import check_deadline
 from kvdock.transfer.leases import Lease, PageLeases
 from kvdock.transfer.modes import BatchTransfer, Transfer
-from kvdock.transfer.page_indices import as_page_indices, duplicate_positions
+from kvdock.transfer.page_indices import (
+    as_page_indices,
+    check_pages,
+    duplicate_positions,
+)
 from kvdock.transfer.result import NO_PAGE
 
 if TYPE_CHECKING:
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
     from kvdock.resilience.channel import BackendChannel
     from kvdock.transfer.page_events import PageEvents
 
+_OK = int(Outcome.OK)
+"""A plain number: comparing an array with a member takes numpy microseconds."""
+_ABSENT = int(Outcome.ABSENT)
 _WRONG = (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
 _HASH = re.compile(r"[0-9A-Za-z]+")
 """A page hash in a key; a suffix never begins with a letter or a digit."""
@@ -80,7 +87,7 @@ class AttachedPool:
     @property
     def page_bytes(self) -> int:
         """Bytes of a page, without trailers."""
-        return int(self.region.object_bytes.sum())
+        return self.region.page_bytes
 
     def keys(self, hashes: Sequence[str]) -> list[str]:
         """Return the keys of pages, page-major."""
@@ -192,7 +199,7 @@ class AttachedPool:
         """
         check_hashes(hashes)
         own = as_page_indices(self.pool.name, pages, len(hashes))
-        self.region.check(own[own != NO_PAGE])
+        check_pages(self.region, own)
         return own
 
     def _deadline(self, operation: Operation, deadline_s: float | None) -> float:
@@ -207,25 +214,29 @@ class AttachedPool:
             self._notify_rejected(Operation.EXISTS, len(hashes))
             return np.zeros(len(hashes), np.bool_)
         keys = self.keys(hashes)
-        outcomes = np.full(len(keys), Outcome.ABSENT, np.uint8)
         known = self.channel.negative_cache.lookup(keys)
-        asked = np.arange(len(keys)) if known is None else np.flatnonzero(~known)
-        for start in range(0, len(asked), self.batch_keys):
-            part = asked[start : start + self.batch_keys]
-            whole = len(part) == len(keys)
-            names = keys if whole else [keys[at] for at in part.tolist()]
-            began = time.monotonic()
-            batch = Batch(
-                Operation.EXISTS, names, deadline_s=deadline_s, pool=self.pool.name
-            )
-            found = self.channel.call(self.handle, batch).result.outcomes
-            outcomes[part] = found
-            if self.channel.negative_cache.keeps_absent and np.count_nonzero(found):
-                self.channel.negative_cache.add_absent(
-                    _chosen(names, found == Outcome.ABSENT)
-                )
-            self._notify(Operation.EXISTS, found, 0, began)
-        return cast("BoolArray", _by_page(outcomes, len(self.suffixes)) == Outcome.OK)
+        if known is None and 0 < len(keys) <= self.batch_keys:
+            outcomes = self._find_keys(keys, deadline_s)
+        else:
+            outcomes = np.full(len(keys), _ABSENT, np.uint8)
+            asked = np.arange(len(keys)) if known is None else np.flatnonzero(~known)
+            for start in range(0, len(asked), self.batch_keys):
+                part = asked[start : start + self.batch_keys]
+                names = [keys[at] for at in part.tolist()]
+                outcomes[part] = self._find_keys(names, deadline_s)
+        return cast("BoolArray", _by_page(outcomes, len(self.suffixes)) == _OK)
+
+    def _find_keys(self, keys: Sequence[str], deadline_s: float) -> OutcomeArray:
+        """Look up keys in one batch; uint8 (n,)."""
+        began = time.monotonic()
+        batch = Batch(
+            Operation.EXISTS, keys, deadline_s=deadline_s, pool=self.pool.name
+        )
+        found = self.channel.call(self.handle, batch).result.outcomes
+        if self.channel.negative_cache.keeps_absent and np.count_nonzero(found):
+            self.channel.negative_cache.add_absent(_chosen(keys, found == _ABSENT))
+        self._notify(Operation.EXISTS, found, 0, began)
+        return found
 
     def transfer(
         self,
@@ -243,11 +254,13 @@ class AttachedPool:
                 `NO_PAGE` is ABSENT.
             deadline_s: Until when, over all batches.
         """
-        outcomes = np.full(len(hashes), Outcome.ABSENT, np.uint8)
+        if self._is_one_batch(operation, pages):
+            return self._transfer_batch(operation, hashes, pages, deadline_s)
+        outcomes = np.full(len(hashes), _ABSENT, np.uint8)
         chosen = np.flatnonzero(pages != NO_PAGE)
         if operation is Operation.PUT and not self.writes:
             # Another rank stores these very bytes.
-            outcomes[chosen] = Outcome.OK
+            outcomes[chosen] = _OK
             return outcomes
         if operation is Operation.GET and len(chosen) > self.batch_pages:
             chosen = self._once(pages, chosen, outcomes)
@@ -262,6 +275,14 @@ class AttachedPool:
             else:
                 outcomes[part] = self._transfer_batch(operation, *batch)
         return outcomes
+
+    def _is_one_batch(self, operation: Operation, pages: Int64Array) -> bool:
+        """Return whether all positions have a page that can be moved at once."""
+        if not 0 < len(pages) <= self.batch_pages or pages.min() < 0:
+            return False
+        return operation is Operation.GET or (
+            self.writes and not self.channel.background.pending_deletes
+        )
 
     def _once(
         self, pages: Int64Array, chosen: Int64Array, outcomes: OutcomeArray
@@ -311,6 +332,10 @@ class AttachedPool:
         if self.channel.rejects(operation):
             self._notify_rejected(operation, len(hashes))
             return np.full(len(hashes), Outcome.UNAVAILABLE, np.uint8)
+        if self.region.physical:
+            lease = self.leases.take_all(pages)
+            if lease is not None:
+                return self._execute(operation, hashes, pages, deadline_s, lease)
         outcomes = np.full(len(hashes), Outcome.REFUSED, np.uint8)
         rest = np.arange(len(hashes))
         while len(rest):
@@ -318,22 +343,35 @@ class AttachedPool:
             chosen = rest[free]
             if not len(chosen):
                 break
-            try:
-                transfer = BatchTransfer(
-                    operation, self.pool.name, self.keys(_at(hashes, chosen)),
-                    pages[chosen], deadline_s, lease, self.notify_held,
-                )  # fmt: skip
-            except BaseException:  # an interrupt: no later step ends the lease
-                lease.end()
-                raise
-            began = time.monotonic()
-            codes = self.mode.execute(self.channel, self.handle, transfer)
-            outcomes[chosen] = self._recorded(transfer, codes, began)
+            outcomes[chosen] = self._execute(
+                operation, _at(hashes, chosen), pages[chosen], deadline_s, lease
+            )
             if operation is Operation.GET:
                 # A page that is given twice can hold only one of them.
                 break
             rest = rest[~free]
         return outcomes
+
+    def _execute(
+        self,
+        operation: Operation,
+        hashes: Sequence[str],
+        pages: Int64Array,
+        deadline_s: float,
+        lease: Lease,
+    ) -> OutcomeArray:
+        """Move leased pages; the mode ends the lease."""
+        try:
+            transfer = BatchTransfer(
+                operation, self.pool.name, self.keys(hashes), pages, deadline_s,
+                lease, self.notify_held,
+            )  # fmt: skip
+        except BaseException:  # an interrupt: no later step ends the lease
+            lease.end()
+            raise
+        began = time.monotonic()
+        codes = self.mode.execute(self.channel, self.handle, transfer)
+        return self._recorded(transfer, codes, began)
 
     def _lease(self, pages: Int64Array) -> tuple[BoolArray, Lease]:
         if self.region.physical:
@@ -346,17 +384,17 @@ class AttachedPool:
         """Update the negative cache; return one outcome for each page."""
         outcomes = _by_page(codes, len(self.suffixes))
         if transfer.operation is Operation.PUT:
-            stored = codes == Outcome.OK
-            whole = bool(stored.all())
+            whole = not np.count_nonzero(codes)
             self.channel.negative_cache.discard(
-                transfer.keys if whole else _chosen(transfer.keys, stored)
+                transfer.keys if whole else _chosen(transfer.keys, codes == _OK)
             )
             if self.page_events is not None:
                 complete = np.repeat(outcomes == Outcome.OK, len(self.suffixes))
                 self._record_events(_chosen(transfer.keys, complete), stored=True)
         elif np.count_nonzero(codes):
             self._discard_corrupt(transfer.keys, codes)
-        nbytes = int((outcomes == Outcome.OK).sum()) * self.page_bytes
+        good = len(outcomes) - int(np.count_nonzero(outcomes))
+        nbytes = good * self.page_bytes
         self._notify(transfer.operation, codes, nbytes, began)
         return outcomes
 

@@ -22,7 +22,7 @@ from kvdock.batch import Batch, Operation, Outcome
 from kvdock.config.core import CoreSettings
 from kvdock.errors import AttachError, KvdockError, did_you_mean
 from kvdock.events import PagesRestored
-from kvdock.hits import Hits, evaluate
+from kvdock.hits import Hits, evaluate, leading
 from kvdock.keys import check_hashes
 from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.transfer.page_indices import resolve_page_indices
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from kvdock.routing.plan import Plan
     from kvdock.transfer.attached_pool import AttachedPool
     from kvdock.transfer.leases import PageLeases
+
+
+_OK = int(Outcome.OK)
 
 
 @attrs.define(eq=False)
@@ -228,17 +231,17 @@ class Attachment:
         nbytes: dict[str, int] = {}
         good = np.ones(len(hashes), np.bool_)
         for name, attached in sorted(pools.items(), key=lambda one: one[1].pool.anchor):
-            own = where[name]
-            given = own != NO_PAGE
-            wanted = np.where(good, own, NO_PAGE) if attached.pool.anchor else own
+            pool, own = attached.pool, where[name]
+            whole = not pool.anchor or np.count_nonzero(good) == len(good)
+            wanted = own if whole else np.where(good, own, NO_PAGE)
             result = attached.transfer(Operation.PUT, hashes, wanted, deadline_s)
             outcomes[name] = result
-            stored = result == Outcome.OK
-            nbytes[name] = int(stored.sum()) * attached.page_bytes
-            if attached.pool.required:
-                good &= stored | ~given if not attached.pool.anchor else stored
-        stored_pages = int(np.logical_and.accumulate(good).sum())
-        return TransferResult(stored_pages, outcomes, nbytes, where)
+            stored = result == _OK
+            count = int(np.count_nonzero(stored))
+            nbytes[name] = count * attached.page_bytes
+            if pool.required and count < len(stored):
+                good &= stored if pool.anchor else stored | (own == NO_PAGE)
+        return TransferResult(leading(good), outcomes, nbytes, where)
 
     def get(
         self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]
@@ -269,13 +272,14 @@ class Attachment:
                 wanted[reach:] = NO_PAGE
             result = attached.transfer(Operation.GET, hashes, wanted, deadline_s)
             outcomes[name] = result
-            loaded[name] = result == Outcome.OK
+            loaded[name] = result == _OK
             if attached.pool.anchor:
-                reach = int(np.logical_and.accumulate(loaded[name]).sum())
+                reach = leading(loaded[name])
         hits = evaluate(self._pools(pools), loaded, len(hashes))
         self.notify_restored(loaded, hits.best)
         nbytes = {
-            name: int(ok.sum()) * pools[name].page_bytes for name, ok in loaded.items()
+            name: int(np.count_nonzero(ok)) * pools[name].page_bytes
+            for name, ok in loaded.items()
         }
         return TransferResult(hits.best, outcomes, nbytes, where)
 

@@ -78,6 +78,31 @@ class PageLeases:
                 self._leased[taken] = False
             raise
 
+    def take_all(self, pages: Int64Array) -> Lease | None:
+        """Lease all of these pages: the usual case of `take`.
+
+        Args:
+            pages: int64 (n,), page indices.
+
+        Returns:
+            None if one is in use, or given twice; then none is leased.
+        """
+        if len(pages) > 1 and len(set(pages.tolist())) < len(pages):
+            return None
+        lease = Lease(self, pages)
+        taken = False
+        try:
+            with self._lock:
+                if np.count_nonzero(self._leased[pages]):
+                    return None
+                taken = True
+                self._leased[pages] = True
+        except BaseException:  # an interrupt: there is no lease that could end
+            if taken:
+                self.end(lease)
+            raise
+        return lease
+
     def end(self, lease: Lease) -> None:
         """Release the pages of a lease, once."""
         with self._lock:

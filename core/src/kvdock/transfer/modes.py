@@ -32,6 +32,7 @@ log = logging.getLogger("kvdock")
 
 GATE_CLOSE_S = 5.0
 """How long to wait for a copy in memory, which takes about 100 microseconds."""
+_OK = int(Outcome.OK)
 
 
 @attrs.frozen(eq=False)
@@ -140,7 +141,7 @@ class ZeroCopyTransfer:
                 else:
                     self.trailers.clear(transfer.pages)
             gate = MemoryGate() if self.gated else None
-            batch = transfer.batch(*self.region.addresses(transfer.pages), gate)
+            batch = transfer.batch(*self.region.locate(transfer.pages), gate)
         except BaseException:  # hashing takes long enough to be interrupted
             self._end(transfer)
             raise
@@ -202,7 +203,7 @@ def _unproven(operation: Operation, outcomes: OutcomeArray) -> OutcomeArray:
     if operation is not Operation.GET:
         return outcomes
     late = np.uint8(Outcome.TIMEOUT)
-    return np.where(outcomes == Outcome.OK, late, outcomes)
+    return np.where(outcomes == _OK, late, outcomes)
 
 
 @attrs.frozen(eq=False)
@@ -259,7 +260,7 @@ class StagedTransfer:
         numbers = buffer.numbers(len(transfer.pages))
         try:
             self._prepare(buffer, numbers, transfer)
-            batch = transfer.batch(*self.region.addresses(numbers))
+            batch = transfer.batch(*self.region.locate(numbers))
         except BaseException:  # copying takes long as well
             buffer.release()
             raise
@@ -299,7 +300,7 @@ class StagedTransfer:
         if self.staging.trailers is not None:
             outcomes = self.staging.trailers.verify(transfer.keys, numbers, outcomes)
         count = len(numbers)
-        good = (outcomes == Outcome.OK).reshape(count, -1).all(axis=1)
+        good = (outcomes == _OK).reshape(count, -1).all(axis=1)
         for at, source in enumerate(self.source):
             source.scatter(transfer.pages[good], buffer.payload(at, count)[good])
         return outcomes

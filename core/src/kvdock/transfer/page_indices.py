@@ -57,9 +57,20 @@ def resolve_page_indices(
             given = np.zeros(len(hashes), np.int64)
         own = as_page_indices(name, given, len(hashes))
         if region.physical:
-            region.check(own[own != NO_PAGE])
+            check_pages(region, own)
         resolved[name] = own
     return resolved
+
+
+def check_pages(region: Region, pages: Int64Array) -> None:
+    """Check that page indices lie in a pool's memory, `NO_PAGE` apart.
+
+    Raises:
+        RegionError: If one does not.
+    """
+    # `min` alone says whether there is any NO_PAGE: the usual batch has none.
+    usual = len(pages) and pages.min() >= 0
+    region.check(pages if usual else pages[pages != NO_PAGE])
 
 
 def as_page_indices(pool: str, given: npt.ArrayLike, count: int) -> Int64Array:
@@ -74,6 +85,8 @@ def as_page_indices(pool: str, given: npt.ArrayLike, count: int) -> Int64Array:
         raise RegionError(
             f"pool {pool!r}: page indices must have one dimension"
         ) from error
+    if found.dtype == np.int64 and found.shape == (count,):
+        return cast("Int64Array", found)
     if found.shape != (count,):
         raise RegionError(
             f"pool {pool!r}: {found.shape} page indices for {count} hashes"

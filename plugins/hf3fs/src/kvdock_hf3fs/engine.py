@@ -194,7 +194,6 @@ class _Transfer:
 
     Args:
         ring: The ring, for this call alone.
-        write: The direction.
         request: The objects.
     """
 
