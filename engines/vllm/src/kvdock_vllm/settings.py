@@ -31,7 +31,8 @@ DEFAULTS = MappingProxyType(
             # A load that is late must not land in a row that vLLM has given to
             # another page. Stores only read rows, and vLLM keeps a row until the
             # job is reported: decision record 74.
-            "calls": {"staging": "loads"},
+            "calls": {"staging": "always"},
+            "transfers": {"readers": 2, "writers": 2, "queue": 256},
         }
     }
 )
