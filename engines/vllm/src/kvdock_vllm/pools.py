@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from kvdock_vllm.identity import Identity
     from kvdock_vllm.settings import Configuration
 
-log = logging.getLogger("kvdock.vllm")
+# Below vLLM's own logger, which is the one that has a handler.
+log = logging.getLogger("vllm.kvdock")
 
 
 @attrs.frozen(eq=False)

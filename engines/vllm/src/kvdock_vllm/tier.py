@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array
     from kvdock_vllm.pools import Handover
 
-log = logging.getLogger("kvdock.vllm")
+# Below vLLM's own logger, which is the one that has a handler.
+log = logging.getLogger("vllm.kvdock")
 
 GROUP_BYTES = 4
 """How many bytes at the end of vLLM's keys are the number of the group."""
@@ -112,6 +113,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
                 fix='Use "kv_connector": "KvdockConnector", which brings its tier.',
             )
         self._adapters = handover.adapters
+        self._identity = handover.identity
         attachment, names = attach(handover, offloading_spec, primary_kv_view)
         self._attachment: Attachment = attachment
         self._transfers = TransferManager(attachment)

