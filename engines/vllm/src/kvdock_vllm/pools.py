@@ -99,7 +99,7 @@ def attach(
         ),
         settings=given.backends,
     )
-    count = int(rows.shape[0])
+    count = rows.nbytes // row_bytes
     attachment = Attachment.open(
         dock,
         plan,
@@ -116,8 +116,6 @@ def attach(
     return attachment, names
 
 
-def _settings_for(
-    plan: Plan, given: Configuration
-) -> dict[str, Mapping[str, object]]:
+def _settings_for(plan: Plan, given: Configuration) -> dict[str, Mapping[str, object]]:
     used = {route.backend for route in plan.accepted}
     return {name: own for name, own in given.backends.items() if name in used}

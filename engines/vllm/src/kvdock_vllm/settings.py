@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from enum import StrEnum
 from types import MappingProxyType
 
 import attrs
@@ -15,6 +16,7 @@ import attrs
 from kvdock.config import (
     CoreSettings,
     EngineSettings,
+    choice,
     count,
     load_engine_configuration,
     option,
@@ -43,11 +45,21 @@ UPSTREAM = MappingProxyType(
         "cpu_bytes_to_use": '"host_memory": "10 GiB"',
         "block_size": '"blocks_per_chunk"',
         "secondary_tiers": '"plugin": with a name that `kvdock list` shows',
+        "canonical_layout": "not supported: pages of one TP size are stored",
         "spec_name": "no setting: kvdock chooses it",
         "spec_module_path": "no setting: kvdock chooses it",
     }
 )
 """Keys of vLLM's own offloading connector, and what is said here instead."""
+
+
+class Eviction(StrEnum):
+    """Which rows of host memory vLLM evicts first."""
+
+    LRU = "lru"
+    """Those that were not used for longest."""
+    ARC = "arc"
+    """Those that were used once, before those that were used often."""
 
 
 @attrs.frozen(kw_only=True)
@@ -70,12 +82,8 @@ class AdapterSettings(EngineSettings):
     offload_prompt_only: bool = option(
         False, help="Store pages of prompts, and not those of answers."
     )
-    eviction_policy: str = option(
-        "lru", help="How vLLM evicts from host memory: lru or arc."
-    )
-    canonical_layout: bool = option(
-        False,
-        help="Store pages in vLLM's layout for all TP sizes, where it certifies it.",
+    eviction_policy: Eviction = choice(
+        Eviction.LRU, help="How vLLM evicts from host memory: lru or arc."
     )
 
     @property
@@ -83,13 +91,11 @@ class AdapterSettings(EngineSettings):
         """What vLLM's own offloading is told."""
         given: dict[str, object] = {
             "cpu_bytes_to_use": self.host_memory,
-            "eviction_policy": self.eviction_policy,
+            "eviction_policy": str(self.eviction_policy),
             "offload_prompt_only": self.offload_prompt_only,
         }
         if self.blocks_per_chunk > 1:
             given["blocks_per_chunk"] = self.blocks_per_chunk
-        if self.canonical_layout:
-            given["canonical_layout"] = True
         return given
 
 

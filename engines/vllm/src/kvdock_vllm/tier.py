@@ -8,7 +8,7 @@ vLLM decides which pages a prefix needs, and asks key by key.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
@@ -145,9 +145,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
                 part.hashes[:] = adapter_hashes(part.hashes, adapter)
         return parts
 
-    def stored(
-        self, keys: Sequence[OffloadKey], req_context: ReqContext
-    ) -> list[bool]:
+    def stored(self, keys: Sequence[OffloadKey], req_context: ReqContext) -> list[bool]:
         """Return which pages are stored; on the thread of the lookups.
 
         It ends at the deadline of a lookup, over all pools.
@@ -198,9 +196,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
 
     def _result(self, job: _Job) -> JobResult:
         moved = job.moved()
-        self._counts.add(
-            job.promotion, [transfer for _, transfer in job.transfers]
-        )
+        self._counts.add(job.promotion, [transfer for _, transfer in job.transfers])
         whole = bool(moved.all())
         good = None
         if not whole:
@@ -222,7 +218,10 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         """Return whether vLLM has to go on asking for ended jobs."""
         return bool(self._jobs)
 
-    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+    def on_new_request(
+        self,
+        req_context: ReqContext,  # noqa: ARG002 - vLLM's interface
+    ) -> RequestOffloadingContext:
         """Ask for new pages alone: a page that was hit is stored already."""
         return RequestOffloadingContext()
 
@@ -231,7 +230,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         self._lookups.cleanup(req_context.req_id)
         self._adapters.end(req_context.req_id)
 
-    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:  # noqa: ARG002 - same
         """Send the lookups of this step to their thread."""
         self._lookups.flush()
 
@@ -264,7 +263,10 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
             raise KvdockError(f"storage still has {held} rows of host memory")
 
     @classmethod
-    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+    def build_metric_definitions(
+        cls,
+        extra_config: dict[str, Any],  # noqa: ARG003 - same
+    ) -> dict[str, Any]:
         """Declare the metrics of `get_stats`; in the process that serves them."""
         return metric_definitions()
 

@@ -54,8 +54,8 @@ def weights_identity(model: str, *, revision: str = "", commit: str = "") -> str
 def files_digest(path: Path) -> str:
     """Return a digest of the content of a model's files, in hex.
 
-    It reads all of them: 1.9 GB/s with four threads where files are in the page
-    cache, which the engine fills anyway.
+    It reads all of them, with some threads: the engine reads them too, so they are in
+    the page cache for it.
 
     Raises:
         NamespaceError: If there is no file of weights, or one cannot be read.

@@ -79,7 +79,7 @@ class CpuCopies(OffloadingWorker):  # type: ignore[misc]  # vLLM is not installe
         ended, self._ended = self._ended, []
         return ended
 
-    def wait(self, job_ids: set[int]) -> None:
+    def wait(self, job_ids: set[int]) -> None:  # noqa: ARG002 - vLLM's interface
         return None
 
     def shutdown(self) -> None:
@@ -91,7 +91,8 @@ class CpuTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]  # same
     """vLLM's own, with copies for a CPU."""
 
     def get_worker(self, kv_caches: Any) -> CpuCopies:
-        if self._worker is None:
+        worker: CpuCopies | None = self.__dict__["_worker"]
+        if worker is None:
             region = SharedOffloadRegion(
                 engine_id=self._engine_id,
                 num_chunks=self.num_chunks,
@@ -99,8 +100,9 @@ class CpuTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]  # same
                 kv_bytes_per_chunk=self.kv_bytes_per_chunk,
                 cpu_page_size=self.cpu_page_size_per_worker,
             )
-            self._worker = CpuCopies(kv_caches, self.blocks_per_chunk, region)
-        return self._worker
+            worker = CpuCopies(kv_caches, self.blocks_per_chunk, region)
+            self._worker = worker
+        return worker
 
 
 def register() -> None:

@@ -46,6 +46,8 @@ class Tiny:
         seed: Of the weights.
         embedding_scale: Spread of the embedding's random weights.
         draft: The family whose model proposes tokens.
+        noise: Added to each weight, as a part of its spread: a model that often
+            agrees with the one of the same seed, and not always.
     """
 
     name: str
@@ -56,12 +58,13 @@ class Tiny:
     seed: int = 1234
     embedding_scale: float = 0.3
     draft: str = ""
+    noise: float = 0.0
 
 
-def _llama(layers: int = 2) -> Any:
+def _llama() -> Any:
     from transformers import LlamaConfig
 
-    return LlamaConfig(num_hidden_layers=layers, **_SMALL)
+    return LlamaConfig(num_hidden_layers=2, **_SMALL)
 
 
 def _window() -> Any:
@@ -166,7 +169,7 @@ FAMILIES = {
     for tiny in (
         Tiny(name="llama", config=_llama),
         Tiny(name="draft", config=_llama, draft="llama_draft"),
-        Tiny(name="llama_draft", config=lambda: _llama(1), seed=4321),
+        Tiny(name="llama_draft", config=_llama, noise=0.15),
         Tiny(name="llama_other", config=_llama, seed=99),
         Tiny(name="swa", config=_window, pools=("swa",), prompt_tokens=200),
         Tiny(
@@ -177,9 +180,7 @@ FAMILIES = {
             embedding_scale=0.02,
         ),
         Tiny(name="mla", config=_latent, engine=_HALF),
-        Tiny(
-            name="mamba2", config=_mamba2, pools=("kv", "mamba"), prompt_tokens=200
-        ),
+        Tiny(name="mamba2", config=_mamba2, pools=("kv", "mamba"), prompt_tokens=200),
         Tiny(
             name="gdn",
             config=_gated_delta_net,
@@ -200,14 +201,19 @@ def make(tiny: Tiny, folder: Path) -> Path:
     if out.exists():
         return out
     torch.manual_seed(tiny.seed)
-    model = AutoModelForCausalLM.from_config(tiny.config(), dtype=torch.float32)
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_config(tiny.config(), dtype=torch.float32)
+    other = torch.Generator().manual_seed(tiny.seed + 1)
     with torch.no_grad():
         for name, weights in model.named_parameters():
             if weights.dim() < 2:
                 continue
             # With the usual 0.02 the logits of a tiny model are all alike.
             scale = 0.3 if "lm_head" in name else 0.15
-            weights.normal_(0, tiny.embedding_scale if "embed" in name else scale)
+            scale = tiny.embedding_scale if "embed" in name else scale
+            weights.normal_(0, scale)
+            more = torch.randn(weights.shape, generator=other)
+            weights.add_(more, alpha=tiny.noise * scale)
     model.save_pretrained(out)
     _write_tokenizer(out)
     return out
@@ -224,7 +230,8 @@ def _write_tokenizer(folder: Path) -> None:
     )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(
+    fast: Any = PreTrainedTokenizerFast
+    fast(
         tokenizer_object=tokenizer,
         unk_token="<unk>",
         bos_token="<s>",

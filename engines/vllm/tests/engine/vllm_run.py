@@ -99,7 +99,9 @@ def answers(llm: Any, prompts: list[list[int]], phase: dict[str, Any]) -> list[A
             "logprobs": [
                 step[token].logprob
                 for token, step in zip(
-                    one.outputs[0].token_ids, one.outputs[0].logprobs or (), strict=False
+                    one.outputs[0].token_ids,
+                    one.outputs[0].logprobs or (),
+                    strict=False,
                 )
             ],
         }
