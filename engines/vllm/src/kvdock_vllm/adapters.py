@@ -6,8 +6,6 @@ lie there. A request whose adapter cannot be identified is served and not stored
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,16 +61,3 @@ class AdapterFiles:
                 "pass the folder that holds its files as lora_path",
             )
             return UNKNOWN
-
-
-def adapter_hashes(hashes: Sequence[str], adapter: str) -> Sequence[str]:
-    """Return page hashes that belong to an adapter; the same ones for none."""
-    if not adapter:
-        return hashes
-    begin = hashlib.sha256(f"kvdock adapter {adapter}\0".encode())
-    found = []
-    for page in hashes:
-        digest = begin.copy()
-        digest.update(page.encode())
-        found.append(digest.hexdigest())
-    return found

@@ -50,6 +50,7 @@ def attach(
     handover: Handover,
     spec: Any,  # noqa: ANN401 - vLLM's TieringOffloadingSpec
     rows: memoryview,
+    observer: object,
 ) -> tuple[Attachment, Mapping[int, str]]:
     """Attach every KV cache group as a pool.
 
@@ -57,6 +58,7 @@ def attach(
         handover: From the connector.
         spec: How vLLM cuts its host memory.
         rows: That memory, uint8 (rows, bytes of a row).
+        observer: Listens to what becomes of pages.
 
     Returns:
         The attachment, and each group's pool name by the group's number.
@@ -86,15 +88,15 @@ def attach(
                 or f"It has {', '.join(names.values())}.",
             )
     dock = Dock.load(require=[*given.own.plugin, *given.own.routes.values()])
-    if given.core.observers:
-        dock.observe(given.core.observers, given.observers)
+    dock.observe(given.core.observers, given.observers)
+    dock.add_observer("vllm", observer)
     plan = dock.plan(
         [pool for pool, _ in described.values()],
         Shard(),
         list(given.own.plugin),
         overrides=dict(given.own.routes),
         needs=RouteRequirements(
-            checks=given.core.integrity,
+            integrity=given.core.integrity,
             staged=given.core.calls.staging is StagingPolicy.ALWAYS,
         ),
         settings=given.backends,

@@ -30,9 +30,8 @@ WHERE = "vLLM's kv_connector_extra_config"
 DEFAULTS = MappingProxyType(
     {
         "core": {
-            # A load that is late must not land in a row that vLLM has given to
-            # another page. Stores only read rows, and vLLM keeps a row until the
-            # job is reported: decision record 74.
+            # vLLM gives a row another use as soon as its job is reported, and a job
+            # must end at its deadline: late calls have memory of the core alone.
             "calls": {"staging": "always"},
             "transfers": {"readers": 2, "writers": 2, "queue": 256},
         }

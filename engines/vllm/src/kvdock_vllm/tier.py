@@ -21,11 +21,18 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
-from kvdock import Attachment, Outcome, TransferFuture, TransferManager
+from kvdock import (
+    Attachment,
+    Outcome,
+    TransferFuture,
+    TransferManager,
+    adapter_hashes,
+)
 from kvdock.errors import KvdockError
-from kvdock_vllm.adapters import UNKNOWN, adapter_hashes
+from kvdock.observers.metrics import MetricDeltas
+from kvdock_vllm.adapters import UNKNOWN
 from kvdock_vllm.pools import attach
-from kvdock_vllm.stats import PageCounts, metric_definitions
+from kvdock_vllm.stats import metric_definitions, take
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
@@ -114,7 +121,10 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
             )
         self._adapters = handover.adapters
         self._identity = handover.identity
-        attachment, names = attach(handover, offloading_spec, primary_kv_view)
+        self._deltas = MetricDeltas()
+        attachment, names = attach(
+            handover, offloading_spec, primary_kv_view, self._deltas
+        )
         self._attachment: Attachment = attachment
         self._transfers = TransferManager(attachment)
         self._core = handover.settings.core
@@ -122,7 +132,6 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
             number.to_bytes(GROUP_BYTES, "big"): name for number, name in names.items()
         }
         self._jobs: list[_Job] = []
-        self._counts = PageCounts()
         self._lookups = _Lookups(self)
 
     def _split(
@@ -196,7 +205,6 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
 
     def _result(self, job: _Job) -> JobResult:
         moved = job.moved()
-        self._counts.add(job.promotion, [transfer for _, transfer in job.transfers])
         whole = bool(moved.all())
         good = None
         if not whole:
@@ -213,6 +221,11 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
             transfer_time=max((one.seconds for _, one in job.transfers), default=0.0),
             transfer_bytes=int(moved.sum()) * self.block_size_bytes,
         )
+
+    def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
+        """Keep pages young that vLLM serves from its own memory."""
+        for name, part in self._split(list(keys), req_context).items():
+            self._attachment[name].touch(part.hashes)
 
     def has_pending_work(self) -> bool:
         """Return whether vLLM has to go on asking for ended jobs."""
@@ -272,7 +285,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         """Return what was counted since the last call."""
-        return self._counts.take()
+        return take(self._deltas)
 
 
 _LOOK_S = 10.0

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiers import ROW, Rig, identity, open_rig, storage
+from vllm.v1.kv_offload.base import ReqContext
 
 from kvdock.errors import KvdockError
 from kvdock_vllm.tier import KvdockTier
@@ -206,24 +207,43 @@ def test_reset_waits_for_jobs_and_reports_them_all(rig: Rig) -> None:
     assert not rig.tier.has_pending_work()
 
 
-def test_what_became_of_pages_is_counted_once(rig: Rig) -> None:
-    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
-        OffloadingConnectorStats,
-    )
-
-    assert rig.tier.get_stats() is None
+def test_what_became_of_pages_is_counted_once_and_as_it_was_declared(
+    rig: Rig,
+) -> None:
+    rig.tier.get_stats()
     fill(rig, [0, 1])
     rig.store(rig.keys(count=2), [0, 1])
     rig.load(rig.keys(count=3), [8, 9, 10])
     stats = rig.tier.get_stats()
-    assert isinstance(stats, OffloadingConnectorStats)
-    assert "vllm:kvdock_pages" in str(stats.data)
-    assert rig.tier.get_stats() is None
-    assert rig.tier._counts.total == {
-        ("kv", "store", "ok"): 2,
-        ("kv", "load", "ok"): 2,
-        ("kv", "load", "absent"): 1,
+    declared = KvdockTier.build_metric_definitions({})
+    values = stats._values
+    keys = {
+        labels[1:4]: count for labels, count in values["vllm:kvdock_keys_total"].items()
     }
+    assert keys == {
+        ("kv", "put", "ok"): 2,
+        ("kv", "get", "ok"): 2,
+        ("kv", "get", "absent"): 1,
+    }
+    for name, series in values.items():
+        for labels in series:
+            assert len(labels) == len(declared[name].labelnames)
+    assert rig.tier.get_stats() is None
+
+
+def test_pages_that_vllm_serves_itself_are_touched_in_the_store(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touched: list[Any] = []
+    pool = rig.tier._attachment["kv"]
+    monkeypatch.setattr(
+        type(pool),
+        "touch",
+        lambda self, hashes: touched.append((self.pool.name, hashes)),
+    )
+    keys = rig.keys(count=2)
+    rig.tier.touch(keys, ReqContext(req_id="r"))
+    assert touched == [("kv", [key[:-4].hex() for key in keys])]
 
 
 def test_a_tier_without_its_connector_is_rejected() -> None:

@@ -40,6 +40,25 @@ def finish(llm: Any) -> None:
     raise TimeoutError("stores have not ended")
 
 
+def count_pages(tier: Any) -> dict[str, int]:
+    """Return what kvdock's jobs moved, by pool, operation and outcome; it grows."""
+    from kvdock import Outcome
+
+    pages: dict[str, int] = {}
+    real = tier._result
+
+    def counted(job: Any) -> Any:
+        for _, transfer in job.transfers:
+            operation = "load" if job.promotion else "store"
+            for code in transfer.outcomes.tolist():
+                label = f"{transfer.pool}/{operation}/{Outcome(code).name.lower()}"
+                pages[label] = pages.get(label, 0) + 1
+        return real(job)
+
+    tier._result = counted
+    return pages
+
+
 def alter_loaded_rows(tier: Any, alter: dict[str, Any]) -> None:
     """Change each row after it was loaded and verified, which nothing can notice.
 
@@ -153,6 +172,7 @@ def live(phase: dict[str, Any]) -> dict[str, Any]:
         **arguments,
     )
     tier = tier_of(llm)
+    pages = count_pages(tier)
     if phase.get("alter") is not None:
         alter_loaded_rows(tier, phase["alter"])
     rounds, accepted, seconds = [], [], []
@@ -162,7 +182,6 @@ def live(phase: dict[str, Any]) -> dict[str, Any]:
         seconds.append(time.monotonic() - before)
         finish(llm)
         accepted.append(acceptance(llm) if phase.get("draft") else {})
-    pages = {"/".join(label): count for label, count in tier._counts.total.items()}
     groups = [
         {"layers": group.layers, "pieces": group.pieces, "number": group.number}
         for group in tier._identity.groups
