@@ -16,8 +16,8 @@ def test_one_plugin_takes_the_settings_that_are_not_the_adapters() -> None:
     assert found.own.upstream["cpu_bytes_to_use"] == 10 << 30
 
 
-def test_loads_are_staged_unless_a_source_says_otherwise() -> None:
-    assert collect(GIVEN, environ={}).core.calls.staging is StagingPolicy.ALWAYS
+def test_late_calls_find_no_row_unless_a_source_says_otherwise() -> None:
+    assert collect(GIVEN, environ={}).core.calls.staging is StagingPolicy.SAFE
     given = {**GIVEN, "core": {"calls": {"staging": "routed"}}}
     assert collect(given, environ={}).core.calls.staging is StagingPolicy.ROUTED
 

@@ -14,7 +14,6 @@ from kvdock import (
     RouteRequirements,
     Shard,
 )
-from kvdock.config import StagingPolicy
 from kvdock.errors import SettingsError, did_you_mean
 from kvdock_vllm.rows import pools
 from kvdock_vllm.settings import check_host_memory
@@ -97,7 +96,7 @@ def attach(
         overrides=dict(given.own.routes),
         needs=RouteRequirements(
             integrity=given.core.integrity,
-            staged=given.core.calls.staging is StagingPolicy.ALWAYS,
+            staging=given.core.calls.staging,
         ),
         settings=given.backends,
     )

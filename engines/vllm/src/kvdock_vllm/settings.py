@@ -31,8 +31,8 @@ DEFAULTS = MappingProxyType(
     {
         "core": {
             # vLLM gives a row another use as soon as its job is reported, and a job
-            # must end at its deadline: late calls have memory of the core alone.
-            "calls": {"staging": "always"},
+            # must end at its deadline: late calls must find no row.
+            "calls": {"staging": "safe"},
             "transfers": {"readers": 2, "writers": 2, "queue": 256},
         }
     }
