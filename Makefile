@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 # In the order in which they need each other.
-ENGINES := engines/transformers engines/sglang
+ENGINES := engines/transformers engines/sglang engines/vllm
 DISTS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)) cli $(ENGINES)
 TYPED := $(DISTS) tests benchmarks
 # Only the tests ask for these extras.
@@ -60,6 +60,12 @@ test-mooncake-releases: ## Try the mooncake backend on earlier releases of its l
 test-prometheus: $(STAMP) ## Ask a real Prometheus, Debian's, every query of dashboard and alerts.
 	@test -x $(VENV)/prometheus/usr/bin/prometheus || { mkdir -p $(VENV)/prometheus && cd $(VENV)/prometheus && apt-get download prometheus && dpkg -x prometheus_*.deb . ; }
 	KVDOCK_PROMETHEUS=$(CURDIR)/$(VENV)/prometheus/usr/bin $(BIN)/python -m pytest tests/test_prometheus.py $(ARGS)
+
+test-vllm: ## Run vLLM itself on the CPU, in an environment of its own.
+	$(PYTHON) engines/vllm/tests/vllm_environment.py --test $(ARGS)
+
+test-vllm-all: ## The same with every family of models.
+	$(PYTHON) engines/vllm/tests/vllm_environment.py --all $(ARGS)
 
 lint: $(STAMP) ## Check style, types and who may import whom.
 	$(BIN)/ruff check .
@@ -119,5 +125,5 @@ dist: $(STAMP) ## Build every wheel and prove them in a clean environment.
 	@PYTHON=$(BIN)/python bash .ci/prove-wheels $(DISTS)
 
 clean: ## Remove the environments and everything that was built.
-	rm -rf $(VENV) .venv-sglang .venv-mooncake build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-sglang .venv-vllm .venv-mooncake build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,122 @@
+"""Attach the pools of an engine to the backends that store them."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kvdock import (
+    Attachment,
+    Dock,
+    Region,
+    RouteRequirements,
+    Shard,
+)
+from kvdock.errors import SettingsError, did_you_mean
+from kvdock_vllm.rows import pools
+from kvdock_vllm.settings import check_host_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvdock import Plan
+    from kvdock_vllm.adapters import AdapterFiles
+    from kvdock_vllm.identity import Identity
+    from kvdock_vllm.settings import Configuration
+
+# Below vLLM's own logger, which is the one that has a handler.
+log = logging.getLogger("vllm.kvdock")
+
+
+@attrs.frozen(eq=False)
+class Handover:
+    """What the connector gives its tier.
+
+    Args:
+        settings: All settings.
+        identity: What the pages belong to.
+        adapters: Adapters of the requests under way.
+    """
+
+    settings: Configuration
+    identity: Identity
+    adapters: AdapterFiles
+
+
+def attach(
+    handover: Handover,
+    spec: Any,  # noqa: ANN401 - vLLM's TieringOffloadingSpec
+    rows: memoryview,
+    observer: object,
+) -> tuple[Attachment, Mapping[int, str]]:
+    """Attach every KV cache group as a pool.
+
+    Args:
+        handover: From the connector.
+        spec: How vLLM cuts its host memory.
+        rows: That memory, uint8 (rows, bytes of a row).
+        observer: Listens to what becomes of pages.
+
+    Returns:
+        The attachment, and each group's pool name by the group's number.
+
+    Raises:
+        NoRoute: If no plugin takes a pool; the message is the route table.
+        KvdockError: If a plugin rejects its memory or its settings, or a group is
+            of an unknown class.
+    """
+    given, identity = handover.settings, handover.identity
+    row_bytes = int(spec.kv_bytes_per_chunk)
+    check_host_memory(given.own.host_memory, row_bytes)
+    ranks = 1 if spec.replicated_layout else int(spec.config.parallel.world_size)
+    described = pools(
+        identity.groups,
+        row_bytes=row_bytes,
+        slot_bytes=int(spec.cpu_page_size_per_worker),
+        ranks=ranks,
+        whole=identity.stages > 1,
+    )
+    names = {number: pool.name for number, (pool, _) in described.items()}
+    for name in given.own.routes:
+        if name not in names.values():
+            raise SettingsError(
+                f"routes: this model has no pool {name!r}",
+                fix=did_you_mean(name, names.values())
+                or f"It has {', '.join(names.values())}.",
+            )
+    dock = Dock.load(require=[*given.own.plugin, *given.own.routes.values()])
+    dock.observe(given.core.observers, given.observers)
+    dock.add_observer("vllm", observer)
+    plan = dock.plan(
+        [pool for pool, _ in described.values()],
+        Shard(),
+        list(given.own.plugin),
+        overrides=dict(given.own.routes),
+        needs=RouteRequirements(
+            integrity=given.core.integrity,
+            staging=given.core.calls.staging,
+        ),
+        settings=given.backends,
+    )
+    count = rows.nbytes // row_bytes
+    attachment = Attachment.open(
+        dock,
+        plan,
+        identity.namespace(given.own),
+        {
+            pool.name: Region.of_rows(pool, Shard(), rows, count, layout)
+            for pool, layout in described.values()
+        },
+        _settings_for(plan, given),
+        core=given.core,
+        process=identity.process,
+    )
+    log.info("kvdock stores these pools:\n%s", plan.explain())
+    return attachment, names
+
+
+def _settings_for(plan: Plan, given: Configuration) -> dict[str, Mapping[str, object]]:
+    used = {route.backend for route in plan.accepted}
+    return {name: own for name, own in given.backends.items() if name in used}

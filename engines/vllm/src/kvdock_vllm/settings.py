@@ -1,0 +1,160 @@
+"""Settings in vLLM's `kv_connector_extra_config`.
+
+vLLM hands over one flat mapping. Some keys go on to its own offloading, some are
+for this adapter, and all others belong to the plugin that stores the pages.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+import attrs
+
+from kvdock.config import (
+    CoreSettings,
+    EngineSettings,
+    choice,
+    count,
+    load_engine_configuration,
+    option,
+    split_settings,
+)
+from kvdock.errors import SettingsError
+from kvdock.units import format_bytes, parse_bytes
+
+WHERE = "vLLM's kv_connector_extra_config"
+
+DEFAULTS = MappingProxyType(
+    {
+        "core": {
+            # vLLM gives a row another use as soon as its job is reported, and a job
+            # must end at its deadline: late calls must find no row.
+            "calls": {"staging": "safe"},
+            "transfers": {"readers": 2, "writers": 2, "queue": 256},
+        }
+    }
+)
+"""What holds where no file, variable or mapping says otherwise."""
+
+UPSTREAM = MappingProxyType(
+    {
+        "cpu_bytes_to_use": '"host_memory": "10 GiB"',
+        "block_size": '"blocks_per_chunk"',
+        "secondary_tiers": '"plugin": with a name that `kvdock list` shows',
+        "canonical_layout": "not supported: pages of one TP size are stored",
+        "spec_name": "no setting: kvdock chooses it",
+        "spec_module_path": "no setting: kvdock chooses it",
+    }
+)
+"""Keys of vLLM's own offloading connector, and what is said here instead."""
+
+
+class Eviction(StrEnum):
+    """Which rows of host memory vLLM evicts first."""
+
+    LRU = "lru"
+    """Those that were not used for longest."""
+    ARC = "arc"
+    """Those that were used once, before those that were used often."""
+
+
+@attrs.frozen(kw_only=True)
+class AdapterSettings(EngineSettings):
+    """Settings of the adapter itself, and of the offloading that it stands behind."""
+
+    plugin: tuple[str, ...] = option(
+        help="Backends that store the pages, in order of preference."
+    )
+    host_memory: int = attrs.field(
+        converter=parse_bytes,
+        metadata={
+            "help": "Host memory of all ranks, in /dev/shm, that pages pass through.",
+            "unit": "bytes",
+        },
+    )
+    blocks_per_chunk: int = count(
+        1, least=1, help="Blocks of vLLM's that make one page of a pool."
+    )
+    offload_prompt_only: bool = option(
+        False, help="Store pages of prompts, and not those of answers."
+    )
+    eviction_policy: Eviction = choice(
+        Eviction.LRU, help="How vLLM evicts from host memory: lru or arc."
+    )
+
+    @property
+    def upstream(self) -> dict[str, object]:
+        """What vLLM's own offloading is told."""
+        given: dict[str, object] = {
+            "cpu_bytes_to_use": self.host_memory,
+            "eviction_policy": str(self.eviction_policy),
+            "offload_prompt_only": self.offload_prompt_only,
+        }
+        if self.blocks_per_chunk > 1:
+            given["blocks_per_chunk"] = self.blocks_per_chunk
+        return given
+
+
+@attrs.frozen
+class Configuration:
+    """All settings of one engine.
+
+    Args:
+        own: The adapter's settings.
+        core: The core's.
+        backends: Backend name to its settings.
+        observers: Observer name to its settings.
+    """
+
+    own: AdapterSettings
+    core: CoreSettings
+    backends: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
+    observers: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
+
+
+def collect(
+    given: Mapping[str, object], *, environ: Mapping[str, str] = os.environ
+) -> Configuration:
+    """Read the engine's mapping, the environment and kvdock's own file.
+
+    Raises:
+        SettingsError: If a setting is missing, wrong or unknown.
+    """
+    for key, here in UPSTREAM.items():
+        if key in given:
+            raise SettingsError(
+                f"{WHERE}: {key!r} is a setting of vLLM's own OffloadingConnector",
+                fix=f"Say {here}." if here.startswith('"') else f"It is {here}.",
+            )
+    plugin = given.get("plugin", ())
+    if isinstance(plugin, str):
+        given = {**given, "plugin": [plugin]}
+    elif "plugin" in given and not plugin:
+        raise SettingsError(f"{WHERE}: the list of plugins is empty")
+    if "host_memory" not in given:
+        raise SettingsError(
+            f"{WHERE} does not say how much host memory pages may pass through",
+            fix='Add "host_memory": "10 GiB"; it lies in /dev/shm.',
+        )
+    own, rest = split_settings(AdapterSettings, given, where=WHERE)
+    found = load_engine_configuration(
+        own, own.plugin, rest, defaults=DEFAULTS, environ=environ
+    )
+    return Configuration(own, found.core, found.backends, found.observers)
+
+
+def check_host_memory(host_memory: int, row_bytes: int) -> None:
+    """Reject host memory that holds no row.
+
+    Raises:
+        SettingsError: With the least that does.
+    """
+    if host_memory < row_bytes:
+        raise SettingsError(
+            f"host_memory is {format_bytes(host_memory)}, and one chunk takes "
+            f"{format_bytes(row_bytes)}",
+            fix="Give room for the pages of several prompts.",
+        )

@@ -1,0 +1,292 @@
+"""The tier behind vLLM's host memory.
+
+It runs in the scheduler's process, which maps the host memory of all ranks of the
+host. One row of that memory is one page of one KV cache group; a group is a pool.
+vLLM decides which pages a prefix needs, and asks key by key.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import attrs
+import numpy as np
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    Medium,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+
+from kvdock import (
+    Attachment,
+    Outcome,
+    TransferFuture,
+    TransferManager,
+    adapter_hashes,
+)
+from kvdock.errors import KvdockError
+from kvdock.observers.metrics import MetricDeltas
+from kvdock_vllm.adapters import UNKNOWN
+from kvdock_vllm.pools import attach
+from kvdock_vllm.stats import metric_definitions, take
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+        OffloadingConnectorStats,
+    )
+    from vllm.v1.kv_offload.base import OffloadKey, ReqContext, ScheduleEndContext
+    from vllm.v1.kv_offload.tiering.base import TransferJob
+
+    from kvdock.arrays import BoolArray, Int64Array
+    from kvdock_vllm.pools import Handover
+
+# Below vLLM's own logger, which is the one that has a handler.
+log = logging.getLogger("vllm.kvdock")
+
+GROUP_BYTES = 4
+"""How many bytes at the end of vLLM's keys are the number of the group."""
+
+
+@attrs.frozen(eq=False)
+class _Part:
+    """Those keys of a job, or of a lookup, that belong to one pool."""
+
+    positions: list[int] = attrs.field(factory=list)
+    hashes: list[str] = attrs.field(factory=list)
+
+
+@attrs.define(eq=False)
+class _Job:
+    """One of vLLM's jobs, and its transfers."""
+
+    number: int
+    promotion: bool
+    keys: list[OffloadKey]
+    transfers: list[tuple[_Part, TransferFuture]] = attrs.field(factory=list)
+
+    @property
+    def done(self) -> bool:
+        """Whether no call can touch its rows any more."""
+        return all(transfer.done for _, transfer in self.transfers)
+
+    def moved(self) -> BoolArray:
+        """Return which keys are moved, bool (n,)."""
+        moved = np.zeros(len(self.keys), np.bool_)
+        for part, transfer in self.transfers:
+            moved[part.positions] = transfer.outcomes == Outcome.OK
+        return moved
+
+
+class _Lookups(AsyncLookupManager):  # type: ignore[misc]  # vLLM is not installed where types are checked
+    """vLLM's bookkeeping of lookups, whose thread asks the tier."""
+
+    def __init__(self, tier: KvdockTier) -> None:
+        self._tier = tier
+        super().__init__(tier.tier_type)
+
+    def batch_lookup(
+        self, keys: list[OffloadKey], req_context: ReqContext
+    ) -> list[bool]:
+        """Return which pages are stored."""
+        return self._tier.stored(keys, req_context)
+
+
+class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
+    """A secondary tier of vLLM's offloading that keeps pages in kvdock's backends.
+
+    Every method is called on the scheduler's thread, except `stored`.
+    """
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: Any,  # noqa: ANN401 - vLLM's TieringOffloadingSpec
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,  # noqa: ANN401 - vLLM's
+        handover: Handover | None = None,
+    ) -> None:
+        super().__init__(
+            offloading_spec, primary_kv_view, tier_type, backpressure_detector
+        )
+        if handover is None:
+            raise KvdockError(
+                "kvdock's tier has no identity of its pages: vLLM gives a tier none",
+                fix='Use "kv_connector": "KvdockConnector", which brings its tier.',
+            )
+        self._adapters = handover.adapters
+        self._identity = handover.identity
+        self._deltas = MetricDeltas()
+        attachment, names = attach(
+            handover, offloading_spec, primary_kv_view, self._deltas
+        )
+        self._attachment: Attachment = attachment
+        self._transfers = TransferManager(attachment)
+        self._core = handover.settings.core
+        self._names = {
+            number.to_bytes(GROUP_BYTES, "big"): name for number, name in names.items()
+        }
+        self._jobs: list[_Job] = []
+        self._lookups = _Lookups(self)
+
+    def _split(
+        self, keys: Sequence[OffloadKey], req_context: ReqContext
+    ) -> dict[str, _Part]:
+        """Return pool name to the keys of that pool; nothing for unknown adapters."""
+        adapter = self._adapters.of(req_context.req_id)
+        parts: dict[str, _Part] = {}
+        if adapter == UNKNOWN:
+            return parts
+        for position, key in enumerate(keys):
+            name = self._names[key[-GROUP_BYTES:]]
+            part = parts.get(name)
+            if part is None:
+                part = parts[name] = _Part()
+            part.positions.append(position)
+            part.hashes.append(key[:-GROUP_BYTES].hex())
+        if adapter:
+            for part in parts.values():
+                part.hashes[:] = adapter_hashes(part.hashes, adapter)
+        return parts
+
+    def stored(self, keys: Sequence[OffloadKey], req_context: ReqContext) -> list[bool]:
+        """Return which pages are stored; on the thread of the lookups.
+
+        It ends at the deadline of a lookup, over all pools.
+        """
+        found = np.zeros(len(keys), np.bool_)
+        deadline_s = self._core.deadlines.until("exists")
+        for name, part in self._split(keys, req_context).items():
+            found[part.positions] = self._attachment[name].exists(
+                part.hashes, deadline_s
+            )
+        # Python's own bool: vLLM compares by identity.
+        return [bool(one) for one in found]
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """Return whether a page is stored, or RETRY until the answer is there."""
+        found = self._lookups.lookup(key, req_context)
+        if found is None:
+            return LookupResult.RETRY
+        return LookupResult.HIT if found else LookupResult.MISS
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """Store rows in the background."""
+        self._submit(job_metadata)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """Fill rows in the background."""
+        self._submit(job_metadata)
+
+    def _submit(self, given: TransferJob) -> None:
+        job = _Job(given.job_id, given.is_promotion, list(given.keys))
+        self._jobs.append(job)
+        move = self._transfers.read if job.promotion else self._transfers.write
+        pages: Int64Array = np.asarray(given.chunk_ids, np.int64)
+        try:
+            for name, part in self._split(job.keys, given.req_context).items():
+                transfer = move(name, part.hashes, pages[part.positions])
+                job.transfers.append((part, transfer))
+        except KvdockError:
+            # A defect of ours, or a closed attachment: what has no transfer fails.
+            log.exception("a job of vLLM's was rejected")
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Return the jobs that have ended since the last call."""
+        ended = [job for job in self._jobs if job.done]
+        if ended:
+            self._jobs = [job for job in self._jobs if job not in ended]
+        return [self._result(job) for job in ended]
+
+    def _result(self, job: _Job) -> JobResult:
+        moved = job.moved()
+        whole = bool(moved.all())
+        good = None
+        if not whole:
+            good = [key for key, ok in zip(job.keys, moved.tolist(), strict=True) if ok]
+            if job.promotion:
+                # Until vLLM stores it again, a key that failed must not be a hit:
+                # vLLM would try it without end.
+                lost = set(job.keys).difference(good)
+                self._lookups.mark_miss(lost)
+        return JobResult(
+            job_id=job.number,
+            success=whole,
+            successful_keys=good or None,
+            transfer_time=max((one.seconds for _, one in job.transfers), default=0.0),
+            transfer_bytes=int(moved.sum()) * self.block_size_bytes,
+        )
+
+    def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
+        """Keep pages young that vLLM serves from its own memory."""
+        for name, part in self._split(list(keys), req_context).items():
+            self._attachment[name].touch(part.hashes)
+
+    def has_pending_work(self) -> bool:
+        """Return whether vLLM has to go on asking for ended jobs."""
+        return bool(self._jobs)
+
+    def on_new_request(
+        self,
+        req_context: ReqContext,  # noqa: ARG002 - vLLM's interface
+    ) -> RequestOffloadingContext:
+        """Ask for new pages alone: a page that was hit is stored already."""
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """Forget a request."""
+        self._lookups.cleanup(req_context.req_id)
+        self._adapters.end(req_context.req_id)
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:  # noqa: ARG002 - same
+        """Send the lookups of this step to their thread."""
+        self._lookups.flush()
+
+    def drain_jobs(self) -> None:
+        """Wait until no call can touch a row.
+
+        Staged transfers end at their deadline. One that moves rows directly may
+        hang, and so does this then, as vLLM demands: a row that is given to another
+        page would be mixed with it.
+        """
+        for job in self._jobs:
+            for _, transfer in job.transfers:
+                while not transfer.wait(_LOOK_S):
+                    log.warning(
+                        "waiting for storage to release rows of pool %s", transfer.pool
+                    )
+
+    def shutdown(self) -> None:
+        """Finish the stores that end in time, and release storage.
+
+        Raises:
+            KvdockError: If a call may still touch the host memory; vLLM then keeps
+                it.
+        """
+        self._lookups.shutdown()
+        tables = [pool.leases for pool in self._attachment.pools_by_name.values()]
+        self._transfers.close()
+        held = sum(table.leased_pages for table in tables)
+        if held:
+            raise KvdockError(f"storage still has {held} rows of host memory")
+
+    @classmethod
+    def build_metric_definitions(
+        cls,
+        extra_config: dict[str, Any],  # noqa: ARG003 - same
+    ) -> dict[str, Any]:
+        """Declare the metrics of `get_stats`; in the process that serves them."""
+        return metric_definitions()
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        """Return what was counted since the last call."""
+        return take(self._deltas)
+
+
+_LOOK_S = 10.0
+"""Seconds between two log lines of a drain that has to wait."""

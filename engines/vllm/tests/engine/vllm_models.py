@@ -1,0 +1,240 @@
+"""Tiny models with random weights, and the engine's arguments for each.
+
+Written as real checkpoints with a fixed seed, so that an engine that is started
+again has the very same weights. Their groups are what is tested, not what they say.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+VOCABULARY = 512
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 3,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+_SMALL: dict[str, Any] = {
+    **_COMMON,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
+
+
+@attrs.frozen(kw_only=True)
+class Tiny:
+    """One family of models.
+
+    Args:
+        name: The family.
+        config: Builds the configuration of transformers.
+        pools: The pools that it must load from.
+        engine: Arguments of vLLM's engine that differ from the common ones.
+        prompt_tokens: Length of the first prompt.
+        seed: Of the weights.
+        embedding_scale: Spread of the embedding's random weights.
+        draft: The family whose model proposes tokens.
+        noise: Added to each weight, as a part of its spread: a model that often
+            agrees with the one of the same seed, and not always.
+    """
+
+    name: str
+    config: Callable[[], Any]
+    pools: tuple[str, ...] = ("kv",)
+    engine: dict[str, Any] = attrs.field(factory=dict)
+    prompt_tokens: int = 100
+    seed: int = 1234
+    embedding_scale: float = 0.3
+    draft: str = ""
+    noise: float = 0.0
+
+
+def _llama() -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(num_hidden_layers=2, **_SMALL)
+
+
+def _window() -> Any:
+    from transformers import MistralConfig
+
+    return MistralConfig(num_hidden_layers=2, sliding_window=32, **_SMALL)
+
+
+def _window_and_full() -> Any:
+    from transformers import Gemma3TextConfig
+
+    return Gemma3TextConfig(
+        num_hidden_layers=4,
+        sliding_window=32,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        query_pre_attn_scalar=32,
+        **{**_SMALL, "tie_word_embeddings": True},
+    )
+
+
+def _latent() -> Any:
+    """Latent attention with the widths that the kernel for AMX takes."""
+    from transformers import DeepseekV3Config
+
+    config = DeepseekV3Config(
+        hidden_size=128,
+        intermediate_size=256,
+        moe_intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=2,
+        kv_lora_rank=512,
+        q_lora_rank=64,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=128,
+        v_head_dim=128,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 1024,
+        },
+        **_COMMON,
+    )
+    config.topk_method = "noaux_tc"
+    config.scoring_func = "sigmoid"
+    config.moe_layer_freq = 1
+    return config
+
+
+def _mamba2() -> Any:
+    from transformers import FalconH1Config
+
+    return FalconH1Config(
+        num_hidden_layers=2,
+        mamba_d_ssm=128,
+        mamba_n_heads=4,
+        mamba_d_head=32,
+        mamba_n_groups=1,
+        mamba_d_state=16,
+        mamba_d_conv=4,
+        mamba_chunk_size=16,
+        **_SMALL,
+    )
+
+
+def _gated_delta_net() -> Any:
+    """Gated DeltaNet with the head widths that the kernel takes."""
+    from transformers import Qwen3NextConfig
+
+    return Qwen3NextConfig(
+        num_hidden_layers=4,
+        layer_types=["linear_attention", "full_attention"] * 2,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_conv_kernel_dim=4,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        **{**_SMALL, "hidden_size": 128, "head_dim": 64},
+    )
+
+
+_HALF: dict[str, Any] = {"dtype": "bfloat16", "max_num_seqs": 1}
+"""What needs bf16: there a batch of two answers otherwise than one alone."""
+
+FAMILIES = {
+    tiny.name: tiny
+    for tiny in (
+        Tiny(name="llama", config=_llama),
+        Tiny(name="draft", config=_llama, draft="llama_draft"),
+        Tiny(name="llama_draft", config=_llama, noise=0.15),
+        Tiny(name="llama_other", config=_llama, seed=99),
+        Tiny(name="swa", config=_window, pools=("swa",), prompt_tokens=200),
+        Tiny(
+            name="swa_full",
+            config=_window_and_full,
+            pools=("kv", "swa"),
+            prompt_tokens=200,
+            embedding_scale=0.02,
+        ),
+        Tiny(name="mla", config=_latent, engine=_HALF),
+        Tiny(name="mamba2", config=_mamba2, pools=("kv", "mamba"), prompt_tokens=200),
+        Tiny(
+            name="gdn",
+            config=_gated_delta_net,
+            pools=("kv", "mamba"),
+            prompt_tokens=700,
+            engine=_HALF,
+        ),
+    )
+}
+
+
+def make(tiny: Tiny, folder: Path) -> Path:
+    """Write the checkpoint of a family, unless it is there; return its folder."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    out = folder / tiny.name
+    if out.exists():
+        return out
+    torch.manual_seed(tiny.seed)
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_config(tiny.config(), dtype=torch.float32)
+    other = torch.Generator().manual_seed(tiny.seed + 1)
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if weights.dim() < 2:
+                continue
+            # With the usual 0.02 the logits of a tiny model are all alike.
+            scale = 0.3 if "lm_head" in name else 0.15
+            scale = tiny.embedding_scale if "embed" in name else scale
+            weights.normal_(0, scale)
+            more = torch.randn(weights.shape, generator=other)
+            weights.add_(more, alpha=tiny.noise * scale)
+    model.save_pretrained(out)
+    _write_tokenizer(out)
+    return out
+
+
+def _write_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<unk>", "<s>", "</s>", "<pad>"]
+    words = special + sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(
+        models.BPE({word: at for at, word in enumerate(words)}, [], unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast: Any = PreTrainedTokenizerFast
+    fast(
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+    ).save_pretrained(folder)

@@ -1,0 +1,222 @@
+"""One process: engines of vLLM, one after the other, that answer and end.
+
+    python vllm_run.py TASK.json
+
+A task names the phases; each is one engine with its model and its storage. What it
+answered, and what kvdock moved for it by its own count, is written to the task's
+`out`, phase by phase.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FINISH_S = 60.0
+
+
+def tier_of(llm: Any) -> Any:
+    """Return kvdock's tier of an engine in this process."""
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    return scheduler.connector.connector_scheduler.manager.secondary_tiers[0]
+
+
+def finish(llm: Any) -> None:
+    """Step until everything is stored: a store begins in the step after its own."""
+    connector = llm.llm_engine.engine_core.engine_core.scheduler.connector
+    end_s = time.monotonic() + FINISH_S
+    while time.monotonic() < end_s:
+        llm.llm_engine.engine_core.engine_core.step_fn()
+        if not connector.has_pending_push_work():
+            return
+        time.sleep(0.002)
+    raise TimeoutError("stores have not ended")
+
+
+def count_pages(tier: Any) -> dict[str, int]:
+    """Return what kvdock's jobs moved, by pool, operation and outcome; it grows."""
+    from kvdock import Outcome
+
+    pages: dict[str, int] = {}
+    real = tier._result
+
+    def counted(job: Any) -> Any:
+        for _, transfer in job.transfers:
+            operation = "load" if job.promotion else "store"
+            for code in transfer.outcomes.tolist():
+                label = f"{transfer.pool}/{operation}/{Outcome(code).name.lower()}"
+                pages[label] = pages.get(label, 0) + 1
+        return real(job)
+
+    tier._result = counted
+    return pages
+
+
+def alter_loaded_rows(tier: Any, alter: dict[str, Any]) -> None:
+    """Change each row after it was loaded and verified, which nothing can notice.
+
+    Args:
+        tier: Kvdock's tier.
+        alter: `pool`, or "" for all; `pieces`, which of a row's are changed.
+    """
+    view = tier._primary_kv_view
+    rows = np.frombuffer(view, np.uint8).reshape(view.shape)
+    real = tier._result
+
+    def altered(job: Any) -> Any:
+        for part, transfer in job.transfers if job.promotion else ():
+            if alter.get("pool") not in ("", None, transfer.pool):
+                continue
+            region = tier._attachment[transfer.pool].region
+            runs = alter.get("bytes") or [
+                (int(base) - rows.ctypes.data, int(size))
+                for base, size in zip(
+                    region.bases[0].tolist(), region.sizes[0].tolist(), strict=True
+                )
+            ]
+            assert len(part.positions) == len(transfer.pages)
+            for page in transfer.pages.tolist():
+                for start, size in runs:
+                    # The sign of every number of four bytes, of every second of two.
+                    rows[page, start : start + size][3::4] ^= 0x80
+        return real(job)
+
+    tier._result = altered
+
+
+def answers(llm: Any, prompts: list[list[int]], phase: dict[str, Any]) -> list[Any]:
+    """Return tokens and their log probabilities for each prompt."""
+    from vllm import SamplingParams
+
+    chosen = SamplingParams(
+        temperature=0,
+        max_tokens=phase.get("new_tokens", 16),
+        ignore_eos=True,
+        logprobs=None if phase.get("draft") else 1,
+    )
+    given: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts]
+    for one in given:
+        if phase.get("salt"):
+            one["cache_salt"] = phase["salt"]
+    more: dict[str, Any] = {}
+    if phase.get("lora"):
+        from vllm.lora.request import LoRARequest
+
+        more["lora_request"] = LoRARequest("adapter", 1, phase["lora"])
+    found = llm.generate(given, chosen, use_tqdm=False, **more)
+    return [
+        {
+            "cached": one.num_cached_tokens,
+            "tokens": list(one.outputs[0].token_ids),
+            "logprobs": [
+                step[token].logprob
+                for token, step in zip(
+                    one.outputs[0].token_ids,
+                    one.outputs[0].logprobs or (),
+                    strict=False,
+                )
+            ],
+        }
+        for one in found
+    ]
+
+
+def acceptance(llm: Any) -> dict[str, Any]:
+    """Return the engine's own counts of drafted and accepted tokens."""
+    found: dict[str, Any] = {}
+    for metric in llm.get_metrics():
+        if metric.name.startswith("vllm:spec_decode"):
+            found[metric.name] = getattr(metric, "value", None) or getattr(
+                metric, "values", 0
+            )
+    return found
+
+
+def live(phase: dict[str, Any]) -> dict[str, Any]:
+    """Run one engine."""
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+
+    arguments: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": 1024,
+        "block_size": 32,
+        "enforce_eager": True,
+        "seed": 0,
+        "enable_prefix_caching": True,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 1024,
+        "disable_log_stats": False,
+        **phase.get("engine", {}),
+    }
+    if phase.get("draft"):
+        arguments["speculative_config"] = {
+            "model": phase["draft"],
+            "num_speculative_tokens": 3,
+            "method": "draft_model",
+        }
+    llm = LLM(
+        model=phase["model"],
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="KvdockConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config={"host_memory": "64 MiB", **phase["storage"]},
+        ),
+        **arguments,
+    )
+    tier = tier_of(llm)
+    pages = count_pages(tier)
+    if phase.get("alter") is not None:
+        alter_loaded_rows(tier, phase["alter"])
+    rounds, accepted, seconds = [], [], []
+    for _ in range(phase.get("rounds", 1)):
+        before = time.monotonic()
+        rounds.append(answers(llm, phase["prompts"], phase))
+        seconds.append(time.monotonic() - before)
+        finish(llm)
+        accepted.append(acceptance(llm) if phase.get("draft") else {})
+    groups = [
+        {"layers": group.layers, "pieces": group.pieces, "number": group.number}
+        for group in tier._identity.groups
+    ]
+    llm.llm_engine.engine_core.shutdown()
+    return {
+        "rounds": rounds,
+        "accepted": accepted,
+        "pages": pages,
+        "seconds": seconds,
+        "groups": groups,
+    }
+
+
+def main() -> int:
+    """Run the phases of a task."""
+    task = json.loads(Path(sys.argv[1]).read_text())
+    import mamba2_prefixes
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    mamba2_prefixes.apply()
+    results: dict[str, Any] = {}
+    for phase in task["phases"]:
+        began = time.monotonic()
+        try:
+            results[phase["name"]] = live(phase)
+        except BaseException as error:  # noqa: BLE001 - reported by the test
+            traceback.print_exc()
+            results[phase["name"]] = {"error": f"{type(error).__name__}: {error}"}
+        gc.collect()
+        cleanup_dist_env_and_memory()
+        results[phase["name"]]["whole_s"] = time.monotonic() - began
+        Path(task["out"]).write_text(json.dumps(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

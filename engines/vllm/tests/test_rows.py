@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import pytest
+
+from kvdock import PoolKind
+from kvdock.errors import KvdockError
+from kvdock_vllm.rows import (
+    DeviceLayout,
+    Group,
+    check_layout,
+    expected_layout,
+    pool_names,
+    pools,
+)
+
+
+@attrs.frozen
+class FullAttentionSpec:
+    """As vLLM's, with what the layout is made of."""
+
+    page_size_bytes: int
+    real_page_size_bytes: int
+
+
+def plan(*groups: tuple[FullAttentionSpec, list[str]], page: int) -> Any:
+    """Return vLLM's plan: layers of all groups overlay each other."""
+    blocks = 10
+    tensors = [
+        SimpleNamespace(
+            layers=layers, layer_stride=page * blocks, block_stride=page, offset=0
+        )
+        for _, layers in groups
+    ]
+    return SimpleNamespace(
+        kv_cache_tensors=tensors,
+        kv_cache_groups=[
+            SimpleNamespace(kv_cache_spec=spec, layer_names=layers)
+            for spec, layers in groups
+        ],
+    )
+
+
+WHOLE = FullAttentionSpec(100, 100)
+PADDED = FullAttentionSpec(100, 60)
+
+
+def group(number: int, name: str = "FullAttentionSpec", **more: Any) -> Group:
+    given = {"spec": "s", "layers": ("a",), "tokens": 16, "pieces": ((0, 100),), **more}
+    return Group(number=number, spec_class=name, **given)
+
+
+def test_groups_overlay_each_other_and_own_what_their_layers_use() -> None:
+    found = expected_layout(
+        plan((WHOLE, ["a", "b"]), (PADDED, ["c"]), page=100), [0, 1]
+    )
+    assert found.tensors == (100, 100)
+    assert found.pieces(0, 1) == ((0, 100), (100, 100))
+    assert found.pieces(1, 1) == ((0, 60),)
+    assert found.pieces(1, 2) == ((0, 60), (100, 60))
+    assert found.pieces(0, 2)[2:] == ((200, 100), (300, 100))
+
+
+def test_layers_side_by_side_in_a_block_are_one_piece() -> None:
+    given = plan((WHOLE, ["a", "b"]), page=100)
+    tensor = given.kv_cache_tensors[0]
+    tensor.layer_stride, tensor.block_stride = 100, 200
+    found = expected_layout(given, [0])
+    assert (found.tensors, found.pieces(0, 1)) == ((200,), ((0, 200),))
+
+
+def test_a_layer_whose_page_is_not_known_owns_its_whole_block() -> None:
+    """The scheduler's copy of a uniform group has the page of one layer."""
+    found = expected_layout(plan((FullAttentionSpec(40, 40), ["a"]), page=100), [0])
+    assert found.pieces(0, 1) == ((0, 100),)
+
+
+def caches(tensors: list[int], *groups: list[tuple[int, int]]) -> Any:
+    return SimpleNamespace(
+        tensors=[SimpleNamespace(page_size_bytes=size) for size in tensors],
+        group_data_refs=[
+            [SimpleNamespace(tensor_idx=at, page_size_bytes=size) for at, size in refs]
+            for refs in groups
+        ],
+    )
+
+
+EXPECTED = DeviceLayout(tensors=(100, 100), owned=(((0, 100), (1, 60)),))
+
+
+def test_device_tensors_that_are_as_expected_are_taken() -> None:
+    check_layout(EXPECTED, caches([100, 100], [(0, 100), (1, 60)]))
+    check_layout(EXPECTED, caches([100, 100], [(0, 100), (1, 50)]))
+
+
+@pytest.mark.parametrize(
+    "actual",
+    [
+        caches([100, 120], [(0, 100), (1, 60)]),
+        caches([100], [(0, 100)]),
+        caches([100, 100], [(0, 100), (1, 61)]),
+        caches([100, 100], [(0, 100)], [(1, 60)]),
+    ],
+)
+def test_device_tensors_with_bytes_that_would_not_be_stored_are_rejected(
+    actual: Any,
+) -> None:
+    with pytest.raises(KvdockError, match="was expected"):
+        check_layout(EXPECTED, actual)
+
+
+def test_pools_are_named_by_kind() -> None:
+    names = pool_names(
+        [
+            group(0),
+            group(2, "SlidingWindowSpec"),
+            group(3, "SlidingWindowSpec"),
+            group(4, "MambaSpec"),
+        ]
+    )
+    assert names == {0: "kv", 2: "swa", 3: "swa_1", 4: "mamba"}
+
+
+def test_a_group_of_an_unknown_class_is_rejected_by_name() -> None:
+    with pytest.raises(KvdockError, match="CircularBufferSpec"):
+        pool_names([group(0, "CircularBufferSpec")])
+
+
+def test_a_page_has_the_pieces_of_all_ranks_and_nothing_between() -> None:
+    found = pools(
+        [group(0, pieces=((0, 100), (200, 60)))],
+        row_bytes=1024,
+        slot_bytes=400,
+        ranks=2,
+        whole=False,
+    )
+    pool, rows = found[0]
+    assert pool.kind is PoolKind.MHA
+    assert rows.runs == ((0, 100), (200, 60), (400, 100), (600, 60))
+    assert rows.page_bytes == 320
+
+
+def test_stages_store_their_whole_slots() -> None:
+    """The first stage's plan says nothing about the layers of the others."""
+    _, rows = pools([group(0)], row_bytes=1024, slot_bytes=400, ranks=2, whole=True)[0]
+    assert rows.runs == ((0, 800),)
+
+
+def test_layers_and_specifications_are_in_the_encoding_of_a_page() -> None:
+    one, _ = pools([group(0)], row_bytes=128, slot_bytes=100, ranks=1, whole=False)[0]
+    other, _ = pools(
+        [group(0, layers=("b",))], row_bytes=128, slot_bytes=100, ranks=1, whole=False
+    )[0]
+    assert one.parts[0].encoding != other.parts[0].encoding

