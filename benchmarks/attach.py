@@ -23,7 +23,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import attrs
@@ -165,7 +165,7 @@ class Raw:
 
 
 def rotated(
-    ways: dict[str, Callable[[str], Call]], turn: int
+    ways: Mapping[str, Callable[[str], Call]], turn: int
 ) -> list[tuple[str, Callable[[str], Call]]]:
     """Return all ways, beginning with another one in each round."""
     every = list(ways.items())
