@@ -172,6 +172,43 @@ def test_two_threads_that_see_a_deleted_segment_forget_it_once(
     assert depot.store._catalog.index._gaps.ranges == [(0, 32)]
 
 
+def test_a_scan_that_began_before_a_segment_was_created_leaves_it_to_its_writer(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its rows, its writer would reject every put from then on."""
+    depot = open_depot()
+    (folder,) = depot.store._catalog.folders.values()
+    listed, add = folder._listing(), SegmentDirectory.add
+
+    def added(self: SegmentDirectory, *of_segment: Any) -> Segment:
+        segment = add(self, *of_segment)
+        with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
+            patch.setattr(SegmentDirectory, "_listing", lambda _: listed)
+            pool.submit(self.scan).result(60)
+        return segment
+
+    monkeypatch.setattr(SegmentDirectory, "add", added)
+    assert depot.put(range(8)).ok.all()
+    assert depot.put(range(8, 16)).ok.all()
+    assert not any(depot.get(range(16)))
+
+
+def test_a_segment_that_a_scan_has_dropped_is_not_claimed(
+    open_depot: OpenDepot,
+) -> None:
+    first = open_depot()
+    first.put(range(8))
+    first.store.close()
+    depot = open_depot()
+    (folder,) = depot.store._catalog.folders.values()
+    (segment,) = folder.segments.values()
+    # As after a listing that missed it while another process renamed it.
+    folder.drop(segment)
+    assert not depot.store._allocator._claim(folder, segment)
+    assert depot.put(range(8, 16)).ok.all()
+    assert not any(depot.get(range(16)))
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_what_was_cleared_under_a_handle_is_stored_again(
     open_depot: OpenDepot, *, full: bool

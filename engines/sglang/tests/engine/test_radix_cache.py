@@ -160,6 +160,8 @@ def test_a_prefix_goes_down_to_storage_and_comes_up_in_another_tree(
     kit._init_hicache(
         other, storage_backend="file", storage_dir=str(tmp_path), prefetch_threshold=1
     )
+    # What is still attached has its memory registered when that is used again.
+    kit.addCleanup(other.cache_controller.detach_storage_backend)
     fill(allocator, requests, 2)
     assert match_prefix(other, tokens).device_prefix_len == 0
     kit._consume_prefetch(other, tokens, CacheRequestHandle("second", 0))
