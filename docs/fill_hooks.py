@@ -99,6 +99,7 @@ def fields(record: type[attrs.AttrsInstance]) -> str:
     lines = [
         f"    {one.name}: {one.type}{'' if one.default is attrs.NOTHING else ' = ...'},"
         for one in attrs.fields(record)
+        if one.init
     ]
     return "\n".join([f"{record.__name__}(", *lines, ")"])
 
