@@ -73,10 +73,10 @@ def demo(  # noqa: PLR0913 - one option each
             dock.backends[chosen].settings(settings)
             job = trial.Job(backend=chosen, settings=settings, directory=Path(folder))
 
-            def tell(what: str) -> None:
+            def announce(what: str) -> None:
                 bar.label = what
 
-            steps = list(trial.run_trial(job, tell))
+            steps = list(trial.run_trial(job, announce))
     except OSError as error:
         raise SettingsError(
             f"--dir {dir or tempfile.gettempdir()} cannot be written: "

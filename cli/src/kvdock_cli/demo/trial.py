@@ -98,31 +98,31 @@ def _path_setting(settings: type | None) -> str:
     return ""
 
 
-def run_trial(job: Job, tell: Callable[[str], None]) -> Iterator[Step]:
+def run_trial(job: Job, announce: Callable[[str], None]) -> Iterator[Step]:
     """Store, restore, damage, restore what is left, repair, restore.
 
     Args:
         job: The backend and its settings.
-        tell: Called with what is about to happen.
+        announce: Called with what is about to happen.
 
     Raises:
         KvdockError: If a process cannot do its work at all.
     """
     whole = {"kv": 48, "draft": 48}
-    tell("storing")
+    announce("storing")
     stored = _process(job, "store", 48, {**whole, "mamba": 6})
     _check_room(job, stored)
     yield stored
-    tell("restoring")
+    announce("restoring")
     yield _process(job, "restore", 48, {**whole, "mamba": 1})
-    tell("damaging")
+    announce("damaging")
     for pool, page in DAMAGED:
         damage(job.directory, pool, page)
-    tell("restoring what is left")
+    announce("restoring what is left")
     yield _process(job, "restore", 40, {"kv": 40, "draft": 39, "mamba": 1})
-    tell("storing again")
+    announce("storing again")
     yield _process(job, "store", 48, whole)
-    tell("restoring")
+    announce("restoring")
     yield _process(job, "restore", 48, {**whole, "mamba": 1})
 
 

@@ -45,7 +45,7 @@ class ForeignFile:
     Args:
         variable: The variable; an empty one is as good as none.
         read: Turns the content of the file into settings by the names here. What
-            it leaves out is not given; keys that it does not know are no mistake,
+            it leaves out is not given; keys that it does not know are not a mistake,
             since the file is for others.
     """
 

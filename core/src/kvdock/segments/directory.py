@@ -73,7 +73,7 @@ class SegmentDirectory:
         self._own_ns = -1  # time of the last change of our own
         self._stamp_ns = 0  # time of change when it was last looked at
         self._scan_at_s = math.inf  # when it is read again for changes of its own
-        self._refused: set[str] = set()  # names of index files that are no use
+        self._refused: set[str] = set()  # names of index files that are not usable
 
     @property
     def nbytes(self) -> int:

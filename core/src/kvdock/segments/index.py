@@ -94,7 +94,7 @@ class HashTable:
         """Find keys by one look at the bucket that each one belongs to.
 
         Returns:
-            None if that does not tell: a bucket is full, or another key has the
+            None if that does not suffice: a bucket is full, or another key has the
             tag of one of these.
         """
         lines = self._lanes.take(self._home(digests), axis=0)

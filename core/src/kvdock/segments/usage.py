@@ -23,7 +23,7 @@ from kvdock.units import format_bytes
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
 
-_SAMPLE = 1024  # pages that tell when a segment was used
+_SAMPLE = 1024  # pages that show when a segment was used
 _SHORT = 12  # digits of a namespace that are enough to name it
 
 

@@ -87,7 +87,7 @@ class AdapterSettings(EngineSettings):
 
     @property
     def upstream(self) -> dict[str, object]:
-        """What vLLM's own offloading is told."""
+        """The settings of vLLM's own offloading."""
         given: dict[str, object] = {
             "cpu_bytes_to_use": self.host_memory,
             "eviction_policy": str(self.eviction_policy),

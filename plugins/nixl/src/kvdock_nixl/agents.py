@@ -54,7 +54,7 @@ class Agent:
             capture_telemetry=False,
             # The default creates UCX, in half a second.
             backends=[],
-            # The default is no locking at all: several threads end the process.
+            # The default does not lock at all: several threads end the process.
             sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_RW,
         )
         self._raw = api.nixl_agent(self._name, config)
