@@ -23,7 +23,13 @@ METRICS = {"core": {"observers": ["metrics"]}}
 
 
 def value(name: str, **labels: str) -> float:
-    return REGISTRY.get_sample_value(name, labels) or 0.0
+    """Return the sum of a metric's series with these labels, of all models."""
+    return sum(
+        sample.value
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
 
 
 def restored() -> dict[str, float]:
