@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,3 +106,34 @@ def test_a_directory_is_watched_from_the_join_to_the_leave(
     eventually(lambda: folder.disk.full)
     folder.mark_clean()
     eventually(lambda: watching() <= before)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 96 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=96m,mode=700", "kvdock", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_disk_that_really_fills_up_is_noticed(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch, spilled = DiskWatch(str(small_disk)), small_disk / "bucket"
+
+    def full() -> bool:
+        watch.look()
+        return watch.full
+
+    assert not full()
+    spilled.write_bytes(bytes(60 << 20))
+    assert full()
+    assert watch.capacity is not None
+    assert watch.capacity.used_bytes >= 60 << 20
+    spilled.unlink()
+    assert not full()
+    assert len(caplog.records) == 2
