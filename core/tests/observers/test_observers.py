@@ -130,7 +130,7 @@ def test_series_name_the_rank_and_the_model() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     origin = Origin.of(Shard(tp_rank=1, tp_size=2), "org/model", "0" * 64)
-    event = PoolRouted(pool="kv", backend="", enabled=False, reason="nobody")
+    event = PoolRouted(pool="kv", backend="", enabled=False, reason="no backend")
     metrics.kvdock_observe(event, origin)
     labels = {"rank": "tp1", "model": "org/model", "pool": "kv"}
     assert registry.get_sample_value("kvdock_pool_enabled", labels) == 0

@@ -179,7 +179,7 @@ def test_a_delete_without_time_to_wait_leaves_the_page_to_its_readers(
     # Not a matter of time: it goes with its lease.
     assert list(done.outcomes) == [Outcome.REFUSED]
     assert rig.get(["read-on"]) == [OK]
-    # Whoever asked finds nothing, and the next put writes over it.
+    # A reader finds nothing, and the next put writes over it.
     assert rig.exists(["read-on"]) == [Outcome.ABSENT]
     wanted = rig.fill(22)
     assert rig.put(["read-on"]) == [OK]

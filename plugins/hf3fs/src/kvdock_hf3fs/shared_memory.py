@@ -201,7 +201,7 @@ class Registry:
 
 
 IOVS = Registry()
-"""All of the process: an address is registered or it is not, whoever asks."""
+"""All of the process: an address is registered or it is not, for every pool."""
 
 
 def ranges_of(iovs: Iterable[Iov]) -> AddressRanges:

@@ -375,7 +375,7 @@ def _read(fd: int, memory: memoryview, offset: int, flags: int) -> int:
     """Read; a hole at the end is short, one before data zeros or an error."""
     status = _fstat(fd)
     if not status.st_nlink:
-        return 0  # its chunks are gone, whoever still reads them
+        return 0  # its chunks are gone, also for open readers
     end = min(offset + len(memory), status.st_size)
     last = at = offset
     holes = False
