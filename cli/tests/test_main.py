@@ -102,6 +102,8 @@ def test_a_shell_completes_commands(shelf: Shelf) -> None:
 
 SLOW = """def slow() -> None:
     import os, signal, time
+    # A test run in the background of a shell inherits that it is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(60)
 """

@@ -17,7 +17,7 @@ from kvdock_mooncake.server import start_owner
 from kvdock_mooncake.settings import MooncakeSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from kvdock import Finding
@@ -124,8 +124,10 @@ def test_a_disk_without_room_is_a_problem(
 
 @pytest.mark.mooncake
 def test_a_real_master_reports_segments_capacity_and_that_it_takes_no_disks(
-    library: Any, master: Any, tmp_path: Path
+    library: Any, serve: Callable[..., Any], tmp_path: Path
 ) -> None:
+    # One of its own: the shared one has what other tests lend.
+    master = serve()
     owner = start_owner(master.address, 64 << 20)
     try:
         settings = MooncakeSettings(

@@ -13,6 +13,7 @@ Source: 3FS, `hf3fs_fuse/io.py`, `src/lib/py/usrbio_binding.cc`, `src/fuse/IoRin
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import heapq
@@ -91,6 +92,12 @@ COUNTS = Counts()
 _states: set[_State] = set()
 _files: dict[int, _File] = {}
 _lock = threading.Lock()
+
+
+def _unlink(link: str) -> None:
+    # A mount that is gone has taken its links along.
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(link)
 
 
 class _File:
@@ -181,7 +188,7 @@ class iovec:  # noqa: N801 - its name there
 
     def __del__(self) -> None:
         self.iov.memory.gone = True
-        os.unlink(self.link)
+        _unlink(self.link)
 
     def __getitem__(self, piece: slice) -> _Slice:
         return self.iov[piece]
@@ -306,7 +313,7 @@ class _State:
             self.ended.notify_all()
         _states.discard(self)
         if self.flags < FORBID_READ_HOLES:
-            os.unlink(self.link)
+            _unlink(self.link)
 
     def _take(self) -> None:
         """Move what is queued under way, as io_depth has it."""
