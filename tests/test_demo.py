@@ -56,7 +56,7 @@ def test_a_disk_without_room_is_an_error_before_anything_is_stored(
     floor = ("--backend", "file", "--set", "free_space=1024 TiB")
     done = shelf.kvdock("demo", "--dir", str(tmp_path / "here"), *floor)
     assert (done.stdout, done.returncode) == ("", 1)
-    assert "cannot store pages here: 0 B to use above the floor" in done.stderr
+    assert "cannot store pages here: 0 B to use" in done.stderr
     assert "Free some space" in done.stderr
     assert "--dir" in done.stderr
     assert not list((tmp_path / "here").iterdir())

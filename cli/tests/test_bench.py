@@ -83,7 +83,9 @@ def test_a_store_without_room_is_an_error(tmp_path: Path) -> None:
 
 def test_a_disk_below_its_floor_is_an_error_with_what_to_do(tmp_path: Path) -> None:
     given = (f"root={tmp_path / 'kv'}", "free_space=1024 TiB")
-    with pytest.raises(KvdockError, match="0 B to use above the floor") as caught:
+    with pytest.raises(
+        KvdockError, match="cannot store pages here: 0 B to use"
+    ) as caught:
         bench("file", set_=given)
     assert "lower free_space" in caught.value.fix
     assert not list(tmp_path.iterdir())

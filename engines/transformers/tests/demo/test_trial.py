@@ -128,7 +128,7 @@ def test_a_disk_without_room_is_an_error_before_any_model_is_made() -> None:
     ran = CliRunner().invoke(app, ["demo", *floor])
     said = str(ran.exception)
     assert isinstance(ran.exception, KvdockError)
-    assert "cannot store pages here: 0 B to use above the floor" in said
+    assert "cannot store pages here: 0 B to use" in said
     assert "--dir" in said
 
 
