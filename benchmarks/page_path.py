@@ -125,7 +125,7 @@ def measure() -> dict[str, tuple[list[str], list[str]]]:
             plan = dock.plan([pool], Shard(), prefer=["file"])
             memory = np.ones((4 * PAGES, pool.page_bytes(Shard())), np.uint8)
             regions = {"kv": Region.of(pool, Shard(), [memory], len(memory))}
-            settings = {"file": {"root": root}}
+            settings = {"file": {"root": root, "free_space": 0}}
             with Attachment.open(
                 dock, plan, Namespace(model="m"), regions, settings
             ) as cache:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tiny import Shelf
 
 DEADLINE_S = 60
+NO_FLOOR = ("--backend", "file", "--set", "free_space=0")
+"""The disk that tests run on may have less than a store leaves free."""
 
 
 @pytest.mark.parametrize(
@@ -48,9 +50,21 @@ def test_without_any_backend_nobody_is_blamed_for_an_option(shelf: Shelf) -> Non
     assert "no backend is installed that keeps pages in a directory" in done.stderr
 
 
+def test_a_disk_without_room_is_an_error_before_anything_is_stored(
+    shelf: Shelf, tmp_path: Path
+) -> None:
+    floor = ("--backend", "file", "--set", "free_space=1024 TiB")
+    done = shelf.kvdock("demo", "--dir", str(tmp_path / "here"), *floor)
+    assert (done.stdout, done.returncode) == ("", 1)
+    assert "cannot store pages here: 0 B to use" in done.stderr
+    assert "Free some space" in done.stderr
+    assert "--dir" in done.stderr
+    assert not list((tmp_path / "here").iterdir())
+
+
 def test_a_terminated_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [Path(sys.executable).with_name("kvdock"), "demo", "--size", "tiny"],
+        [Path(sys.executable).with_name("kvdock"), "demo", "--size", "tiny", *NO_FLOOR],
         env=os.environ | {"TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -68,7 +82,7 @@ def test_a_terminated_demo_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_pages_survive_their_process_and_damage_is_a_miss(tmp_path: Path) -> None:
     done = subprocess.run(
-        [Path(sys.executable).with_name("kvdock"), "demo", "--json"],
+        [Path(sys.executable).with_name("kvdock"), "demo", "--json", *NO_FLOOR],
         env=os.environ | {"TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -75,9 +75,19 @@ def test_a_backend_is_measured_and_nothing_is_left(
 
 
 def test_a_store_without_room_is_an_error(tmp_path: Path) -> None:
-    given = (f"root={tmp_path}", "quota=64 KiB")
+    given = (f"root={tmp_path}", "quota=64 KiB", "free_space=0")
     with pytest.raises(KvdockError, match=r"pages were (stored|loaded)"):
         bench("file", set_=given, page=("16 KiB",), batch=(32,), threads=(1,))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_below_its_floor_is_an_error_with_what_to_do(tmp_path: Path) -> None:
+    given = (f"root={tmp_path / 'kv'}", "free_space=1024 TiB")
+    with pytest.raises(
+        KvdockError, match="cannot store pages here: 0 B to use"
+    ) as caught:
+        bench("file", set_=given)
+    assert "lower free_space" in caught.value.fix
     assert not list(tmp_path.iterdir())
 
 

@@ -330,7 +330,8 @@ def test_a_backend_in_order_is_tried_out_with_a_page_of_each_kind(
     shelf: Shelf, ask: Ask, tmp_path: Path
 ) -> None:
     del shelf
-    data, code = ask("file", set_=[f"root={tmp_path / 'root'}"], no_self_test=False)
+    given = [f"root={tmp_path / 'root'}", "free_space=0"]
+    data, code = ask("file", set_=given, no_self_test=False)
     told = [finding["what"] for finding in data["sections"][0]["findings"]]
     assert code == 0
     assert "pool mha: a page was read back by file" in told
@@ -340,7 +341,7 @@ def test_a_backend_in_order_is_tried_out_with_a_page_of_each_kind(
 def test_a_self_test_that_passes_is_one_line_and_leaves_nothing_behind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = (f"root={tmp_path / 'far' / 'root'}",)
+    given = (f"root={tmp_path / 'far' / 'root'}", "free_space=0")
     assert doctor("file", set_=given) == 0
     lines = [
         line for line in capsys.readouterr().out.splitlines() if "self test:" in line
@@ -352,7 +353,7 @@ def test_a_self_test_that_passes_is_one_line_and_leaves_nothing_behind(
     assert "pool mha: a page was found by file" in capsys.readouterr().out
     root = tmp_path / "root"
     root.mkdir(mode=0o700)
-    assert doctor("file", set_=(f"root={root}",)) == 0
+    assert doctor("file", set_=(f"root={root}", "free_space=0")) == 0
     assert not list(root.iterdir())
 
 
@@ -416,7 +417,8 @@ def test_what_fails_in_a_trial_is_a_finding(
         raise RuntimeError("out of luck")
 
     monkeypatch.setattr("kvdock_cli.commands.doctor.try_out", fails)
-    data, code = ask("file", set_=(f"root={tmp_path / 'x'}",), no_self_test=False)
+    given = (f"root={tmp_path / 'x'}", "free_space=0")
+    data, code = ask("file", set_=given, no_self_test=False)
     assert code == 1
     what = data["sections"][0]["findings"][-1]["what"]
     assert what == "RuntimeError: out of luck"

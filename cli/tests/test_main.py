@@ -156,7 +156,8 @@ def test_a_path_of_any_bytes_can_be_told(
 ) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii:strict")
     root = f"{tmp_path}/\udcff \u00e4"
-    done = shelf.kvdock("doctor", "file", "--set", f"root={root}")
+    given = ("--set", f"root={root}", "--set", "free_space=0")
+    done = shelf.kvdock("doctor", "file", *given)
     assert (done.stderr, done.returncode) == ("", 0)
     assert r"\udcff \xe4" in done.stdout
 

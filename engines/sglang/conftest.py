@@ -64,6 +64,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("default"))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _no_floor(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Store on a disk that has less free than a store of files leaves."""
+    with pytest.MonkeyPatch.context() as patch:
+        if ENGINE in request.path.parents:
+            patch.setenv("KVDOCK_BACKENDS__FILE__FREE_SPACE", "0")
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _launch_arguments(request: pytest.FixtureRequest) -> None:
     """Publish launch arguments: storage is rejected where it cannot read them."""

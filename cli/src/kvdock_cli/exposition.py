@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import re
 from collections.abc import Iterable, Mapping
-from urllib.parse import urlsplit
 
-from kvdock.errors import KvdockError, SettingsError
+from kvdock.errors import KvdockError
+from kvdock_cli.http_request import request
 
-_WITHIN_S = 5.0
-_MOST_BYTES = 64 << 20
 _OK = 200
 _SAMPLE = re.compile(r"^(kvdock_\w+)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -75,35 +72,13 @@ def fetch(url: str) -> Samples:
         SettingsError: If it is not such a URL.
         KvdockError: If nothing answers there, or not with metrics of kvdock.
     """
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-        raise SettingsError(
-            f"{url!r} is not the address of metrics",
-            fix="Write it like http://127.0.0.1:30000/metrics.",
-        )
-    kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
-    connection = kinds[parts.scheme](parts.hostname, port, timeout=_WITHIN_S)
-    try:
-        connection.request("GET", parts.path or "/metrics")
-        answer = connection.getresponse()
-        text = answer.read(_MOST_BYTES).decode(errors="replace")
-    except (OSError, http.client.HTTPException) as error:
-        raise KvdockError(
-            f"no metrics come from {url}: {str(error) or type(error).__name__}",
-            fix="Look whether the engine runs and serves metrics there.",
-        ) from error
-    finally:
-        connection.close()
+    answer = request(url, "/metrics", wanted="metrics")
     if answer.status != _OK:
         raise KvdockError(
             f"no metrics come from {url}: status {answer.status}",
             fix="Name the path of the metrics, such as /metrics.",
         )
-    found = Samples(text)
+    found = Samples(answer.text)
     if not found:
         raise KvdockError(
             f"{url} serves no metrics of kvdock",

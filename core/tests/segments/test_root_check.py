@@ -35,7 +35,9 @@ def test_a_root_that_others_can_replace_is_reported(tmp_path: Path) -> None:
 def test_too_little_space_is_reported(tmp_path: Path) -> None:
     findings = check_root(tmp_path / "root", free_bytes=1 << 50)
     assert [finding.ok for finding in findings] == [True, False]
-    assert findings[-1].hint == "Free some space, or lower free_space."
+    assert findings[-1].what.startswith("0 B to use: ")
+    assert "of which 1024.0 TiB are left" in findings[-1].what
+    assert "lower free_space" in findings[-1].hint
 
 
 def test_the_command_that_frees_space_is_named(tmp_path: Path) -> None:

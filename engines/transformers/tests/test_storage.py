@@ -38,11 +38,11 @@ def engine(family: Family) -> list[PagedModel]:
 
 
 def attached(family: Family, directory: Path) -> PromptPages:
-    dock = Dock.load()
+    dock = Dock.load(require=["file"])
     pair = engine(family)
-    plan = plan_for(dock, pair, "")
+    plan = plan_for(dock, pair, "file")
     namespace = Namespace(model="a model")
-    settings = settings_for(dock, plan, directory, {})
+    settings = settings_for(dock, plan, directory, {"file": {"free_space": 0}})
     return PromptPages.attach(dock, plan, namespace, settings, HASHES, pair)
 
 

@@ -35,7 +35,12 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]
 def given(tmp_path: Path) -> dict[str, object]:
     root = tmp_path / "kv"
     root.mkdir(mode=0o700)
-    return {"plugin": "file", "root": str(root), "host_memory": "1 MiB"}
+    return {
+        "plugin": "file",
+        "root": str(root),
+        "free_space": 0,
+        "host_memory": "1 MiB",
+    }
 
 
 def wrong(settings: dict[str, object]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from kvdock.plugin import require
 from kvdock.units import format_bytes, parse_bytes
 from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings
+from kvdock_cli.commands._probe import require_ready
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import bench as report
@@ -31,6 +32,7 @@ def bench(  # noqa: PLR0913 - what figures depend on
     threads: tuple[int, ...] = (1, 4),
     token_bytes: str = "64 KiB",  # noqa: S107 - KV bytes of a token, no password
     recompute: float = 0.0,
+    engine: str = "",
     plot: Path | None = None,
     json: bool = False,
 ) -> int:
@@ -48,7 +50,9 @@ def bench(  # noqa: PLR0913 - what figures depend on
         threads: Threads that call at once; may be given several times.
         token_bytes: KV bytes of one token of the model, for the comparison
             with recomputing.
-        recompute: Tokens per second that the engine prefills.
+        recompute: Tokens per second that the engine prefills, if known.
+        engine: Measure that instead, on an engine that serves OpenAI's API, such as
+            http://127.0.0.1:30000: prompts of random tokens, one new token each.
         plot: Write the figures as a picture, in SVG.
         json: Print one line of JSON.
     """
@@ -56,6 +60,10 @@ def bench(  # noqa: PLR0913 - what figures depend on
     token = parse_bytes(token_bytes)
     if min([*sizes, *batch, *threads, token]) < 1 or recompute < 0:
         raise UsageProblem("sizes and counts are at least 1")
+    if recompute and engine:
+        raise UsageProblem(
+            "--recompute and --engine say the same", fix="Give one of them."
+        )
     shapes = [(size, n, many) for many in threads for n in batch for size in sizes]
     if max(size * n * many for size, n, many in shapes) > MOST_BYTES:
         raise UsageProblem(
@@ -67,9 +75,13 @@ def bench(  # noqa: PLR0913 - what figures depend on
     require([name], plugins, found.problems)
     backend = Backend(plugins[name])
     settings = backend_settings(name, set_)
+    require_ready(backend, settings)
     folder = _folder(backend.settings(settings))
-    from kvdock_cli.bench import measure, raw  # noqa: PLC0415 - numpy, 65 ms
+    from kvdock_cli.bench import measure, prefill, raw  # noqa: PLC0415 - numpy, 65 ms
 
+    if engine:
+        with progress.shown(f"prefill of {engine}", total=prefill.requests()) as bar:
+            recompute = prefill.prefill_pace(engine, bar.advance)
     limit = partial(raw.disk, folder) if folder else raw.network
     figures = []
     with progress.shown(f"bench {name}", total=len(shapes)) as bar:
@@ -83,6 +95,7 @@ def bench(  # noqa: PLR0913 - what figures depend on
         figures=figures,
         token_bytes=token,
         recompute_tokens_per_s=recompute,
+        recompute_from="engine" if engine else "given" if recompute else "",
     )
     if plot:
         try:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from kvdock import Dock
-from kvdock.errors import SettingsError
+from kvdock.errors import KvdockError, SettingsError
 from kvdock.plugin import import_entry_point, list_entry_points
 from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings, settings_of
+from kvdock_cli.commands._probe import require_ready
 from kvdock_cli.output import UsageProblem, emit, say
 from kvdock_cli.reports import demo as report
 from kvdock_cli.terminal import style_of
 
 GROUP = "kvdock.demos"
 """Entry points of demos that other distributions bring, by the option's name."""
+
+_ADVICE = (
+    "The demo takes another directory with --dir, and other settings with --set "
+    "KEY=VALUE."
+)
 
 
 def demo(  # noqa: PLR0913 - one option each
@@ -65,12 +72,12 @@ def demo(  # noqa: PLR0913 - one option each
             tempfile.TemporaryDirectory(prefix="kvdock-demo-", dir=dir) as folder,
             progress.shown("starting") as bar,
         ):
+            settings[path] = str(Path(folder) / "store")
+            # What is wrong already is reported here, and not by a process that fails.
+            require_ready(dock.backends[chosen], settings, _ADVICE)
             if not json:
                 where = str(dir or "a temporary directory")
                 say(report.head_text(chosen, where, style))
-            settings[path] = str(Path(folder) / "store")
-            # One that is wrong is wrong usage, and not a process that fails.
-            dock.backends[chosen].settings(settings)
             job = trial.Job(backend=chosen, settings=settings, directory=Path(folder))
 
             def announce(what: str) -> None:
@@ -78,7 +85,8 @@ def demo(  # noqa: PLR0913 - one option each
 
             steps = list(trial.run_trial(job, announce))
     except OSError as error:
-        raise SettingsError(
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise (KvdockError if full else SettingsError)(
             f"--dir {dir or tempfile.gettempdir()} cannot be written: "
             f"{error.strerror or error}",
             fix="Free some space there, or name another directory with --dir.",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -19,11 +18,11 @@ from kvdock.plugin import (
     import_entry_point,
     list_entry_points,
     load_observers,
-    run_probe,
     split_duplicates,
 )
 from kvdock_cli import progress, registry
 from kvdock_cli.arguments import patience, settings_of
+from kvdock_cli.commands._probe import Ask, ask_within
 from kvdock_cli.commands._self_test import self_test as try_out
 from kvdock_cli.commands._self_test import summary_of
 from kvdock_cli.commands.list import load
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from kvdock.config import Configuration
 
 GROUP = "kvdock.doctors"
-
-Ask = Callable[[], Iterable[Finding]]
 
 
 def doctor(
@@ -244,19 +241,5 @@ def _backend(
 
 
 def _within(timeout_s: float, ask: Ask) -> Iterable[Finding]:
-    """Ask on a thread of its own, so that one that hangs is a finding."""
-    answers: list[Iterable[Finding]] = []
-    thread = threading.Thread(
-        target=lambda: answers.append(run_probe(ask)), daemon=True
-    )
-    thread.start()
-    thread.join(timeout_s)
-    if answers:
-        return answers[0]
-    return (
-        Finding(
-            ok=False,
-            what=f"no answer within {timeout_s:g} s",
-            hint="Look for what it waits for, or raise --timeout.",
-        ),
-    )
+    hint = "Look for what it waits for, or raise --timeout."
+    return ask_within(timeout_s, ask, hint)

@@ -31,6 +31,7 @@ class Run:
         token_bytes: KV bytes of a token.
         recompute_tokens_per_s: Tokens that the engine prefills per second; 0 where
             that is not known.
+        recompute_from: How that is known: "given" or "engine", which was measured.
     """
 
     backend: str
@@ -38,6 +39,7 @@ class Run:
     figures: Sequence[Figure]
     token_bytes: int
     recompute_tokens_per_s: float = 0.0
+    recompute_from: str = ""
 
     @property
     def best(self) -> Figure:
@@ -101,10 +103,12 @@ def _meaning(run: Run) -> str:
     )
     if not run.recompute_tokens_per_s:
         return (
-            f"{first} Restoring pays where an engine prefills fewer; --recompute says "
-            "from which prompt on."
+            f"{first} Restoring pays where an engine prefills fewer: --engine URL "
+            "measures that, --recompute takes a figure."
         )
     given = f"{run.recompute_tokens_per_s:,.0f}"
+    if run.recompute_from == "engine":
+        given += " (measured)"
     if run.break_even_tokens is None:
         return f"{first} An engine that prefills {given} is faster without storage."
     return (
@@ -124,6 +128,7 @@ def as_data(run: Run) -> dict[str, object]:
         "token_bytes": run.token_bytes,
         "restored_tokens_per_s": run.restored_tokens_per_s,
         "recompute_tokens_per_s": run.recompute_tokens_per_s,
+        "recompute_from": run.recompute_from,
         "break_even_tokens": run.break_even_tokens,
     }
 

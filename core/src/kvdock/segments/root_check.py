@@ -88,7 +88,8 @@ def _parents(root: Path, *, shared: bool, missing: bool) -> RootFinding:
 
 def _space(fd: int, root: Path, free_bytes: int) -> RootFinding:
     status = os.fstatvfs(fd)
-    room = status.f_bavail * status.f_frsize - free_bytes
+    free = status.f_bavail * status.f_frsize
+    room = free - free_bytes
     freed_by = (
         "" if room >= _LITTLE_BYTES else cleanup_hint(root, bytes_by_namespace(fd))
     )
@@ -96,9 +97,12 @@ def _space(fd: int, root: Path, free_bytes: int) -> RootFinding:
         freed_by = f" In the store, {freed_by}."
     return RootFinding(
         ok=room >= _LITTLE_BYTES,
-        what=f"{format_bytes(max(0, room))} to use above the floor of "
-        f"{format_bytes(free_bytes)} that stays free",
-        hint="Free some space, or lower free_space." + freed_by,
+        what=f"{format_bytes(max(0, room))} to use: {format_bytes(free)} are free, of "
+        f"which {format_bytes(free_bytes)} are left to other programs (free_space)",
+        hint="Free some space, "
+        + ("lower free_space, " if free_bytes else "")
+        + "or choose another root."
+        + freed_by,
     )
 
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from kvdock import Dock, KvdockError, Plan, Scope
+from kvdock import AttachConfig, Dock, KvdockError, Plan, Scope
 from kvdock.config import load_configuration
 from kvdock.errors import PluginError, SettingsError
 from kvdock.plugin import import_entry_point, list_entry_points
@@ -83,6 +83,28 @@ def check_settings(dock: Dock, name: str, given: Settings) -> None:
     path = path_setting(backend.manifest.settings)
     # The demo brings a directory where none is given.
     backend.settings({path: "/", **given} if path else given)
+
+
+def check_room(dock: Dock, name: str, directory: Path, given: Settings) -> None:
+    """Raise what a backend that keeps a directory finds wrong with it.
+
+    A disk without room would otherwise show as a prefix that is not restored,
+    after a minute of prefilling.
+
+    Raises:
+        KvdockError: With the first problem that its probe finds.
+    """
+    backend = dock.backends[name]
+    if not path_setting(backend.manifest.settings):
+        return
+    settings = completed(dock, [name], directory, {name: given})[name]
+    for finding in backend.probe(AttachConfig(settings=backend.settings(settings))):
+        if not finding.ok:
+            advice = "The demo takes another directory with --dir."
+            raise KvdockError(
+                f"backend {name!r} cannot store pages here: {finding.what}",
+                fix=f"{finding.hint} {advice}".strip(),
+            )
 
 
 @contextmanager

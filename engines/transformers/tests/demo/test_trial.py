@@ -47,10 +47,11 @@ def test_every_model_passes_every_check(family: Family, tmp_path: Path) -> None:
             phase=phase,
             families=(family,),
             scale=Scale.TINY,
-            backend="",
+            backend="file",
             directory=tmp_path,
             salt="a trial",
             threads=1,
+            settings={"free_space": 0},
         )
         if phase is Phase.REPAIR:
             damage = damage_store(job, runs[Phase.OFFLOAD])
@@ -64,7 +65,8 @@ def test_every_model_passes_every_check(family: Family, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_command_ends_in_one_json_object(tmp_path: Path) -> None:
     arguments = ["demo", "--model", "mha", "--size", "tiny", "--json"]
-    ran = CliRunner().invoke(app, [*arguments, "--dir", str(tmp_path)])
+    arguments += ["--dir", str(tmp_path), "--set", "free_space=0"]
+    ran = CliRunner().invoke(app, arguments)
     assert ran.exit_code == 0, ran.output
     summary = json.loads(ran.stdout.splitlines()[-1])
     assert summary["ok"]
@@ -121,6 +123,15 @@ def test_bad_input_is_refused_by_name(
     assert words in str(ran.exception)
 
 
+def test_a_disk_without_room_is_an_error_before_any_model_is_made() -> None:
+    floor = ["--backend", "file", "--set", "free_space=1024 TiB"]
+    ran = CliRunner().invoke(app, ["demo", *floor])
+    said = str(ran.exception)
+    assert isinstance(ran.exception, KvdockError)
+    assert "cannot store pages here: 0 B to use" in said
+    assert "--dir" in said
+
+
 def test_a_trial_that_fails_raises_to_the_command_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -128,7 +139,7 @@ def test_a_trial_that_fails_raises_to_the_command_line(
         raise TrialFailed("a process ended")
 
     monkeypatch.setattr("kvdock_transformers.demo.trial.run_trial", fail)
-    ran = CliRunner().invoke(app, ["demo", "--json"])
+    ran = CliRunner().invoke(app, ["demo", "--json", "--set", "free_space=0"])
     assert isinstance(ran.exception, TrialFailed)
     assert ran.stdout == ""
 

@@ -73,6 +73,7 @@ def demo(
     from kvdock import Dock  # noqa: PLC0415
     from kvdock_transformers.backends import (  # noqa: PLC0415
         Settings,
+        check_room,
         check_settings,
         choose,
         configured,
@@ -97,9 +98,11 @@ def demo(
         served(chosen, given) as (settings, notice),
         display,
     ):
+        where = directory or Path(temporary)
+        check_room(dock, chosen, where, settings)
         request = Request(
             families=families,
-            directory=directory or Path(temporary),
+            directory=where,
             backend=chosen,
             scale=Scale(size),
             settings=settings,

@@ -1,0 +1,68 @@
+"""Ask an engine's HTTP server once."""
+
+from __future__ import annotations
+
+import http.client
+from urllib.parse import urlsplit
+
+import attrs
+
+from kvdock.errors import KvdockError, SettingsError
+
+_MOST_BYTES = 64 << 20
+
+
+@attrs.frozen
+class Answer:
+    """What a server answered: the status, and the text."""
+
+    status: int
+    text: str
+
+
+def request(
+    url: str, path: str, *, body: str = "", within_s: float = 5.0, wanted: str
+) -> Answer:
+    """Send one request; POST JSON where there is a body.
+
+    Args:
+        url: "http://host:port", with a path or without; the scheme may be left out.
+        path: The path where the URL has none.
+        body: JSON to send.
+        within_s: How long to wait for each piece of the answer.
+        wanted: What is asked for, in errors.
+
+    Raises:
+        SettingsError: If it is not such a URL.
+        KvdockError: If nothing answers there.
+    """
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+        raise SettingsError(
+            f"{url!r} is not the address of {wanted}",
+            fix="Write it like http://127.0.0.1:30000.",
+        )
+    kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+    connection = kinds[parts.scheme](parts.hostname, port, timeout=within_s)
+    headers = {"Content-Type": "application/json"} if body else {}
+    try:
+        connection.request(
+            "POST" if body else "GET",
+            parts.path.rstrip("/") or path,
+            body or None,
+            headers,
+        )
+        answer = connection.getresponse()
+        text = answer.read(_MOST_BYTES).decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        raise KvdockError(
+            f"no {wanted} come from {url}: {str(error) or type(error).__name__}",
+            fix="Look whether the engine runs and listens there.",
+        ) from error
+    finally:
+        connection.close()
+    return Answer(answer.status, text)
