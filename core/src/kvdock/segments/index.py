@@ -437,12 +437,20 @@ class Index:
     def forget(self, rows: Int64Array) -> None:
         """Empty these rows."""
         there = rows[self.records["check"][rows] != 0]
-        if not len(there):
-            return
-        self._table.remove(self._digests()[there], there)
-        np.subtract.at(self.live_in, self.segment_of[there], 1)
-        self.records[there] = np.zeros((), RECORD)
+        if len(there):
+            np.subtract.at(self.live_in, self.segment_of[there], 1)
+            self._empty(there)
+
+    def _empty(self, there: Int64Array) -> None:
+        self._table.remove(self.words[there, :2], there)
+        self.words[there] = 0
         self.used_ns[there] = 0
+
+    def forget_in(self, rows: RowRange, slots: Int64Array) -> None:
+        """Empty slots of one segment, all of which hold a record."""
+        if len(slots):
+            self.live_in[rows.number] -= len(slots)
+            self._empty(slots + rows.first)
 
     def touch(self, rows: Int64Array, used_ns: npt.ArrayLike) -> None:
         """Note when these rows were used."""
