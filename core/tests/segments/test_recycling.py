@@ -247,10 +247,11 @@ def test_a_new_process_takes_what_a_killed_one_had_claimed(
 def test_a_store_that_needs_its_segments_claims_none_ahead(
     open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    more: dict[str, Any] = {
+    changes: dict[str, dict[str, Any]] = {
         "silence": {"liveness": WriterLiveness.TIMEOUT},
         "watermark": {"low_watermark": 0.9},
-    }.get(change, {})
+    }
+    more = changes.get(change, {})
     if change == "few":
         monkeypatch.setattr(recycling, "_LEAST_SEGMENTS", 2 * SEGMENTS)
     elif change == "open":  # as of other writers

@@ -389,13 +389,17 @@ class SegmentAllocator:
         return None
 
     def plan(
-        self, folder: SegmentDirectory, before_ns: int, passed: set[Segment]
+        self, folder: SegmentDirectory, before_ns: int, passed: set[Segment] | None
     ) -> EvictionPlan | None:
-        """Plan the next evictions of a folder, without segments passed over."""
+        """Plan the next evictions of a folder, without segments passed over.
+
+        With None the plan is ahead of need: segments that are filled will be full.
+        """
+        ahead = passed is None
         slots, live = self._fill(folder)
         share = self.limits.low_watermark / self.limits.high_watermark
-        every = set(folder.segments.values()) - passed
-        mine = [one for one in every if self.may_claim(folder, one)]
+        every = set(folder.segments.values()) - (passed or set())
+        mine = [m for m in every if (ahead and m.owned) or self.may_claim(folder, m)]
         wanted = max((one.rows.slots for one in mine), default=0)
         wanted = max(wanted, live - int(share * slots))
         writable = np.zeros(len(self.index.slots_in), np.bool_)

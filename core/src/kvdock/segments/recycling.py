@@ -139,8 +139,11 @@ class SegmentRecycler:
             plan = allocator.plans.get(folder)
             if plan is None or self._closed or folder in self._claimed:
                 return
-            while plan.numbers:
-                segment = allocator.segments.get(plan.numbers.pop())
+            for number in reversed(plan.numbers.copy()):
+                segment = allocator.segments.get(number)
+                if segment is not None and segment.owned:
+                    continue  # it is being filled: its turn comes later
+                plan.numbers.remove(number)
                 if (
                     segment is not None
                     and allocator.may_claim(folder, segment)
@@ -157,7 +160,7 @@ class SegmentRecycler:
             return True
         if folder.leftover_bytes or allocator.has_room(folder):
             return False
-        plan = allocator.plan(folder, _LATEST_NS, set())
+        plan = allocator.plan(folder, _LATEST_NS, None)
         if plan is None or allocator.others.has_colder(folder.fd, plan.coldest_ns):
             allocator.plans.pop(folder, None)
             return False
