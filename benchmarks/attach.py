@@ -4,7 +4,9 @@ Usage: python benchmarks/attach.py [--quick]
 
 Layer: `Attachment` and everything below it, over the file backend in memory
 (/dev/shm), with pages of 64 KiB in a store that is full. Beside it, in turn within
-one process: the same pages moved by one `preadv` or `pwritev` each ("raw"). The
+one process: the same pages moved by one `preadv` or `pwritev` each ("raw"), in a
+file as large as the store, each put at the next place of it: memory that was written
+a moment ago is still in the processor's cache, and a store's next slot never is. The
 figures of 128 pages compare with raw calls that hash each page as well, because
 the backend hashes what it moves; those of one page with the system call alone. A
 figure is the lower quartile of all calls minus that of the raw ones: a machine that
@@ -140,8 +142,10 @@ class Raw:
 
     def __init__(self, file: Path, memory: npt.NDArray[np.uint8]) -> None:
         self.fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-        os.write(self.fd, memory.reshape(-1).data)
+        for _ in range(QUOTA_BYTES // memory.nbytes):
+            os.write(self.fd, memory.reshape(-1).data)
         self.views = [memoryview(row) for row in memory[:BATCH]]
+        self.at = 0
 
     def call(self, name: str) -> Call:
         """Return one call beside that of an attachment."""
@@ -155,12 +159,15 @@ class Raw:
 
     def hashed(self, *, write: bool) -> None:
         """Move 128 pages, and hash each while it lies in the cache."""
-        for page, view in enumerate(self.views):
+        if write:
+            self.at = (self.at + BATCH * PAGE_BYTES) % QUOTA_BYTES
+        for at, view in enumerate(self.views):
+            place = self.at + at * PAGE_BYTES
             if write:
                 xxhash.xxh3_64_intdigest(view)
-                os.pwritev(self.fd, [view], page * PAGE_BYTES)
+                os.pwritev(self.fd, [view], place)
             else:
-                os.preadv(self.fd, [view], page * PAGE_BYTES)
+                os.preadv(self.fd, [view], place)
                 xxhash.xxh3_64_intdigest(view)
 
 

@@ -5,7 +5,8 @@ Usage: python benchmarks/sessions.py [--quick] [--save]
 Everything is measured over a backend that copies pages in memory, so that
 nothing hides the overhead: with a real store every share below is smaller.
 Ways are timed in turn, and the fastest round of each counts: on a machine
-that others use as well, noise only adds.
+that others use as well, noise only adds. All of them move the same memory: the
+place of two copies alone makes them differ by up to a tenth.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 import pluggy
 
 from kvdock import (
@@ -84,7 +86,8 @@ class Copier:
     ) -> object:
         """Make room for every page, touched once."""
         del pool, config
-        self.store = np.ones((region.pages, PAGE_BYTES + 64), np.uint8)
+        if self.store is None:
+            self.store = np.ones((region.pages, PAGE_BYTES + 64), np.uint8)
         return self
 
     @hookimpl
@@ -123,7 +126,11 @@ class Copier:
 
 
 def attached(
-    copier: Copier, *, core: CoreSettings | None = None, observed: bool = False
+    copier: Copier,
+    *,
+    core: CoreSettings | None = None,
+    observed: bool = False,
+    memory: npt.NDArray[np.uint8] | None = None,
 ) -> tuple[Attachment, Backend]:
     """Attach one pool of 64K pages."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
@@ -151,7 +158,7 @@ def attached(
         name="kv", kind="k_only", parts=[Part("k", "u8", (PAGE_BYTES // 16,))],
         layers=[0], page_tokens=16, anchor=True,
     )  # fmt: skip
-    memory = np.ones((PAGES, PAGE_BYTES), np.uint8)
+    memory = np.ones((PAGES, PAGE_BYTES), np.uint8) if memory is None else memory
     core = core or CoreSettings()
     plan = dock.plan([pool], Shard(), needs=RouteRequirements(integrity=core.integrity))
     regions = {"kv": Region.of(pool, Shard(), [memory], PAGES)}
@@ -238,16 +245,17 @@ def throughput(count: int) -> dict[str, float]:
     """Load 64K pages in batches of 128: bare, observed, with trailers."""
     names = [f"{page:064x}" for page in range(BATCH)]
     pages = {"kv": np.arange(BATCH)}
+    memory = np.ones((PAGES, PAGE_BYTES), np.uint8)
+    store = np.ones((PAGES, PAGE_BYTES + 64), np.uint8)
+    staged = structure(
+        CoreSettings, {"calls": {"staging": "always"}}, where="benchmark"
+    )
     kinds: dict[str, Attachment] = {
-        "plain": attached(Copier())[0],
-        "observed": attached(Copier(), observed=True)[0],
-        "trailer": attached(Copier(Support.NO))[0],
-        "staged": attached(
-            Copier(), core=structure(
-                CoreSettings, {"calls": {"staging": "always"}}, where="benchmark"
-            ),
-        )[0],
-    }  # fmt: skip
+        "plain": attached(Copier(store=store), memory=memory)[0],
+        "observed": attached(Copier(store=store), observed=True, memory=memory)[0],
+        "trailer": attached(Copier(Support.NO, store=store), memory=memory)[0],
+        "staged": attached(Copier(store=store), core=staged, memory=memory)[0],
+    }
     for one in kinds.values():
         assert one.put(names, pages).pages == BATCH  # noqa: S101 - else it measures nothing
         assert one.get(names, pages).pages == BATCH  # noqa: S101 - same

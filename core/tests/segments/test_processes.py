@@ -204,7 +204,7 @@ def test_a_segment_that_a_scan_has_dropped_is_not_claimed(
     (segment,) = folder.segments.values()
     # As after a listing that missed it while another process renamed it.
     folder.drop(segment)
-    assert not depot.store._allocator._claim(folder, segment)
+    assert not depot.store._allocator.claim(folder, segment)
     assert depot.put(range(8, 16)).ok.all()
     assert not any(depot.get(range(16)))
 

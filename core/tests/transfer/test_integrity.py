@@ -106,6 +106,33 @@ def test_only_what_was_sealed_under_this_key_passes() -> None:
     assert trailers.verify(keys, pages, fine).tolist() == [Outcome.CORRUPT, 0, 0]
 
 
+@given(
+    pool=st.sampled_from(POOLS),
+    pages=st.permutations(range(PAGES)).flatmap(
+        lambda every: st.integers(0, PAGES).map(lambda count: every[:count])
+    ),
+    wrong=st.none() | st.tuples(st.integers(0, 15), st.integers(0, TRAILER_BYTES - 1)),
+)
+def test_trailers_are_compared_one_by_one_as_in_arrays(
+    pool: PoolSpec, pages: list[int], wrong: tuple[int, int] | None
+) -> None:
+    region = region_of(pool)
+    trailers = TrailerBuffers.attach_to(region)
+    keys, each = keys_of(region, len(pages)), len(region.objects)
+    trailers.write(keys, np.array(pages, np.int64))
+    if wrong and pages:
+        which, at = wrong
+        slots = trailers.slots[which % each]
+        raw = bytearray(slots[pages[which % len(pages)]].tobytes())
+        raw[at] ^= 0x80
+        slots[pages[which % len(pages)]] = np.frombuffer(bytes(raw), TRAILER)[0]
+    fine = np.zeros(len(keys), np.uint8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrailerBuffers, "all_right", lambda *_: False)
+        general = trailers.verify(keys, np.array(pages, np.int64), fine)
+    assert trailers.all_right(keys, pages) == (not general.any())
+
+
 def test_what_the_backend_calls_a_miss_stays_that_miss() -> None:
     region = region_of(attention())
     trailers = TrailerBuffers.attach_to(region)

@@ -159,17 +159,16 @@ class SegmentAllocator:
             roomy = (4 * free >= self.index.slots_in) & (free > 0)
             choice = [self.segments[n] for n in np.flatnonzero(roomy).tolist()]
             choice += [one for one in folder.filling if free[one.rows.number]]
-        usable = {segment for segment in choice if self._may_claim(folder, segment)}
+        usable = {segment for segment in choice if self.may_claim(folder, segment)}
         for segment in sorted(usable, key=lambda one: -free[one.rows.number]):
-            if self._claim(folder, segment):
+            if self.claim(folder, segment):
                 if self._live(segment) < segment.rows.slots:
                     self.counts["segments_adopted"] += 1
                     return segment
-                with self.lock, folder.own_change():
-                    segment.release(full=True)
+                self.release_full(folder, segment)
         return None
 
-    def _may_claim(self, folder: SegmentDirectory, segment: Segment) -> bool:
+    def may_claim(self, folder: SegmentDirectory, segment: Segment) -> bool:
         """Return whether a segment is this folder's and not ours already."""
         return (
             segment.folder == folder.fd
@@ -184,7 +183,7 @@ class SegmentAllocator:
     def _live(self, segment: Segment) -> int:
         return int(self.index.live_in[segment.rows.number])
 
-    def _claim(self, folder: SegmentDirectory, segment: Segment) -> bool:
+    def claim(self, folder: SegmentDirectory, segment: Segment) -> bool:
         """Become a segment's writer and read what it holds."""
         with self.lock, folder.own_change():
             # A scan may have dropped it meanwhile, and its rows are another's then.
@@ -202,7 +201,7 @@ class SegmentAllocator:
                 self._restore_size(folder, segment, wanted)
             elif read_commits(segment.index_fd) == segment.commits:
                 # No commit since it was read; its pages may have been used.
-                self._learn_uses(segment)
+                self.learn_uses(segment)
                 return True
             contents = read_contents(segment.index_fd, segment.name, size)
         except OSError:
@@ -213,7 +212,8 @@ class SegmentAllocator:
         folder.add(segment.name, contents)
         return True
 
-    def _learn_uses(self, segment: Segment) -> None:
+    def learn_uses(self, segment: Segment) -> None:
+        """Read when other processes used the pages of a claimed segment."""
         uses = read_uses(segment.index_fd, segment.rows.slots)
         with self.lock:
             span = segment.rows.span
@@ -267,6 +267,11 @@ class SegmentAllocator:
             self.delete(folder, made)
             return None
         return None
+
+    def has_room(self, folder: SegmentDirectory) -> bool:
+        """Return whether a new segment might be created before one is recycled."""
+        slot_bytes = slot_bytes_of(self.engine, folder.object_bytes)
+        return 2 * self._room(folder) >= self._slots(folder, slot_bytes) * slot_bytes
 
     def _slots(self, folder: SegmentDirectory, slot_bytes: int) -> int:
         """Return the usual number of slots of the next segment."""
@@ -338,7 +343,7 @@ class SegmentAllocator:
         # what they used shows when a segment is claimed.
         passed: set[Segment] = set()
         for _ in range(_MOST_PLANS):
-            plan = self._plan(folder, before_ns, passed)
+            plan = self.plan(folder, before_ns, passed)
             if plan is None:
                 return None
             while self.others.evict_segment(
@@ -383,14 +388,18 @@ class SegmentAllocator:
             passed.add(segment)
         return None
 
-    def _plan(
-        self, folder: SegmentDirectory, before_ns: int, passed: set[Segment]
+    def plan(
+        self, folder: SegmentDirectory, before_ns: int, passed: set[Segment] | None
     ) -> EvictionPlan | None:
-        """Plan the next evictions of a folder, without segments passed over."""
+        """Plan the next evictions of a folder, without segments passed over.
+
+        With None the plan is ahead of need: segments that are filled will be full.
+        """
+        ahead = passed is None
         slots, live = self._fill(folder)
         share = self.limits.low_watermark / self.limits.high_watermark
-        every = set(folder.segments.values()) - passed
-        mine = [one for one in every if self._may_claim(folder, one)]
+        every = set(folder.segments.values()) - (passed or set())
+        mine = [m for m in every if (ahead and m.owned) or self.may_claim(folder, m)]
         wanted = max((one.rows.slots for one in mine), default=0)
         wanted = max(wanted, live - int(share * slots))
         writable = np.zeros(len(self.index.slots_in), np.bool_)
@@ -417,21 +426,30 @@ class SegmentAllocator:
         before_ns: int,
     ) -> bool:
         """Claim a segment without its cold pages; False if that frees no slot."""
-        if not (self._may_claim(folder, segment) and self._claim(folder, segment)):
+        if not (self.may_claim(folder, segment) and self.claim(folder, segment)):
             return False
+        return self.evict_cold(folder, segment, min(plan.cold_ns, before_ns - 1))
+
+    def evict_cold(
+        self, folder: SegmentDirectory, segment: Segment, cold_ns: int
+    ) -> bool:
+        """Forget the cold pages of a claimed segment; False if that frees no slot."""
         with self.lock:
             rows = segment.rows
-            cold_ns = min(plan.cold_ns, before_ns - 1)
             gone = cold_slots(self.index, rows, cold_ns)
-            self.index.forget(gone + rows.first)
+            self.index.forget_in(rows, gone)
             # Its descriptor is closed under the lock where it was deleted meanwhile.
             erase_records(segment.index_fd, gone)
             roomy = self._live(segment) < rows.slots
-            if not roomy:
-                with folder.own_change():
-                    segment.release(full=True)
+        if not roomy:
+            self.release_full(folder, segment)
         self.counts["pages_evicted"] += len(gone)
         return roomy
+
+    def release_full(self, folder: SegmentDirectory, segment: Segment) -> None:
+        """Stop being a segment's writer: it stays as it is until it is recycled."""
+        with self.lock, folder.own_change():
+            segment.release(full=True)
 
     def _displace(self, folder: SegmentDirectory) -> Segment | None:
         """Make a small segment, and room for it where another pool has more pages.
@@ -469,8 +487,7 @@ class SegmentAllocator:
                 return
             segment = self.segments.get(plan.numbers.pop())
             if segment and self._evict_from(folder, segment, plan, before_ns):
-                with self.lock, folder.own_change():
-                    segment.release(full=True)
+                self.release_full(folder, segment)
 
     def delete(self, folder: SegmentDirectory, segment: Segment) -> None:
         """Delete a segment's files; the index first, so nothing is found."""

@@ -11,6 +11,7 @@ store that is made smaller, go in the order of the mean of their pages.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import attrs
@@ -143,6 +144,20 @@ class OtherPools:
         Returns:
             Whether one was deleted.
         """
+        for coldest in self._coldest_first(but_fd, colder_than_ns, least_slots):
+            if self.usage.delete(*coldest):
+                self.counts["segments_deleted"] += 1
+                return True
+        return False
+
+    def has_colder(self, but_fd: int, colder_than_ns: int) -> bool:
+        """Return whether `evict_segment` would find one to delete."""
+        return any(True for _ in self._coldest_first(but_fd, colder_than_ns, 0))
+
+    def _coldest_first(
+        self, but_fd: int, colder_than_ns: float, least_slots: int
+    ) -> Iterator[tuple[str, str]]:
+        """Return folder and name of segments, the coldest first."""
         listed = self.usage.full_segments(but_fd=but_fd, least_slots=least_slots)
         self._known = {
             one: self._known[one]
@@ -154,7 +169,7 @@ class OtherPools:
         while choice:
             coldest = min(choice, key=lambda one: choice[one])
             if choice[coldest] >= colder_than_ns:
-                return False
+                return
             # A folder does not change where the use of its pages is noted.
             now_ns = self._mean_ns(coldest)
             if now_ns > choice[coldest]:
@@ -162,10 +177,7 @@ class OtherPools:
                 self._known[coldest] = (listed[coldest], now_ns)
                 continue
             del choice[coldest]
-            if self.usage.delete(*coldest):
-                self.counts["segments_deleted"] += 1
-                return True
-        return False
+            yield coldest
 
     def _mean_ns(self, one: tuple[str, str]) -> int:
         return mean_last_used_ns(self.usage.uses_of(*one))

@@ -102,8 +102,7 @@ class HashTable:
         lane = match.argmax(axis=1)
         lane += np.arange(0, match.size, _LANES)
         hit = match.take(lane)
-        rows = (lines.take(lane) & _ROW).astype(np.int64)
-        rows -= 1
+        rows = (lines.take(lane) & _ROW).astype(np.int64) - 1
         if np.count_nonzero(hit) == len(hit):
             if rows.min() < 0 or rows.max() >= len(known):
                 return None
@@ -197,11 +196,10 @@ class HashTable:
         if len(rows) <= _FEW:
             self._place_few(digests, rows)
             return
-        entries = (digests[:, 1] >> _TAG) << _TAG
-        entries |= (rows + 1).astype(np.uint64)
+        entries = (digests[:, 1] >> _TAG << _TAG) | (rows + 1).astype(np.uint64)
         buckets = self._home(digests)
         lanes = self._lanes.reshape(-1)
-        while len(entries):
+        while True:
             lines = self._lanes.take(buckets, axis=0)
             free = (lines == _EMPTY) | (lines == _TOMB)
             lane = free.argmax(axis=1)
@@ -214,11 +212,13 @@ class HashTable:
                 lanes[at[fits]] = entries[fits]
             # Of keys that chose the same lane one has it; the others choose again.
             placed = lanes.take(at) == entries
-            self._used += int(((lines.take(first) == _EMPTY) & placed).sum())
-            if np.count_nonzero(placed) == len(placed):
+            self._used += int(np.count_nonzero(placed & (lines.take(first) == _EMPTY)))
+            left = np.flatnonzero(~placed)
+            if len(left) <= _FEW:
+                self._place_few(digests[left], rows[left])
                 return
-            buckets = np.where(fits, buckets, self._next(buckets))[~placed]
-            entries = entries[~placed]
+            buckets = np.where(fits, buckets, self._next(buckets))[left]
+            entries, digests, rows = entries[left], digests[left], rows[left]
 
     def _place_few(self, digests: UInt64Array, rows: Int64Array) -> None:
         """Place a few keys in plain numbers: arrays take as long for one as for 50."""
@@ -437,12 +437,20 @@ class Index:
     def forget(self, rows: Int64Array) -> None:
         """Empty these rows."""
         there = rows[self.records["check"][rows] != 0]
-        if not len(there):
-            return
-        self._table.remove(self._digests()[there], there)
-        np.subtract.at(self.live_in, self.segment_of[there], 1)
-        self.records[there] = np.zeros((), RECORD)
+        if len(there):
+            np.subtract.at(self.live_in, self.segment_of[there], 1)
+            self._empty(there)
+
+    def _empty(self, there: Int64Array) -> None:
+        self._table.remove(self.words[there, :2], there)
+        self.words[there] = 0
         self.used_ns[there] = 0
+
+    def forget_in(self, rows: RowRange, slots: Int64Array) -> None:
+        """Empty slots of one segment, all of which hold a record."""
+        if len(slots):
+            self.live_in[rows.number] -= len(slots)
+            self._empty(slots + rows.first)
 
     def touch(self, rows: Int64Array, used_ns: npt.ArrayLike) -> None:
         """Note when these rows were used."""

@@ -83,14 +83,6 @@ def checksums(addresses: Int64Array, sizes: Int64Array) -> UInt64Array:
         sums = [digest(space[start : start + size]) for start, size in each]
         return np.array(sums, np.uint64)
     found = np.zeros(len(addresses), np.uint64)
-    if sizes.shape[1] == 1:
-        # In one go: a state that is updated takes twice as long for 64 KiB.
-        spans = zip(addresses[:, 0].tolist(), sizes[:, 0].tolist(), strict=True)
-        found[:] = [
-            xxhash.xxh3_64_intdigest(space[start : start + size])
-            for start, size in spans
-        ]
-        return found
     for row, pieces in enumerate(zip(addresses.tolist(), sizes.tolist(), strict=True)):
         state = xxhash.xxh3_64()
         for start, size in zip(*pieces, strict=True):

@@ -126,7 +126,8 @@ class PrefixLookups:
             return None
         if not lookup.continued:
             lookup.continued = True
-            self._refresh(lookup.digests[:first], lookup.asked_ns)
+            if first:
+                self._refresh(lookup.digests[:first], lookup.asked_ns)
         self._drop(lookup.key)
         lookup.next = first + len(digests)
         if lookup.next < len(lookup.digests):

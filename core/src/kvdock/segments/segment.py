@@ -334,14 +334,26 @@ class Segment:
 
     def write_uses(self, used_ns: Int64Array) -> None:
         """Write the times of use to disk, for other processes and the next start."""
-        self.touched = False
-        raw = used_ns.astype("<i8").tobytes()
         with suppress(OSError):
             fd = open_index(self.folder, str(self.name), write=True)
             try:
-                os.pwrite(fd, raw, uses_at(self.rows.slots))
+                self._write_uses(fd, used_ns)
             finally:
                 os.close(fd)
+
+    def _write_uses(self, fd: int, used_ns: Int64Array) -> None:
+        self.touched = False
+        os.pwrite(fd, used_ns.astype("<i8").tobytes(), uses_at(self.rows.slots))
+
+    def release_filled(self, used_ns: Int64Array) -> None:
+        """Stop being the writer of a full segment; called under the lock.
+
+        Args:
+            used_ns: int64 (slots,), times of use for other processes.
+        """
+        with suppress(OSError):
+            self._write_uses(self.index_fd, used_ns)
+        self.release(full=True)
 
     def release(self, *, full: bool) -> None:
         """Stop being its writer; called under the lock.

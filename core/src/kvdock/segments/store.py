@@ -401,6 +401,7 @@ class SegmentStore:
         if self._namespace_fd < 0:
             return
         self._check_fork()
+        self._writer.close()
         self._catalog.close()
         self._engine.close()
         os.close(self._namespace_fd)

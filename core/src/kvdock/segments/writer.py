@@ -20,6 +20,7 @@ from kvdock.segments.io import (
     IORequest,
     IOResult,
 )
+from kvdock.segments.recycling import SegmentRecycler
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array, OutcomeArray, UInt64Array
@@ -94,6 +95,7 @@ class Writer:
         self._lock = catalog.lock
         self._index = catalog.index
         self._reserving = threading.Lock()
+        self._recycler = SegmentRecycler(allocator, self._reserving)
         self._active: dict[SegmentDirectory, ActiveSegment] = {}
 
     def put(self, batch: Batch) -> BatchResult:
@@ -177,7 +179,12 @@ class Writer:
                 self.commit_reservation(reserved, reserved.slots)
                 raise
             done += len(rows)
+        self._recycler.ask(folder)
         return outcomes
+
+    def close(self) -> None:
+        """End what runs in the background; called before its folders are closed."""
+        self._recycler.close()
 
     def _move(
         self, batch: Batch, rows: Int64Array, reserved: SlotReservation, size: int
@@ -220,9 +227,11 @@ class Writer:
         """Make objects visible that were written whole; return their outcomes."""
         segment = reserved.active.segment
         outcomes = _judged(result, size)
-        good = outcomes == _OK
         slots, sums = reserved.slots, result.checksums
+        unused = slots[:0]
         if np.count_nonzero(outcomes):
+            good = outcomes == _OK
+            unused = slots[~good]
             slots, rows, sums = slots[good], rows[good], sums[good]
         records = records_of(
             fresh.digests[rows],
@@ -233,9 +242,9 @@ class Writer:
             stored_ns=fresh.used_ns[rows],
         )
         if len(slots) and not self._commit(fresh, segment, slots, records):
-            outcomes[good] = _REFUSED_PAGE
-            good[:] = False
-        self.commit_reservation(reserved, reserved.slots[~good])
+            outcomes[outcomes == _OK] = _REFUSED_PAGE
+            unused = reserved.slots
+        self.commit_reservation(reserved, unused)
         return outcomes
 
     def _commit(
@@ -306,7 +315,8 @@ class Writer:
             self._release_full(active)
 
     def _open(self, folder: SegmentDirectory, before_ns: int) -> ActiveSegment | None:
-        segment = self._allocator.acquire(folder, before_ns)
+        segment = self._recycler.take(folder, before_ns)
+        segment = segment or self._allocator.acquire(folder, before_ns)
         if segment is None:
             self._active.pop(folder, None)
             return None
@@ -323,9 +333,9 @@ class Writer:
         if self._active.get(active.folder) is active:
             del self._active[active.folder]
         with self._lock, suppress(OSError), active.folder.own_change():
-            used = np.array(self._index.used_ns[active.segment.rows.span])
-            active.segment.write_uses(used)
-            active.segment.release(full=True)
+            if active.segment.owned:  # not deleted meanwhile
+                rows = active.segment.rows
+                active.segment.release_filled(self._index.used_ns[rows.span])
 
 
 def _chosen(sizes: Int64Array, rows: Int64Array) -> Int64Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -45,6 +46,10 @@ TRAILER: np.dtype[np.void] = np.dtype(
 """One trailer: 40 bytes, little-endian on every machine."""
 
 _MAGIC = b"KVTR"
+_PLAIN = struct.Struct("<4sI16sQQ")
+"""The same as `TRAILER`."""
+_FEW = 8
+"""Pages whose trailers are compared one by one: 4 us for one, 24 us as arrays."""
 
 Sealed = npt.NDArray[np.void]
 
@@ -248,6 +253,9 @@ class TrailerBuffers:
             outcomes: uint8 (n * objects,), as the backend returned them.
         """
         each = len(self.slots)
+        few = len(pages) <= _FEW and not np.count_nonzero(outcomes)
+        if few and self.all_right(keys, pages.tolist()):
+            return outcomes
         claimed = (outcomes == Outcome.OK).reshape(-1, each).all(axis=1)
         if not claimed.any():
             return outcomes
@@ -263,6 +271,27 @@ class TrailerBuffers:
             found[at::each] = slots[read]
         verified[chosen] = compare_trailers(found, wanted)
         return verified
+
+    def all_right(self, keys: Sequence[str], pages: list[int]) -> bool:
+        """Return whether all trailers are as expected: `verify` in plain numbers.
+
+        Args:
+            keys: The n * objects keys, page-major.
+            pages: The n pages that were read.
+        """
+        each = len(self.slots)
+        sizes = self.region.object_bytes.tolist()
+        for at, (slots, pieces) in enumerate(
+            zip(self.slots, self.hasher.objects, strict=True)
+        ):
+            digests = _column(pieces, pages)
+            for page, key, digest in zip(pages, keys[at::each], digests, strict=True):
+                name = xxhash.xxh3_128_digest(key.encode())
+                nbytes = sizes[at] - TRAILER_BYTES
+                wanted = _PLAIN.pack(_MAGIC, FORMAT, name, nbytes, digest)
+                if slots[page].tobytes() != wanted:
+                    return False
+        return True
 
     def _nbytes(self, pages: int) -> Int64Array:
         each = self.region.object_bytes - TRAILER_BYTES
