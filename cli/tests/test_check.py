@@ -147,6 +147,26 @@ def test_a_backend_that_is_not_installed_is_named() -> None:
         check("fiel")
 
 
+def test_a_run_of_some_tests_is_not_a_verdict() -> None:
+    some = attrs.evolve(UNPROVEN, only="declared")
+    assert (some.ok, some.unproven) == (True, ())
+    said = " ".join(report.as_text(some, "alpha").split())
+    assert "keeps what" not in said
+    assert "alpha passes the tests with 'declared' in their names" in said
+    assert "does not pass" in report.as_text(attrs.evolve(BAD, only="late"), "alpha")
+    assert report.as_data(some, "alpha")["only"] == "declared"
+
+
+def test_a_word_that_no_test_has_is_wrong_usage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UsageProblem, match="not one word"):
+        check("file", only="a or b")
+    monkeypatch.setattr("kvdock.testing.report.check", lambda *_, **__: checkup())
+    with pytest.raises(UsageProblem, match="no test has 'clera' in its name"):
+        check("file", only="clera")
+
+
 Checked = Callable[..., CheckReport]
 
 

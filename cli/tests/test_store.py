@@ -31,6 +31,7 @@ from kvdock.segments import (
 from kvdock_cli.commands import store
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.reports import store as report
+from kvdock_cli.reports._style import Style
 
 GOLDEN = Path(__file__).with_name("golden")
 DOCUMENTATION = (
@@ -94,6 +95,14 @@ DATA: dict[str, dict[str, Any]] = {
     "store-gc": report.freed_data("gc", [(SURVEY.namespace, 5 << 20)]),
     "store-clear": report.freed_data("clear", [(SURVEY.namespace, 5 << 20)]),
 }
+
+
+@pytest.mark.parametrize("width", [60, 76, 100])
+def test_a_narrow_terminal_gets_the_first_digits_of_a_digest(width: int) -> None:
+    shown = report.survey_text(BARE, Style(width))
+    assert max(map(len, shown.splitlines())) <= width
+    assert ("f" * 64 in shown) == (width > 75)
+    assert "f" * 12 in shown
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -11,7 +11,7 @@ from typing import Any
 from kvdock.errors import KvdockError, PluginError, SettingsError
 from kvdock.plugin import BrokenPlugin
 from kvdock_cli.reports._style import Tone
-from kvdock_cli.reports._tables import plain
+from kvdock_cli.reports._tables import paragraph, plain
 from kvdock_cli.terminal import style_of
 
 FINE, PROBLEM, USAGE = 0, 1, 2
@@ -44,7 +44,9 @@ def fail(error: KvdockError, *, as_json: bool) -> int:
             say(json.dumps(error_data(error)))
     if sys.stderr:
         style = style_of(sys.stderr)
-        sys.stderr.write(f"{style.paint('kvdock:', Tone.BAD)} {error}\n")
+        head, *rest = paragraph(f"kvdock: {error}", style, hanging=2)
+        head = head.replace("kvdock:", style.paint("kvdock:", Tone.BAD), 1)
+        sys.stderr.write("\n".join([head, *rest, ""]))
     return exit_code(error)
 
 

@@ -216,6 +216,18 @@ def test_integrity_that_nothing_could_try_is_declared_and_not_proven(
     assert not checked.ok
 
 
+@pytest.mark.slow
+def test_only_the_tests_with_a_word_in_their_names_are_run(shelf: Shelf) -> None:
+    shelf.add("lying", LYING, attribute="plugin")
+    word = "keys_are_the_same_in_every_process"
+    checked = report.check("lying", {"root": "{tmp}/store"}, only=word)
+    assert {one.name for one in checked.passed} == {
+        "test_keys_are_the_same_in_every_process"
+    }
+    assert checked.record.planned == len(checked.record.ended)
+    assert checked.ok
+
+
 def test_what_cannot_be_collected_says_why(tmp_path: Path) -> None:
     suite = tmp_path / "suite.py"
     suite.write_text("import no_such_library_anywhere\n")

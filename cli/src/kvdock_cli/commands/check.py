@@ -12,7 +12,7 @@ from kvdock.plugin import require
 from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings, patience, settings_of
 from kvdock_cli.commands.list import load
-from kvdock_cli.output import emit
+from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import check as report
 from kvdock_cli.terminal import style_of
 
@@ -29,6 +29,7 @@ def check(  # noqa: PLR0913 - what a check depends on
     faults: bool = False,
     scale: float = 1.0,
     no_large_objects: bool = False,
+    only: str = "",
     timeout: float = 1800.0,
     json: bool = False,
 ) -> int:
@@ -48,9 +49,13 @@ def check(  # noqa: PLR0913 - what a check depends on
             server in Python: calls get more time, and fewer of them repeat what was
             tried already.
         no_large_objects: Leave out objects of 8 MiB and more.
+        only: Run the tests that have this word in their names, such as "clear", while
+            a backend is written. Only a run of all of them is a verdict.
         timeout: Seconds that the whole run may take.
         json: Print one line of JSON.
     """
+    if only and not only.isidentifier():
+        raise UsageProblem(f"--only {only!r} is not one word of a test's name")
     tight = settings_of(small, "--small") if small else None
     found = load()
     plugins = {one.manifest.name: one for one in found.plugins}
@@ -80,8 +85,14 @@ def check(  # noqa: PLR0913 - what a check depends on
             faults=faults,
             scale=scale,
             large_objects=not no_large_objects,
+            only=only,
             timeout_s=patience(timeout),
             watch=watch,
+        )
+    if only and not done.record.planned and not done.record.broken:
+        raise UsageProblem(
+            f"no test has {only!r} in its name",
+            fix=f"`kvdock check {name} --json` names them all.",
         )
     plugin = plugins[name].candidate
     who = f"{name} ({plugin.distribution} {plugin.version})"

@@ -54,6 +54,7 @@ def as_data(report: CheckReport, who: str) -> dict[str, object]:
         "schema": SCHEMA,
         "ok": report.ok,
         "about": dict(report.about) | {"backend": who},
+        "only": report.only,
         "counts": dict(_counts(report)),
         "unproven": [
             {
@@ -173,7 +174,13 @@ def _verdict(report: CheckReport) -> list[str]:
         if count or how in ("passed", "failed")
     )
     name = report.name
-    if report.unproven and not report.failed:
+    if report.only:
+        does = "passes" if report.ok else "does not pass"
+        verdict = (
+            f"{name} {does} the tests with {report.only!r} in their names; a run of "
+            "all tests is a verdict"
+        )
+    elif report.unproven and not report.failed:
         lacking = ", ".join(str(one.claim) for one in report.unproven)
         verdict = f"{name} keeps what was tried; declared, not proven: {lacking}"
     else:

@@ -47,7 +47,7 @@ def survey_text(one: NamespaceSurvey, style: Style = PLAIN) -> str:
     """Render what a store holds of one namespace, pool by pool."""
     head = columns(
         [
-            ("namespace", one.namespace),
+            ("namespace", _whole(one.namespace, style)),
             ("model", _model(one)),
             ("revision", one.revision or "-"),
             ("last used", _day(one.used_ns)),
@@ -69,6 +69,12 @@ def survey_text(one: NamespaceSurvey, style: Style = PLAIN) -> str:
     headings = ("POOL", "OBJECT", "PAGES", "STORED", "ON DISK", "SEGMENTS", "WRONG")
     found = table(headings, rows, style, drop=["SEGMENTS", "OBJECT"])
     return "\n".join([*head, "", *(found or ["no pages"])])
+
+
+def _whole(namespace: str, style: Style) -> str:
+    """Return the digest, or its first digits where a line does not hold it."""
+    fits = not style.width or len("namespace  " + namespace) <= style.width
+    return namespace if fits else namespace[:_SHORT]
 
 
 def survey_data(one: NamespaceSurvey) -> dict[str, object]:

@@ -163,7 +163,7 @@ def _pool_row(one: PoolView) -> Row:
         hits,
         restored,
         Cell(f"{one.wrong:.0f}", Tone.BAD if one.wrong else None),
-        f"{one.leased:.0f}/{one.pages:.0f}",
+        f"{one.leased:.0f}/{one.pages:.0f}" if one.pages else "-",
     )
 
 
