@@ -101,14 +101,3 @@ def test_the_search_knows_split_heads(site: Path) -> None:
     index = (site / "searchindex.js").read_text()
     assert '"split"' in index
     assert '"head"' in index
-
-
-def test_the_table_of_page_sizes_comes_from_the_descriptions() -> None:
-    done = subprocess.run(
-        [sys.executable, "docs/fill_sizes.py", "--check"],
-        cwd=ROOT,
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
