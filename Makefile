@@ -61,6 +61,11 @@ test-prometheus: $(STAMP) ## Ask a real Prometheus, Debian's, every query of das
 	@test -x $(VENV)/prometheus/usr/bin/prometheus || { mkdir -p $(VENV)/prometheus && cd $(VENV)/prometheus && apt-get download prometheus && dpkg -x prometheus_*.deb . ; }
 	KVDOCK_PROMETHEUS=$(CURDIR)/$(VENV)/prometheus/usr/bin $(BIN)/python -m pytest tests/test_prometheus.py $(ARGS)
 
+test-site: $(STAMP) ## Look at the site in a real browser, Debian's, and run its long examples.
+	@command -v chromium chromedriver >/dev/null || { echo "install Debian's chromium and chromium-driver"; exit 2; }
+	@$(BIN)/python -m pip install $(QUIET) -r tests/site/requirements.txt
+	KVDOCK_SITE_LONG=1 $(BIN)/python -m pytest tests/site $(ARGS)
+
 test-vllm: ## Run vLLM itself on the CPU, in an environment of its own.
 	$(PYTHON) engines/vllm/tests/vllm_environment.py --test $(ARGS)
 

@@ -22,7 +22,7 @@ HEAD = f"""# Compatibility
 
 Which engine keeps which state in which backend. The first table comes from the
 manifests of the backends. Those of the engines come from recorded runs of their tests
-({RECORD.name} beside this page has the record), and from the manifests where nothing
+([the record]({RECORD.name})), and from the manifests where nothing
 was run.
 
 | word | meaning |
