@@ -23,8 +23,10 @@ def write_or_compare(pages: Mapping[Path, str], arguments: Sequence[str]) -> Non
         if not path.exists() or path.read_text() != text
     ]
     if list(arguments) == ["--check"]:
-        names = ", ".join(str(path.relative_to(DOCS)) for path in stale)
-        raise SystemExit(stale and f"{names}: stale, run: python docs/{script}")
+        if stale:
+            names = ", ".join(str(path.relative_to(DOCS)) for path in stale)
+            raise SystemExit(f"{names}: stale, run: python docs/{script}")
+        return
     for path in stale:
         path.write_text(pages[path])
 

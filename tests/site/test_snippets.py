@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,7 @@ def options() -> dict[tuple[str, ...], set[str]]:
     """Return the options of each command, by its words."""
     sys.path.insert(0, str(ROOT / "docs"))
     try:
-        import fill_commands
+        fill_commands = import_module("fill_commands")
     finally:
         sys.path.remove(str(ROOT / "docs"))
     return {
