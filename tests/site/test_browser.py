@@ -189,7 +189,8 @@ def test_pages_render_without_errors_fit_and_are_readable(
             "hard to read": browser.execute_script(
                 CONTRAST, LEAST_CONTRAST, LEAST_CONTRAST_OF_LARGE
             ),
-            "without heading": not browser.find_elements("css selector", "h1"),
+            "without heading": name != "search.html"
+            and not browser.find_elements("css selector", "h1"),
         }
         bad = {what: one for what, one in found.items() if one}
         if bad:
