@@ -61,6 +61,11 @@ test-prometheus: $(STAMP) ## Ask a real Prometheus, Debian's, every query of das
 	@test -x $(VENV)/prometheus/usr/bin/prometheus || { mkdir -p $(VENV)/prometheus && cd $(VENV)/prometheus && apt-get download prometheus && dpkg -x prometheus_*.deb . ; }
 	KVDOCK_PROMETHEUS=$(CURDIR)/$(VENV)/prometheus/usr/bin $(BIN)/python -m pytest tests/test_prometheus.py $(ARGS)
 
+test-site: $(STAMP) ## Look at the site in a real browser, Debian's, and run its long examples.
+	@command -v chromium chromedriver >/dev/null || { echo "install Debian's chromium and chromium-driver"; exit 2; }
+	@$(BIN)/python -m pip install $(QUIET) -r tests/site/requirements.txt
+	KVDOCK_SITE_LONG=1 $(BIN)/python -m pytest tests/site $(ARGS)
+
 test-vllm: ## Run vLLM itself on the CPU, in an environment of its own.
 	$(PYTHON) engines/vllm/tests/vllm_environment.py --test $(ARGS)
 
@@ -120,6 +125,9 @@ trial-mooncake-late: $(STAMP) ## Freeze an owner for 75 s under reads, in every 
 docs: $(STAMP) ## Build the site into build/site.
 	@$(BIN)/python -m sphinx -q -W -b html docs build/site
 	@echo "build/site/index.html"
+
+docs-fill: $(STAMP) ## Write the generated pages of the site again: options, settings, metrics.
+	@for script in hooks commands settings metrics manifests compatibility sizes readme; do $(BIN)/python docs/fill_$$script.py || exit 1; done
 
 dist: $(STAMP) ## Build every wheel and prove them in a clean environment.
 	@PYTHON=$(BIN)/python bash .ci/prove-wheels $(DISTS)

@@ -162,11 +162,13 @@ def page() -> str:
             blocks.append(f"## {phase}\n")
             last = phase
         need = "required" if name in hookspecs.REQUIRED else "may be left out"
-        heading = f"### `{name}` ({need})\n\n```python\n{signature(name)}\n```"
+        signed = f"<!-- not run: excerpt -->\n```python\n{signature(name)}\n```"
+        heading = f"### `{name}` ({need})\n\n{signed}"
         blocks.append(section(heading, prose(getattr(hookspecs, name).__doc__)))
     blocks.append("## What hooks take and return\n")
     for record in RECORDS:
-        heading = f"### `{record.__name__}`\n\n```python\n{fields(record)}\n```"
+        shown = f"<!-- not run: excerpt -->\n```python\n{fields(record)}\n```"
+        heading = f"### `{record.__name__}`\n\n{shown}"
         blocks.append(section(heading, prose(record.__doc__ or "")))
         if record in WITH_METHODS:
             blocks.append(methods(record))

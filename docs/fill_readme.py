@@ -38,7 +38,9 @@ def shown(*arguments: str) -> str:
 def filled(text: str) -> str:
     """Return the README with fresh blocks."""
     blocks = {
-        "list": f"```\n{_without_hidden(shown())}\n```\n",
+        "list": (
+            f"<!-- not run: excerpt -->\n```text\n{_without_hidden(shown())}\n```\n"
+        ),
         "backends": shown("--markdown"),
     }
     for name, block in blocks.items():

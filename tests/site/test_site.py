@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from html.parser import HTMLParser
@@ -36,21 +34,6 @@ class Page(HTMLParser):
             self.loaded.append(given["src"] or "")
         if tag == "link" and given.get("rel") not in {"canonical", "author"}:
             self.loaded.append(given.get("href") or "")
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html"]
-    done = subprocess.run(
-        [*command, str(ROOT / "docs"), str(folder)],
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
 
 
 @cache
@@ -101,14 +84,3 @@ def test_the_search_knows_split_heads(site: Path) -> None:
     index = (site / "searchindex.js").read_text()
     assert '"split"' in index
     assert '"head"' in index
-
-
-def test_the_table_of_page_sizes_comes_from_the_descriptions() -> None:
-    done = subprocess.run(
-        [sys.executable, "docs/fill_sizes.py", "--check"],
-        cwd=ROOT,
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr

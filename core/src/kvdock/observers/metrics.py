@@ -101,7 +101,8 @@ def _metrics() -> tuple[Metric, ...]:
     batch = ("backend", "pool", "operation")
     return (
         Metric(
-            "kvdock_keys_total", counter, "Keys by how they ended.", (*batch, "outcome")
+            "kvdock_keys_total", counter, "Keys by how they ended for the engine.",
+            (*batch, "outcome"),
         ),
         Metric(
             "kvdock_bytes_total", counter, "Bytes of pages moved and verified.", batch
@@ -111,35 +112,43 @@ def _metrics() -> tuple[Metric, ...]:
             batch, SECONDS,
         ),
         Metric(
-            "kvdock_breaker_state", gauge, "0 closed, 1 half-open, 2 open.",
+            "kvdock_breaker_state", gauge,
+            "0 closed, 1 half-open, 2 open, from the attachment on.",
             ("backend", "operation"), mode="livemax",
         ),
         Metric(
-            "kvdock_calls_behind", gauge, "Abandoned calls that still run.",
+            "kvdock_calls_behind", gauge,
+            "Calls that run without a caller: abandoned calls, probes, deletions.",
             ("backend",),
         ),
         Metric(
-            "kvdock_held_batches", gauge, "Ended batches whose memory is held.",
+            "kvdock_held_batches", gauge,
+            "Ended batches whose memory the backend's library may still use; their "
+            "pages stay leased.",
             ("backend",),
         ),
         Metric(
-            "kvdock_pool_enabled", gauge, "Whether a pool is stored.", ("pool",),
-            mode="livemin",
+            "kvdock_pool_enabled", gauge,
+            "1 if the pool is stored, 0 if not, since it was last attached.",
+            ("pool",), mode="livemin",
         ),
         Metric(
-            ROUTES, gauge, "1 for where a pool goes now, and why.",
+            ROUTES, gauge,
+            "1 for where the pool goes and why, 0 for where it went before.",
             ("pool", "backend", "reason"), mode="livemax",
         ),
         Metric(
-            "kvdock_pool_pages", gauge, "Pages of host memory, and those under I/O.",
+            "kvdock_pool_pages", gauge,
+            "Pages of host memory: all, and those leased to storage calls.",
             ("pool", "state"),
         ),
         Metric(
-            "kvdock_store_bytes", gauge, "Bytes of a store: used, and at most.",
+            "kvdock_store_bytes", gauge,
+            "Bytes of a store: used by pages, and its limit where it is reported.",
             ("backend", "state"), mode="livemostrecent",
         ),
         Metric(
-            "kvdock_restored_pages_total", counter, "Pages of restored prefixes.",
+            "kvdock_restored_pages_total", counter, "Pages within restored prefixes.",
             ("pool",),
         ),
         Metric(
@@ -156,7 +165,9 @@ def _metrics() -> tuple[Metric, ...]:
             mode="livemin",
         ),
         Metric(
-            "kvdock_plugin_info", gauge, "1 for each plugin that is loaded.",
+            "kvdock_plugin_info", gauge,
+            "1 for each backend and observer that is loaded, since memory was "
+            "attached.",
             ("kind", "name", "distribution", "version", "path"), mode="livemax",
         ),
     )  # fmt: skip
