@@ -208,7 +208,7 @@ def test_pictures_are_loaded(browser: Any, address: str) -> None:
 
 
 def test_the_search_finds_split_heads(browser: Any, address: str) -> None:
-    from selenium.webdriver.support.ui import WebDriverWait
+    WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWait  # noqa: N806 - a class
 
     show(browser, DESKTOP, dark=False)
     browser.get(f"{address}/search.html?q=split+heads")
