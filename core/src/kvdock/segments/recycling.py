@@ -2,9 +2,9 @@
 
 To claim one takes a dozen system calls, and every few segments a plan of what is
 evicted next: a third of a millisecond that a put of a full store waited for. A
-thread of the store does that after a put, for the put that follows. Which pages go
-is decided by that put, as if it had claimed the segment itself: pages that are used
-meanwhile stay, and nothing is evicted that no page takes the place of.
+thread of the store does that once puts have paused, for the put that follows. Which
+pages go is decided by that put, as if it had claimed the segment itself: pages that
+are used meanwhile stay, and nothing is evicted that no page takes the place of.
 
 A claimed segment is whole and keeps its pages. A process that dies has lost nothing;
 its lock ends with it, and the next writer claims the segment as any other.
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from kvdock.segments.directory import SegmentDirectory
     from kvdock.segments.segment import Segment
 
-_PAUSE_S = 0.001
-"""Seconds until a claim begins: the put that asked for it has its answer by then."""
+_QUIET_S = 0.02
+"""Seconds without a put before a claim begins. Threads of Python get into each other's
+way: beside puts that follow each other, a claim costs them more than it saves."""
 _LEAST_SEGMENTS = 8
 """Of a folder: a claimed one is kept from other writers."""
 _MOST_OPEN = 3
@@ -64,11 +65,13 @@ class SegmentRecycler:
         self._claimed: dict[SegmentDirectory, _Claimed] = {}
         self._asked: set[SegmentDirectory] = set()
         self._threads = DaemonThreads(1)
+        self._put_s = 0.0  # when the last put has ended
         self._closed = False
 
     def ask(self, folder: SegmentDirectory) -> None:
-        """Claim the next segment of a folder soon, if it recycles; returns at once."""
+        """Claim the next segment of a folder once puts pause; returns at once."""
         limits = self._allocator.limits
+        self._put_s = time.monotonic()
         if folder not in self._allocator.plans or folder in self._claimed:
             return
         if folder in self._asked or folder.liveness is not WriterLiveness.LOCKS:
@@ -111,8 +114,8 @@ class SegmentRecycler:
         self._claimed.clear()
 
     def _claim_soon(self, folder: SegmentDirectory) -> None:
-        if not self._closed:
-            time.sleep(_PAUSE_S)
+        while not self._closed and time.monotonic() < self._put_s + _QUIET_S:
+            time.sleep(_QUIET_S)
         try:
             self.claim(folder)
         except OSError as error:
