@@ -1,7 +1,7 @@
 """One process of the demo: `python -m kvdock_cli.demo.worker JOB`.
 
-JOB is a JSON object with `phase` (`store` or `restore`), `backend`, `settings` and
-`prompt`. The last line of standard output is the result as JSON.
+JOB is a JSON object with `phase` (`store`, `restore` or `clear`), `backend`,
+`settings` and `prompt`. The last line of standard output is the result as JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def run(job: Mapping[str, Any]) -> dict[str, object]:
     """Store or restore the pages of a prompt; return what became of them."""
     shard, backend = Shard(), job["backend"]
     dock = Dock.load(require=[backend])
-    plan = dock.plan(pages.assembly().pools, shard, [backend])
+    settings = {backend: job["settings"]}
+    plan = dock.plan(pages.assembly().pools, shard, [backend], settings=settings)
     memory = {
         route.pool.name: np.zeros((pages.PAGES, route.pool.page_bytes(shard)), np.uint8)
         for route in plan.accepted
@@ -33,10 +34,12 @@ def run(job: Mapping[str, Any]) -> dict[str, object]:
         )
         for route in plan.accepted
     }
-    settings = {backend: job["settings"]}
     with Attachment.open(dock, plan, pages.NAMESPACE, regions, settings) as cache:
         if job["phase"] == "store":
             return _store(cache, memory, job["prompt"])
+        if job["phase"] == "clear":
+            cache.clear()
+            return {"pages": 0, "pools": {}, "wrong": 0}
         return _restore(cache, memory, job["prompt"])
 
 
@@ -53,7 +56,8 @@ def _store(
     cache.exists(names)
     began_s = time.monotonic()
     done = cache.put(names, indices)
-    return _result(cache, done, time.monotonic() - began_s) | {"wrong": 0}
+    keys = {name: cache[name].keys(names) for name in where}
+    return _result(cache, done, time.monotonic() - began_s) | {"wrong": 0, "keys": keys}
 
 
 def _restore(
