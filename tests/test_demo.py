@@ -16,7 +16,8 @@ import pytest
 if TYPE_CHECKING:
     from tiny import Shelf
 
-DEADLINE_S = 60
+DEADLINE_S = 300
+"""Long: what is tested is not the pace of a busy machine."""
 NO_FLOOR = ("--backend", "file", "--set", "free_space=0")
 """The disk that tests run on may have less than a store leaves free."""
 
