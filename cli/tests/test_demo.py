@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvdock import NO_PAGE
-from kvdock.errors import KvdockError
+from kvdock import NO_PAGE, Dock
+from kvdock.errors import KvdockError, PluginError
 from kvdock_cli.demo import pages, trial
 from kvdock_cli.demo.trial import Job, Step
 from kvdock_cli.reports import demo as report
@@ -71,9 +71,27 @@ def test_a_store_without_room_is_an_error_with_the_room_that_there_is(
     assert "--dir" in caught.value.fix
 
 
+def test_the_head_says_where_pages_are_kept_and_what_was_started() -> None:
+    assert "Backend a in /x. Each line" in report.head_text("a", "/x", "")
+    shown = report.head_text("a", "", "started a server")
+    assert "Backend a. Each line" in shown
+    assert shown.endswith("\nStarted a server.")
+
+
+def test_a_backend_without_a_directory_needs_an_oracle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dock = Dock.load(require=("s3",))
+    assert trial.choose(dock, "s3") == ("s3", "")
+    monkeypatch.setattr(trial, "has_oracle", lambda _: False)
+    with pytest.raises(PluginError, match="brings no oracle"):
+        trial.choose(dock, "s3")
+
+
 def test_every_key_of_the_report_is_documented() -> None:
     page = Path(__file__).parents[2] / "docs" / "reference" / "cli-json.md"
     data = report.as_data("file", [step("store", 48)], [("kv", 1)])
     text = page.read_text()
-    for key in json.loads(json.dumps(data))["steps"][0]:
+    found = json.loads(json.dumps(data))
+    for key in {*found, *found["steps"][0]} - {"schema"}:
         assert f"`{key}`" in text

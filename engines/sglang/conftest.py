@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +31,7 @@ BACKENDS = {
 }
 """Name to the plugin and the core's settings."""
 
-FEW = {"hf3fs": ("hf3fs", PATIENT)}
+FEW = {name: (name, PATIENT) for name in ("hf3fs", "nixl", "s3")}
 """The same for backends that only the tests which name them run on."""
 
 # The stand-in is a package of its own, not a part of the tests.
@@ -87,12 +88,26 @@ def _launch_arguments(request: pytest.FixtureRequest) -> None:
     set_global_server_args_for_scheduler(arguments)
 
 
+@contextmanager
+def _served(name: str) -> Iterator[dict[str, Any]]:
+    """Run the server that a backend brings for demos; yield settings for it."""
+    (point,) = metadata.entry_points(group="kvdock.servers", name=name)
+    with point.load()({}) as (settings, _):
+        yield dict(settings)
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[dict[str, Any]]:
     """The settings of a Mooncake cluster of this host, started when first used."""
-    (point,) = metadata.entry_points(group="kvdock.servers", name="mooncake")
-    with point.load()({}) as (settings, _):
-        yield dict(settings)
+    with _served("mooncake") as settings:
+        yield settings
+
+
+@pytest.fixture(scope="session")
+def bucket() -> Iterator[dict[str, Any]]:
+    """The settings of a bucket of this host, on moto's server."""
+    with _served("s3") as settings:
+        yield settings
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -108,8 +123,10 @@ def backend(
         threefs.use()
         mount = threefs.mounted(tmp_path_factory.mktemp("mnt"))
         found = {"root": str(threefs.root_in(mount))}
-    elif plugin == "file":
+    elif plugin in ("file", "nixl"):
         found = {"root": str(tmp_path_factory.mktemp("store"))}
+    elif plugin == "s3":
+        found = request.getfixturevalue("bucket")
     else:
         found = request.getfixturevalue("cluster")
     return {"plugin": plugin, "core": core, **found}

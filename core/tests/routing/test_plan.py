@@ -252,6 +252,19 @@ def test_a_deployment_that_copies_every_page_reads_so_in_the_table() -> None:
     assert route(mark, backend("other"), needs=asked).mode is TransferMode.NONE
 
 
+def test_a_backend_that_copies_pages_itself_is_not_called_zero_copy_alone() -> None:
+    copying = backend("other", zero_copy=Support.EMULATED)
+    found = route(SCATTERED, copying)
+    assert found.mode is TransferMode.ZERO_COPY
+    assert found.reason == (
+        "zero copy (other itself copies pages once), one object a page"
+    )
+    loads = route(SCATTERED, copying, needs=RouteRequirements(staging="loads"))
+    assert "(other itself copies pages once, loads are staged)" in loads.reason
+    always = route(SCATTERED, copying, needs=RouteRequirements(staging="always"))
+    assert always.reason == "staged (asked for), one object a page"
+
+
 def test_a_deployment_that_stages_its_loads_reads_so_in_the_table() -> None:
     asked = RouteRequirements(staging=StagingPolicy.LOADS)
     found = route(SCATTERED, backend("other"), needs=asked)

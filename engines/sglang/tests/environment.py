@@ -26,14 +26,17 @@ HERE = Path(__file__).parent
 VENV = ROOT / ".venv-sglang"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".installed"
-WORKSPACE = (
-    "core",
-    "plugins/file",
-    "plugins/hf3fs",
-    "plugins/mooncake",
-    "cli",
-    "engines/sglang",
-)
+WORKSPACE = {
+    "core": "",
+    "plugins/file": "",
+    "plugins/hf3fs": "",
+    "plugins/mooncake": "[cpu]",
+    "plugins/nixl": "[cu12]",
+    "plugins/s3": "[demo]",
+    "cli": "",
+    "engines/sglang": "",
+}
+"""Folders of the checkout, and the extras that their tests need."""
 API = ROOT / "engines" / "sglang" / "src" / "kvdock_sglang" / "engine_api.py"
 
 
@@ -75,10 +78,12 @@ def _pip(*arguments: str) -> None:
     subprocess.run([*command, "--disable-pip-version-check", *arguments], check=True)
 
 
-def _folders() -> list[Path]:
-    return [
-        ROOT / name for name in WORKSPACE if (ROOT / name / "pyproject.toml").exists()
-    ]
+def _folders() -> dict[Path, str]:
+    return {
+        ROOT / name: extra
+        for name, extra in WORKSPACE.items()
+        if (ROOT / name / "pyproject.toml").exists()
+    }
 
 
 def _recipe() -> str:
@@ -112,10 +117,9 @@ def build() -> Path:
     _pip("-r", str(HERE / "requirements.txt"))
     _let_torchvision_load()
     _say("installing the workspace: " + ", ".join(f.name for f in _folders()))
-    for folder in _folders():
-        extra = "[cpu]" if folder.name == "mooncake" else ""
+    for folder, extra in _folders().items():
         _pip("-e", f"{folder}{extra}")
-        if extra:
+        if folder.name == "mooncake":
             bring = [str(PYTHON), "-m", "kvdock_mooncake.system_libraries"]
             subprocess.run(bring, check=True, stdout=sys.stderr)
     site = next((VENV / "lib").glob("python3*/site-packages"))

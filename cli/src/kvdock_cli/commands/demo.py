@@ -13,6 +13,7 @@ from kvdock.plugin import import_entry_point, list_entry_points
 from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings, settings_of
 from kvdock_cli.commands._probe import require_ready
+from kvdock_cli.demo.server import served
 from kvdock_cli.output import UsageProblem, emit, say
 from kvdock_cli.reports import demo as report
 from kvdock_cli.terminal import style_of
@@ -46,7 +47,8 @@ def demo(  # noqa: PLR0913 - one option each
     Args:
         models: Store the caches of models instead; needs kvdock-transformers.
         model: With --models, one kind: mha, mla, swa or mamba.
-        backend: The backend to use; else the first that keeps a directory.
+        backend: The backend to use; else the first that keeps a directory. One that
+            needs a server may bring one for as long as this runs.
         set_: A setting of it, as KEY=VALUE; may be given several times.
         dir: Where to keep the store; else in a temporary directory.
         size: With --models, how large they are: demo or tiny.
@@ -64,21 +66,29 @@ def demo(  # noqa: PLR0913 - one option each
             f"--set {path} is not for the demo, which damages a store of its own",
             fix="Name a directory with --dir, or leave it out.",
         )
+    settings.pop(path, None)
     style = style_of()
     try:
         if dir is not None:
             dir.mkdir(parents=True, exist_ok=True)
         with (
             tempfile.TemporaryDirectory(prefix="kvdock-demo-", dir=dir) as folder,
+            served(chosen, settings) as (given, notice),
             progress.shown("starting") as bar,
         ):
-            settings[path] = str(Path(folder) / "store")
+            own = {path: given.get(path, str(Path(folder) / "store"))} if path else {}
+            whole = {**given, **own}
             # What is wrong already is reported here, and not by a process that fails.
-            require_ready(dock.backends[chosen], settings, _ADVICE)
+            require_ready(dock.backends[chosen], whole, _ADVICE if path else "")
             if not json:
-                where = str(dir or "a temporary directory")
-                say(report.head_text(chosen, where, style))
-            job = trial.Job(backend=chosen, settings=settings, directory=Path(folder))
+                where = str(dir or "a temporary directory") if path else ""
+                say(report.head_text(chosen, where, notice, style))
+            job = trial.Job(
+                backend=chosen,
+                settings=whole,
+                directory=Path(str(own[path])).parent if path else None,
+                converted=dock.backends[chosen].settings(whole),
+            )
 
             def announce(what: str) -> None:
                 bar.label = what
@@ -92,7 +102,7 @@ def demo(  # noqa: PLR0913 - one option each
             fix="Free some space there, or name another directory with --dir.",
         ) from error
     text = "\n" + report.as_text(steps, trial.DAMAGED, style)
-    data = report.as_data(chosen, steps, trial.DAMAGED)
+    data = report.as_data(chosen, steps, trial.DAMAGED, notice)
     return emit(text, data, as_json=json)
 
 

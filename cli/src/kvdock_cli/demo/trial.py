@@ -15,6 +15,7 @@ import attrs
 from kvdock import Dock, Scope
 from kvdock.errors import KvdockError, PluginError
 from kvdock.units import format_bytes
+from kvdock_cli.demo.server import flip, has_oracle
 
 PROMPT = "a prompt of 768 tokens"
 WORKER_S = 120.0
@@ -55,31 +56,43 @@ class Step:
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """What every process of the demo gets."""
+    """What every process of the demo gets.
+
+    Args:
+        backend: The backend.
+        settings: Its settings, to be sent to another process.
+        directory: Where it keeps pages; None if not in a directory.
+        converted: The settings as its class.
+    """
 
     backend: str
     settings: Mapping[str, object]
-    directory: Path
+    directory: Path | None
+    converted: object = None
 
 
 def choose(dock: Dock, wanted: str) -> tuple[str, str]:
-    """Return a backend that keeps pages in a directory, and its setting for it.
+    """Return a backend whose pages can be damaged, and its setting for a directory.
+
+    One that is asked for may keep them elsewhere, if its distribution brings an
+    oracle; the setting is "" then.
 
     Raises:
-        PluginError: If the one that is asked for does not.
+        PluginError: If the one that is asked for does not do.
         KvdockError: If none is installed.
     """
-    fit = {
-        name: path
+    lasting = {
+        name: _path_setting(backend.manifest.settings)
         for name, backend in sorted(dock.backends.items())
         if backend.manifest.durability >= Scope.PROCESS
-        and (path := _path_setting(backend.manifest.settings))
     }
-    if wanted in fit:
-        return wanted, fit[wanted]
+    fit = {name: path for name, path in lasting.items() if path}
+    if wanted in fit or (wanted in lasting and has_oracle(wanted)):
+        return wanted, lasting[wanted]
     if wanted:
         raise PluginError(
-            f"backend {wanted!r} does not keep pages in a directory",
+            f"backend {wanted!r} does not keep pages in a directory, and brings no "
+            "oracle to damage them elsewhere",
             fix=f"`kvdock demo --models --backend {wanted}` brings the server that it "
             "needs, if it can.",
         )
@@ -117,18 +130,30 @@ def run_trial(job: Job, announce: Callable[[str], None]) -> Iterator[Step]:
     yield _process(job, "restore", 48, {**whole, "mamba": 1})
     announce("damaging")
     for pool, page in DAMAGED:
-        damage(job.directory, pool, page)
+        if job.directory:
+            damage(job.directory, pool, page)
+        else:
+            _damage_object(job, stored.found["keys"][pool][page])
     announce("restoring what is left")
     yield _process(job, "restore", 40, {"kv": 40, "draft": 39, "mamba": 1})
     announce("storing again")
     yield _process(job, "store", 48, whole)
     announce("restoring")
     yield _process(job, "restore", 48, {**whole, "mamba": 1})
+    if not job.directory:
+        # It may be the user's own.
+        announce("clearing")
+        _process(job, "clear", 0, {})
 
 
 def _check_room(job: Job, stored: Step) -> None:
     if stored.found["pages"] == stored.pages:
         return
+    if not job.directory:
+        raise KvdockError(
+            f"only {stored.found['pages']} of {stored.pages} pages could be stored",
+            fix=f"See `kvdock doctor {job.backend}`.",
+        )
     free = shutil.disk_usage(job.directory).free
     raise KvdockError(
         f"only {stored.found['pages']} of {stored.pages} pages could be stored in "
@@ -165,6 +190,14 @@ def _process(job: Job, phase: str, pages: int, pools: Mapping[str, int]) -> Step
     if "error" in found:
         raise KvdockError(found["error"], fix=found["fix"])
     return Step(phase=phase, pid=process.pid, found=found, pages=pages, pools=pools)
+
+
+def _damage_object(job: Job, key: str) -> None:
+    if not flip(job.backend, job.converted, key, _HEAD // 2):
+        raise KvdockError(
+            f"{key} is not stored in backend {job.backend}",
+            fix=f"See `kvdock doctor {job.backend}`.",
+        )
 
 
 def damage(directory: Path, pool: str, page: int) -> None:

@@ -24,15 +24,25 @@ _WHAT = {
 }
 
 
-def head_text(backend: str, directory: str, style: Style = PLAIN) -> str:
-    """Render what is about to happen."""
-    return "\n".join(
-        paragraph(
-            f"Pages of a hybrid model with a draft: attention, states, a draft layer. "
-            f"Backend {backend} in {directory}. Each line is a process of its own.",
-            style,
-        )
+def head_text(backend: str, directory: str, notice: str, style: Style = PLAIN) -> str:
+    """Render what is about to happen.
+
+    Args:
+        backend: The backend.
+        directory: Where it keeps pages; "" if not in a directory.
+        notice: What was started for it; "" for nothing.
+        style: How to show it.
+    """
+    place = f" in {directory}" if directory else ""
+    text = (
+        f"Pages of a hybrid model with a draft: attention, states, a draft layer. "
+        f"Backend {backend}{place}. Each line is a process of its own."
     )
+    lines = paragraph(text, style)
+    if notice:
+        said = f"{notice[:1].upper()}{notice[1:]}."
+        lines += [style.paint(line, Tone.WARNING) for line in paragraph(said, style)]
+    return "\n".join(lines)
 
 
 def as_text(
@@ -61,7 +71,10 @@ def as_text(
     headings = ("PROCESS", "WHAT", "PREFIX", "PAGES", "WRONG", "PACE")
     fold, drop = ["WHAT", "PAGES"], ["PROCESS", "PACE", "PAGES"]
     lines = table(headings, rows, style, fold=fold, drop=drop)
-    lines += ["", *paragraph(f"Damaged on disk between lines 2 and 3: {harm}.", style)]
+    lines += [
+        "",
+        *paragraph(f"Damaged in the store between lines 2 and 3: {harm}.", style),
+    ]
     ok = all(step.ok for step in steps)
     words = (
         "A damaged page is a miss: the prefix ends before it, and no wrong byte came "
@@ -75,13 +88,17 @@ def as_text(
 
 
 def as_data(
-    backend: str, steps: Sequence[Step], damaged: Sequence[tuple[str, int]]
+    backend: str,
+    steps: Sequence[Step],
+    damaged: Sequence[tuple[str, int]],
+    notice: str = "",
 ) -> dict[str, object]:
     """Describe what each process did as data."""
     return {
         "schema": SCHEMA,
         "ok": all(step.ok for step in steps),
         "backend": backend,
+        "notice": notice,
         "damaged": [{"pool": pool, "page": page} for pool, page in damaged],
         "steps": [
             {

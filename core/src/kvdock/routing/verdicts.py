@@ -323,8 +323,12 @@ def _direct(
 ) -> tuple[TransferMode, ObjectUnit, str]:
     """Return the mode of a pool that is not staged, with its unit and note."""
     if case.needs.staging is not StagingPolicy.SAFE:
-        loads = case.needs.staging is StagingPolicy.LOADS
-        return TransferMode.ZERO_COPY, unit, "loads are staged" if loads else ""
+        notes = []
+        if case.verdict(Capability.ZERO_COPY).support is Support.EMULATED:
+            notes.append(f"{case.manifest.name} itself copies pages once")
+        if case.needs.staging is StagingPolicy.LOADS:
+            notes.append("loads are staged")
+        return TransferMode.ZERO_COPY, unit, ", ".join(notes)
     note = f"{case.manifest.name} leaves the pages of abandoned calls alone"
     return TransferMode.GATED, unit, note
 

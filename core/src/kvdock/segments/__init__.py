@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from kvdock.segments.root_check import check_root as check_root
     from kvdock.segments.store import SegmentStore as SegmentStore
     from kvdock.segments.store import Usage as Usage
+    from kvdock.segments.trial import TrialStore as TrialStore
     from kvdock.segments.usage import cleanup_hint as cleanup_hint
     from kvdock.segments.verify import VerifyReport as VerifyReport
     from kvdock.segments.verify import verify_namespace as verify_namespace
@@ -95,6 +96,7 @@ __getattr__, __dir__, __all__ = lazy_names(
             "SegmentStore",
             "Usage",
         ),
+        "trial": ("TrialStore",),
         "usage": ("cleanup_hint",),
         "verify": (
             "VerifyReport",

@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
 PAGES = [0, 1, 2]
 
-EVERY = ["file", "hf3fs", "mooncake", "mooncake, zero copy"]
+EVERY = ["file", "hf3fs", "mooncake", "mooncake, zero copy", "nixl", "s3"]
 pytestmark = pytest.mark.parametrize("backend", EVERY, indirect=True, scope="module")
 
 

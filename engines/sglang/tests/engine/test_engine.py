@@ -41,6 +41,9 @@ UNRELIABLE = {
 ONE_AT_A_TIME = threading.Lock()
 """Held while servers start, to know whose they are."""
 EVERY = [(name, plugin) for plugin in PLUGINS for name in tiny_models.MODELS]
+RESTORED = [("recurrent", "nixl"), ("window", "s3"), ("latent", "hf3fs")]
+"""Stores that are only restored from, each with another model: time is short. 3FS
+is a fake here, the bucket is moto's."""
 
 
 @attrs.frozen
@@ -51,8 +54,8 @@ class Story:
         world: Where they took place.
         warm: The first engine's answers from its own memory.
         restored: Answers of the second engine, from the store.
-        altered: Its answers after every page got other numbers.
-        lost: Its answers after the store was damaged, or killed.
+        altered: Its answers after every page got other numbers; not for `RESTORED`.
+        lost: Its answers after the store was damaged, or killed; same.
         unreliable: Rounds of answers of an engine whose storage calls fail at
             random; only where it is asked for.
     """
@@ -98,14 +101,17 @@ def tell(name: str, plugin: str, model: Path, folder: Path) -> Story:
         ]
         _, warm = world.live("first", begin)
         prompts = [one["prompt"] for one in warm]
-        restored, altered, lost = world.live(
+        harm = [["alter", str(world.trace("first"))], loss]
+        if (name, plugin) in RESTORED:
+            harm = []
+        restored, *others = world.live(
             "second",
             [
                 {"prompts": prompts},
-                {"first": ["alter", str(world.trace("first"))], "prompts": prompts},
-                {"first": loss, "prompts": prompts},
+                *({"first": first, "prompts": prompts} for first in harm),
             ],
         )
+        altered, lost = others or ([], [])
         unreliable: list[list[dict[str, Any]]] = []
         if plugin == INJECTED:
             again: dict[str, Any] = {"first": ["nothing"], "prompts": prompts}
@@ -136,7 +142,7 @@ def stories(
     }
     running: dict[tuple[str, str], Future[Story]] = {}
     with ThreadPoolExecutor(2) as pool:
-        for name, plugin in [one for one in EVERY if one in asked]:
+        for name, plugin in [one for one in (*EVERY, *RESTORED) if one in asked]:
             model = tiny_models.make(name, models)
             folder = tmp_path_factory.mktemp(f"{name}-{plugin}")
             running[name, plugin] = pool.submit(tell, name, plugin, model, folder)
@@ -163,7 +169,7 @@ def pools_moved(world: lives.World, life: str, what: str) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.parametrize(("name", "plugin"), EVERY)
+@pytest.mark.parametrize(("name", "plugin"), [*EVERY, *RESTORED])
 def test_a_restarted_engine_answers_from_the_store_as_a_warm_one(
     name: str, plugin: str, stories: Callable[[str, str], Story]
 ) -> None:

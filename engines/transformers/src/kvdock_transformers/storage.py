@@ -6,11 +6,17 @@ import attrs
 import numpy as np
 
 from kvdock import NO_PAGE, Attachment, Dock, Namespace, Outcome, Plan, PoolSpec, Shard
+from kvdock.config import CoreSettings, Deadlines
 from kvdock_transformers.backends import Settings
 from kvdock_transformers.paged import PagedModel
 
 Progress = Callable[[int, int], None]
 """Called with (pages moved, pages in all)."""
+
+PATIENT = CoreSettings(
+    deadlines=Deadlines(exists=20.0, get=60.0, put=60.0, delete=20.0, clear=20.0)
+)
+"""A server in Python on a busy machine is slow, and what counts here is the bytes."""
 
 _PAGES_PER_CALL = 32
 """Pages stored per call, so that progress can be shown in between."""
@@ -86,7 +92,9 @@ class PromptPages:
             for model in models
             for name, host in model.hosts.items()
         }
-        attachment = Attachment.open(dock, plan, namespace, regions, settings)
+        attachment = Attachment.open(
+            dock, plan, namespace, regions, settings, core=PATIENT
+        )
         return cls(attachment, hashes, models)
 
     def _pools(self) -> list[tuple[PagedModel, PoolSpec]]:

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 from kvdock import AddressRanges, canonical
 from kvdock.errors import PluginError
-from kvdock.segments import SegmentStore, StoreLimits, StoreLocation, WriterLiveness
+from kvdock.segments import (
+    SegmentStore,
+    StoreLimits,
+    StoreLocation,
+    TrialStore,
+    WriterLiveness,
+)
 from kvdock_hf3fs import library
 from kvdock_hf3fs.engine import UsrbioEngine
 from kvdock_hf3fs.posix import MountedIOEngine
@@ -97,9 +103,12 @@ def open_store(pool: PoolSpec, region: Region, config: AttachConfig) -> SegmentS
         shared=settings.shared_root,
         liveness=liveness,
     )
+    limits = limits_of(settings)
     engine = _engine(region, config)
     try:
-        return SegmentStore(place, engine, limits_of(settings))
+        if config.trial:
+            return TrialStore.open(place, engine, limits, config.shared)
+        return SegmentStore(place, engine, limits)
     except BaseException:
         engine.close()
         raise

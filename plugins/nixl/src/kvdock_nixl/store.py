@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvdock import canonical
-from kvdock.segments import SegmentStore, StoreLimits, StoreLocation, WriterLiveness
+from kvdock.segments import (
+    SegmentStore,
+    StoreLimits,
+    StoreLocation,
+    TrialStore,
+    WriterLiveness,
+)
 from kvdock_nixl.io_engine import NixlIOEngine
 
 if TYPE_CHECKING:
@@ -42,9 +48,12 @@ def open_store(pool: PoolSpec, region: Region, config: AttachConfig) -> SegmentS
         shared=settings.shared_root,
         liveness=WriterLiveness.LOCKS if settings.locks else WriterLiveness.TIMEOUT,
     )
+    limits = limits_of(settings)
     engine = NixlIOEngine.open(settings.io, region.blocks, direct=settings.direct)
     try:
-        return SegmentStore(place, engine, limits_of(settings))
+        if config.trial:
+            return TrialStore.open(place, engine, limits, config.shared)
+        return SegmentStore(place, engine, limits)
     except BaseException:
         engine.close()
         raise
