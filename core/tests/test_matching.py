@@ -346,7 +346,7 @@ def test_8192_rows_are_matched_and_joined_within_a_millisecond() -> None:
             took.append(time.perf_counter() - began)
         assert rows.count == 8192
         assert rows.nbytes == 8192 * 1152
-        sys.stderr.write(f'{len(rows)} {min(took)*1e3}\n')
+        sys.stderr.write(f"{len(rows)} {min(took) * 1e3}\n")
         assert min(took) < 1e-3
 
 

@@ -7,6 +7,7 @@ arrays; nothing but `move` touches memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -191,6 +192,40 @@ class _Items:
 
 def _items(address: int, count: int, size: int) -> Any:  # noqa: ANN401 - of void items
     return np.asarray(_Items(address, count, size))
+
+
+def held_slots(grid: Grid, slots: Int64Array) -> Int64Array:
+    """Return slots with -1 for the tokens that lie on another rank."""
+    if grid.per is Per.PAGE or grid.runs[1] == 1:
+        return slots
+    _, held = _entries(grid, slots % grid.page_tokens)
+    return np.where(cast("BoolArray", held) & (slots >= 0), slots, -1)
+
+
+def missing(mine: Grid, senders: Sequence[Grid]) -> str:
+    """Return what no sender holds of the layers and heads of a grid, or "".
+
+    Raises:
+        RegionError: If a grid does not describe the same pool.
+    """
+    runs = {one.runs[1] for one in senders if one.runs[1] > 1}
+    if len(runs) > 1:
+        return f"tokens that senders divide in {sorted(runs)} ways"
+    count = runs.pop() if runs else 1
+    for index in range(count):
+        own = [one for one in senders if one.runs[1] == 1 or one.runs[0] == index]
+        for number, part in enumerate(mine.parts):
+            first, last = part.heads
+            found = np.zeros((len(mine.layers), last - first), np.bool_)
+            for one in own:
+                _check_comparable(mine, one)
+                layers, _ = _common_layers(mine, one)
+                low, high = one.parts[number].heads
+                found[layers, max(0, low - first) : max(0, high - first)] = True
+            if not found.all():
+                layer, head = np.argwhere(~found)[0].tolist()
+                return f"{part.name} of layer {mine.layers[layer]}, head {first + head}"
+    return ""
 
 
 def _check_comparable(mine: Grid, theirs: Grid) -> None:

@@ -307,9 +307,9 @@ class DirectReference(MemoryReference):
         return local, remote, sizes
 
     @hookimpl
-    def kvdock_release(self, handle: DirectHandle) -> None:
+    def kvdock_release(self, handle: Handle) -> None:
         """Release a pool."""
-        self.kvdock_withdraw(handle)
+        self.kvdock_withdraw(cast("DirectHandle", handle))
         handle.blocks = ()
 
 
