@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 import pluggy
 
-from kvdock.arrays import ByteArray, Int64Array
 from kvdock.config.core import CoreSettings
 from kvdock.config.schema import structure
 from kvdock.dock import Dock
-from kvdock.grid import Grid
 from kvdock.matching import coalesce, match, move
 from kvdock.namespace import Namespace
 from kvdock.plugin import hookspecs
@@ -28,12 +26,16 @@ from kvdock.plugin.backend import Backend
 from kvdock.plugin.discovery import Candidate, LoadedPlugin
 from kvdock.pools.enums import Layout, Per
 from kvdock.pools.shard import Shard
-from kvdock.pools.spec import PoolSpec
 from kvdock.region import Region
 from kvdock.routing.verdicts import RouteRequirements
 from kvdock.testing.direct_reference import DirectReference
 from kvdock.transfer.attachment import Attachment
-from kvdock.transfer.direct import DirectTransfers
+
+if TYPE_CHECKING:
+    from kvdock.arrays import ByteArray, Int64Array
+    from kvdock.grid import Grid
+    from kvdock.pools.spec import PoolSpec
+    from kvdock.transfer.direct import DirectTransfers
 
 LONG_S = 60.0
 """A deadline that no test waits for."""
@@ -41,7 +43,7 @@ LONG_S = 60.0
 
 def settings(**given: Any) -> CoreSettings:
     """Patient settings of the core, some of them changed."""
-    patient = {name: LONG_S for name in ("send", "attach", "release", "close")}
+    patient = dict.fromkeys(("send", "attach", "release", "close"), LONG_S)
     deadlines = {**patient, **given.pop("deadlines", {})}
     found: CoreSettings = structure(
         CoreSettings, {"deadlines": deadlines, **given}, where="test"

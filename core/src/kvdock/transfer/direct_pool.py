@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -283,7 +283,7 @@ def landed_digests(memory: ByteArray, page_bytes: int) -> UInt64Array:
     """
     digest = xxhash.xxh3_64_intdigest
     starts = range(0, len(memory), page_bytes) if page_bytes else ()
-    with memoryview(memory) as view:
+    with memoryview(cast("Any", memory)) as view:
         found = [digest(view[at : at + page_bytes]) for at in starts]
     return np.array(found, np.uint64)
 
