@@ -118,7 +118,7 @@ def plainly(
     pairs = {}
     tokens = mine.grid.page_tokens
     by_page = mine.grid.per is Per.PAGE
-    wanted = {}
+    wanted: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for number, slot in enumerate(slots):
         page = pages[number if by_page else number // tokens]
         if slot >= 0 and page >= 0:

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -10,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from peers import LONG_S, Content, Peer, pages_for, settings, slots_for
+from request_pools import HEADS, attention, draft, latent, peers, states, window
 from shelf import Engine
 
 from kvdock.batch import Outcome
 from kvdock.errors import KvdockError
 from kvdock.namespace import Namespace
-from kvdock.pools.enums import DType, HitPolicy, Layout, Per, PoolKind
+from kvdock.pools.enums import DType, Layout
 from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard, every_shard
-from kvdock.pools.spec import PoolSpec
 from kvdock.testing.direct_reference import DirectReference
 from kvdock.transfer.direct import BusyError
 from kvdock.transfer.expectation import Expectation, PeerState, RequestState
@@ -26,64 +25,6 @@ from kvdock.transfer.leases import PageLeases
 
 if TYPE_CHECKING:
     from kvdock.plugin.manifest import Manifest
-
-HEADS = 4
-
-
-def attention(
-    page_tokens: int = 4, layout: Layout = Layout.PAGE_OBJECT, **more: Any
-) -> PoolSpec:
-    given: dict[str, Any] = {
-        "name": "kv",
-        "kind": PoolKind.MHA,
-        "parts": [
-            Part("k", DType.BF16, (HEADS, 9), shard_axis=0),
-            Part("v", DType.BF16, (HEADS, 5), shard_axis=0),
-        ],
-        "layers": range(3),
-        "page_tokens": page_tokens,
-        "layout": layout,
-        "anchor": True,
-    }
-    return PoolSpec(**{**given, **more})
-
-
-def draft(page_tokens: int = 4, layout: Layout = Layout.PAGE_OBJECT) -> PoolSpec:
-    return attention(
-        page_tokens, layout, name="draft", anchor=False, draft=True, required=False,
-        indices_from="kv", layers=range(1),
-    )  # fmt: skip
-
-
-def latent(page_tokens: int = 4, layout: Layout = Layout.PAGE_OBJECT) -> PoolSpec:
-    parts = [Part("kv", DType.U8, (37,))]
-    return attention(page_tokens, layout, kind=PoolKind.MLA, parts=parts)
-
-
-def states(page_tokens: int = 4, layout: Layout = Layout.PAGE_OBJECT) -> PoolSpec:
-    parts = [
-        Part("temporal", DType.F32, (HEADS, 3), Per.PAGE, 0),
-        Part("conv_0", DType.BF16, (HEADS, 5), Per.PAGE, 0),
-    ]
-    return attention(
-        page_tokens, layout, name="mamba", kind=PoolKind.MAMBA, parts=parts,
-        anchor=False, hit_policy=HitPolicy.TRAILING_PAGES, window_pages=1,
-    )  # fmt: skip
-
-
-def window(page_tokens: int = 4, layout: Layout = Layout.PAGE_OBJECT) -> PoolSpec:
-    return attention(
-        page_tokens, layout, name="swa", kind=PoolKind.SWA, anchor=False,
-        hit_policy=HitPolicy.TRAILING_PAGES, window_pages=8 // page_tokens,
-    )  # fmt: skip
-
-
-@contextmanager
-def peers(*built: Peer) -> Iterator[Sequence[Peer]]:
-    with ExitStack() as stack:
-        for one in built:
-            stack.callback(one.close)
-        yield built
 
 
 def deliver(
@@ -419,7 +360,7 @@ def test_an_aborted_request_holds_its_slots_until_its_sender_has_ended() -> None
         request = receiver.attachment.expect(slots, offers)
         request.abort()
         assert request.wait(0) is RequestState.ABORTED
-        assert not request.free
+        assert not request.wait_free(0)
         assert receiver.direct.held_slots("kv") == 8
         with pytest.raises(BusyError):
             receiver.attachment.expect(slots, offers)
@@ -468,7 +409,7 @@ def test_a_request_ends_by_its_deadline_and_a_late_completion_only_frees_it() ->
         )
         assert request.wait(LONG_S) is RequestState.FAILED
         assert request.reason == "the deadline has passed"
-        assert not request.free
+        assert not request.wait_free(0)
         sender.fill(content, {"kv": [0, 1]})
         deliver(sender, receiver, request, {"kv": [0, 1]})
         assert request.state is RequestState.FAILED
@@ -489,7 +430,7 @@ def test_a_completion_of_a_sender_that_still_writes_frees_nothing() -> None:
             attrs.evolve(ended, ended=False, outcomes={"kv": Outcome.TIMEOUT})
         )
         assert request.state is RequestState.FAILED
-        assert not request.free
+        assert not request.wait_free(0)
         receiver.direct.complete(ended)
         assert request.free
         assert request.state is RequestState.FAILED
