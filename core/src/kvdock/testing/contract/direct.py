@@ -133,8 +133,8 @@ class DirectTests:
                     ]
                 wrong = np.flatnonzero(target != expected)
                 assert not len(wrong), (
-                    f"{len(wrong)} bytes of {count} rows are not what was sent, the first "
-                    f"at offset {wrong[0]}"
+                    f"{len(wrong)} bytes of {count} rows are not what was sent, the "
+                    f"first at offset {wrong[0]}"
                 )
 
     @contract_test(graded("direct_transfer"))
