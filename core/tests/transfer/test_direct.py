@@ -20,7 +20,12 @@ from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard, every_shard
 from kvdock.testing.direct_reference import DirectReference
 from kvdock.transfer.direct import BusyError
-from kvdock.transfer.expectation import Expectation, PeerState, RequestState
+from kvdock.transfer.expectation import (
+    Expectation,
+    ExpectedPart,
+    PeerState,
+    RequestState,
+)
 from kvdock.transfer.leases import PageLeases
 
 if TYPE_CHECKING:
@@ -235,6 +240,41 @@ def test_wrong_bytes_never_count_as_arrived(slots: Any) -> None:
     with peers(Peer(pools, plugin=Garbling()), Peer(pools)) as (sender, receiver):
         request = transferred(sender, receiver, content, {"kv": [2, 3]}, {"kv": slots})
         assert request.state is RequestState.CORRUPT
+        assert request.free
+
+
+def test_a_completion_without_digests_is_not_believed() -> None:
+    pools = [attention()]
+    content = Content(pools, 8)
+    with peers(Peer(pools), Peer(pools)) as (sender, receiver):
+        offers = [sender.direct.offers(receives=False)]
+        sender.fill(content, {"kv": [2, 3]})
+        request = receiver.attachment.expect({"kv": np.arange(8)}, offers)
+        theirs = receiver.direct.offers()
+        future = sender.attachment.send(theirs, request.tickets[0], {"kv": [2, 3]})
+        assert future.wait_quiet(LONG_S)
+        receiver.direct.complete(attrs.evolve(future.completion(), digests={}))
+        assert request.state is RequestState.CORRUPT
+
+
+def test_a_request_that_cannot_be_taken_in_has_not_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pools = [attention()]
+    content = Content(pools, 8)
+    with peers(Peer(pools), Peer(pools)) as (sender, receiver):
+        offers = [sender.direct.offers(receives=False)]
+        sender.fill(content, {"kv": [2, 3]})
+        request = receiver.attachment.expect({"kv": np.arange(8)}, offers)
+
+        def fail(*_: object) -> bool:
+            raise MemoryError
+
+        monkeypatch.setattr(ExpectedPart, "arrive", fail)
+        with pytest.raises(MemoryError):
+            deliver(sender, receiver, request, {"kv": [2, 3]})
+        assert request.state is RequestState.FAILED
+        assert request.reason == "it could not be taken in"
         assert request.free
 
 

@@ -440,7 +440,8 @@ def _planned(
     rows = coalesce(match(theirs, pool.grid, numbers, slots))
     if not len(rows):
         return None
-    part = ExpectedPart(pool, theirs, slots, positions, rows.nbytes)
+    verify = pool.attached.channel.core.direct.verify
+    part = ExpectedPart(pool, theirs, slots, positions, rows.nbytes, verify)
     threshold = pool.manifest.landing_run_bytes
     if pool.area is None or rows.nbytes >= threshold * len(rows):
         return part
