@@ -87,7 +87,7 @@ def block_of(setup: Setup) -> tuple[int, npt.NDArray[np.uint8]]:
         return int(rows.ctypes.data), rows
     block = max(setup.region.blocks, key=lambda one: one.nbytes)
     raw = (ctypes.c_uint8 * block.nbytes).from_address(block.address)
-    return block.address, np.frombuffer(raw, np.uint8)
+    return block.address, np.frombuffer(memoryview(raw), np.uint8)
 
 
 def scattered(
