@@ -33,6 +33,7 @@ manifests of the backends in this repository.
 TYPES = {
     "str": "text",
     "int": "number",
+    "float": "number",
     "Support": "grade",
     "Scope": "scope",
     "frozenset[HitPolicy]": code(one.value for one in HitPolicy),

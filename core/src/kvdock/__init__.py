@@ -80,12 +80,23 @@ if TYPE_CHECKING:
     from kvdock.throttled_log import ThrottledLog as ThrottledLog
     from kvdock.transfer.attached_pool import AttachedPool as AttachedPool
     from kvdock.transfer.attachment import Attachment as Attachment
+    from kvdock.transfer.control_channel import ChannelLostError as ChannelLostError
+    from kvdock.transfer.control_channel import ControlChannel as ControlChannel
+    from kvdock.transfer.direct import BusyError as BusyError
+    from kvdock.transfer.direct import DirectTransfers as DirectTransfers
+    from kvdock.transfer.expectation import Expectation as Expectation
+    from kvdock.transfer.expectation import PeerState as PeerState
+    from kvdock.transfer.expectation import RequestState as RequestState
     from kvdock.transfer.futures import TransferFuture as TransferFuture
     from kvdock.transfer.leases import Lease as Lease
     from kvdock.transfer.leases import PageLeases as PageLeases
     from kvdock.transfer.manager import TransferManager as TransferManager
+    from kvdock.transfer.messages import Completion as Completion
+    from kvdock.transfer.messages import Offer as Offer
+    from kvdock.transfer.messages import Ticket as Ticket
     from kvdock.transfer.result import NO_PAGE as NO_PAGE
     from kvdock.transfer.result import TransferResult as TransferResult
+    from kvdock.transfer.send_future import SendFuture as SendFuture
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
@@ -149,9 +160,14 @@ __getattr__, __dir__, __all__ = lazy_names(
         "throttled_log": ("ThrottledLog",),
         "transfer.attached_pool": ("AttachedPool",),
         "transfer.attachment": ("Attachment",),
+        "transfer.control_channel": ("ChannelLostError", "ControlChannel"),
+        "transfer.direct": ("BusyError", "DirectTransfers"),
+        "transfer.expectation": ("Expectation", "PeerState", "RequestState"),
         "transfer.futures": ("TransferFuture",),
         "transfer.leases": ("Lease", "PageLeases"),
         "transfer.manager": ("TransferManager",),
+        "transfer.messages": ("Completion", "Offer", "Ticket"),
+        "transfer.send_future": ("SendFuture",),
         "transfer.result": ("NO_PAGE", "TransferResult"),
     },
 )

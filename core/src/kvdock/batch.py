@@ -38,6 +38,8 @@ class Operation(StrEnum):
     """Forget these keys; one that is not there is OK."""
     CLEAR = "clear"
     """Forget every object whose key begins with one of these prefixes."""
+    SEND = "send"
+    """Write rows of memory into the memory of a peer."""
 
 
 class Outcome(IntEnum):
@@ -75,7 +77,7 @@ def _matrix(value: npt.ArrayLike) -> Int64Array:
 
 def _no_memory(batch: Batch) -> Int64Array:
     """Return a row without segments for each key that moves no bytes."""
-    moves = batch.operation in (Operation.PUT, Operation.GET)
+    moves = batch.operation in (Operation.PUT, Operation.GET, Operation.SEND)
     return np.zeros((0 if moves else len(batch.keys), 0), np.int64)
 
 
@@ -148,6 +150,10 @@ class Batch:
             says it already.
         gate: Says when the memory may be touched; None for as long as the call
             lasts. Only backends that declare `gated_get` and `gated_put` get one.
+        remote: int64 (n, 1), where each row of a SEND goes: byte addresses in the
+            peer's process. None for other operations. The keys of a SEND are the
+            numbers of its rows, and its rows do not overlap at the peer.
+        peer: What `kvdock_connect` returned, for a SEND.
     """
 
     operation: Operation
@@ -165,6 +171,43 @@ class Batch:
     deadline_s: float = float("inf")
     pool: str = ""
     gate: MemoryGate | None = attrs.field(default=None, repr=False)
+    remote: Int64Array | None = attrs.field(default=None, repr=False)
+    peer: object = attrs.field(default=None, repr=False)
+
+    @classmethod
+    def send(
+        cls,
+        local: Int64Array,
+        remote: Int64Array,
+        sizes: Int64Array,
+        peer: object,
+        deadline_s: float,
+        pool: str,
+    ) -> Self:
+        """Return the batch that writes rows of memory into a peer's.
+
+        Args:
+            local: int64 (n,), byte addresses of this process.
+            remote: int64 (n,), byte addresses of the peer's process.
+            sizes: int64 (n,), bytes.
+            peer: What `kvdock_connect` returned.
+            deadline_s: When to give up, on `time.monotonic()`'s clock.
+            pool: Whose pages these are.
+        """
+        if local.shape != remote.shape:
+            raise BatchError(f"{len(local)} rows are sent to {len(remote)} places")
+        # Numbers of rows: an object for each would cost more than the arrays.
+        rows = cast("Sequence[str]", range(len(local)))
+        return cls(
+            Operation.SEND,
+            rows,
+            local[:, None],
+            sizes[:, None],
+            deadline_s,
+            pool,
+            remote=remote[:, None],
+            peer=peer,
+        )
 
     def __attrs_post_init__(self) -> None:
         """Refuse arrays that do not belong to the keys."""
@@ -205,6 +248,7 @@ class Batch:
             keys=self.keys[start:stop],
             addresses=self.addresses[start:stop],
             sizes=self.sizes[start:stop],
+            remote=None if self.remote is None else self.remote[start:stop],
         )
 
 

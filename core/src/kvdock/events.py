@@ -196,6 +196,54 @@ class PageEvent:
     hashes: tuple[str, ...] = attrs.field(repr=False)
 
 
+@attrs.frozen(kw_only=True)
+class RowsSent:
+    """Pages of one pool and request were sent to a peer.
+
+    Args:
+        pool: Whose pages.
+        rows: Rows before any were joined: one a token, layer and part.
+        descriptors: Rows after that, which the backend got.
+    """
+
+    pool: str
+    rows: int
+    descriptors: int
+
+
+@attrs.frozen(kw_only=True)
+class SlotsExpected:
+    """The slots that wait for senders changed, of one pool.
+
+    Args:
+        pool: Whose slots.
+        expected: Slots of requests under way.
+        held: Slots of requests that ended, and whose senders may still write.
+        landing_bytes: Bytes of the landing area.
+        landing_used: Bytes of it that are leased.
+    """
+
+    pool: str
+    expected: int
+    held: int
+    landing_bytes: int
+    landing_used: int
+
+
+@attrs.frozen(kw_only=True)
+class RequestArrived:
+    """A request that a peer sends ended at its receiver.
+
+    Args:
+        outcome: "arrived", "failed", "aborted" or "corrupt"; "late" for a sender's
+            completion after the request had ended.
+        nbytes: Bytes that arrived in slots and may be used.
+    """
+
+    outcome: str
+    nbytes: int
+
+
 Event = (
     BatchEnded
     | BreakerMoved
@@ -206,5 +254,8 @@ Event = (
     | PagesHeld
     | StoreFilled
     | PluginLoaded
+    | RowsSent
+    | SlotsExpected
+    | RequestArrived
 )
 """Everything that `kvdock_observe` may be given."""

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.errors import RegionError
+from kvdock.grid import Grid
 from kvdock.pools.enums import Layout
 from kvdock.pools.layout import slice_axes, stored_objects
 from kvdock.pools.objects import LAYOUT_AXES, StoredObject
@@ -87,6 +88,8 @@ class Region:
         layout: How the pages lie; says in which order an object has its bytes.
         blocks: The memory itself, for backends that register it.
         owners: Whatever must stay alive while the region is in use.
+        grid: Where each token's bytes lie, for peers; None for rows with gaps, and
+            for pools whose parts are counted differently.
     """
 
     pool: str
@@ -98,6 +101,7 @@ class Region:
     layout: Layout
     blocks: tuple[Block, ...]
     owners: tuple[object, ...] = attrs.field(default=(), repr=False)
+    grid: Grid | None = attrs.field(default=None, repr=False)
     object_bytes: Int64Array = attrs.field(init=False, repr=False)
     """Bytes of each object of a page, int64 (objects,)."""
     page_bytes: int = attrs.field(init=False, repr=False)
@@ -184,6 +188,7 @@ class Region:
             layout=pool.layout,
             blocks=blocks,
             owners=tuple(memory),
+            grid=Grid.of(pool, shard, origins, pages),
         )
 
     @classmethod

@@ -11,11 +11,12 @@ name of its field.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import attrs
 
@@ -91,6 +92,12 @@ class Validators:
         """Reject what is not a bool: "no" would be true."""
         if not isinstance(value, bool):
             raise self.error(f"{field.name} is true or false, not {value!r}")
+
+    def seconds(self, _: object, field: attrs.Attribute[Any], value: object) -> None:
+        """Reject what is not a finite number from 0."""
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 <= cast("float", value) < math.inf:
+            raise self.error(f"{field.name} is seconds from 0, not {value!r}")
 
     def text(self, _: object, field: attrs.Attribute[Any], value: object) -> None:
         """Reject what is not a str."""

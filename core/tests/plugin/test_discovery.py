@@ -91,10 +91,10 @@ BROKEN = {
         ],
         LoadStage.VALIDATE,
         (
-            "its manifest declares direct_transfer, and no hook of API 1 moves pages "
-            "to a peer's memory"
+            "its manifest declares direct_transfer, and it has no kvdock_endpoint and "
+            "no kvdock_connect"
         ),
-        "Declare direct_transfer=Support.NO.",
+        "Add the hooks, or declare direct_transfer=Support.NO.",
     ),
     "no_manifest": (
         [("@hookimpl\ndef kvdock_manifest()", "def something()")],

@@ -83,12 +83,18 @@ OF_A_MANIFEST: dict[str, type[StrEnum]] = {
     "sharing": Scope,
     "clear_reach": Scope,
 }
-LIMITS = ("max_object_bytes", "max_batch_keys", "max_key_bytes")
+LIMITS = (
+    "max_object_bytes",
+    "max_batch_keys",
+    "max_key_bytes",
+    "max_send_rows",
+    "landing_run_bytes",
+)
 SETS = ("hit_policies", "layouts", "shardings")
 
 
 def test_every_field_of_words_is_in_these_tables() -> None:
-    plain = {"name", "api", "summary", "kinds", "settings", *LIMITS}
+    plain = {"name", "api", "summary", "kinds", "settings", "send_drain_s", *LIMITS}
     assert {one.name for one in attrs.fields(KindSupport)} == set(OF_A_KIND)
     assert {one.name for one in attrs.fields(Manifest)} == set(OF_A_MANIFEST) | plain
 

@@ -38,6 +38,18 @@ class TestOwnMemory(BackendContract):
         return {"quota_bytes": 1 << 20}
 
 
+class TestDirect(BackendContract):
+    plugin = "kvdock.testing.direct_reference:direct"
+
+    @pytest.fixture
+    def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
+        return {"store": request.node.name}
+
+    @pytest.fixture
+    def small(self) -> Mapping[str, object]:
+        return {"quota_bytes": 1 << 20}
+
+
 class TestFolder(BackendContract):
     plugin = "kvdock.testing.reference:folder"
 

@@ -35,7 +35,7 @@ from kvdock.pools.enums import Layout
 from kvdock.pools.factories import logical
 from kvdock.pools.shard import Shard
 from kvdock.region import Region
-from kvdock.resilience.channel import CallResult
+from kvdock.resilience.answers import CallResult
 from kvdock.routing.verdicts import IntegrityCheck, TransferMode
 from kvdock.transfer.attachment import Attachment
 from kvdock.transfer.result import NO_PAGE

@@ -90,6 +90,8 @@ def _spelt(name: str, value: object) -> str:
         return "no limit of its own"
     if name.endswith("_bytes") and isinstance(value, int):
         return format_bytes(value)
+    if isinstance(value, float):
+        return f"{value:g} s"
     found = plain(value)
     if isinstance(found, list):
         return " ".join(map(str, found)) or "none"

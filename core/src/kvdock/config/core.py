@@ -58,6 +58,7 @@ class Deadlines:
     get: float = duration("5 s", least=_LEAST, help="Loading pages.")
     put: float = duration("5 s", least=_LEAST, help="Storing pages.")
     delete: float = duration("5 s", least=_LEAST, help="Dropping objects.")
+    send: float = duration("10 s", least=_LEAST, help="Sending pages to a peer.")
     clear: float = duration("8 s", least=_LEAST, help="Clearing a namespace.")
     attach: float = duration("120 s", least=_LEAST, help="Registering one pool.")
     release: float = duration("4 s", least=_LEAST, help="Releasing one pool.")
@@ -164,6 +165,23 @@ class TransferSettings:
 
 
 @attrs.frozen(kw_only=True)
+class DirectSettings:
+    """Pages that go straight to a peer's memory, or come from one."""
+
+    verify: bool = option(
+        True, help="Compare a digest of each page where it arrives; for TCP."
+    )
+    senders: int = count(2, least=1, help="Requests that are sent at once.")
+    queue: int = count(64, least=1, help="Requests that wait to be sent.")
+    landing_bytes: int = size(
+        64 << 20, help="Memory of each pool for pages whose slots are scattered."
+    )
+    max_held_percent: int = count(
+        25, help="Slots of a pool that ended requests may hold for lost senders."
+    )
+
+
+@attrs.frozen(kw_only=True)
 class CoreSettings:
     """All settings of the core."""
 
@@ -178,4 +196,5 @@ class CoreSettings:
     negative_cache: NegativeCacheSettings = attrs.field(factory=NegativeCacheSettings)
     calls: CallSettings = attrs.field(factory=CallSettings)
     transfers: TransferSettings = attrs.field(factory=TransferSettings)
+    direct: DirectSettings = attrs.field(factory=DirectSettings)
     host_memory: HostMemorySettings = attrs.field(factory=HostMemorySettings)

@@ -165,6 +165,21 @@ def _metrics() -> tuple[Metric, ...]:
             mode="livemin",
         ),
         Metric(
+            "kvdock_sent_rows_total", counter,
+            "Rows sent to peers: all, one a token, layer and part, and as joined.",
+            ("pool", "state"),
+        ),
+        Metric(
+            "kvdock_slots", gauge, "Slots expected from peers, and held after the end.",
+            ("pool", "state"),
+        ),
+        Metric(
+            "kvdock_landing_bytes", gauge, "Bytes of landing areas: all, and leased.",
+            ("pool", "state"),
+        ),
+        Metric("kvdock_requests_total", counter, "Requests of peers.", ("outcome",)),
+        Metric("kvdock_requests_bytes_total", counter, "Bytes of those that arrived."),
+        Metric(
             "kvdock_plugin_info", gauge,
             "1 for each backend and observer that is loaded, since memory was "
             "attached.",
@@ -237,6 +252,8 @@ class EventMetrics(ABC):
                 self._set("kvdock_plugin_info", 1, *plugin, event.path, *whose)
             case events.PagesRestored():
                 self._count_restored(event, whose)
+            case _:
+                self._count_direct(event, whose)
 
     def _labels(self, origin: events.Origin) -> Whose:
         """Return the labels of an attachment; they stay few."""
@@ -262,6 +279,24 @@ class EventMetrics(ABC):
         for outcome, keys in event.outcomes.items():
             name = outcome.name.lower()
             self._add("kvdock_keys_total", keys, *labels, name, *whose)
+
+    def _count_direct(self, event: events.Event, whose: Whose) -> None:
+        """Count what goes straight to peers, or comes from them."""
+        match event:
+            case events.RowsSent():
+                rows = "kvdock_sent_rows_total"
+                self._add(rows, event.rows, event.pool, "all", *whose)
+                self._add(rows, event.descriptors, event.pool, "joined", *whose)
+            case events.SlotsExpected():
+                pool = event.pool
+                self._set("kvdock_slots", event.expected, pool, "expected", *whose)
+                self._set("kvdock_slots", event.held, pool, "held", *whose)
+                area = "kvdock_landing_bytes"
+                self._set(area, event.landing_bytes, pool, "all", *whose)
+                self._set(area, event.landing_used, pool, "leased", *whose)
+            case events.RequestArrived():
+                self._add("kvdock_requests_total", 1, event.outcome, *whose)
+                self._add("kvdock_requests_bytes_total", event.nbytes, *whose)
 
     def _count_restored(self, event: events.PagesRestored, whose: Whose) -> None:
         for pool, pages in event.pages.items():

@@ -10,7 +10,13 @@ import attrs
 from kvdock.config.schema import structure
 from kvdock.errors import KvdockError, PluginError
 from kvdock.plugin import discovery, validation
-from kvdock.plugin.hookspecs import AttachConfig, Capacity, Finding, HostMemory
+from kvdock.plugin.hookspecs import (
+    MAX_ENDPOINT_BYTES,
+    AttachConfig,
+    Capacity,
+    Finding,
+    HostMemory,
+)
 from kvdock.plugin.manifest import Capability, Manifest, Support, Verdict
 
 if TYPE_CHECKING:
@@ -224,6 +230,40 @@ class Backend:
     def removed(self, handle: object, limit: int) -> tuple[str, ...]:
         """Ask which stored objects are no longer there."""
         return tuple(self.plugin.hooks.kvdock_removed(handle=handle, limit=limit))
+
+    def endpoint(self, handle: object) -> bytes:
+        """Open a pool's memory to peers; return what they need to reach it.
+
+        Raises:
+            KvdockError: If it cannot, or the answer is no endpoint.
+        """
+        found = self.plugin.hooks.kvdock_endpoint(handle=handle)
+        if not isinstance(found, bytes) or len(found) > MAX_ENDPOINT_BYTES:
+            what = f"{len(found)} bytes" if isinstance(found, bytes) else repr(found)
+            raise PluginError(
+                f"kvdock_endpoint of {self.name} returned {what}",
+                fix=f"It returns at most {MAX_ENDPOINT_BYTES} bytes.",
+            )
+        return found
+
+    def connect(self, handle: object, endpoint: bytes, deadline_s: float) -> object:
+        """Connect to a peer's pool.
+
+        Raises:
+            KvdockError: If it is not reached.
+        """
+        return self.plugin.hooks.kvdock_connect(
+            handle=handle, endpoint=endpoint, deadline_s=deadline_s
+        )
+
+    def disconnect(self, handle: object, peer: object) -> bool:
+        """End a connection; return whether nothing lands at the peer after it."""
+        hook = self.plugin.hooks.kvdock_disconnect
+        return hook(handle=handle, peer=peer) is True
+
+    def withdraw(self, handle: object) -> bool:
+        """Close a pool's memory to peers; return whether nothing lands after it."""
+        return self.plugin.hooks.kvdock_withdraw(handle=handle) is True
 
     def release(self, handle: object) -> None:
         """Call `kvdock_release`: a pool has ended."""

@@ -1,4 +1,4 @@
-"""The hooks: eleven for backend plugins, and one for observers.
+"""The hooks: fifteen for backend plugins, and one for observers.
 
 Hooks run per load, per pool and per batch, never per page or per key. All of
 them are first-result hooks on a plugin manager of their own backend, so one
@@ -39,6 +39,12 @@ REQUIRED = (
     "kvdock_batch_io",
 )
 """Hooks that every plugin has; the others may be left out."""
+
+DIRECT = ("kvdock_endpoint", "kvdock_connect")
+"""Hooks that a plugin has whose manifest declares `direct_transfer`."""
+
+MAX_ENDPOINT_BYTES = 64 << 10
+"""Most bytes of an endpoint: it travels with an engine's messages."""
 
 
 @attrs.frozen
@@ -262,6 +268,12 @@ def kvdock_batch_io(handle: object, batch: Batch) -> BatchResult:
     that is ruled out, at the latest when the last handle of the client is
     released.
 
+    For a SEND the same holds for the peer's memory: once the result is returned
+    without a `MemoryHold`, no byte of this batch can land there any more, whatever
+    the outcomes. On that word the receiver uses its slots for other requests. OK
+    for a row says that it is whole in the peer's memory. Rows of a peer that is
+    dead are UNAVAILABLE at once.
+
     Ends by `batch.deadline_s`; keys that are not done by then are TIMEOUT. The
     core enforces it by abandoning the call: its caller gets misses in time, the
     memory stays reserved until the call has returned, and the backend is cut
@@ -296,6 +308,84 @@ def kvdock_release(handle: object) -> None:
     """Release a pool.
 
     Called once per handle when an attachment ends, after its last batch.
+    """
+    raise NotImplementedError
+
+
+# --- Send: straight to a peer's memory ---------------------------------------
+
+
+@hookspec(firstresult=True)
+def kvdock_endpoint(handle: object) -> bytes:
+    """Open a pool's memory to peers; return what they need to reach it.
+
+    Called when an engine offers the pool for the first time, and again after
+    `kvdock_withdraw`. Before that, nothing listens and no peer may write. From then
+    on a peer that is connected may write anywhere in the region that was
+    registered for this handle, and nowhere else. A manifest that declares
+    `direct_transfer` has this hook and `kvdock_connect`.
+
+    Returns:
+        Opaque bytes for the same backend in another process, at most
+        `MAX_ENDPOINT_BYTES`.
+
+    Raises:
+        KvdockError: If it cannot be opened, with the reason.
+    """
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def kvdock_connect(handle: object, endpoint: bytes, deadline_s: float) -> object:
+    """Connect to the memory of a peer's pool.
+
+    Called once per pool and peer; several batches use the connection at once.
+
+    Args:
+        handle: The pool's handle on this side, whose memory is read.
+        endpoint: What `kvdock_endpoint` returned there. It came over a network:
+            nothing in it is trusted.
+        deadline_s: When to give up, on `time.monotonic()`'s clock.
+
+    Returns:
+        The plugin's own peer, for `Batch.peer`.
+
+    Raises:
+        KvdockError: If the peer is not reached by the deadline, with the reason.
+    """
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def kvdock_disconnect(handle: object, peer: object) -> bool:
+    """End a connection to a peer.
+
+    Called once per connection, on the side that sends, when no batch uses it. Not
+    called for a peer whose last batch has not ended; `kvdock_release` ends those.
+
+    Returns:
+        Whether nothing that was sent on it can land at the peer after this. False
+        where the library does not guarantee that.
+    """
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def kvdock_withdraw(handle: object) -> bool:
+    """Close a pool's memory to its peers, which may be in the middle of a batch.
+
+    Called on the side that receives, while a sender's state is not known and its
+    slots are needed. Deregistering memory is not enough: bytes of a transfer that
+    has begun may land after it. Senders get UNAVAILABLE, now or with their
+    next batch.
+
+    Where the connections belong to several pools of one attachment, it may close
+    all of them; the core then withdraws each before it offers one again.
+
+    Returns:
+        Whether no byte of any peer can land in this pool's memory after this
+        returned. False where the library does not guarantee that: the slots then
+        stay held.
     """
     raise NotImplementedError
 

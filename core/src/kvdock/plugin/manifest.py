@@ -24,6 +24,14 @@ API_VERSION = 1
 OLDEST_API_VERSION = 1
 """Number of the oldest contract that this core still keeps."""
 
+_LIMITS = (
+    "max_object_bytes",
+    "max_batch_keys",
+    "max_key_bytes",
+    "max_send_rows",
+    "landing_run_bytes",
+)
+
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
@@ -255,8 +263,8 @@ class Manifest:
             there before it writes, so that changed bytes are found corrupt. A
             pool is staged for an engine that uses pages again at once, unless
             both grades can be relied on.
-        direct_transfer: Moves pages to a peer's memory; no hook of API 1
-            does, so only `NO` can be declared.
+        direct_transfer: Writes rows of memory into a peer's memory, with the
+            hooks `kvdock_endpoint` and `kvdock_connect` and `Operation.SEND`.
         integrity: Verifies length and content of what it returns.
         eviction: Makes room by itself when it is full.
         durability: What stored bytes survive the end of.
@@ -265,6 +273,13 @@ class Manifest:
         max_object_bytes: Largest object, or 0 for no limit of its own.
         max_batch_keys: Most keys of one batch, or 0.
         max_key_bytes: Longest key, or 0.
+        max_send_rows: Most rows of one SEND, or 0; the core cuts them.
+        landing_run_bytes: Rows that are shorter than this on average go to a
+            landing area, as whole pages that the receiver copies to their slots:
+            measured, where that begins to be faster. 0 where rows always go to
+            their slots.
+        send_drain_s: How long after the death of a sender bytes may still land
+            that it had sent: what lies in the buffers of sockets.
         fork_safe: Whether a handle may be used in a forked child.
         settings: The attrs class of its settings, or None.
     """
@@ -307,6 +322,9 @@ class Manifest:
     max_object_bytes: int = attrs.field(default=0, validator=_CHECK.integer)
     max_batch_keys: int = attrs.field(default=0, validator=_CHECK.integer)
     max_key_bytes: int = attrs.field(default=0, validator=_CHECK.integer)
+    max_send_rows: int = attrs.field(default=0, validator=_CHECK.integer)
+    landing_run_bytes: int = attrs.field(default=0, validator=_CHECK.integer)
+    send_drain_s: float = attrs.field(default=0.0, validator=_CHECK.seconds)
     fork_safe: Support = attrs.field(
         default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
     )
@@ -327,7 +345,7 @@ class Manifest:
                     f"backend {self.name!r} declares {str(kind)!r}: {support!r}",
                     fix="Map members of PoolKind to KindSupport records.",
                 )
-        for limit in ("max_object_bytes", "max_batch_keys", "max_key_bytes"):
+        for limit in _LIMITS:
             if getattr(self, limit) < 0:
                 raise ManifestError(f"backend {self.name!r}: {limit} is negative")
         if self.settings is not None and not attrs.has(self.settings):

@@ -232,12 +232,13 @@ def _check_promises(manifest: Manifest, own: Mapping[str, str]) -> None:
             "its manifest declares host_allocator, and it has no kvdock_allocate",
             "Add the hook, or declare host_allocator=Support.NO.",
         )
-    if manifest.direct_transfer:
+    lacking = [name for name in hookspecs.DIRECT if name not in own]
+    if manifest.direct_transfer and lacking:
         raise ContractViolation(
             LoadStage.VALIDATE,
-            "its manifest declares direct_transfer, and no hook of API "
-            f"{API_VERSION} moves pages to a peer's memory",
-            "Declare direct_transfer=Support.NO.",
+            "its manifest declares direct_transfer, and it has no "
+            + " and no ".join(lacking),
+            "Add the hooks, or declare direct_transfer=Support.NO.",
         )
 
 

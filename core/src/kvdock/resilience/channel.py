@@ -17,24 +17,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import attrs
 import numpy as np
 
-from kvdock.batch import (
-    Batch,
-    BatchResult,
-    MemoryHold,
-    Operation,
-    Outcome,
-    validate_result,
-)
-from kvdock.errors import AttachError, BatchError, KvdockError
+from kvdock.batch import Batch, BatchResult, MemoryHold, Operation, Outcome
+from kvdock.config.core import BreakerSettings
+from kvdock.errors import AttachError, BatchError
 from kvdock.events import BreakerMoved, CallsBehind, Event, MemoryHeld, Origin
+from kvdock.resilience.answers import (
+    CallResult,
+    as_kvdock_error,
+    hold_of,
+    validated,
+)
 from kvdock.resilience.background import BACKEND_FAILURES, BackgroundTasks
 from kvdock.resilience.breaker import BreakerState, CircuitBreaker
-from kvdock.resilience.executor import (
-    CallRejected,
-    DeadlineExecutor,
-    RunResult,
-    WorkerExit,
-)
+from kvdock.resilience.executor import CallRejected, DeadlineExecutor, WorkerExit
 from kvdock.resilience.negative_cache import NegativeCache
 from kvdock.synchronization import new_condition, remaining_s
 from kvdock.throttled_log import ThrottledLog, describe_error
@@ -52,42 +47,8 @@ T = TypeVar("T")
 
 _MOVING = (Operation.PUT, Operation.GET)
 
-
-@attrs.frozen(eq=False)
-class CallResult:
-    """What became of a batch.
-
-    Args:
-        result: One outcome per key, whatever happened.
-        abandoned: Whether the call was abandoned; its `late` then runs when
-            it ends.
-    """
-
-    result: BatchResult
-    abandoned: bool = False
-
-
-def as_kvdock_error(error: Exception) -> KvdockError:
-    """Return a plugin's error, wrapped if it is not a KvdockError."""
-    if isinstance(error, KvdockError):
-        return error
-    return AttachError(describe_error(error), fix="See `kvdock doctor`.")
-
-
-def _validated(batch: Batch, ran: RunResult) -> BatchResult | Exception:
-    """Return a plugin's valid answer, or the error to record."""
-    if ran.error is not None:
-        return ran.error
-    try:
-        return validate_result(batch, ran.value)
-    except Exception as error:  # noqa: BLE001 - plugin code
-        return error
-
-
-def _hold_of(answer: object) -> MemoryHold | None:
-    """Return the hold of an answer that is not validated yet."""
-    hold = answer.hold if isinstance(answer, BatchResult) else None
-    return hold if isinstance(hold, MemoryHold) else None
+_PEERS = BreakerSettings(failures=1 << 62, abandoned_calls=1 << 62)
+"""The breaker of SEND never opens: one dead peer must not cut off the others."""
 
 
 class BackendChannel:
@@ -130,7 +91,10 @@ class BackendChannel:
         self._closing = False
         self._ending = threading.Lock()
         self.breakers: Mapping[Operation, CircuitBreaker] = {
-            operation: CircuitBreaker(core.breaker, self._on_breaker_change(operation))
+            operation: CircuitBreaker(
+                _PEERS if operation is Operation.SEND else core.breaker,
+                self._on_breaker_change(operation),
+            )
             for operation in Operation
         }
         self.background = BackgroundTasks(
@@ -188,19 +152,33 @@ class BackendChannel:
         return handle
 
     def call_attach(
-        self, pool: PoolSpec, call: Callable[[], T], late: Callable[[T], None]
+        self,
+        pool: PoolSpec,
+        call: Callable[[], T],
+        late: Callable[[T], None],
+        *,
+        what: str = "attach",
+        deadline_s: float | None = None,
     ) -> T:
-        """Run an attach-time call within its deadline.
+        """Run a call that is not a batch within its deadline.
+
+        Args:
+            pool: Whose call it is.
+            call: Calls a hook.
+            late: Takes what an abandoned call returns.
+            what: What it does, for messages.
+            deadline_s: Until when; None for the deadline of attaching.
 
         Raises:
             AttachError: If the call is rejected, fails, or takes too long.
         """
-        timeout_s = self.core.deadlines.attach
+        end_s = deadline_s or self.core.deadlines.until("attach")
+        timeout_s = round(max(0.0, end_s - time.monotonic()), 1)
         who = f"backend {self.name!r}"
-        ran = self._executor.run(call, self.core.deadlines.until("attach"), late=late)
+        ran = self._executor.run(call, end_s, late=late)
         if ran.abandoned:
             raise AttachError(
-                f"{who} did not attach pool {pool.name!r} within {timeout_s:g} s",
+                f"{who} did not {what} pool {pool.name!r} within {timeout_s:g} s",
                 fix="See `kvdock doctor`, or raise core.deadlines.attach.",
             )
         if isinstance(ran.error, (CallRejected, WorkerExit)):
@@ -370,11 +348,11 @@ class BackendChannel:
             breaker.record_failure(overran=True)
             self._log_failure("late", batch, "passed its deadline and was abandoned")
             return CallResult(BatchResult.all(batch, Outcome.TIMEOUT), abandoned=True)
-        result = _validated(batch, ran)
+        result = validated(batch, ran)
         if isinstance(result, Exception):
             # Storage never stops an engine: these keys are a miss.
             outcome = self._record_failure(breaker, batch, result)
-            hold = _hold_of(ran.value)
+            hold = hold_of(ran.value)
             result = attrs.evolve(BatchResult.all(batch, outcome), hold=hold)
         else:
             self._record_result(breaker, batch, result)
@@ -439,7 +417,7 @@ class BackendChannel:
         )
 
     def _on_late_end(self, result: object, late: Callable[[], None] | None) -> None:
-        hold = _hold_of(result)
+        hold = hold_of(result)
         if hold is not None:
             self.keep_held(hold, late)
         elif late is not None:

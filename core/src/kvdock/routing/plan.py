@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kvdock.errors import NoRoute, PluginError, PoolError, did_you_mean
+from kvdock.plugin.manifest import Capability
 from kvdock.pools.layout import stored_objects
 from kvdock.pools.spec import PoolSpec, check_pools
 from kvdock.routing.verdicts import (
@@ -64,6 +65,16 @@ class Route:
     absent: bool = False
     allocate: bool = False
     check: IntegrityCheck = IntegrityCheck.BACKEND
+
+    @property
+    def direct(self) -> bool:
+        """Whether its pages go straight to peers: asked for, and there."""
+        return any(
+            capability is Capability.DIRECT_TRANSFER
+            for option in self.options
+            if option.backend == self.backend
+            for capability, _ in option.verdicts
+        )
 
 
 @attrs.frozen

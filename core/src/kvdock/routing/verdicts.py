@@ -426,6 +426,8 @@ def from_manifest(  # noqa: C901, PLR0911, PLR0912 - one answer for each capabil
             return _allocator(manifest)
         case Capability.GATED_GET | Capability.GATED_PUT:
             return _gated(capability, pool, manifest)
+        case Capability.DIRECT_TRANSFER if not needs.registrable:
+            return Verdict(Support.NO, f"{who} cannot register this memory for peers")
         case _:
             return _graded(capability, pool, manifest)
 

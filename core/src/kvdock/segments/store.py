@@ -246,11 +246,13 @@ class SegmentStore:
                 return self._delete(batch)
             case Operation.CLEAR:
                 return self._clear(batch)
+            case Operation.SEND:
+                return BatchResult.all(batch, Outcome.REFUSED)
 
     def _run_without_room(self, batch: Batch) -> BatchResult:
         """Answer for a namespace or a pool that no folder could be made for."""
         match batch.operation:
-            case Operation.PUT:
+            case Operation.PUT | Operation.SEND:
                 return BatchResult.all(batch, Outcome.REFUSED)
             case Operation.EXISTS | Operation.GET:
                 return BatchResult.all(batch, Outcome.ABSENT)

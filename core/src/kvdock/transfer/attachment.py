@@ -25,6 +25,7 @@ from kvdock.events import PagesRestored
 from kvdock.hits import Hits, evaluate, leading
 from kvdock.keys import check_hashes
 from kvdock.plugin.hookspecs import AttachConfig
+from kvdock.transfer.direct import DirectTransfers
 from kvdock.transfer.page_indices import resolve_page_indices
 from kvdock.transfer.result import NO_PAGE, TransferResult
 from kvdock.transfer.setup import AttachedBackends, attach_plan
@@ -42,7 +43,10 @@ if TYPE_CHECKING:
     from kvdock.region import Region
     from kvdock.routing.plan import Plan
     from kvdock.transfer.attached_pool import AttachedPool
+    from kvdock.transfer.expectation import Expectation
     from kvdock.transfer.leases import PageLeases
+    from kvdock.transfer.messages import Offer, Ticket
+    from kvdock.transfer.send_future import SendFuture
 
 
 _OK = int(Outcome.OK)
@@ -55,6 +59,11 @@ class Attachment:
     plan: Plan
     core: CoreSettings = attrs.field(repr=False)
     _backends: AttachedBackends = attrs.field(repr=False)
+    _direct: DirectTransfers = attrs.field(init=False, repr=False)
+
+    @_direct.default
+    def _prepare_direct(self) -> DirectTransfers:
+        return DirectTransfers(self.core, self._backends.direct)
 
     @classmethod
     def open(  # noqa: PLR0913 - an engine's choices, half of them optional
@@ -146,7 +155,9 @@ class Attachment:
         Returns:
             Whether every call has ended.
         """
-        return self._backends.close(self.core.deadlines.until("close", timeout_s))
+        deadline_s = self.core.deadlines.until("close", timeout_s)
+        quiet = self._direct.close(deadline_s)
+        return self._backends.close(deadline_s) and quiet
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no call is running, abandoned ones included."""
@@ -319,6 +330,46 @@ class Attachment:
                 result = channel.call(attached.handle, batch).result
                 cleared[channel.name] = Outcome(int(result.outcomes[0]))
         return cleared
+
+    @property
+    def direct(self) -> DirectTransfers:
+        """Sends pages straight to peers, and takes those of peers.
+
+        Raises:
+            KvdockError: If no pool does: plan with
+                `RouteRequirements(direct_transfer=True)`.
+        """
+        if not self._direct.pools:
+            raise KvdockError(
+                "no pool of this attachment goes to peers",
+                fix="Plan with needs=RouteRequirements(direct_transfer=True).",
+            )
+        return self._direct
+
+    def offer(self, pool: str, *, receives: bool = True) -> Offer:
+        """Return what a peer must know of a pool; see `DirectTransfers.offer`."""
+        return self.direct.offer(pool, receives=receives)
+
+    def send(
+        self,
+        offers: Mapping[str, Offer],
+        ticket: Ticket | bytes,
+        pages: Mapping[str, npt.ArrayLike],
+        *,
+        timeout_s: float | None = None,
+    ) -> SendFuture:
+        """Send pages to a peer in the background; see `DirectTransfers.send`."""
+        return self.direct.send(offers, ticket, pages, timeout_s=timeout_s)
+
+    def expect(
+        self,
+        slots: Mapping[str, npt.ArrayLike],
+        senders: Sequence[Mapping[str, Offer]],
+        *,
+        timeout_s: float | None = None,
+    ) -> Expectation:
+        """Lease slots for pages of peers; see `DirectTransfers.expect`."""
+        return self.direct.expect(slots, senders, timeout_s=timeout_s)
 
     def resolve_pages(
         self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]

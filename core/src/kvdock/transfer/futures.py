@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 import numpy as np
@@ -59,6 +59,10 @@ class TransferFuture:
         self._began_s = time.monotonic()
         self._seconds = 0.0
         self._outcomes: OutcomeArray | None = None
+
+    def __len__(self) -> int:
+        """Return the number of pages."""
+        return len(self.pages)
 
     @property
     def ended(self) -> bool:
@@ -139,11 +143,31 @@ class TransferFuture:
 Work = Callable[[], "OutcomeArray"]
 
 
+class QueuedFuture(Protocol):
+    """What an executor needs of a future."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether its outcomes are known."""
+
+    def __len__(self) -> int:
+        """Return how many outcomes it has."""
+
+    def start(self) -> bool:
+        """Begin to run; return False if it has ended."""
+
+    def finish(self, outcomes: OutcomeArray) -> None:
+        """End with the outcomes."""
+
+    def reject(self, outcome: Outcome) -> None:
+        """End with one outcome, unless it runs."""
+
+
 @attrs.frozen(eq=False)
 class _QueuedTransfer:
     """One transfer in the queue, and what it does."""
 
-    future: TransferFuture
+    future: QueuedFuture
     work: Work
 
 
@@ -167,7 +191,7 @@ class BoundedExecutor:
         self._closed = False
         self._guard = ProcessGuard()
 
-    def submit(self, future: TransferFuture, work: Work) -> None:
+    def submit(self, future: QueuedFuture, work: Work) -> None:
         """Queue a transfer; reject it, at once, if the queue is full.
 
         Args:
@@ -264,4 +288,4 @@ class BoundedExecutor:
         except Exception:
             # A defect of ours: storage answers with outcomes.
             log.exception("a transfer in the background failed")
-            return np.full(len(load.future.pages), Outcome.ERROR, np.uint8)
+            return np.full(len(load.future), Outcome.ERROR, np.uint8)

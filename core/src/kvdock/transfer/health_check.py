@@ -83,8 +83,9 @@ class HealthCheck:
 
         A call that stores cleans up after itself.
         """
-        if operation is Operation.CLEAR:
-            # Clearing would delete the pages of the engine as well.
+        if operation in (Operation.CLEAR, Operation.SEND):
+            # Clearing would delete the pages of the engine as well, and there is
+            # no peer to send to.
             operation = Operation.EXISTS
         result = self._call(operation, deadline_s)
         if operation is Operation.PUT:

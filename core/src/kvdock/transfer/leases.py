@@ -26,11 +26,14 @@ class Lease:
 
     table: PageLeases
     pages: Int64Array = attrs.field(repr=False)
+    shared: bool = False
     _open: list[bool] = attrs.field(factory=lambda: [True], repr=False)
 
     def end(self) -> None:
         """Release the pages."""
         self.table.end(self)
+
+    release = end
 
 
 class PageLeases:
@@ -44,6 +47,7 @@ class PageLeases:
         self._lock, self._changed = new_condition()
         self._leased = np.zeros(pages, np.bool_)
         self._order = np.zeros(pages, np.int64)
+        self._readers = np.zeros(pages, np.int32)
 
     @property
     def leased_pages(self) -> int:
@@ -103,12 +107,35 @@ class PageLeases:
             raise
         return lease
 
+    def share(self, pages: Int64Array) -> Lease | None:
+        """Lease all of these pages for a call that only reads them.
+
+        Several such calls may have the same page: the prefix that two requests
+        have in common goes to two peers at once.
+
+        Args:
+            pages: int64 (n,), page indices, each once.
+
+        Returns:
+            None if one is under a call of another kind.
+        """
+        with self._lock:
+            if np.count_nonzero(self._leased[pages] & (self._readers[pages] == 0)):
+                return None
+            self._readers[pages] += 1
+            self._leased[pages] = True
+        return Lease(self, pages, shared=True)
+
     def end(self, lease: Lease) -> None:
         """Release the pages of a lease, once."""
         with self._lock:
             if lease._open[0]:  # noqa: SLF001 - the table of this lease
                 lease._open[0] = False  # noqa: SLF001 - same
-                self._leased[lease.pages] = False
+                if lease.shared:
+                    self._readers[lease.pages] -= 1
+                    self._leased[lease.pages] = self._readers[lease.pages] > 0
+                else:
+                    self._leased[lease.pages] = False
                 self._changed.notify_all()
 
     def in_use(self, pages: npt.ArrayLike) -> BoolArray:

@@ -17,13 +17,16 @@ from kvdock.keys import check_suffixes
 from kvdock.models.memory_budget import HostBudget
 from kvdock.namespace import namespace_digest, namespace_record
 from kvdock.pools.layout import stored_objects
-from kvdock.region import Region
-from kvdock.resilience.channel import BackendChannel, as_kvdock_error
+from kvdock.region import Block, Region, block_of
+from kvdock.resilience.answers import as_kvdock_error
+from kvdock.resilience.channel import BackendChannel
 from kvdock.routing.verdicts import IntegrityCheck, TransferMode
 from kvdock.transfer.attached_pool import AttachedPool
+from kvdock.transfer.direct_pool import DirectPool
 from kvdock.transfer.health_check import HealthCheck
 from kvdock.transfer.host_memory import allocator_for
 from kvdock.transfer.integrity import TrailerBuffers
+from kvdock.transfer.landing import LandingArea
 from kvdock.transfer.leases import PageLeases
 from kvdock.transfer.modes import (
     MarkerTransfer,
@@ -64,6 +67,7 @@ class AttachedBackends:
         budget: Host memory that there was when attaching began.
         taken: Pool name and bytes of each piece of memory that the core took.
         page_events: What the engine reports of its pages to others, if it does.
+        direct: Pool name to the pool, where its pages go straight to peers.
     """
 
     namespace: str
@@ -74,6 +78,7 @@ class AttachedBackends:
     budget: HostBudget = attrs.field(factory=HostBudget.measure)
     taken: list[tuple[str, int]] = attrs.field(factory=list)
     page_events: PageEvents | None = None
+    direct: dict[str, DirectPool] = attrs.field(factory=dict)
 
     def within_budget(self, pool: PoolSpec, lend: Allocator) -> Allocator:
         """Return an allocator for a pool that checks the host's free memory.
@@ -286,6 +291,10 @@ def _attach(
             blocks=(*registered.blocks, *check_memory.region.blocks),
             owners=(*registered.owners, *check_memory.region.owners),
         )
+    area = None
+    if route.direct:
+        area = _landing_area(channel, core, lend)
+        registered = _reachable(registered, region, area)
     handle = channel.register_pool(pool, registered, config)
     try:
         suffixes = channel.backend.key_suffix(pool, config.shard)
@@ -322,8 +331,38 @@ def _attach(
         channel, handle, (pool.name, backends.namespace, suffixes), check_memory
     )
     backends.pools[pool.name] = attached
+    if route.direct:
+        backends.direct[pool.name] = DirectPool.of(attached, backends.record, area)
     backends.health_checks[pool.name] = check
     channel.background.set_health_check(check.run)
+
+
+def _landing_area(
+    channel: BackendChannel, core: CoreSettings, lend: Allocator
+) -> LandingArea | None:
+    """Return memory for whole pages of peers, where the backend wants some."""
+    if not channel.backend.manifest.landing_run_bytes or not core.direct.landing_bytes:
+        return None
+    return LandingArea(core.direct.landing_bytes, lend)
+
+
+def _reachable(registered: Region, region: Region, area: LandingArea | None) -> Region:
+    """Return what is registered with what peers reach: pages and landing area."""
+    added: list[tuple[Block, object]] = []
+    known = set(registered.blocks)
+    # A staged pool has only the core's memory registered.
+    added += [
+        (block, owner)
+        for block, owner in zip(region.blocks, region.owners, strict=False)
+        if block not in known
+    ]
+    if area is not None:
+        added.append((block_of(area.memory), area))
+    return attrs.evolve(
+        registered,
+        blocks=(*registered.blocks, *(block for block, _ in added)),
+        owners=(*registered.owners, *(owner for _, owner in added)),
+    )
 
 
 def _is_staged(route: Route, policy: StagingChoice) -> bool:

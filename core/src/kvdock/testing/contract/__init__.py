@@ -14,6 +14,7 @@ pytest.register_assert_rewrite(
             for room in (
                 "damage",
                 "declared",
+                "direct",
                 "faulty",
                 "keys",
                 "late",
@@ -35,6 +36,7 @@ pytest.register_assert_rewrite(
 
 from kvdock.testing.contract.damage import DamageTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.declared import DeclaredTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.direct import DirectTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.faulty import FaultTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.final_tests import SealedError  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.keys import KeyTests  # noqa: E402 - after the rewriting
@@ -64,6 +66,7 @@ class BackendContract(
     LateTests,
     LifecycleTests,
     MemoryTests,
+    DirectTests,
     MachineTests,
     Suite,
     sealed=True,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from kvdock.testing.mutants import (
     allocators,
     answers,
+    direct,
     faults,
     keys,
     late,
@@ -16,13 +17,21 @@ from kvdock.testing.mutants import (
     stored,
 )
 from kvdock.testing.mutants.mutant import (
+    DirectMutant,
     FolderMutant,
     MemoryMutant,
     Mutant,
     word_of,
 )
 
-__all__ = ["MUTANTS", "FolderMutant", "MemoryMutant", "Mutant", "word_of"]
+__all__ = [
+    "MUTANTS",
+    "DirectMutant",
+    "FolderMutant",
+    "MemoryMutant",
+    "Mutant",
+    "word_of",
+]
 
 
 def _of(*rooms: object) -> tuple[Mutant, ...]:
@@ -31,14 +40,14 @@ def _of(*rooms: object) -> tuple[Mutant, ...]:
         for room in rooms
         for name, thing in vars(room).items()
         if isinstance(thing, type)
-        and issubclass(thing, MemoryMutant | FolderMutant)
+        and issubclass(thing, MemoryMutant | FolderMutant | DirectMutant)
         and not name.startswith("_")
         and "caught_by" in vars(thing)
     ]
     return tuple(dict.fromkeys(found))
 
 
-MUTANTS = _of(keys, answers, stored, promises, late, allocators, faults)
+MUTANTS = _of(keys, answers, stored, promises, late, allocators, direct, faults)
 """All mutants, in the order of the table in the docs."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
+from kvdock.testing.direct_reference import DirectReference
 from kvdock.testing.reference import FolderReference, MemoryReference, ShelfOracle
 
 
@@ -32,7 +33,18 @@ class FolderMutant(FolderReference):
     """What its author brings to damage stored bytes."""
 
 
-Mutant = type[MemoryMutant] | type[FolderMutant]
+class DirectMutant(DirectReference):
+    """A wrong backend that writes into a peer's memory."""
+
+    image_of: ClassVar[str]
+    """The real defect that it is made after."""
+    caught_by: ClassVar[str]
+    """The test of the contract that must fail on it."""
+    raises: ClassVar[str] = "AssertionError"
+    """How it fails: by an assertion, unless the defect itself raises."""
+
+
+Mutant = type[MemoryMutant] | type[FolderMutant] | type[DirectMutant]
 
 
 def word_of(mutant: Mutant) -> str:

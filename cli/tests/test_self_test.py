@@ -1,0 +1,34 @@
+"""What `kvdock doctor NAME` tries out beyond stored pages."""
+
+from __future__ import annotations
+
+from kvdock.testing.loading import load_backend
+from kvdock_cli.commands._self_test import self_test, summary_of
+
+
+def test_two_endpoints_of_a_backend_with_direct_transfer_reach_each_other() -> None:
+    backend = load_backend("kvdock.testing.direct_reference:direct")
+    findings = self_test(backend, {})
+    assert all(one.ok for one in findings), findings
+    assert findings[-1].what == (
+        "direct transfer: a page went from one endpoint to another, compared"
+    )
+    assert findings[-1].what in summary_of(backend, findings).what
+
+
+def test_an_endpoint_that_is_not_reached_is_a_finding() -> None:
+    backend = load_backend("kvdock.testing.mutants:swapped_rows")
+    plugin = backend.plugin.manager.get_plugin(backend.name)
+    # No memory of the peer begins at address 8.
+    plugin.rows = lambda local, remote, sizes: (local, remote * 0 + 8, sizes)  # type: ignore[union-attr]
+    *_, found = self_test(backend, {})
+    assert not found.ok
+    assert (
+        "a page did not reach another endpoint: pool compressed: refused" in found.what
+    )
+    assert found.hint
+
+
+def test_a_backend_without_direct_transfer_is_not_asked_for_it() -> None:
+    backend = load_backend("kvdock.testing.reference:memory")
+    assert not any("direct" in one.what for one in self_test(backend, {}))
