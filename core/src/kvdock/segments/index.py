@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=np.generic)
 
-
 ABSENT = -1
 """Row number of a key that was not found."""
 
@@ -68,7 +67,9 @@ class HashTable:
             found[unsure] = self.find_anywhere(digests[unsure], known)
         else:
             for at in unsure.tolist():
-                found[at] = self.find_one(*digests[at].tolist(), known)
+                found[at] = self.find_one(
+                    int(digests[at, 0]), int(digests[at, 1]), known
+                )
         return found
 
     def find_one(self, low: int, high: int, words: UInt64Array) -> int:
@@ -79,8 +80,7 @@ class HashTable:
             high: Second word.
             words: uint64 (rows, 8), whose first two columns are digests.
         """
-        tag = high >> 32
-        mask = len(self._lanes) - 1
+        tag, mask = high >> 32, len(self._lanes) - 1
         bucket = low & mask
         while True:
             line = self._lanes[bucket].tolist()
@@ -108,6 +108,9 @@ class HashTable:
         hit = match.take(lane)
         rows = (lines.take(lane) & _ROW).astype(np.int64) - 1
         inside = hit & (rows >= 0) & (rows < len(known))
+        whole = np.count_nonzero(inside) == len(inside)
+        if whole and not np.count_nonzero(known[rows] != digests):
+            return rows, rows[:0]
         found = np.where(inside, rows, ABSENT)
         # Lanes are filled in order, so only that of a full bucket has its last one.
         unsure = np.where(hit, ~inside, lines[:, -1] != _EMPTY)
@@ -426,8 +429,7 @@ class Index:
         """Replace the records of a segment by those that were read from it."""
         old = self.records[rows.span]
         changed = np.flatnonzero(old["check"] != records["check"])
-        at = changed + rows.first
-        self.forget(at[self.records["check"][at] != 0])
+        self.forget(changed + rows.first)
         fresh = changed[records["check"][changed] != 0]
         self.used_ns[rows.span] = np.maximum(self.used_ns[rows.span], used_ns)
         self.clock.keep_up(used_ns)
