@@ -24,7 +24,6 @@ T = TypeVar("T", bound=np.generic)
 
 ABSENT = -1
 """Row number of a key that was not found."""
-
 _GROWTH = 1.25
 _WORDS = RECORD.itemsize // 8
 _LANES = 8
@@ -67,9 +66,8 @@ class HashTable:
             found[unsure] = self.find_anywhere(digests[unsure], known)
         else:
             for at in unsure.tolist():
-                found[at] = self.find_one(
-                    int(digests[at, 0]), int(digests[at, 1]), known
-                )
+                low, high = digests[at].tolist()
+                found[at] = self.find_one(low, high, known)
         return found
 
     def find_one(self, low: int, high: int, words: UInt64Array) -> int:
