@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=np.generic)
 
-
 ABSENT = -1
 """Row number of a key that was not found."""
-
 _GROWTH = 1.25
 _WORDS = RECORD.itemsize // 8
 _LANES = 8
@@ -38,6 +36,7 @@ _FULLEST = 0.5  # maximum share of lanes in use; above it, too many buckets over
 _ROOMY = 0.35  # maximum share after growing
 _SMALLEST = 64  # buckets
 _FEW = 4  # keys that are placed one by one
+_SOME = 24  # of many keys: those that are found or placed one by one after the others
 _STEP = 1 << 16  # rows handled at once, so that temporaries stay in the cache
 
 
@@ -60,11 +59,16 @@ class HashTable:
             digests: uint64 (n, 2), what to look for.
             known: uint64 (rows, 2), the digest of each row.
         """
-        if 0 < len(digests) <= _STEP and len(known):
-            found = self.find_at_home(digests, known)
-            if found is not None:
-                return found
-        return self.find_anywhere(digests, known)
+        if not 0 < len(digests) <= _STEP or not len(known):
+            return self.find_anywhere(digests, known)
+        found, unsure = self.find_at_home(digests, known)
+        if len(unsure) > _SOME:
+            found[unsure] = self.find_anywhere(digests[unsure], known)
+        else:
+            for at in unsure.tolist():
+                low, high = digests[at].tolist()
+                found[at] = self.find_one(low, high, known)
+        return found
 
     def find_one(self, low: int, high: int, words: UInt64Array) -> int:
         """Return the row of one key, or `ABSENT`: `find` in plain numbers.
@@ -74,8 +78,7 @@ class HashTable:
             high: Second word.
             words: uint64 (rows, 8), whose first two columns are digests.
         """
-        tag = high >> 32
-        mask = len(self._lanes) - 1
+        tag, mask = high >> 32, len(self._lanes) - 1
         bucket = low & mask
         while True:
             line = self._lanes[bucket].tolist()
@@ -90,31 +93,30 @@ class HashTable:
 
     def find_at_home(
         self, digests: UInt64Array, known: UInt64Array
-    ) -> Int64Array | None:
+    ) -> tuple[Int64Array, Int64Array]:
         """Find keys by one look at the bucket that each one belongs to.
 
         Returns:
-            None if that does not suffice: a bucket is full, or another key has the
-            tag of one of these.
+            The row of each, and the positions for which that does not suffice: the
+            bucket is full, or another key there has the same tag.
         """
         lines = self._lanes.take(self._home(digests), axis=0)
         match = (lines >> _TAG) == (digests[:, 1] >> _TAG)[:, None]
-        lane = match.argmax(axis=1)
-        lane += np.arange(0, match.size, _LANES)
+        lane = match.argmax(axis=1) + np.arange(0, match.size, _LANES)
         hit = match.take(lane)
         rows = (lines.take(lane) & _ROW).astype(np.int64) - 1
-        if np.count_nonzero(hit) == len(hit):
-            if rows.min() < 0 or rows.max() >= len(known):
-                return None
-            return None if np.count_nonzero(known[rows] != digests) else rows
-        if np.count_nonzero(lines[~hit].min(axis=1)):
-            return None
-        there = rows[hit]
-        if len(there) and (there.min() < 0 or there.max() >= len(known)):
-            return None
-        if np.count_nonzero(known[there] != digests[hit]):
-            return None
-        return np.where(hit, rows, ABSENT)
+        inside = hit & (rows >= 0) & (rows < len(known))
+        whole = np.count_nonzero(inside) == len(inside)
+        if whole and not np.count_nonzero(known[rows] != digests):
+            return rows, rows[:0]
+        found = np.where(inside, rows, ABSENT)
+        # Lanes are filled in order, so only that of a full bucket has its last one.
+        unsure = np.where(hit, ~inside, lines[:, -1] != _EMPTY)
+        there = np.flatnonzero(inside)
+        differ = known[found[there]] != digests[there]
+        if np.count_nonzero(differ):
+            unsure[there[differ.any(axis=1)]] = True
+        return found, np.flatnonzero(unsure)
 
     def find_anywhere(self, digests: UInt64Array, known: UInt64Array) -> Int64Array:
         """Find keys in the buckets that follow theirs, too."""
@@ -177,8 +179,7 @@ class HashTable:
 
     def reserve(self, more: int, known: UInt64Array) -> None:
         """Make room for many keys at once."""
-        limit = _FULLEST * self._lanes.size
-        if self._used + more <= limit:
+        if self._used + more <= _FULLEST * self._lanes.size:
             return
         lanes = self._lanes.ravel()
         old = lanes[(lanes != _EMPTY) & (lanes != _TOMB)]
@@ -214,7 +215,7 @@ class HashTable:
             placed = lanes.take(at) == entries
             self._used += int(np.count_nonzero(placed & (lines.take(first) == _EMPTY)))
             left = np.flatnonzero(~placed)
-            if len(left) <= _FEW:
+            if len(left) <= _SOME:
                 self._place_few(digests[left], rows[left])
                 return
             buckets = np.where(fits, buckets, self._next(buckets))[left]
@@ -426,8 +427,7 @@ class Index:
         """Replace the records of a segment by those that were read from it."""
         old = self.records[rows.span]
         changed = np.flatnonzero(old["check"] != records["check"])
-        at = changed + rows.first
-        self.forget(at[self.records["check"][at] != 0])
+        self.forget(changed + rows.first)
         fresh = changed[records["check"][changed] != 0]
         self.used_ns[rows.span] = np.maximum(self.used_ns[rows.span], used_ns)
         self.clock.keep_up(used_ns)
