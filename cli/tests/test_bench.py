@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from kvdock.errors import KvdockError
+from kvdock.errors import KvdockError, SettingsError
 from kvdock_cli.bench import raw
 from kvdock_cli.bench.measure import Figure
 from kvdock_cli.commands.bench import bench
@@ -89,6 +89,13 @@ def test_a_disk_below_its_floor_is_an_error_with_what_to_do(tmp_path: Path) -> N
         bench("file", set_=given)
     assert "lower free_space" in caught.value.fix
     assert not list(tmp_path.iterdir())
+
+
+def test_a_setting_that_is_missing_comes_with_what_to_type() -> None:
+    with pytest.raises(SettingsError, match="setting 'root' is missing") as caught:
+        bench("file")
+    assert "kvdock bench file --set KEY=VALUE" in caught.value.fix
+    assert "kvdock show file" in caught.value.fix
 
 
 def test_figures_that_do_not_fit_into_memory_are_wrong_usage() -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 
 from kvdock import RouteRequirements, load_model
 from kvdock.config import load_configuration, structure
-from kvdock.errors import PoolError
+from kvdock.errors import PoolError, SettingsError
 from kvdock.models import ModelDescription, parse_description, shipped_models
 from kvdock_cli.output import UsageProblem
+
+if TYPE_CHECKING:
+    from kvdock import Backend
 
 _LONGEST_S = 1_000_000
 
@@ -58,6 +62,24 @@ def backend_settings(name: str, pairs: Iterable[str]) -> Mapping[str, object]:
     """
     given = {"backends": {name: settings_of(pairs)}}
     return load_configuration(given).backends[name]
+
+
+def typed_settings(
+    backend: Backend, given: Mapping[str, object], command: str
+) -> object:
+    """Return a backend's settings; say what to type where some are missing.
+
+    Raises:
+        SettingsError: If one is missing, unknown or of the wrong kind.
+    """
+    try:
+        return backend.settings(given)
+    except SettingsError as error:
+        fix = (
+            f"Write `kvdock {command} {backend.name} --set KEY=VALUE`; `kvdock show "
+            f"{backend.name}` lists its settings."
+        )
+        raise SettingsError(error.what, fix=error.fix or fix) from error
 
 
 def needs_of(words: Iterable[str]) -> RouteRequirements:

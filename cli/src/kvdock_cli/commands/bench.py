@@ -11,7 +11,7 @@ from kvdock.errors import KvdockError
 from kvdock.plugin import require
 from kvdock.units import format_bytes, parse_bytes
 from kvdock_cli import progress
-from kvdock_cli.arguments import backend_settings
+from kvdock_cli.arguments import backend_settings, typed_settings
 from kvdock_cli.commands._probe import require_ready
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import UsageProblem, emit
@@ -75,8 +75,8 @@ def bench(  # noqa: PLR0913 - what figures depend on
     require([name], plugins, found.problems)
     backend = Backend(plugins[name])
     settings = backend_settings(name, set_)
+    folder = _folder(typed_settings(backend, settings, "bench"))
     require_ready(backend, settings)
-    folder = _folder(backend.settings(settings))
     from kvdock_cli.bench import measure, prefill, raw  # noqa: PLC0415 - numpy, 65 ms
 
     if engine:

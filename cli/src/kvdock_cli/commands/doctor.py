@@ -21,7 +21,7 @@ from kvdock.plugin import (
     split_duplicates,
 )
 from kvdock_cli import progress, registry
-from kvdock_cli.arguments import patience, settings_of
+from kvdock_cli.arguments import patience, settings_of, typed_settings
 from kvdock_cli.commands._probe import Ask, ask_within
 from kvdock_cli.commands._self_test import self_test as try_out
 from kvdock_cli.commands._self_test import summary_of
@@ -224,13 +224,13 @@ def _backend(
     if not probes and not settings and not how.self_test:
         return (Row(State.SKIPPED, "it has nothing to probe"),)
     try:
-        config = AttachConfig(settings=backend.settings(settings))
+        found = typed_settings(backend, settings, "doctor")
     except SettingsError as error:
         if how.named:
             raise
-        hint = f"Write `kvdock doctor {backend.name} --set KEY=VALUE`."
         state = State.PROBLEM if settings else State.SKIPPED
-        return (Row(state, error.what, hint),)
+        return (Row(state, error.what, error.fix),)
+    config = AttachConfig(settings=found)
     findings = tuple(_within(how.timeout_s, lambda: backend.probe(config)))
     if not how.self_test or not all(finding.ok for finding in findings):
         return rows_of(findings)
