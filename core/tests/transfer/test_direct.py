@@ -174,6 +174,20 @@ def test_a_hybrid_model_sends_its_last_state_and_its_window() -> None:
             receiver.attachment.expect(slots, [sender.direct.offers(receives=False)])
 
 
+def test_a_sender_may_have_fewer_pages_than_a_request_has_positions() -> None:
+    pools = [states(), attention()]
+    content = Content(pools, 48, states=12)
+    with peers(Peer(pools, 12), Peer(pools, 4)) as (receiver, sender):
+        pages = np.full(12, -1)
+        pages[-1] = 3
+        offers = [sender.direct.offers(receives=False)]
+        where = {"kv": np.arange(16), "mamba": pages}
+        request = receiver.attachment.expect(where, offers)
+        sender.fill(content, {"mamba": pages})
+        deliver(sender, receiver, request, {"kv": np.arange(4), "mamba": pages})
+        assert request.state is RequestState.ARRIVED, request.reason
+
+
 def test_a_page_that_the_sender_does_not_have_fails_the_request() -> None:
     pools = [attention(), draft()]
     content = Content(pools, 8)

@@ -436,6 +436,9 @@ def _planned(
     pool, slots, theirs = wanted.pool, wanted.slots, offer.grid
     by_page = theirs.per is Per.PAGE
     positions = len(slots) if by_page else theirs.positions(len(slots))
+    # The sender's own pages are not known: as many in a row stand for them, which
+    # may be more than it has where most of them are not sent.
+    theirs = attrs.evolve(theirs, pages=max(1, positions))
     numbers = np.arange(positions)
     rows = coalesce(match(theirs, pool.grid, numbers, slots))
     if not len(rows):
