@@ -101,9 +101,11 @@ class DirectTransfers:
 
     @pytest.mark.parametrize("wrong", [b"", b"[]\n", b"\x00" * 100, b'["x"'])
     def test_an_endpoint_that_is_none_is_rejected(self, wrong: bytes) -> None:
-        with two_processes(self.backend, 1 << 16, dict(self.settings)) as (sender, _):
-            with pytest.raises(KvdockError, match="not one of the"):
-                sender.call("connect", wrong)
+        with (
+            two_processes(self.backend, 1 << 16, dict(self.settings)) as (sender, _),
+            pytest.raises(KvdockError, match="not one of the"),
+        ):
+            sender.call("connect", wrong)
 
     def test_a_killed_receiver_is_noticed_at_once(self, pair: Pair) -> None:
         sender, receiver = pair
@@ -151,7 +153,7 @@ class DirectTransfers:
         for turn in range(10):
             receiver.call("set", 0)
             sender.call("begin", turn, *all_memory(base), 30.0, number)
-            assert wait_for(lambda: receiver.memory[:: 1 << 16].any())
+            assert wait_for(receiver.memory[:: 1 << 16].any)
             sender.stop()
             begun = np.count_nonzero(receiver.memory[:: 1 << 12])
             assert receiver.call("withdraw") is True

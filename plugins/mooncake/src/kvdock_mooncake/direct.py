@@ -99,6 +99,7 @@ class DirectAttachment:
     settings: MooncakeSettings
     _blocks: dict[int, tuple[Block, ...]] = attrs.field(factory=dict, init=False)
     _receiver: DirectEngine | None = attrs.field(default=None, init=False)
+    _open_ends: list[DirectEngine] = attrs.field(factory=list, init=False)
     _peers: set[Peer] = attrs.field(factory=set, init=False)
     _holds: set[MemoryHold] = attrs.field(factory=set, init=False)
     _pid: int = attrs.field(factory=os.getpid, init=False)
@@ -165,7 +166,7 @@ class DirectAttachment:
             engine = self._receiver
             if engine is not None and set(blocks) - set(engine.blocks):
                 # A pool that was attached later: its memory is not known yet.
-                engine.close()
+                self._close_receiver()
                 engine = None
             if engine is None:
                 engine = self._receiver = self._open(blocks)
@@ -186,8 +187,14 @@ class DirectAttachment:
     def withdraw(self) -> bool:
         """Close the engine that listens; return whether nothing lands any more."""
         with self._lock:
-            engine, self._receiver = self._receiver, None
-        return engine is None or engine.close()
+            self._close_receiver()
+            return not self._open_ends
+
+    def _close_receiver(self) -> None:
+        engine, self._receiver = self._receiver, None
+        if engine is not None:
+            self._open_ends.append(engine)
+        self._open_ends = [one for one in self._open_ends if not one.close()]
 
     def connect(self, endpoint: bytes, deadline_s: float) -> Peer:
         """Reach a peer: write a few bytes there, and wait until they have arrived.

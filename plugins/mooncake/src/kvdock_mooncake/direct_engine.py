@@ -185,10 +185,10 @@ class DirectEngine:
         if os.getpid() != self._pid:
             return False
         with self._lock:
-            first, self._closed = not self._closed, True
+            self._closed = True
             if self._calls:
                 return False
-        if first:
+        if self._raw is not None:
             self._destroy()
         return self._raw is None
 

@@ -130,6 +130,7 @@ class DirectAttachment:
     transports: str
     _blocks: dict[int, tuple[Block, ...]] = attrs.field(factory=dict, init=False)
     _receiver: UcxAgent | None = attrs.field(default=None, init=False)
+    _open_ends: list[UcxAgent] = attrs.field(factory=list, init=False)
     _sender: UcxAgent | None = attrs.field(default=None, init=False)
     _remotes: dict[str, Remote] = attrs.field(factory=dict, init=False)
     _holds: set[MemoryHold] = attrs.field(factory=set, init=False)
@@ -209,7 +210,11 @@ class DirectAttachment:
         """Destroy the agent that listens; return whether nothing lands any more."""
         with self._lock:
             agent, self._receiver = self._receiver, None
-        return agent is None or agent.close()
+            if agent is not None and not agent.close():
+                self._open_ends.append(agent)
+            # One that could not be ended for one pool is not for the others either.
+            self._open_ends = [one for one in self._open_ends if not one.close()]
+            return not self._open_ends
 
     def connect(self, endpoint: bytes, deadline_s: float) -> Peer:
         """Reach a peer: write a few bytes there, and wait until they have arrived.

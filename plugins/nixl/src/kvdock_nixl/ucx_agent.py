@@ -264,7 +264,8 @@ class UcxAgent:
             if raw is None:
                 return self.fenced
             if self._calls or self._parked:
-                _ABANDONED.append(self)
+                if self not in _ABANDONED:
+                    _ABANDONED.append(self)
                 return False
             if sys.getrefcount(raw) > _LAST_REFERENCES:
                 return False
