@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -10,6 +11,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 from direct_peers import PeerProcess, connected, two_processes
+from direct_trials import run, settings_of
 
 from kvdock import Outcome
 from kvdock.errors import KvdockError
@@ -17,6 +19,7 @@ from kvdock.errors import KvdockError
 BYTES = 64 << 20
 PIECES = 16
 LONG = "KVDOCK_TORTURE"
+MANY = "KVDOCK_DIRECT_TRANSFERS"
 long_form = pytest.mark.skipif(
     LONG not in os.environ, reason=f"90 s: make torture-direct sets {LONG}"
 )
@@ -39,6 +42,16 @@ def all_memory(base: int) -> tuple[list[int], list[int], list[int]]:
     each = BYTES // PIECES
     local = [number * each for number in range(PIECES)]
     return local, [base + at for at in local], [each] * PIECES
+
+
+def check_trial(backend: str, transfers: int) -> None:
+    """Send requests between random layouts; no byte may be wrong."""
+    with settings_of(backend) as given:
+        found = run(backend, int(os.environ.get(MANY, transfers)), 1, given)
+    sys.stdout.write(f"\n{found}\n")
+    assert found["wrong bytes"] == 0
+    assert found["requests lost"] == 0
+    assert found["requests arrived"] > 0
 
 
 class DirectTransfers:

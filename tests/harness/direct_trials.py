@@ -92,12 +92,13 @@ def pools_of(family: str, page_tokens: int, layouts: list[str]) -> list[PoolSpec
         Part("temporal", DType.F32, (HEADS, 30), Per.PAGE, 0),
         Part("conv_0", DType.BF16, (HEADS, 14), Per.PAGE, 0),
     ]
+    window_pages = max(1, WINDOW // page_tokens)
     trailing: dict[str, Any] = {"hit_policy": HitPolicy.TRAILING_PAGES}
     return [
         *kv,
         pool("mamba", kind=PoolKind.MAMBA, parts=state, window_pages=1, **trailing),
-        pool("swa", kind=PoolKind.SWA, window_pages=max(1, WINDOW // page_tokens), **trailing),
-    ]  # fmt: skip
+        pool("swa", kind=PoolKind.SWA, window_pages=window_pages, **trailing),
+    ]
 
 
 @attrs.define(eq=False)
@@ -145,6 +146,11 @@ class Worker:
         self.given = given
         self.ranks: list[Rank] = []
         self.requests: dict[tuple[int, int], Any] = {}
+        self.took_s = 0.0
+
+    def seconds(self) -> float:
+        """Return how long the last send took."""
+        return self.took_s
 
     def open(self, spec: tuple[str, int, list[str]], size: int, verify: bool) -> None:  # noqa: FBT001 - sent over a pipe
         """Attach all ranks, after closing those that there are."""
@@ -190,13 +196,15 @@ class Worker:
         return request.tickets
 
     def send(
-        self, rank: int, offers: Any, ticket: bytes, pages: Any, stop: bool
+        self, rank: int, offers: Any, ticket: bytes, pages: Any, *, stop: bool
     ) -> bytes:
         """Send one ticket; return the completion."""
+        began = time.perf_counter()
         future = self.ranks[rank].attachment.send(offers, ticket, pages)
         if stop:
             future.abort()
         assert future.wait_quiet(LONG_S)
+        self.took_s = time.perf_counter() - began
         return future.completion().to_bytes()
 
     def arrived(self, rank: int, number: int, completions: list[bytes]) -> str:
@@ -333,7 +341,7 @@ class Trial:
                 "expect", rank, number, slots, [senders[n] for n in chosen]
             )
             done = [
-                self.sender.call("send", n, offers[rank], ticket, pages, stop)
+                self.sender.call("send", n, offers[rank], ticket, pages, stop=stop)
                 for n, ticket in zip(chosen, tickets, strict=True)
             ]
             states.append(self.receiver.call("arrived", rank, number, done))
@@ -371,7 +379,7 @@ def run(
 ) -> dict[str, Any]:
     """Send requests until there were so many transfers; return the figures."""
     began = time.monotonic()
-    sides = [Remote(backend, given) for _ in range(2)]
+    sides = Remote(backend, given), Remote(backend, given)
     trial = Trial(*sides, np.random.default_rng(seed))
     # A few pairs of attachments for a short run, many for a long one.
     each = min(REQUESTS_EACH, max(4, transfers // 10))

@@ -47,7 +47,7 @@ class Endpoint:
 
     def to_bytes(self) -> bytes:
         """Write a line of JSON, and the blocks as 64-bit integers."""
-        head = [_FORMAT, self.address, self.protocol, self.scratch]
+        head = [_FORMAT, self.address, self.protocol, self.scratch, len(self.memory)]
         blocks = np.array(self.memory, "<i8").tobytes()
         return json.dumps(head).encode() + b"\n" + blocks
 
@@ -60,11 +60,12 @@ class Endpoint:
         """
         line, _, rest = data.partition(b"\n")
         try:
-            form, address, protocol, scratch = json.loads(line)
+            form, address, protocol, scratch, count = json.loads(line)
             blocks = np.frombuffer(rest, "<i8").reshape(-1, 2)
             host_port = split_address(str(address))
             known = form == _FORMAT and isinstance(scratch, int)
             known = known and 0 < scratch < _HIGHEST and bool(host_port)
+            known = known and count == len(blocks)
             # Above, an address and a size could add up to a negative number.
             known = known and bool(((blocks >= 0) & (blocks < _HIGHEST)).all())
         except (ValueError, TypeError, RecursionError, KvdockError):
