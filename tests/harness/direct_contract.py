@@ -120,6 +120,7 @@ class DirectTransfers:
         ):
             sender.call("connect", wrong)
 
+    @pytest.mark.slow
     def test_a_killed_receiver_is_noticed_at_once(self, pair: Pair) -> None:
         sender, receiver = pair
         base = connected(sender, receiver)
@@ -137,6 +138,7 @@ class DirectTransfers:
         with pytest.raises(KvdockError, match="no peer is reached"):
             sender.call("connect", endpoint)
 
+    @pytest.mark.slow
     def test_a_withdrawn_pool_takes_nothing_until_it_is_offered_again(
         self, pair: Pair
     ) -> None:
@@ -156,6 +158,7 @@ class DirectTransfers:
         assert found[0] == [Outcome.OK]
         assert sender.call("disconnect", number) is True
 
+    @pytest.mark.slow
     def test_nothing_lands_after_a_withdrawal_under_a_stopped_sender(
         self, pair: Pair
     ) -> None:
@@ -213,6 +216,7 @@ class DirectTransfers:
             10,
         ]
 
+    @pytest.mark.slow
     def test_a_send_to_a_stopped_receiver_ends_and_frees_its_memory(
         self, pair: Pair
     ) -> None:
@@ -225,6 +229,7 @@ class DirectTransfers:
     ) -> None:
         self.stopped_receiver(pair, 75.0, 30.0)
 
+    @pytest.mark.slow
     def test_a_stopped_receiver_is_not_connected_to_for_ever(self, pair: Pair) -> None:
         sender, receiver = pair
         endpoint, base = receiver.call("endpoint")
@@ -237,6 +242,7 @@ class DirectTransfers:
         sender.call("connect", endpoint, 30.0)
         assert sender.call("send", [0], [base], [10])[0] == [Outcome.OK]
 
+    @pytest.mark.slow
     def test_a_release_ends_everything(self, pair: Pair) -> None:
         sender, receiver = pair
         base = connected(sender, receiver)

@@ -76,5 +76,6 @@ def test_confirmations_that_are_turned_off_are_noticed(
     assert "MC_TCP_PROTO=1" in why_not(Wheel(name, "0.3.13.post1"))
 
 
+@pytest.mark.slow
 def test_requests_between_random_layouts_arrive_without_a_wrong_byte() -> None:
     check_trial("mooncake", 40)

@@ -65,5 +65,6 @@ def test_a_part_of_an_endpoint_is_rejected(cut: int) -> None:
         Endpoint.from_bytes(whole[:cut])
 
 
+@pytest.mark.slow
 def test_requests_between_random_layouts_arrive_without_a_wrong_byte() -> None:
     check_trial("nixl", 40)

@@ -59,7 +59,7 @@ def kvdock_manifest() -> Manifest:
         # descriptor of NIXL is one system call.
         max_object_bytes=1 << 30,
         max_send_rows=8192,
-        landing_run_bytes=16 << 10,
+        landing_run_bytes=64 << 10,
         send_drain_s=5.0,
         # Queues of a parent do not work in a child.
         fork_safe=Support.NO,
