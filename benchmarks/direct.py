@@ -112,7 +112,7 @@ def mooncake_call(side: Side, rows: Rows) -> Callable[[], None]:
 def nixl_call(side: Side, rows: Rows) -> Callable[[], None]:
     """Return the library's own calls with lists that are ready."""
     peer: Any = side.peers[0]
-    agent = side.handle.direct.attachment._sender  # noqa: SLF001 - measured alone
+    agent, _ = peer.remote.connection(time.monotonic() + 9.0)
     raw, native, backend = agent._raw, agent._native, [agent._backend]  # noqa: SLF001 - same
     lists = []
     for places in (rows.local, rows.remote):

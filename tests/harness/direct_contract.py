@@ -208,7 +208,7 @@ class DirectTransfers:
         )
         assert receiver.call("withdraw") is True
         counts = np.bincount(receiver.memory, minlength=8)
-        assert counts[5] == 10, "memory of another request was sent"
+        assert counts[5] == 10, f"memory of another request was sent: {counts}"
         assert counts[0] + counts[5] + counts[7] == BYTES
         receiver.call("set", 3)
         endpoint, _ = receiver.call("endpoint")

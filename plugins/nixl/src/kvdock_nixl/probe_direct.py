@@ -29,7 +29,6 @@ def probe_direct(library: Library, settings: NixlSettings) -> Finding:
         sender.add_peer(receiver.name, receiver.metadata())
         until_s = time.monotonic() + _TIME_S
         sender.reach(receiver.name, receiver.scratch_address, until_s)
-        sender.remove_peer(receiver.name)
     except TransferLost as reason:
         return Finding(
             ok=False,

@@ -26,7 +26,6 @@ from kvdock_nixl.ucx_transports import is_fenced
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvdock import Block
     from kvdock.arrays import Int64Array
     from kvdock_nixl.library import Library
 
@@ -38,12 +37,13 @@ _TRANSPORTS = "UCX_TLS"
 _PAUSE_US = 1000
 _SCRATCH_BYTES = 64
 _SPINS = 256
+_LEAVE_S = 2.0
 _LAST_REFERENCES = 3
-"""Counted by `sys.getrefcount` in `close`: the field, a variable, the argument."""
+"""Counted by `sys.getrefcount` in `end`: the field, a variable, the argument."""
 
 _ENVIRONMENT = threading.Lock()
 _ABANDONED: list[UcxAgent] = []
-"""Agents with transfers that have not ended: destroying one would be unsafe."""
+"""Agents with calls that have not ended: destroying one would be unsafe."""
 
 
 class TransferLost(Exception):  # noqa: N818 - handled by callers of `write`
@@ -109,7 +109,7 @@ class UcxAgent:
         self._pid = os.getpid()
         self._calls = 0
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self.register([(self.scratch_address, self._scratch.nbytes)])
 
     @property
@@ -140,16 +140,6 @@ class UcxAgent:
                 ) from error
             self._known[address, nbytes] = found
 
-    def deregister(self, block: Block) -> None:
-        """End a registration. This keeps no bytes from landing."""
-        found = self._known.pop((block.address, block.nbytes), None)
-        if found is not None:
-            self._raw.deregisterMem(found, [self._backend])
-
-    def knows(self, block: Block) -> bool:
-        """Return whether memory is registered."""
-        return not block.nbytes or (block.address, block.nbytes) in self._known
-
     def metadata(self) -> bytes:
         """Return what a peer's agent has to know."""
         return bytes(self._raw.getLocalMD())
@@ -167,14 +157,6 @@ class UcxAgent:
         found = found.decode() if isinstance(found, bytes) else found
         if found != name:
             raise TransferLost(f"its metadata are those of {found!r}")
-
-    def remove_peer(self, name: str) -> None:
-        """End the connection to a peer, and the transfers on it."""
-        try:
-            self._raw.invalidateRemoteMD(name)
-        except self._errors:
-            # It was not known any more.
-            return
 
     def write(
         self, peer: str, table: Int64Array, deadline_s: float, why_lost: threading.Event
@@ -202,6 +184,7 @@ class UcxAgent:
         finally:
             with self._lock:
                 self._calls -= 1
+                self._lock.notify_all()
 
     def _write(
         self, peer: str, table: Int64Array, deadline_s: float, lost: threading.Event
@@ -252,24 +235,28 @@ class UcxAgent:
         self.write(peer, table, deadline_s, threading.Event())
 
     def close(self) -> bool:
-        """Destroy the agent; return whether nothing lands in its memory any more.
+        """Destroy the agent; return whether nothing lands in its memory any more."""
+        return self.end() and self.fenced
 
-        With transfers that have not ended it is kept instead, for ever.
+    def end(self) -> bool:
+        """Destroy the agent; return whether that is done: it reads no memory then.
+
+        Waits a little for its calls, which notice that their connection is lost. An
+        agent that has calls all the same is kept for ever.
         """
         if os.getpid() != self._pid:
             return False
         with self._lock:
             self._closed = True
+            if self._raw is None:
+                return True
+            self._lock.wait_for(lambda: not self._calls, _LEAVE_S)
             raw = self._raw
-            if raw is None:
-                return self.fenced
-            if self._calls or self._parked:
+            if self._calls or sys.getrefcount(raw) > _LAST_REFERENCES:
                 if self not in _ABANDONED:
                     _ABANDONED.append(self)
-                return False
-            if sys.getrefcount(raw) > _LAST_REFERENCES:
                 return False
             self._known.clear()
             self._raw = None
             del raw
-        return self.fenced
+        return True
