@@ -86,6 +86,9 @@ format: $(STAMP) ## Rewrite the code in the house style.
 bench: $(STAMP) ## Measure start-up, planning and overhead; the last line is JSON.
 	@$(BIN)/python benchmarks/run.py $(ARGS)
 
+bench-direct: $(STAMP) ## Measure pages sent straight to another process, per backend.
+	@$(BIN)/python benchmarks/direct.py $(ARGS)
+
 bench-eviction: $(STAMP) ## Count what a full file store restores, beside a page-wise LRU.
 	@$(BIN)/python benchmarks/eviction.py $(ARGS)
 
@@ -115,6 +118,9 @@ mutants: $(STAMP) ## Hold the conformance kit against wrong backends; the last l
 
 torture: $(STAMP) ## Run the long forms of the crash and endurance trials.
 	KVDOCK_TORTURE=1 $(BIN)/python -m pytest -m slow -o faulthandler_timeout=900 core plugins/file plugins/nixl $(ARGS)
+
+torture-direct: $(STAMP) ## Send 10,000 transfers per backend, and stop a receiver for 75 s; half an hour.
+	KVDOCK_TORTURE=1 KVDOCK_DIRECT_TRANSFERS=10000 $(BIN)/python -m pytest -s -o faulthandler_timeout=3600 plugins/nixl/tests/test_direct.py plugins/mooncake/tests/test_direct.py -k "75_s or random_layouts" $(ARGS)
 
 trial-hf3fs-hosts: $(STAMP) ## Let two hosts of hf3fs evict, read and die with caches of 30 s; 3 minutes.
 	KVDOCK_HF3FS_REAL_TIME=180 $(BIN)/python -m pytest -s -o faulthandler_timeout=900 plugins/hf3fs/tests/test_hosts.py -k real_time $(ARGS)

@@ -17,6 +17,7 @@ from kvdock import (
     HostMemory,
     KindSupport,
     Manifest,
+    Operation,
     PoolKind,
     Scope,
     Support,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvdock import Batch, BatchResult, PoolSpec, Region, Shard
+    from kvdock_mooncake.direct import Peer
     from kvdock_mooncake.pool import PoolHandle
 
 log = logging.getLogger("kvdock")
@@ -60,12 +62,15 @@ def kvdock_manifest() -> Manifest:
         zero_copy=Support.NATIVE,
         memory_registration=Support.NATIVE,
         host_allocator=Support.NATIVE,
-        direct_transfer=Support.NO,
+        direct_transfer=Support.NATIVE,
         integrity=Support.NO,
         eviction=Support.NATIVE,
         durability=Scope.PROCESS,
         sharing=Scope.CLUSTER,
         clear_reach=Scope.NAMESPACE,
+        max_send_rows=512,
+        landing_run_bytes=64 << 10,
+        send_drain_s=5.0,
         fork_safe=Support.NO,
         settings=MooncakeSettings,
     )
@@ -90,15 +95,20 @@ def kvdock_check_capability(
     del pool, shard
     if capability is Capability.HOST_ALLOCATOR and not _standalone(settings):
         return Verdict(Support.NATIVE, "without a standalone client any memory will do")
-    if capability is not Capability.STORE:
+    if capability not in (Capability.STORE, Capability.DIRECT_TRANSFER):
         return None
     from kvdock_mooncake.library import installed, the_wheel  # noqa: PLC0415 - as above
 
     try:
-        the_wheel(installed())
+        wheel = the_wheel(installed())
     except PluginError as error:
         return Verdict(Support.NO, f"{error.what}: {error.fix}")
-    return None
+    if capability is Capability.STORE:
+        return None
+    from kvdock_mooncake.direct_engine import why_not  # noqa: PLC0415 - as above
+
+    reason = why_not(wheel)
+    return Verdict(Support.NO, reason) if reason else None
 
 
 def _standalone(settings: MooncakeSettings | None) -> bool:
@@ -136,6 +146,7 @@ def kvdock_register_pool(
 ) -> PoolHandle:
     """Join the cluster, or share the client that has, and register memory."""
     from kvdock_mooncake.clear import resume_clear  # noqa: PLC0415 - as above
+    from kvdock_mooncake.direct import DirectAttachment  # noqa: PLC0415 - as above
     from kvdock_mooncake.pool import PoolHandle  # noqa: PLC0415 - as above
     from kvdock_mooncake.shared_clients import join_pool  # noqa: PLC0415 - as above
     from kvdock_mooncake.spill import owner_of  # noqa: PLC0415 - as above
@@ -151,7 +162,9 @@ def kvdock_register_pool(
     state = client.namespace_state(config.namespace, trial=config.trial)
     # One that was cleared just before the last pool left.
     resume_clear(client, state)
-    return PoolHandle(client, member, state)
+    direct = DirectAttachment.shared(config, settings)
+    direct.add(region.blocks)
+    return PoolHandle(client, member, state, direct)
 
 
 def _warn_if_unverified(
@@ -177,8 +190,34 @@ def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
 
 @hookimpl
 def kvdock_batch_io(handle: PoolHandle, batch: Batch) -> BatchResult:
-    """Do one batch."""
+    """Do one batch; sending to a peer needs no store."""
+    if batch.operation is Operation.SEND:
+        return handle.direct.send(batch)
     return handle.run(batch)
+
+
+@hookimpl
+def kvdock_endpoint(handle: PoolHandle) -> bytes:
+    """Start an engine that peers write to."""
+    return handle.direct.attachment.endpoint(handle.direct)
+
+
+@hookimpl
+def kvdock_connect(handle: PoolHandle, endpoint: bytes, deadline_s: float) -> Peer:
+    """Start an engine that writes to a peer, and write a few bytes there."""
+    return handle.direct.attachment.connect(endpoint, deadline_s)
+
+
+@hookimpl
+def kvdock_disconnect(handle: PoolHandle, peer: Peer) -> bool:
+    """Close the engine of a connection."""
+    return handle.direct.attachment.disconnect(peer)
+
+
+@hookimpl
+def kvdock_withdraw(handle: PoolHandle) -> bool:
+    """Close the engine that peers write to: unregistering is not enough."""
+    return handle.direct.attachment.withdraw()
 
 
 @hookimpl
@@ -197,4 +236,5 @@ def kvdock_capacity(handle: PoolHandle) -> Capacity | None:
 @hookimpl
 def kvdock_release(handle: PoolHandle) -> None:
     """Unregister the pool's memory; the last one leaves the cluster."""
+    handle.direct.release()
     handle.client.release_pool(handle.member)

@@ -45,6 +45,7 @@ from kvdock_mooncake.held_memory import CallTimer
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array, OutcomeArray
     from kvdock_mooncake.client import Client, PoolRegistration
+    from kvdock_mooncake.direct import DirectPool
     from kvdock_mooncake.namespace_state import NamespaceState
 
 log = logging.getLogger("kvdock")
@@ -82,11 +83,13 @@ class PoolHandle:
         client: The client that it shares with the other pools.
         member: Its share of it.
         state: The namespace, as all pools of it share it.
+        direct: Its share of the attachment's direct transfers.
     """
 
     client: Client
     member: PoolRegistration
     state: NamespaceState
+    direct: DirectPool
 
     def run(self, batch: Batch) -> BatchResult:
         """Do one batch.
@@ -136,6 +139,8 @@ class PoolHandle:
                 return BatchResult.of(batch, self._delete(store, batch))
             case Operation.CLEAR:
                 return BatchResult.of(batch, self._clear(store, batch))
+            case Operation.SEND:
+                return self.direct.send(batch)
 
     # --- Look up -------------------------------------------------------------
 

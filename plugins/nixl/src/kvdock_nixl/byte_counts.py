@@ -10,13 +10,16 @@ import attrs
 
 
 class Way(StrEnum):
-    """How bytes moved between host memory and a file."""
+    """How bytes moved between host memory and a file, or to a peer."""
 
     NIXL_READ = "nixl_read"
     """A transfer of NIXL."""
 
     NIXL_WRITE = "nixl_write"
     """The same."""
+
+    NIXL_SEND = "nixl_send"
+    """A transfer to a peer's memory, as counted by NIXL's own telemetry."""
 
     KERNEL_READ = "kernel_read"
     """`preadv`, to learn the errno and the length of what NIXL could not move."""

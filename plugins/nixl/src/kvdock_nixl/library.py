@@ -25,7 +25,7 @@ end, as errors: 1.4.1 answered both with success."""
 WHEELS = MappingProxyType({"nixl_cu12": "nixl-cu12", "nixl_cu13": "nixl-cu13"})
 """Package to the distribution that it comes from."""
 
-_LOG_LEVEL = "NIXL_LOG_LEVEL"
+_LOG_LEVELS = MappingProxyType({"NIXL_LOG_LEVEL": "FATAL", "UCX_LOG_LEVEL": "fatal"})
 
 
 @attrs.frozen(eq=False)
@@ -36,12 +36,14 @@ class Library:
         distribution: Name of its wheel.
         version: Of that wheel.
         api: Its Python module with agents.
+        native: The module below that one.
         errors: What its calls raise; they have no base of their own.
     """
 
     distribution: str
     version: str
     api: Any = attrs.field(repr=False)
+    native: Any = attrs.field(repr=False)
     errors: tuple[type[Exception], ...] = attrs.field(repr=False)
 
 
@@ -75,7 +77,7 @@ def load() -> Library:
         if isinstance(one, type) and issubclass(one, Exception)
     )
     # RuntimeError: what fails below its own errors, in the C++ library.
-    return Library(distribution, version, api, (*raised, RuntimeError))
+    return Library(distribution, version, api, native, (*raised, RuntimeError))
 
 
 def _choose() -> str:
@@ -122,21 +124,21 @@ def _quiet(package: str) -> Iterator[None]:
     It would replace the logging configuration of the process, which closes the
     handlers of the engine, and switch off `logging.raiseExceptions` for everyone.
     Its native half reads its level once, from the environment, and would print
-    every transfer that fails, which kvdock reports itself.
+    every transfer that fails, which kvdock reports itself. So would UCX below it.
     """
     if package in sys.modules:
         yield
         return
     configure, raising = logging.config.dictConfig, logging.raiseExceptions
-    level = os.environ.get(_LOG_LEVEL)
+    unset = [name for name in _LOG_LEVELS if name not in os.environ]
     logging.config.dictConfig = lambda config: None  # noqa: ARG005 - its name
-    if level is None:
-        os.environ[_LOG_LEVEL] = "FATAL"
+    os.environ.update({name: _LOG_LEVELS[name] for name in unset})
     try:
         yield
     finally:
         logging.config.dictConfig = configure
         logging.raiseExceptions = raising
-        if level is None:
-            del os.environ[_LOG_LEVEL]
+        for name in unset:
+            del os.environ[name]
+        if "NIXL_LOG_LEVEL" in unset:
             logging.getLogger("nixl").setLevel(logging.WARNING)

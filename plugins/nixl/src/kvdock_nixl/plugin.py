@@ -13,6 +13,7 @@ from kvdock import (
     HitPolicy,
     KindSupport,
     Manifest,
+    Operation,
     PoolKind,
     Scope,
     Support,
@@ -23,7 +24,8 @@ from kvdock_nixl.settings import NixlSettings
 
 if TYPE_CHECKING:
     from kvdock import Batch, BatchResult, PoolSpec, Region, Shard
-    from kvdock.segments import SegmentStore
+    from kvdock_nixl.direct import Peer
+    from kvdock_nixl.store import PoolHandle
 
 _ANY_POOL = KindSupport(
     hit_policies=HitPolicy,
@@ -47,7 +49,7 @@ def kvdock_manifest() -> Manifest:
         # Its library moves bytes from and to registered memory when it likes.
         gated_get=Support.NO,
         gated_put=Support.NO,
-        direct_transfer=Support.NO,
+        direct_transfer=Support.NATIVE,
         integrity=Support.NATIVE,
         eviction=Support.NATIVE,
         durability=Scope.HOST,
@@ -56,6 +58,9 @@ def kvdock_manifest() -> Manifest:
         # A piece of more than 2 GiB is more than the kernel moves at once, and one
         # descriptor of NIXL is one system call.
         max_object_bytes=1 << 30,
+        max_send_rows=8192,
+        landing_run_bytes=64 << 10,
+        send_drain_s=5.0,
         # Queues of a parent do not work in a child.
         fork_safe=Support.NO,
         settings=NixlSettings,
@@ -73,11 +78,11 @@ def kvdock_probe(config: AttachConfig) -> Sequence[Finding]:
 @hookimpl
 def kvdock_register_pool(
     pool: PoolSpec, region: Region, config: AttachConfig
-) -> SegmentStore:
+) -> PoolHandle:
     """Open the store of this namespace and pool, and register the pool's memory."""
-    from kvdock_nixl.store import open_store  # noqa: PLC0415 - same
+    from kvdock_nixl.store import open_pool  # noqa: PLC0415 - same
 
-    return open_store(pool, region, config)
+    return open_pool(pool, region, config)
 
 
 @hookimpl
@@ -87,30 +92,57 @@ def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
 
 
 @hookimpl
-def kvdock_batch_io(handle: SegmentStore, batch: Batch) -> BatchResult:
+def kvdock_batch_io(handle: PoolHandle, batch: Batch) -> BatchResult:
     """Run one batch."""
-    return handle.run(batch)
+    if batch.operation is Operation.SEND:
+        return handle.direct.send(batch)
+    return handle.store.run(batch)
 
 
 @hookimpl
-def kvdock_touch(handle: SegmentStore, keys: Sequence[str]) -> None:
+def kvdock_endpoint(handle: PoolHandle) -> bytes:
+    """Make an agent that listens."""
+    return handle.direct.attachment.endpoint(handle.direct)
+
+
+@hookimpl
+def kvdock_connect(handle: PoolHandle, endpoint: bytes, deadline_s: float) -> Peer:
+    """Connect to a peer's agent, and write a few bytes there."""
+    return handle.direct.attachment.connect(endpoint, deadline_s)
+
+
+@hookimpl
+def kvdock_disconnect(handle: PoolHandle, peer: Peer) -> bool:
+    """End the connection, with its last pool."""
+    return handle.direct.attachment.disconnect(peer)
+
+
+@hookimpl
+def kvdock_withdraw(handle: PoolHandle) -> bool:
+    """Destroy the agent that listens: deregistering is not enough."""
+    return handle.direct.attachment.withdraw()
+
+
+@hookimpl
+def kvdock_touch(handle: PoolHandle, keys: Sequence[str]) -> None:
     """Count objects as used now, in memory."""
-    handle.touch(keys)
+    handle.store.touch(keys)
 
 
 @hookimpl
-def kvdock_removed(handle: SegmentStore, limit: int) -> Sequence[str]:
+def kvdock_removed(handle: PoolHandle, limit: int) -> Sequence[str]:
     """Look up the keys that were stored, in memory."""
-    return handle.removed(limit)
+    return handle.store.removed(limit)
 
 
 @hookimpl
-def kvdock_capacity(handle: SegmentStore) -> Capacity:
+def kvdock_capacity(handle: PoolHandle) -> Capacity:
     """Measure the namespace against its quota, or against the free space."""
-    return Capacity(*handle.fill())
+    return Capacity(*handle.store.fill())
 
 
 @hookimpl
-def kvdock_release(handle: SegmentStore) -> None:
+def kvdock_release(handle: PoolHandle) -> None:
     """Close the store's files and deregister its memory; stored pages stay."""
-    handle.close()
+    handle.direct.release()
+    handle.store.close()

@@ -17,6 +17,7 @@ from kvdock_nixl.byte_counts import MOVED, Way
 from kvdock_nixl.io_engine import NixlIOEngine
 from kvdock_nixl.library import load
 from kvdock_nixl.preconditions import why_not
+from kvdock_nixl.probe_direct import probe_direct
 
 if TYPE_CHECKING:
     from kvdock_nixl.settings import NixlSettings
@@ -43,6 +44,7 @@ def findings(settings: NixlSettings) -> list[Finding]:
     )
     found += [Finding(*one) for one in root]
     if all(one.ok for one in root):
+        found.append(probe_direct(library, settings))
         found.append(_round_trip(settings))
     return found
 

@@ -8,8 +8,9 @@ from types import MappingProxyType
 import attrs
 
 from kvdock import StrictEnum
-from kvdock.config import choice, option, path, size
+from kvdock.config import Alias, choice, option, path, size
 from kvdock.errors import SettingsError
+from kvdock_nixl.ucx_transports import FENCED_TRANSPORTS
 
 
 class IOMethod(StrictEnum):
@@ -79,6 +80,13 @@ class NixlSettings:
     )
     shared_root: bool = option(
         False, help="Accept a root that other users own or can write."
+    )
+    ucx_transports: str = option(
+        FENCED_TRANSPORTS,
+        help="Transports of direct transfers, as in UCX_TLS. With those by which a "
+        "sender on the same host copies by itself (cma), slots of a sender that is "
+        "lost stay held until it is dead.",
+        alias=Alias(env="UCX_TLS"),
     )
 
     def __attrs_post_init__(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
+
 from kvdock import canonical
 from kvdock.segments import (
     SegmentStore,
@@ -12,6 +14,7 @@ from kvdock.segments import (
     TrialStore,
     WriterLiveness,
 )
+from kvdock_nixl.direct import DirectAttachment, DirectPool
 from kvdock_nixl.io_engine import NixlIOEngine
 
 if TYPE_CHECKING:
@@ -28,6 +31,31 @@ def limits_of(settings: NixlSettings) -> StoreLimits:
         free_bytes=settings.free_space,
         segment_bytes=settings.segment_bytes,
     )
+
+
+@attrs.frozen(eq=False)
+class PoolHandle:
+    """One pool of an attachment.
+
+    Args:
+        store: Its pages in files.
+        direct: Its share of the attachment's direct transfers.
+    """
+
+    store: SegmentStore
+    direct: DirectPool
+
+
+def open_pool(pool: PoolSpec, region: Region, config: AttachConfig) -> PoolHandle:
+    """Open the store of one pool of a namespace, and note its memory.
+
+    Raises:
+        KvdockError: As `open_store`.
+    """
+    store = open_store(pool, region, config)
+    direct = DirectAttachment.shared(config, config.settings.ucx_transports)
+    direct.add(region.blocks)
+    return PoolHandle(store, direct)
 
 
 def open_store(pool: PoolSpec, region: Region, config: AttachConfig) -> SegmentStore:

@@ -1,0 +1,255 @@
+"""What a backend's library has to do for direct transfers, without a core above."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+from direct_peers import PeerProcess, connected, two_processes
+from direct_trials import run, settings_of
+
+from kvdock import Outcome
+from kvdock.errors import KvdockError
+
+BYTES = 64 << 20
+PIECES = 16
+LONG = "KVDOCK_TORTURE"
+MANY = "KVDOCK_DIRECT_TRANSFERS"
+long_form = pytest.mark.skipif(
+    LONG not in os.environ, reason=f"90 s: make torture-direct sets {LONG}"
+)
+
+Pair = tuple[PeerProcess, PeerProcess]
+
+
+def wait_for(what: object, within_s: float = 20.0) -> bool:
+    """Poll a callable until it is true."""
+    until = time.monotonic() + within_s
+    while not what():  # type: ignore[operator]
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def all_memory(base: int) -> tuple[list[int], list[int], list[int]]:
+    """Return the rows that send everything in a few large pieces."""
+    each = BYTES // PIECES
+    local = [number * each for number in range(PIECES)]
+    return local, [base + at for at in local], [each] * PIECES
+
+
+def check_trial(backend: str, transfers: int) -> None:
+    """Send requests between random layouts; no byte may be wrong."""
+    with settings_of(backend) as given:
+        found = run(backend, int(os.environ.get(MANY, transfers)), 1, given)
+    sys.stdout.write(f"\n{found}\n")
+    assert found["wrong bytes"] == 0
+    assert found["requests lost"] == 0
+    assert found["requests arrived"] > 0
+
+
+class DirectTransfers:
+    """Run by each backend that writes into a peer's memory."""
+
+    backend = ""
+    settings: Mapping[str, object] = MappingProxyType({})
+    unavailable_within_s = 5.0
+    ends_late_by_s = 6.0
+    """How long after its deadline a call may end that cannot be cut short."""
+
+    @pytest.fixture
+    def pair(self) -> Iterator[Pair]:
+        """A sender and a receiver of 64 MiB each."""
+        with two_processes(self.backend, BYTES, dict(self.settings)) as both:
+            yield both
+
+    def test_rows_land_where_they_belong_and_nowhere_else(self, pair: Pair) -> None:
+        sender, receiver = pair
+        sender.call("fill", 1)
+        base = connected(sender, receiver)
+        rng = np.random.default_rng(2)
+        for rows, most in ((1, 64), (3000, 2000), (40, 300_000)):
+            receiver.call("set", 0)
+            cell = BYTES // rows
+            sizes = rng.integers(1, min(most, cell), rows)
+            local = rng.integers(0, BYTES - most, rows)
+            remote = rng.permutation(rows) * cell
+            outcomes, held, _ = sender.call("send", local, base + remote, sizes)
+            assert (set(outcomes), held) == ({Outcome.OK}, False)
+            expected = np.zeros(BYTES, np.uint8)
+            for at, to, nbytes in zip(local, remote, sizes, strict=True):
+                expected[to : to + nbytes] = sender.memory[at : at + nbytes]
+            assert np.array_equal(expected, receiver.memory)
+
+    def test_memory_that_was_not_attached_or_offered_is_refused(
+        self, pair: Pair
+    ) -> None:
+        sender, receiver = pair
+        sender.call("set", 7)
+        base = connected(sender, receiver)
+        local, remote = (
+            [0, BYTES - 5, 0, 100],
+            [base, base, base + BYTES - 5, base + 99],
+        )
+        outcomes, held, _ = sender.call("send", local, remote, [10] * 4)
+        refused = Outcome.REFUSED
+        assert outcomes == [Outcome.OK, refused, refused, Outcome.OK]
+        assert not held
+        assert np.count_nonzero(receiver.memory) == 20
+
+    def test_a_forked_child_is_refused_at_once(self, pair: Pair) -> None:
+        sender, receiver = pair
+        base = connected(sender, receiver)
+        found = sender.call("fork", "send", [0], [base], [10])
+        assert found.startswith(f"([{int(Outcome.UNAVAILABLE)}], False")
+        assert "fork" in sender.call("fork", "endpoint")
+        assert "fork" in sender.call("fork", "connect", b"")
+        assert sender.call("send", [0], [base], [10])[0] == [Outcome.OK]
+
+    @pytest.mark.parametrize("wrong", [b"", b"[]\n", b"\x00" * 100, b'["x"'])
+    def test_an_endpoint_that_is_none_is_rejected(self, wrong: bytes) -> None:
+        with (
+            two_processes(self.backend, 1 << 16, dict(self.settings)) as (sender, _),
+            pytest.raises(KvdockError, match="not one of the"),
+        ):
+            sender.call("connect", wrong)
+
+    @pytest.mark.slow
+    def test_a_killed_receiver_is_noticed_at_once(self, pair: Pair) -> None:
+        sender, receiver = pair
+        base = connected(sender, receiver)
+        endpoint, _ = receiver.call("endpoint")
+        sender.call("begin", 1, *all_memory(base))
+        receiver.kill()
+        outcomes, _, took = sender.call("end", 1)
+        assert set(outcomes) <= {Outcome.UNAVAILABLE, Outcome.OK}
+        assert took < self.unavailable_within_s
+        for _ in range(3):
+            outcomes, held, took = sender.call("send", [0], [base], [10])
+            assert outcomes == [Outcome.UNAVAILABLE]
+            assert took < self.unavailable_within_s
+        assert not held, "nothing was sent"
+        with pytest.raises(KvdockError, match="no peer is reached"):
+            sender.call("connect", endpoint)
+
+    @pytest.mark.slow
+    def test_a_withdrawn_pool_takes_nothing_until_it_is_offered_again(
+        self, pair: Pair
+    ) -> None:
+        sender, receiver = pair
+        sender.call("set", 7)
+        base = connected(sender, receiver)
+        assert sender.call("send", [0], [base], [10])[0] == [Outcome.OK]
+        assert receiver.call("withdraw") is True
+        receiver.call("set", 0)
+        outcomes, _, took = sender.call("send", [0], [base], [10])
+        assert outcomes == [Outcome.UNAVAILABLE]
+        assert took < self.unavailable_within_s
+        assert not receiver.memory.any()
+        again, _ = receiver.call("endpoint")
+        number = sender.call("connect", again)
+        found = sender.call("send", [0], [base], [10], 30.0, number)
+        assert found[0] == [Outcome.OK]
+        assert sender.call("disconnect", number) is True
+
+    @pytest.mark.slow
+    def test_nothing_lands_after_a_withdrawal_under_a_stopped_sender(
+        self, pair: Pair
+    ) -> None:
+        """The sender is in the middle of its pieces, and goes on later."""
+        sender, receiver = pair
+        sender.call("set", 7)
+        number, base = 0, connected(sender, receiver)
+        for turn in range(10):
+            receiver.call("set", 0)
+            sender.call("begin", turn, *all_memory(base), 30.0, number)
+            assert wait_for(receiver.memory[:: 1 << 16].any)
+            sender.stop()
+            begun = np.count_nonzero(receiver.memory[:: 1 << 12])
+            assert receiver.call("withdraw") is True
+            # Another request has these slots by now.
+            receiver.call("set", 3)
+            sender.go_on()
+            outcomes, _, _ = sender.call("end", turn)
+            assert np.all(receiver.memory == 3), "bytes landed after the withdrawal"
+            whole = BYTES >> 12
+            if begun < whole and Outcome.UNAVAILABLE in outcomes:
+                return
+            endpoint, _ = receiver.call("endpoint")
+            number = sender.call("connect", endpoint)
+        pytest.fail("the sender was never stopped in the middle")
+
+    def stopped_receiver(self, pair: Pair, stopped_s: float, within_s: float) -> None:
+        """Send to a receiver that is stopped, and look what lands when it goes on."""
+        sender, receiver = pair
+        sender.call("set", 7)
+        base = connected(sender, receiver)
+        receiver.stop()
+        began = time.monotonic()
+        outcomes, held, took = sender.call("send", *all_memory(base), within_s)
+        assert not set(outcomes) & {Outcome.OK}
+        assert held, "bytes may lie in sockets"
+        assert took < within_s + self.ends_late_by_s
+        # The call has ended: its memory belongs to another request now.
+        sender.call("set", 5)
+        again = sender.call("send", [0], [base], [10], 1.0)
+        assert again[0] != [Outcome.OK]
+        time.sleep(max(0.0, stopped_s - (time.monotonic() - began)))
+        receiver.go_on()
+        # Until the connection works again: whatever was left would be sent by then.
+        assert wait_for(
+            lambda: sender.call("send", [0], [base], [10], 2.0)[0] == [Outcome.OK]
+        )
+        assert receiver.call("withdraw") is True
+        counts = np.bincount(receiver.memory, minlength=8)
+        assert counts[5] == 10, f"memory of another request was sent: {counts}"
+        assert counts[0] + counts[5] + counts[7] == BYTES
+        receiver.call("set", 3)
+        endpoint, _ = receiver.call("endpoint")
+        number = sender.call("connect", endpoint)
+        assert sender.call("send", [0], [base], [10], 30.0, number)[0] == [Outcome.OK]
+        assert np.bincount(receiver.memory, minlength=6)[[3, 5]].tolist() == [
+            BYTES - 10,
+            10,
+        ]
+
+    @pytest.mark.slow
+    def test_a_send_to_a_stopped_receiver_ends_and_frees_its_memory(
+        self, pair: Pair
+    ) -> None:
+        self.stopped_receiver(pair, 0.0, 2.0)
+
+    @long_form
+    @pytest.mark.slow
+    def test_the_same_with_a_receiver_that_is_stopped_for_75_s(
+        self, pair: Pair
+    ) -> None:
+        self.stopped_receiver(pair, 75.0, 30.0)
+
+    @pytest.mark.slow
+    def test_a_stopped_receiver_is_not_connected_to_for_ever(self, pair: Pair) -> None:
+        sender, receiver = pair
+        endpoint, base = receiver.call("endpoint")
+        receiver.stop()
+        began = time.monotonic()
+        with pytest.raises(KvdockError, match="peer"):
+            sender.call("connect", endpoint, 1.5)
+        assert time.monotonic() - began < 1.5 + self.unavailable_within_s
+        receiver.go_on()
+        sender.call("connect", endpoint, 30.0)
+        assert sender.call("send", [0], [base], [10])[0] == [Outcome.OK]
+
+    @pytest.mark.slow
+    def test_a_release_ends_everything(self, pair: Pair) -> None:
+        sender, receiver = pair
+        base = connected(sender, receiver)
+        receiver.call("release")
+        assert sender.call("send", [0], [base], [10])[0] == [Outcome.UNAVAILABLE]
+        sender.call("release")
+        assert sender.call("send", [0], [base], [10])[0] != [Outcome.OK]
