@@ -104,7 +104,7 @@ bench-mooncake: $(STAMP) ## Measure the mooncake backend against the library alo
 bench-nixl: $(STAMP) ## Measure the nixl backend against the file backend and NIXL alone.
 	@$(BIN)/python benchmarks/nixl_files.py $(ARGS)
 
-bench-s3: $(STAMP) ## Measure the s3 backend against obstore alone and boto3.
+bench-s3: $(STAMP) ## Measure the s3 backend against obstore alone, boto3 and NIXL.
 	@$(BIN)/python benchmarks/s3.py $(ARGS)
 
 check-s3-servers: $(STAMP) ## Run the conformance kit on s3rver and Azurite, from npm.

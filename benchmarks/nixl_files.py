@@ -25,24 +25,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import numpy as np
 import numpy.typing as npt
+from clients import PATIENT, Client, Kvdock, Memory, finish, nixl_agent, pool_of
 from machine import describe
 
-from kvdock import (
-    Attachment,
-    Dock,
-    DType,
-    Namespace,
-    Part,
-    Per,
-    PoolSpec,
-    Region,
-    Shard,
-)
+from kvdock import Attachment, Dock, Namespace, Region, Shard
+from kvdock.config import CoreSettings
 from kvdock.segments import checksums
 
 SIZES = {"64k": (64 << 10, 128), "1m": (1 << 20, 32)}
@@ -59,44 +51,11 @@ BATCHES = 3
 WARM_ROUNDS = 4
 RESULT = Path(__file__).parent / "results" / "nixl.json"
 
-Memory = npt.NDArray[np.uint8]
-
-
-class Client(Protocol):
-    """One way to move the pages of a memory."""
-
-    def put(self, hashes: Sequence[str]) -> None:
-        """Store all pages."""
-
-    def get(self, hashes: Sequence[str]) -> None:
-        """Load all pages."""
-
-
-@attrs.frozen
-class Kvdock:
-    """A whole attachment, as an engine has it."""
-
-    attachment: Attachment
-    pages: int
-
-    def put(self, hashes: Sequence[str]) -> None:
-        """Store all pages."""
-        self._check(self.attachment.put(hashes, {"kv": np.arange(self.pages)}))
-
-    def get(self, hashes: Sequence[str]) -> None:
-        """Load all pages."""
-        self._check(self.attachment.get(hashes, {"kv": np.arange(self.pages)}))
-
-    def _check(self, moved: Any) -> None:  # noqa: ANN401 - what both return
-        if moved.outcomes["kv"].any():
-            raise SystemExit(f"pages were lost: {set(moved.outcomes['kv'].tolist())}")
-
 
 @attrs.define
 class Raw:
     """NIXL's own calls: one transfer for a batch, and polling."""
 
-    api: Any
     agents: dict[str, Any]
     memory: Memory
     fd: int
@@ -109,24 +68,17 @@ class Raw:
         cls, folder: Path, memory: Memory, io: str, *, direct: bool, sums: bool
     ) -> Raw:
         """Make the agents, and register the memory and a file."""
-        from nixl_cu12 import _api as api  # noqa: PLC0415 - `nixl` asks for torch
-
         flags = os.O_RDWR | os.O_CREAT | (os.O_DIRECT if direct else 0)
         fd = os.open(folder / f"raw-{sums}", flags, 0o600)
         os.posix_fallocate(fd, 0, BATCHES * memory.nbytes)
-        config = api.nixl_agent_config(
-            enable_prog_thread=False,
-            backends=[],
-            sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_RW,
-        )
         agents = {}
         for way in ("WRITE", "READ"):
-            agent = api.nixl_agent(f"bench-{way}-{io}-{sums}", config)
+            agent = nixl_agent(f"bench-{way}-{io}-{sums}")
             agent.create_backend("POSIX", {io: "true"})
             agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
             agent.register_memory([(0, BATCHES * memory.nbytes, fd, "")], "FILE")
             agents[way] = agent
-        return cls(api, agents, memory, fd, sums)
+        return cls(agents, memory, fd, sums)
 
     def put(self, hashes: Sequence[str]) -> None:
         """Write all pages."""
@@ -156,16 +108,12 @@ class Raw:
         memory[:, 0] = self.memory.ctypes.data + np.arange(pages) * page_bytes
         memory[:, 1] = file[:, 1] = page_bytes
         file[:, 0], file[:, 2] = slots * page_bytes, self.fd
-        handle = agent.initialize_xfer(
+        finish(
+            agent,
             way,
             agent.get_xfer_descs(memory, "DRAM"),
             agent.get_xfer_descs(file, "FILE"),
-            agent.name,
         )
-        state = agent.transfer(handle)
-        while state == "PROC":
-            state = agent.check_xfer_state(handle)
-        agent.release_xfer_handle(handle)
 
 
 @contextmanager
@@ -173,15 +121,7 @@ def kvdock(
     backend: str, folder: Path, memory: Memory, **settings: object
 ) -> Iterator[Kvdock]:
     """Attach the memory as a pool."""
-    pages, page_bytes = memory.shape
-    pool = PoolSpec(
-        name="kv",
-        kind="mla",
-        parts=(Part("kv", DType.U8, (page_bytes,), per=Per.PAGE),),
-        layers=(0,),
-        page_tokens=64,
-        anchor=True,
-    )
+    pool, pages = pool_of(memory), len(memory)
     dock = Dock.load(require=(backend,))
     given = {
         "root": str(folder / backend),
@@ -196,6 +136,7 @@ def kvdock(
         Namespace(model="bench"),
         {"kv": Region.of(pool, Shard(), (memory,), pages)},
         {backend: given},
+        core=CoreSettings(deadlines=PATIENT),
     ) as attachment:
         yield Kvdock(attachment, pages)
 

@@ -1,17 +1,17 @@
-"""Measure the s3 backend against obstore alone and against boto3.
+"""Measure the s3 backend against obstore alone, boto3 and NIXL's OBJ backend.
 
 Usage: python benchmarks/s3.py [--rounds N]
 
 A server in memory runs on loopback in a process of its own. The clients take
 turns within a round, each with the same number of threads, on the same pages
 in the same memory: kvdock through a whole attachment, obstore's own calls, each
-get copied into numpy memory, and boto3 with its faster settings. The others
-verify nothing, so the ratios are those of an attachment without trailers; the
-figures that begin with `checked` are those of one with them, as engines have
-it. A ratio is the median over the rounds; those of `cpu` compare the seconds of
-processor time that the client took, which a busy machine changes less. The last
-line is a JSON object, which with more figures is also written to
-benchmarks/results/s3.json.
+get copied into numpy memory, boto3 with its faster settings, and one transfer of
+NIXL's OBJ backend. The others verify nothing, so the ratios are those of an
+attachment without trailers; the figures that begin with `checked` are those of one
+with them, as engines have it. A ratio is the median over the rounds; those of `cpu`
+compare the seconds of processor time that the client took, which a busy machine
+changes less. The last line is a JSON object, which with more figures is also written
+to benchmarks/results/s3.json.
 
 The server is a Python program on the same cores, so speeds are those of this
 machine and not of the clients; ratios count.
@@ -32,25 +32,15 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+from urllib.parse import urlsplit
 
 import attrs
 import numpy as np
-import numpy.typing as npt
+from clients import PATIENT, Client, Kvdock, Memory, finish, nixl_agent, pool_of
 from machine import describe
 
-from kvdock import (
-    Attachment,
-    Dock,
-    DType,
-    Namespace,
-    Part,
-    Per,
-    PoolSpec,
-    Region,
-    RouteRequirements,
-    Shard,
-)
+from kvdock import Attachment, Dock, Namespace, Region, RouteRequirements, Shard
 from kvdock.config import CoreSettings, Integrity
 
 SIZES = {"64k": (64 << 10, 256), "1m": (1 << 20, 64)}
@@ -60,38 +50,6 @@ THREADS = 8
 BUCKET = "bench"
 RESULT = Path(__file__).parent / "results" / "s3.json"
 SERVER = Path(__file__).parents[1] / "plugins/s3/tests/harness/object_server.py"
-
-Memory = npt.NDArray[np.uint8]
-
-
-class Client(Protocol):
-    """One way to move the pages of a memory."""
-
-    def put(self, hashes: Sequence[str]) -> None:
-        """Store all pages."""
-
-    def get(self, hashes: Sequence[str]) -> None:
-        """Load all pages."""
-
-
-@attrs.frozen
-class Kvdock:
-    """A whole attachment, as an engine has it."""
-
-    attachment: Attachment
-    pages: int
-
-    def put(self, hashes: Sequence[str]) -> None:
-        """Store all pages."""
-        self._check(self.attachment.put(hashes, {"kv": np.arange(self.pages)}))
-
-    def get(self, hashes: Sequence[str]) -> None:
-        """Load all pages."""
-        self._check(self.attachment.get(hashes, {"kv": np.arange(self.pages)}))
-
-    def _check(self, moved: Any) -> None:  # noqa: ANN401 - what both return
-        if moved.outcomes["kv"].any():
-            raise SystemExit(f"pages were lost: {set(moved.outcomes['kv'].tolist())}")
 
 
 @attrs.frozen
@@ -148,6 +106,58 @@ class Boto3:
         list(self.pool.map(one, hashes, self.memory))
 
 
+@attrs.frozen
+class NixlOBJ:
+    """NIXL's own calls: one transfer for a batch, and polling."""
+
+    agent: Any
+    memory: Memory
+
+    @classmethod
+    def open(cls, endpoint: str, memory: Memory) -> NixlOBJ:
+        """Make an agent, and register the memory."""
+        agent = nixl_agent(f"bench-obj-{memory.shape[1]}")
+        parts = urlsplit(endpoint)
+        agent.create_backend(
+            "OBJ",
+            {
+                "bucket": BUCKET,
+                "endpoint_override": endpoint,
+                "scheme": parts.scheme,
+                "access_key": KEYS["access_key_id"],
+                "secret_key": KEYS["secret_access_key"],
+                "region": "us-east-1",
+                "use_virtual_addressing": "false",
+                # Otherwise objects arrive in the framing of their checksums.
+                "req_checksum": "required",
+                "num_threads": str(THREADS),
+            },
+        )
+        agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
+        return cls(agent, memory)
+
+    def put(self, hashes: Sequence[str]) -> None:
+        """Store all pages."""
+        self._move("WRITE", hashes)
+
+    def get(self, hashes: Sequence[str]) -> None:
+        """Load all pages."""
+        self._move("READ", hashes)
+
+    def _move(self, way: str, names: Sequence[str]) -> None:
+        page_bytes, at = self.memory.shape[1], self.memory.ctypes.data
+        objects = [(0, page_bytes, row, name) for row, name in enumerate(names)]
+        known = self.agent.register_memory(objects, "OBJ")
+        local = [(at + row * page_bytes, page_bytes, 0) for row in range(len(names))]
+        finish(
+            self.agent,
+            way,
+            self.agent.get_xfer_descs(local, "DRAM"),
+            self.agent.get_xfer_descs([one[:3] for one in objects], "OBJ"),
+        )
+        self.agent.deregister_memory(known)
+
+
 @contextmanager
 def server() -> Iterator[str]:
     """Run the server; yield its endpoint."""
@@ -171,15 +181,7 @@ def kvdock(
     endpoint: str, memory: Memory, integrity: Integrity = Integrity.OFF
 ) -> Iterator[Kvdock]:
     """Attach the memory as a pool."""
-    pages, page_bytes = memory.shape
-    pool = PoolSpec(
-        name="kv",
-        kind="mla",
-        parts=(Part("kv", DType.U8, (page_bytes,), per=Per.PAGE),),
-        layers=(0,),
-        page_tokens=64,
-        anchor=True,
-    )
+    pool, pages = pool_of(memory), len(memory)
     dock = Dock.load(require=("s3",))
     with Attachment.open(
         dock,
@@ -198,7 +200,7 @@ def kvdock(
                 **KEYS,
             }
         },
-        core=CoreSettings(integrity=integrity),
+        core=CoreSettings(integrity=integrity, deadlines=PATIENT),
     ) as attachment:
         yield Kvdock(attachment, pages)
 
@@ -333,6 +335,10 @@ def main() -> None:
                 clients["boto3"] = boto3(endpoint, memory, pool)
             else:
                 print("boto3 is not installed: no comparison with it")
+            if find_spec("nixl_cu12"):
+                clients["nixl_obj"] = NixlOBJ.open(endpoint, memory)
+            else:
+                print("nixl-cu12 is not installed: no comparison with it")
             seconds = race(clients, memory, given.rounds)
             found = figures_of(seconds, memory.nbytes)
             if label == "64k":

@@ -103,27 +103,6 @@ def test_a_backend_without_files_brings_its_server_and_is_harmed_by_hooks() -> N
     assert 0 < model["draft_acceptance_before"] == model["draft_acceptance_after"] < 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backend", "model", "notice"),
-    [
-        ("nixl", "mamba", ""),
-        ("hf3fs", "swa", "on a FAKE"),
-        ("s3", "mla", "moto's S3 server"),
-    ],
-)
-def test_models_come_back_from_every_other_backend(
-    backend: str, model: str, notice: str
-) -> None:
-    arguments = ["demo", "--model", model, "--size", "tiny", "--json"]
-    ran = CliRunner().invoke(app, [*arguments, "--backend", backend])
-    assert ran.exit_code == 0, ran.output
-    assert notice in " ".join(ran.stderr.split())
-    (found,) = json.loads(ran.stdout.splitlines()[-1])["models"]
-    assert found["tokens_identical"]
-    assert found["damage_survived"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "kind", "words"),
     [

@@ -41,7 +41,7 @@ def kvdock_manifest() -> Manifest:
     return Manifest(
         name="s3",
         api=API_VERSION,
-        summary="one object per page in S3, GCS or Azure, through obstore",
+        summary="one object per page in S3, Azure or GCS (not tested), through obstore",
         kinds=dict.fromkeys(PoolKind, _ANY_POOL),
         # A get is copied once, from the client's memory.
         zero_copy=Support.EMULATED,
