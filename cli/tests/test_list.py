@@ -27,7 +27,8 @@ def test_the_real_listing_shows_what_is_installed(shelf: Shelf) -> None:
     done = shelf.kvdock("list")
     assert (done.stderr, done.returncode) == ("", 0)
     row = next(line for line in done.stdout.splitlines() if line.startswith("good"))
-    expected = ["good", "1.2.3", "kvdock-good", "?", "none", "none", "a", "backend"]
+    about = ["a", "backend"]
+    expected = ["good", "1.2.3", "kvdock-good", "?", "none", "none", "?", *about]
     assert row.split() == expected
 
 
