@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import signal
 import sys
 import time
 import traceback
@@ -18,14 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scenes import SCENES, Watch, tier_of
 
 FINISH_S = 60.0
-
-
-def tier_of(llm: Any) -> Any:
-    """Return kvdock's tier of an engine in this process."""
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    return scheduler.connector.connector_scheduler.manager.secondary_tiers[0]
+START_S = 300.0
+"""How long an engine may take to start where other programs use the machine."""
 
 
 def finish(llm: Any) -> None:
@@ -38,25 +37,6 @@ def finish(llm: Any) -> None:
             return
         time.sleep(0.002)
     raise TimeoutError("stores have not ended")
-
-
-def count_pages(tier: Any) -> dict[str, int]:
-    """Return what kvdock's jobs moved, by pool, operation and outcome; it grows."""
-    from kvdock import Outcome
-
-    pages: dict[str, int] = {}
-    real = tier._result
-
-    def counted(job: Any) -> Any:
-        for _, transfer in job.transfers:
-            operation = "load" if job.promotion else "store"
-            for code in transfer.outcomes.tolist():
-                label = f"{transfer.pool}/{operation}/{Outcome(code).name.lower()}"
-                pages[label] = pages.get(label, 0) + 1
-        return real(job)
-
-    tier._result = counted
-    return pages
 
 
 def alter_loaded_rows(tier: Any, alter: dict[str, Any]) -> None:
@@ -139,6 +119,15 @@ def acceptance(llm: Any) -> dict[str, Any]:
     return found
 
 
+def preemptions(llm: Any) -> int:
+    """Return how often the engine has preempted a request."""
+    return sum(
+        int(metric.value)
+        for metric in llm.get_metrics()
+        if metric.name == "vllm:num_preemptions"
+    )
+
+
 def live(phase: dict[str, Any]) -> dict[str, Any]:
     """Run one engine."""
     from vllm import LLM
@@ -172,16 +161,28 @@ def live(phase: dict[str, Any]) -> dict[str, Any]:
         **arguments,
     )
     tier = tier_of(llm)
-    pages = count_pages(tier)
+    watch = Watch.of(tier)
     if phase.get("alter") is not None:
         alter_loaded_rows(tier, phase["alter"])
+    if phase.get("scene"):
+        did = SCENES[phase["scene"]](llm, phase)
+        finish(llm)
+        llm.llm_engine.engine_core.shutdown()
+        return {**did, **watch.found()}
     rounds, accepted, seconds = [], [], []
-    for _ in range(phase.get("rounds", 1)):
+    for number in range(phase.get("rounds", 1)):
+        if number and phase.get("drain"):
+            # Late calls have ended, and the device has lost its pages.
+            assert tier._transfers.drain(60)
+            assert llm.reset_prefix_cache()
         before = time.monotonic()
         rounds.append(answers(llm, phase["prompts"], phase))
         seconds.append(time.monotonic() - before)
         finish(llm)
         accepted.append(acceptance(llm) if phase.get("draft") else {})
+    preempted = preemptions(llm)
+    plan = tier._attachment.plan
+    routes = {route.pool.name: route.backend for route in plan.accepted}
     groups = [
         {"layers": group.layers, "pieces": group.pieces, "number": group.number}
         for group in tier._identity.groups
@@ -190,10 +191,48 @@ def live(phase: dict[str, Any]) -> dict[str, Any]:
     return {
         "rounds": rounds,
         "accepted": accepted,
-        "pages": pages,
         "seconds": seconds,
         "groups": groups,
+        "preemptions": preempted,
+        "routes": routes,
+        **watch.found(),
     }
+
+
+def kill(phase: dict[str, Any]) -> dict[str, Any]:
+    """Run one engine in a child, and kill it some time after it began to store.
+
+    The child has what this process has imported, so it starts within seconds.
+    """
+    import vllm.entrypoints.llm
+
+    del vllm
+    marker = Path(phase["marker"])
+    marker.unlink(missing_ok=True)
+    child = os.fork()
+    if not child:
+        try:
+            live(phase)
+        finally:
+            traceback.print_exc()
+            os._exit(1)
+    end_s = time.monotonic() + START_S
+    try:
+        while not marker.exists():
+            if time.monotonic() > end_s or not is_running(child):
+                raise TimeoutError("the engine has not stored anything")
+            time.sleep(0.01)
+        time.sleep(phase["kill_after_s"])
+    finally:
+        os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+    return {"killed": os.WTERMSIG(status) == signal.SIGKILL}
+
+
+def is_running(child: int) -> bool:
+    """Return whether a child runs, and leave its status to be asked for."""
+    found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return found is None
 
 
 def main() -> int:
@@ -206,8 +245,9 @@ def main() -> int:
     results: dict[str, Any] = {}
     for phase in task["phases"]:
         began = time.monotonic()
+        run = kill if "kill_after_s" in phase else live
         try:
-            results[phase["name"]] = live(phase)
+            results[phase["name"]] = run(phase)
         except BaseException as error:  # noqa: BLE001 - reported by the test
             traceback.print_exc()
             results[phase["name"]] = {"error": f"{type(error).__name__}: {error}"}
