@@ -406,12 +406,6 @@ class MemoryReference:
     @hookimpl
     def kvdock_touch(self, handle: Handle, keys: Sequence[str]) -> None:
         """Make objects the newest ones, so that others are evicted before them."""
-        self.touch(handle, keys)
-
-    def touch(self, handle: Handle, keys: Sequence[str]) -> None:
-        """Put objects behind all others; a seam for mutants."""
-        if not self.eviction:
-            return
         with handle.lock:
             for key in keys:
                 blob = handle.shelf.read(key)
@@ -424,21 +418,13 @@ class MemoryReference:
         """Return stored keys that are gone, each once."""
         with handle.lock:
             handle.track_limit = limit
-            return self.gone(handle)
-
-    def gone(self, handle: Handle) -> list[str]:
-        """Return and forget the tracked keys that are gone."""
-        gone = [key for key in handle.tracked if handle.shelf.read(key) is None]
-        for key in gone:
-            del handle.tracked[key]
+            gone = [key for key in handle.tracked if handle.shelf.read(key) is None]
+            for key in gone:
+                del handle.tracked[key]
         return gone
 
     @hookimpl
     def kvdock_capacity(self, handle: Handle) -> Capacity:
-        """Say what all blobs take."""
-        return self.capacity(handle)
-
-    def capacity(self, handle: Handle) -> Capacity:
         """Count what all pools of the store take."""
         return Capacity(handle.shelf.used(), handle.quota_bytes)
 
