@@ -407,7 +407,7 @@ class MemoryReference:
     def kvdock_touch(self, handle: Handle, keys: Sequence[str]) -> None:
         """Make objects the newest ones, so that others are evicted before them."""
         with handle.lock:
-            for key in keys:
+            for key in keys if self.eviction else ():
                 blob = handle.shelf.read(key)
                 if blob is not None:
                     handle.shelf.remove(key)
