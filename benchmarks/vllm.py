@@ -266,7 +266,7 @@ def settings_of(kind: str, folder: Path) -> tuple[str, dict[str, Any]]:
 
 def first_tokens(kind: str, model: Path, folder: Path) -> list[tuple[float, float]]:
     """Return the seconds to the first token: computed, and restored, by prompt."""
-    from vllm import LLM  # noqa: PLC0415 - the engine
+    from vllm.entrypoints.llm import LLM  # noqa: PLC0415 - the engine
     from vllm.config import KVTransferConfig  # noqa: PLC0415 - same
     from vllm.distributed.parallel_state import (  # noqa: PLC0415 - same
         cleanup_dist_env_and_memory,
@@ -299,7 +299,7 @@ def first_tokens(kind: str, model: Path, folder: Path) -> list[tuple[float, floa
 def turns_of(llm: Any) -> list[tuple[float, float]]:  # noqa: ANN401 - vLLM's engine
     """Answer prompts, and again after vLLM's own caches were reset; return seconds."""
     import vllm_run  # noqa: PLC0415 - imports the scenes
-    from vllm import SamplingParams  # noqa: PLC0415 - the engine
+    from vllm.sampling_params import SamplingParams  # noqa: PLC0415 - the engine
 
     chosen = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     words = random.Random(3)  # noqa: S311 - prompts

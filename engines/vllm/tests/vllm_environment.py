@@ -84,7 +84,8 @@ def _recipe() -> str:
     """Return a digest of everything that decides what is installed."""
     digest = hashlib.sha256()
     digest.update(VLLM.encode())
-    for path in [HERE / "requirements.txt", Path(__file__)]:
+    own = (HERE / "requirements.txt", HERE / "cpu_copies" / "pyproject.toml")
+    for path in [*own, Path(__file__)]:
         digest.update(path.read_bytes())
     for folder in _folders():
         digest.update((folder / "pyproject.toml").read_bytes())

@@ -76,7 +76,7 @@ def beside(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
 
     The other one's prompt is stored, and storage may hang.
     """
-    from vllm import SamplingParams
+    from vllm.sampling_params import SamplingParams
 
     engine = llm.llm_engine
     alone: list[float] = []
@@ -121,7 +121,7 @@ def beside(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
 
 def reset_under_jobs(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
     """Reset all of vLLM's caches in the step in which a store and a load run."""
-    from vllm import SamplingParams
+    from vllm.sampling_params import SamplingParams
 
     engine = llm.llm_engine
     tier = tier_of(llm)
@@ -150,7 +150,7 @@ def reset_under_jobs(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
 
 def store_until_killed(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
     """Answer new prompts for ever; say when the first page is stored."""
-    from vllm import SamplingParams
+    from vllm.sampling_params import SamplingParams
 
     tier = tier_of(llm)
     chosen = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)

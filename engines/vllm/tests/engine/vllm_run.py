@@ -73,7 +73,7 @@ def alter_loaded_rows(tier: Any, alter: dict[str, Any]) -> None:
 
 def answers(llm: Any, prompts: list[list[int]], phase: dict[str, Any]) -> list[Any]:
     """Return tokens and their log probabilities for each prompt."""
-    from vllm import SamplingParams
+    from vllm.sampling_params import SamplingParams
 
     chosen = SamplingParams(
         temperature=0,
@@ -130,7 +130,7 @@ def preemptions(llm: Any) -> int:
 
 def live(phase: dict[str, Any]) -> dict[str, Any]:
     """Run one engine."""
-    from vllm import LLM
+    from vllm.entrypoints.llm import LLM
     from vllm.config import KVTransferConfig
 
     arguments: dict[str, Any] = {
