@@ -137,11 +137,13 @@ def test_the_steps_of_a_running_request_take_at_most_twice_as_long(
     kind: str, operation: str, suffered: dict[str, Any]
 ) -> None:
     found = suffered[f"{kind}-{operation}"]
-    alone = statistics.median(found["alone"])
+    # Lower quartiles: a step that another program interrupts says nothing.
+    alone, *_ = statistics.quantiles(found["alone"])
     # A fault that is over at once leaves few steps or none to look at.
     if kind == "hang" and operation != "put":
         assert len(found["together"]) >= 10
-        assert statistics.median(found["together"]) < 2 * alone
+        together, *_ = statistics.quantiles(found["together"])
+        assert together < 2 * alone
 
 
 @pytest.mark.slow

@@ -130,8 +130,8 @@ def preemptions(llm: Any) -> int:
 
 def live(phase: dict[str, Any]) -> dict[str, Any]:
     """Run one engine."""
-    from vllm.entrypoints.llm import LLM
     from vllm.config import KVTransferConfig
+    from vllm.entrypoints.llm import LLM
 
     arguments: dict[str, Any] = {
         "dtype": "float32",
