@@ -59,7 +59,7 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "TieringOffloadingManager": ("reset_cache", "shutdown"),
         },
         "vllm/v1/kv_offload/base.py": {
-            "OffloadingEvent": ("keys", "medium", "removed"),
+            "OffloadingEvent": ("keys", "medium", "removed", "removal_expected"),
             "OffloadingCounterMetadata": (),
             "OffloadingGaugeMetadata": (),
             "OffloadingHistogramMetadata": ("buckets",),

@@ -132,6 +132,11 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         }
         self._jobs: list[_Job] = []
         self._events = _events(handover, offloading_spec, names)
+        self._reports_removal = {
+            name
+            for name, pool in attachment.pools_by_name.items()
+            if pool.channel.backend.tracks_removal
+        }
         self._lookups = _Lookups(self)
 
     def _split(
@@ -241,6 +246,8 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
                 keys=self._events.keys(event.pool, event.hashes),
                 medium=self.medium,
                 removed=not event.stored,
+                # vLLM keeps what it knows of a page until its removal is reported.
+                removal_expected=event.stored and event.pool in self._reports_removal,
             )
 
     def has_pending_work(self) -> bool:
