@@ -1,14 +1,12 @@
 """vLLM's pages through its own file tier and through kvdock-file.
 
-Usage: python benchmarks/vllm.py [--rounds N] [--tier] [--engine]
+Usage: python benchmarks/vllm.py [--rounds N]
 
 Runs in vLLM's own environment, which it builds if it is not there (3.4 GB). Both
 tiers get the very same rows from the very same memory, as vLLM's manager submits
-them, by turns, on the same disk: with direct I/O both, and buffered both. Then
-engines on the CPU answer prompts that are new, and the same ones again after all of
-vLLM's own caches were reset, so that they come from storage. Figures are ratios, of
-the best and of the median; over 1 is better for kvdock. The last line is a JSON
-object; the whole of it is also written to benchmarks/results/vllm.json.
+them, by turns, on the same disk: with direct I/O both, and buffered both. Figures are
+ratios, of the best and of the median; over 1 is better for kvdock. The last line is
+a JSON object; the whole of it is also written to benchmarks/results/vllm.json.
 """
 
 from __future__ import annotations
@@ -37,10 +35,8 @@ if Path(sys.prefix) != vllm_environment.VENV:
 sys.path.insert(0, str(TESTS / "engine"))
 
 import argparse  # noqa: E402 - after the environment is the right one
-import gc  # noqa: E402
 import json  # noqa: E402
 import mmap  # noqa: E402
-import random  # noqa: E402
 import shutil  # noqa: E402
 import statistics  # noqa: E402
 import tempfile  # noqa: E402
@@ -56,8 +52,6 @@ SIZES = {"64K": (64 << 10, 256), "1M": (1 << 20, 64)}
 STORE_ROWS, LOAD_ROWS = 16, 64
 """Rows of a job: what a step of prefill stores, and what a prefix loads."""
 ROUNDS = 9
-STARTS = 2
-PROMPT_TOKENS, PROMPTS = 960, 4
 CONTENDERS = ("fs_direct", "kvdock_direct", "fs_buffered", "kvdock_buffered")
 
 
@@ -248,134 +242,12 @@ def tier_level(rounds: int) -> dict[str, Any]:
     return found
 
 
-def settings_of(kind: str, folder: Path) -> tuple[str, dict[str, Any]]:
-    """Return a connector, and its settings with files in a folder."""
-    if kind == "kvdock":
-        return "KvdockConnector", {
-            "plugin": "file",
-            "root": str(folder),
-            "free_space": "1 MiB",
-            "host_memory": "256 MiB",
-        }
-    return "OffloadingConnector", {
-        "spec_name": "TieringOffloadingSpec",
-        "cpu_bytes_to_use": 256 << 20,
-        "secondary_tiers": [{"type": "fs", "root_dir": str(folder)}],
-    }
-
-
-def first_tokens(kind: str, model: Path, folder: Path) -> list[tuple[float, float]]:
-    """Return the seconds to the first token: computed, and restored, by prompt."""
-    from vllm.entrypoints.llm import LLM  # noqa: PLC0415 - the engine
-    from vllm.config import KVTransferConfig  # noqa: PLC0415 - same
-    from vllm.distributed.parallel_state import (  # noqa: PLC0415 - same
-        cleanup_dist_env_and_memory,
-    )
-
-    connector, extra = settings_of(kind, folder)
-    llm = LLM(
-        model=str(model),
-        dtype="float32",
-        max_model_len=1024,
-        block_size=32,
-        enforce_eager=True,
-        max_num_seqs=4,
-        max_num_batched_tokens=1024,
-        kv_transfer_config=KVTransferConfig(
-            kv_connector=connector,
-            kv_role="kv_both",
-            kv_load_failure_policy="recompute",
-            kv_connector_extra_config=extra,
-        ),
-    )
-    turns = turns_of(llm)
-    llm.llm_engine.engine_core.shutdown()
-    del llm
-    gc.collect()
-    cleanup_dist_env_and_memory()
-    return turns
-
-
-def turns_of(llm: Any) -> list[tuple[float, float]]:  # noqa: ANN401 - vLLM's engine
-    """Answer prompts, and again after vLLM's own caches were reset; return seconds."""
-    import vllm_run  # noqa: PLC0415 - imports the scenes
-    from vllm.sampling_params import SamplingParams  # noqa: PLC0415 - the engine
-
-    chosen = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-    words = random.Random(3)  # noqa: S311 - prompts
-
-    def answered(prompt: list[int]) -> tuple[float, int, int]:
-        began = time.perf_counter()
-        (one,) = llm.generate([{"prompt_token_ids": prompt}], chosen, use_tqdm=False)
-        took_s = time.perf_counter() - began
-        return took_s, one.num_cached_tokens or 0, one.outputs[0].token_ids[0]
-
-    turns = []
-    # The first prompt pays for what is set up on first use.
-    for _ in range(PROMPTS + 1):
-        given = [words.randrange(4, 500) for _ in range(PROMPT_TOKENS)]
-        computed = answered(given)
-        vllm_run.finish(llm)
-        if not llm.reset_prefix_cache(reset_connector=True):
-            raise SystemExit("vLLM's caches were not reset")
-        restored = answered(given)
-        if computed[1] or restored[1] < PROMPT_TOKENS - 32:
-            raise SystemExit(f"not restored as meant: {computed}, {restored}")
-        if computed[2] != restored[2]:
-            raise SystemExit("another token after the restore")
-        turns.append((computed[0], restored[0]))
-    return turns[1:]
-
-
-def engine_level() -> dict[str, Any]:
-    """Compare what a restored prefix saves, with engines that start by turns."""
-    import vllm_models  # noqa: PLC0415 - imports transformers
-
-    turns: dict[str, list[tuple[float, float]]] = {"kvdock": [], "fs": []}
-    with tempfile.TemporaryDirectory(dir=vllm_environment.VENV) as name:
-        model = vllm_models.make(vllm_models.MIDDLING, Path(name))
-        for start in range(STARTS):
-            for kind in turns:
-                folder = Path(name) / f"{kind}-{start}"
-                folder.mkdir(mode=0o700)
-                turns[kind] += first_tokens(kind, model, folder)
-    saved = {}
-    for kind, mine in turns.items():
-        computed, restored = zip(*mine, strict=True)
-        saved[kind] = {
-            "best": min(computed) / min(restored),
-            "median": statistics.median(computed) / statistics.median(restored),
-        }
-        print(
-            f"first token with {kind}: {statistics.median(computed) * 1e3:.0f} ms "
-            f"computed, {statistics.median(restored) * 1e3:.0f} ms restored (medians)"
-        )
-    found: dict[str, Any] = {
-        f"ttft_computed_over_restored_{kind}": {
-            how: round(value, 2) for how, value in ratios.items()
-        }
-        for kind, ratios in saved.items()
-    }
-    found["ttft_vs_fs"] = {
-        how: round(saved["kvdock"][how] / saved["fs"][how], 2)
-        for how in ("best", "median")
-    }
-    return found
-
-
 def main() -> None:
     """Measure and print; the last line is the figures."""
     parser = argparse.ArgumentParser(description="vLLM's tiers, side by side.")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--tier", action="store_true", help="the tiers alone")
-    parser.add_argument("--engine", action="store_true", help="the engines alone")
     given = parser.parse_args()
-    both = given.tier == given.engine
-    figures: dict[str, Any] = {}
-    if both or given.tier:
-        figures |= tier_level(given.rounds)
-    if both or given.engine:
-        figures |= engine_level()
+    figures = tier_level(given.rounds)
     # Nothing that is called like this file is imported any more.
     sys.path.append(HERE)
     from machine import describe  # noqa: PLC0415 - see above
@@ -384,12 +256,10 @@ def main() -> None:
         **describe(vllm_environment.VENV),
         "vllm": vllm_environment.VLLM,
         "rounds": given.rounds,
-        "prompt_tokens": PROMPT_TOKENS,
     }
-    if both:
-        RESULT.parent.mkdir(exist_ok=True)
-        whole = {"machine": about, "figures": figures}
-        RESULT.write_text(json.dumps(whole, indent=2) + "\n")
+    RESULT.parent.mkdir(exist_ok=True)
+    whole = {"machine": about, "figures": figures}
+    RESULT.write_text(json.dumps(whole, indent=2) + "\n")
     print(json.dumps(figures))
 
 
