@@ -4,7 +4,7 @@ import pytest
 
 from kvdock.config import StagingPolicy
 from kvdock.errors import SettingsError
-from kvdock_vllm.settings import check_host_memory, collect
+from kvdock_vllm.settings import EVENT_PAGES, check_host_memory, collect
 
 GIVEN = {"plugin": "file", "root": "/kv", "host_memory": "10 GiB"}
 
@@ -33,6 +33,16 @@ def test_several_plugins_have_their_settings_by_name() -> None:
     assert found.backends["first"] == {"root": "/kv"}
     with pytest.raises(SettingsError, match="not known whose settings"):
         collect({**given, "root": "/kv"}, environ={})
+
+
+def test_kv_events_switch_on_what_they_need() -> None:
+    assert collect(GIVEN, environ={}).core.page_events == 0
+    found = collect({**GIVEN, "enable_kv_events": True}, environ={})
+    assert found.core.page_events == EVENT_PAGES
+    assert found.core.calls.staging is StagingPolicy.SAFE
+    assert found.own.upstream["self_describing_kv_events"] is True
+    own = {**GIVEN, "enable_kv_events": True, "core": {"page_events": 7}}
+    assert collect(own, environ={}).core.page_events == 7
 
 
 @pytest.mark.parametrize(

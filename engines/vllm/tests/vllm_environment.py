@@ -26,7 +26,16 @@ HERE = Path(__file__).parent
 VENV = ROOT / ".venv-vllm"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".installed"
-WORKSPACE = ("core", "plugins/file", "plugins/mooncake", "cli", "engines/vllm")
+# Folder to the extra that its tests ask for.
+WORKSPACE = {
+    "core": "",
+    "plugins/file": "",
+    "plugins/mooncake": "[cpu]",
+    "plugins/nixl": "[cu12]",
+    "plugins/s3": "[demo]",
+    "cli": "",
+    "engines/vllm": "",
+}
 API = ROOT / "engines" / "vllm" / "src" / "kvdock_vllm" / "engine_api.py"
 
 
@@ -75,7 +84,8 @@ def _recipe() -> str:
     """Return a digest of everything that decides what is installed."""
     digest = hashlib.sha256()
     digest.update(VLLM.encode())
-    for path in [HERE / "requirements.txt", Path(__file__)]:
+    own = (HERE / "requirements.txt", HERE / "cpu_copies" / "pyproject.toml")
+    for path in [*own, Path(__file__)]:
         digest.update(path.read_bytes())
     for folder in _folders():
         digest.update((folder / "pyproject.toml").read_bytes())
@@ -101,11 +111,9 @@ def build() -> Path:
     _pip("install", "-r", str(HERE / "requirements.txt"))
     _say("installing the workspace: " + ", ".join(f.name for f in _folders()))
     for folder in _folders():
-        extra = "[cpu]" if folder.name == "mooncake" else ""
-        _pip("install", "-e", f"{folder}{extra}")
-        if extra:
-            bring = [str(PYTHON), "-m", "kvdock_mooncake.system_libraries"]
-            subprocess.run(bring, check=True, stdout=sys.stderr)
+        _pip("install", "-e", f"{folder}{WORKSPACE[str(folder.relative_to(ROOT))]}")
+    bring = [str(PYTHON), "-m", "kvdock_mooncake.system_libraries"]
+    subprocess.run(bring, check=True, stdout=sys.stderr)
     _pip("install", "-e", str(HERE / "cpu_copies"))
     STAMP.write_text(recipe)
     _say(f"{VENV.name} is ready after {time.monotonic() - started:.0f} s")

@@ -25,7 +25,7 @@ from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.config.fields import option, size
 from kvdock.errors import KvdockError
 from kvdock.keys import key_suffixes
-from kvdock.plugin.hookspecs import AttachConfig, Finding, hookimpl
+from kvdock.plugin.hookspecs import AttachConfig, Capacity, Finding, hookimpl
 from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
 from kvdock.pools.enums import HitPolicy, PoolKind
 from kvdock.testing.oracles import Oracle
@@ -161,6 +161,9 @@ class Handle:
     shelf: Shelf
     blocks: tuple[Block, ...]
     quota_bytes: int
+    tracked: dict[str, None] = attrs.field(factory=dict)
+    """Keys that it has stored, oldest first, once it was asked what is gone."""
+    track_limit: int = 0
     lock: threading.Lock = attrs.field(factory=threading.Lock)
 
 
@@ -358,7 +361,15 @@ class MemoryReference:
             if not self.room(handle, len(blob)):
                 return Outcome.REFUSED
             handle.shelf.write(key, blob)
+            self.track(handle, key)
         return Outcome.OK
+
+    def track(self, handle: Handle, key: str) -> None:
+        """Keep track of a stored key, if that was asked for."""
+        handle.tracked.pop(key, None)
+        handle.tracked[key] = None
+        while len(handle.tracked) > handle.track_limit:
+            del handle.tracked[next(iter(handle.tracked))]
 
     def room(self, handle: Handle, nbytes: int) -> bool:
         """Return whether there is room, after making some if declared."""
@@ -391,6 +402,31 @@ class MemoryReference:
             if key.startswith(prefix):
                 handle.shelf.remove(key)
         return Outcome.OK
+
+    @hookimpl
+    def kvdock_touch(self, handle: Handle, keys: Sequence[str]) -> None:
+        """Make objects the newest ones, so that others are evicted before them."""
+        with handle.lock:
+            for key in keys if self.eviction else ():
+                blob = handle.shelf.read(key)
+                if blob is not None:
+                    handle.shelf.remove(key)
+                    handle.shelf.write(key, blob)
+
+    @hookimpl
+    def kvdock_removed(self, handle: Handle, limit: int) -> Sequence[str]:
+        """Return stored keys that are gone, each once."""
+        with handle.lock:
+            handle.track_limit = limit
+            gone = [key for key in handle.tracked if handle.shelf.read(key) is None]
+            for key in gone:
+                del handle.tracked[key]
+        return gone
+
+    @hookimpl
+    def kvdock_capacity(self, handle: Handle) -> Capacity:
+        """Count what all pools of the store take."""
+        return Capacity(handle.shelf.used(), handle.quota_bytes)
 
     @hookimpl
     def kvdock_release(self, handle: Handle) -> None:

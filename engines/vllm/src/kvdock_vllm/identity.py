@@ -113,6 +113,7 @@ def identify(config: Any, kv: Any, own: AdapterSettings) -> Identity:  # noqa: A
     """
     _check_hash(read(config, "cache_config.prefix_caching_hash_algo"))
     _check_hosts(config)
+    _check_fixed_weights(config)
     overrides = read(config, "model_config.hf_overrides")
     if callable(overrides):
         raise KvdockError(
@@ -198,6 +199,20 @@ def _check_hosts(config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
             f"the ranks of this engine are on {hosts} hosts, and the scheduler sees "
             "the host memory of its own alone",
             fix="Use one host for each replica (tensor and pipeline ranks together).",
+        )
+
+
+def _check_fixed_weights(config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
+    """Reject an engine whose weights are replaced while it runs.
+
+    A connector is not informed of it, and pages of the old weights would be found
+    by requests to the new ones.
+    """
+    if read(config, "weight_transfer_config") is not None:
+        raise SettingsError(
+            "this engine takes new weights at run time (weight_transfer_config), and "
+            "its stored pages would be found by requests to other weights",
+            fix="Start it without weight_transfer_config, or without this connector.",
         )
 
 

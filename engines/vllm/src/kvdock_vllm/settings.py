@@ -39,12 +39,16 @@ DEFAULTS = MappingProxyType(
 )
 """What holds where no file, variable or mapping says otherwise."""
 
+EVENT_PAGES = 1 << 18
+"""Pages of each pool that KV events keep track of: 75 MiB at 300 bytes each."""
+
 UPSTREAM = MappingProxyType(
     {
         "cpu_bytes_to_use": '"host_memory": "10 GiB"',
         "block_size": '"blocks_per_chunk"',
         "secondary_tiers": '"plugin": with a name that `kvdock list` shows',
         "canonical_layout": "not supported: pages of one TP size are stored",
+        "self_describing_kv_events": '"enable_kv_events": true',
         "spec_name": "no setting: kvdock chooses it",
         "spec_module_path": "no setting: kvdock chooses it",
     }
@@ -84,6 +88,9 @@ class AdapterSettings(EngineSettings):
     eviction_policy: Eviction = choice(
         Eviction.LRU, help="How vLLM evicts from host memory: lru or arc."
     )
+    enable_kv_events: bool = option(
+        False, help="Publish which pages storage has, where vLLM publishes KV events."
+    )
 
     @property
     def upstream(self) -> dict[str, object]:
@@ -95,6 +102,9 @@ class AdapterSettings(EngineSettings):
         }
         if self.blocks_per_chunk > 1:
             given["blocks_per_chunk"] = self.blocks_per_chunk
+        if self.enable_kv_events:
+            # Without it vLLM publishes storage's blocks as a hash alone.
+            given["self_describing_kv_events"] = True
         return given
 
 
@@ -140,8 +150,12 @@ def collect(
             fix='Add "host_memory": "10 GiB"; it lies in /dev/shm.',
         )
     own, rest = split_settings(AdapterSettings, given, where=WHERE)
+    defaults: Mapping[str, object] = DEFAULTS
+    if own.enable_kv_events:
+        core = {**DEFAULTS["core"], "page_events": EVENT_PAGES}
+        defaults = {**DEFAULTS, "core": core}
     found = load_engine_configuration(
-        own, own.plugin, rest, defaults=DEFAULTS, environ=environ
+        own, own.plugin, rest, defaults=defaults, environ=environ
     )
     return Configuration(own, found.core, found.backends, found.observers)
 

@@ -8,7 +8,7 @@ vLLM decides which pages a prefix needs, and asks key by key.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
@@ -16,6 +16,7 @@ import numpy as np
 from vllm.v1.kv_offload.base import (
     LookupResult,
     Medium,
+    OffloadingEvent,
     RequestOffloadingContext,
 )
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
@@ -31,6 +32,7 @@ from kvdock import (
 from kvdock.errors import KvdockError
 from kvdock.observers.metrics import MetricDeltas
 from kvdock_vllm.adapters import UNKNOWN
+from kvdock_vllm.events import GROUP_BYTES, StoredKeys
 from kvdock_vllm.pools import attach
 from kvdock_vllm.stats import metric_definitions, take
 
@@ -46,9 +48,6 @@ if TYPE_CHECKING:
 
 # Below vLLM's own logger, which is the one that has a handler.
 log = logging.getLogger("vllm.kvdock")
-
-GROUP_BYTES = 4
-"""How many bytes at the end of vLLM's keys are the number of the group."""
 
 
 @attrs.frozen(eq=False)
@@ -132,6 +131,12 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
             number.to_bytes(GROUP_BYTES, "big"): name for number, name in names.items()
         }
         self._jobs: list[_Job] = []
+        self._events = _events(handover, offloading_spec, names)
+        self._reports_removal = {
+            name
+            for name, pool in attachment.pools_by_name.items()
+            if pool.channel.backend.tracks_removal
+        }
         self._lookups = _Lookups(self)
 
     def _split(
@@ -151,7 +156,12 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
             part.hashes.append(key[:-GROUP_BYTES].hex())
         if adapter:
             for part in parts.values():
-                part.hashes[:] = adapter_hashes(part.hashes, adapter)
+                plain, part.hashes[:] = (
+                    list(part.hashes),
+                    adapter_hashes(part.hashes, adapter),
+                )
+                if self._events is not None:
+                    self._events.note_adapter_hashes(part.hashes, plain)
         return parts
 
     def stored(self, keys: Sequence[OffloadKey], req_context: ReqContext) -> list[bool]:
@@ -227,6 +237,19 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         for name, part in self._split(list(keys), req_context).items():
             self._attachment[name].touch(part.hashes)
 
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """Yield which pages storage has, or has no longer, since the last call."""
+        if self._events is None:
+            return
+        for event in self._attachment.take_page_events():
+            yield OffloadingEvent(
+                keys=self._events.keys(event.pool, event.hashes),
+                medium=self.medium,
+                removed=not event.stored,
+                # vLLM keeps what it knows of a page until its removal is reported.
+                removal_expected=event.stored and event.pool in self._reports_removal,
+            )
+
     def has_pending_work(self) -> bool:
         """Return whether vLLM has to go on asking for ended jobs."""
         return bool(self._jobs)
@@ -286,6 +309,23 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
     def get_stats(self) -> OffloadingConnectorStats | None:
         """Return what was counted since the last call."""
         return take(self._deltas)
+
+
+def _events(
+    handover: Handover,
+    spec: Any,  # noqa: ANN401 - vLLM's TieringOffloadingSpec
+    names: Mapping[int, str],
+) -> StoredKeys | None:
+    """Return what turns page events into vLLM's, where both sides want them."""
+    if not handover.settings.own.enable_kv_events:
+        return None
+    if not spec.kv_events_config.enable_kv_cache_events:
+        log.warning(
+            "enable_kv_events is set, and vLLM publishes no KV events: "
+            "pass it --kv-events-config"
+        )
+        return None
+    return StoredKeys(names, handover.settings.core.page_events)
 
 
 _LOOK_S = 10.0

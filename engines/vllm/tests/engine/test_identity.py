@@ -33,6 +33,7 @@ def config(tmp_path: Any) -> Any:
     given["cache_config"]["prefix_caching_hash_algo"] = "sha256"
     given["parallel_config"] |= {"nnodes_within_dp": 1, "data_parallel_index": 0}
     given["speculative_config"] = None
+    given["weight_transfer_config"] = None
     return SimpleNamespace(
         **{
             name: SimpleNamespace(**value) if isinstance(value, dict) else value
@@ -88,6 +89,14 @@ def test_hashes_with_a_seed_of_one_process_are_rejected(
 def test_ranks_on_several_hosts_are_rejected(config: Any, plan: Any) -> None:
     config.parallel_config.nnodes_within_dp = 2
     with pytest.raises(SettingsError, match="2 hosts"):
+        identify(config, plan, OWN)
+
+
+def test_weights_that_are_replaced_at_run_time_are_rejected(
+    config: Any, plan: Any
+) -> None:
+    config.weight_transfer_config = SimpleNamespace(backend="nccl")
+    with pytest.raises(SettingsError, match="weight_transfer_config"):
         identify(config, plan, OWN)
 
 

@@ -246,6 +246,39 @@ def test_pages_that_vllm_serves_itself_are_touched_in_the_store(
     assert touched == [("kv", [key[:-4].hex() for key in keys])]
 
 
+def test_stored_and_lost_pages_are_published_where_vllm_publishes_events(
+    tmp_path: Path,
+) -> None:
+    given = {**storage(tmp_path / "store"), "enable_kv_events": True}
+    rig = open_rig(given)
+    fill(rig, [0, 1])
+    keys = rig.keys(count=1) + rig.keys(count=1, group=2)
+    assert rig.store(keys, [0, 1]).success
+    stored = list(rig.tier.take_events())
+    assert sorted(key for event in stored for key in event.keys) == sorted(keys)
+    assert not [event for event in stored if event.removed]
+    assert all(event.removal_expected for event in stored)
+    flip_every_page(tmp_path / "store")
+    assert not rig.load(keys, [8, 9]).success
+    end_s = time.monotonic() + 30
+    lost: list[Any] = []
+    while len(lost) < len(keys) and time.monotonic() < end_s:
+        for event in rig.tier.take_events():
+            assert event.removed
+            lost += event.keys
+        time.sleep(0.01)
+    assert sorted(lost) == sorted(keys)
+    rig.tier.shutdown()
+
+
+def test_no_pages_are_published_unless_both_sides_want_it(tmp_path: Path) -> None:
+    rig = open_rig(storage(tmp_path / "store"))
+    fill(rig, [0])
+    assert rig.store(rig.keys(count=1), [0]).success
+    assert not list(rig.tier.take_events())
+    rig.tier.shutdown()
+
+
 def test_a_tier_without_its_connector_is_rejected() -> None:
     with pytest.raises(KvdockError, match="no identity"):
         KvdockTier(SimpleNamespace(), memoryview(bytearray(8)), "x")

@@ -141,6 +141,7 @@ def open_rig(
         kv_bytes_per_chunk=ROW,
         cpu_page_size_per_worker=ROW,
         replicated_layout=False,
+        kv_events_config=SimpleNamespace(enable_kv_cache_events=True),
         config=SimpleNamespace(parallel=SimpleNamespace(world_size=1)),
     )
     handover = Handover(

@@ -18,14 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scenes import SCENES, Watch, tier_of
 
 FINISH_S = 60.0
-
-
-def tier_of(llm: Any) -> Any:
-    """Return kvdock's tier of an engine in this process."""
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    return scheduler.connector.connector_scheduler.manager.secondary_tiers[0]
 
 
 def finish(llm: Any) -> None:
@@ -38,25 +33,6 @@ def finish(llm: Any) -> None:
             return
         time.sleep(0.002)
     raise TimeoutError("stores have not ended")
-
-
-def count_pages(tier: Any) -> dict[str, int]:
-    """Return what kvdock's jobs moved, by pool, operation and outcome; it grows."""
-    from kvdock import Outcome
-
-    pages: dict[str, int] = {}
-    real = tier._result
-
-    def counted(job: Any) -> Any:
-        for _, transfer in job.transfers:
-            operation = "load" if job.promotion else "store"
-            for code in transfer.outcomes.tolist():
-                label = f"{transfer.pool}/{operation}/{Outcome(code).name.lower()}"
-                pages[label] = pages.get(label, 0) + 1
-        return real(job)
-
-    tier._result = counted
-    return pages
 
 
 def alter_loaded_rows(tier: Any, alter: dict[str, Any]) -> None:
@@ -93,7 +69,7 @@ def alter_loaded_rows(tier: Any, alter: dict[str, Any]) -> None:
 
 def answers(llm: Any, prompts: list[list[int]], phase: dict[str, Any]) -> list[Any]:
     """Return tokens and their log probabilities for each prompt."""
-    from vllm import SamplingParams
+    from vllm.sampling_params import SamplingParams
 
     chosen = SamplingParams(
         temperature=0,
@@ -141,8 +117,8 @@ def acceptance(llm: Any) -> dict[str, Any]:
 
 def live(phase: dict[str, Any]) -> dict[str, Any]:
     """Run one engine."""
-    from vllm import LLM
     from vllm.config import KVTransferConfig
+    from vllm.entrypoints.llm import LLM
 
     arguments: dict[str, Any] = {
         "dtype": "float32",
@@ -172,16 +148,27 @@ def live(phase: dict[str, Any]) -> dict[str, Any]:
         **arguments,
     )
     tier = tier_of(llm)
-    pages = count_pages(tier)
+    watch = Watch.of(tier)
     if phase.get("alter") is not None:
         alter_loaded_rows(tier, phase["alter"])
+    if phase.get("scene"):
+        did = SCENES[phase["scene"]](llm, phase)
+        finish(llm)
+        llm.llm_engine.engine_core.shutdown()
+        return {**did, **watch.found()}
     rounds, accepted, seconds = [], [], []
-    for _ in range(phase.get("rounds", 1)):
+    for number in range(phase.get("rounds", 1)):
+        if number and phase.get("drain"):
+            # Late calls have ended, and the device has lost its pages.
+            assert tier._transfers.drain(60)
+            assert llm.reset_prefix_cache()
         before = time.monotonic()
         rounds.append(answers(llm, phase["prompts"], phase))
         seconds.append(time.monotonic() - before)
         finish(llm)
         accepted.append(acceptance(llm) if phase.get("draft") else {})
+    plan = tier._attachment.plan
+    routes = {route.pool.name: route.backend for route in plan.accepted}
     groups = [
         {"layers": group.layers, "pieces": group.pieces, "number": group.number}
         for group in tier._identity.groups
@@ -190,9 +177,10 @@ def live(phase: dict[str, Any]) -> dict[str, Any]:
     return {
         "rounds": rounds,
         "accepted": accepted,
-        "pages": pages,
         "seconds": seconds,
         "groups": groups,
+        "routes": routes,
+        **watch.found(),
     }
 
 

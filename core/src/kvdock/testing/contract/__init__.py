@@ -20,11 +20,12 @@ pytest.register_assert_rewrite(
                 "late",
                 "lifecycle",
                 "limits",
-                "machine",
                 "memory",
                 "pages",
                 "races",
-                "ranks",
+                "reports",
+                "sharding",
+                "stateful",
                 "writes",
             )
         ),
@@ -46,6 +47,7 @@ from kvdock.testing.contract.limits import LimitTests  # noqa: E402 - after the 
 from kvdock.testing.contract.memory import MemoryTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.pages import PageTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.races import RaceTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.reports import ReportTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.sharding import RankTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.stateful import MachineTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.suite import Suite, groups, proofs  # noqa: E402 - after the rewriting
@@ -67,6 +69,7 @@ class BackendContract(
     LifecycleTests,
     MemoryTests,
     DirectTests,
+    ReportTests,
     MachineTests,
     Suite,
     sealed=True,

@@ -14,6 +14,7 @@ from kvdock.testing.mutants import (
     keys,
     late,
     promises,
+    reports,
     stored,
 )
 from kvdock.testing.mutants.mutant import (
@@ -47,7 +48,9 @@ def _of(*rooms: object) -> tuple[Mutant, ...]:
     return tuple(dict.fromkeys(found))
 
 
-MUTANTS = _of(keys, answers, stored, promises, late, allocators, direct, faults)
+MUTANTS = _of(
+    keys, answers, stored, promises, late, allocators, direct, reports, faults
+)
 """All mutants, in the order of the table in the docs."""
 
 

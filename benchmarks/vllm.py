@@ -1,0 +1,267 @@
+"""vLLM's pages through its own file tier and through kvdock-file.
+
+Usage: python benchmarks/vllm.py [--rounds N]
+
+Runs in vLLM's own environment, which it builds if it is not there (3.4 GB). Both
+tiers get the very same rows from the very same memory, as vLLM's manager submits
+them, by turns, on the same disk: with direct I/O both, and buffered both. Figures are
+ratios, of the best and of the median; over 1 is better for kvdock. The last line is
+a JSON object; the whole of it is also written to benchmarks/results/vllm.json.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "engines" / "vllm" / "tests"
+# This file is called like the engine, so its folder must not be searched.
+HERE = sys.path[0]
+sys.path[0] = str(TESTS)
+RESULT = Path(__file__).parent / "results" / "vllm.json"
+
+import vllm_environment  # noqa: E402 - found by the path above
+
+if Path(sys.prefix) != vllm_environment.VENV:
+    python = str(vllm_environment.build())
+    os.execve(  # noqa: S606 - the same script, where vLLM is
+        python,
+        [python, __file__, *sys.argv[1:]],
+        {**os.environ, **vllm_environment.CPU},
+    )
+
+sys.path.insert(0, str(TESTS / "engine"))
+
+import argparse  # noqa: E402 - after the environment is the right one
+import json  # noqa: E402
+import mmap  # noqa: E402
+import shutil  # noqa: E402
+import statistics  # noqa: E402
+import tempfile  # noqa: E402
+import time  # noqa: E402
+from types import SimpleNamespace  # noqa: E402
+from typing import Any  # noqa: E402
+
+import attrs  # noqa: E402
+import numpy as np  # noqa: E402
+
+SIZES = {"64K": (64 << 10, 256), "1M": (1 << 20, 64)}
+"""Bytes of a row, and how many rows are stored in a round."""
+STORE_ROWS, LOAD_ROWS = 16, 64
+"""Rows of a job: what a step of prefill stores, and what a prefix loads."""
+ROUNDS = 9
+CONTENDERS = ("fs_direct", "kvdock_direct", "fs_buffered", "kvdock_buffered")
+
+
+@attrs.frozen(eq=False)
+class Rows:
+    """Host memory as vLLM's: the first half is stored, the second one is loaded."""
+
+    memory: Any
+    row_bytes: int
+    count: int
+
+    @classmethod
+    def of(cls, row_bytes: int, count: int) -> Rows:
+        """Map memory with random rows."""
+        flat = np.frombuffer(mmap.mmap(-1, 2 * count * row_bytes), np.uint8)
+        memory = flat.reshape(2 * count, row_bytes)
+        memory[:count] = np.random.default_rng(0).integers(
+            0, 256, (count, row_bytes), np.uint8
+        )
+        return cls(memory, row_bytes, count)
+
+
+def fs_tier(rows: Rows, folder: Path, *, direct: bool) -> Any:  # noqa: ANN401 - vLLM's object
+    """Open vLLM's own tier."""
+    from vllm.v1.kv_offload import config  # noqa: PLC0415 - the engine
+    from vllm.v1.kv_offload.tiering.fs.manager import (  # noqa: PLC0415 - same
+        FileSystemTierManager,
+    )
+
+    spec = SimpleNamespace(
+        config=config.OffloadingConfig(
+            (config.OffloadingGroupConfig(32, ("layer",), 0),),
+            rows.row_bytes,
+            False,
+            {},
+            "benchmark",
+            config.OffloadingModelConfig("model", "float32"),
+            config.OffloadingCacheConfig(32, 1),
+            config.OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, False),
+        ),
+        blocks_per_chunk=1,
+        kv_events_config=SimpleNamespace(enable_kv_cache_events=False),
+    )
+    tier = FileSystemTierManager(
+        spec, memoryview(rows.memory), "fs", root_dir=str(folder)
+    )
+    if direct and not tier._use_o_direct:  # noqa: SLF001 - vLLM has no setting for it
+        raise SystemExit(f"{folder} does not support direct I/O")
+    tier._use_o_direct = direct  # noqa: SLF001 - same
+    return tier
+
+
+def kvdock_tier(rows: Rows, folder: Path, *, direct: bool) -> Any:  # noqa: ANN401 - as above
+    """Open kvdock's, with its checksums and deadlines."""
+    import tiers  # noqa: PLC0415 - imports vLLM
+
+    from kvdock import ThrottledLog  # noqa: PLC0415 - in vLLM's environment
+    from kvdock_vllm.adapters import AdapterFiles  # noqa: PLC0415 - same
+    from kvdock_vllm.pools import Handover  # noqa: PLC0415 - same
+    from kvdock_vllm.rows import Group  # noqa: PLC0415 - same
+    from kvdock_vllm.settings import collect  # noqa: PLC0415 - same
+    from kvdock_vllm.tier import KvdockTier  # noqa: PLC0415 - same
+
+    group = Group(
+        number=0,
+        spec_class="FullAttentionSpec",
+        spec="full",
+        layers=("layer",),
+        tokens=32,
+        pieces=((0, rows.row_bytes),),
+    )
+    given = {
+        "plugin": "file",
+        "root": str(folder),
+        "free_space": "1 MiB",
+        "host_memory": 2 * rows.count * rows.row_bytes,
+        "direct": direct,
+    }
+    spec = SimpleNamespace(
+        kv_bytes_per_chunk=rows.row_bytes,
+        cpu_page_size_per_worker=rows.row_bytes,
+        replicated_layout=False,
+        config=SimpleNamespace(parallel=SimpleNamespace(world_size=1)),
+    )
+    handover = Handover(
+        collect(given, environ={}),
+        tiers.identity(groups=(group,)),
+        AdapterFiles(ThrottledLog()),
+    )
+    return KvdockTier(spec, memoryview(rows.memory), "KvdockTier", handover=handover)
+
+
+def moved(tier: Any, keys: list[bytes], first: int, number: int, *, load: bool) -> None:  # noqa: ANN401 - as above
+    """Do one job, and look for its end as often as a busy scheduler."""
+    from vllm.v1.kv_offload.base import ReqContext  # noqa: PLC0415 - the engine
+    from vllm.v1.kv_offload.tiering.base import TransferJob  # noqa: PLC0415 - same
+
+    places = np.arange(first, first + len(keys))
+    job = TransferJob(number, keys, places, load, ReqContext(req_id="r"))
+    (tier.submit_load if load else tier.submit_store)(job)
+    while not (results := list(tier.get_finished_jobs())):
+        time.sleep(0.0002)
+    if not results[0].success:
+        raise SystemExit(f"a job has failed: {results[0]}")
+
+
+def looked_up(tier: Any, keys: list[bytes], request: str) -> None:  # noqa: ANN401 - as above
+    """Ask for keys, step by step, until all are answered."""
+    from vllm.v1.kv_offload.base import (  # noqa: PLC0415 - the engine
+        LookupResult,
+        ReqContext,
+        ScheduleEndContext,
+    )
+
+    context = ReqContext(req_id=request)
+    left = keys
+    while left:
+        answers = [(key, tier.lookup(key, context)) for key in left]
+        if any(answer is LookupResult.MISS for _, answer in answers):
+            raise SystemExit("a stored page is not found")
+        left = [key for key, answer in answers if answer is LookupResult.RETRY]
+        tier.on_schedule_end(ScheduleEndContext((), ()))
+        if left:
+            time.sleep(0.0002)
+
+
+def round_of(name: str, rows: Rows, folder: Path, turn: int) -> dict[str, float]:
+    """Time storing, finding and loading all rows with a fresh tier."""
+    kind, _, mode = name.partition("_")
+    make = fs_tier if kind == "fs" else kvdock_tier
+    place = folder / name
+    place.mkdir(mode=0o700)
+    tier = make(rows, place, direct=mode == "direct")
+    keys = [os.urandom(32) + bytes(4) for _ in range(rows.count)]
+    rows.memory[rows.count :] = 1
+    took = {}
+    began = time.perf_counter()
+    for first in range(0, rows.count, STORE_ROWS):
+        moved(tier, keys[first : first + STORE_ROWS], first, first, load=False)
+    took["store"] = time.perf_counter() - began
+    began = time.perf_counter()
+    looked_up(tier, keys, f"look-{turn}")
+    took["lookup"] = time.perf_counter() - began
+    began = time.perf_counter()
+    for first in range(0, rows.count, LOAD_ROWS):
+        part = keys[first : first + LOAD_ROWS]
+        moved(tier, part, rows.count + first, rows.count + first, load=True)
+    took["load"] = time.perf_counter() - began
+    if not (rows.memory[rows.count :] == rows.memory[: rows.count]).all():
+        raise SystemExit(f"{name} has loaded other bytes")
+    tier.shutdown()
+    shutil.rmtree(place)
+    return took
+
+
+def tier_level(rounds: int) -> dict[str, Any]:
+    """Compare the tiers on rows of two sizes."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(dir=vllm_environment.VENV) as name:
+        for size, (row_bytes, count) in SIZES.items():
+            rows = Rows.of(row_bytes, count)
+            took: dict[tuple[str, str], list[float]] = {}
+            # The first round pays for what is set up on first use.
+            for turn in range(-1, rounds):
+                for contender in CONTENDERS:
+                    times = round_of(contender, rows, Path(name), turn)
+                    for what, seconds in times.items() if turn >= 0 else ():
+                        took.setdefault((contender, what), []).append(seconds)
+            gib = row_bytes * count / 2**30
+            for (contender, what), times_s in took.items():
+                best, median = min(times_s), statistics.median(times_s)
+                shown = (
+                    f"{best * 1e3:.2f} ms, median {median * 1e3:.2f} ms"
+                    if what == "lookup"
+                    else f"{gib / best:.2f} GiB/s, median {gib / median:.2f} GiB/s"
+                )
+                print(f"{size} {contender:16} {what:7} best {shown}")
+            for mode in ("direct", "buffered"):
+                for what in ("store", "load", "lookup"):
+                    theirs = took[f"fs_{mode}", what]
+                    ours = took[f"kvdock_{mode}", what]
+                    found[f"{what}_vs_fs_{mode}_{size}"] = {
+                        "best": round(min(theirs) / min(ours), 2),
+                        "median": round(
+                            statistics.median(theirs) / statistics.median(ours), 2
+                        ),
+                    }
+    return found
+
+
+def main() -> None:
+    """Measure and print; the last line is the figures."""
+    parser = argparse.ArgumentParser(description="vLLM's tiers, side by side.")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    given = parser.parse_args()
+    figures = tier_level(given.rounds)
+    # Nothing that is called like this file is imported any more.
+    sys.path.append(HERE)
+    from machine import describe  # noqa: PLC0415 - see above
+
+    about = {
+        **describe(vllm_environment.VENV),
+        "vllm": vllm_environment.VLLM,
+        "rounds": given.rounds,
+    }
+    RESULT.parent.mkdir(exist_ok=True)
+    whole = {"machine": about, "figures": figures}
+    RESULT.write_text(json.dumps(whole, indent=2) + "\n")
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Use that a backend is informed of, and what it reports of its pages."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvdock.testing.cases import claimed, contract_test, one_sample
+from kvdock.testing.samples import Sample, page_hashes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvdock.plugin.hookspecs import Capacity
+    from kvdock.plugin.manifest import Support
+    from kvdock.testing.harness import Harness, Setup
+
+PAGE_BYTES = 16384
+ROUND = 16
+MOST_ROUNDS = 512
+"""128 MiB: a small store has evicted its first pages by then."""
+
+TRACKED = 64
+"""How many keys a backend is asked to keep track of."""
+
+SOON_S = 5.0
+"""How long a report may be behind: it may come from a server that counts now and
+then."""
+
+
+def capacity_of(setup: Setup) -> Capacity | None:
+    """Ask how full the store is."""
+    return setup.backend.capacity(setup.handle)
+
+
+def removed_soon(setup: Setup, wanted: int) -> list[str]:
+    """Ask which keys are gone, until there are as many as wanted, for a moment."""
+    deadline = setup.until(SOON_S)
+    found = list(setup.backend.removed(setup.handle, TRACKED))
+    while len(found) < wanted and time.monotonic() < deadline:
+        time.sleep(0.02)
+        found += setup.backend.removed(setup.handle, TRACKED)
+    return found
+
+
+def tracking(harness: Harness, sample: Sample) -> Setup:
+    """Attach a pool of a backend that reports removed pages, or skip."""
+    if not harness.backend.tracks_removal:
+        pytest.skip("it has no hook kvdock_removed")
+    return harness.rig(sample.pool())
+
+
+class ReportTests:
+    """Pages in use stay, and reports of removed pages and of room are true."""
+
+    @contract_test(claimed("eviction"))
+    def test_pages_that_an_engine_uses_stay_while_others_are_evicted(
+        self, harness: Harness, small: Mapping[str, object] | None, case: Support
+    ) -> None:
+        assert case
+        if not harness.backend.touches:
+            pytest.skip("it has no hook kvdock_touch")
+        if small is None:
+            pytest.skip("the author gives no `small` settings of a store soon full")
+        (sample,) = one_sample(harness.backend.manifest)
+        if sample.skip:
+            pytest.skip(sample.skip)
+        tight = harness.over(small)
+        kind = sample.value.kind
+        pool = harness.sample(kind, page_bytes=PAGE_BYTES, name="used").pool()
+        used, other = page_hashes(ROUND, "used"), page_hashes(ROUND, "other")
+        try:
+            setup = tight.rig(pool, pages=ROUND)
+            setup.stored(used)
+            setup.stored(other)
+            for turn in range(MOST_ROUNDS):
+                setup.put(page_hashes(ROUND, turn))
+                setup.backend.touch(setup.handle, setup.keys(used))
+                if not setup.exists(other).any():
+                    break
+            else:
+                pytest.fail("a small store has not evicted pages that are not used")
+            stayed = int(setup.exists(used).sum())
+            # Where an order of use is kept by samples, a few may go.
+            assert stayed > ROUND // 2, (
+                f"{ROUND - stayed} of {ROUND} pages were evicted, although they were "
+                "used after all others"
+            )
+        finally:
+            tight.close()
+
+    @contract_test(one_sample)
+    def test_use_of_pages_that_are_not_there_counts_for_nothing(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        if not harness.backend.touches:
+            pytest.skip("it has no hook kvdock_touch")
+        setup = harness.rig(case.pool())
+        there, never = page_hashes(4, "there"), page_hashes(4, "never")
+        setup.stored(there)
+        setup.backend.touch(setup.handle, setup.keys([*never, *there, *never]))
+        setup.backend.touch(setup.handle, [])
+        assert not setup.exists(never).any(), "a page is found that was never stored"
+        setup.loaded(there)
+        setup.stored(never)
+        setup.loaded(never)
+
+    @contract_test(one_sample)
+    def test_removed_pages_are_reported_once_and_others_never(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        setup = tracking(harness, case)
+        setup.backend.removed(setup.handle, TRACKED)
+        stay, go = page_hashes(4, "stay"), page_hashes(4, "go")
+        setup.stored(stay)
+        setup.stored(go)
+        assert removed_soon(setup, 0) == []
+        setup.delete(go)
+        found = removed_soon(setup, len(setup.keys(go)))
+        assert sorted(found) == sorted(setup.keys(go))
+        assert removed_soon(setup, 0) == [], "a removed page is reported twice"
+        # Stored again, its removal is another one.
+        setup.stored(go)
+        assert removed_soon(setup, 0) == []
+        setup.delete(go)
+        found = removed_soon(setup, len(setup.keys(go)))
+        assert sorted(found) == sorted(setup.keys(go))
+
+    @contract_test(one_sample)
+    def test_no_more_pages_are_tracked_than_were_asked_for(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        setup = tracking(harness, case)
+        setup.backend.removed(setup.handle, setup.objects * 2)
+        pages = page_hashes(6)
+        for page in pages:
+            setup.stored([page])
+        setup.delete(pages)
+        deadline = setup.until(SOON_S)
+        found: list[str] = []
+        while not found and time.monotonic() < deadline:
+            found += setup.backend.removed(setup.handle, setup.objects * 2)
+        assert found, "removed pages are not reported"
+        assert set(found) <= set(setup.keys(pages[-2:])), (
+            "the newest pages are those to keep track of"
+        )
+
+    @contract_test(one_sample)
+    def test_room_that_is_reported_is_that_of_all_pools_of_a_store(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        pools = [harness.sample(case.kind, name=name).pool() for name in ("one", "two")]
+        one, two = harness.attach(pools)
+        before = capacity_of(one)
+        if before is None:
+            pytest.skip("it does not report how full it is")
+        assert before.used_bytes >= 0
+        assert before.limit_bytes >= 0
+        pages = page_hashes(16)
+        two.stored(pages)
+        nbytes = sum(stored.nbytes for stored in two.region.objects) * len(pages)
+        deadline = two.until(SOON_S)
+        while time.monotonic() < deadline:
+            after = capacity_of(one)
+            if after is None or after.used_bytes >= nbytes:
+                break
+            time.sleep(0.02)
+        assert after is None or after.used_bytes >= nbytes, (
+            f"{nbytes} bytes were stored, and {after.used_bytes} are reported as used"
+        )
+        if after is not None and after.limit_bytes:
+            assert after.used_bytes <= after.limit_bytes, f"more than all: {after}"

@@ -1,0 +1,126 @@
+"""What an engine of a test does, beyond answering its prompts.
+
+Each takes the engine, the phase that a test describes, and what watches the tier,
+and returns what a test looks at. They run in a process of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import attrs
+
+STEPS_ALONE = 60
+"""Steps of a running request that are timed before another one arrives, and after it
+has ended: a machine that others use is not equally fast all the time."""
+
+END_S = 120.0
+
+
+@attrs.define(eq=False)
+class Watch:
+    """What kvdock's jobs did.
+
+    Args:
+        pages: Pool, operation and outcome, to the number of pages.
+        attempts: Request and key to the number of loads that were tried.
+        jobs: Whether it was a load, its seconds, and how many pages were moved.
+    """
+
+    pages: Counter[str] = attrs.field(factory=Counter)
+    attempts: Counter[tuple[str, bytes]] = attrs.field(factory=Counter)
+    jobs: list[tuple[bool, float, int]] = attrs.field(factory=list)
+
+    @classmethod
+    def of(cls, tier: Any) -> Watch:
+        """Watch a tier."""
+        from kvdock import Outcome
+
+        watch = cls()
+        began: dict[int, float] = {}
+        submit, result = tier._submit, tier._result
+
+        def submitted(given: Any) -> None:
+            began[given.job_id] = time.monotonic()
+            if given.is_promotion:
+                request = given.req_context.req_id
+                watch.attempts.update((request, bytes(key)) for key in given.keys)
+            submit(given)
+
+        def ended(job: Any) -> Any:
+            took_s = time.monotonic() - began.pop(job.number)
+            watch.jobs.append((job.promotion, took_s, int(job.moved().sum())))
+            operation = "load" if job.promotion else "store"
+            for _, transfer in job.transfers:
+                for code in transfer.outcomes.tolist():
+                    name = Outcome(code).name.lower()
+                    watch.pages[f"{transfer.pool}/{operation}/{name}"] += 1
+            return result(job)
+
+        tier._submit, tier._result = submitted, ended
+        return watch
+
+    def found(self) -> dict[str, Any]:
+        """Return it as a test reads it."""
+        return {
+            "pages": dict(self.pages),
+            "attempts": max(self.attempts.values(), default=0),
+            "jobs": self.jobs,
+        }
+
+
+def beside(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
+    """Time the steps of a running request, alone and while another one waits.
+
+    The other one's prompt is stored, and storage may hang.
+    """
+    from vllm.sampling_params import SamplingParams
+
+    engine = llm.llm_engine
+    alone: list[float] = []
+    together: list[float] = []
+    ended: dict[str, Any] = {}
+    arrived = 0.0
+    waiting = True
+
+    def chosen(count: int) -> Any:
+        return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+
+    running = [(13 * n + 11) % 500 + 4 for n in range(40)]
+    engine.add_request("running", {"prompt_token_ids": running}, chosen(900))
+    end_s = time.monotonic() + END_S
+    while len(alone) < 2 * STEPS_ALONE and time.monotonic() < end_s:
+        began = time.monotonic()
+        outputs = engine.step()
+        took_s = time.monotonic() - began
+        for one in outputs:
+            if one.request_id == "other":
+                waiting = False
+            if one.finished:
+                ended[one.request_id] = list(one.outputs[0].token_ids)
+        if arrived and waiting:
+            together.append(took_s)
+        elif outputs and bool(arrived) == ("other" in ended):
+            alone.append(took_s)
+            if not arrived and len(alone) == STEPS_ALONE:
+                other = {"prompt_token_ids": phase["prompts"][0]}
+                engine.add_request("other", other, chosen(phase["new_tokens"]))
+                arrived = time.monotonic()
+    engine.abort_request(["running"])
+    return {
+        "alone": alone,
+        # The last one computes the whole prompt.
+        "together": together[:-1],
+        "other": ended.get("other"),
+    }
+
+
+def tier_of(llm: Any) -> Any:
+    """Return kvdock's tier of an engine in this process."""
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    return scheduler.connector.connector_scheduler.manager.secondary_tiers[0]
+
+
+SCENES = {"beside": beside}

@@ -1,0 +1,184 @@
+"""vLLM's API server: metrics after a restore, and an end by SIGTERM."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import vllm_environment
+import vllm_models
+from test_families import on_files
+from vllm_lives import Lives, prompts
+
+START_S = 900.0
+SOON_S = 60.0
+SHARED = Path("/dev/shm")  # noqa: S108 - where vLLM puts its host memory
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@attrs.frozen(eq=False)
+class Server:
+    """A running API server."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:  # noqa: S310 - http of our own
+            text: str = answer.read().decode()
+        return text
+
+    def complete(self, prompt: list[int]) -> list[str]:
+        """Return the tokens of an answer."""
+        given = {
+            "model": "tiny",
+            "prompt": prompt,
+            "max_tokens": 16,
+            "temperature": 0,
+            "logprobs": 1,
+            "ignore_eos": True,
+        }
+        request = urllib.request.Request(  # noqa: S310 - same
+            self.url + "/v1/completions",
+            json.dumps(given).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310 - same
+            found: list[str] = json.load(answer)["choices"][0]["logprobs"]["tokens"]
+        return found
+
+    def reset(self) -> None:
+        """Empty the caches of device and host, so that storage alone has pages."""
+        request = urllib.request.Request(  # noqa: S310 - same
+            self.url + "/reset_prefix_cache?reset_external=true", method="POST"
+        )
+        end_s = time.monotonic() + SOON_S
+        while time.monotonic() < end_s:
+            with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - same
+                if json.load(answer)["success"]:
+                    return
+            time.sleep(0.1)
+        pytest.fail("vLLM's caches were not reset")
+
+    def keys(self, operation: str) -> float:
+        """Return how many pages were OK, by the server's own metrics."""
+        wanted = [f'operation="{operation}"', 'outcome="ok"']
+        return sum(
+            float(line.rsplit(" ", 1)[1])
+            for line in self.get("/metrics").splitlines()
+            if line.startswith("vllm:kvdock_keys_total{")
+            and all(one in line for one in wanted)
+        )
+
+    def keys_soon(self, operation: str, count: int) -> float:
+        """Wait until that many pages were moved: metrics come with later steps."""
+        end_s = time.monotonic() + SOON_S
+        while self.keys(operation) < count and time.monotonic() < end_s:
+            # An idle engine has no steps, and so reports nothing.
+            self.complete([5, 6, 7])
+            time.sleep(0.2)
+        return self.keys(operation)
+
+
+@contextmanager
+def serving(model: Path, storage: dict[str, Any], log: Path) -> Iterator[Server]:
+    """Run a server until SIGTERM."""
+    port = free_port()
+    transfer = {
+        "kv_connector": "KvdockConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "host_memory": "16 MiB",
+            **storage,
+        },
+    }
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(model), "--served-model-name", "tiny"),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--dtype", "float32", "--max-model-len", "1024", "--block-size", "32"),
+        *("--max-num-seqs", "4", "--enforce-eager", "--seed", "0"),
+        # Without it vLLM kills its engine at once, and its shared memory stays.
+        *("--shutdown-timeout", "60"),
+        *("--kv-transfer-config", json.dumps(transfer)),
+    ]
+    url = f"http://127.0.0.1:{port}"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # Development mode has the request that resets all of vLLM's caches.
+            env={
+                **os.environ,
+                **vllm_environment.CPU,
+                "VLLM_SERVER_DEV_MODE": "1",
+            },
+        )
+        try:
+            _wait_for(process, url, log)
+            yield Server(process, url, log)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                raise
+
+
+def _wait_for(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    end_s = time.monotonic() + START_S
+    while time.monotonic() < end_s:
+        assert process.poll() is None, log.read_text()[-4000:]
+        try:
+            urllib.request.urlopen(url + "/health", timeout=5).close()  # noqa: S310 - http of our own
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+        else:
+            return
+    pytest.fail(f"the server does not answer\n{log.read_text()[-4000:]}")
+
+
+def test_a_server_shows_what_it_restored_and_ends_cleanly_by_sigterm(
+    lives: Lives, tmp_path: Path
+) -> None:
+    model = vllm_models.make(vllm_models.FAMILIES["llama"], lives.models)
+    store = tmp_path / "store"
+    store.mkdir()
+    prompt = prompts(100)[0]
+    before = set(SHARED.glob("vllm_offload_*"))
+    with serving(model, on_files(store), tmp_path / "server.log") as server:
+        first = server.complete(prompt)
+        assert server.keys_soon("put", 3) >= 3
+        assert server.keys("get") == 0
+        server.reset()
+        assert server.complete(prompt) == first
+        assert server.keys_soon("get", 3) >= 3
+        metrics = server.get("/metrics")
+    assert server.process.returncode in (0, -signal.SIGTERM), server.log.read_text()
+    assert set(SHARED.glob("vllm_offload_*")) == before
+    shown = set(re.findall(r"^vllm:kvdock_\w+", metrics, re.MULTILINE))
+    assert {"vllm:kvdock_keys_total", "vllm:kvdock_bytes_total"} <= shown, shown
