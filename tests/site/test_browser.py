@@ -198,6 +198,21 @@ def test_pages_render_without_errors_fit_and_are_readable(
     assert not wrong, json.dumps(wrong, indent=1)
 
 
+def test_text_that_is_hard_to_read_and_pages_that_are_too_wide_are_noticed(
+    browser: Any, address: str
+) -> None:
+    show(browser, PHONE, dark=False)
+    browser.get(f"{address}/index.html")
+    browser.execute_script(
+        "const one = document.querySelector('article p');"
+        "one.style.color = '#999'; one.style.backgroundColor = '#bbb';"
+        "one.style.width = '800px'; document.body.style.width = '900px';"
+    )
+    limits = LEAST_CONTRAST, LEAST_CONTRAST_OF_LARGE
+    assert len(browser.execute_script(CONTRAST, *limits)) == 1
+    assert browser.execute_script(OVERFLOW)
+
+
 def test_pictures_are_loaded(browser: Any, address: str) -> None:
     browser.get(f"{address}/index.html")
     widths = browser.execute_script(
