@@ -35,5 +35,6 @@ html_theme = "furo"
 html_title = "kvdock"
 html_copy_source = False
 html_show_sphinx = False
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["kvdock.css"]
 copybutton_prompt_text = "$ "

@@ -39,7 +39,7 @@ FLAGS = (
 )
 
 OVERFLOW = """
-const wide = document.documentElement.scrollWidth - window.innerWidth;
+const wide = document.documentElement.scrollWidth - arguments[0];
 return wide > 1 ? wide : 0;
 """
 
@@ -176,7 +176,7 @@ def test_pages_render_without_errors_fit_and_are_readable(
                 for one in browser.get_log("browser")
                 if "favicon" not in one["message"]
             ],
-            "too wide": browser.execute_script(OVERFLOW),
+            "too wide": browser.execute_script(OVERFLOW, size[0]),
             "elsewhere": [
                 url
                 for url, _ in asked
@@ -210,7 +210,7 @@ def test_text_that_is_hard_to_read_and_pages_that_are_too_wide_are_noticed(
     )
     limits = LEAST_CONTRAST, LEAST_CONTRAST_OF_LARGE
     assert len(browser.execute_script(CONTRAST, *limits)) == 1
-    assert browser.execute_script(OVERFLOW)
+    assert browser.execute_script(OVERFLOW, PHONE[0])
 
 
 def test_pictures_are_loaded(browser: Any, address: str) -> None:
