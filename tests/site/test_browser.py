@@ -236,6 +236,7 @@ def test_the_search_finds_split_heads(browser: Any, address: str) -> None:
 
 
 def test_the_pages_work_from_a_folder(browser: Any, site: Path) -> None:
+    show(browser, DESKTOP, dark=False)
     browser.get((site / "index.html").as_uri())
     browser.find_element("link text", "troubleshooting").click()
     assert browser.find_element("css selector", "h1").text.startswith("Troubleshooting")
