@@ -19,8 +19,11 @@ exclude_patterns = ["README.md", "**/README.md"]
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence", "deflist"]
 # Links to files of the repository that are not pages are copied as downloads.
-suppress_warnings: list[str] = []
+# A name may be public in two packages: `kvdock` has the errors that all callers meet.
+suppress_warnings = ["ref.python"]
 
+# One backtick is code, as in the docstrings.
+default_role = "literal"
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "undoc-members": False}
@@ -32,5 +35,6 @@ html_theme = "furo"
 html_title = "kvdock"
 html_copy_source = False
 html_show_sphinx = False
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["kvdock.css"]
 copybutton_prompt_text = "$ "

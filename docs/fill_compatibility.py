@@ -44,6 +44,10 @@ NOTE = """`yes` includes pools of draft models, heads that are split into severa
 objects, and objects in several pieces of memory; what a backend lacks is named.
 """
 
+NOT_RECORDED = """No run is recorded. The tests in `engines/{name}` run {title} itself.
+Its guide, [{title}](../how-to/{name}.md), lists the pools that its adapter takes.
+"""
+
 STATES = {
     "mha": "KV per head",
     "k_only": "keys alone",
@@ -107,7 +111,11 @@ def page() -> str:
         kinds(found),
     ]
     for name, title in ENGINES.items():
-        if name in record:
+        if name not in record:
+            blocks.append(
+                f"## {title}\n\n{NOT_RECORDED.format(title=title, name=name)}"
+            )
+        else:
             mine = record[name]
             blocks.append(f"## {title} {mine['version']}\n")
             blocks.append(f"Recorded on {mine['date']}.\n")

@@ -39,7 +39,7 @@ FLAGS = (
 )
 
 OVERFLOW = """
-const wide = document.documentElement.scrollWidth - window.innerWidth;
+const wide = document.documentElement.scrollWidth - arguments[0];
 return wide > 1 ? wide : 0;
 """
 
@@ -176,7 +176,7 @@ def test_pages_render_without_errors_fit_and_are_readable(
                 for one in browser.get_log("browser")
                 if "favicon" not in one["message"]
             ],
-            "too wide": browser.execute_script(OVERFLOW),
+            "too wide": browser.execute_script(OVERFLOW, size[0]),
             "elsewhere": [
                 url
                 for url, _ in asked
@@ -196,6 +196,21 @@ def test_pages_render_without_errors_fit_and_are_readable(
         if bad:
             wrong[name] = bad
     assert not wrong, json.dumps(wrong, indent=1)
+
+
+def test_text_that_is_hard_to_read_and_pages_that_are_too_wide_are_noticed(
+    browser: Any, address: str
+) -> None:
+    show(browser, PHONE, dark=False)
+    browser.get(f"{address}/index.html")
+    browser.execute_script(
+        "const one = document.querySelector('article p');"
+        "one.style.color = '#999'; one.style.backgroundColor = '#bbb';"
+        "one.style.width = '800px'; document.body.style.width = '900px';"
+    )
+    limits = LEAST_CONTRAST, LEAST_CONTRAST_OF_LARGE
+    assert len(browser.execute_script(CONTRAST, *limits)) == 1
+    assert browser.execute_script(OVERFLOW, PHONE[0])
 
 
 def test_pictures_are_loaded(browser: Any, address: str) -> None:
@@ -221,6 +236,7 @@ def test_the_search_finds_split_heads(browser: Any, address: str) -> None:
 
 
 def test_the_pages_work_from_a_folder(browser: Any, site: Path) -> None:
+    show(browser, DESKTOP, dark=False)
     browser.get((site / "index.html").as_uri())
     browser.find_element("link text", "troubleshooting").click()
     assert browser.find_element("css selector", "h1").text.startswith("Troubleshooting")

@@ -76,6 +76,8 @@ class BackendContract(
 ):
     """Inherit, name the plugin, give it settings: the tests come by themselves.
 
+    A whole test file::
+
         class TestMine(BackendContract):
             plugin = "mine"
 
@@ -84,7 +86,7 @@ class BackendContract(
                 return {"root": str(tmp_path)}
 
     Each test function gets a store that no other test has used. A test that
-    your backend cannot pass yet is overridden by one that says so:
+    your backend cannot pass yet is overridden by one that says so::
 
             @pytest.mark.xfail(reason="the server has no delete, issue 12")
             def test_a_deleted_page_is_gone_and_can_be_stored_again(self): ...
