@@ -27,11 +27,9 @@ import attrs
 import numpy as np
 
 from kvdock import Batch, Block, DType, Layout, Part, PoolKind, PoolSpec, Region, Shard
-from kvdock.matching import Rows, coalesce, match, packed
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
-    from kvdock.grid import Grid
 
 TESTS = Path(__file__).parent.parent
 HERE = str(Path(__file__).parent)
@@ -43,7 +41,18 @@ HARNESSES = [
 # are spawned import this file again, with the path that is left here.
 sys.path = [*HARNESSES, *(one for one in sys.path if one not in (HERE, *HARNESSES))]
 
-from direct_peers import PeerProcess, Side, address, mapped, memory_file  # noqa: E402
+from direct_peers import (  # noqa: E402
+    Grid,
+    PeerProcess,
+    Rows,
+    Side,
+    address,
+    coalesce,
+    mapped,
+    match,
+    memory_file,
+    packed,
+)
 from direct_trials import Remote, settings_of  # noqa: E402
 from peers import slots_for  # noqa: E402
 

@@ -28,7 +28,23 @@ import numpy.typing as npt
 from kvdock import AttachConfig, Batch, Block
 from kvdock.config import structure
 from kvdock.errors import KvdockError
-from kvdock.matching import Rows, move
+from kvdock.grid import Grid
+from kvdock.matching import Rows, coalesce, match, move, packed
+
+__all__ = [
+    "Grid",
+    "PeerProcess",
+    "Rows",
+    "Side",
+    "address",
+    "coalesce",
+    "connected",
+    "mapped",
+    "match",
+    "memory_file",
+    "packed",
+    "two_processes",
+]
 
 PATIENCE_S = 60.0
 
