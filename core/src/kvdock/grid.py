@@ -167,7 +167,9 @@ class Grid:
                 interleave_tokens=_number(found.pop("interleave_tokens"), 1),
                 rank=_span(rank) if (rank := found.pop("rank")) else None,
             )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (
+            ValueError, TypeError, KeyError, AttributeError, RecursionError,
+        ) as error:  # fmt: skip
             raise RegionError(f"a peer sent what is not a grid: {error!r}") from error
         if found or not parts or any(len(p.bases) != len(grid.layers) for p in parts):
             raise RegionError("a peer sent a grid that contradicts itself")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
@@ -50,3 +51,6 @@ def test_a_message_of_another_kind_or_cut_short_is_rejected() -> None:
                 type(one).from_bytes(data[:end])
         with pytest.raises(MessageError):
             type(one).from_bytes(b"x" + data)
+        deep = b"[" * (1 << 19)
+        with pytest.raises(MessageError):
+            type(one).from_bytes(data[:4] + struct.pack("<I", len(deep)) + deep)

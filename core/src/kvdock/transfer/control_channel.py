@@ -201,5 +201,5 @@ def _identity(message: bytes) -> ProcessIdentity | None:
         return ProcessIdentity(
             str(found["host"]), int(found["pid"]), int(found["started"])
         )
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None

@@ -226,7 +226,9 @@ def _decode(
     try:
         head, parts = _split(kind, data)
         return read(head, parts)
-    except (ValueError, TypeError, KeyError, AttributeError, struct.error) as error:
+    except (
+        ValueError, TypeError, KeyError, AttributeError, RecursionError, struct.error,
+    ) as error:  # fmt: skip
         raise MessageError(
             f"a peer sent what is not a {kind}: {type(error).__name__}: {error}",
             fix="Both sides need the same version of kvdock.",
