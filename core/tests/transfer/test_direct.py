@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from kvdock.transfer.expectation import (
     RequestState,
 )
 from kvdock.transfer.leases import PageLeases
+from kvdock.transfer.messages import Completion
 
 if TYPE_CHECKING:
     from kvdock.plugin.manifest import Manifest
@@ -440,6 +442,35 @@ def test_a_dead_sender_frees_its_slots_and_an_unknown_one_does_not() -> None:
         assert unknown.free
 
 
+@pytest.mark.parametrize("outcome", [Outcome.UNAVAILABLE, Outcome.REFUSED])
+def test_what_a_failed_sender_left_in_sockets_holds_its_slots(
+    outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers: list[threading.Timer] = []
+
+    def start(timer: threading.Timer) -> None:
+        timers.append(timer)
+
+    monkeypatch.setattr(threading.Timer, "start", start)
+    with peers(Peer([attention()]), Peer([attention()])) as (sender, receiver):
+        offers = [sender.direct.offers(receives=False)]
+        request = receiver.attachment.expect({"kv": np.arange(4)}, offers)
+        receiver.direct.complete(
+            Completion(
+                request=request.request, sender=0, ended=True, outcomes={"kv": outcome}
+            )
+        )
+        assert request.state is RequestState.FAILED
+        if outcome is Outcome.REFUSED:
+            assert (request.free, timers) == (True, [])
+            return
+        assert not request.free
+        (timer,) = timers
+        assert timer.interval == receiver.direct.pools["kv"].manifest.send_drain_s
+        timer.function(*timer.args)
+        assert request.free
+
+
 def test_held_slots_are_bounded() -> None:
     core = settings(direct={"max_held_percent": 25})
     with peers(Peer([attention()]), Peer([attention()], core=core)) as two:
@@ -504,6 +535,7 @@ def test_an_endpoint_that_was_closed_is_unavailable_and_a_new_one_works() -> Non
         assert future.outcomes["kv"] is Outcome.ERROR
         receiver.direct.complete(future.completion())
         assert request.state is RequestState.FAILED
+        assert request.wait_free(LONG_S)
         again = transferred(sender, receiver, content, {"kv": [0, 1]}, {"kv": range(8)})
         assert again.state is RequestState.ARRIVED
 

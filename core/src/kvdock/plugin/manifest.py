@@ -278,7 +278,7 @@ class Manifest:
             landing area, as whole pages that the receiver copies to their slots:
             measured, where that begins to be faster. 0 where rows always go to
             their slots.
-        send_drain_s: How long after the death of a sender bytes may still land
+        send_drain_s: How long after a sender failed or died bytes may still land
             that it had sent: what lies in the buffers of sockets.
         fork_safe: Whether a handle may be used in a forked child.
         settings: The attrs class of its settings, or None.

@@ -1,9 +1,9 @@
 """One request that peers send to this process, and the slots that it holds.
 
 Slots are free once no byte can land in them any more, and not before: after the
-completion of every sender, a moment after the death of one, or once the endpoint
-is closed where the transport guarantees that nothing arrives after that. Memory
-that is deregistered is no such fence, and a lost connection is not a death.
+completion of every sender, a moment after the failure or death of one, or once the
+endpoint is closed where the transport guarantees that nothing arrives after that.
+Memory that is deregistered is not such a fence, a lost connection is not a death.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from kvdock.transfer.landing import LandingSpan
     from kvdock.transfer.leases import Lease
     from kvdock.transfer.messages import Completion
+
+
+_NOTHING_UNDER_WAY = frozenset({Outcome.OK, Outcome.ABSENT, Outcome.REFUSED})
+"""What a pool ends with of which no row can be on its way any more: it is whole, or
+was not sent. After anything else, rows may lie in this process's sockets."""
 
 
 class RequestState(StrEnum):
@@ -152,7 +157,6 @@ class Expectation:
         self._reason = ""
         self._busy = 0
         self._fenced: set[str] = set()
-        self._timers: list[threading.Timer] = []
         self.tickets: tuple[bytes, ...] = ()
         """One for each sender, in order; the engine carries them."""
 
@@ -256,9 +260,12 @@ class Expectation:
         finally:
             with self._lock:
                 sender.arrived = sender.arrived | arrived
-                sender.over = sender.over or completion.ended
+                clean = _NOTHING_UNDER_WAY.issuperset(completion.outcomes.values())
+                sender.over = sender.over or (completion.ended and clean)
                 self._busy -= 1
             self._end(state, reason)
+            if completion.ended and not clean:
+                self._free_when_drained(sender)
         return in_time
 
     def _arrive(
@@ -299,17 +306,26 @@ class Expectation:
         """
         one = self._senders[sender]
         self._end(RequestState.FAILED, f"sender {sender} is lost: {state}")
-        if state is PeerState.DEAD and not one.over:
-            drain_s = max(
-                (part.pool.manifest.send_drain_s for part in one.parts.values()),
-                default=0.0,
-            )
-            timer = threading.Timer(drain_s, self._bury, [one])
-            timer.daemon = True
-            self._timers.append(timer)
-            timer.start()
+        if state is PeerState.DEAD:
+            self._free_when_drained(one)
 
-    def _bury(self, sender: _SenderPart) -> None:
+    def _free_when_drained(self, sender: _SenderPart) -> None:
+        """Free what a sender holds once nothing of it lies in sockets any more.
+
+        By this process's clock, from now on: had it been stopped until now, its
+        sockets may still be full, however long ago the sender has ended.
+        """
+        if sender.over:
+            return
+        drain_s = max(
+            (part.pool.manifest.send_drain_s for part in sender.parts.values()),
+            default=0.0,
+        )
+        timer = threading.Timer(drain_s, self._drained, [sender])
+        timer.daemon = True
+        timer.start()
+
+    def _drained(self, sender: _SenderPart) -> None:
         with self._lock:
             sender.over = True
         self._end(RequestState.PENDING, "")
