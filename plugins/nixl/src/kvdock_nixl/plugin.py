@@ -13,7 +13,6 @@ from kvdock import (
     HitPolicy,
     KindSupport,
     Manifest,
-    Operation,
     PoolKind,
     Scope,
     Support,
@@ -94,7 +93,7 @@ def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
 @hookimpl
 def kvdock_batch_io(handle: PoolHandle, batch: Batch) -> BatchResult:
     """Run one batch."""
-    if batch.operation is Operation.SEND:
+    if batch.remote is not None:  # a SEND; its own name would load numpy
         return handle.direct.send(batch)
     return handle.store.run(batch)
 
