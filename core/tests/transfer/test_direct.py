@@ -130,7 +130,7 @@ def test_ranks_take_their_heads_from_whichever_ranks_have_them(
         assert found.equals(content)
 
 
-def test_a_rank_whose_heads_nobody_sends_is_rejected_by_name() -> None:
+def test_a_rank_whose_heads_no_sender_has_is_rejected_by_name() -> None:
     pools = [attention()]
     half = Peer(pools, shard=Shard(tp_rank=0, tp_size=2))
     with peers(half, Peer(pools)) as (sender, receiver):
