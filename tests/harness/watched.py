@@ -14,7 +14,16 @@ import pytest
 
 from kvdock import PoolKind, hookimpl
 from kvdock.testing import BackendContract, Oracle
-from kvdock.testing.reference import FolderReference, FolderShelf, Handle, ShelfOracle
+from kvdock.testing.contract.direct import DirectTests
+from kvdock.testing.contract.suite import Suite
+from kvdock.testing.direct_reference import DirectReference
+from kvdock.testing.reference import (
+    FolderReference,
+    FolderShelf,
+    Handle,
+    MemoryReference,
+    ShelfOracle,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +34,14 @@ RECORD = "KVDOCK_WATCHED"
 """Names the file that it writes to."""
 
 
+def note() -> None:
+    """Write down which test gave a backend a batch."""
+    with Path(os.environ[RECORD]).open("a") as file:
+        file.write(os.environ["PYTEST_CURRENT_TEST"] + "\n")
+
+
 class Watched(FolderReference):
-    """A backend that does everything right, and tells by whom it is used."""
+    """A backend that does everything right, and notes by which tests it is used."""
 
     def manifest(self) -> Manifest:
         """Declare a kind with heads, one without, and marks: each test is met."""
@@ -37,14 +52,25 @@ class Watched(FolderReference):
     @hookimpl
     def kvdock_batch_io(self, handle: Handle, batch: Batch) -> BatchResult:
         """Note the test, then do the batch."""
-        with Path(os.environ[RECORD]).open("a") as file:
-            file.write(os.environ["PYTEST_CURRENT_TEST"] + "\n")
+        note()
         return super().kvdock_batch_io(handle, batch)
 
 
-def __getattr__(name: str) -> Watched:
+class WatchedDirect(DirectReference):
+    """The same for the one that sends to peers."""
+
+    @hookimpl
+    def kvdock_batch_io(self, handle: Handle, batch: Batch) -> BatchResult:
+        """Note the test, then do the batch."""
+        note()
+        return super().kvdock_batch_io(handle, batch)
+
+
+def __getattr__(name: str) -> MemoryReference:
     if name == "plugin":
         return Watched()
+    if name == "direct":
+        return WatchedDirect()
     raise AttributeError(name)
 
 
@@ -62,3 +88,11 @@ class TestWatched(BackendContract):
     @pytest.fixture
     def oracle(self, tmp_path: Path) -> Oracle:
         return ShelfOracle(FolderShelf(tmp_path))
+
+
+class TestWatchedDirect(DirectTests, Suite, sealed=True):
+    plugin = f"{__name__}:direct"
+
+    @pytest.fixture
+    def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
+        return {"store": request.node.name}

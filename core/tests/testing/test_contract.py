@@ -48,7 +48,7 @@ def manifest(**changes: Any) -> Manifest:
             host_allocator=Support.NATIVE,
             gated_get=Support.NATIVE,
             gated_put=Support.NATIVE,
-            direct_transfer=Support.NO,
+            direct_transfer=Support.NATIVE,
             integrity=Support.NATIVE,
             eviction=Support.NATIVE,
             durability=Scope.CLUSTER,
@@ -134,17 +134,6 @@ def test_every_declared_capability_switches_tests_on(
     full, less = runs(manifest()), runs(manifest(**OTHER[field]))
     changed = [test for test in touching if full[test] != less[test]]
     assert changed, f"{field} is declared, and no test tries it with a backend"
-
-
-@pytest.mark.slow
-def test_a_promise_that_only_the_router_reads_is_not_tried(
-    touching: frozenset[str],
-) -> None:
-    promised = runs(manifest(direct_transfer=Support.NATIVE))
-    silent = runs(manifest(direct_transfer=Support.UNDECLARED))
-    changed = {test for test in promised if promised[test] != silent[test]}
-    assert changed, "what the router makes of it is tested"
-    assert not changed & touching
 
 
 def test_every_field_of_a_manifest_is_read_by_the_contract() -> None:
@@ -252,7 +241,6 @@ ASKED: Mapping[str, tuple[Sample, RouteRequirements]] = {
 """A pool, and a deployment, to which the field makes a difference."""
 
 OTHER_ROUTED = dict(OTHER) | {
-    "direct_transfer": {"direct_transfer": Support.NATIVE},
     "max_object_bytes": {"max_object_bytes": 100},
     "max_batch_keys": {"max_batch_keys": 2},
     "max_key_bytes": {"max_key_bytes": 80},
