@@ -85,7 +85,8 @@ class ReportTests:
             for turn in range(MOST_ROUNDS):
                 setup.put(page_hashes(ROUND, turn))
                 setup.backend.touch(setup.handle, setup.keys(used))
-                if not setup.exists(other).any():
+                # Ever more rarely: a look may count as a use.
+                if not turn & (turn + 1) and not setup.exists(other).any():
                     break
             else:
                 pytest.fail("a small store has not evicted pages that are not used")
