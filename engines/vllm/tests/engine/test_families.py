@@ -87,7 +87,14 @@ def slow(lives: Lives, tmp_path_factory: pytest.TempPathFactory) -> Story:
 def on_files(folder: Path) -> dict[str, Any]:
     folder.chmod(0o700)
     # A test machine may have less free than a store keeps by default.
-    return {"plugin": "file", "root": str(folder), "free_space": "1 MiB"}
+    # On a busy machine a lookup of the default deadline may be a miss.
+    deadlines = {"exists": "30 s", "get": "60 s", "put": "60 s"}
+    return {
+        "plugin": "file",
+        "root": str(folder),
+        "free_space": "1 MiB",
+        "core": {"deadlines": deadlines},
+    }
 
 
 def check(family: str, story: Story) -> None:
