@@ -14,7 +14,7 @@ import pytest
 
 from kvdock.batch import Batch, Outcome
 from kvdock.errors import KvdockError
-from kvdock.testing.cases import contract_test, graded
+from kvdock.testing.cases import claimed, contract_test
 from kvdock.testing.contract.memory import some_sample
 
 if TYPE_CHECKING:
@@ -109,12 +109,11 @@ def scattered(
 class DirectTests:
     """Rows that go straight into a peer's memory."""
 
-    @contract_test(graded("direct_transfer"))
+    @contract_test(claimed("direct_transfer"))
     def test_rows_arrive_at_their_addresses_and_nowhere_else(
         self, harness: Harness, case: Support
     ) -> None:
-        if not case:
-            pytest.skip("declared as not supported")
+        assert case
         with paired(harness) as pair:
             near, source = block_of(pair.near)
             far, target = block_of(pair.far)
@@ -137,10 +136,9 @@ class DirectTests:
                     f"first at offset {wrong[0]}"
                 )
 
-    @contract_test(graded("direct_transfer"))
+    @contract_test(claimed("direct_transfer"))
     def test_a_row_that_is_ok_is_there(self, harness: Harness, case: Support) -> None:
-        if not case:
-            pytest.skip("declared as not supported")
+        assert case
         with paired(harness) as pair:
             near, source = block_of(pair.near)
             far, target = block_of(pair.far)
@@ -154,12 +152,11 @@ class DirectTests:
                 late = np.count_nonzero(target[:nbytes] != turn)
                 assert not late, f"{late} bytes were not there when their row was OK"
 
-    @contract_test(graded("direct_transfer"))
+    @contract_test(claimed("direct_transfer"))
     def test_nothing_lands_once_an_endpoint_is_said_to_be_closed(
         self, harness: Harness, case: Support
     ) -> None:
-        if not case:
-            pytest.skip("declared as not supported")
+        assert case
         with paired(harness) as pair:
             if "kvdock_withdraw" not in pair.far.backend.plugin.implemented:
                 pytest.skip("it has no kvdock_withdraw")
@@ -180,12 +177,11 @@ class DirectTests:
             assert (outcomes == Outcome.OK).all()
             assert (target[:8] == source[:8]).all()
 
-    @contract_test(graded("direct_transfer"))
+    @contract_test(claimed("direct_transfer"))
     def test_a_peer_that_is_gone_is_not_ok_and_not_waited_for(
         self, harness: Harness, case: Support
     ) -> None:
-        if not case:
-            pytest.skip("declared as not supported")
+        assert case
         with paired(harness) as pair:
             near, _ = block_of(pair.near)
             far, _ = block_of(pair.far)
@@ -193,12 +189,11 @@ class DirectTests:
             outcomes = pair.send(np.array([near]), np.array([far]), np.array([8]))
             assert (outcomes != Outcome.OK).all(), "a pool that is released took a row"
 
-    @contract_test(graded("direct_transfer"))
+    @contract_test(claimed("direct_transfer"))
     def test_an_endpoint_that_is_none_is_refused_in_time(
         self, harness: Harness, case: Support
     ) -> None:
-        if not case:
-            pytest.skip("declared as not supported")
+        assert case
         setup = harness.rig(some_sample(harness).pool())
         for endpoint in (b"", b"no endpoint", b"\xff" * 64):
             with pytest.raises(KvdockError):
