@@ -35,6 +35,8 @@ POOLS = "pools"
 """Bytes of the engine's own pools came back in a new attachment; no model ran."""
 FAILED = "failed"
 
+EVERY = ("file", "hf3fs", "mooncake", "nixl", "s3")
+
 DEMO = {"mha": ("mha",), "mla": ("mla",), "swa": ("mha", "swa"), "mamba": ("mamba",)}
 """Model of the demo to the states that it has."""
 
@@ -66,7 +68,7 @@ SUITES = {
                 "compressed": ("logical", "compressed"),
             },
             POOLS,
-            ("file", "hf3fs", "mooncake"),
+            EVERY,
         ),
         Suite(
             "test_pages_of_every_family_come_back_byte_for_byte_after_a_restart",
@@ -93,12 +95,13 @@ SUITES = {
                 "recurrent": ("mha", "mamba"),
             },
             WHOLE,
-            ("file", "mooncake"),
+            EVERY,
         ),
     ),
     "vllm": (
         Suite(
-            "test_(pages|more_families)_are_restored_in_a_new_process",
+            "test_(pages_are_restored_(in_a_new_process|from_every_backend)"
+            "|more_families_are_restored_in_a_new_process)",
             {
                 "llama": ("mha",),
                 "draft": ("mha", "draft"),
@@ -109,10 +112,11 @@ SUITES = {
                 "gdn": ("mha", "mamba"),
             },
             WHOLE,
+            EVERY,
         ),
     ),
 }
-"""Parameters are looked up by the longest name that they begin with."""
+"""Each word of a parameter is looked up by the longest name that it begins with."""
 
 Result = tuple[str, str, str]
 """Backend, state, and what was shown."""
@@ -149,14 +153,19 @@ def from_tests(engine: str, path: Path) -> Iterator[Result]:
 
 
 def _counted(suite: Suite, given: str, *, passed: bool) -> Iterator[Result]:
-    # A name may itself have a hyphen, so it is looked for and not split off.
     named = [one for one in suite.backends if re.search(rf"\b{one}\b", given)]
-    # "mooncake, zero copy" is one of two ways to the same backend.
-    words = [given, *re.split(r"-(?=[a-z])", given)]
-    fits = [(len(one), one) for one in suite.states for w in words if w.startswith(one)]
-    for state in suite.states[max(fits)[1]] if fits else ():
-        for backend in named or suite.backends[:1]:
-            yield backend, state, suite.proof if passed else FAILED
+    # A family's name may have a hyphen, so the whole is looked up before its words.
+    whole = _state_of(suite, given)
+    words = [given] if whole else re.split(r"-(?=[a-z])", given)
+    for one in sorted({_state_of(suite, word) for word in words} - {""}):
+        for state in suite.states[one]:
+            for backend in named or suite.backends[:1]:
+                yield backend, state, suite.proof if passed else FAILED
+
+
+def _state_of(suite: Suite, word: str) -> str:
+    begins = [one for one in suite.states if word.startswith(one)]
+    return max(begins, key=len, default="")
 
 
 def merged(old: dict[str, dict[str, str]], results: Sequence[Result]) -> None:
