@@ -26,7 +26,18 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from kvdock import Batch, Block, DType, Layout, Part, PoolKind, PoolSpec, Region, Shard
+from kvdock import (
+    Batch,
+    Block,
+    DType,
+    Layout,
+    Manifest,
+    Part,
+    PoolKind,
+    PoolSpec,
+    Region,
+    Shard,
+)
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
@@ -158,15 +169,15 @@ class Bench:
     side: Side
     receiver: PeerProcess
     base: int
+    manifest: Manifest = attrs.field(init=False)
 
-    @property
-    def landing_run_bytes(self) -> int:
-        """Below which mean length rows go to the landing area."""
-        return int(self.side.plugin.kvdock_manifest().landing_run_bytes)
+    def __attrs_post_init__(self) -> None:
+        """Ask for the manifest once, as the core does."""
+        self.manifest = self.side.plugin.kvdock_manifest()
 
     def send(self, rows: Rows) -> None:
         """Send rows in batches, as the core does."""
-        most = self.side.plugin.kvdock_manifest().max_send_rows
+        most = self.manifest.max_send_rows
         until = time.monotonic() + 60.0
         for start in range(0, len(rows), most):
             part = slice(start, start + most)
@@ -192,7 +203,7 @@ class Bench:
         landing = packed(mine, theirs, self.base + TARGET, PAGES)
         whole = np.arange(PAGES * TOKENS)
         direct = coalesce(match(mine, theirs, pages, slots))
-        lands = direct.nbytes / len(direct) < self.landing_run_bytes
+        lands = direct.nbytes / len(direct) < self.manifest.landing_run_bytes
         to_pages = coalesce(match(mine, landing, pages, whole))
         # The receiver knows its slots and its landing area: it builds these itself.
         scatter = coalesce(match(landing, theirs, pages, slots))
@@ -330,7 +341,7 @@ def measure(backend: str, rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
             for way in ("tokens", "pages", "raw"):
                 ratios[f"{kind}_vs_{way}"] = ratio(seconds, way)
         figures["rows_over_landed"] = threshold(bench, max(3, rounds // 2))
-        figures["landing_run_bytes"] = bench.landing_run_bytes
+        figures["landing_run_bytes"] = bench.manifest.landing_run_bytes
         side.release()
     ratios |= short_request(backend)
     return ratios, {**ratios, **figures}

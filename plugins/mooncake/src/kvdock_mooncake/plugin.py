@@ -68,7 +68,7 @@ def kvdock_manifest() -> Manifest:
         sharing=Scope.CLUSTER,
         clear_reach=Scope.NAMESPACE,
         max_send_rows=512,
-        landing_run_bytes=64 << 10,
+        landing_run_bytes=128 << 10,
         send_drain_s=5.0,
         fork_safe=Support.NO,
         settings=MooncakeSettings,
