@@ -140,17 +140,25 @@ def first_token() -> dict[str, float]:
         world.live("first", [{"prompts": stored}], new_tokens=1)
         # The first answers of an engine pay for what is set up on first use.
         warm_up = [prompt(1000), prompt(1001)]
-        (answers,) = world.live("second", [{"prompts": warm_up + turns}], new_tokens=1)
+        # At the end those that the engine still has itself: what no store can beat.
+        asked = [*warm_up, *turns, *stored]
+        (answers,) = world.live("second", [{"prompts": asked}], new_tokens=1)
     seconds = [one["seconds"] for one in answers[len(warm_up) :]]
     cached = [one["cached"] for one in answers[len(warm_up) :]]
-    if not all(cached[::2]) or any(cached[1::2]):
+    ways = slice(0, len(turns), 2), slice(1, len(turns), 2), slice(len(turns), None)
+    found = [all(cached[way]) for way in ways]
+    if found != [True, False, True] or any(cached[ways[1]]):
         raise SystemExit(f"the prompts were not restored as meant: {cached}")
-    restored, computed = map(statistics.median, (seconds[::2], seconds[1::2]))
+    restored, computed, warm = (statistics.median(seconds[way]) for way in ways)
     print(
         f"first token of {PROMPT_TOKENS} tokens after a restart: "
-        f"{restored * 1e3:.0f} ms restored, {computed * 1e3:.0f} ms recomputed"
+        f"{restored * 1e3:.0f} ms restored, {computed * 1e3:.0f} ms recomputed, "
+        f"{warm * 1e3:.0f} ms from the engine's own cache"
     )
-    return {"ttft_restored_vs_recomputed": round(restored / computed, 3)}
+    return {
+        "ttft_restored_vs_recomputed": round(restored / computed, 3),
+        "ttft_warm_vs_recomputed": round(warm / computed, 3),
+    }
 
 
 def main() -> None:
