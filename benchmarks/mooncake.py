@@ -5,11 +5,13 @@ Usage: python benchmarks/mooncake.py [--rounds N]
 A master and a second process that owns memory run on loopback. The library's
 calls on the same buffers, with ready-made lists, and an attachment take turns
 within a run; a figure is the median of the ratios within a round.
-`prepare_speedup_vs_sglang` compares Python time for a batch of 128 pages and
-4 pools with SGLang's own MooncakeStore, both on a store that answers at once;
-it needs KVDOCK_SGLANG_PYTHON, an interpreter that has SGLang, and is null
-without. The last line is a JSON object, which with more figures is also
-written to benchmarks/results/mooncake.json.
+`prepare_speedup_vs_sglang` compares whole public calls for a batch of 128 pages and
+4 pools with those of SGLang's own MooncakeStore, both on a store that answers at
+once: `Attachment.put` and `get`, with the thread of each call, against `batch_set_v1`
+and `_v2`, `batch_get_v1` and `_v2`. The sides take turns, each in its own process, and
+wall time counts; a figure is a lower quartile. SGLang is in .venv-sglang, or where
+KVDOCK_SGLANG_PYTHON says; without it the ratio is null. The last line is a JSON object,
+which with more figures is also written to benchmarks/results/mooncake.json.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import attrs
 import numpy as np
@@ -32,18 +34,15 @@ from machine import describe
 
 from kvdock import (
     Attachment,
-    Batch,
     Dock,
     DType,
     Namespace,
-    Operation,
     Part,
     Per,
     PoolSpec,
     Region,
     RouteRequirements,
     Shard,
-    build_keys,
 )
 from kvdock.config import CoreSettings, Integrity
 from kvdock_mooncake.library import load
@@ -54,6 +53,9 @@ LOOKUP_KEYS = 1024
 CHECKED = ("put_vs_raw", "get_vs_raw", "put_gb_s", "get_gb_s")
 RESULT = Path(__file__).parent / "results" / "mooncake.json"
 PREPARE = Path(__file__).with_name("mooncake_prepare.py")
+SGLANG_PYTHON = Path(__file__).parents[1] / ".venv-sglang" / "bin" / "python"
+PREPARE_ROUNDS, WARM_UP_ROUNDS = 10, 10
+"""Rounds of `race_prepare` for each of the others, and how many do not count."""
 
 
 class InstantStore:
@@ -216,53 +218,80 @@ def lookup_ms(one: Attached, rounds: int) -> float:
     return 1e3 * statistics.median(seconds)
 
 
-def preparation_s(settings: dict[str, object], rounds: int) -> float:
-    """Return the median seconds of Python for 128 pages of four pools.
-
-    From page hashes and indices to outcomes: keys, addresses, the plugin.
-    """
-    with attached(two_part_pools(), BATCH, settings) as one:
-        client = one.client
-        real, client._store = client._store, InstantStore()  # noqa: SLF001 - a benchmark looks inside
-        hashes, places = hashes_of(1 << 21, BATCH), np.arange(BATCH)
-        berths: list[Any] = list(one.attachment.pools_by_name.values())
-
-        def prepare(operation: Operation) -> None:
-            for berth in berths:
-                keys = build_keys(one.attachment.namespace, hashes, berth.suffixes)
-                addresses, sizes = berth.region.addresses(places)
-                done = berth.handle.run(Batch(operation, keys, addresses, sizes))
-                if done.outcomes.any():
-                    raise SystemExit(f"{operation} did not succeed")
-
-        seconds = []
-        for _ in range(4 * rounds):
-            began = time.thread_time()
-            prepare(Operation.PUT)
-            prepare(Operation.GET)
-            seconds.append((time.thread_time() - began) / 2)
-        client._store = real  # noqa: SLF001 - a benchmark looks inside
-    return statistics.median(seconds)
-
-
-def sglang_preparation_s() -> float | None:
-    """Return the same of SGLang's own store, or None where there is none."""
-    python = os.environ.get("KVDOCK_SGLANG_PYTHON")
-    if not python:
-        print("KVDOCK_SGLANG_PYTHON is not set: no comparison with SGLang")
-        return None
+@contextmanager
+def sglang_calls() -> Iterator[Callable[[str], float] | None]:
+    """Lend what times a call of SGLang's own store, or None where there is none."""
+    python = os.environ.get("KVDOCK_SGLANG_PYTHON") or str(SGLANG_PYTHON)
+    if not Path(python).exists():
+        print(f"{python} is not there: no comparison with SGLang")
+        yield None
+        return
     environment = os.environ | {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    with subprocess.Popen(
         # -P: a script beside it is named like the package that it imports.
         [python, "-P", str(PREPARE)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        check=True,
         env=environment,
-        timeout=300,
-    )
-    found = json.loads(done.stdout.splitlines()[-1])
-    return float(found["set"] + found["get"]) / 2
+    ) as process:
+        asked, answers = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
+
+        def seconds_of(call: str) -> float:
+            asked.write(f"{call}\n")
+            asked.flush()
+            answer = answers.readline()
+            if not answer:
+                raise SystemExit("SGLang's side of the comparison has ended")
+            return float(answer)
+
+        # SGLang prints lines of its own while it is loaded.
+        while (line := answers.readline()).strip() != "ready":
+            if not line:
+                raise SystemExit("SGLang's side of the comparison does not start")
+        yield seconds_of
+
+
+def race_prepare(settings: dict[str, object], rounds: int) -> dict[str, float | None]:
+    """Let whole calls of kvdock and of SGLang take turns, without moving a byte."""
+    seconds: dict[str, list[float]] = {}
+    with sglang_calls() as sglang, attached(two_part_pools(), BATCH, settings) as one:
+        client = one.client
+        real, client._store = client._store, InstantStore()  # noqa: SLF001 - a benchmark looks inside
+        hashes = hashes_of(1 << 21, BATCH)
+        places = {"kv": np.arange(BATCH)}
+        calls = {"put": one.attachment.put, "get": one.attachment.get}
+
+        def call(name: str) -> float:
+            began = time.perf_counter()
+            result = calls[name](hashes, places)
+            took = time.perf_counter() - began
+            if result.pages != BATCH:
+                raise SystemExit(f"{name} did not succeed")
+            return took
+
+        steps = {name: (lambda name=name: call(name)) for name in calls}
+        if sglang is not None:
+            steps |= {
+                f"sglang_{name}": (lambda name=name: sglang(name))
+                for name in ("set", "get")
+            }
+        for turn in range(PREPARE_ROUNDS * rounds):
+            names = list(steps) if turn % 2 else list(reversed(steps))
+            for name in names:
+                took = steps[name]()
+                if turn > WARM_UP_ROUNDS:
+                    seconds.setdefault(name, []).append(took)
+        client._store = real  # noqa: SLF001 - a benchmark looks inside
+    quick = {name: np.quantile(all_, 0.25) for name, all_ in seconds.items()}
+    figures: dict[str, float | None] = {
+        f"prepare_{name}_us": 1e6 * float(took) for name, took in quick.items()
+    }
+    ratio = None
+    if sglang is not None:
+        theirs = quick["sglang_set"] + quick["sglang_get"]
+        ratio = float(theirs / (quick["put"] + quick["get"]))
+    return figures | {"prepare_speedup_vs_sglang": ratio}
 
 
 def main() -> None:
@@ -291,16 +320,11 @@ def main() -> None:
             remote = race(one, max(5, rounds // 3))
         figures |= {f"checked_{name}": checked[name] for name in CHECKED}
         figures |= {f"two_processes_{name}": value for name, value in remote.items()}
-        figures["prepare_us"] = 1e6 * preparation_s(others, rounds)
+        figures |= race_prepare(others, rounds)
     finally:
         if owner is not None:
             owner.stop()
         master.stop()
-    theirs = sglang_preparation_s()
-    figures["sglang_prepare_us"] = theirs and 1e6 * theirs
-    figures["prepare_speedup_vs_sglang"] = (
-        theirs and 1e6 * theirs / figures["prepare_us"]
-    )
     figures = {k: v if v is None else round(v, 3) for k, v in figures.items()}
     print(json.dumps(figures, indent=2))
     RESULT.parent.mkdir(exist_ok=True)

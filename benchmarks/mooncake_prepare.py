@@ -1,14 +1,14 @@
-"""Time what SGLang's MooncakeStore does in Python for a batch of four pools.
+"""Time public calls of SGLang's MooncakeStore for a batch of four pools.
 
-Run by benchmarks/mooncake.py with an interpreter that has SGLang 0.5.23. The
-store answers at once, so what is timed is the preparation. The last line is a
-JSON object: median seconds of a set and of a get of 128 pages.
+Started by benchmarks/mooncake.py with an interpreter that has SGLang 0.5.23. The
+store answers at once, so what is timed is all that SGLang does around it. A line
+"set" or "get" on standard input makes one call of 128 pages; the answer is a line
+with its seconds.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
+import sys
 import time
 from typing import Any
 
@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.pool_host import mha
 from sglang.srt.mem_cache.storage.mooncake_store.mooncake_store import MooncakeStore
 
-PAGES, PAGE_TOKENS, LAYERS, ROUNDS = 128, 64, 4, 60
+PAGES, PAGE_TOKENS, LAYERS = 128, 64, 4
 SIDECARS = (PoolName.DRAFT, PoolName.SWA, PoolName.DRAFT_SWA)
 
 
@@ -84,26 +84,27 @@ def storage() -> MooncakeStore:
 
 
 def main() -> None:
-    """Time sets and gets."""
+    """Make a call for each line of standard input."""
     store = storage()
     hashes = [f"{page:064x}" for page in range(PAGES)]
     slots = torch.arange(PAGES * PAGE_TOKENS, dtype=torch.int64)
     transfers = [
         PoolTransfer(name=name, host_indices=slots, keys=hashes) for name in SIDECARS
     ]
-    seconds: dict[str, list[float]] = {"set": [], "get": []}
-    for _ in range(ROUNDS):
-        for operation, v1, v2 in (
-            ("set", store.batch_set_v1, store.batch_set_v2),
-            ("get", store.batch_get_v1, store.batch_get_v2),
-        ):
-            began = time.thread_time()
-            kv = v1(hashes, slots)
-            rest = v2(transfers)
-            seconds[operation].append(time.thread_time() - began)
-            if not all(kv) or not all(all(one) for one in rest.values()):
-                raise SystemExit(f"{operation} did not succeed")
-    print(json.dumps({name: statistics.median(all_) for name, all_ in seconds.items()}))
+    calls = {
+        "set": (store.batch_set_v1, store.batch_set_v2),
+        "get": (store.batch_get_v1, store.batch_get_v2),
+    }
+    print("ready", flush=True)
+    for line in sys.stdin:
+        v1, v2 = calls[line.strip()]
+        began = time.perf_counter()
+        kv = v1(hashes, slots)
+        rest = v2(transfers)
+        seconds = time.perf_counter() - began
+        if not all(kv) or not all(all(one) for one in rest.values()):
+            raise SystemExit(f"{line.strip()} did not succeed")
+        print(seconds, flush=True)
 
 
 if __name__ == "__main__":

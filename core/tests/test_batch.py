@@ -20,11 +20,13 @@ def test_a_batch_knows_the_bytes_of_each_object() -> None:
     assert batch(3).object_bytes.tolist() == [128, 128, 128]
 
 
-def test_a_repeated_row_of_sizes_is_summed_once_and_means_the_same() -> None:
+def test_a_repeated_row_of_sizes_means_the_same_as_rows_of_their_own() -> None:
     sizes = np.broadcast_to(np.array([100, 28]), (3, 2))
     repeated = Batch(Operation.GET, ["a", "b", "c"], np.zeros((3, 2)), sizes)
-    assert repeated.object_bytes.tolist() == [128, 128, 128]
-    assert repeated.object_bytes.strides == (0,)
+    own = Batch(Operation.GET, ["a", "b", "c"], np.zeros((3, 2)), sizes.copy())
+    for one in (repeated, own):
+        assert one.object_bytes.tolist() == [128, 128, 128]
+        assert one.object_bytes.dtype == np.int64
 
 
 def test_rows_of_memory_must_belong_to_the_keys() -> None:

@@ -240,6 +240,14 @@ def sharer(shelf: Shelf) -> Dock:
     return Dock.of([candidate("sharer")], require=["sharer"])
 
 
+@pytest.fixture
+def two(shelf: Shelf, sharer: Dock) -> Dock:
+    """The same beside one without settings."""
+    shelf.add_backend("other")
+    assert list(sharer.backends) == ["sharer"]
+    return Dock.of([candidate("sharer"), candidate("other")])
+
+
 def test_a_plan_may_hang_on_the_settings_of_a_backend(sharer: Dock) -> None:
     usual = sharer.plan([KV], Shard()).anchor
     assert "allocator" not in usual.reason
@@ -254,7 +262,32 @@ def test_a_plan_may_hang_on_the_settings_of_a_backend(sharer: Dock) -> None:
         found = sharer.plan([KV], Shard(), needs=needs, settings=settings).anchor
         assert found.allocate == allocate
     with pytest.raises(SettingsError, match="unknown setting 'sharde'"):
-        sharer.plan([KV], Shard(), settings={"sharer": {"sharde": True}})
+        sharer.plan([KV], Shard(), ["sharer"], settings={"sharer": {"sharde": True}})
+
+
+def test_settings_of_a_backend_that_is_not_asked_for_do_not_stop_the_others(
+    two: Dock,
+) -> None:
+    wrong: dict[str, dict[str, object]] = {"sharer": {"sharde": True}}
+    for prefer, overrides in ((["other"], {}), ([], {"kv": "other"})):
+        plan = two.plan([KV], Shard(), prefer, overrides=overrides, settings=wrong)
+        assert plan.anchor.backend == "other"
+        assert "sharde" not in plan.explain()
+    for prefer, overrides in ((["sharer"], {}), ([], {"kv": "sharer"})):
+        with pytest.raises(SettingsError, match="unknown setting 'sharde'"):
+            two.plan([KV], Shard(), prefer, overrides=overrides, settings=wrong)
+
+
+def test_a_backend_whose_settings_are_wrong_is_left_out_with_the_reason(
+    two: Dock, sharer: Dock, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong: dict[str, dict[str, object]] = {"sharer": {"sharde": True}}
+    plan = two.plan([KV], Shard(), settings=wrong)
+    assert plan.anchor.backend == "other"
+    assert "not chosen: backend 'sharer': unknown setting 'sharde'" in plan.explain()
+    with pytest.raises(NoRoute, match="sharer: backend 'sharer': unknown setting"):
+        sharer.plan([KV], Shard(), settings=wrong)
+    assert len(caplog.records) == 2
 
 
 def test_memory_comes_from_the_backend_where_it_brings_some(sharer: Dock) -> None:

@@ -66,10 +66,14 @@ class AddressRanges:
         if not addresses.size:
             return True
         if self.starts and sizes.strides[0] == 0:
-            # One row of sizes for all: what lies first and last decides.
+            # One row of sizes for all: what lies first and last decides. Nearly always
+            # one range holds all columns, and two numbers say so.
+            row, low, high = sizes[0].tolist(), addresses.min(), addresses.max()
+            if min(row) >= 0 and self._holds([int(low)], [int(high)], [max(row)]):
+                return True
             first = np.minimum.reduce(addresses).tolist()
             last = np.maximum.reduce(addresses).tolist()
-            if self._holds(first, last, sizes[0].tolist()):
+            if self._holds(first, last, row):
                 return True
         return bool(self._inside(addresses, sizes).all())
 

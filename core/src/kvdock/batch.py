@@ -232,8 +232,8 @@ class Batch:
         if self.sizes.shape[1] == 1:
             return self.sizes[:, 0]
         if self.sizes.strides[0] == 0:
-            # One repeated row (see Region.addresses): sum it once.
-            return np.broadcast_to(self.sizes[0].sum(), len(self.keys))
+            # One repeated row (see Region.addresses): sum it once, as plain numbers.
+            return np.full(len(self.keys), sum(self.sizes[0].tolist()), np.int64)
         return cast("Int64Array", self.sizes.sum(axis=1))
 
     def remaining_s(self) -> float:

@@ -6,23 +6,24 @@ import logging
 import mmap
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 
 from kvdock.config.core import KEPT_FREE_BYTES
-from kvdock.errors import RegionError
+from kvdock.errors import RegionError, SettingsError
 from kvdock.events import PluginLoaded
 from kvdock.plugin import discovery
 from kvdock.plugin.backend import Backend
 from kvdock.plugin.hookspecs import AttachConfig, HostMemory
+from kvdock.plugin.manifest import Support, Verdict
 from kvdock.plugin.observer import build_observers
 from kvdock.pools.shard import Shard
 from kvdock.routing.plan import Plan, plan_routes
 
 if TYPE_CHECKING:
-    from kvdock.plugin.manifest import Capability, Verdict
+    from kvdock.plugin.manifest import Capability
     from kvdock.pools.spec import PoolSpec
     from kvdock.routing.verdicts import CapabilityCheck, RouteRequirements
 
@@ -135,10 +136,16 @@ class Dock:
             strict: As there.
             needs: As there.
             settings: Backend name to the settings with which it will be
-                attached: some backends can do more or less with some.
+                attached: some backends can do more or less with some. Wrong ones
+                of a backend that neither `prefer` nor `overrides` names are a
+                reason not to choose it.
+
+        Raises:
+            SettingsError: On wrong settings of a backend that is named.
         """
+        asked = [*prefer, *(overrides or {}).values()]
         discovery.require(
-            [*prefer, *(overrides or {}).values()],
+            asked,
             {name: one.plugin for name, one in self.backends.items()},
             self.problems,
         )
@@ -150,7 +157,7 @@ class Dock:
             overrides=overrides,
             strict=strict,
             needs=needs,
-            judge=self._judge(settings or {}),
+            judge=self._judge(settings or {}, asked),
             oracles=[
                 name
                 for name, one in self.backends.items()
@@ -242,19 +249,30 @@ class Dock:
         )
         return chosen.allocate(nbytes, config) or _plain(nbytes)
 
-    def _judge(self, given: Mapping[str, Mapping[str, object]]) -> CapabilityCheck:
+    def _judge(
+        self, given: Mapping[str, Mapping[str, object]], asked: Collection[str]
+    ) -> CapabilityCheck:
         settings = {
             name: self.backends[name].settings(own)
             for name, own in given.items()
-            if name in self.backends
+            if name in asked and name in self.backends
         }
+        unfit: dict[str, Verdict] = {}
 
         def judge(
             backend: str, capability: Capability, pool: PoolSpec, shard: Shard
         ) -> Verdict | None:
-            return self.backends[backend].check_capability(
-                capability, pool, shard, settings.get(backend)
-            )
+            one = self.backends[backend]
+            if backend in given and backend not in settings and backend not in unfit:
+                # Built when it is its turn: most plans never come to it.
+                try:
+                    settings[backend] = one.settings(given[backend])
+                except SettingsError as error:
+                    log.warning("%s: it takes no pool", error)
+                    unfit[backend] = Verdict(Support.NO, error.what)
+            if backend in unfit:
+                return unfit[backend]
+            return one.check_capability(capability, pool, shard, settings.get(backend))
 
         return judge
 

@@ -249,9 +249,9 @@ def test_a_read_that_outlasts_its_lease_is_repeated(
     pool = type(rig.handle)
     read, asked = pool._read, []
 
-    def slow(self: Any, store: Any, batch: Batch) -> list[int]:
-        asked.append(len(batch))
-        numbers = list(read(self, store, batch))
+    def slow(self: Any, store: Any, keys: list[str], *memory: Any) -> list[int]:
+        asked.append(len(keys))
+        numbers = list(read(self, store, keys, *memory))
         return numbers if len(asked) > 2 else [*numbers[:-1], LEASE_EXPIRED]
 
     monkeypatch.setattr(pool, "_read", slow)
@@ -266,10 +266,10 @@ def test_a_read_whose_lease_is_always_too_short_is_a_miss_in_the_end(
     rig.put(["always"])
     asked = []
 
-    def slow(self: Any, store: Any, batch: Batch) -> list[int]:
-        del self, store
-        asked.append(len(batch))
-        return [LEASE_EXPIRED] * len(batch)
+    def slow(self: Any, store: Any, keys: list[str], *memory: Any) -> list[int]:
+        del self, store, memory
+        asked.append(len(keys))
+        return [LEASE_EXPIRED] * len(keys)
 
     monkeypatch.setattr(type(rig.handle), "_read", slow)
     assert rig.get(["always"]) == [Outcome.TIMEOUT]

@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.closing import ClosedAfterUse
 from kvdock.errors import KvdockError
 from kvdock.segments import paths
 from kvdock.segments.allocator import SegmentAllocator
@@ -35,9 +36,6 @@ from kvdock.synchronization import ProcessGuard
 from kvdock.throttled_log import ThrottledLog, at_powers_of_two
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     from kvdock.segments.io import IOEngine
     from kvdock.segments.limits import StoreLocation
 
@@ -73,7 +71,7 @@ class Usage:
     counts: Mapping[str, int]
 
 
-class SegmentStore:
+class SegmentStore(ClosedAfterUse):
     """Objects of one pool of one namespace, under a root directory.
 
     Any number of stores, in any number of processes, may be open on the same
@@ -408,19 +406,6 @@ class SegmentStore:
         self._engine.close()
         os.close(self._namespace_fd)
         self._namespace_fd = -1
-
-    def __enter__(self) -> Self:
-        """Return itself; leaving the block closes it."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the store."""
-        self.close()
 
 
 def _lacks_room(error: BaseException) -> bool:

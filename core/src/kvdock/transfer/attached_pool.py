@@ -80,6 +80,11 @@ class AttachedPool:
         return self.channel.name
 
     @property
+    def reports_removal(self) -> bool:
+        """Whether its backend reports which stored pages are gone."""
+        return self.channel.backend.tracks_removal
+
+    @property
     def object_bytes(self) -> Int64Array:
         """Bytes of each stored object of a page, with a trailer if it has one."""
         return self.mode.region.object_bytes
@@ -165,7 +170,7 @@ class AttachedPool:
     def poll_removed(self) -> None:
         """Ask the backend, in the background, which stored pages are gone."""
         events = self.page_events
-        if events is not None and self.channel.backend.tracks_removal:
+        if events is not None and self.reports_removal:
             self.channel.background.poll_removed(
                 self.handle,
                 events.limit,

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.batch import Batch, Operation, Outcome
+from kvdock.closing import ClosedAfterUse
 from kvdock.config.core import CoreSettings
 from kvdock.errors import AttachError, KvdockError, did_you_mean
 from kvdock.events import PagesRestored
@@ -31,9 +32,6 @@ from kvdock.transfer.result import NO_PAGE, TransferResult
 from kvdock.transfer.setup import AttachedBackends, attach_plan
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
     from kvdock.dock import Dock
     from kvdock.events import Event, PageEvent
@@ -53,7 +51,7 @@ _OK = int(Outcome.OK)
 
 
 @attrs.define(eq=False)
-class Attachment:
+class Attachment(ClosedAfterUse):
     """Pools of one engine process, attached to the backends of a plan."""
 
     plan: Plan
@@ -131,19 +129,6 @@ class Attachment:
                 f"pool {pool!r} is not attached", fix=did_you_mean(pool, pools)
             )
         return pools[pool]
-
-    def __enter__(self) -> Self:
-        """Return itself; leaving the block closes it."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the attachment."""
-        self.close()
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Release every pool; the attachment then stores and finds nothing.

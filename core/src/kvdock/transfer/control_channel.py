@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from kvdock.closing import ClosedAfterUse
 from kvdock.errors import KvdockError
 from kvdock.transfer.expectation import PeerState
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
 _LENGTH = struct.Struct("<Q")
@@ -82,7 +82,7 @@ def _host() -> str:
         return f"{socket.gethostname()} {time.time_ns()}"
 
 
-class ControlChannel:
+class ControlChannel(ClosedAfterUse):
     """Messages to and from one peer, in order.
 
     One thread may send while another receives. After a `ChannelLostError` the
@@ -123,19 +123,6 @@ class ControlChannel:
         except OSError as error:
             raise ChannelLostError(f"{host}:{port} is not reached: {error}") from error
         return cls(link, deadline_s)
-
-    def __enter__(self) -> Self:
-        """Return itself; leaving the block closes it."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the channel."""
-        self.close()
 
     @property
     def peer_state(self) -> PeerState:

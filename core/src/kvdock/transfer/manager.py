@@ -11,21 +11,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvdock.batch import Operation
+from kvdock.closing import ClosedAfterUse
 from kvdock.errors import KvdockError, did_you_mean
 from kvdock.synchronization import check_deadline
 from kvdock.transfer.futures import BoundedExecutor, TransferFuture
 from kvdock.transfer.result import NO_PAGE
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     import numpy.typing as npt
 
     from kvdock.transfer.attachment import Attachment
 
 
-class TransferManager:
+class TransferManager(ClosedAfterUse):
     """Background transfers over an attachment, which it closes with itself.
 
     `core.transfers` says how many run at once and how many may wait.
@@ -40,19 +38,6 @@ class TransferManager:
             Operation.GET: BoundedExecutor("kvdock-read", given.readers, given.queue),
             Operation.PUT: BoundedExecutor("kvdock-write", given.writers, given.queue),
         }
-
-    def __enter__(self) -> Self:
-        """Return itself; leaving the block closes it."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the manager."""
-        self.close()
 
     def read(
         self,

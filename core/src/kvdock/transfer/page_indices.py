@@ -48,6 +48,8 @@ def resolve_page_indices(
                 fix=did_you_mean(name, attached),
             )
     resolved: dict[str, Int64Array] = {}
+    # Pools that share indices share one array: it is checked once for each size.
+    fits: dict[int, int] = {}
     for name, (pool, region) in attached.items():
         source = pool.indices_from
         given = pages.get(name, pages.get(source) if source else None)
@@ -56,8 +58,9 @@ def resolve_page_indices(
                 raise RegionError(f"no pages are given for pool {name!r}")
             given = np.zeros(len(hashes), np.int64)
         own = as_page_indices(name, given, len(hashes))
-        if region.physical:
+        if region.physical and fits.get(id(own), region.pages + 1) > region.pages:
             check_pages(region, own)
+            fits[id(own)] = region.pages
         resolved[name] = own
     return resolved
 

@@ -135,7 +135,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         self._reports_removal = {
             name
             for name, pool in attachment.pools_by_name.items()
-            if pool.channel.backend.tracks_removal
+            if pool.reports_removal
         }
         self._lookups = _Lookups(self)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 def repeated(sizes: Int64Array) -> bool:
     """Return whether all rows are a view of one, as a region makes them."""
     return len(sizes) > 0 and sizes.strides[0] == 0
-
-
-def parts(batch: Batch, rows: int) -> Iterator[tuple[int, Batch]]:
-    """Cut a batch into calls; yield where each begins."""
-    for start in range(0, len(batch), rows):
-        yield start, batch.part(start, start + rows)
 
 
 def rounds(keys: Sequence[str]) -> list[Int64Array]:

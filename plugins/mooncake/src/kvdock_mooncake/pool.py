@@ -15,7 +15,6 @@ import numpy.typing as npt
 from kvdock import Batch, BatchResult, Operation, Outcome
 from kvdock_mooncake.batching import (
     marked,
-    parts,
     pieces_of,
     repeated,
     rounds,
@@ -71,8 +70,11 @@ _LEASE_RETRIES = 3
 _AGAIN_EVERY_S = 0.01
 _LEASES_EVERY_S = 0.25
 
-Call = Callable[[Any, Batch], Sequence[int]]
-"""(store, part of a batch) to the library's number for each key."""
+Call = Callable[[Any, Sequence[str], slice], Sequence[int]]
+"""(store, some keys of a batch, their rows) to the library's number for each key."""
+
+Move = Callable[[Any, Sequence[str], list[Any], list[Any]], Sequence[int]]
+"""(store, keys, addresses, sizes) to the same."""
 
 
 @attrs.frozen(eq=False)
@@ -171,10 +173,10 @@ class PoolHandle:
             outcomes[np.array(unfit, np.bool_)] = Outcome.ABSENT
         return outcomes
 
-    def _ask(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
+    def _ask(self, store: Any, keys: Sequence[str], _: slice) -> Sequence[int]:  # noqa: ANN401 - the library's own class
         if self.client.library.probes:
-            return [int(one) for one in store.batch_probe_key(batch.keys)]
-        answer: Sequence[int] = store.batch_is_exist(batch.keys)
+            return [int(one) for one in store.batch_probe_key(keys)]
+        answer: Sequence[int] = store.batch_is_exist(keys)
         return answer
 
     # --- Move ----------------------------------------------------------------
@@ -183,7 +185,10 @@ class PoolHandle:
         """Store; a number of 0 says that the key is there, not whose bytes."""
         batch = marked(asked, self.client.mark)
         unfit = self.client.corrupt_keys
-        healing = [row for row, key in enumerate(batch.keys) if unfit and key in unfit]
+        # Rarely any: the keys are not looked at one by one.
+        healing = (
+            [row for row, key in enumerate(batch.keys) if key in unfit] if unfit else []
+        )
         if not healing:
             numbers = self._retry(store, batch, self._write, NO_ROOM)
         else:
@@ -209,7 +214,7 @@ class PoolHandle:
         hold = self.client.held.add(int(batch.object_bytes.sum()))
         return attrs.evolve(result, hold=hold)
 
-    def _retry(self, store: Any, batch: Batch, call: Call, passing: int) -> Int64Array:  # noqa: ANN401 - the library's own class
+    def _retry(self, store: Any, batch: Batch, move: Move, passing: int) -> Int64Array:  # noqa: ANN401 - the library's own class
         """Move a batch; try again for a little while what may soon succeed.
 
         There is no room until eviction has freed some, in steps of some ten
@@ -217,7 +222,7 @@ class PoolHandle:
         writes it, although this one's put of the same key was called a
         success.
         """
-        numbers = self._transfer(store, batch, call)
+        numbers = self._transfer(store, batch, move)
         if not np.count_nonzero(numbers == passing):
             return numbers
         patience = time.monotonic() + self.client.settings.full_wait_s
@@ -225,7 +230,7 @@ class PoolHandle:
         while (numbers == passing).any() and time.monotonic() < until:
             time.sleep(_AGAIN_EVERY_S)
             rows = np.flatnonzero(numbers == passing)
-            numbers[rows] = self._transfer(store, rows_of(batch, rows), call)
+            numbers[rows] = self._transfer(store, rows_of(batch, rows), move)
         return numbers
 
     def _overwrite(self, store: Any, batch: Batch) -> Int64Array:  # noqa: ANN401 - the library's own class
@@ -254,7 +259,7 @@ class PoolHandle:
             again = rows_of(batch, expired)
             numbers[expired] = self._transfer(store, again, self._read)
         self.state.note_lease()
-        if (numbers == wanted).all():
+        if not np.count_nonzero(numbers != wanted):
             self.client.health.record_success(Operation.GET)
             return BatchResult(np.zeros(len(batch), np.uint8), numbers)
         outcomes = outcomes_of(numbers)
@@ -311,25 +316,17 @@ class PoolHandle:
             rows = np.flatnonzero(wrong).tolist()
             self.client.corrupt_keys.update(batch.keys[row] for row in rows)
 
-    def _write(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
-        config = self.client.put_options.config(batch.keys)
-        addresses, sizes = pieces_of(batch)
-        put = (
-            store.batch_put_from
-            if batch.addresses.shape[1] == 1
-            else store.batch_put_from_multi_buffers
-        )
-        answer: Sequence[int] = put(batch.keys, addresses, sizes, config)
+    def _write(self, store: Any, keys: Sequence[str], *memory: list[Any]) -> list[int]:  # noqa: ANN401 - the library's own class
+        several = type(memory[0][0]) is list
+        put = store.batch_put_from_multi_buffers if several else store.batch_put_from
+        config = self.client.put_options.config(keys)
+        answer: list[int] = put(keys, *memory, config)
         return answer
 
-    def _read(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
-        addresses, sizes = pieces_of(batch)
-        get = (
-            store.batch_get_into
-            if batch.addresses.shape[1] == 1
-            else store.batch_get_into_multi_buffers
-        )
-        answer: Sequence[int] = get(batch.keys, addresses, sizes)
+    def _read(self, store: Any, keys: Sequence[str], *memory: list[Any]) -> list[int]:  # noqa: ANN401 - the library's own class
+        several = type(memory[0][0]) is list
+        get = store.batch_get_into_multi_buffers if several else store.batch_get_into
+        answer: list[int] = get(keys, *memory)
         return answer
 
     # --- Forget --------------------------------------------------------------
@@ -367,11 +364,11 @@ class PoolHandle:
             numbers[leased] = np.where(again == NO_TIME, LEASED, again)
         return numbers
 
-    def _remove(self, store: Any, batch: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
+    def _remove(self, store: Any, keys: Sequence[str], _: slice) -> Sequence[int]:  # noqa: ANN401 - the library's own class
         if "batch_remove" in self.client.library.methods:
-            removed: Sequence[int] = store.batch_remove(batch.keys)
+            removed: Sequence[int] = store.batch_remove(keys)
             return removed
-        return [int(store.remove(key)) for key in batch.keys]
+        return [int(store.remove(key)) for key in keys]
 
     def _clear(self, store: Any, batch: Batch) -> OutcomeArray:  # noqa: ANN401 - the library's own class
         """Forget the own namespace, and nothing that begins otherwise."""
@@ -387,7 +384,7 @@ class PoolHandle:
 
     # --- In calls of bounded size ---------------------------------------------
 
-    def _transfer(self, store: Any, batch: Batch, call: Call) -> Int64Array:  # noqa: ANN401 - the library's own class
+    def _transfer(self, store: Any, batch: Batch, move: Move) -> Int64Array:  # noqa: ANN401 - the library's own class
         """Move a batch in calls that are bounded by pieces and by bytes.
 
         No call names a key twice: the library then fills only the last one's
@@ -396,7 +393,7 @@ class PoolHandle:
         if len(set(batch.keys)) < len(batch):
             numbers = np.full(len(batch), NO_TIME, np.int64)
             for rows in rounds(batch.keys):
-                numbers[rows] = self._transfer(store, rows_of(batch, rows), call)
+                numbers[rows] = self._transfer(store, rows_of(batch, rows), move)
             return numbers
         pieces = max(1, batch.addresses.shape[1])
         if repeated(batch.sizes):
@@ -406,32 +403,36 @@ class PoolHandle:
         allowance = self.client.in_flight
         most_bytes = self.client.settings.max_call_bytes
         most = min(allowance.most // pieces, most_bytes // largest)
+        # Once for all calls: a list for each of them costs less than a batch.
+        addresses, sizes = pieces_of(batch)
 
-        def bounded(store: Any, part: Batch) -> Sequence[int]:  # noqa: ANN401 - the library's own class
-            count = len(part) * pieces
-            if not allowance.enter(count, part.deadline_s):
-                return [NO_TIME] * len(part)
+        def bounded(store: Any, keys: Sequence[str], rows: slice) -> Sequence[int]:  # noqa: ANN401 - the library's own class
+            count = len(keys) * pieces
+            if not allowance.enter(count, batch.deadline_s):
+                return [NO_TIME] * len(keys)
             try:
-                return self._timed(store, part, call)
+                return self._timed(
+                    len(keys), lambda: move(store, keys, addresses[rows], sizes[rows])
+                )
             finally:
                 allowance.leave(count)
 
         return self._in_chunks(store, batch, bounded, max(1, most))
 
-    def _timed(self, store: Any, batch: Batch, call: Call) -> Sequence[int]:  # noqa: ANN401 - the library's own class
+    def _timed(self, keys: int, move: Callable[[], Sequence[int]]) -> Sequence[int]:
         """Move a batch; mark what failed so late that it may not have ended."""
         timer, limit_s = CallTimer(), self.client.held.limit_s
         try:
-            answer = call(store, batch)
+            answer = move()
         except Exception:
             if timer.elapsed_s() < limit_s:
                 raise
             log.exception("mooncake: a call of the library failed at its limit")
-            return [GIVEN_UP] * len(batch)
+            return [GIVEN_UP] * keys
         if timer.elapsed_s() < limit_s:
             return answer
-        if len(answer) != len(batch):
-            return [GIVEN_UP] * len(batch)
+        if len(answer) != keys:
+            return [GIVEN_UP] * keys
         numbers: list[int] = given_up(np.asarray(answer, np.int64)).tolist()
         return numbers
 
@@ -443,30 +444,37 @@ class PoolHandle:
         rows: int = _LOOKUP_KEYS,
     ) -> Int64Array:
         """Call for so many keys at a time, until the deadline."""
-        numbers = np.full(len(batch), NO_TIME, np.int64)
-        for start, part in [(0, batch)] if len(batch) <= rows else parts(batch, rows):
-            if not len(part) or not batch.remaining_s():
+        count = len(batch)
+        numbers = np.full(count, NO_TIME, np.int64)
+        for start in range(0, count, rows):
+            if not batch.remaining_s():
                 break
-            answer = call(store, part)
-            stop = start + len(part)
+            stop = min(start + rows, count)
+            keys = batch.keys[start:stop]
+            answer = call(store, keys, slice(start, stop))
             # On a store in a bad state some calls return an empty list.
-            numbers[start:stop] = answer if len(answer) == len(part) else NO_ANSWER
+            numbers[start:stop] = answer if len(answer) == len(keys) else NO_ANSWER
             if not self._master_answered(numbers[start:stop]):
                 numbers[stop:] = MASTER_SILENT
                 break
         return numbers
 
     def _master_answered(self, numbers: Int64Array) -> bool:
-        if numbers[0] in MASTER_LOST and np.isin(numbers, MASTER_LOST).all():
+        first = int(numbers[0])
+        if first in MASTER_LOST and np.isin(numbers, MASTER_LOST).all():
             if not self._only_owners_lost(numbers):
                 self.client.master.mark_down()
                 return False
             self.client.master.mark_up()
             return True
-        if self.client.settings.standalone and (numbers == GIVEN_UP).all():
+        if (
+            first == GIVEN_UP
+            and self.client.settings.standalone
+            and (numbers == GIVEN_UP).all()
+        ):
             self.client.master.mark_down()
             return False
-        if numbers[0] not in (NO_TIME, NO_ANSWER, GIVEN_UP):
+        if first not in (NO_TIME, NO_ANSWER, GIVEN_UP):
             self.client.master.mark_up()
         return True
 
