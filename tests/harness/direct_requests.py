@@ -147,7 +147,7 @@ class RequestSide:
 
     def leased(self) -> int:
         """Return how many pages are leased."""
-        return len(self._attached.leases("kv").leased_pages)
+        return self._attached.leases("kv").leased_pages
 
     def abort_send(self) -> None:
         """Abort the send."""
@@ -236,7 +236,7 @@ class DirectRequests:
     ends_late_by_s = 6.0
     """How long after its deadline a call may end that cannot be cut short."""
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def given(self) -> Iterator[Mapping[str, object]]:
         """The backend's settings, with what it needs running."""
         with settings_of(self.backend) as settings:

@@ -84,9 +84,9 @@ class SendDisplay:
         pages = sum(pool.pages for pool in made.pools.values())
         self.console.print(
             f"  {made.family:5} {pages:4} pages of {', '.join(made.arrived)}: "
-            f"{_mib(made.arrived_bytes)} in {made.send_s:.3f} s; then "
-            f"{made.computed_tokens} tokens computed, first token after "
-            f"{made.first_token_s:.3f} s"
+            f"{_mib(made.arrived_bytes)} in {made.send_s:.3f} s; "
+            f"{made.computed_tokens} tokens computed, first token "
+            f"{made.first_token_s:.3f} s later"
         )
 
     def end(self, results: Sequence[SendResult]) -> None:
@@ -112,16 +112,22 @@ def result_table(results: Sequence[SendResult]) -> Table:
     table.add_column("")
     for result in results:
         table.add_column(result.family, justify="right")
-    columns = [dict(_figures(result)) for result in results]
-    for row in dict.fromkeys(row for column in columns for row in column):
-        table.add_row(row, *(column.get(row, "-") for column in columns))
+    for figures in (_pages, _figures):
+        columns = [dict(figures(result)) for result in results]
+        for row in dict.fromkeys(row for column in columns for row in column):
+            table.add_row(row, *(column.get(row, "-") for column in columns))
+        table.add_section()
     return table
+
+
+def _pages(result: SendResult) -> list[tuple[str, str]]:
+    pools = result.decode.pools.items()
+    return [(f"pages of {name}", str(one.pages)) for name, one in pools]
 
 
 def _figures(result: SendResult) -> list[tuple[str, str]]:
     prefill, decode = result.prefill, result.decode
-    rows = [(f"pages of {name}", str(one.pages)) for name, one in decode.pools.items()]
-    rows += [
+    rows = [
         ("bytes sent", _mib(decode.arrived_bytes)),
         ("prefill took", f"{prefill.prefill_s:.3f} s"),
         ("sending took", f"{decode.send_s:.3f} s"),

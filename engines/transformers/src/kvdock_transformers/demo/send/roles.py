@@ -82,12 +82,12 @@ def _decode(job: SendJob, family: Family, link: Link, emit: Emit) -> Generated:
             raise
         arrived_s = time.perf_counter()
         arrived, nbytes = request.arrived, request.nbytes
-    prefix = engine.workload.prefix_pages
-    draft = engine.draft is not None and arrived.issuperset(engine.draft.hosts)
-    engine.rebuild(prefix, prefix if draft else 0)
-    restored_tokens = engine.target.running.tokens
-    emit({"event": "step", "step": "generating"})
-    made = _generate(engine)
+        prefix = engine.workload.prefix_pages
+        draft = engine.draft is not None and arrived.issuperset(engine.draft.hosts)
+        engine.rebuild(prefix, prefix if draft else 0)
+        restored_tokens = engine.target.running.tokens
+        emit({"event": "step", "step": "generating"})
+        made = _generate(engine)
     link.say("generated")
     return _generated(
         job,

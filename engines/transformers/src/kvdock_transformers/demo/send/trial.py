@@ -85,12 +85,10 @@ def run_sending(
     finally:
         # Hundreds of megabytes that are made again by every trial.
         shutil.rmtree(directory / "models", ignore_errors=True)
-    results = []
-    for family in request.families:
-        result = judge_sending(made[Role.PREFILL, family], made[Role.DECODE, family])
-        report({"event": "judged", "model": family, "result": result})
-        results.append(result)
-    return tuple(results)
+    return tuple(
+        judge_sending(made[Role.PREFILL, family], made[Role.DECODE, family])
+        for family in request.families
+    )
 
 
 @attrs.frozen
