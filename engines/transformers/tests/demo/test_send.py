@@ -10,6 +10,7 @@ import threading
 import time
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
@@ -81,7 +82,7 @@ def test_two_processes_that_agree_pass_every_check(tmp_path: Path) -> None:
     ],
 )
 def test_each_claim_fails_by_name(
-    tmp_path: Path, change: dict[str, object], claim: str
+    tmp_path: Path, change: dict[str, Any], claim: str
 ) -> None:
     prefill, decode = (generated(role, tmp_path) for role in Role)
     result = judge_sending(prefill, attrs.evolve(decode, **change))
