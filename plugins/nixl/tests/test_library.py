@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from importlib import metadata
+from typing import Any
 
 import pytest
 
@@ -76,10 +77,9 @@ def test_without_a_wheel_the_error_says_which_to_install(
         library.load()
     assert "kvdock-nixl[cu12]" in raised.value.fix
     # Routing says so before any pool is attached.
+    ask: Any = plugin.kvdock_check_capability
     for capability in (Capability.DIRECT_TRANSFER, Capability.STORE):
-        verdict = plugin.kvdock_check_capability(
-            capability=capability, pool=None, shard=None, settings=None
-        )
+        verdict = ask(capability=capability, pool=None, shard=None, settings=None)
         direct = capability is Capability.DIRECT_TRANSFER
         assert ("NIXL is not installed" in str(verdict)) is direct
 
