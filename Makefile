@@ -122,8 +122,8 @@ mutants: $(STAMP) ## Hold the conformance kit against wrong backends; the last l
 torture: $(STAMP) ## Run the long forms of the crash and endurance trials.
 	KVDOCK_TORTURE=1 $(BIN)/python -m pytest -m slow -o faulthandler_timeout=900 core plugins/file plugins/nixl $(ARGS)
 
-torture-direct: $(STAMP) ## Send 10,000 transfers per backend, and stop a receiver for 75 s; half an hour.
-	KVDOCK_TORTURE=1 KVDOCK_DIRECT_TRANSFERS=10000 $(BIN)/python -m pytest -s -o faulthandler_timeout=3600 plugins/nixl/tests/test_direct.py plugins/mooncake/tests/test_direct.py -k "75_s or random_layouts" $(ARGS)
+torture-direct: $(STAMP) ## Send 10,000 transfers per backend, and stop peers for 75 s; half an hour.
+	KVDOCK_TORTURE=1 KVDOCK_DIRECT_TRANSFERS=10000 $(BIN)/python -m pytest -s -o faulthandler_timeout=3600 plugins/nixl/tests/test_direct.py plugins/nixl/tests/test_direct_requests.py plugins/mooncake/tests/test_direct.py plugins/mooncake/tests/test_direct_requests.py -k "75_s or random_layouts" $(ARGS)
 
 trial-hf3fs-hosts: $(STAMP) ## Let two hosts of hf3fs evict, read and die with caches of 30 s; 3 minutes.
 	KVDOCK_HF3FS_REAL_TIME=180 $(BIN)/python -m pytest -s -o faulthandler_timeout=900 plugins/hf3fs/tests/test_hosts.py -k real_time $(ARGS)

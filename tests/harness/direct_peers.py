@@ -16,7 +16,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -185,9 +185,11 @@ class Side:
         self.handle.direct.release()
 
 
-def serve(link: Connection, backend: str, path: str, settings: Any) -> None:
+def serve(
+    link: Connection, backend: str, path: str, settings: Any, kind: Callable[..., Any]
+) -> None:
     """Do what the test asks for, in a process of its own."""
-    side = Side(backend, mapped(path), settings)
+    side = kind(backend, mapped(path), settings)
     link.send("ready")
     while True:
         try:
@@ -195,20 +197,34 @@ def serve(link: Connection, backend: str, path: str, settings: Any) -> None:
         except EOFError:
             os._exit(0)
         try:
-            link.send((True, getattr(side, name)(*arguments)))
+            named = arguments.pop() if arguments and type(arguments[-1]) is dict else {}
+            link.send((True, getattr(side, name)(*arguments, **named)))
         except KvdockError as error:
             link.send((False, str(error)))
 
 
 class PeerProcess:
-    """A process with one pool; `call` does what `Side` has."""
+    """A process with one pool; `call` does what its side has.
 
-    def __init__(self, backend: str, path: str, settings: dict[str, object]) -> None:
+    Args:
+        backend: The plugin's name.
+        path: File of the memory.
+        settings: Of the plugin.
+        kind: What the process makes of these.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        path: str,
+        settings: dict[str, object],
+        kind: Callable[..., Any] = Side,
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self.link, theirs = context.Pipe()
         self.memory = mapped(path)
         self.process = context.Process(
-            target=serve, args=(theirs, backend, path, settings), daemon=True
+            target=serve, args=(theirs, backend, path, settings, kind), daemon=True
         )
         self.process.start()
         theirs.close()

@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from importlib import metadata
+from typing import Any
 
 import pytest
 
+from kvdock import Capability
 from kvdock.errors import PluginError
-from kvdock_nixl import library
+from kvdock_nixl import library, plugin
 
 QUIET = """
 import json, logging, os, sys
@@ -74,6 +76,12 @@ def test_without_a_wheel_the_error_says_which_to_install(
     with pytest.raises(PluginError, match="NIXL is not installed") as raised:
         library.load()
     assert "kvdock-nixl[cu12]" in raised.value.fix
+    # Routing says so before any pool is attached.
+    ask: Any = plugin.kvdock_check_capability
+    for capability in (Capability.DIRECT_TRANSFER, Capability.STORE):
+        verdict = ask(capability=capability, pool=None, shard=None, settings=None)
+        direct = capability is Capability.DIRECT_TRANSFER
+        assert ("NIXL is not installed" in str(verdict)) is direct
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from kvdock_cli.terminal import style_of
 
 GROUP = "kvdock.demos"
 """Entry points of demos that other distributions bring, by the option's name."""
+_MODELS, _SEND = "models", "send"
 
 _ADVICE = (
     "The demo takes another directory with --dir, and other settings with --set "
@@ -30,6 +31,7 @@ _ADVICE = (
 def demo(  # noqa: PLR0913 - one option each
     *,
     models: bool = False,
+    send: bool = False,
     model: str = "",
     backend: str = "",
     set_: tuple[str, ...] = (),
@@ -42,20 +44,25 @@ def demo(  # noqa: PLR0913 - one option each
     Takes pages of random bytes and a few seconds. One process stores them, a second
     one restores them into empty memory and compares every byte; then pages are
     damaged on disk, and a third must notice. With --models real caches of tiny
-    transformers go the same way, which takes a minute and needs torch.
+    transformers go the same way, which takes a minute and needs torch. With --send
+    one process prefills a prompt and writes its pages straight into the memory of
+    another one, which must generate the same tokens as one process alone.
 
     Args:
         models: Store the caches of models instead; needs kvdock-transformers.
-        model: With --models, one kind: mha, mla, swa or mamba.
-        backend: The backend to use; else the first that keeps a directory. One that
-            needs a server may bring one for as long as this runs.
+        send: Send the caches of models to another process instead; needs the same.
+        model: With --models or --send, one kind: mha, mla, swa or mamba.
+        backend: The backend to use; else the first that keeps a directory, or with
+            --send the first that declares direct transfer. One that needs a server
+            may bring one for as long as this runs.
         set_: A setting of it, as KEY=VALUE; may be given several times.
         dir: Where to keep the store; else in a temporary directory.
-        size: With --models, how large they are: demo or tiny.
+        size: With --models or --send, how large they are: demo or tiny.
         json: Print one line of JSON.
     """
-    if models or model or size:
-        return _with_models(model, backend, set_, dir, size, as_json=json)
+    if send or models or model or size:
+        kind = _SEND if send else _MODELS
+        return _with_models(kind, model, backend, set_, dir, size, as_json=json)
     from kvdock_cli.demo import trial  # noqa: PLC0415 - other commands need no demo
 
     dock = Dock.load(require=(backend,) if backend else ())
@@ -106,7 +113,8 @@ def demo(  # noqa: PLR0913 - one option each
     return emit(text, data, as_json=json)
 
 
-def _with_models(
+def _with_models(  # noqa: PLR0913 - what the other demo takes
+    kind: str,
     model: str,
     backend: str,
     pairs: tuple[str, ...],
@@ -116,7 +124,7 @@ def _with_models(
     as_json: bool,
 ) -> int:
     for candidate in list_entry_points(GROUP):
-        if candidate.name == "models":
+        if candidate.name == kind:
             run: Any = import_entry_point(candidate)
             return int(
                 run(

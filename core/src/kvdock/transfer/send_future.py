@@ -44,6 +44,7 @@ class SendFuture:
         self._aborted = False
         # Calls that may still read pages here and write there; the run is one.
         self._touching = 1
+        self._quiet = False
         self._leases: list[Lease] = []
         self._digests: dict[str, UInt64Array] = {}
         self._callbacks: list[Callable[[], None]] = []
@@ -62,7 +63,7 @@ class SendFuture:
     @property
     def quiet(self) -> bool:
         """Whether it has ended and no byte of it can land any more."""
-        return self.ended and not self._touching
+        return self.ended and self._quiet
 
     @property
     def aborted(self) -> bool:
@@ -136,7 +137,7 @@ class SendFuture:
         end_s = time.monotonic() + min(timeout_s, MAX_WAIT_S)
         if not self.wait(timeout_s):
             return False
-        self._wait_for(lambda: not self._touching, end_s)
+        self._wait_for(lambda: self._quiet, end_s)
         return self.quiet
 
     def _wait_for(self, done: Callable[[], bool], until_s: float) -> None:
@@ -146,7 +147,7 @@ class SendFuture:
     def on_quiet(self, callback: Callable[[], None]) -> None:
         """Call back once it is quiet: at once if it is already."""
         with self._lock:
-            if self._touching:
+            if not self._quiet:
                 self._callbacks.append(callback)
                 return
         callback()
@@ -193,9 +194,12 @@ class SendFuture:
             self._touching -= 1
             if self._touching:
                 return
-            callbacks, self._callbacks = self._callbacks, []
-            self._changed.notify_all()
+        # Before it is quiet: its pages are free as soon as that is seen.
         for lease in self._leases:
             lease.end()
+        with self._lock:
+            self._quiet = True
+            callbacks, self._callbacks = self._callbacks, []
+            self._changed.notify_all()
         for callback in callbacks:
             callback()

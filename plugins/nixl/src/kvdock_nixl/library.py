@@ -53,15 +53,8 @@ def load() -> Library:
     Raises:
         KvdockError: If it is not installed, too old, or cannot be loaded.
     """
-    package = _choose()
+    package, version = check_installed()
     distribution = WHEELS[package]
-    version = metadata.version(distribution)
-    if _numbers(version) < OLDEST:
-        raise PluginError(
-            f"{distribution} {version} loses data: it reports writes to a full disk as "
-            "done, and reads beyond the end of a file as whole",
-            fix=f"pip install --upgrade '{distribution}>=1.5'",
-        )
     try:
         with _quiet(package):
             api = importlib.import_module(f"{package}._api")
@@ -78,6 +71,24 @@ def load() -> Library:
     )
     # RuntimeError: what fails below its own errors, in the C++ library.
     return Library(distribution, version, api, native, (*raised, RuntimeError))
+
+
+def check_installed() -> tuple[str, str]:
+    """Return the package to import and its version; loads nothing.
+
+    Raises:
+        KvdockError: If none is installed, or it is too old.
+    """
+    package = _choose()
+    distribution = WHEELS[package]
+    version = metadata.version(distribution)
+    if _numbers(version) < OLDEST:
+        raise PluginError(
+            f"{distribution} {version} loses data: it reports writes to a full disk as "
+            "done, and reads beyond the end of a file as whole",
+            fix=f"pip install --upgrade '{distribution}>=1.5'",
+        )
+    return package, version
 
 
 def _choose() -> str:

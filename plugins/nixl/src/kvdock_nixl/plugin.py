@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kvdock import (
     API_VERSION,
     AttachConfig,
+    Capability,
     Capacity,
     Finding,
     HitPolicy,
@@ -16,9 +17,11 @@ from kvdock import (
     PoolKind,
     Scope,
     Support,
+    Verdict,
     hookimpl,
     key_suffixes,
 )
+from kvdock.errors import KvdockError
 from kvdock_nixl.settings import NixlSettings
 
 if TYPE_CHECKING:
@@ -72,6 +75,26 @@ def kvdock_probe(config: AttachConfig) -> Sequence[Finding]:
     from kvdock_nixl.probe import findings  # noqa: PLC0415 - keeps a listing light
 
     return findings(config.settings)
+
+
+@hookimpl
+def kvdock_check_capability(
+    capability: Capability,
+    pool: PoolSpec,
+    shard: Shard,
+    settings: NixlSettings | None,
+) -> Verdict | None:
+    """Send nothing to peers without the library."""
+    del pool, shard, settings
+    if capability is not Capability.DIRECT_TRANSFER:
+        return None
+    from kvdock_nixl.library import check_installed  # noqa: PLC0415 - same
+
+    try:
+        check_installed()
+    except KvdockError as error:
+        return Verdict(Support.NO, f"{error.what}: {error.fix}")
+    return None
 
 
 @hookimpl

@@ -11,11 +11,14 @@ import tempfile
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvdock.config import as_path
+
+if TYPE_CHECKING:
+    from kvdock_transformers.families import Family, Scale
 
 
 class Model(StrEnum):
@@ -83,13 +86,13 @@ def demo(
     from kvdock_transformers.demo.trial import Request, run_trial  # noqa: PLC0415
     from kvdock_transformers.families import Family, Scale  # noqa: PLC0415
 
-    given: Settings = _settings(set_ or [])
+    given: Settings = pairs_of(set_ or [])
     dock = Dock.load(require=(backend,) if backend else ())
     chosen = choose(dock, backend)
     given = configured(dock, chosen, given)
     check_settings(dock, chosen, given)
     if directory is not None:
-        _check_writable(directory)
+        check_writable(directory)
     families = tuple(Family) if model is Model.ALL else (Family(model),)
     display = Display(to_stderr=as_json)
     with (
@@ -132,15 +135,32 @@ def demo_of(
     Raises:
         SettingsError: If there is no such model or size.
     """
+    kind, scale = _words_of(model, size)
+    demo(kind, backend, set_, directory, as_json, scale)
+
+
+def models_of(model: str, size: str) -> "tuple[tuple[Family, ...], Scale]":
+    """Return the models that a word stands for, and their size; "" is the default.
+
+    Raises:
+        SettingsError: If there is no such model or size.
+    """
+    from kvdock_transformers.families import Family, Scale  # noqa: PLC0415
+
+    kind, scale = _words_of(model, size)
+    families = tuple(Family) if kind is Model.ALL else (Family(kind),)
+    return families, Scale(scale)
+
+
+def _words_of(model: str, size: str) -> tuple[Model, Size]:
     from kvdock.errors import SettingsError  # noqa: PLC0415
 
     try:
-        kind, scale = Model(model or Model.ALL), Size(size or Size.DEMO)
+        return Model(model or Model.ALL), Size(size or Size.DEMO)
     except ValueError as error:
         raise SettingsError(
             str(error), fix=f"Models: {', '.join(Model)}; sizes: {', '.join(Size)}."
         ) from error
-    demo(kind, backend, set_, directory, as_json, scale)
 
 
 @contextlib.contextmanager
@@ -159,7 +179,12 @@ def cleaning_up_when_terminated() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _check_writable(directory: Path) -> None:
+def check_writable(directory: Path) -> None:
+    """Raise if a directory cannot be made, or written to.
+
+    Raises:
+        SettingsError: With what is wrong.
+    """
     from kvdock.errors import SettingsError  # noqa: PLC0415
 
     try:
@@ -171,8 +196,12 @@ def _check_writable(directory: Path) -> None:
         ) from error
 
 
-def _settings(pairs: list[str]) -> dict[str, str]:
-    """Read what is given as KEY=VALUE."""
+def pairs_of(pairs: list[str]) -> dict[str, str]:
+    """Read what is given as KEY=VALUE.
+
+    Raises:
+        SettingsError: If it is not, or a key is given twice.
+    """
     from kvdock.errors import SettingsError  # noqa: PLC0415
 
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What the demo prints; the only module here that knows rich."""
+"""What the demo of stored pages prints; knows rich."""
 
 import json
 import time

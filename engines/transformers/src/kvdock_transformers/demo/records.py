@@ -187,7 +187,7 @@ class Served:
         return self.accepted / self.proposed if self.proposed else None
 
 
-def to_json(record: Job | Served) -> dict[str, Any]:
+def to_json(record: attrs.AttrsInstance) -> dict[str, Any]:
     """Turn a record into what `json` can write."""
     return attrs.asdict(
         record,

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import attrs
 import numpy as np
-import torch
 
-from kvdock import Dock, Namespace, Plan
+from kvdock import Dock, Plan
 from kvdock_transformers import models
 from kvdock_transformers.backends import completed, settings_for
+from kvdock_transformers.demo.engine import Engine
 from kvdock_transformers.demo.records import Altered, Job, Phase, PoolRecord, Served
-from kvdock_transformers.families import WORKLOADS, Family, Workload
+from kvdock_transformers.families import Family
 from kvdock_transformers.paged import PagedModel
 from kvdock_transformers.prefix import page_hashes
-from kvdock_transformers.speculation import Generation, generate, generate_with_draft
+from kvdock_transformers.speculation import Generation
 from kvdock_transformers.storage import Loaded, PromptPages, plan_for
 
 Emit = Callable[[Mapping[str, object]], None]
@@ -28,61 +28,6 @@ Emit = Callable[[Mapping[str, object]], None]
 
 _END_BYTES = 48
 _ALTERED_TOKENS = 4
-
-
-@attrs.frozen(eq=False)
-class _Engine:
-    """A prompt, its models, and how they work on it."""
-
-    family: Family
-    workload: Workload
-    target: PagedModel
-    draft: PagedModel | None
-
-    @classmethod
-    def load(cls, job: Job, family: Family) -> "_Engine":
-        workload = WORKLOADS[job.scale]
-        prompt = models.prompt_token_ids(family, workload.prompt_tokens)
-        target, draft = models.load(job.directory / "models" / family)
-        shape = (prompt, workload.page_tokens, workload.chunk_tokens)
-        engine = cls(
-            family,
-            workload,
-            PagedModel(target, *shape),
-            None if draft is None else PagedModel(draft, *shape, draft=True),
-        )
-        for model in engine.models:
-            model.warm_up()
-        return engine
-
-    @property
-    def models(self) -> tuple[PagedModel, ...]:
-        return (self.target, self.draft) if self.draft else (self.target,)
-
-    def rebuild(self, pages: int, draft_pages: int) -> None:
-        self.target.rebuild(pages)
-        if self.draft:
-            self.draft.rebuild(draft_pages)
-
-    def generate(self, chunk_tokens: int, new_tokens: int, *, keep: bool) -> Generation:
-        """Compute what the caches lack of the prompt, then generate.
-
-        The draft catches up only after the first token: nothing before that
-        token needs it, with a store or without.
-        """
-        prefix = self.workload.prefix_tokens
-        self.target.prefill(prefix, chunk_tokens, keep=keep)
-        prompt, draft = self.target.prompt, self.draft
-        if draft is None:
-            return generate(self.target.running, prompt, new_tokens)
-        return generate_with_draft(
-            self.target.running,
-            draft.running,
-            prompt,
-            new_tokens,
-            self.workload.draft_tokens,
-            before_draft=lambda: draft.prefill(prefix, chunk_tokens, keep=keep),
-        )
 
 
 def serve(job: Job, family: Family, emit: Emit) -> Served:
@@ -96,7 +41,7 @@ def serve(job: Job, family: Family, emit: Emit) -> Served:
     if job.phase is Phase.OFFLOAD:
         emit({"event": "step", "step": "making the model"})
         models.save(models.build(family, job.scale), job.directory / "models" / family)
-    engine = _Engine.load(job, family)
+    engine = Engine.load(job.directory / "models" / family, job.scale, family)
     if job.phase is Phase.RECOMPUTE:
         return _recompute(job, engine, emit)
     dock = Dock.load(require=(job.backend,) if job.backend else ())
@@ -107,11 +52,11 @@ def serve(job: Job, family: Family, emit: Emit) -> Served:
     return _serve_from_store(job, engine, dock, plan, emit)
 
 
-def _store(job: Job, engine: _Engine) -> Path:
+def _store(job: Job, engine: Engine) -> Path:
     return job.directory / "store" / engine.family
 
 
-def _recompute(job: Job, engine: _Engine, emit: Emit) -> Served:
+def _recompute(job: Job, engine: Engine, emit: Emit) -> Served:
     emit({"event": "step", "step": "prefilling the whole prompt"})
     start_s = time.perf_counter()
     made = engine.generate(
@@ -121,9 +66,9 @@ def _recompute(job: Job, engine: _Engine, emit: Emit) -> Served:
 
 
 def _serve_from_store(
-    job: Job, engine: _Engine, dock: Dock, plan: Plan, emit: Emit
+    job: Job, engine: Engine, dock: Dock, plan: Plan, emit: Emit
 ) -> Served:
-    namespace = _namespace(job, engine)
+    namespace = engine.namespace(job.salt)
     hashes = page_hashes(engine.target.prompt, engine.workload.page_tokens)
     pages = PromptPages.attach(
         dock,
@@ -172,19 +117,9 @@ def _serve_from_store(
     return served
 
 
-def _namespace(job: Job, engine: _Engine) -> Namespace:
-    recipe = f"seed {models.SEED}, {job.scale}, torch {torch.__version__}"
-    return Namespace(
-        model=f"kvdock-demo-{engine.family}",
-        revision=recipe,
-        draft_model=f"kvdock-demo-{engine.family}-draft" if engine.draft else "",
-        salt=job.salt,
-    )
-
-
 def _served(
     job: Job,
-    engine: _Engine,
+    engine: Engine,
     made: Generation,
     start_s: float,
     loaded: Loaded,
@@ -259,7 +194,7 @@ def _kept(
 
 
 def _run_altered(
-    job: Job, engine: _Engine, dock: Dock, plan: Plan, pool: str, true: Generation
+    job: Job, engine: Engine, dock: Dock, plan: Plan, pool: str, true: Generation
 ) -> Altered:
     """Generate from pages of one pool that were stored with other content.
 
@@ -268,7 +203,7 @@ def _run_altered(
     """
     owner = next(model for model in engine.models if pool in model.hosts)
     owner.flip_signs(pool)
-    namespace = attrs.evolve(_namespace(job, engine), salt=f"{job.salt} {pool}")
+    namespace = attrs.evolve(engine.namespace(job.salt), salt=f"{job.salt} {pool}")
     hashes = page_hashes(engine.target.prompt, engine.workload.page_tokens)
     pages = PromptPages.attach(
         dock,

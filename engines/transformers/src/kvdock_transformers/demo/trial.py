@@ -4,20 +4,18 @@ This process loads no torch. It starts each worker, passes its events on, harms
 the store in between, and compares what the workers left behind.
 """
 
-import contextlib
 import json
 import os
 import secrets
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from kvdock_transformers.demo.damage import Damage, Harm, StoredPages, inflict
+from kvdock_transformers.demo.process import running
 from kvdock_transformers.demo.records import Job, Phase, PoolRecord, Served, to_json
 from kvdock_transformers.demo.tamper import tamper
 from kvdock_transformers.demo.verdicts import ModelResult, judge
@@ -39,6 +37,7 @@ _KV_HARMS = (
 _NO_LONGER_NEEDED = {Phase.RESTORE: ("altered",), Phase.REPAIR: ("models",)}
 """Hundreds of megabytes that are made again by every trial."""
 
+_WORKER = "kvdock_transformers.demo.worker"
 _MAX_THREADS = 8
 _STDERR_LINES = 15
 
@@ -157,7 +156,10 @@ def _run_worker(job: Job, report: Report) -> dict[Family, Served]:
     job_path.write_text(json.dumps(to_json(job)))
     log_path = job.directory / f"{job.phase}.log"
     results: dict[Family, Served] = {}
-    with log_path.open("wb") as log, _worker([str(job_path)], log.fileno()) as worker:
+    with (
+        log_path.open("wb") as log,
+        running(_WORKER, [str(job_path)], stderr=log.fileno()) as worker,
+    ):
         for line in worker.stdout or ():
             event = json.loads(line)
             if event["event"] == "result":
@@ -176,30 +178,3 @@ def _run_worker(job: Job, report: Report) -> dict[Family, Served]:
             fix="Its last words:\n  " + "\n  ".join(last),
         )
     return results
-
-
-@contextlib.contextmanager
-def _worker(arguments: Sequence[str], stderr: int) -> Iterator[subprocess.Popen[str]]:
-    environment = {
-        **os.environ,
-        # Models are made here; nothing may be looked for anywhere else.
-        "HF_HUB_OFFLINE": "1",
-        # Hints at faster kernels and progress bars are noise here.
-        "TRANSFORMERS_VERBOSITY": "error",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    }
-    worker = subprocess.Popen(  # noqa: S603 - this interpreter, this package
-        [sys.executable, "-m", "kvdock_transformers.demo.worker", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-        env=environment,
-    )
-    with worker:
-        try:
-            yield worker
-        except BaseException:
-            # Leaving the block would otherwise wait for its whole job.
-            worker.kill()
-            raise

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvdock import KvdockError
+from kvdock_transformers.demo.process import end_with_parent
 from kvdock_transformers.demo.records import Job, to_json
 
 
@@ -46,4 +47,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main(sys.argv[1:]))

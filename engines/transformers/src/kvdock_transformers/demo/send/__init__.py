@@ -1,0 +1,1 @@
+"""The demo of direct transfer: one process prefills, another one decodes."""
