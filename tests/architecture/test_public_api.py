@@ -21,6 +21,7 @@ PACKAGES = (
 )
 MODULES = (
     "kvdock.arrays",
+    "kvdock.child_processes",
     "kvdock.errors",
     "kvdock.events",
     "kvdock.namespace",

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
+from route_cases import BASE, EVERYTHING, KV, backend, plan, route
 
 from kvdock.config.core import StagingPolicy
 from kvdock.errors import NoRoute, PluginError, PoolError
 from kvdock.plugin.manifest import (
-    API_VERSION,
     Capability,
     KindSupport,
     Manifest,
@@ -20,60 +19,16 @@ from kvdock.plugin.manifest import (
 from kvdock.pools.enums import HitPolicy, Layout, ObjectUnit, PoolKind, Sharding
 from kvdock.pools.factories import logical, mamba, mha, mla
 from kvdock.pools.shard import Shard
-from kvdock.pools.spec import PoolSpec
-from kvdock.routing.plan import Plan, Route, plan_routes
-from kvdock.routing.verdicts import IntegrityCheck, RouteRequirements, TransferMode
+from kvdock.routing.plan import plan_routes
+from kvdock.routing.verdicts import RouteRequirements, TransferMode
 
-EVERYTHING = KindSupport(
-    hit_policies=HitPolicy,
-    split_heads=Support.NATIVE,
-    draft=Support.NATIVE,
-    multi_buffer=Support.NATIVE,
-)
-BASE: dict[str, Any] = {"layers": range(3), "page_tokens": 8}
-KV = mla("kv", latent=28, rope=4, anchor=True, **BASE)
+if TYPE_CHECKING:
+    from kvdock.pools.spec import PoolSpec
+
 HEADS = mha("kv", heads=4, head_dim=8, anchor=True, **BASE)
 DRAFT = mla(
     "draft", latent=28, rope=4, layers=[3], page_tokens=8, draft=True, required=False
 )
-
-
-def backend(
-    name: str = "best", *, kind: Mapping[str, Any] = {}, **said: Any
-) -> Manifest:
-    given: dict[str, Any] = {
-        "kinds": dict.fromkeys(PoolKind, attrs.evolve(EVERYTHING, **kind)),
-        "zero_copy": Support.NATIVE,
-        "integrity": Support.NATIVE,
-    }
-    return Manifest(name=name, api=API_VERSION, summary=name, **(given | said))
-
-
-def plan(
-    *pools: PoolSpec, by: Any = (), shard: Shard | None = None, **how: Any
-) -> Plan:
-    manifests = {one.name: one for one in (by or [backend()])}
-    return plan_routes(
-        pools, shard or Shard(), manifests, **{"oracles": set(manifests)} | how
-    )
-
-
-ANY = backend(
-    "any",
-    sharing=Scope.CLUSTER,
-    durability=Scope.CLUSTER,
-    eviction=Support.NATIVE,
-    fork_safe=Support.NATIVE,
-)
-
-
-def route(pool: PoolSpec, manifest: Manifest, **how: Any) -> Route:
-    """Route one pool beside an anchor that anybody takes."""
-    anchor = logical("top", page_tokens=8, anchor=True)
-    pools = (attrs.evolve(pool, anchor=False, required=False), anchor)
-    manifests = [manifest, ANY]
-    found = plan(*pools, by=manifests, overrides={pool.name: manifest.name}, **how)
-    return next(one for one in found.routes if one.pool.name == pool.name)
 
 
 SPLIT = attrs.evolve(HEADS, head_group=2)
@@ -528,65 +483,3 @@ def test_the_table_shows_winner_and_reasons() -> None:
         "                                    b        not chosen: works as well: "
         "staged, one object a page"
     )
-
-
-def test_a_backend_that_does_not_verify_gets_trailers_and_the_table_says_so() -> None:
-    one = plan(KV, by=[backend(integrity=Support.UNDECLARED)]).anchor
-    assert one.check is IntegrityCheck.TRAILER
-    assert one.reason == "zero copy, one object a page; verified by a trailer"
-    assert plan(KV).anchor.check is IntegrityCheck.BACKEND
-
-
-@pytest.mark.parametrize("checks", ["auto", "always"])
-def test_integrity_without_an_oracle_counts_as_none_and_the_table_says_so(
-    checks: str,
-) -> None:
-    one = plan(KV, oracles=(), needs=RouteRequirements(integrity=checks)).anchor
-    assert one.check is IntegrityCheck.TRAILER
-    assert one.reason == (
-        "zero copy, one object a page; verified by a trailer, as it declares "
-        "integrity, and its distribution brings no oracle to prove it"
-    )
-    assert plan(KV, oracles={"best"}).anchor.check is IntegrityCheck.BACKEND
-
-
-def test_integrity_without_an_oracle_does_not_meet_the_need_for_it() -> None:
-    """Neither by the manifest nor by a verdict of the backend's own."""
-    needs = RouteRequirements(native_integrity=True)
-
-    def judge(name: str, *_: object) -> Verdict:
-        return Verdict(Support.NATIVE, f"{name} says so")
-
-    for own in (None, judge):
-        assert plan(KV, needs=needs, judge=own).anchor.backend
-        with pytest.raises(NoRoute, match=r"best declares integrity.*no oracle"):
-            plan(KV, oracles=(), needs=needs, judge=own)
-
-
-def test_a_trailer_is_a_second_piece() -> None:
-    poor = backend(kind={"multi_buffer": Support.NO}, integrity=Support.NO)
-    one = plan(KV, by=[poor]).anchor
-    assert one.mode is TransferMode.STAGED
-    assert "a trailer is a second piece" in one.reason
-    unchecked = plan(KV, by=[poor], needs=RouteRequirements(integrity="off")).anchor
-    assert unchecked.mode is TransferMode.ZERO_COPY
-    assert "UNVERIFIED by choice" in unchecked.reason
-
-
-def test_a_trailer_counts_towards_the_largest_object() -> None:
-    largest = KV.page_bytes(Shard())
-    limited = backend(integrity=Support.NO, max_object_bytes=largest)
-    with pytest.raises(NoRoute, match="trailer included"):
-        plan(KV, by=[limited])
-    needs = RouteRequirements(integrity="off")
-    assert plan(KV, by=[limited], needs=needs).anchor.backend
-
-
-def test_verifying_can_be_doubled_but_counting_needs_none() -> None:
-    always = RouteRequirements(integrity="always")
-    assert plan(KV, needs=always).anchor.check is IntegrityCheck.TRAILER
-    mark = PoolSpec(
-        name="mark", kind="logical", parts=(), layers=(), page_tokens=8, anchor=True
-    )
-    counted = plan(mark, by=[backend(integrity=Support.NO)]).anchor
-    assert counted.check is IntegrityCheck.BACKEND

@@ -1,19 +1,14 @@
 from __future__ import annotations
 
-import signal
 import threading
-import time
-from collections.abc import Callable
 from itertools import product
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from shelf import (
-    ENDED_S,
     Engine,
     Shelf,
-    Trouble,
     attention,
     draft,
     hashes,
@@ -23,34 +18,22 @@ from shelf import (
     states,
     until,
 )
-from stalls import timed
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.config.core import CoreSettings, Integrity, StagingPolicy
 from kvdock.dock import Dock
-from kvdock.errors import AttachError, KvdockError, RegionError
+from kvdock.errors import AttachError
 from kvdock.namespace import Namespace
 from kvdock.plugin.manifest import Support
 from kvdock.pools.enums import Layout
 from kvdock.pools.factories import logical
 from kvdock.pools.shard import Shard
 from kvdock.region import Region
-from kvdock.resilience.answers import CallResult
 from kvdock.routing.verdicts import IntegrityCheck, TransferMode
 from kvdock.transfer.attachment import Attachment
-from kvdock.transfer.result import NO_PAGE
 
 if TYPE_CHECKING:
     from kvdock.pools.spec import PoolSpec
-
-
-def waiting_for(event: threading.Event) -> Trouble:
-    """Hang until the event, then do as asked, late."""
-
-    def wait(_: Batch) -> None:
-        event.wait(60)
-
-    return wait
 
 
 @pytest.mark.parametrize(
@@ -237,127 +220,6 @@ def test_a_backend_of_single_buffers_gets_trailers_through_staging() -> None:
     engine.attachment.close()
 
 
-def test_a_late_get_keeps_its_pages_until_it_really_ends() -> None:
-    engine = Engine(core=hasty("get"))
-    go_on = threading.Event()
-
-    def hang(batch: Batch) -> None:
-        if batch.operation is Operation.GET:
-            go_on.wait(60)
-
-    with engine.attachment as cache:
-        names = hashes(4)
-        engine.fill(names, range(4))
-        cache.put(names, engine.where(range(4)))
-        engine.blank()
-        engine.shelf.trouble = hang
-        loaded = timed(lambda: cache.get(names[:2], engine.where([0, 1])), ENDED_S)
-        assert loaded.outcomes["kv"].tolist() == [Outcome.TIMEOUT] * 2
-        leases = cache.leases("kv")
-        assert leases.in_use(range(4)).tolist() == [True, True, False, False]
-        # Other pages are free to use, these are refused at once.
-        engine.shelf.trouble = None
-        again = cache.get(names, engine.where([1, 2, 3, 4]))
-        assert again.outcomes["kv"].tolist() == [Outcome.REFUSED, 0, 0, 0]
-        stored = cache.put(hashes(1, first=50), engine.where([0]))
-        assert stored.outcomes["kv"].tolist() == [Outcome.REFUSED]
-        go_on.set()
-        assert leases.wait(range(4), 5)
-        assert cache.wait_idle(60)
-        # The late bytes did land, in memory that no call had used meanwhile.
-        assert engine.holds("kv", names[0], 0)
-
-
-class Alarm(BaseException):  # what a host's handler of signals may raise
-    pass
-
-
-@pytest.mark.parametrize("staging", StagingPolicy)
-def test_a_signal_that_ends_the_wait_leaves_the_call_its_memory(
-    staging: StagingPolicy,
-) -> None:
-    engine = Engine(core=patient(calls={"staging": staging, "staging_buffers": 1}))
-    names, gate = hashes(4), threading.Event()
-
-    def ring(*_: object) -> None:
-        raise Alarm
-
-    before = signal.signal(signal.SIGALRM, ring)
-    try:
-        with engine.attachment as cache:
-            engine.fill(names, range(4))
-            cache.put(names, engine.where(range(4)))
-            engine.shelf.trouble = waiting_for(gate)
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
-            with pytest.raises(Alarm):
-                cache.get(names, engine.where(range(4)))
-            direct = staging is StagingPolicy.ROUTED
-            assert cache.leases("kv").in_use(range(4)).all() == direct
-            assert not cache.wait_idle(0.0)
-            gate.set()
-            assert cache.wait_idle(60)
-            assert not cache.leases("kv").in_use(range(4)).any()
-            assert cache.get(names, engine.where(range(4))).pages == 4
-    finally:
-        signal.signal(signal.SIGALRM, before)
-
-
-@pytest.mark.parametrize("staging", StagingPolicy)
-@pytest.mark.parametrize(
-    "inside",
-    [
-        "kvdock.transfer.attached_pool.build_keys",
-        "kvdock.transfer.integrity.make_trailers",
-    ],
-)
-def test_a_signal_before_the_call_leaves_no_page_and_no_area_held(
-    staging: StagingPolicy, inside: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ring(*_: object) -> None:
-        raise Alarm
-
-    engine = Engine(core=hasty("put", calls={"staging": staging, "staging_buffers": 1}))
-    with engine.attachment as cache:
-        with monkeypatch.context() as patched:
-            patched.setattr(inside, ring)
-            with pytest.raises(Alarm):
-                cache.put(hashes(2), engine.where(range(2)))
-        assert not cache.leases("kv").in_use(range(2)).any()
-        assert cache.put(hashes(2), engine.where(range(2))).pages == 2
-
-
-def test_late_bytes_of_a_staged_get_never_reach_the_engine() -> None:
-    engine = Engine(core=hasty("get", calls={"staging": "always"}))
-    go_on = threading.Event()
-    with engine.attachment as cache:
-        names = hashes(2)
-        engine.fill(names, range(2))
-        cache.put(names, engine.where(range(2)))
-        engine.blank()
-        engine.shelf.trouble = waiting_for(go_on)
-        assert cache.get(names, engine.where(range(2))).pages == 0
-        assert not cache.leases("kv").in_use(range(2)).any()
-        go_on.set()
-        assert cache.wait_idle(60)
-        assert (engine.memory["kv"] == 0xEE).all()
-
-
-def test_closing_under_a_hanging_call_ends_in_time_and_releases_later() -> None:
-    before = threading.active_count()
-    engine = Engine(core=hasty("exists", "close"))
-    go_on = threading.Event()
-    engine.shelf.trouble = waiting_for(go_on)
-    cache = engine.attachment
-    cache.exists(hashes(1))
-    assert not timed(cache.close, ENDED_S)
-    assert engine.shelf.released == []
-    go_on.set()
-    until(lambda: engine.shelf.released == ["kv"])
-    until(lambda: threading.active_count() == before)
-    with pytest.raises(KvdockError, match="closed"):
-        cache.exists(hashes(1))
-
-
 def test_a_page_that_is_stored_under_two_names_gets_both() -> None:
     engine = Engine(core=patient())
     with engine.attachment as cache:
@@ -405,72 +267,6 @@ def test_a_backend_gets_no_more_keys_at_once_than_it_takes(
         assert not engine.shelf.objects
 
 
-@pytest.mark.parametrize("staging", list(StagingPolicy))
-def test_an_engine_may_move_its_pools_one_by_one(staging: StagingPolicy) -> None:
-    core = patient(calls={"staging": staging})
-    engine = Engine(pools=[attention(), indexer()], core=core)
-    names = hashes(4)
-    with engine.attachment as cache:
-        later = time.monotonic() + 5
-        engine.fill(names, range(4))
-        some = [0, NO_PAGE, 2, 3]
-        stored = cache["indexer"].put(names, some, later).tolist()
-        assert stored == [0, Outcome.ABSENT, 0, 0]
-        assert cache["indexer"].exists(names, later).tolist() == [1, 0, 1, 1]
-        assert not cache["kv"].exists(names, later).any()
-        engine.blank()
-        loaded = cache["indexer"].get(names[2:], [7, 6], later)
-        assert not loaded.any()
-        assert engine.holds("indexer", names[2], 7)
-        assert engine.holds("indexer", names[3], 6)
-        with pytest.raises(KvdockError, match="Did you mean 'indexer'"):
-            cache["indexr"].exists(names, later)
-        with pytest.raises(RegionError, match="2,"):
-            cache["kv"].get(names, [0, 1], later)
-        past = time.monotonic() - 1
-        assert cache["kv"].put(names, range(4), past).all()
-
-
-@pytest.mark.parametrize("staging", StagingPolicy)
-def test_never_is_a_deadline_like_any_other(staging: StagingPolicy) -> None:
-    engine = Engine(core=patient(calls={"staging": staging}))
-    names, never = hashes(4), float("inf")
-    with engine.attachment as cache:
-        engine.fill(names, range(4))
-        assert not cache["kv"].put(names, range(4), never).any()
-        assert cache["kv"].exists(names, never).all()
-        assert not cache["kv"].get(names, range(4), never).any()
-        assert cache.leases("kv").wait(range(4), never)
-        assert cache.wait_idle(never)
-        assert cache.close(never)
-
-
-def test_one_pool_takes_the_deadlines_of_the_settings_unless_given_one() -> None:
-    engine = Engine(core=patient(deadlines={"exists": "9 s", "put": "8 s"}))
-    names = hashes(2)
-    with engine.attachment as cache:
-        engine.fill(names, range(2))
-        began = time.monotonic()
-        assert not cache["kv"].put(names, range(2)).any()
-        assert cache["kv"].exists(names).all()
-        cache["kv"].exists(names, began + 77)
-        left = [one.deadline_s - began for one in engine.shelf.calls]
-        assert left == pytest.approx([8, 9, 77], abs=0.9)
-
-
-@pytest.mark.parametrize("staging", StagingPolicy)
-def test_an_attached_pool_says_what_is_stored_where(staging: StagingPolicy) -> None:
-    shelf = Shelf()
-    engine = Engine([shelf], core=patient(calls={"staging": staging}))
-    with engine.attachment as cache:
-        engine.fill(hashes(2), range(2))
-        cache["kv"].put(hashes(2), range(2))
-        assert cache["kv"].backend == "shelf"
-        assert sorted(cache["kv"].keys(hashes(2))) == sorted(shelf.objects)
-        stored = len(next(iter(shelf.objects.values())))
-        assert cache["kv"].object_bytes.tolist() == [stored]
-
-
 def test_the_pools_can_be_named_while_another_thread_closes() -> None:
     engine = Engine(core=patient(), pools=(attention(), draft()))
     backends = engine.attachment._backends
@@ -486,91 +282,6 @@ def test_the_pools_can_be_named_while_another_thread_closes() -> None:
     assert engine.attachment.close()
 
 
-@pytest.mark.parametrize("deadline", ["soon", float("nan")])
-def test_what_is_no_deadline_is_refused_and_holds_no_page(deadline: Any) -> None:
-    engine = Engine(core=patient())
-    with engine.attachment as cache:
-        for move in (cache["kv"].get, cache["kv"].put):
-            with pytest.raises(KvdockError, match="a deadline is a number"):
-                move(hashes(2), [0, 1], deadline)
-        with pytest.raises(KvdockError, match="a deadline is a number"):
-            cache["kv"].exists(hashes(2), deadline)
-        assert not cache.leases("kv").in_use([0, 1]).any()
-
-
-def test_bad_input_is_refused_by_name() -> None:
-    engine = Engine(core=patient())
-    with engine.attachment as cache:
-        with pytest.raises(RegionError, match="'kw', which is not"):
-            cache.put(hashes(1), {"kw": [0]})
-        with pytest.raises(RegionError, match="outside of its 24 pages"):
-            cache.get(hashes(1), {"kv": [24]})
-        with pytest.raises(RegionError, match="for 2 hashes"):
-            cache.get(hashes(2), {"kv": [NO_PAGE]})
-        with pytest.raises(RegionError, match="page indices must have one dimension"):
-            cache.get(hashes(2), {"kv": [[0], [1, 2]]})
-        with pytest.raises(KvdockError, match="letters and digits"):
-            cache.exists(["../x"])
-        with pytest.raises(KvdockError, match="'kw' is not attached"):
-            cache.leases("kw")
-
-
-@pytest.mark.parametrize("pages", [[0.5, 1.5], [True, False], ["0", "1"], [None, None]])
-def test_only_whole_numbers_are_page_indices(pages: Any) -> None:
-    with Engine(core=patient()).attachment as cache:
-        for call in (cache.put, cache.get):
-            with pytest.raises(RegionError, match="whole numbers"):
-                call(hashes(2), {"kv": pages})
-        for move in (cache["kv"].put, cache["kv"].get):
-            with pytest.raises(RegionError, match="whole numbers"):
-                move(hashes(2), pages, time.monotonic() + 5)
-
-
-@pytest.mark.parametrize("page", [2**63, 2**64 - 2, 2**64 - 1])
-def test_an_index_beyond_int64_is_outside_and_not_no_page(page: int) -> None:
-    given = {"kv": np.array([0, page], np.uint64)}
-    with Engine(core=patient()).attachment as cache:
-        for call in (cache.put, cache.get):
-            with pytest.raises(RegionError, match=f"page index {page} is outside"):
-                call(hashes(2), given)
-        for move in (cache["kv"].put, cache["kv"].get):
-            with pytest.raises(RegionError, match=f"page index {page} is outside"):
-                move(hashes(2), given["kv"], time.monotonic() + 5)
-        for ask in (cache.leases("kv").in_use, lambda p: cache.leases("kv").wait(p, 0)):
-            for wrong in (given["kv"], [0, -1], [0, 24], [0.5], [True]):
-                with pytest.raises(RegionError, match="page ind"):
-                    ask(wrong)
-
-
-def test_indices_in_memory_that_cannot_be_read_are_rejected() -> None:
-    class OnADevice:  # as a tensor in a GPU's memory
-        def __array__(self, *_: object, **__: object) -> None:
-            raise TypeError("can't convert device memory")
-
-    with (
-        Engine(core=patient()).attachment as cache,
-        pytest.raises(RegionError, match="page indices must have one dimension"),
-    ):
-        cache.put(hashes(2), {"kv": cast("Any", OnADevice())})
-
-
-def test_a_generator_of_hashes_is_rejected_before_anything_is_stored() -> None:
-    with Engine(core=patient()).attachment as cache:
-        pages = {"kv": [0, 1]}
-        calls: list[Callable[[Any], object]] = [
-            cache.exists,
-            lambda given: cache.put(given, pages),
-            lambda given: cache.get(given, pages),
-            lambda given: cache["kv"].exists(given, time.monotonic() + 5),
-            lambda given: cache["kv"].put(given, [0, 1], time.monotonic() + 5),
-            lambda given: cache["kv"].get(given, [0, 1], time.monotonic() + 5),
-        ]
-        for call in calls:
-            with pytest.raises(KvdockError, match="page hashes are a row"):
-                call(name for name in hashes(2))
-        assert cache.exists(hashes(2)).best == 0
-
-
 def test_clearing_reaches_the_namespace() -> None:
     engine = Engine(core=patient())
     with engine.attachment as cache:
@@ -579,61 +290,6 @@ def test_clearing_reaches_the_namespace() -> None:
         engine.shelf.objects["other/x"] = b""
         assert cache.clear() == {"shelf": Outcome.OK}
         assert list(engine.shelf.objects) == ["other/x"]
-
-
-@pytest.mark.parametrize("staging", list(StagingPolicy))
-def test_a_late_batch_takes_nothing_from_those_before_it(
-    staging: StagingPolicy,
-) -> None:
-    """Each batch is cut before its memory is prepared, and is whole by itself."""
-    core = hasty("get", calls={"staging": staging})
-    engine = Engine([Shelf(max_batch_keys=1)], core=core)
-    names = hashes(3)
-    go_on = threading.Event()
-    engine.fill(names, range(3))
-    cache = engine.attachment
-    assert cache.put(names, engine.where(range(3))).pages == 3
-    calls: list[Batch] = []
-
-    def second_hangs(batch: Batch) -> BatchResult | None:
-        calls.append(batch)
-        if len(calls) == 2:
-            go_on.wait(60)
-        return None
-
-    engine.shelf.trouble = second_hangs
-    moved = cache.get(names, engine.where(range(8, 11)))
-    late = Outcome.TIMEOUT
-    assert moved.outcomes["kv"].tolist() == [Outcome.OK, late, late]
-    assert moved.pages == 1
-    assert engine.holds("kv", names[0], 8)
-    assert cache.leases("kv").leased_pages == (staging is StagingPolicy.ROUTED)
-    go_on.set()
-    assert cache.wait_idle(60)
-    cache.close()
-
-
-@pytest.mark.parametrize("staging", list(StagingPolicy))
-def test_what_an_abandoned_call_claims_to_have_read_is_a_miss(
-    staging: StagingPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = Engine(core=patient(calls={"staging": staging}))
-    names = hashes(2)
-    with engine.attachment as cache:
-        engine.fill(names, range(2))
-        assert cache.put(names, engine.where(range(2))).pages == 2
-        channel = cache["kv"].channel
-        run, ends = channel.call, []
-
-        def abandoned(handle: object, batch: Batch, late: Any = None) -> CallResult:
-            ends.append(late)
-            return CallResult(run(handle, batch).result, abandoned=True)
-
-        monkeypatch.setattr(channel, "call", abandoned)
-        moved = cache.get(names, engine.where(range(8, 10)))
-        assert moved.outcomes["kv"].tolist() == [Outcome.TIMEOUT] * 2
-        ends.pop()()
-        assert not cache.leases("kv").in_use(range(24)).any()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,13 @@ from kvdock import Outcome
 from kvdock.config import structure
 from kvdock_mooncake import server
 from kvdock_mooncake.settings import MooncakeSettings
+
+KILLED = (
+    "import time\n"
+    "from kvdock_mooncake.server import start_master\n"
+    "print(start_master().address, flush=True)\n"
+    "time.sleep(600)\n"
+)
 
 
 @pytest.fixture
@@ -72,6 +82,25 @@ def test_without_one_a_cluster_of_this_host_lives_as_long_as_it_is_used(
         assert again.get(["demo"]) == [Outcome.OK]
         again.release()
     assert not listens(settings.master)
+
+
+@pytest.mark.mooncake
+@pytest.mark.usefixtures("no_variables")
+def test_servers_end_when_the_process_that_started_them_is_killed(library: Any) -> None:
+    del library
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        try:
+            master = process.stdout.readline().strip()
+            assert listens(master)
+        finally:
+            process.kill()
+    until = time.monotonic() + 60
+    while listens(master):
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 @pytest.mark.mooncake

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import attrs
 
+from kvdock.child_processes import ended_with_parent
 from kvdock.config import structure
 from kvdock.errors import KvdockError
 from kvdock.units import format_bytes
@@ -187,7 +188,8 @@ def _start(command: Sequence[str], port: int, log: Path | None) -> Server | None
         environment["LD_LIBRARY_PATH"] = path
     with open(log or os.devnull, "ab") as output:  # noqa: PTH123 - a path or the null device
         process = subprocess.Popen(  # noqa: S603 - a program of the installed wheel
-            command,
+            # A process that is killed must not leave it behind.
+            ended_with_parent(command),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

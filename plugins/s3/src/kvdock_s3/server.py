@@ -14,6 +14,7 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 from kvdock import KvdockError
+from kvdock.child_processes import ended_with_parent
 
 LOOPBACK = "127.0.0.1"
 BUCKET = "kvdock-demo"
@@ -89,7 +90,10 @@ def _start(port: int) -> subprocess.Popen[bytes]:
         "AWS_EC2_METADATA_DISABLED": "true",
     }
     return subprocess.Popen(  # noqa: S603 - this interpreter
-        [sys.executable, "-m", "moto.server", "-H", LOOPBACK, "-p", str(port)],
+        # A demo that is killed must not leave it behind.
+        ended_with_parent(
+            [sys.executable, "-m", "moto.server", "-H", LOOPBACK, "-p", str(port)]
+        ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
