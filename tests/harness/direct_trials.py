@@ -58,7 +58,9 @@ REQUESTS_EACH = 250
 RANKS = ((1, 1), (1, 2), (2, 1), (4, 2))
 PAGES = (1, 4, 16, 64)
 SLOTS = ("contiguous", "runs", "scattered")
-FAMILIES = ("mha", "mla", "hybrid")
+FAMILIES = ("mha", "mla", "hybrid", "sparse")
+SHARED = ("draft", "keys")
+"""Pools that have the indices of the attention pool."""
 
 
 def pools_of(family: str, page_tokens: int, layouts: list[str]) -> list[PoolSpec]:
@@ -82,9 +84,21 @@ def pools_of(family: str, page_tokens: int, layouts: list[str]) -> list[PoolSpec
         "indices_from": "kv",
         "layers": range(1),
     }
+    latent = pool(
+        "kv", anchor=True, kind=PoolKind.MLA, parts=[Part("kv", DType.U8, (1152,))]
+    )
     if family == "mla":
-        latent = [Part("kv", DType.U8, (1152,))]
-        return [pool("kv", anchor=True, kind=PoolKind.MLA, parts=latent)]
+        return [latent]
+    if family == "sparse":
+        # Pages whose tokens cannot be told apart go from page to page.
+        scaled = [Part("indexer", DType.U8, (page_tokens * 132,), Per.PAGE)]
+        rows = [Part("rows", DType.U8, (page_tokens * 37 + 19,), Per.PAGE)]
+        return [
+            latent,
+            pool("keys", kind=PoolKind.K_ONLY, parts=keys[:1], indices_from="kv"),
+            pool("indexer", kind=PoolKind.INDEXER, parts=scaled),
+            pool("compressed", kind=PoolKind.COMPRESSED, parts=rows),
+        ]
     kv = [pool("kv", anchor=True), pool("draft", **of_draft)]
     if family == "mha":
         return kv
@@ -185,7 +199,10 @@ class Worker:
 
     def content(self, tokens: int, seed: int) -> Content:
         """Return what tokens hold."""
-        return Content(self.ranks[0].pools, tokens, seed=seed)
+        pools = self.ranks[0].pools
+        by_page = any(pool.kind is PoolKind.INDEXER for pool in pools)
+        states = -(-tokens // pools[0].page_tokens) if by_page else 1
+        return Content(pools, tokens, states, seed=seed)
 
     def expect(self, rank: int, number: int, slots: Any, offers: Any) -> Any:
         """Lease slots; return the tickets."""
@@ -297,9 +314,11 @@ class Trial:
     def attach(self) -> tuple[int, int, str]:
         """Attach both sides anew; return the page sizes and the family."""
         family = self.pick(FAMILIES)
-        ranks = self.pick(RANKS) if family != "mla" else (1, 1)
+        ranks = self.pick(RANKS) if family in ("mha", "hybrid") else (1, 1)
         verify = bool(self.rng.integers(2))
         sizes = self.pick(PAGES), self.pick(PAGES)
+        if family == "sparse":
+            sizes = sizes[0], sizes[0]
         for side, size, page in zip(
             (self.sender, self.receiver), ranks, sizes, strict=True
         ):
@@ -319,8 +338,13 @@ class Trial:
         slots: dict[str, Any] = {"kv": slots_for(kind, tokens, TOKENS, rng)}
         windows = {}
         where = dict(pages)
-        if family != "mla":
+        if family in ("mha", "hybrid"):
             where["draft"] = own
+        if family == "sparse":
+            where["keys"] = own
+            for name in ("indexer", "compressed"):
+                where[name] = pages[name] = rng.permutation(TOKENS // mine)[: len(own)]
+                slots[name] = rng.permutation(TOKENS // mine)[: len(own)]
         if family == "hybrid":
             windows["swa"] = self.window(pages, slots, tokens, sizes)
             pages["mamba"] = [int(rng.integers(TOKENS // mine))]
@@ -333,7 +357,8 @@ class Trial:
         offers = self.receiver.call("offers", receives=True)
         stop = not rng.integers(25)
         for rank, (low, high) in enumerate(spans[1]):
-            given.append({**slots, "draft": slots["kv"]} if "draft" in where else slots)
+            shared = {name: slots["kv"] for name in SHARED if name in where}
+            given.append({**slots, **shared})
             chosen = [
                 n for n, (a, b) in enumerate(spans[0]) if max(a, low) < min(b, high)
             ]

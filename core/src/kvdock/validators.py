@@ -40,6 +40,14 @@ def as_int(value: int) -> int:
         return value
 
 
+def as_text(value: str) -> str:
+    """Convert text of a subclass, such as a member of an enum, to Python's own.
+
+    Messages would show it as `<PoolName.KV: 'kv'>`.
+    """
+    return str.__str__(value) if isinstance(cast("object", value), str) else value
+
+
 def as_int_tuple(values: Iterable[int]) -> tuple[int, ...]:
     """Convert a sequence of integers of any library to a tuple of Python's."""
     try:

@@ -12,6 +12,7 @@ from kvdock.pools.enums import (
     Layout,
     Per,
     PoolKind,
+    PoolName,
     Sharding,
 )
 from kvdock.pools.layout import stored_objects
@@ -89,6 +90,12 @@ def test_a_description_that_contradicts_itself_is_refused(
 ) -> None:
     with pytest.raises(PoolError, match=message):
         pool(**changes)
+
+
+def test_messages_show_a_name_that_an_enum_gave_as_any_other() -> None:
+    spec = pool(PoolName.KV)
+    assert repr(spec.name) == "'kv'"
+    assert spec == pool("kv")
 
 
 def test_heads_and_ranks_that_do_not_divide_are_refused_by_name() -> None:

@@ -37,7 +37,7 @@ from kvdock.pools.validators import (
     non_negative,
     positive,
 )
-from kvdock.validators import as_int, as_int_tuple
+from kvdock.validators import as_int, as_int_tuple, as_text
 
 __all__ = (
     "ContextSplit",
@@ -101,7 +101,7 @@ class PoolSpec:
         object_unit: How much goes under one key; the router sets it.
     """
 
-    name: str = attrs.field(validator=identifier)
+    name: str = attrs.field(converter=as_text, validator=identifier)
     kind: PoolKind = attrs.field(converter=PoolKind)
     parts: tuple[Part, ...] = attrs.field(converter=_parts)
     layers: tuple[int, ...] = attrs.field(converter=as_int_tuple, validator=_ascending)
