@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kvdock.models.memory_budget import HostBudget as HostBudget
     from kvdock.namespace import Namespace as Namespace
     from kvdock.namespace import canonical as canonical
+    from kvdock.peer_rows import send_rows as send_rows
     from kvdock.plugin.backend import Backend as Backend
     from kvdock.plugin.discovery import PluginProblem as PluginProblem
     from kvdock.plugin.hookspecs import AttachConfig as AttachConfig
@@ -118,6 +119,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "models.description": ("load_model",),
         "models.memory_budget": ("HostBudget",),
         "namespace": ("Namespace", "canonical"),
+        "peer_rows": ("send_rows",),
         "plugin.backend": ("Backend",),
         "plugin.discovery": ("PluginProblem",),
         "plugin.hookspecs": (

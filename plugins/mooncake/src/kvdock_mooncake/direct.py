@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock import AddressRanges, BatchResult, MemoryHold, Outcome
+from kvdock import AddressRanges, BatchResult, MemoryHold, Outcome, send_rows
 from kvdock.errors import KvdockError
 from kvdock_mooncake.bounded import run_within
 from kvdock_mooncake.direct_endpoint import Endpoint
@@ -297,30 +297,18 @@ class DirectPool:
         read the rows. Of a call that fails no row is OK; its connection is closed
         before this returns, so that nothing reads the rows any more.
         """
-        peer, remote = batch.peer, batch.remote
-        if not isinstance(peer, Peer) or remote is None:
+        peer = batch.peer
+        if not isinstance(peer, Peer):
             return BatchResult.all(batch, Outcome.REFUSED)
         if self.attachment.forked:
             return BatchResult.all(batch, Outcome.UNAVAILABLE)
-        outcomes = np.full(len(batch), Outcome.TIMEOUT, np.uint8)
-        good = self._ranges.covered_rows(batch.addresses, batch.sizes)
-        good &= peer.ranges.covered_rows(remote, batch.sizes)
-        if not good.all():
-            log.error("mooncake: a batch names memory that was not attached or offered")
-            outcomes[~good] = Outcome.REFUSED
-        sizes = batch.sizes[:, 0]
-        outcomes[good & (sizes == 0)] = Outcome.OK
-        table = np.stack([batch.addresses[:, 0], remote[:, 0], sizes])
-        chosen, hold = np.flatnonzero(good & (sizes > 0)), None
-        for rows in parts_of(chosen, sizes):
-            if not batch.remaining_s():
-                break
-            found, hold = self._send(peer, table[:, rows], batch.deadline_s)
-            outcomes[rows] = found
-            if found is not Outcome.OK:
-                outcomes[chosen[chosen >= rows[0]]] = found
-                break
-        return attrs.evolve(BatchResult.of(batch, outcomes), hold=hold)
+        return send_rows(
+            batch,
+            self._ranges,
+            peer.ranges,
+            parts_of,
+            lambda table: self._send(peer, table, batch.deadline_s),
+        )
 
     def _send(
         self, peer: Peer, table: Int64Array, deadline_s: float

@@ -16,16 +16,15 @@ import time
 from typing import TYPE_CHECKING
 
 import attrs
-import numpy as np
 
-from kvdock import AddressRanges, BatchResult, MemoryHold, Outcome
+from kvdock import AddressRanges, BatchResult, MemoryHold, Outcome, send_rows
 from kvdock.errors import KvdockError
 from kvdock_nixl.direct_endpoint import Endpoint
 from kvdock_nixl.library import load
 from kvdock_nixl.ucx_agent import TransferLost, UcxAgent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from kvdock import AttachConfig, Batch, Block
     from kvdock.arrays import Int64Array
@@ -356,26 +355,23 @@ class DirectPool:
         At the deadline the connection is closed, and with it every other transfer on
         it. Of a transfer that fails no row is OK.
         """
-        peer, remote = batch.peer, batch.remote
-        if not isinstance(peer, Peer) or remote is None:
+        peer = batch.peer
+        if not isinstance(peer, Peer):
             return BatchResult.all(batch, Outcome.REFUSED)
-        outcomes = np.full(len(batch), Outcome.TIMEOUT, np.uint8)
-        good = self._ranges.covered_rows(batch.addresses, batch.sizes)
-        good &= peer.ranges.covered_rows(remote, batch.sizes)
-        if not good.all():
-            log.error("nixl: a batch names memory that was not attached or offered")
-            outcomes[~good] = Outcome.REFUSED
-        sizes = batch.sizes[:, 0]
-        outcomes[good & (sizes == 0)] = Outcome.OK
-        table = np.stack([batch.addresses[:, 0], remote[:, 0], sizes])
-        chosen, hold = np.flatnonzero(good & (sizes > 0)), None
-        for start in range(0, len(chosen), MAX_ROWS):
-            if not batch.remaining_s():
-                break
-            rows = chosen[start : start + MAX_ROWS]
-            found, hold = self.attachment.send(peer, table[:, rows], batch.deadline_s)
-            outcomes[rows] = found
-            if found is not Outcome.OK:
-                outcomes[chosen[start:]] = found
-                break
-        return attrs.evolve(BatchResult.of(batch, outcomes), hold=hold)
+        return send_rows(
+            batch,
+            self._ranges,
+            peer.ranges,
+            parts_of,
+            lambda table: self.attachment.send(peer, table, batch.deadline_s),
+        )
+
+
+def parts_of(rows: Int64Array, _: Int64Array) -> Iterator[Int64Array]:
+    """Cut rows into transfers, by number.
+
+    Args:
+        rows: int64 (m,), positions in the batch.
+    """
+    for start in range(0, len(rows), MAX_ROWS):
+        yield rows[start : start + MAX_ROWS]
