@@ -22,6 +22,7 @@ from kvdock_transformers.demo.command import (
     cleaning_up_when_terminated,
     demo,
 )
+from kvdock_transformers.demo.damage import Harm
 from kvdock_transformers.demo.presentation import as_object
 from kvdock_transformers.demo.records import Job, Phase, Served, to_json
 from kvdock_transformers.demo.serving import serve
@@ -60,6 +61,23 @@ def test_every_model_passes_every_check(family: Family, tmp_path: Path) -> None:
     result = judge(family, runs, damage)
     assert [check for check in result.checks if not check.holds] == []
     assert json.loads(as_object([result]))["models"][0]["hit_tokens"] == 128
+
+
+def test_pages_in_the_folder_of_a_server_are_damaged_as_well(tmp_path: Path) -> None:
+    """As the demo of hf3fs has it, whose root lies on a mount that is brought."""
+    job = Job(
+        phase=Phase.OFFLOAD,
+        families=(Family.MLA,),
+        scale=Scale.TINY,
+        backend="file",
+        directory=tmp_path / "trial",
+        salt="a trial",
+        threads=1,
+        settings={"free_space": 0, "root": str(tmp_path / "mount" / "store")},
+    )
+    job.directory.mkdir()
+    damage = damage_store(job, serve(job, Family.MLA, lambda _event: None))
+    assert {harm for _, _, harm in damage.done} == set(Harm)
 
 
 @pytest.mark.slow
