@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,6 +64,15 @@ def test_every_model_passes_every_check(family: Family, tmp_path: Path) -> None:
     assert json.loads(as_object([result]))["models"][0]["hit_tokens"] == 128
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of every file below a folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
 def test_pages_in_the_folder_of_a_server_are_damaged_as_well(tmp_path: Path) -> None:
     """As the demo of hf3fs has it, whose root lies on a mount that is brought."""
     job = Job(
@@ -76,8 +86,19 @@ def test_pages_in_the_folder_of_a_server_are_damaged_as_well(tmp_path: Path) -> 
         settings={"free_space": 0, "root": str(tmp_path / "mount" / "store")},
     )
     job.directory.mkdir()
-    damage = damage_store(job, serve(job, Family.MLA, lambda _event: None))
+    served = serve(job, Family.MLA, lambda _event: None)
+    # The same pages in another namespace of that root, as runs on altered pages have.
+    (store,) = (tmp_path / "mount" / "store").glob(
+        f"{served.pools['kv'].keys[0][:64]}*"
+    )
+    others = (store.with_name("0" * 64), store.with_name("f" * 64))
+    for other in others:
+        shutil.copytree(store, other)
+    kept = contents(others[0])
+    damage = damage_store(job, served)
     assert {harm for _, _, harm in damage.done} == set(Harm)
+    assert [contents(other) for other in others] == [kept, kept]
+    assert contents(store) != kept
 
 
 @pytest.mark.slow
