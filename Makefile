@@ -44,9 +44,9 @@ test: $(STAMP) ## Run the quick tests, one file at a time on each of two cores.
 test-slow: $(STAMP) ## Run the tests that take longer: real servers, crashes, big stores.
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-test-hf3fs: $(STAMP) ## Run the tests of hf3fs on a real mount of 3FS: MOUNT=/its/mount/point.
+test-hf3fs: $(STAMP) ## Run the tests of hf3fs on a real mount: MOUNT=/its/mount/point [MODE=posix].
 	@test -n "$(MOUNT)" || { echo "say where: make test-hf3fs MOUNT=/its/mount/point"; exit 2; }
-	KVDOCK_HF3FS_MOUNT="$(MOUNT)" $(BIN)/python -m pytest plugins/hf3fs $(ARGS)
+	KVDOCK_HF3FS_MOUNT="$(MOUNT)" KVDOCK_HF3FS_MODE="$(MODE)" $(BIN)/python -m pytest $(if $(filter posix,$(MODE)),plugins/hf3fs/tests/test_contract.py -k "TestPosix and not OnTmpfs",plugins/hf3fs) $(ARGS)
 
 test-sglang: ## Run SGLang itself on the CPU, in an environment of its own.
 	$(PYTHON) engines/sglang/tests/environment.py --test $(ARGS)

@@ -13,6 +13,14 @@ import threefs
 threefs.use()
 
 
+def pytest_configure() -> None:
+    """Say what is missing before the first test, and not in each of them."""
+    if threefs.REAL and (
+        problem := threefs.problem_of(threefs.REAL, posix_only=threefs.POSIX_ONLY)
+    ):
+        raise pytest.UsageError(problem)
+
+
 @pytest.fixture
 def mount(tmp_path: Path) -> Path:
     return threefs.mounted(tmp_path / "mnt")

@@ -51,8 +51,10 @@ class TestPosix(BackendContract):
     plugin = "hf3fs"
 
     @pytest.fixture
-    def folder(self, tmp_path: Path) -> Path:
-        return tmp_path
+    def folder(self, tmp_path: Path) -> Iterator[Path]:
+        folder = threefs.folder_in(tmp_path)
+        yield folder
+        shutil.rmtree(folder, ignore_errors=True)
 
     @pytest.fixture
     def config(self, folder: Path) -> Mapping[str, object]:
@@ -65,6 +67,16 @@ class TestPosix(BackendContract):
     @pytest.fixture
     def oracle(self, config: Mapping[str, object]) -> Oracle:
         return oracle_of(config)
+
+
+class TestPosixUnderFaults(FaultContract):
+    plugin = "hf3fs"
+
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> Iterator[Mapping[str, object]]:
+        folder = threefs.folder_in(tmp_path)
+        yield {"root": folder / "store", "mode": "posix", "free_space": 0}
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.slow

@@ -79,12 +79,13 @@ def test_no_wrong_page_survives_killed_writers(tmp_path: Path, *, direct: bool) 
     """Two writers are killed again and again while a reader and eviction run."""
     root = tmp_path / "store"
     rng = np.random.default_rng(5)
+    kills = 200 if TORTURE else 6
     writers = [begun(root, "write", seed, direct=direct) for seed in (1, 2)]
     reader = begun(root, "read", 3, direct=direct)
     try:
         for process in (*writers, reader):
             wait_going(process)
-        for number in range(200 if TORTURE else 6):
+        for number in range(kills):
             victim = number % 2
             # How long it has been going is left to chance.
             threading.Event().wait(float(rng.random()) * 0.02)
@@ -105,6 +106,8 @@ def test_no_wrong_page_survives_killed_writers(tmp_path: Path, *, direct: bool) 
         found += there
     assert found > worker.QUOTA // worker.PAGE_BYTES // 2
     shelf.store.close()
+    way = "O_DIRECT" if direct else "buffered"
+    print(f"{way}: {kills} writers killed, {found} pages found, 0 wrong")  # noqa: T201
 
 
 @pytest.fixture

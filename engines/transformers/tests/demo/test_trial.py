@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from kvdock_transformers.demo.command import (
     cleaning_up_when_terminated,
     demo,
 )
+from kvdock_transformers.demo.damage import Harm
 from kvdock_transformers.demo.presentation import as_object
 from kvdock_transformers.demo.records import Job, Phase, Served, to_json
 from kvdock_transformers.demo.serving import serve
@@ -60,6 +62,43 @@ def test_every_model_passes_every_check(family: Family, tmp_path: Path) -> None:
     result = judge(family, runs, damage)
     assert [check for check in result.checks if not check.holds] == []
     assert json.loads(as_object([result]))["models"][0]["hit_tokens"] == 128
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of every file below a folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_pages_in_the_folder_of_a_server_are_damaged_as_well(tmp_path: Path) -> None:
+    """As the demo of hf3fs has it, whose root lies on a mount that is brought."""
+    job = Job(
+        phase=Phase.OFFLOAD,
+        families=(Family.MLA,),
+        scale=Scale.TINY,
+        backend="file",
+        directory=tmp_path / "trial",
+        salt="a trial",
+        threads=1,
+        settings={"free_space": 0, "root": str(tmp_path / "mount" / "store")},
+    )
+    job.directory.mkdir()
+    served = serve(job, Family.MLA, lambda _event: None)
+    # The same pages in another namespace of that root, as runs on altered pages have.
+    (store,) = (tmp_path / "mount" / "store").glob(
+        f"{served.pools['kv'].keys[0][:64]}*"
+    )
+    others = (store.with_name("0" * 64), store.with_name("f" * 64))
+    for other in others:
+        shutil.copytree(store, other)
+    kept = contents(others[0])
+    damage = damage_store(job, served)
+    assert {harm for _, _, harm in damage.done} == set(Harm)
+    assert [contents(other) for other in others] == [kept, kept]
+    assert contents(store) != kept
 
 
 @pytest.mark.slow

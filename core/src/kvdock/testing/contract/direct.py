@@ -109,7 +109,7 @@ def scattered(
 class DirectTests:
     """Rows that go straight into a peer's memory."""
 
-    @contract_test(claimed("direct_transfer"))
+    @contract_test(claimed("direct_transfer"), proves="direct_transfer")
     def test_rows_arrive_at_their_addresses_and_nowhere_else(
         self, harness: Harness, case: Support
     ) -> None:
@@ -136,7 +136,7 @@ class DirectTests:
                     f"first at offset {wrong[0]}"
                 )
 
-    @contract_test(claimed("direct_transfer"))
+    @contract_test(claimed("direct_transfer"), proves="direct_transfer")
     def test_a_row_that_is_ok_is_there(self, harness: Harness, case: Support) -> None:
         assert case
         with paired(harness) as pair:
@@ -152,7 +152,7 @@ class DirectTests:
                 late = np.count_nonzero(target[:nbytes] != turn)
                 assert not late, f"{late} bytes were not there when their row was OK"
 
-    @contract_test(claimed("direct_transfer"))
+    @contract_test(claimed("direct_transfer"), proves="direct_transfer")
     def test_nothing_lands_once_an_endpoint_is_said_to_be_closed(
         self, harness: Harness, case: Support
     ) -> None:

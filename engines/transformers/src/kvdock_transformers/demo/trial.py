@@ -14,6 +14,8 @@ from typing import Any
 
 import attrs
 
+from kvdock import Dock
+from kvdock_transformers.backends import path_setting
 from kvdock_transformers.demo.damage import Damage, Harm, StoredPages, inflict
 from kvdock_transformers.demo.process import running
 from kvdock_transformers.demo.records import Job, Phase, PoolRecord, Served, to_json
@@ -142,9 +144,33 @@ def damage_store(job: Job, served: Served) -> Damage:
         for name, record in served.pools.items()
     }
     known = [target for target in targets if target[1] in stored[target[0]].ends]
-    damage = inflict(job.directory / "store" / served.family, stored, known)
-    rest = [target for target in known if target not in damage.done]
+    damage, rest = Damage((), frozenset(), frozenset()), known
+    for folder in _store_folders(job, served):
+        damage = damage.joined(inflict(folder, stored, rest))
+        rest = [target for target in known if target not in damage.done]
     return damage.joined(tamper(served.pools, rest, job.given)) if rest else damage
+
+
+def _store_folders(job: Job, served: Served) -> tuple[Path, ...]:
+    """Return where a run's pages lie: the trial's own folder, or one of a server.
+
+    A backend that brings a server, such as a mount, may say where its root is. There
+    lie the pages of other runs too, altered ones among them, which are the same but
+    for one pool: only folders that have the name of this run's namespace are taken.
+    """
+    own = job.directory / "store" / served.family
+    if not job.backend:
+        return (own,)
+    dock = Dock.load(require=(job.backend,))
+    setting = path_setting(dock.backends[job.backend].manifest.settings)
+    given = job.settings.get(setting) if setting else None
+    if not given:
+        return (own,)
+    names = {
+        key.partition("/")[0] for record in served.pools.values() for key in record.keys
+    }
+    found = [one for name in sorted(names) for one in Path(str(given)).rglob(name)]
+    return (own, *found)
 
 
 def _last_stored(record: PoolRecord, limit: int) -> int:
