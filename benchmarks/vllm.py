@@ -260,6 +260,7 @@ def start(kind: str, model: Path, folder: Path) -> subprocess.Popen[str]:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
+            env={**os.environ, **vllm_environment.CPU},
         )
 
 
