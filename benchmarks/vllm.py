@@ -44,6 +44,7 @@ import statistics  # noqa: E402
 import subprocess  # noqa: E402
 import tempfile  # noqa: E402
 import time  # noqa: E402
+from contextlib import suppress  # noqa: E402
 from types import SimpleNamespace  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -274,6 +275,17 @@ def first_tokens(engine: subprocess.Popen[str], prompt: int) -> tuple[float, flo
     return computed_s, restored_s
 
 
+def end(engine: subprocess.Popen[str]) -> None:
+    """End an engine, which then removes its shared memory."""
+    try:
+        # It ends with its input; after a failure it has ended already.
+        with suppress(BrokenPipeError):
+            engine.communicate(timeout=END_S)
+    finally:
+        engine.kill()
+        engine.wait()
+
+
 def turns_of_engines(folder: Path, prompts: int) -> dict[str, list[tuple[float, ...]]]:
     """Let two engines answer by turns; return (computed, restored) seconds of each."""
     import vllm_models  # noqa: PLC0415 - imports transformers
@@ -283,20 +295,17 @@ def turns_of_engines(folder: Path, prompts: int) -> dict[str, list[tuple[float, 
     turns: dict[str, list[tuple[float, ...]]] = {kind: [] for kind in engines}
     try:
         # The first prompt pays for what is set up on first use.
-        for prompt in range(-1, prompts):
+        for prompt in range(prompts + 1):
             for kind, engine in engines.items():
                 took_s = first_tokens(engine, prompt)
-                if prompt >= 0:
+                if prompt:
                     turns[kind].append(took_s)
-        for engine in engines.values():
-            engine.communicate(timeout=END_S)
     except (ValueError, OSError) as error:
         logs = "\n".join(path.read_text()[-2000:] for path in folder.glob("*.log"))
         raise SystemExit(f"an engine has failed: {error}\n{logs}") from error
     finally:
         for engine in engines.values():
-            engine.kill()
-            engine.wait()
+            end(engine)
     return turns
 
 

@@ -84,7 +84,7 @@ def turn(llm: Any, number: int) -> tuple[float, float]:  # noqa: ANN401 - same
     if not llm.reset_prefix_cache(reset_connector=True):
         raise SystemExit("vLLM's caches were not reset")
     restored = answer()
-    # The last block is computed: its tokens decide what comes next.
+    # The last block may be computed: its last token decides what comes next.
     if computed[1] or restored[1] < PROMPT_TOKENS - BLOCK_TOKENS:
         raise SystemExit(f"not computed and restored as meant: {computed}, {restored}")
     if computed[2] != restored[2]:

@@ -154,12 +154,13 @@ def reset_under_jobs(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
 
 
 def store_until_killed(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
-    """Answer new prompts without end; leave a mark when a store was seen to run."""
+    """Answer new prompts without end; once a store runs, note which come next."""
     from vllm.sampling_params import SamplingParams
 
     tier = tier_of(llm)
     chosen = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     first = phase["first"]
+    mark = Path(phase["mark"])
     while True:
         prompts = [
             {"prompt_token_ids": unlike_others(number, 300)}
@@ -167,8 +168,10 @@ def store_until_killed(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
         ]
         llm.generate(prompts, chosen, use_tqdm=False)
         first += 4
-        if tier._jobs:
-            Path(phase["mark"]).touch()
+        if tier._jobs or mark.exists():
+            new = mark.with_suffix(".new")
+            new.write_text(str(first))
+            new.replace(mark)
 
 
 def unlike_others(number: int, tokens: int) -> list[int]:

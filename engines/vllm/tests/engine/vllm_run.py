@@ -226,7 +226,8 @@ def kill(phase: dict[str, Any]) -> dict[str, Any]:
     finally:
         os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
-    return {"killed": os.WTERMSIG(status) == signal.SIGKILL}
+    killed = os.WTERMSIG(status) == signal.SIGKILL
+    return {"killed": killed, "answering": int(mark.read_text())}
 
 
 def is_running(child: int) -> bool:
