@@ -154,7 +154,10 @@ def reset_under_jobs(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
 
 
 def store_until_killed(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
-    """Answer new prompts without end; once a store runs, note which come next."""
+    """Answer new prompts without end; once a store runs, note which come next.
+
+    And the name of the engine, by which its shared memory is found.
+    """
     from vllm.sampling_params import SamplingParams
 
     tier = tier_of(llm)
@@ -170,7 +173,8 @@ def store_until_killed(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
         first += 4
         if tier._jobs or mark.exists():
             new = mark.with_suffix(".new")
-            new.write_text(str(first))
+            name = llm.llm_engine.vllm_config.kv_transfer_config.engine_id
+            new.write_text(f"{first} {name}")
             new.replace(mark)
 
 

@@ -18,7 +18,7 @@ KILLS = 20
 APART = 24
 """How many prompts an engine has to itself before it is killed."""
 
-SHARED = Path("/dev/shm")  # noqa: S108 - where vLLM puts its host memory
+SHARED = Path("/dev/shm")  # noqa: S108 - where vLLM's ranks on a CPU share memory
 
 LITTLE = "512 KiB"
 """Host memory of 32 rows: each is 16 KiB for the Llama of these tests."""
@@ -164,7 +164,6 @@ def test_answers_are_right_after_engines_were_killed_while_they_stored(
     store.mkdir()
     storage = on_files(store)
     chosen = random.Random(7)  # noqa: S311 - when to kill
-    before = set(SHARED.glob("vllm_offload_*"))
     killed = [
         lives.phase(
             "llama",
@@ -177,15 +176,8 @@ def test_answers_are_right_after_engines_were_killed_while_they_stored(
         )
         for kill in range(KILLS)
     ]
-    try:
-        found = lives.run("killed", killed, timeout_s=1800)
-        left = set(SHARED.glob("vllm_offload_*")) - before
-    finally:
-        for path in set(SHARED.glob("vllm_offload_*")) - before:
-            path.unlink()
+    found = lives.run("killed", killed, timeout_s=1800)
     assert all(found[one["name"]]["killed"] for one in killed)
-    # vLLM cannot remove what a killed engine leaves: kvdock's doctor names it.
-    assert len(left) == KILLS
     assert right_pages(store) > KILLS
     # The first of each engine, and two of those that it was answering.
     numbers = {1 + APART * kill for kill in range(KILLS)}

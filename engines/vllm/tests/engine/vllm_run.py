@@ -23,6 +23,7 @@ import numpy as np
 from scenes import SCENES, START_S, Watch, meet, tier_of
 
 FINISH_S = 60.0
+SHARED = Path("/dev/shm")  # noqa: S108 - where vLLM puts its host memory
 
 
 def finish(llm: Any) -> None:
@@ -202,7 +203,9 @@ def live(phase: dict[str, Any]) -> dict[str, Any]:
 def kill(phase: dict[str, Any]) -> dict[str, Any]:
     """Run one engine in a child, and kill it some time after it began to store.
 
-    The child has what this process has imported, so it starts within seconds.
+    The child has what this process has imported, so it starts within seconds. What a
+    killed engine leaves in shared memory stays there, where kvdock's doctor names it:
+    it is removed here.
     """
     import vllm.entrypoints.llm
 
@@ -227,7 +230,10 @@ def kill(phase: dict[str, Any]) -> dict[str, Any]:
         os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
     killed = os.WTERMSIG(status) == signal.SIGKILL
-    return {"killed": killed, "answering": int(mark.read_text())}
+    answering, name = mark.read_text().split()
+    left = SHARED / f"vllm_offload_{name}.mmap"
+    left.unlink()
+    return {"killed": killed, "answering": int(answering)}
 
 
 def is_running(child: int) -> bool:
