@@ -1,12 +1,14 @@
 """vLLM's pages through its own file tier and through kvdock-file.
 
-Usage: python benchmarks/vllm.py [--rounds N]
+Usage: python benchmarks/vllm.py [--rounds N] [--prompts N] [--level tier|engine]
 
 Runs in vLLM's own environment, which it builds if it is not there (3.4 GB). Both
 tiers get the very same rows from the very same memory, as vLLM's manager submits
-them, by turns, on the same disk: with direct I/O both, and buffered both. Figures are
-ratios, of the best and of the median; over 1 is better for kvdock. The last line is
-a JSON object; the whole of it is also written to benchmarks/results/vllm.json.
+them, by turns, on the same disk: with direct I/O both, and buffered both. Then two
+engines, one with each, answer new prompts by turns, and the same ones from storage:
+how many times sooner the first token comes. Figures are ratios, of the best and of
+the median; over 1 is better for kvdock. The last line is a JSON object; the whole of
+it is also written to benchmarks/results/vllm.json.
 """
 
 from __future__ import annotations
@@ -39,8 +41,10 @@ import json  # noqa: E402
 import mmap  # noqa: E402
 import shutil  # noqa: E402
 import statistics  # noqa: E402
+import subprocess  # noqa: E402
 import tempfile  # noqa: E402
 import time  # noqa: E402
+from contextlib import suppress  # noqa: E402
 from types import SimpleNamespace  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -52,6 +56,9 @@ SIZES = {"64K": (64 << 10, 256), "1M": (1 << 20, 64)}
 STORE_ROWS, LOAD_ROWS = 16, 64
 """Rows of a job: what a step of prefill stores, and what a prefix loads."""
 ROUNDS = 9
+PROMPTS = 10
+END_S = 120.0
+"""How long an engine may take to end on a busy machine."""
 CONTENDERS = ("fs_direct", "kvdock_direct", "fs_buffered", "kvdock_buffered")
 
 
@@ -242,12 +249,108 @@ def tier_level(rounds: int) -> dict[str, Any]:
     return found
 
 
+def start(kind: str, model: Path, folder: Path) -> subprocess.Popen[str]:
+    """Start an engine that keeps its pages in a folder of its own."""
+    place = folder / kind
+    place.mkdir(mode=0o700)
+    script = str(Path(__file__).with_name("vllm_process.py"))
+    with (folder / f"{kind}.log").open("w") as log:
+        return subprocess.Popen(
+            [sys.executable, script, kind, str(model), str(place)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, **vllm_environment.CPU},
+        )
+
+
+def first_tokens(engine: subprocess.Popen[str], prompt: int) -> tuple[float, float]:
+    """Return the seconds to a prompt's first token: computed, and restored."""
+    assert engine.stdin  # noqa: S101 - it was asked for
+    assert engine.stdout  # noqa: S101 - same
+    engine.stdin.write(f"{prompt}\n")
+    engine.stdin.flush()
+    computed_s, restored_s = map(float, engine.stdout.readline().split())
+    return computed_s, restored_s
+
+
+def end(engine: subprocess.Popen[str]) -> None:
+    """End an engine, which then removes its shared memory."""
+    try:
+        # It ends with its input; after a failure it has ended already.
+        with suppress(BrokenPipeError):
+            engine.communicate(timeout=END_S)
+    finally:
+        engine.kill()
+        engine.wait()
+
+
+def turns_of_engines(folder: Path, prompts: int) -> dict[str, list[tuple[float, ...]]]:
+    """Let two engines answer by turns; return (computed, restored) seconds of each."""
+    import vllm_models  # noqa: PLC0415 - imports transformers
+
+    model = vllm_models.make(vllm_models.MIDDLING, folder)
+    engines = {kind: start(kind, model, folder) for kind in ("fs", "kvdock")}
+    turns: dict[str, list[tuple[float, ...]]] = {kind: [] for kind in engines}
+    try:
+        # The first prompt pays for what is set up on first use.
+        for prompt in range(prompts + 1):
+            for kind, engine in engines.items():
+                took_s = first_tokens(engine, prompt)
+                if prompt:
+                    turns[kind].append(took_s)
+    except (ValueError, OSError) as error:
+        logs = "\n".join(path.read_text()[-2000:] for path in folder.glob("*.log"))
+        raise SystemExit(f"an engine has failed: {error}\n{logs}") from error
+    finally:
+        for engine in engines.values():
+            end(engine)
+    return turns
+
+
+def engine_level(prompts: int) -> dict[str, Any]:
+    """Compare how much sooner the first token of a restored prompt comes."""
+    with tempfile.TemporaryDirectory(dir=vllm_environment.VENV) as name:
+        turns = turns_of_engines(Path(name), prompts)
+    saved: dict[str, dict[str, float]] = {}
+    for kind, mine in turns.items():
+        computed, restored = zip(*mine, strict=True)
+        best, median = min, statistics.median
+        saved[kind] = {
+            "best": best(computed) / best(restored),
+            "median": median(computed) / median(restored),
+        }
+        print(
+            f"first token with {kind:6} computed best {best(computed) * 1e3:.0f} ms, "
+            f"median {median(computed) * 1e3:.0f} ms; restored best "
+            f"{best(restored) * 1e3:.0f} ms, median {median(restored) * 1e3:.0f} ms"
+        )
+    found: dict[str, Any] = {
+        f"ttft_computed_over_restored_{kind}": {
+            how: round(ratio, 2) for how, ratio in ratios.items()
+        }
+        for kind, ratios in saved.items()
+    }
+    found["ttft_vs_fs"] = {
+        how: round(saved["kvdock"][how] / saved["fs"][how], 2)
+        for how in ("best", "median")
+    }
+    return found
+
+
 def main() -> None:
     """Measure and print; the last line is the figures."""
     parser = argparse.ArgumentParser(description="vLLM's tiers, side by side.")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
+    parser.add_argument("--level", choices=("tier", "engine"))
     given = parser.parse_args()
-    figures = tier_level(given.rounds)
+    figures: dict[str, Any] = {}
+    if given.level != "engine":
+        figures |= tier_level(given.rounds)
+    if given.level != "tier":
+        figures |= engine_level(given.prompts)
     # Nothing that is called like this file is imported any more.
     sys.path.append(HERE)
     from machine import describe  # noqa: PLC0415 - see above
@@ -256,10 +359,12 @@ def main() -> None:
         **describe(vllm_environment.VENV),
         "vllm": vllm_environment.VLLM,
         "rounds": given.rounds,
+        "prompts": given.prompts,
     }
-    RESULT.parent.mkdir(exist_ok=True)
-    whole = {"machine": about, "figures": figures}
-    RESULT.write_text(json.dumps(whole, indent=2) + "\n")
+    if not given.level:
+        RESULT.parent.mkdir(exist_ok=True)
+        whole = {"machine": about, "figures": figures}
+        RESULT.write_text(json.dumps(whole, indent=2) + "\n")
     print(json.dumps(figures))
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -17,6 +19,8 @@ STEPS_ALONE = 60
 has ended: a machine that others use is not equally fast all the time."""
 
 END_S = 120.0
+START_S = 300.0
+"""How long an engine may take to start where other programs use the machine."""
 
 
 @attrs.define(eq=False)
@@ -117,10 +121,86 @@ def beside(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def reset_under_jobs(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
+    """Reset all of vLLM's caches in steps in which a store or a load runs."""
+    from vllm.sampling_params import SamplingParams
+
+    engine = llm.llm_engine
+    tier = tier_of(llm)
+    chosen = SamplingParams(
+        temperature=0, max_tokens=phase["new_tokens"], ignore_eos=True
+    )
+    resets: Counter[str] = Counter()
+    ended: dict[str, Any] = {}
+    for number, prompt in enumerate(phase["prompts"]):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, chosen)
+    end_s = time.monotonic() + END_S
+    while engine.has_unfinished_requests() and time.monotonic() < end_s:
+        for one in engine.step():
+            if one.finished:
+                ended[one.request_id] = list(one.outputs[0].token_ids)
+        kinds = {"load" if job.promotion else "store" for job in tier._jobs}
+        if any(resets[kind] < phase["resets"] for kind in kinds):
+            # vLLM rejects a reset while a request waits for a copy to the device.
+            with suppress(RuntimeError):
+                llm.reset_prefix_cache(
+                    reset_running_requests=True, reset_connector=True
+                )
+                resets.update(kinds)
+                # No call may touch the rows that the next pages get.
+                assert all(job.done for job in tier._jobs)
+    tokens = [ended.get(str(number)) for number in range(len(phase["prompts"]))]
+    return {"tokens": tokens, "resets": dict(resets)}
+
+
+def store_until_killed(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
+    """Answer new prompts without end; once a store runs, note which come next.
+
+    And the name of the engine, by which its shared memory is found.
+    """
+    from vllm.sampling_params import SamplingParams
+
+    tier = tier_of(llm)
+    chosen = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    first = phase["first"]
+    mark = Path(phase["mark"])
+    while True:
+        prompts = [
+            {"prompt_token_ids": unlike_others(number, 300)}
+            for number in range(first, first + 4)
+        ]
+        llm.generate(prompts, chosen, use_tqdm=False)
+        first += 4
+        if tier._jobs or mark.exists():
+            new = mark.with_suffix(".new")
+            name = llm.llm_engine.vllm_config.kv_transfer_config.engine_id
+            new.write_text(f"{first} {name}")
+            new.replace(mark)
+
+
+def unlike_others(number: int, tokens: int) -> list[int]:
+    """Return a prompt that shares no prefix with those of other numbers."""
+    return [(number * n + n * n + 7) % 500 + 4 for n in range(1, tokens + 1)]
+
+
+def meet(marks: list[str]) -> None:
+    """Leave the first mark, and wait for those of other processes."""
+    Path(marks[0]).touch()
+    end_s = time.monotonic() + START_S
+    while not all(Path(mark).exists() for mark in marks):
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"not all of {marks} are there")
+        time.sleep(0.01)
+
+
 def tier_of(llm: Any) -> Any:
     """Return kvdock's tier of an engine in this process."""
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     return scheduler.connector.connector_scheduler.manager.secondary_tiers[0]
 
 
-SCENES = {"beside": beside}
+SCENES = {
+    "beside": beside,
+    "killed": store_until_killed,
+    "reset": reset_under_jobs,
+}

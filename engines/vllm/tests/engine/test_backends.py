@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from test_families import check, tell
+from test_families import check, check_altered, tell
 
 from kvdock_mooncake.server import local_server as mooncake_server
 from kvdock_s3.server import local_server as object_server
@@ -43,13 +43,14 @@ def storage(backend: str, folder: Path) -> Iterator[dict[str, Any]]:
     ("backend", "families"),
     [pytest.param(*one, id="-".join((one[0], *one[1]))) for one in FAMILIES.items()],
 )
-def test_pages_are_restored_from_every_backend(
+def test_pages_are_restored_from_every_backend_and_change_the_answer_if_altered(
     backend: str, families: tuple[str, ...], lives: Lives, tmp_path: Path
 ) -> None:
     with storage(backend, tmp_path) as given:
-        story = tell(lives, backend, families, given, alter=False)
+        story = tell(lives, backend, families, given)
     for family in families:
         check(family, story)
+        check_altered(family, story)
 
 
 def test_pools_of_one_engine_are_routed_to_the_backends_that_declare_them(

@@ -67,6 +67,14 @@ def _llama() -> Any:
     return LlamaConfig(num_hidden_layers=2, **_SMALL)
 
 
+def _two_heads() -> Any:
+    """A model whose heads two ranks can divide."""
+    from transformers import LlamaConfig
+
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return LlamaConfig(num_hidden_layers=2, **{**_SMALL, **heads})
+
+
 def _window() -> Any:
     from transformers import MistralConfig
 
@@ -161,6 +169,23 @@ def _gated_delta_net() -> Any:
     )
 
 
+def _middling() -> Any:
+    """A model whose prefill takes a moment."""
+    from transformers import LlamaConfig
+
+    wide = {
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+    }
+    return LlamaConfig(num_hidden_layers=8, **{**_SMALL, **wide})
+
+
+MIDDLING = Tiny(name="middling", config=_middling)
+"""For benchmarks: not among the families."""
+
 _HALF: dict[str, Any] = {"dtype": "bfloat16", "max_num_seqs": 1}
 """What needs bf16: there a batch of two answers otherwise than one alone."""
 
@@ -171,6 +196,7 @@ FAMILIES = {
         Tiny(name="draft", config=_llama, draft="llama_draft"),
         Tiny(name="llama_draft", config=_llama, noise=0.15),
         Tiny(name="llama_other", config=_llama, seed=99),
+        Tiny(name="llama_2", config=_two_heads),
         Tiny(name="swa", config=_window, pools=("swa",), prompt_tokens=200),
         Tiny(
             name="swa_full",

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import signal
 import sys
 import time
 import traceback
@@ -18,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scenes import SCENES, Watch, tier_of
+from scenes import SCENES, START_S, Watch, meet, tier_of
 
 FINISH_S = 60.0
+SHARED = Path("/dev/shm")  # noqa: S108 - where vLLM puts its host memory
 
 
 def finish(llm: Any) -> None:
@@ -115,6 +118,15 @@ def acceptance(llm: Any) -> dict[str, Any]:
     return found
 
 
+def preemptions(llm: Any) -> int:
+    """Return how often the engine has preempted a request."""
+    return sum(
+        int(metric.value)
+        for metric in llm.get_metrics()
+        if metric.name == "vllm:num_preemptions"
+    )
+
+
 def live(phase: dict[str, Any]) -> dict[str, Any]:
     """Run one engine."""
     from vllm.config import KVTransferConfig
@@ -151,6 +163,8 @@ def live(phase: dict[str, Any]) -> dict[str, Any]:
     watch = Watch.of(tier)
     if phase.get("alter") is not None:
         alter_loaded_rows(tier, phase["alter"])
+    if phase.get("meet"):
+        meet(phase["meet"])
     if phase.get("scene"):
         did = SCENES[phase["scene"]](llm, phase)
         finish(llm)
@@ -167,6 +181,7 @@ def live(phase: dict[str, Any]) -> dict[str, Any]:
         seconds.append(time.monotonic() - before)
         finish(llm)
         accepted.append(acceptance(llm) if phase.get("draft") else {})
+    preempted = preemptions(llm)
     plan = tier._attachment.plan
     routes = {route.pool.name: route.backend for route in plan.accepted}
     groups = [
@@ -179,9 +194,51 @@ def live(phase: dict[str, Any]) -> dict[str, Any]:
         "accepted": accepted,
         "seconds": seconds,
         "groups": groups,
+        "preemptions": preempted,
         "routes": routes,
         **watch.found(),
     }
+
+
+def kill(phase: dict[str, Any]) -> dict[str, Any]:
+    """Run one engine in a child, and kill it some time after it began to store.
+
+    The child has what this process has imported, so it starts within seconds. What a
+    killed engine leaves in shared memory stays there, where kvdock's doctor names it:
+    it is removed here.
+    """
+    import vllm.entrypoints.llm
+
+    del vllm
+    mark = Path(phase["mark"])
+    mark.unlink(missing_ok=True)
+    child = os.fork()
+    if not child:
+        try:
+            live(phase)
+        finally:
+            traceback.print_exc()
+            os._exit(1)
+    end_s = time.monotonic() + START_S
+    try:
+        while not mark.exists():
+            if time.monotonic() > end_s or not is_running(child):
+                raise TimeoutError("the engine has not stored anything")
+            time.sleep(0.01)
+        time.sleep(phase["kill_after_s"])
+    finally:
+        os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+    killed = os.WTERMSIG(status) == signal.SIGKILL
+    answering, name = mark.read_text().split()
+    left = SHARED / f"vllm_offload_{name}.mmap"
+    left.unlink()
+    return {"killed": killed, "answering": int(answering)}
+
+
+def is_running(child: int) -> bool:
+    """Return whether a child runs, and leave its status to be collected."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 
 def main() -> int:
@@ -195,7 +252,8 @@ def main() -> int:
     for phase in task["phases"]:
         began = time.monotonic()
         try:
-            results[phase["name"]] = live(phase)
+            run = kill if "kill_after_s" in phase else live
+            results[phase["name"]] = run(phase)
         except BaseException as error:  # noqa: BLE001 - reported by the test
             traceback.print_exc()
             results[phase["name"]] = {"error": f"{type(error).__name__}: {error}"}
