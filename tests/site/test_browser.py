@@ -227,7 +227,7 @@ def test_the_search_finds_split_heads(browser: Any, address: str) -> None:
 
     show(browser, DESKTOP, dark=False)
     browser.get(f"{address}/search.html?q=split+heads")
-    found = WebDriverWait(browser, 30).until(
+    found = WebDriverWait(browser, 120).until(
         lambda shown: shown.find_elements("css selector", "#search-results li a")
     )
     picture(browser, "search-results")
