@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,3 +38,54 @@ def test_every_script_is_run_by_make_and_by_a_test() -> None:
     )
     made = line.partition(" in ")[2].partition(";")[0].split()
     assert set(made) == there
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    path = ROOT / "docs" / "record_compatibility.py"
+    spec = importlib.util.spec_from_file_location("record_compatibility", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "record_compatibility", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_result_that_is_recorded_comes_from_a_test_that_is_there(
+    recorder: Any,
+) -> None:
+    """A test that was renamed would be left out, and its states with it."""
+    for engine, suites in recorder.SUITES.items():
+        tests = {
+            name
+            for path in (ROOT / "engines" / engine / "tests").rglob("test_*.py")
+            for name in re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE)
+        }
+        assert tests.issuperset(name for suite in suites for name in suite.tests)
+
+
+def test_results_are_recorded_by_backend_and_state(
+    recorder: Any, tmp_path: Path
+) -> None:
+    every = (
+        "test_pages_are_restored_from_every_backend_and_change_the_answer_if_altered"
+    )
+    path = tmp_path / "results.xml"
+    path.write_text(
+        "<testsuite>"
+        f'<testcase name="{every}[mooncake-llama-mamba2]"/>'
+        f'<testcase name="{every}[s3-llama]"><failure/></testcase>'
+        f'<testcase name="{every}[nixl-llama]"><skipped/></testcase>'
+        '<testcase name="test_pages_are_restored_in_a_new_process[draft]"/>'
+        '<testcase name="test_something_else[mooncake-swa]"/>'
+        "</testsuite>"
+    )
+    found: dict[str, dict[str, str]] = {}
+    recorder.merged(found, list(recorder.from_tests("vllm", path)))
+    assert found == {
+        "mooncake": {"mha": "engine", "mamba": "engine"},
+        "s3": {"mha": "failed"},
+        "file": {"mha": "engine", "draft": "engine"},
+    }
