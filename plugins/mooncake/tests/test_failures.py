@@ -21,7 +21,7 @@ from kvdock_mooncake.error_codes import NOT_READY
 from kvdock_mooncake.server import free_port, start_owner
 from kvdock_mooncake.settings import MooncakeSettings
 
-pytestmark = pytest.mark.mooncake
+pytestmark = [pytest.mark.mooncake, pytest.mark.slow]
 
 OK = Outcome.OK
 MISSES = {Outcome.ABSENT, Outcome.UNAVAILABLE, Outcome.REFUSED, Outcome.TIMEOUT}
@@ -88,7 +88,6 @@ def test_a_killed_master_means_misses_and_a_restarted_one_is_found_again(
     rig.release()
 
 
-@pytest.mark.slow
 def test_a_frozen_master_means_misses_until_it_goes_on(
     attached: Any, serve: Any, freeze: Any, eventually: Any
 ) -> None:
