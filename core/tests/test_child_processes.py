@@ -31,6 +31,10 @@ def state_of(pid: int) -> str:
         return ""
 
 
+def words_of(command: Path) -> list[str]:
+    return command.read_bytes().decode().split("\0")[:-1]
+
+
 def runs(pid: int) -> bool:
     return state_of(pid) not in ("", "Z", "X")
 
@@ -49,13 +53,12 @@ def test_a_program_ends_when_its_parent_is_killed() -> None:
         try:
             child = int(it.stdout.readline())
             command = Path(f"/proc/{child}/cmdline")
-            # What stands before the program is replaced by it.
+            # What stands before the program is replaced by it. In between a process
+            # has no command line.
             until = time.monotonic() + 60
-            while b"prctl" in command.read_bytes() and time.monotonic() < until:
+            while words_of(command) != LONG and time.monotonic() < until:
                 time.sleep(0.01)
-            assert command.read_bytes().split(b"\0")[:-1] == [
-                word.encode() for word in LONG
-            ]
+            assert words_of(command) == LONG
         finally:
             it.kill()
     try:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from itertools import combinations
 from math import comb
 from multiprocessing import get_context
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import attrs
@@ -35,6 +34,7 @@ from kvdock.batch import Operation, Outcome
 from kvdock.config.core import StagingPolicy
 from kvdock.observers.faults import Fault, FaultInjector, FaultSettings
 from kvdock.plugin.manifest import Support
+from kvdock.testing.open_files import open_files
 from kvdock.transfer.manager import TransferManager
 from kvdock.transfer.modes import StagedLoads, StagedTransfer
 
@@ -68,16 +68,12 @@ class Trial:
     clears: bool = True
 
 
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 @contextmanager
 def nothing_left_behind() -> Iterator[None]:
-    threads, files = threading.active_count(), descriptors()
+    threads, files = set(threading.enumerate()), open_files()
     yield
-    until(lambda: threading.active_count() == threads)
-    assert descriptors() == files
+    until(lambda: not set(threading.enumerate()) - threads)
+    assert not open_files() - files
 
 
 def check_loaded(engine: Engine, names: Sequence[str], moved: TransferResult) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rig import descriptors
 
 from kvdock import Block, Dock
 from kvdock.errors import KvdockError, RegionError
+from kvdock.testing.open_files import open_files
 from kvdock_hf3fs import library
 from kvdock_hf3fs.shared_memory import IOVS, Mapping
 
@@ -26,16 +26,22 @@ def links(mount: Path) -> list[Path]:
     return list((mount / "3fs-virt/iovs").iterdir())
 
 
+def mine() -> list[Path]:
+    """Return the shared memory of this process that has a name."""
+    return list(SHM.glob(f"kvdock-hf3fs-{os.getpid()}-*"))
+
+
 def mapped(address: int) -> bool:
     return f"\n{address:x}-" in Path("/proc/self/maps").read_text()
 
 
 def test_memory_lives_as_long_as_the_loan_and_its_pools(mount: Path) -> None:
-    before = descriptors(), len(list(SHM.iterdir()))
+    before = open_files()
     loan = IOVS.allocate(library.load(), str(mount), MIB)
     address = loan.buffer.ctypes.data
     # The fake, which is the daemon, has one descriptor of its own.
-    assert (descriptors() - 1, len(list(SHM.iterdir()))) == before
+    assert len(open_files() - before) == 1
+    assert not mine(), "nothing has a name"
     loan.buffer[:] = 7
     pools = [IOVS.hold([Block(address + start, 1000)]) for start in (0, MIB - 1000)]
     assert len(links(mount)) == 1, "one iov serves several pools"
@@ -79,13 +85,13 @@ def test_the_limit_counts_all_memory_of_the_process(mount: Path) -> None:
 
 
 def test_a_full_dev_shm_is_an_error_and_not_a_signal(mount: Path) -> None:
-    before = descriptors()
+    before = open_files()
     # Far beyond any memory: asking for a little too much could take all there is.
     with pytest.raises(RegionError, match="registers no") as raised:
         IOVS.allocate(library.load(), str(mount), 1 << 60)
     assert "df /dev/shm" in raised.value.fix
-    assert descriptors() == before
-    assert not list(SHM.glob(f"kvdock-hf3fs-{os.getpid()}-*"))
+    assert not open_files() - before
+    assert not mine()
 
 
 def test_memory_that_cannot_be_mapped_is_an_error() -> None:

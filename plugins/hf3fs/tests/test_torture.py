@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 from attached import OK, Engine, attached
-from rig import descriptors, eventually, ring_threads
+from rig import eventually, ring_threads
 
 from kvdock.config import CoreSettings, Deadlines
 from kvdock.config.core import BreakerSettings, NegativeCacheSettings
+from kvdock.testing.open_files import open_files
 
 TURNS = 1000
 PAGES = 8
@@ -110,9 +111,9 @@ def test_a_thousand_turns_serve_no_wrong_byte_and_leave_nothing(
         for number in range(TURNS):
             turn(engine, weather, number, seen)
             if number == TURNS // 10:
-                flat = descriptors(), ring_threads()
+                flat = open_files()
         assert flat
-        assert descriptors() <= flat[0] + 2
+        assert len(open_files()) <= len(flat) + 2
         assert ring_threads() <= 16
     eventually(lambda: not ring_threads())
     assert seen["hit"] > TURNS

@@ -95,17 +95,17 @@ def test_a_directory_is_watched_from_the_join_to_the_leave(
     settings = MooncakeSettings(ssd_offload=True, ssd_path=str(tmp_path))
     folder = SpillDirectory.claim(settings, AttachConfig(process="me").process)
 
-    def watching() -> int:
-        return sum(one.name == "kvdock-disk" for one in threading.enumerate())
+    def watching() -> set[threading.Thread]:
+        return {one for one in threading.enumerate() if one.name == "kvdock-disk"}
 
     before = watching()
     folder.disk.every_s = 0.01
     folder.wait_for_previous_owner(0.0)
-    assert watching() == before + 1
+    assert len(watching() - before) == 1
     disk.free = 0
     eventually(lambda: folder.disk.full)
     folder.mark_clean()
-    eventually(lambda: watching() <= before)
+    eventually(lambda: not watching() - before)
 
 
 @pytest.fixture

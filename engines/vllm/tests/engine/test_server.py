@@ -179,6 +179,6 @@ def test_a_server_shows_what_it_restored_and_ends_cleanly_by_sigterm(
         assert server.keys_soon("get", 3) >= 3
         metrics = server.get("/metrics")
     assert server.process.returncode in (0, -signal.SIGTERM), server.log.read_text()
-    assert set(SHARED.glob("vllm_offload_*")) == before
+    assert not set(SHARED.glob("vllm_offload_*")) - before
     shown = set(re.findall(r"^vllm:kvdock_\w+", metrics, re.MULTILINE))
     assert {"vllm:kvdock_keys_total", "vllm:kvdock_bytes_total"} <= shown, shown

@@ -113,11 +113,6 @@ def opened(
         os.close(folder)
 
 
-def descriptors() -> int:
-    """Return how many descriptors this process has."""
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def ring_threads() -> int:
     """Return how many threads of the fake are alive."""
     return sum(one.name == "fake-3fs" for one in threading.enumerate())

@@ -19,6 +19,7 @@ import pytest
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock.plugin.manifest import Manifest, Scope, Support
 from kvdock.testing.cases import Case, contract_test, graded, one_sample
+from kvdock.testing.open_files import open_files
 from kvdock.testing.samples import Sample, page_hashes
 
 if TYPE_CHECKING:
@@ -40,15 +41,6 @@ def used_once(harness: Harness, sample: Sample) -> None:
     setup.put(PAGES)
     setup.get(PAGES)
     setup.release()
-
-
-def open_files() -> set[str]:
-    """Return what this process has open, by descriptor and target."""
-    found = set()
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found.add(f"{entry.name} -> {entry.readlink()}")
-    return {line for line in found if "/proc/" not in line}
 
 
 def threads() -> int:
