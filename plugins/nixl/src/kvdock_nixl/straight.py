@@ -17,7 +17,7 @@ import attrs
 import numpy as np
 
 from kvdock_nixl.agents import MOST_DESCRIPTORS, TransferError
-from kvdock_nixl.call import BLOCK, PART_BYTES, Call
+from kvdock_nixl.call import BLOCK, Call
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, UInt64Array
@@ -142,7 +142,7 @@ def _parts(call: Call, rows: Int64Array) -> Iterator[_Part]:
     if not len(rows):
         return
     totals = call.totals[rows]
-    number = (np.cumsum(totals) - totals) // PART_BYTES
+    number = (np.cumsum(totals) - totals) // call.part_bytes
     cut = np.ones(len(rows), np.bool_)
     np.not_equal(number[1:], number[:-1], out=cut[1:])
     cut[:: max(1, MOST_DESCRIPTORS // call.request.sizes.shape[1])] = True
