@@ -152,7 +152,10 @@ class _Guard:
             return f"the run did not end within {self.timeout_s:.0f} s"
         if self.progress.current and now > self.test_began + self.test_limit_s:
             name = self.progress.current.rpartition("::")[2]
-            return f"{name} did not end within {self.test_limit_s:.0f} s"
+            return (
+                f"{name} did not end within {self.test_limit_s:.0f} s: a call hangs, "
+                "or the store is slow (--scale)"
+            )
         return ""
 
     def _lines(self) -> list[bytes]:
