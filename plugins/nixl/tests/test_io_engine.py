@@ -19,6 +19,7 @@ import pytest
 
 from kvdock import KvdockError, block_of
 from kvdock.segments import DEADLINE, UNREGISTERED, IORequest, IOResult, checksums
+from kvdock_nixl import call
 from kvdock_nixl.agent_pair import AGENTS, SharedAgents
 from kvdock_nixl.agents import Agent
 from kvdock_nixl.byte_counts import MOVED, Way
@@ -218,10 +219,12 @@ def test_a_deadline_in_between_leaves_whole_transfers_and_nothing_else(
 
     def slow(self: Agent, handle: Any) -> None:
         finish(self, handle)
-        threading.Event().wait(0.2)
+        while time.monotonic() < until_s:
+            threading.Event().wait(0.01)
 
     monkeypatch.setattr(Agent, "finish", slow)
-    until_s = time.monotonic() + 0.1
+    monkeypatch.setattr(call, "CACHED_PART_BYTES", 4 << 20)
+    until_s = time.monotonic() + 1.0
     result = buffered.move(True, token, starts[:, 0], starts, sizes, deadline_s=until_s)
     assert set(result.errors.tolist()) == {0, DEADLINE}
     assert ((result.nbytes == 1 << 20) == (result.errors == 0)).all()
