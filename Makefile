@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 # In the order in which they need each other.
 ENGINES := engines/transformers engines/sglang engines/vllm
-DISTS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)) cli $(ENGINES)
+DISTS := core segments $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)) cli $(ENGINES)
 TYPED := $(DISTS) tests benchmarks
 # Only the tests ask for these extras.
 EXTRAS := core[metrics,testing,tracing] plugins/mooncake[cpu] plugins/nixl[cu12] plugins/s3[demo]
@@ -46,7 +46,7 @@ test-slow: $(STAMP) ## Run the tests that take longer: real servers, crashes, bi
 
 test-hf3fs: $(STAMP) ## Run the tests of hf3fs on a real mount: MOUNT=/its/mount/point [MODE=posix].
 	@test -n "$(MOUNT)" || { echo "say where: make test-hf3fs MOUNT=/its/mount/point"; exit 2; }
-	KVDOCK_HF3FS_MOUNT="$(MOUNT)" KVDOCK_HF3FS_MODE="$(MODE)" $(BIN)/python -m pytest $(if $(filter posix,$(MODE)),plugins/hf3fs/tests/test_contract.py -k "TestPosix and not OnTmpfs",plugins/hf3fs) $(ARGS)
+	TESTS_OF_KVDOCK_HF3FS_MOUNT="$(MOUNT)" TESTS_OF_KVDOCK_HF3FS_MODE="$(MODE)" $(BIN)/python -m pytest $(if $(filter posix,$(MODE)),plugins/hf3fs/tests/test_contract.py -k "TestPosix and not OnTmpfs",plugins/hf3fs) $(ARGS)
 
 test-sglang: ## Run SGLang itself on the CPU, in an environment of its own.
 	$(PYTHON) engines/sglang/tests/environment.py --test $(ARGS)
@@ -54,23 +54,34 @@ test-sglang: ## Run SGLang itself on the CPU, in an environment of its own.
 test-sglang-latest: ## Try the newest SGLang on the index, and explain what differs.
 	$(PYTHON) engines/sglang/tests/latest.py $(ARGS)
 
+test-sglang-releases: ## Say what differs in SGLang's last three releases, pool by pool.
+	$(PYTHON) engines/sglang/tests/latest.py --releases 3 $(ARGS)
+
+test-identity: test-identity-sglang
+
+test-identity-sglang: ## Vary what a CPU can vary of SGLang, an engine for each difference.
+	$(PYTHON) engines/sglang/tests/identity.py $(ARGS)
+
 test-mooncake-releases: ## Try the mooncake backend on earlier releases of its library.
 	$(PYTHON) plugins/mooncake/tests/releases.py $(ARGS)
 
 test-prometheus: $(STAMP) ## Ask a real Prometheus, Debian's, every query of dashboard and alerts.
 	@test -x $(VENV)/prometheus/usr/bin/prometheus || { mkdir -p $(VENV)/prometheus && cd $(VENV)/prometheus && apt-get download prometheus && dpkg -x prometheus_*.deb . ; }
-	KVDOCK_PROMETHEUS=$(CURDIR)/$(VENV)/prometheus/usr/bin $(BIN)/python -m pytest tests/test_prometheus.py $(ARGS)
+	TESTS_OF_KVDOCK_PROMETHEUS=$(CURDIR)/$(VENV)/prometheus/usr/bin $(BIN)/python -m pytest tests/test_prometheus.py $(ARGS)
 
 test-site: $(STAMP) ## Look at the site in a real browser, Debian's, and run its long examples.
 	@command -v chromium chromedriver >/dev/null || { echo "install Debian's chromium and chromium-driver"; exit 2; }
 	@$(BIN)/python -m pip install $(QUIET) -r tests/site/requirements.txt
-	KVDOCK_SITE_LONG=1 $(BIN)/python -m pytest tests/site $(ARGS)
+	TESTS_OF_KVDOCK_SITE_LONG=1 $(BIN)/python -m pytest -o faulthandler_timeout=900 tests/site $(ARGS)
 
 test-vllm: ## Run vLLM itself on the CPU, in an environment of its own.
 	$(PYTHON) engines/vllm/tests/vllm_environment.py --test $(ARGS)
 
 test-vllm-all: ## The same with every family of models.
 	$(PYTHON) engines/vllm/tests/vllm_environment.py --all $(ARGS)
+
+test-identity: ## Vary every argument of vLLM that a CPU can vary: may pages be shared?
+	@$$($(PYTHON) engines/vllm/tests/vllm_environment.py) engines/vllm/tests/identity_gate.py $(ARGS)
 
 lint: $(STAMP) ## Check style, types and who may import whom.
 	$(BIN)/ruff check .
@@ -117,29 +128,36 @@ bench-vllm: ## Measure kvdock behind vLLM's host memory against vLLM's own file 
 	@$$($(PYTHON) engines/vllm/tests/vllm_environment.py) benchmarks/vllm.py $(ARGS)
 
 mutants: $(STAMP) ## Hold the conformance kit against wrong backends; the last line is JSON.
-	@$(BIN)/python -m kvdock.testing.mutants $(ARGS)
+	@PYTHONPATH=core/tests/harness $(BIN)/python -m mutants $(ARGS)
 
 torture: $(STAMP) ## Run the long forms of the crash and endurance trials.
-	KVDOCK_TORTURE=1 $(BIN)/python -m pytest -m slow -o faulthandler_timeout=900 core plugins/file plugins/nixl $(ARGS)
+	TESTS_OF_KVDOCK_TORTURE=1 $(BIN)/python -m pytest -m slow -o faulthandler_timeout=900 core plugins/file plugins/nixl $(ARGS)
 
-torture-direct: $(STAMP) ## Send 10,000 transfers per backend, and stop peers for 75 s; half an hour.
-	KVDOCK_TORTURE=1 KVDOCK_DIRECT_TRANSFERS=10000 $(BIN)/python -m pytest -s -o faulthandler_timeout=3600 plugins/nixl/tests/test_direct.py plugins/nixl/tests/test_direct_requests.py plugins/mooncake/tests/test_direct.py plugins/mooncake/tests/test_direct_requests.py -k "75_s or random_layouts" $(ARGS)
+torture-direct: $(STAMP) ## Send 10,000 transfers and 20,000 changed messages per backend, and stop peers for 75 s; an hour.
+	TESTS_OF_KVDOCK_REQUESTS=10000 $(BIN)/python -m pytest core/tests/peers/test_transfers.py -k healthy
+	TESTS_OF_KVDOCK_TORTURE=1 TESTS_OF_KVDOCK_DIRECT_TRANSFERS=10000 TESTS_OF_KVDOCK_DIRECT_MUTATIONS=20000 $(BIN)/python -m pytest -s -o faulthandler_timeout=3600 plugins/nixl/tests/test_direct.py plugins/nixl/tests/test_direct_requests.py plugins/mooncake/tests/test_direct.py plugins/mooncake/tests/test_direct_requests.py -k "75_s or random_layouts or changed_messages" $(ARGS)
 
 trial-hf3fs-hosts: $(STAMP) ## Let two hosts of hf3fs evict, read and die with caches of 30 s; 3 minutes.
-	KVDOCK_HF3FS_REAL_TIME=180 $(BIN)/python -m pytest -s -o faulthandler_timeout=900 plugins/hf3fs/tests/test_hosts.py -k real_time $(ARGS)
+	TESTS_OF_KVDOCK_HF3FS_REAL_TIME=180 $(BIN)/python -m pytest -s -o faulthandler_timeout=900 plugins/hf3fs/tests/test_hosts.py -k real_time $(ARGS)
 
 trial-mooncake-late: $(STAMP) ## Freeze an owner for 75 s under reads, in every form; 20 minutes.
-	KVDOCK_LATE_WRITES=1 $(BIN)/python -m pytest -m slow -s -o faulthandler_timeout=900 plugins/mooncake/tests/test_late_writes.py $(ARGS)
+	TESTS_OF_KVDOCK_LATE_WRITES=1 $(BIN)/python -m pytest -m slow -s -o faulthandler_timeout=900 plugins/mooncake/tests/test_late_writes.py $(ARGS)
 
 docs: $(STAMP) ## Build the site into build/site.
-	@$(BIN)/python -m sphinx -q -W -b html docs build/site
+	@$(BIN)/python -m sphinx -q -W -b html -d build/doctrees docs build/site
 	@echo "build/site/index.html"
 
 docs-fill: $(STAMP) ## Write the generated pages of the site again: options, settings, metrics.
-	@for script in hooks commands settings metrics manifests compatibility sizes readme; do $(BIN)/python docs/fill_$$script.py || exit 1; done
+	@for script in benchmarks hooks packages commands settings metrics manifests compatibility sizes readme; do $(BIN)/python docs/fill_$$script.py || exit 1; done
 
 dist: $(STAMP) ## Build every wheel and prove them in a clean environment.
 	@PYTHON=$(BIN)/python bash .ci/prove-wheels $(DISTS)
+
+release: $(STAMP) ## Build source and wheel of every distribution, and their bill of materials.
+	@PYTHON=$(BIN)/python bash .ci/release
+
+try-release: $(STAMP) ## The same, uploaded to an index on loopback and installed from it.
+	@PYTHON=$(BIN)/python bash .ci/release --try
 
 clean: ## Remove the environments and everything that was built.
 	rm -rf $(VENV) .venv-sglang .venv-vllm .venv-mooncake build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

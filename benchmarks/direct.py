@@ -8,7 +8,15 @@ own: what kvdock does (rows joined, or whole pages to a landing area and a copy 
 the receiver, as the manifest's threshold says), a descriptor per token, whole pages
 without a copy, and the library's own calls with ready-made lists for the rows that
 kvdock sends. A ratio is the median over the rounds. All bytes are compared once per
-way. The last line is a JSON object, which with more figures is also written to
+way.
+
+Then whole requests, as an engine makes them: `expect` at the receiver, its ticket over
+a pipe, `send`, the completion over the pipe, `complete`, with and without verification;
+beside them the library's own calls for the same rows, with two messages over the same
+pipe and the receiver's copy where pages land first. Figures named `fast` are of the
+fastest tenth of the rounds, which other work on the machine disturbs least.
+
+The last line is a JSON object, which with more figures is also written to
 benchmarks/results/direct.json.
 """
 
@@ -27,20 +35,30 @@ import attrs
 import numpy as np
 
 from kvdock import (
+    Attachment,
     Batch,
     Block,
+    Dock,
     DType,
     Layout,
     Manifest,
+    Namespace,
     Part,
+    PeerTransfers,
     PoolKind,
     PoolSpec,
     Region,
+    RouteRequirements,
     Shard,
 )
+from kvdock.geometry.matching import move
 
 if TYPE_CHECKING:
-    from kvdock.arrays import Int64Array
+    from kvdock import Offer
+    from kvdock.arrays import ByteArray, Int64Array
+    from kvdock.peers.connections import Peer
+    from kvdock_mooncake.direct import EngineConnection
+    from kvdock_nixl.direct import AgentConnection
 
 TESTS = Path(__file__).parent.parent
 HERE = str(Path(__file__).parent)
@@ -65,7 +83,7 @@ from direct_peers import (  # noqa: E402
     packed,
 )
 from direct_trials import Remote, settings_of  # noqa: E402
-from peers import slots_for  # noqa: E402
+from peers import settings, slots_for  # noqa: E402
 
 LAYERS, TOKENS, ROW, PAGES = 8, 64, 1152, 16
 SENT = PAGES * LAYERS * TOKENS * ROW
@@ -78,6 +96,9 @@ BACKENDS: dict[str, dict[str, object]] = {
 }
 RESULT = Path(__file__).parent / "results" / "direct.json"
 SHORT_REQUESTS = 40
+REQUEST = 16 << 20
+RACES = (("raw", "verified"), ("raw", "unverified"), ("unverified", "verified"))
+"""What is compared: the time of the first one over that of the second."""
 WARM_ROUNDS = 1
 
 Seconds = dict[str, list[float]]
@@ -111,28 +132,31 @@ def cut(rows: Rows, most: int) -> Rows:
     return Rows(local + at, remote + at, np.full(len(at), most), rows.count)
 
 
-def mooncake_call(side: Side, rows: Rows) -> Callable[[], None]:
+def mooncake_call(peer: Peer[EngineConnection], rows: Rows) -> Callable[[], None]:
     """Return the library's own calls with lists that are ready."""
     table = [one.tolist() for one in (rows.local, rows.remote, rows.sizes)]
     parts = [
         [one[start : start + 512] for one in table]
         for start in range(0, len(rows), 512)
     ]
-    peer: Any = side.peers[0]
-    write = peer.engine._raw.batch_transfer_sync_write  # noqa: SLF001 - measured alone
+    connection = peer.connection
+    if connection.link is None:
+        raise SystemExit("the peer is lost")
+    write = connection.link._raw.batch_transfer_sync_write  # noqa: SLF001 - measured alone
 
     def call() -> None:
         for part in parts:
-            if write(peer.endpoint.address, *part):
+            if write(connection.peer, *part):
                 raise SystemExit("the library failed")
 
     return call
 
 
-def nixl_call(side: Side, rows: Rows) -> Callable[[], None]:
+def nixl_call(peer: Peer[AgentConnection], rows: Rows) -> Callable[[], None]:
     """Return the library's own calls with lists that are ready."""
-    peer: Any = side.peers[0]
-    agent, _ = peer.remote.connection(time.monotonic() + 9.0)
+    agent = peer.connection.open_link(time.monotonic() + 9.0)
+    if agent is None:
+        raise SystemExit("the peer is lost")
     raw, native, backend = agent._raw, agent._native, [agent._backend]  # noqa: SLF001 - same
     lists = []
     for places in (rows.local, rows.remote):
@@ -141,7 +165,7 @@ def nixl_call(side: Side, rows: Rows) -> Callable[[], None]:
         lists.append(native.nixlXferDList(native.DRAM_SEG, table))
 
     def call() -> None:
-        name = peer.remote.name
+        name = peer.connection.peer
         handle = raw.createXferReq(native.NIXL_WRITE, *lists, name, b"", backend)
         state = raw.postXferReq(handle, b"")
         while state == native.NIXL_IN_PROG:
@@ -151,7 +175,10 @@ def nixl_call(side: Side, rows: Rows) -> Callable[[], None]:
     return call
 
 
-CALLS = {"mooncake": mooncake_call, "nixl": nixl_call}
+CALLS: dict[str, Callable[[Any, Rows], Callable[[], None]]] = {
+    "mooncake": mooncake_call,
+    "nixl": nixl_call,
+}
 
 
 @attrs.define(eq=False)
@@ -189,7 +216,7 @@ class Bench:
                 until,
                 "kv",
             )
-            result = self.side.plugin.kvdock_batch_io(self.side.handle, batch)
+            result = self.side.handle.peers.send(batch)
             if result.outcomes.any():
                 raise SystemExit(f"rows were lost: {set(result.outcomes.tolist())}")
 
@@ -229,7 +256,7 @@ class Bench:
 
         tokens = cut(direct, ROW)
         sent = to_pages if lands else direct
-        raw = CALLS[self.backend](self.side, sent)
+        raw = CALLS[self.backend](self.side.peers[0], sent)
         return {
             "kvdock": lambda: timed(kvdock, lands=lands),
             "tokens": lambda: timed(lambda: self.send(tokens), lands=False),
@@ -284,6 +311,189 @@ def threshold(bench: Bench, rounds: int) -> dict[str, float]:
         both = zip(seconds["rows"], seconds["landed"], strict=True)
         found[str(run * ROW)] = round(statistics.median(a / b for a, b in both), 2)
     return found
+
+
+class Engine:
+    """One side of whole requests: an attachment with one pool over shared memory.
+
+    Args:
+        backend: Its name.
+        memory: The pool's memory.
+        given: Settings of the backend.
+    """
+
+    def __init__(
+        self, backend: str, memory: ByteArray, given: dict[str, object]
+    ) -> None:
+        self.backend, self.memory, self.given = backend, memory, given
+
+    def open(self, page_bytes: int, layout: str, page_tokens: int) -> None:
+        """Attach the pool; its pages of 64 tokens have so many bytes."""
+        row = page_bytes // (LAYERS * TOKENS)
+        pool = PoolSpec(
+            name="kv",
+            kind=PoolKind.MLA,
+            parts=[Part("kv", DType.U8, (row,))],
+            layers=range(LAYERS),
+            page_tokens=page_tokens,
+            layout=Layout(layout),
+            anchor=True,
+        )
+        name = self.backend
+        dock = Dock.load(require=[name], environ={"KVDOCK_PLUGINS": name})
+        plan = dock.plan(
+            [pool], Shard(), needs=RouteRequirements(direct_transfer=True),
+            settings={name: self.given},
+        )  # fmt: skip
+        pages = REQUEST // (row * LAYERS * page_tokens)
+        self.region = Region.of(pool, Shard(), [self.memory], pages)
+        self.attachment = Attachment.open(
+            dock, plan, Namespace(model="bench"), {"kv": self.region},
+            core=settings(), settings={name: self.given},
+        )  # fmt: skip
+        self.transfers = PeerTransfers(self.attachment)
+
+    def offers(self, *, receives: bool) -> dict[str, Offer]:
+        """Return the offer of the pool."""
+        return self.transfers.offers(receives=receives)
+
+    def expect(
+        self,
+        slots: Int64Array,
+        offers: dict[str, Offer],
+        verify: bool,  # noqa: FBT001 - sent over a pipe
+    ) -> bytes:
+        """Lease slots; return the ticket."""
+        # Both ways share an attachment, and with it its connection.
+        core = self.transfers._core  # noqa: SLF001 - see above
+        core = attrs.evolve(core, peers=attrs.evolve(core.peers, verify=verify))
+        self.transfers._core = core  # noqa: SLF001 - see above
+        self.transfers.pools["kv"].attached.channel.core = core
+        self.request = self.transfers.expect({"kv": slots}, [offers])
+        return self.request.tickets[0]
+
+    def send(self, offers: dict[str, Offer], ticket: bytes, pages: Int64Array) -> bytes:
+        """Send a request; return the completion."""
+        future = self.transfers.send(offers, ticket, {"kv": pages})
+        if not future.wait_quiet(60.0):
+            raise SystemExit("a request did not end")
+        return future.completion().to_bytes()
+
+    def arrived(self, completion: bytes) -> str:
+        """Take a completion; return what became of the request."""
+        self.transfers.complete(completion)
+        return str(self.request.state)
+
+    def grid(self) -> Grid:
+        """Return where the pool lies."""
+        found = self.region.grid
+        if found is None:
+            raise SystemExit("the pool has no grid")
+        return found
+
+    def landing(self) -> int:
+        """Return where the landing area begins; 0 for none."""
+        area = self.transfers.pools["kv"].area
+        return int(area.memory.ctypes.data) if area else 0
+
+    def copy(self, rows: Rows | None) -> None:
+        """Copy from the landing area to slots, as a message of the raw way."""
+        if rows is not None:
+            move(rows)
+
+    def close(self) -> None:
+        """End everything."""
+        self.attachment.close(60.0)
+
+
+def request_ways(
+    sender: Engine, receiver: PeerProcess, slots: Int64Array
+) -> dict[str, Callable[[], None]]:
+    """Return what takes turns: verified, unverified, and the library alone."""
+    theirs = receiver.call("offers", {"receives": True})
+    mine = sender.offers(receives=False)
+    own = np.arange(-(-len(slots) // TOKENS))
+
+    def request(*, verify: bool) -> None:
+        ticket = receiver.call("expect", slots, mine, verify)
+        done = sender.send(theirs, ticket, own)
+        state = receiver.call("arrived", done)
+        if state != "arrived":
+            raise SystemExit(f"a request was {state}")
+
+    request(verify=True)
+    (peer,) = sender.transfers._sender._peers.values()  # noqa: SLF001 - measured alone
+    grid, target = sender.grid(), receiver.call("grid")
+    rows = coalesce(match(grid, target, own, slots))
+    copied = None
+    shortest = sender.transfers.pools["kv"].manifest.landing_run_bytes
+    if rows.nbytes < shortest * len(rows):
+        area = packed(grid, target, receiver.call("landing"), len(own))
+        whole = np.arange(len(slots))
+        rows = coalesce(match(grid, area, own, whole))
+        copied = coalesce(match(area, target, np.arange(len(own)), slots))
+    call = CALLS[sender.backend](peer.link, rows)
+
+    def raw() -> None:
+        receiver.call("copy", None)
+        call()
+        receiver.call("copy", copied)
+
+    return {
+        "verified": lambda: request(verify=True),
+        "unverified": lambda: request(verify=False),
+        "raw": raw,
+    }
+
+
+def whole_requests(backend: str, rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return ratios and figures of whole requests of 16 MiB."""
+    ratios: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
+    first = str(Layout.PAGE_FIRST_DIRECT)
+    for name, page_bytes, kind, layout, tokens in (
+        ("64k", 64 << 10, "contiguous", first, TOKENS),
+        ("64k", 64 << 10, "pages", first, TOKENS),
+        ("1m", 1 << 20, "contiguous", first, TOKENS),
+        ("1m", 1 << 20, "pages", first, TOKENS),
+        ("1m", 1 << 20, "scattered", str(Layout.LAYER_FIRST), 1),
+    ):
+        with (
+            settings_of(backend) as given,
+            memory_file(REQUEST) as mine,
+            memory_file(REQUEST) as theirs,
+            PeerProcess(backend, theirs, given, Engine) as receiver,
+        ):
+            sender = Engine(backend, mapped(mine), given)
+            sender.memory[:] = np.random.default_rng(3).integers(1, 256, REQUEST)
+            sender.open(page_bytes, first, TOKENS)
+            receiver.call("open", page_bytes, layout, tokens)
+            count = REQUEST // page_bytes * TOKENS
+            slots = np.arange(count)
+            if kind != "contiguous":
+                step = TOKENS if kind == "pages" else 1
+                starts = np.random.default_rng(4).permutation(count // step) * step
+                slots = (starts[:, None] + np.arange(step)).ravel()
+            ways = request_ways(sender, receiver, slots)
+            seconds: Seconds = {}
+            for turn in range(rounds + WARM_ROUNDS):
+                for way in np.random.default_rng(turn).permutation([*ways]).tolist():
+                    began = time.perf_counter()
+                    ways[way]()
+                    took = time.perf_counter() - began
+                    if turn >= WARM_ROUNDS:
+                        seconds.setdefault(way, []).append(took)
+            sender.close()
+        label = f"request_{name}_{kind}"
+        for way, times in seconds.items():
+            figures[f"{label}_{way}_ms"] = round(1e3 * statistics.median(times), 2)
+        for better, worse in RACES:
+            both = zip(seconds[better], seconds[worse], strict=True)
+            found = round(statistics.median(a / b for a, b in both), 3)
+            ratios[f"{label}_{worse}_vs_{better}"] = found
+            fast = [np.quantile(seconds[one], 0.1) for one in (better, worse)]
+            figures[f"{label}_{worse}_vs_{better}_fast"] = round(fast[0] / fast[1], 3)
+    return ratios, figures
 
 
 def short_request(backend: str) -> dict[str, float]:
@@ -344,7 +554,9 @@ def measure(backend: str, rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
         figures["landing_run_bytes"] = bench.manifest.landing_run_bytes
         side.release()
     ratios |= short_request(backend)
-    return ratios, {**ratios, **figures}
+    whole, more = whole_requests(backend, 3 * rounds)
+    ratios |= whole
+    return ratios, {**ratios, **figures, **more}
 
 
 def main() -> None:

@@ -1,134 +1,58 @@
-"""Replay prefix loads and count the blocks that a full store still restores.
+"""Count the blocks that a full store still restores, beside other policies.
 
-Usage: python benchmarks/eviction.py [--trace FILE] [--requests N] [--quick]
+Usage: python benchmarks/eviction.py [--trace FILE ...] [--loads NAME ...] [--full]
 
 Each request is a prefix of blocks. It is looked up, what is restorable is loaded
 and the rest is stored, all of it through an `Attachment` over the file backend.
-Beside it stands an LRU of single pages that touches the pages of each request
-tail first, so that the head of a prefix is the last to go. Quotas are shares of
-the load's unique blocks; pages are sized so that a segment has 4 or 200 of them.
+Beside it stand the store's own policy without a store, a page-wise LRU that evicts
+the tail of a prefix first, ARC, S3-FIFO and the optimum, which knows all later
+requests. Quotas are shares of the load's different blocks.
 
-The default load is generated: conversations of several turns over shared system
-prompts. `--trace` reads JSON lines with `hash_ids`, the blocks of a request in
-order, as traces of serving systems are published. Progress goes to stderr; the
-last line is one JSON object.
+By default the loads are generated, and of a trace the first requests are taken: a
+sample that takes minutes. `--full` replays more of the generated loads and whole
+traces. Traces are JSON lines with `hash_ids` or `ranges` (see `eviction_loads`).
+Progress goes to stderr; the last line is one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
 import time
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
+from eviction_loads import GENERATED, Load, read_trace
+from eviction_policies import POLICIES, Replayed
 
 from kvdock import Attachment, Dock, Namespace, Part, PoolSpec, Region, Shard
 from kvdock.config import CoreSettings, Deadlines
 
-QUOTAS = (0.05, 0.1, 0.25, 0.5)
-PAGE_BYTES = {4: 16 << 10, 200: 512}
-"""Pages in a segment, and the size of a page that makes a segment of 64 KiB or a
-little more; a slot is a multiple of 512 bytes."""
+QUOTAS = (0.02, 0.05, 0.1, 0.25, 0.5)
+SAMPLE_REQUESTS = 1500
+FULL_REQUESTS = 6000
+PAGE_BYTES = 512
+LEAST_SLOTS = 8
+"""Pages in a segment of the smallest store."""
+SEGMENTS = 12
+"""Segments that a store of a quota has at least."""
+SEGMENT_BYTES = 64 << 10
 RECORD_BYTES = 72
 """What the index file of a segment has for each page."""
 HEADER_BYTES = 128
 """And for itself."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only for a folder of our own in it
 _PROGRESS_S = 2.0
-
-Requests = Sequence[Sequence[int]]
-"""The blocks of each request, in the order of its prefix."""
-
-
-@attrs.frozen
-class Load:
-    """Requests to replay, and what they add up to."""
-
-    name: str
-    requests: Requests
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of all requests together."""
-        return sum(map(len, self.requests))
-
-    @property
-    def unique(self) -> int:
-        """Different blocks among them."""
-        return len({block for request in self.requests for block in request})
-
-
-def generated(requests: int, seed: int = 7) -> Load:
-    """Generate conversations of several turns over shared system prompts.
-
-    Few system prompts are common and many are rare; a conversation begins with
-    one of them, and each turn repeats all that came before it. Some 200
-    conversations are in progress at any time, and each may take its next turn.
-
-    Args:
-        requests: How many requests to generate.
-        seed: Of the random numbers.
-    """
-    rng = np.random.default_rng(seed)
-    numbers = iter(range(1 << 62))
-
-    def fresh(count: int) -> list[int]:
-        return [next(numbers) for _ in range(count)]
-
-    prompts = [fresh(int(n)) for n in rng.integers(2, 40, 50)]
-    weights = 1 / np.arange(1, len(prompts) + 1)
-    weights /= weights.sum()
-    open_ones: list[list[int]] = []
-    made: list[list[int]] = []
-    for _ in range(requests):
-        if len(open_ones) < 200 or rng.random() < 0.35:
-            prompt = prompts[int(rng.choice(len(prompts), p=weights))]
-            open_ones.append([*prompt])
-            at = len(open_ones) - 1
-        else:
-            at = int(rng.integers(len(open_ones)))
-        talk = open_ones[at]
-        talk += fresh(1 + int(rng.geometric(0.08)))
-        made.append([*talk])
-        if len(open_ones) > 200 or len(talk) > 200:
-            del open_ones[int(rng.integers(len(open_ones)))]
-    return Load("generated", made)
-
-
-def read_trace(path: Path) -> Load:
-    """Read the requests of a trace: JSON lines with `hash_ids`."""
-    with path.open() as lines:
-        requests = [json.loads(line)["hash_ids"] for line in lines if line.strip()]
-    return Load("trace", requests)
-
-
-def restored_by_lru(requests: Iterable[Sequence[int]], capacity: int) -> int:
-    """Return how many blocks an LRU of single pages restores.
-
-    Args:
-        requests: The blocks of each request.
-        capacity: Pages that it keeps.
-    """
-    kept: OrderedDict[int, None] = OrderedDict()
-    restored = 0
-    for request in requests:
-        restored += next(
-            (at for at, block in enumerate(request) if block not in kept), len(request)
-        )
-        for block in reversed(request):
-            kept[block] = None
-            kept.move_to_end(block)
-        while len(kept) > capacity:
-            kept.popitem(last=False)
-    return restored
+_METADATA_CALLS = ("open", "pread", "pwrite", "rename", "unlink", "stat", "fstat")
 
 
 @attrs.frozen
@@ -136,36 +60,37 @@ class Case:
     """One store to replay a load through.
 
     Args:
-        slots: Pages in a segment.
         capacity: Pages that the quota has room for.
         longest: Pages of the longest request.
         root: Where the store is.
+        eviction: Its policy.
     """
 
-    slots: int
     capacity: int
     longest: int
     root: Path
+    eviction: str = "reuse"
 
     def settings(self) -> dict[str, object]:
         """Return the backend's settings: room for just so many pages."""
-        page_bytes = PAGE_BYTES[self.slots]
-        headers_bytes = -(-self.capacity // self.slots) * HEADER_BYTES
+        slots = max(LEAST_SLOTS, self.capacity // SEGMENTS)
+        slots = min(slots, SEGMENT_BYTES // PAGE_BYTES)
+        headers_bytes = -(-self.capacity // slots) * HEADER_BYTES
         return {
             "root": self.root,
-            "quota": self.capacity * (page_bytes + RECORD_BYTES) + headers_bytes,
-            "segment_bytes": self.slots * page_bytes,
+            "quota": self.capacity * (PAGE_BYTES + RECORD_BYTES) + headers_bytes,
+            "segment_bytes": SEGMENT_BYTES,
             "free_space": 0,
+            "eviction": self.eviction,
         }
 
     def attach(self) -> Attachment:
         """Attach one pool over the file backend."""
-        page_bytes = PAGE_BYTES[self.slots]
         pool = PoolSpec(
-            name="kv", kind="k_only", parts=[Part("k", "u8", (page_bytes // 16,))],
+            name="kv", kind="k_only", parts=[Part("k", "u8", (PAGE_BYTES // 16,))],
             layers=[0], page_tokens=16, anchor=True,
         )  # fmt: skip
-        memory = np.ones((self.longest, page_bytes), np.uint8)
+        memory = np.ones((self.longest, PAGE_BYTES), np.uint8)
         dock = Dock.load(require=["file"])
         plan = dock.plan([pool], Shard(), prefer=["file"])
         regions = {"kv": Region.of(pool, Shard(), [memory], self.longest)}
@@ -177,20 +102,50 @@ class Case:
         return Attachment.open(dock, plan, namespace, regions, settings, core=core)
 
 
-def restored_by_kvdock(requests: Requests, case: Case, label: str) -> int:
-    """Return how many blocks an attachment restores.
+@contextmanager
+def counted_metadata() -> Iterator[Counter[str]]:
+    """Count the system calls for index files and folders, and their bytes.
+
+    Pages are moved with other calls (`preadv`, `pwritev`).
+    """
+    counts: Counter[str] = Counter()
+    real = {name: getattr(os, name) for name in _METADATA_CALLS}
+
+    def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **named: Any) -> Any:  # noqa: ANN401 - any call of os
+            counts["calls"] += 1
+            result = call(*args, **named)
+            if name == "pwrite":
+                counts["written"] += int(result)
+            elif name == "pread":
+                counts["read"] += len(result)
+            return result
+
+        return run
+
+    for name, call in real.items():
+        setattr(os, name, counting(name, call))
+    try:
+        yield counts
+    finally:
+        for name, call in real.items():
+            setattr(os, name, call)
+
+
+def replay_store(load: Load, case: Case, label: str) -> Replayed:
+    """Replay a load through an attachment.
 
     Args:
-        requests: The blocks of each request.
+        load: The requests.
         case: The store.
         label: What progress is reported under.
     """
-    restored = 0
+    restored = stored = 0
     pages = np.arange(case.longest)
     reported_s = time.monotonic()
     with case.attach() as attachment:
-        for number, request in enumerate(requests):
-            hashes = [f"{block:016x}" for block in request]
+        for number, request in enumerate(load.requests):
+            hashes = [f"{block:016x}" for block in request.tolist()]
             best = attachment.exists(hashes).best
             if best:
                 best = attachment.get(hashes[:best], {"kv": pages[:best]}).pages
@@ -198,77 +153,89 @@ def restored_by_kvdock(requests: Requests, case: Case, label: str) -> int:
             if best < len(hashes):
                 rest = hashes[best:]
                 attachment.put(rest, {"kv": pages[best : len(hashes)]})
+                stored += len(rest)
             if time.monotonic() - reported_s > _PROGRESS_S:
                 reported_s = time.monotonic()
-                share = (number + 1) / len(requests)
+                share = (number + 1) / len(load.requests)
                 print(f"\r{label} {share:6.1%} ", end="", file=sys.stderr, flush=True)
-    return restored
+    return Replayed(restored, stored)
 
 
-def measure(load: Load, slots: int, quota: float, folder: Path | None) -> Any:  # noqa: ANN401 - a row of JSON
-    """Replay one load at one quota; return what was restored."""
-    capacity = int(quota * load.unique)
-    label = f"{slots} pages a segment, quota {quota:.0%}"
+def measure(
+    load: Load, quota: float, folder: Path | None, eviction: str, policies: list[str]
+) -> Any:  # noqa: ANN401 - a row of JSON
+    """Replay one load at one quota; print and return what was restored."""
+    capacity = max(LEAST_SLOTS * SEGMENTS, int(quota * load.unique))
+    label = f"{load.name}, quota {quota:.0%}"
     root = Path(tempfile.mkdtemp(prefix="kvdock-eviction-", dir=folder))
-    began = time.monotonic()
+    began_s = time.monotonic()
+    longest = max(map(len, load.requests))
     try:
-        longest = max(map(len, load.requests))
-        case = Case(slots, capacity, longest, root / "store")
-        ours = restored_by_kvdock(load.requests, case, label) / load.blocks
+        with counted_metadata() as metadata:
+            case = Case(capacity, longest, root / "store", eviction)
+            ours = replay_store(load, case, label)
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    seconds = time.monotonic() - began
-    lru = restored_by_lru(load.requests, capacity) / load.blocks
-    ratio = ours / lru if lru else 1.0
-    print(f"\r{label} in {seconds:.0f} s", file=sys.stderr, flush=True)
+    restored = {"kvdock": ours.restored / load.blocks}
+    for name in policies:
+        replayed = POLICIES[name](load.requests, capacity)
+        restored[name] = replayed.restored / load.blocks
+    row = {
+        "load": load.name,
+        "quota": quota,
+        "pages": capacity,
+        "restored": {name: round(value, 4) for name, value in restored.items()},
+        "stored_bytes": ours.stored * PAGE_BYTES,
+        "metadata_bytes": metadata["written"],
+        "metadata_read_bytes": metadata["read"],
+        "metadata_calls": metadata["calls"],
+        "seconds": round(time.monotonic() - began_s, 1),
+    }
+    print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
+    columns = "  ".join(f"{value:6.3f}" for value in restored.values())
     print(
-        f"  {slots:3d} pages a segment  quota {quota:4.0%} ({capacity} pages)  "
-        f"kvdock {ours:.4f}  LRU {lru:.4f}  ratio {ratio:.3f}",
+        f"{load.name[:20]:20s} {quota:4.0%} {capacity:7d}  {columns}  "
+        f"{ours.stored:8d} {metadata['written'] / max(1, ours.stored):7.0f} "
+        f"{metadata['calls'] / max(1, ours.stored):7.2f}",
         flush=True,
     )
-    return {
-        "slots": slots,
-        "quota": quota,
-        "kvdock": round(ours, 4),
-        "lru": round(lru, 4),
-        "ratio": round(ratio, 3),
-    }
+    return row
 
 
 def main() -> None:
     """Replay and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--trace", type=Path, help="JSON lines with hash_ids")
+    parser.add_argument("--trace", type=Path, nargs="*", default=[])
+    parser.add_argument("--loads", nargs="*", choices=GENERATED, default=None)
+    parser.add_argument("--full", action="store_true", help="all of every load")
     parser.add_argument("--requests", type=int, default=0, help="only so many")
     parser.add_argument("--quotas", type=float, nargs="*", default=QUOTAS)
     parser.add_argument(
-        "--slots", type=int, nargs="*", default=list(PAGE_BYTES), choices=PAGE_BYTES
+        "--policies", nargs="*", choices=POLICIES, default=list(POLICIES)
+    )
+    parser.add_argument(
+        "--eviction", default="reuse", choices=("reuse", "lru"), help="of the store"
     )
     parser.add_argument(
         "--dir", type=Path, default=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     )
     args = parser.parse_args()
-    load = read_trace(args.trace) if args.trace else generated(args.requests or 4000)
-    if args.requests:
-        load = Load(load.name, load.requests[: args.requests])
-    print(
-        f"{load.name}: {len(load.requests)} requests, {load.blocks} blocks, "
-        f"{load.unique} of them different; restored blocks over all blocks"
-    )
+    most = args.requests or (FULL_REQUESTS if args.full else SAMPLE_REQUESTS)
+    of_trace = args.requests or (0 if args.full else SAMPLE_REQUESTS)
+    names = args.loads
+    if names is None:
+        names = [] if args.trace else list(GENERATED)
+    loads = [read_trace(path, of_trace) for path in args.trace]
+    loads += [GENERATED[name](most) for name in names]
+    print("restored blocks of all blocks asked for; metadata for each stored page")
+    columns = "  ".join(f"{name[:7]:>6s}" for name in ("kvdock", *args.policies))
+    print(f"{'load':20s} quota  pages  {columns}    stored   bytes   calls")
     rows = [
-        measure(load, slots, quota, args.dir)
-        for slots in args.slots
+        measure(load, quota, args.dir, args.eviction, args.policies)
+        for load in loads
         for quota in args.quotas
     ]
-    figures = {
-        "load": load.name,
-        "requests": len(load.requests),
-        "blocks": load.blocks,
-        "unique": load.unique,
-        "worst_ratio": min(row["ratio"] for row in rows),
-        "rows": rows,
-    }
-    print(json.dumps(figures))
+    print(json.dumps({"full": args.full, "page_bytes": PAGE_BYTES, "rows": rows}))
 
 
 if __name__ == "__main__":

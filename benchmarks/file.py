@@ -9,10 +9,10 @@ checksums on, memory warm. In memory (/dev/shm) unless a folder of a disk is
 given: then the disk's write-back is measured as well. All contenders take turns
 within one run, and a figure is the median over rounds of the ratio within a round.
 SGLang's HiCacheFile takes part with `--sglang`, which builds or finds `.venv-sglang`
-(3.4 GB), or where KVDOCK_SGLANG_PYTHON names an interpreter that has SGLang. With
-`--disk` pages of 1M are also moved on a real disk: with O_DIRECT, and buffered with
-fsync at the end of each put. The last line is a JSON object; the whole of it is also
-written to benchmarks/results/NAME.json.
+(3.4 GB), or where TESTS_OF_KVDOCK_SGLANG_PYTHON names an interpreter that has SGLang.
+With `--disk` pages of 1M are also moved on a real disk: with O_DIRECT, and buffered
+with fsync at the end of each put. The last line is a JSON object; the whole of it is
+also written to benchmarks/results/NAME.json.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def main() -> None:
     )
     parser.add_argument("--sizes", nargs="*", default=list(SIZES))
     args = parser.parse_args()
-    python = os.environ.get("KVDOCK_SGLANG_PYTHON") or (
+    python = os.environ.get("TESTS_OF_KVDOCK_SGLANG_PYTHON") or (
         sglang_python() if args.sglang else ""
     )
     if not python:

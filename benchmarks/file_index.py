@@ -12,8 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from kvdock import Batch, Operation
-from kvdock.segments import PosixIOEngine, SegmentStore, StoreLocation
-from kvdock.testing import write_index_files
+from kvdock_segments import (
+    PosixIOEngine,
+    SegmentStore,
+    StoreLocation,
+    write_index_files,
+)
 
 PAGE_BYTES = 65536
 SLOTS = 4096

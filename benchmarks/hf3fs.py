@@ -41,11 +41,11 @@ from kvdock import (
     Region,
     Shard,
 )
-from kvdock.segments import IORequest, checksums
 from kvdock_hf3fs import library
 from kvdock_hf3fs.engine import UsrbioEngine
 from kvdock_hf3fs.rings import Rings
 from kvdock_hf3fs.shared_memory import IOVS
+from kvdock_segments import IORequest, checksums
 
 PAGES = 128
 SMALL = 4096

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from datetime import UTC, datetime
 from pathlib import Path
 
 
@@ -19,6 +20,7 @@ def describe(folder: Path | None = None) -> dict[str, str | float]:
     )
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
+        "date": datetime.now(UTC).date().isoformat(),
         "cpu": cpu,
         "cores": os.cpu_count() or 0,
         "memory_gib": round(pages / 2**30),

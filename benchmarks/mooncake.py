@@ -10,8 +10,8 @@ within a run; a figure is the median of the ratios within a round.
 once: `Attachment.put` and `get`, with the thread of each call, against `batch_set_v1`
 and `_v2`, `batch_get_v1` and `_v2`. The sides take turns, each in its own process, and
 wall time counts; a figure is a lower quartile. SGLang is in .venv-sglang, or where
-KVDOCK_SGLANG_PYTHON says; without it the ratio is null. The last line is a JSON object,
-which with more figures is also written to benchmarks/results/mooncake.json.
+TESTS_OF_KVDOCK_SGLANG_PYTHON says; without it the ratio is null. The last line is a
+JSON object, which with more figures is also in benchmarks/results/mooncake.json.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def lookup_ms(one: Attached, rounds: int) -> float:
 @contextmanager
 def sglang_calls() -> Iterator[Callable[[str], float] | None]:
     """Lend what times a call of SGLang's own store, or None where there is none."""
-    python = os.environ.get("KVDOCK_SGLANG_PYTHON") or str(SGLANG_PYTHON)
+    python = os.environ.get("TESTS_OF_KVDOCK_SGLANG_PYTHON") or str(SGLANG_PYTHON)
     if not Path(python).exists():
         print(f"{python} is not there: no comparison with SGLang")
         yield None

@@ -36,7 +36,7 @@ from machine import describe
 
 from kvdock import Attachment, Dock, Namespace, Region, Shard
 from kvdock.config import CoreSettings
-from kvdock.segments import checksums
+from kvdock_segments import checksums
 
 SIZES = {"64k": (64 << 10, 128), "1m": (1 << 20, 32)}
 """Bytes and number of the pages of a batch: 8 and 32 MiB."""

@@ -46,12 +46,12 @@ from kvdock import (
     RouteRequirements,
     Shard,
     Support,
+    TransferManager,
     hookimpl,
     key_suffixes,
 )
 from kvdock.config import CoreSettings, structure
 from kvdock.events import BatchEnded
-from kvdock.observers.faults import FaultInjector, FaultSettings
 from kvdock.observers.metrics import Metrics
 from kvdock.observers.tracing import Tracing
 from kvdock.plugin import Candidate, LoadedPlugin, hookspecs
@@ -144,14 +144,15 @@ def attached(
             manifest=copier.kvdock_manifest(),
             path="-",
             manager=manager,
-            implemented=frozenset(),
+            implemented=frozenset(
+                one for one in dir(copier) if one.startswith("kvdock_")
+            ),
         )
     )
     dock = Dock({"copier": backend})
     if observed:
         from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
 
-        dock.add_observer("faults", FaultInjector(FaultSettings()))
         dock.add_observer("metrics", Metrics(CollectorRegistry()))
         dock.add_observer("tracing", Tracing())
     pool = PoolSpec(
@@ -239,6 +240,27 @@ def handing_over(count: int) -> dict[str, float]:
     )
     executor.shutdown(time.monotonic() + 5, lambda: None)
     return {"hand_over_us": (times["there"] - times["here"]) * 1e6}
+
+
+def in_background(count: int) -> dict[str, float]:
+    """What a background load of one page costs over the call that waits."""
+    store = np.ones((PAGES, PAGE_BYTES + 64), np.uint8)
+    cache, _ = attached(Copier(store=store))
+    name, pages = [f"{0:064x}"], np.zeros(1, np.int64)
+    assert cache.put(name, {"kv": pages}).pages == 1  # noqa: S101 - else it measures nothing
+    with TransferManager(cache) as manager:
+        times = rounds(
+            {
+                "direct": lambda: cache["kv"].get(name, pages),
+                "manager": lambda: manager.read("kv", name, pages).wait(5),
+            },
+            3 * count,
+            200,
+        )
+    return {
+        "manager_get1_us": times["manager"] * 1e6,
+        "manager_get1_over_direct": times["manager"] / times["direct"],
+    }
 
 
 def throughput(count: int) -> dict[str, float]:
@@ -335,7 +357,7 @@ def main(arguments: list[str]) -> None:
     """Measure everything, print a table, and one line of JSON."""
     count = 10 if "--quick" in arguments else 40
     figures: dict[str, float] = {}
-    for part in (handing_over, overhead, throughput):
+    for part in (handing_over, overhead, in_background, throughput):
         figures |= part(count)
     # Where the difference drowns in the machine's noise, the share of a batch
     # that the observers' own time makes is the better figure.

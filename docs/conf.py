@@ -1,6 +1,8 @@
 """How Sphinx builds the site: `make docs`."""
 
+import tomllib
 from importlib.metadata import version as version_of
+from pathlib import Path
 
 project = "kvdock"
 author = "The kvdock authors"
@@ -17,14 +19,19 @@ root_doc = "index"
 exclude_patterns = ["README.md", "**/README.md"]
 # Headings of three levels are targets of links, as where the files are shown alone.
 myst_heading_anchors = 3
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "substitution"]
 # Links to files of the repository that are not pages are copied as downloads.
 # A name may be public in two packages: `kvdock` has the errors that all callers meet.
 suppress_warnings = ["ref.python"]
 
+# Options keep their two dashes.
+smartquotes_action = "qe"
+
 # One backtick is code, as in the docstrings.
 default_role = "literal"
 autodoc_typehints = "signature"
+# A default is shown as its source: its value may be the builder's environment.
+autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "undoc-members": False}
 autoclass_content = "class"
@@ -32,9 +39,23 @@ napoleon_numpy_docstring = False
 python_use_unqualified_type_names = True
 
 html_theme = "furo"
-html_title = "kvdock"
+html_title = f"kvdock {version}"
+_root = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+_repository = _root["tool"]["kvdock"]["repository"]
+# As long as no repository is known, there is no link to it.
+html_theme_options = (
+    {
+        "source_repository": _repository,
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
+    if _repository
+    else {}
+)
+myst_substitutions = {"version": version}
 html_copy_source = False
 html_show_sphinx = False
 html_static_path = ["_static"]
 html_css_files = ["kvdock.css"]
+html_search_scorer = str(Path(__file__).parent / "_static" / "scorer.js")
 copybutton_prompt_text = "$ "

@@ -21,7 +21,7 @@ import kvdock_vllm.settings
 from kvdock import Dock
 from kvdock.config import CoreSettings, EngineSettings
 from kvdock.config.schema import alias_of, fields_of, group_of
-from kvdock.plugin import OBSERVERS_GROUP, list_entry_points, load_observers
+from kvdock.plugin import OBSERVERS_GROUP, Observer, list_entry_points
 from kvdock.units import format_bytes, format_seconds
 
 PAGE = DOCS / "reference" / "settings.md"
@@ -138,7 +138,7 @@ def backends() -> Iterator[tuple[str, type]]:
 def observers() -> Iterator[tuple[str, type]]:
     """Yield the settings classes of the core's observers."""
     every = list_entry_points(OBSERVERS_GROUP)
-    found, _ = load_observers([one for one in every if one.distribution == "kvdock"])
+    found, _ = Observer.load([one for one in every if one.distribution == "kvdock"])
     for name in sorted(found):
         yield name, found[name].settings
 

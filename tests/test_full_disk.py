@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from kvdock import Attachment, Dock, Namespace, Region, Shard
-from kvdock.pools.factories import mha
+from kvdock.pools import mha
 
 if TYPE_CHECKING:
     from tiny import Shelf
@@ -102,8 +102,9 @@ def test_a_store_on_a_full_disk_is_listed_verified_and_cleared(
         done = shelf.kvdock("store", *map(str, command))
         assert (done.returncode, done.stderr) == (0, ""), command
     assert moved(root, "get") == PAGES
-    done = shelf.kvdock("store", "clear", str(root), "--yes", "--json")
-    (freed,) = json.loads(done.stdout)["freed_bytes"].values()
+    (name,) = (one.name for one in root.iterdir() if len(one.name) == 64)
+    done = shelf.kvdock("store", "rm", str(root), name[:12], "--yes", "--json")
+    (freed,) = (one["freed_bytes"] for one in json.loads(done.stdout)["removals"])
     assert (done.returncode, freed > PAGES * POOL.page_bytes(Shard())) == (0, True)
     assert moved(root, "get") == 0
     filler.unlink()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from kvdock import Attachment, Dock, Namespace, Region, Shard
-from kvdock.pools.factories import mha
+from kvdock.pools import mha
 
 PAGE = Path(__file__).parents[1] / "docs/how-to/migrate-from-sglang-keys.md"
 POOL = mha("kv", anchor=True, layers=range(2), page_tokens=4, heads=2, head_dim=8)

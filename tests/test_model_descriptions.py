@@ -10,7 +10,7 @@ import pytest
 
 from kvdock import Deployment, assemble
 from kvdock.models import parse_description
-from kvdock.pools.factories import FAMILIES
+from kvdock.pools import FAMILIES
 
 PAGE = Path(__file__).parents[1] / "docs/reference/model-descriptions.md"
 

@@ -23,14 +23,13 @@ from kvdock.errors import KvdockError, PoolError
 from kvdock.models.assembly import Assembly, Deployment, assemble
 from kvdock.models.description import ModelDescription, load_model, shipped_models
 from kvdock.namespace import Namespace
-from kvdock.pools.enums import Layout
+from kvdock.pools import Layout
 from kvdock.testing.memory import PageMemory
 from kvdock.testing.samples import page_hashes
 from kvdock.transfer import Attachment
 
 if TYPE_CHECKING:
-    from kvdock.pools.shard import Shard
-    from kvdock.pools.spec import PoolSpec
+    from kvdock.pools import PoolSpec, Shard
 
 PAGES = page_hashes(2)
 KEPT_LAYERS = 4

@@ -60,8 +60,15 @@ def test_every_command_works_on_a_bucket(
     assert said(capsys)["namespaces"][0]["good"] == 3
     assert store.gc(URL, older="1 h", set_=on, json=True) == 0
     assert said(capsys)["freed_bytes"] == {NAMESPACE: 0}
-    assert store.clear(URL, NAMESPACE[:8], yes=True, set_=on, json=True) == 0
-    assert said(capsys)["schema"] == "kvdock.store-clear/1"
+    assert store.rm(URL, NAMESPACE[:8], yes=True, set_=on, json=True) == 1
+    (one,) = said(capsys)["removals"]
+    assert (one["in_use"], one["goes"]) == (
+        "a bucket does not show who has it open",
+        False,
+    )
+    assert len(bucket.objects) == 4
+    assert store.rm(URL, NAMESPACE, yes=True, force=True, set_=on, json=True) == 0
+    assert said(capsys)["removals"][0]["goes"]
     assert [key.endswith(".json") for key in bucket.objects] == [True]
 
 
@@ -87,7 +94,7 @@ def test_settings_of_a_bucket_come_from_the_configuration(
 
 
 def test_a_place_that_no_backend_knows_is_a_wrong_question() -> None:
-    with pytest.raises(KvdockError, match="none of the schemes"):
+    with pytest.raises(KvdockError, match="no installed backend keeps a store at"):
         store.ls("https://host/bucket")
 
 

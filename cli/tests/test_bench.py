@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from widths import WIDTHS, check_fits
 
 from kvdock.errors import KvdockError, SettingsError
 from kvdock_cli.bench import raw
@@ -16,16 +18,18 @@ from kvdock_cli.output import UsageProblem
 from kvdock_cli.reports import bench as report
 from kvdock_cli.reports._style import Style
 
+GOLDEN = Path(__file__).with_name("golden")
 MIB = 1 << 20
 FIGURE = Figure(
     page_bytes=MIB, batch=8, threads=2, put_s=0.04, get_s=0.01, exists_s=0.002,
     raw_write_s=0.02, raw_read_s=0.005,
+    spread_s={"put": (0.02, 0.08), "get": (0.009, 0.02), "exists": (0.001, 0.003)},
 )  # fmt: skip
 
 
 def run(recompute: float = 0.0) -> report.Run:
     return report.Run(
-        backend="file", raw="disk", figures=[FIGURE], token_bytes=64 << 10,
+        backend="file", raw="disk", runs=5, figures=[FIGURE], token_bytes=64 << 10,
         recompute_tokens_per_s=recompute,
     )  # fmt: skip
 
@@ -46,11 +50,31 @@ def test_the_break_even_is_where_both_take_the_same_time() -> None:
     assert "faster without storage" in report.as_text(run(30_000))
 
 
-@pytest.mark.parametrize("width", [60, 100, 160])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_the_table_fits(width: int) -> None:
-    lines = report.as_text(run(10_000), Style(width)).splitlines()
-    assert max(map(len, lines)) <= width
-    assert "GET" in lines[0]
+    shown = report.as_text(run(10_000), Style(width))
+    check_fits(report.as_text(run(10_000)), shown, width)
+    assert "GET" in shown.splitlines()[0]
+
+
+def test_bars_show_the_median_and_the_ends_of_its_runs() -> None:
+    text = report.as_text(run(10_000))
+    golden = GOLDEN / "bench.txt"
+    if os.environ.get("TESTS_OF_KVDOCK_GOLDEN") == "write":
+        golden.write_text(text + "\n")
+    assert text + "\n" == golden.read_text()
+    put, get = (one for one in text.splitlines() if "\u2588" in one)
+    assert "400.0 MiB/s  200.0 MiB/s to 800.0 MiB/s" in put
+    # The longest bar stands for the fastest run, so none is longer than its room.
+    assert put.count("\u2588") == int(40 * 400 / (16 / 0.009))
+    assert get.count("\u2588") == 36
+
+
+@pytest.mark.parametrize("eighths", range(25))
+def test_a_bar_is_right_to_an_eighth_of_a_column(eighths: int) -> None:
+    bar = report._bar(eighths / 8)
+    parts = {"\u2588": 8} | {chr(0x2590 - part): part for part in range(1, 8)}
+    assert sum(parts[one] for one in bar) == eighths
 
 
 def test_the_picture_is_valid_and_has_a_bar_for_each_figure() -> None:
@@ -65,12 +89,16 @@ def test_a_backend_is_measured_and_nothing_is_left(
     picture = tmp_path / "out.svg"
     given = (f"root={tmp_path / 'kv'}", "free_space=0")
     code = bench(
-        "file", set_=given, page=("4 KiB",), batch=(2,), threads=(1, 2),
+        "file", set_=given, page=("4 KiB",), batch=(2,), threads=(1, 2), runs=3,
         plot=picture, json=True,
     )  # fmt: skip
     found = json.loads(capsys.readouterr().out)
     assert (code, found["raw"], len(found["figures"])) == (0, "disk", 2)
     assert all(one["get_s"] > 0 < one["raw_read_s"] for one in found["figures"])
+    assert found["runs"] == 3
+    for one in found["figures"]:
+        for what, (least, most) in one["spread_s"].items():
+            assert 0 < least <= one[f"{what}_s"] <= most
     assert [one.name for one in tmp_path.iterdir()] == ["out.svg"]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+from widths import WIDTHS, check_fits
 
 from kvdock.errors import PluginError, SettingsError
 from kvdock.testing import CheckReport, FinishedRun
@@ -19,6 +20,7 @@ from kvdock_cli.commands.check import check
 from kvdock_cli.commands.doctor import doctor
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.reports import check as report
+from kvdock_cli.reports._style import Style
 
 GOLDEN = Path(__file__).with_name("golden")
 AT = "/lib/kvdock_alpha/plugin.py:41 in kvdock_batch_io"
@@ -94,7 +96,7 @@ DEAD = checkup(
 
 def as_golden(name: str, text: str) -> None:
     path = GOLDEN / name
-    if os.environ.get("KVDOCK_GOLDEN") == "write":
+    if os.environ.get("TESTS_OF_KVDOCK_GOLDEN") == "write":
         path.write_text(text + "\n")
     assert text + "\n" == path.read_text()
 
@@ -255,3 +257,11 @@ def test_a_timeout_that_is_no_time_is_a_wrong_question(timeout: float) -> None:
         check("file", timeout=timeout)
     with pytest.raises(UsageProblem, match="is not a time to wait"):
         doctor("file", timeout=timeout)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("made", [GOOD, BAD, DEAD, UNPROVEN, ALIKE])
+def test_the_report_fits(made: CheckReport, width: int) -> None:
+    whole = report.as_text(made, "alpha 1.2.3 (kvdock-alpha)")
+    shown = report.as_text(made, "alpha 1.2.3 (kvdock-alpha)", Style(width))
+    check_fits(whole, shown, width)

@@ -20,13 +20,13 @@ SETTINGS = (
 def test_a_table_names_every_setting_its_value_and_its_origin() -> None:
     assert report.as_text(SETTINGS, (), origin=True) == (
         "SETTING             VALUE  ORIGIN                WHAT\n"
-        "core.deadlines.get  2 s    environment KVDOCK_X  Loading.\n"
-        "backends.good.root  -      MISSING               Where."
+        "core.deadlines.get    2 s  environment KVDOCK_X  Loading.\n"
+        "backends.good.root      -  MISSING               Where."
     )
     assert report.as_text(SETTINGS, (), origin=False) == (
         "SETTING             VALUE  WHAT\n"
-        "core.deadlines.get  2 s    Loading.\n"
-        "backends.good.root  -      Where."
+        "core.deadlines.get    2 s  Loading.\n"
+        "backends.good.root      -  Where."
     )
 
 
@@ -46,7 +46,6 @@ def test_the_command_says_where_a_value_comes_from(
         "environment KVDOCK_CORE__DEADLINES__PUT"
     )
     assert found["core.integrity"]["origin"] == "default"
-    assert found["observers.faults.rate"]["value"] == 1.0
 
 
 def test_a_misspelled_variable_is_a_usage_error(
@@ -68,7 +67,7 @@ def test_a_broken_observer_is_named_beside_the_settings_of_all_others(
     data = json.loads(done.stdout)
     assert [problem["name"] for problem in data["problems"]] == ["mine"]
     paths = {one["path"] for one in data["settings"]}
-    assert {"core.integrity", "observers.faults.rate"} <= paths
+    assert {"core.integrity", "backends.file.root"} <= paths
     text = shelf.kvdock("config", "show").stdout
     assert "core.integrity" in text
     assert "Not usable, see `kvdock doctor`:\n  BROKEN" in text

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from widths import WIDTHS, check_fits
 
 from kvdock import NO_PAGE, Dock
 from kvdock.errors import KvdockError, PluginError
@@ -78,6 +80,27 @@ def test_the_head_says_where_pages_are_kept_and_what_was_started() -> None:
     assert shown.endswith("\nStarted a server.")
 
 
+def test_a_demo_of_another_distribution_is_tables_and_what_failed() -> None:
+    rows = [("bytes", "1.0 KiB"), ("", ""), ("verdict", "FAILED")]
+    shown = SimpleNamespace(title="Results", headings=("", "mha"), rows=rows)
+    found = SimpleNamespace(tables=[shown], failed=["FAILED mha: a claim (why)"])
+    assert report.outcome_text(found, 2.0).splitlines() == [
+        "",
+        "Results",
+        "         mha",
+        "bytes    1.0 KiB",
+        "",
+        "verdict  FAILED",
+        "",
+        "FAILED mha: a claim (why)",
+        "FAILED, 2 s in all",
+    ]
+    fine = SimpleNamespace(tables=[shown], failed=[])
+    text = report.outcome_text(fine, 2.0, Style(colour=True))
+    assert "\x1b[31mFAILED\x1b[0m" in text
+    assert text.endswith("\nall as it should be, 2 s in all")
+
+
 def test_a_backend_without_a_directory_needs_an_oracle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -95,3 +118,11 @@ def test_every_key_of_the_report_is_documented() -> None:
     found = json.loads(json.dumps(data))
     for key in {*found, *found["steps"][0]} - {"schema"}:
         assert f"`{key}`" in text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_report_fits(width: int) -> None:
+    steps = [step("store", 48), step("restore", 48), step("restore", 3, wrong=1)]
+    damaged = [("kv", 40), ("draft", 44)]
+    whole = report.as_text(steps, damaged)
+    check_fits(whole, report.as_text(steps, damaged, Style(width)), width)

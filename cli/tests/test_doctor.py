@@ -136,14 +136,28 @@ def test_a_broken_observer_is_a_problem_as_well(shelf: Shelf, ask: Ask) -> None:
     assert (code, len(data["problems"])) == (1, 1)
 
 
+OBSERVER = """
+import attrs
+from kvdock import Observer
+from kvdock.config import option
+
+@attrs.frozen
+class Settings:
+    rate: float = option(1.0, help="How often.")
+
+observer = Observer(name="mine", summary="s", settings=Settings, build=lambda _: 0)
+"""
+
+
 def test_the_settings_of_an_observer_are_looked_at(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch
+    ask: Ask, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, code = ask("faults", set_=["rate=0.5"])
+    shelf.add("mine", OBSERVER, group="kvdock.observers", attribute="observer")
+    data, code = ask("mine", set_=["rate=0.5"])
     assert (data["sections"][0]["findings"][0]["state"], code) == ("ok", 0)
-    monkeypatch.setenv("KVDOCK_OBSERVERS__FAULTS__RATE", "often")
+    monkeypatch.setenv("KVDOCK_OBSERVERS__MINE__RATE", "often")
     data, code = ask()
-    (found,) = [one for one in data["sections"] if one["name"] == "faults"]
+    (found,) = [one for one in data["sections"] if one["name"] == "mine"]
     assert (found["findings"][0]["state"], code) == ("problem", 1)
     assert "rate: 'often' is not a number" in found["findings"][0]["what"]
 
@@ -254,10 +268,7 @@ def test_a_backend_without_a_probe_is_skipped(shelf: Shelf, ask: Ask) -> None:
     ("arguments", "message"),
     [
         (("god",), "there is nothing called 'god' to examine. Did you mean 'good'?"),
-        (
-            ("good", "--set", "x"),
-            "'x' is not a pair of key and value.",
-        ),
+        (("good", "--set", "x"), "--set 'x' is not KEY=VALUE."),
         (("good", "--set", "x=1", "--set", "x=2"), "--set x is given twice"),
         (("good", "--set", "x=1"), "backend 'good': unknown setting 'x'. "),
         (("--set", "x=1"), "settings are given, but no backend to give them to. "),
@@ -289,6 +300,17 @@ def test_another_distribution_adds_a_section(shelf: Shelf, ask: Ask) -> None:
     data, code = ask("engine", set_=["fail=yes"])
     assert code == 1
     assert data["sections"][0]["findings"][0]["what"] == "given {'fail': 'yes'}"
+
+
+def test_settings_of_a_section_are_not_those_of_an_instance(
+    shelf: Shelf, ask: Ask
+) -> None:
+    shelf.add("engine", DOCTOR, group="kvdock.doctors", attribute="examine")
+    given = {"plugin": "file", "host_memory": "1 GiB"}
+    data, code = ask("engine", set_=[f"{key}={value}" for key, value in given.items()])
+    assert code == 0
+    (section,) = data["sections"]
+    assert section["findings"][0]["what"] == f"given {given}"
 
 
 def test_a_section_may_bear_the_name_of_a_backend(shelf: Shelf, ask: Ask) -> None:
@@ -423,3 +445,37 @@ def test_what_fails_in_a_trial_is_a_finding(
     assert code == 1
     what = data["sections"][0]["findings"][-1]["what"]
     assert what == "RuntimeError: out of luck"
+
+
+@pytest.mark.parametrize("shared", ["AWS_REGION", "AWS_CA_BUNDLE"])
+def test_a_variable_that_many_programs_share_configures_no_backend(
+    shelf: Shelf, ask: Ask, monkeypatch: pytest.MonkeyPatch, shared: str
+) -> None:
+    settings = SETTINGS.replace("import option", "import Alias, option").replace(
+        "option(help='Where.')",
+        f"option('', help='Where.', alias=Alias(env={shared!r}))",
+    )
+    body = "return [Finding(ok=False, what='no root is configured')]"
+    probing(
+        shelf, "good", body,
+        ("from kvdock import", settings + " Finding,"),
+        ('summary="a backend"', 'summary="a backend", settings=Settings'),
+    )  # fmt: skip
+    monkeypatch.setenv("KVDOCK_PLUGINS", "good")
+    monkeypatch.setenv(shared, "x")
+    data, code = ask()
+    assert code == 0, data
+    (finding,) = data["sections"][0]["findings"]
+    assert finding["state"] == "skipped"
+
+
+def test_an_observer_that_an_engine_would_not_find_is_a_problem(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVDOCK_CORE__OBSERVERS", "metric")
+    monkeypatch.setenv("KVDOCK_PLUGINS", "")
+    data, code = ask()
+    assert code == 1
+    (problem,) = data["problems"]
+    assert "no observer 'metric' is installed" in problem["cause"]
+    assert problem["fix"] == "Did you mean 'metrics'?"

@@ -91,3 +91,37 @@ def test_observers_are_listed_without_being_imported(shelf: Shelf) -> None:
         "entry_point": "kvdock_mine:observer",
     }
     assert "mine      1.2.3    kvdock-mine" in shelf.kvdock("list").stdout
+
+
+def test_a_backend_that_crashes_or_hangs_is_a_row_and_hides_no_other(
+    shelf: Shelf,
+) -> None:
+    shelf.add_backend("good")
+    shelf.add_backend(
+        "bad",
+        (
+            "from kvdock",
+            "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)\nfrom kvdock",
+        ),
+    )
+    done = shelf.kvdock("list", "--json", KVDOCK_PLUGINS="good,bad")
+    assert done.returncode == 1
+    data = json.loads(done.stdout)
+    assert [one["name"] for one in data["backends"]] == ["good"]
+    (problem,) = data["problems"]
+    assert (problem["name"], "SIGSEGV" in problem["cause"]) == ("bad", True)
+    left = shelf.kvdock("list", "--json", KVDOCK_PLUGINS="good,bad", KVDOCK_DENY="bad")
+    assert left.returncode == 0
+    assert "bad" in json.loads(left.stdout)["hidden"]
+
+
+def test_a_signal_during_an_import_ends_the_command(shelf: Shelf) -> None:
+    """It is no failure of the plugin that happens to be imported."""
+    shelf.add(
+        "slow",
+        "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
+        "def slow() -> int:\n    '''Do it.'''\n    return 0\n",
+        group="kvdock.commands",
+    )
+    done = shelf.kvdock("slow")
+    assert (done.returncode, done.stdout) == (128 + 15, "")

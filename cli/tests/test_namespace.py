@@ -89,6 +89,6 @@ def test_a_record_that_was_altered_is_a_problem(tmp_path: Path) -> None:
         show(folder)
 
 
-def test_a_folder_without_a_record_is_a_problem(tmp_path: Path) -> None:
-    with pytest.raises(NamespaceError, match="no namespace record"):
+def test_a_folder_without_a_record_is_wrong_use(tmp_path: Path) -> None:
+    with pytest.raises(UsageProblem, match="no namespace record"):
         show(tmp_path)

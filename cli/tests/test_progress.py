@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import time
 
 import pytest
@@ -34,6 +35,25 @@ def test_it_never_takes_more_than_the_line() -> None:
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def test_what_is_printed_meanwhile_has_the_line_to_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    bar = Progress("working")
+    bar.draw()
+    with bar.hidden():
+        drawing = threading.Thread(target=bar.draw)
+        drawing.start()
+        stream.write("a line\n")
+        assert drawing.is_alive()
+    drawing.join(60)
+    before, line, after = stream.getvalue().partition("a line\n")
+    assert line
+    assert before.endswith(ERASE)
+    assert after.startswith(f"{ERASE}working")
 
 
 def test_a_terminal_is_clean_afterwards_also_when_interrupted(

@@ -1,6 +1,6 @@
 """Golden texts of every report; a change of one is a change to what people see.
 
-With KVDOCK_GOLDEN=write in the environment they are written anew.
+With TESTS_OF_KVDOCK_GOLDEN=write in the environment they are written anew.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kvdock import (
 )
 from kvdock.config import option, size
 from kvdock.plugin import Candidate, LoadedPlugin, LoadStage
-from kvdock.pools.enums import ObjectUnit
+from kvdock.pools import ObjectUnit
 from kvdock.routing.verdicts import TransferMode
 from kvdock_cli.reports import doctor, manifest, route, version
 from kvdock_cli.reports import list as listing
@@ -141,17 +141,17 @@ KV = PoolSpec(
 DRAFT = attrs.evolve(KV, name="draft", anchor=False, draft=True, required=False)
 CAN = (Capability.STORE, Verdict(Support.NATIVE, "it can"))
 CANNOT = (Capability.DRAFT, Verdict(Support.UNDECLARED, "it does not say"))
+ALPHA_OPTION = RouteOption("alpha", (CAN,), TransferMode.ZERO_COPY, ObjectUnit.PAGE)
 # By hand: what the router would say is for the router's own tests.
 PLAN = Plan(
     Shard(),
     (
         Route(
             KV,
-            "alpha",
-            TransferMode.ZERO_COPY,
+            (ALPHA_OPTION,),
             "as it should be",
             (
-                RouteOption("alpha", (CAN,), TransferMode.ZERO_COPY, ObjectUnit.PAGE),
+                ALPHA_OPTION,
                 RouteOption(
                     "beta", (CAN, CANNOT), TransferMode.STAGED, ObjectUnit.PART
                 ),
@@ -159,8 +159,7 @@ PLAN = Plan(
         ),
         Route(
             DRAFT,
-            None,
-            TransferMode.NONE,
+            (),
             "alpha: it does not say",
             (
                 RouteOption(
@@ -170,8 +169,7 @@ PLAN = Plan(
         ),
         Route(
             attrs.evolve(DRAFT, name="other"),
-            None,
-            TransferMode.NONE,
+            (),
             "this stage has none of it",
             absent=True,
         ),
@@ -201,7 +199,7 @@ OBJECTS: dict[str, Callable[[], dict[str, object]]] = {
 
 def check(name: str, shown: str) -> None:
     path = GOLDEN / name
-    if os.environ.get("KVDOCK_GOLDEN") == "write":
+    if os.environ.get("TESTS_OF_KVDOCK_GOLDEN") == "write":
         path.write_text(shown + "\n")
         pytest.fail(f"wrote {path.name}; read what git says of it")
     assert shown + "\n" == path.read_text()
@@ -250,7 +248,10 @@ def test_a_listing_of_nothing_says_what_to_install() -> None:
 
 def test_a_listing_of_what_cannot_be_used_does_not_advise_to_install() -> None:
     text = listing.as_text(listing.Listing(plugins=[], hidden=["delta"]))
-    assert text == "No backend can be used.\n\nNot in KVDOCK_PLUGINS: delta"
+    assert (
+        text
+        == "No backend can be used.\n\nLeft out by KVDOCK_PLUGINS or KVDOCK_DENY: delta"
+    )
 
 
 def test_a_diagnosis_is_fine_unless_something_is_wrong() -> None:

@@ -55,6 +55,21 @@ def test_the_object_has_every_backends_answer(
     assert verdicts["draft"] == "?"
 
 
+def test_configured_tiers_are_shown_with_their_rules(
+    good: Shelf, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del good
+    monkeypatch.setenv("KVDOCK_TIERS", "good,far")
+    monkeypatch.setenv("KVDOCK_BACKENDS__FAR__PLUGIN", "good")
+    assert route(pool=(KV,), json=True) == 0
+    (found,) = json.loads(capsys.readouterr().out)["routes"]
+    assert [one["tier"] for one in found["placements"]] == [
+        {"backend": "good", "write": "through", "promote": "second"},
+        {"backend": "far", "write": "behind", "promote": "second"},
+    ]
+    assert "far: written behind, promoted at the second use" in found["reason"]
+
+
 def test_no_route_is_a_problem_with_the_whole_table(good: Shelf) -> None:
     done = good.kvdock("route", "--pool", MLA, "--json")
     assert done.returncode == 1
@@ -108,7 +123,7 @@ def test_a_shipped_model_is_routed_with_its_draft(
         ),
         ({"pool": (KV,), "rank": -1}, "rank -1 does not exist among 1 processes"),
         ({"model": "llama-3.1-8b", "draft": "eagle"}, "Did you mean 'eagle3'"),
-        ({"pool": (KV,), "to": ("kv",)}, "Write --to KEY=VALUE"),
+        ({"pool": (KV,), "to": ("kv",)}, "Write --to POOL=BACKEND"),
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(

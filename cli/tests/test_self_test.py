@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+from typing import Any
+
+from kvdock.testing.direct_reference import DirectReference, Receiver
 from kvdock.testing.loading import load_backend
 from kvdock_cli.commands._self_test import self_test, summary_of
 
@@ -17,7 +21,7 @@ def test_two_endpoints_of_a_backend_with_direct_transfer_reach_each_other() -> N
 
 
 def test_an_endpoint_that_is_not_reached_is_a_finding() -> None:
-    backend = load_backend("kvdock.testing.mutants:swapped_rows")
+    backend = load_backend("mutants:swapped_rows")
     plugin = backend.plugin.manager.get_plugin(backend.name)
     # No memory of the peer begins at address 8.
     plugin.rows = lambda local, remote, sizes: (local, remote * 0 + 8, sizes)  # type: ignore[union-attr]
@@ -32,3 +36,30 @@ def test_an_endpoint_that_is_not_reached_is_a_finding() -> None:
 def test_a_backend_without_direct_transfer_is_not_asked_for_it() -> None:
     backend = load_backend("kvdock.testing.reference:memory")
     assert not any("direct" in one.what for one in self_test(backend, {}))
+
+
+class Everywhere(DirectReference):
+    """Listens where any host reaches it."""
+
+    listener: socket.socket
+
+    def receiver(self, blocks: Any) -> Receiver:
+        made = super().receiver(blocks)
+        self.listener = socket.create_server(("", 0))  # not accepted
+        return made
+
+
+def test_a_port_that_listens_on_all_interfaces_is_warned_of() -> None:
+    backend = load_backend("kvdock.testing.direct_reference:direct")
+    plugin = Everywhere()
+    backend.plugin.manager.unregister(name=backend.name)
+    backend.plugin.manager.register(plugin, name=backend.name)
+    *_, found = self_test(backend, {})
+    try:
+        port = plugin.listener.getsockname()[1]
+        assert found.ok
+        assert found.warning
+        assert f"(now {port}) listen on all interfaces" in found.what
+        assert "may read and overwrite" in found.hint
+    finally:
+        plugin.listener.close()

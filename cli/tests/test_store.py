@@ -7,20 +7,26 @@ import io
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 import numpy as np
 import pytest
+from widths import WIDTHS, check_fits
 
 from kvdock import Batch, Operation
-from kvdock.errors import KvdockError, NamespaceError, SettingsError
-from kvdock.segments import (
+from kvdock.errors import KvdockError, SettingsError
+from kvdock.plugin import Candidate
+from kvdock.stores import NamespaceSurvey, PoolSurvey
+from kvdock_cli.commands import store
+from kvdock_cli.output import UsageProblem
+from kvdock_cli.reports import store as report
+from kvdock_cli.reports._style import Style
+from kvdock_segments import (
     Location,
-    NamespaceSurvey,
-    PoolSurvey,
     PosixIOEngine,
     SegmentStore,
     StoreLocation,
@@ -28,10 +34,7 @@ from kvdock.segments import (
     locate,
     namespaces,
 )
-from kvdock_cli.commands import store
-from kvdock_cli.output import UsageProblem
-from kvdock_cli.reports import store as report
-from kvdock_cli.reports._style import Style
+from kvdock_segments.directory_store import DirectoryStore
 
 GOLDEN = Path(__file__).with_name("golden")
 DOCUMENTATION = (
@@ -81,19 +84,25 @@ CHECKED = VerifyReport(
     forgotten=0,
 )
 HEALED = attrs.evolve(CHECKED, unreadable_segments=(), damaged_files=(), forgotten=25)
+REMOVALS = [
+    report.Removal(SURVEY, "", goes=True, freed_bytes=66 << 20),
+    report.Removal(BARE, "a process has it open", goes=False),
+]
 TEXTS = {
     "store-ls": report.listing_text([SURVEY, BARE]),
     "store-stat": report.survey_text(SURVEY),
     "store-verify": report.checked_text([CHECKED]),
     "store-verify-heal": report.checked_text([HEALED]),
+    "store-rm": report.removed_text(REMOVALS, dry_run=False),
+    "store-rm-dry-run": report.removed_text(REMOVALS, dry_run=True),
     "store-gc": report.freed_text([(SURVEY.namespace, 5 << 20)]),
 }
 DATA: dict[str, dict[str, Any]] = {
     "store-ls": report.listing_data([SURVEY, BARE]),
     "store-stat": report.survey_data(SURVEY),
     "store-verify": report.checked_data([CHECKED]),
-    "store-gc": report.freed_data("gc", [(SURVEY.namespace, 5 << 20)]),
-    "store-clear": report.freed_data("clear", [(SURVEY.namespace, 5 << 20)]),
+    "store-gc": report.freed_data([(SURVEY.namespace, 5 << 20)]),
+    "store-rm": report.removed_data(REMOVALS, dry_run=False),
 }
 
 
@@ -102,13 +111,20 @@ def test_a_narrow_terminal_gets_the_first_digits_of_a_digest(width: int) -> None
     shown = report.survey_text(BARE, Style(width))
     assert max(map(len, shown.splitlines())) <= width
     assert ("f" * 64 in shown) == (width > 75)
-    assert "f" * 12 in shown
+    assert ("f" * 12 + "... (--json has all of it)" in shown) == (width < 76)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("found", [CHECKED, HEALED])
+def test_what_verifying_found_fits(found: VerifyReport, width: int) -> None:
+    whole = report.checked_text([found])
+    check_fits(whole, report.checked_text([found], Style(width)), width)
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_report_reads_as_it_did(name: str) -> None:
     path = GOLDEN / f"{name}.txt"
-    if os.environ.get("KVDOCK_GOLDEN") == "write":
+    if os.environ.get("TESTS_OF_KVDOCK_GOLDEN") == "write":
         path.write_text(TEXTS[name] + "\n")
     assert TEXTS[name] + "\n" == path.read_text()
 
@@ -185,7 +201,7 @@ def test_a_namespace_is_named_by_its_first_digits(root: Path, ask: Ask) -> None:
     found, _ = ask(store.stat, root, NAMESPACES[0][:8])
     assert found["namespace"]["namespace"] == NAMESPACES[0]
     assert found["namespace"]["revision"] == "7"
-    with pytest.raises(NamespaceError, match="no namespace begins"):
+    with pytest.raises(UsageProblem, match="no namespace begins"):
         store.stat(str(root), "zz")
 
 
@@ -225,25 +241,133 @@ def test_what_verifying_forgets_is_stored_by_the_next_write(
     assert ask(store.verify, root)[1] == 0
 
 
-def test_clearing_takes_one_namespace_and_no_other(root: Path, ask: Ask) -> None:
-    found, code = ask(store.clear, root, NAMESPACES[0], yes=True)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_is_removed_fits(width: int) -> None:
+    rows = [
+        attrs.evolve(row, survey=attrs.evolve(row.survey, revision="r", used_ns=0))
+        for row in REMOVALS
+    ]
+    shown = report.removed_text(rows, Style(width), dry_run=True)
+    check_fits(report.removed_text(rows, dry_run=True), shown, width)
+
+
+def left(ask: Ask, root: Path) -> set[str]:
+    """Return the models that are left."""
+    return {one["model"] for one in ask(store.ls, root)[0]["namespaces"]}
+
+
+Age = Callable[[str, float], None]
+
+
+@pytest.fixture
+def age(monkeypatch: pytest.MonkeyPatch) -> Age:
+    """Let the pages of a namespace have been used some seconds ago."""
+    survey = DirectoryStore.survey
+
+    def change(namespace: str, age_s: float) -> None:
+        def older(of: DirectoryStore, asked: str) -> NamespaceSurvey:
+            found = survey(of, asked)
+            used_ns = time.time_ns() - int(age_s * 1e9)
+            return attrs.evolve(found, used_ns=used_ns) if asked == namespace else found
+
+        monkeypatch.setattr(DirectoryStore, "survey", older)
+
+    return change
+
+
+def test_a_namespace_is_removed_and_no_other(root: Path, ask: Ask) -> None:
+    found, code = ask(store.rm, root, NAMESPACES[0][:9], yes=True)
     assert code == 0
-    assert found["freed_bytes"][NAMESPACES[0]] > 20 * PAGE_BYTES
-    left, _ = ask(store.ls, root)
-    pages = {
-        one["namespace"]: sum(pool["pages"] for pool in one["pools"])
-        for one in left["namespaces"]
-    }
-    assert pages == {NAMESPACES[0]: 0, NAMESPACES[1]: 20}
+    (one,) = found["removals"]
+    assert (one["goes"], one["in_use"]) == (True, "")
+    assert one["freed_bytes"] > 20 * PAGE_BYTES
+    assert left(ask, root) == {"other"}
+    assert not (root / NAMESPACES[0]).exists()
 
 
-def test_clearing_without_anybody_to_ask_needs_yes(
+def test_a_dry_run_says_what_would_go_and_deletes_nothing(
+    root: Path, ask: Ask, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, code = ask(store.rm, root, model="*", dry_run=True)
+    assert code == 0
+    assert [one["freed_bytes"] for one in found["removals"]] == [0, 0]
+    store.rm(str(root), model="*", dry_run=True)
+    assert "2 namespaces of 40 pages" in capsys.readouterr().out
+    assert left(ask, root) == {"tiny", "other"}
+
+
+@pytest.mark.parametrize(
+    ("given", "stays"),
+    [
+        ({"model": "tiny"}, {"other"}),
+        ({"model": "t*"}, {"other"}),
+        ({"model": "tin"}, {"tiny", "other"}),
+        ({"older": "1 h"}, {"other"}),
+        ({"older": "3 h"}, {"tiny", "other"}),
+        ({"older": "1 h", "model": "other"}, {"tiny", "other"}),
+    ],
+)
+def test_model_and_age_narrow_the_choice(
+    given: dict[str, str], stays: set[str], root: Path, ask: Ask, age: Age
+) -> None:
+    age(NAMESPACES[0], 2 * 3600)
+    assert ask(store.rm, root, yes=True, **given)[1] == 0
+    assert left(ask, root) == stays
+
+
+def test_what_a_process_has_open_is_kept_unless_forced(root: Path, ask: Ask) -> None:
+    place = StoreLocation(
+        root=root,
+        namespace=NAMESPACES[0],
+        pool="kv",
+        object_bytes=(PAGE_BYTES,),
+        record=RECORDS[0],
+    )
+    with SegmentStore(place, PosixIOEngine()):
+        found, code = ask(store.rm, root, model="*", yes=True)
+        assert code == 1
+        by_model = {one["survey"]["model"]: one for one in found["removals"]}
+        assert by_model["tiny"]["in_use"] == "a process has it open"
+        assert not by_model["tiny"]["goes"]
+        assert left(ask, root) == {"tiny"}
+        with pytest.raises(KvdockError, match="kept: a process has it open"):
+            store.open_store(str(root), ()).clear(NAMESPACES[0], unused=True)
+        found, code = ask(store.rm, root, model="*", yes=True, force=True)
+        assert (code, found["removals"][0]["goes"]) == (0, True)
+    assert (
+        ask(store.stat, root, NAMESPACES[0])[0]["namespace"]["pools"][0]["pages"] == 0
+    )
+
+
+def test_removing_needs_a_choice_and_an_answer(
     root: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(UsageProblem, match="nothing says what to delete"):
+        store.rm(str(root), yes=True)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     with pytest.raises(UsageProblem, match="no terminal to ask"):
-        store.clear(str(root), NAMESPACES[0])
-    assert ask(store.verify, root)[0]["namespaces"][0]["good"] == 20
+        store.rm(str(root), NAMESPACES[0])
+    assert ask(store.rm, root, model="none")[0]["removals"] == []
+    assert left(ask, root) == {"tiny", "other"}
+
+
+@pytest.mark.parametrize("order", get_args(store.Order))
+def test_a_listing_is_sorted_and_reversed(
+    order: store.Order, root: Path, ask: Ask, age: Age
+) -> None:
+    age(NAMESPACES[1], 3600)
+    (extra,) = (root / NAMESPACES[1]).glob("kv.*")
+    (extra / "0123456789abcdef.dat").write_bytes(bytes(1 << 20))
+    shown = [
+        [
+            one["model"]
+            for one in ask(store.ls, root, sort=order, **more)[0]["namespaces"]
+        ]
+        for more in ({}, {"reverse": True})
+    ]
+    assert shown[0] == shown[1][::-1]
+    if order != "pages":  # both have as many
+        assert shown[0] == ["other", "tiny"]
 
 
 def test_collecting_brings_a_namespace_down_to_a_size(root: Path, ask: Ask) -> None:
@@ -269,7 +393,7 @@ def test_what_others_may_write_is_changed_only_when_told(root: Path, ask: Ask) -
     changing: list[tuple[Callable[..., int], list[str], dict[str, Any]]] = [
         (store.verify, [], {"heal": True}),
         (store.gc, [], {}),
-        (store.clear, [NAMESPACES[0]], {"yes": True}),
+        (store.rm, [NAMESPACES[0]], {"yes": True}),
     ]
     for command, words, options in changing:
         with pytest.raises(KvdockError, match=r"may be written by.*shared_root"):
@@ -293,7 +417,7 @@ def test_a_namespace_that_goes_meanwhile_spoils_no_other(
         shutil.rmtree(home / gone, ignore_errors=True)
         return found
 
-    monkeypatch.setattr("kvdock.segments.inspect.namespaces", listed_first)
+    monkeypatch.setattr("kvdock_segments.inspect.namespaces", listed_first)
     assert command(str(root), json=True) == 0
     printed = capsys.readouterr().out
     assert stays in printed
@@ -307,7 +431,7 @@ def test_a_namespace_that_goes_meanwhile_spoils_no_other(
         (store.stat, ["aa"]),
         (store.verify, []),
         (store.gc, []),
-        (store.clear, ["aa"]),
+        (store.rm, ["aa"]),
     ],
 )
 def test_an_empty_root_is_not_the_current_directory(
@@ -339,5 +463,32 @@ def test_what_a_record_holds_cannot_write_to_a_terminal(
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", terminal)
     with pytest.raises(UsageProblem, match="nothing was deleted"):
-        store.clear(str(root), namespace)
+        store.rm(str(root), namespace, force=True)
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_a_provider_that_rejects_a_target_does_not_keep_it_from_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: Any = object()
+
+    def reject(target: str, _: object) -> None:
+        raise SettingsError(f"{target} is not mine")
+
+    openers: dict[str, Any] = {"a": reject, "b": lambda *_: None, "c": lambda *_: taken}
+    found = [
+        Candidate(name=name, value="x:y", distribution="d", version="1")
+        for name in openers
+    ]
+    monkeypatch.setattr(store, "usable_entry_points", lambda _: found)
+    monkeypatch.setattr(store, "import_entry_point", lambda one: openers[one.name])
+    assert store.open_store("proto://place", ()) is taken
+    found.pop()
+    with pytest.raises(SettingsError, match="is not mine"):
+        store.open_store("proto://place", ())
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "ftp://x/y", "proto://place"])
+def test_a_url_of_no_installed_backend_is_named(url: str) -> None:
+    with pytest.raises(UsageProblem, match="no installed backend keeps a store"):
+        store.open_store(url, ())

@@ -9,6 +9,7 @@ from threading import Thread
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from widths import WIDTHS, check_fits
 
 from kvdock import Operation, Outcome
 from kvdock.errors import KvdockError, SettingsError
@@ -99,10 +100,10 @@ def test_two_looks_make_rates_and_a_restart_makes_none() -> None:
     assert report.view_of("u", before, now, 2.0).backends[0].read_per_s == 0
 
 
-@pytest.mark.parametrize("width", [60, 100, 160])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_the_view_fits(width: int) -> None:
-    lines = report.as_text(report.view_of("u", Samples(exposed(*BAD))), Style(width))
-    assert max(map(len, lines.splitlines())) <= width
+    view = report.view_of("u", Samples(exposed(*BAD)))
+    check_fits(report.as_text(view), report.as_text(view, Style(width)), width)
 
 
 ANSWERS: dict[str, tuple[int, str]] = {}
@@ -147,8 +148,9 @@ def test_what_serves_no_metrics_of_kvdock_is_an_error_that_says_so(
         fetch(f"http://{engine}/other")
     with pytest.raises(KvdockError, match="no metrics come from"):
         fetch("127.0.0.1:9")
-    with pytest.raises(SettingsError, match="is not the address of metrics"):
-        fetch("ftp://host")
+    for url in ("ftp://host", "http://[::1", "http://[::1]:x", "http://a:99999999"):
+        with pytest.raises(SettingsError, match="is not the address of metrics"):
+            fetch(url)
 
 
 def test_a_live_view_needs_a_terminal(engine: str) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,13 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdock.errors import PoolError
-from kvdock.hits import Hits, agree, allowed_prefixes, evaluate, intersect
+from kvdock.hits import allowed_prefixes, evaluate
 from kvdock.pools.enums import DType, HitPolicy, PoolKind
 from kvdock.pools.part import Part
 from kvdock.pools.spec import PoolSpec
-
-if TYPE_CHECKING:
-    from kvdock.arrays import BoolArray, Int32Array
 
 
 def pool(name: str = "kv", **changes: Any) -> PoolSpec:
@@ -153,77 +150,3 @@ def test_a_missing_or_short_answer_is_refused() -> None:
         evaluate([pool()], {}, 2)
     with pytest.raises(PoolError, match=r"\(1,\) answers for 2 pages"):
         evaluate([pool()], {"kv": [True]}, 2)
-
-
-def all_ranks(local: list[Hits | None], pages: int, names: list[str]) -> list[Hits]:
-    """Run `agree` on every rank with an all-reduce that sees all of them."""
-    sent: list[Int32Array] = []
-
-    def send(vector: Int32Array) -> Int32Array:
-        sent.append(vector.copy())
-        return vector
-
-    for hits in local:
-        agree(hits, pages, names, send)
-    assert len(sent) == len(local), "one collective a rank, whatever happened"
-    assert len({len(vector) for vector in sent}) == 1
-    least = np.minimum.reduce(sent)
-    return [agree(hits, pages, names, lambda _: least) for hits in local]
-
-
-@given(several)
-def test_what_ranks_agree_on_is_restorable_on_each(rows: list[list[bool]]) -> None:
-    pages = len(rows[0])
-    local = [evaluate([trailing(2, anchor=False)], {"swa": row}, pages) for row in rows]
-    agreed = all_ranks([*local], pages, ["swa"])
-    together = intersect([hits.restorable for hits in local])
-    for hits in agreed:
-        assert hits.restorable.tolist() == together.tolist()
-        assert all(one.restorable[hits.best] for one in local)
-        assert hits.found == {"swa": min(one.found["swa"] for one in local)}
-
-
-def test_ranks_that_could_each_restore_more_agree_on_what_both_can() -> None:
-    local: list[Hits | None] = [
-        Hits({"mamba": 4}, np.array([True, False, True, False, True, False])),
-        Hits({"mamba": 5}, np.array([True, False, True, False, False, True])),
-    ]
-    assert {hits.best for hits in all_ranks(local, 5, ["mamba"])} == {2}
-
-
-def test_a_failed_rank_still_takes_part_and_nobody_restores() -> None:
-    good = Hits({"kv": 3}, np.ones(4, np.bool_))
-    agreed = all_ranks([good, None], 3, ["kv"])
-    assert [hits.best for hits in agreed] == [0, 0]
-    assert agreed[0].found == {"kv": 0}
-
-
-def test_a_pool_of_another_stage_is_cut_by_the_ranks_that_have_it() -> None:
-    first = Hits({"kv": 3}, np.ones(4, np.bool_))
-    second = Hits({"kv": 3, "swa": 2}, np.array([True, True, True, False]))
-    agreed = all_ranks([first, second], 3, ["kv", "swa"])
-    assert agreed[0].found == {"kv": 3, "swa": 2}
-    assert agreed[0].best == 2
-
-
-def test_an_all_reduce_may_work_in_place() -> None:
-    def in_place(vector: Int32Array) -> None:
-        vector[1:] = 0
-
-    hits = Hits({"kv": 2}, np.ones(3, np.bool_))
-    assert agree(hits, 2, ["kv"], in_place).best == 0
-
-
-def test_hits_about_another_prefix_are_refused_after_the_collective() -> None:
-    calls: list[BoolArray] = []
-
-    def record(vector: Int32Array) -> None:
-        calls.append(vector.astype(np.bool_))
-
-    with pytest.raises(PoolError, match="hits about 4 pages where 2"):
-        agree(Hits.nothing(4), 2, ["kv"], record)
-    assert len(calls) == 1
-    with pytest.raises(PoolError, match="turned"):
-        agree(Hits.nothing(2), 2, ["kv"], lambda vector: vector[:1])
-    with pytest.raises(PoolError, match="ranks answered about"):
-        intersect([np.ones(2, np.bool_), np.ones(3, np.bool_)])

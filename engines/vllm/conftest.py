@@ -22,6 +22,7 @@ ENGINE = TESTS / "engine"
 collect_ignore = [
     "tests/cpu_copies",
     "tests/engine/vllm_run.py",
+    "tests/identity_gate.py",
     "tests/vllm_environment.py",
 ]
 

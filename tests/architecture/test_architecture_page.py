@@ -14,6 +14,7 @@ ROOTS = (
     ROOT,
     ROOT / "core/src/kvdock",
     ROOT / "core/src",
+    ROOT / "segments/src",
     ROOT / "plugins/file/src",
 )
 MENTIONED = sorted(set(re.findall(r"`([\w/.-]+\.py)(?::([\w.]+))?`", PAGE.read_text())))

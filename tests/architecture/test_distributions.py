@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = sorted(
     path.parent
-    for pattern in ("core", "cli", "plugins/*", "engines/*")
+    for pattern in ("core", "segments", "cli", "plugins/*", "engines/*")
     for path in ROOT.glob(f"{pattern}/pyproject.toml")
 )
 
@@ -39,3 +41,36 @@ def test_a_page_shows_how_to_install_it_and_links_only_to_the_web(folder: Path) 
     text = (folder / "README.md").read_text()
     assert not re.findall(r"\]\((?!https?://)[^)]*\)", text)
     assert re.search(rf"pip install .*{project(folder)['name']}", text), "how?"
+
+
+def test_version_addresses_and_pythons_come_from_one_place() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / ".ci" / "metadata.py", "--check"],
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_addresses_that_are_filled_in_are_in_every_package(tmp_path: Path) -> None:
+    for path in (*FOLDERS, ROOT):
+        there = tmp_path / path.relative_to(ROOT)
+        there.mkdir(parents=True, exist_ok=True)
+        text = (path / "pyproject.toml").read_text()
+        text = text.replace('repository = ""', 'repository = "https://host/kvdock"')
+        (there / "pyproject.toml").write_text(text)
+    script = tmp_path / ".ci" / "metadata.py"
+    script.parent.mkdir()
+    script.write_text((ROOT / ".ci" / "metadata.py").read_text())
+    for _ in range(2):
+        subprocess.run(
+            [sys.executable, script, "--set-version", "0.3.0rc1"], check=True
+        )
+    for path in FOLDERS:
+        about = project(tmp_path / path.relative_to(ROOT))
+        assert about["version"] == "0.3.0rc1"
+        assert about["urls"]["Issues"] == "https://host/kvdock/issues"
+        asked = [one for one in about["dependencies"] if one.startswith("kvdock")]
+        assert all(one.endswith(">=0.3.0rc1,<0.4") for one in asked)
+        assert about.get("entry-points") == project(path).get("entry-points")

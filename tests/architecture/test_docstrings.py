@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+# A first sentence that begins so is a clause: it has no subject or no verb of its own.
+CLAUSE = re.compile(
+    r"(What|Whether|How|Where|When|Which|Who|Why|Until|Up|With|In|From)\b"
+)
+MOST_CLAUSES = 0.03
 SECTION = re.compile(r"^Args:\n((?:    .*\n?|\n)*)", re.MULTILINE)
 ENTRY = re.compile(r"^    \**(\w+)(?: \(.*?\))?:", re.MULTILINE)
 
@@ -50,7 +55,7 @@ def unknown_arguments(source: str) -> Iterator[str]:
 def _sources() -> list[Path]:
     return sorted(
         path
-        for folder in ("core", "plugins", "cli", "engines")
+        for folder in ("core", "segments", "plugins", "cli", "engines")
         for path in (ROOT / folder).rglob("src/**/*.py")
     )
 
@@ -73,3 +78,20 @@ def test_a_docstring_names_arguments_that_exist() -> None:
 )
 def test_an_argument_that_was_renamed_is_found(source: str) -> None:
     assert [one.partition(": ")[2] for one in unknown_arguments(source)] == ["b"]
+
+
+def first_words(source: str) -> Iterator[str]:
+    """Yield the first line of every docstring of a module."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield text.partition("\n")[0]
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun_phrase() -> None:
+    """The sample is every docstring of every distribution."""
+    found = [line for path in _sources() for line in first_words(path.read_text())]
+    clauses = [line for line in found if CLAUSE.match(line)]
+    assert len(found) > 1000
+    assert len(clauses) <= MOST_CLAUSES * len(found), "\n".join(clauses)

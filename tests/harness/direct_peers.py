@@ -28,8 +28,9 @@ import numpy.typing as npt
 from kvdock import AttachConfig, Batch, Block
 from kvdock.config import structure
 from kvdock.errors import KvdockError
-from kvdock.grid import Grid
-from kvdock.matching import Rows, coalesce, match, move, packed
+from kvdock.geometry.grid import Grid
+from kvdock.geometry.matching import Rows, coalesce, match, move, packed
+from kvdock.peers.connections import ConnectedPool
 
 __all__ = [
     "Grid",
@@ -81,32 +82,33 @@ class Side:
         )
         self.config = AttachConfig(settings=found, shared={})
         given = found if backend == "mooncake" else found.ucx_transports
-        pool = direct.DirectAttachment.shared(self.config, given)
-        pool.add((Block(address(memory), memory.nbytes),))
-        self.handle = SimpleNamespace(direct=pool)
+        block = Block(address(memory), memory.nbytes)
+        own = direct.DirectConnections(given)
+        pool = ConnectedPool.of(self.config, [block], own)
+        self.handle = SimpleNamespace(peers=pool)
         self.memory = memory
         self.peers: dict[int, object] = {}
         self.sent: dict[int, tuple[Any, float]] = {}
 
     def endpoint(self) -> tuple[bytes, int]:
         """Offer the pool; return the endpoint and the memory's address."""
-        found = self.plugin.kvdock_endpoint(self.handle)
+        found = self.handle.peers.endpoint()
         return found, address(self.memory)
 
     def withdraw(self) -> bool:
         """Close the endpoint."""
-        return bool(self.plugin.kvdock_withdraw(self.handle))
+        return bool(self.handle.peers.withdraw())
 
     def connect(self, endpoint: bytes, within_s: float = 20.0) -> int:
         """Connect to a peer; return its number."""
         deadline_s = time.monotonic() + within_s
-        peer = self.plugin.kvdock_connect(self.handle, endpoint, deadline_s)
+        peer = self.handle.peers.connect(endpoint, deadline_s)
         self.peers[len(self.peers)] = peer
         return len(self.peers) - 1
 
     def disconnect(self, peer: int = 0) -> bool:
         """End a connection."""
-        return bool(self.plugin.kvdock_disconnect(self.handle, self.peers[peer]))
+        return bool(self.handle.peers.disconnect(self.peers[peer]))
 
     def batch(
         self, local: Any, remote: Any, sizes: Any, within_s: float = 30.0, peer: int = 0
@@ -124,7 +126,7 @@ class Side:
     def send(self, *arguments: Any) -> tuple[list[int], bool, float]:
         """Send rows; return outcomes, whether memory is held, and seconds."""
         batch, began = self.batch(*arguments), time.monotonic()
-        result = self.plugin.kvdock_batch_io(self.handle, batch)
+        result = self.handle.peers.send(batch)
         took = time.monotonic() - began
         return result.outcomes.tolist(), result.hold is not None, took
 
@@ -182,7 +184,7 @@ class Side:
 
     def release(self) -> None:
         """Release the pool."""
-        self.handle.direct.release()
+        self.handle.peers.release()
 
 
 def serve(

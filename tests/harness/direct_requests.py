@@ -26,6 +26,7 @@ from kvdock import (
     Offer,
     Part,
     PeerState,
+    PeerTransfers,
     PoolKind,
     PoolSpec,
     Region,
@@ -35,6 +36,7 @@ from kvdock import (
     Shard,
 )
 from kvdock.config import CoreSettings, structure
+from kvdock.errors import KvdockError
 
 PAGE_TOKENS = 64
 TOKEN_BYTES = 4096
@@ -46,7 +48,7 @@ LONG_S = 60.0
 SENT, NEXT_SENT, NEXT_HERE = 7, 5, 3
 """Bytes of the request, of the sender's next one, and of the receiver's next one."""
 
-LONG = "KVDOCK_TORTURE"
+LONG = "TESTS_OF_KVDOCK_TORTURE"
 long_form = pytest.mark.skipif(
     LONG not in os.environ, reason=f"90 s: make torture-direct sets {LONG}"
 )
@@ -70,6 +72,7 @@ class RequestSide:
         self.memory = memory
         self.settings = settings
         self.attachment: Attachment | None = None
+        self.transfers: PeerTransfers | None = None
         self.future: SendFuture | None = None
         self.request: Expectation | None = None
         self.began_s = 0.0
@@ -100,11 +103,12 @@ class RequestSide:
         self.attachment = Attachment.open(
             dock, plan, Namespace(model="m"), {"kv": region}, core=core, settings=given
         )
+        self.transfers = PeerTransfers(self.attachment)
 
     @property
-    def _attached(self) -> Attachment:
-        assert self.attachment is not None
-        return self.attachment
+    def _peers(self) -> PeerTransfers:
+        assert self.transfers is not None
+        return self.transfers
 
     @property
     def _request(self) -> Expectation:
@@ -118,13 +122,13 @@ class RequestSide:
 
     def offer(self, *, receives: bool) -> bytes:
         """Return the offer of the pool."""
-        return self._attached.offer("kv", receives=receives).to_bytes()
+        return self._peers.offer("kv", receives=receives).to_bytes()
 
     def expect(self, sender: bytes) -> bytes:
         """Lease all slots, the pages in reverse; return the ticket."""
         slots = np.arange(PAGES * PAGE_TOKENS).reshape(-1, PAGE_TOKENS)[::-1].ravel()
         senders = [{"kv": Offer.from_bytes(sender)}]
-        self.request = self._attached.expect({"kv": slots}, senders)
+        self.request = self._peers.expect({"kv": slots}, senders)
         return self.request.tickets[0]
 
     def begin(self, offer: bytes, ticket: bytes) -> None:
@@ -132,7 +136,7 @@ class RequestSide:
         offers = {"kv": Offer.from_bytes(offer)}
         self.began_s = time.monotonic()
         pages = {"kv": np.arange(PAGES)}
-        self.future = self._attached.send(offers, ticket, pages)
+        self.future = self._peers.send(offers, ticket, pages)
 
     def ended(self, timeout_s: float = LONG_S) -> tuple[str, float]:
         """Wait until the send has ended; return its outcome, and after how long."""
@@ -147,7 +151,7 @@ class RequestSide:
 
     def leased(self) -> int:
         """Return how many pages are leased."""
-        return self._attached.leases("kv").leased_pages
+        return self._peers.pools["kv"].attached.leases.leased_pages
 
     def abort_send(self) -> None:
         """Abort the send."""
@@ -159,7 +163,7 @@ class RequestSide:
 
     def complete(self, message: bytes) -> bool:
         """Take a completion; return whether its request is known."""
-        return self._attached.direct.complete(message) is not None
+        return self._peers.complete(message) is not None
 
     def lost(self, state: str) -> None:
         """Note that the sender is lost."""
@@ -175,7 +179,7 @@ class RequestSide:
 
     def withdraw(self) -> bool:
         """Close the endpoint; return whether no slot is held any more."""
-        return self._attached.direct.withdraw()
+        return self._peers.withdraw()
 
 
 @contextmanager
@@ -267,6 +271,34 @@ class DirectRequests:
             assert receiver.call("free")
             assert np.all(receiver.memory == SENT)
             assert sender.call("leased") == 0
+
+    def test_a_ticket_of_a_request_that_is_over_writes_nothing(
+        self, given: Mapping[str, object]
+    ) -> None:
+        """Sent again, by a restarted sender, and with new offers after withdraw."""
+        with (
+            two_sides(self.backend, dict(given), (LONG_S, LONG_S)) as pair,
+            two_sides(self.backend, dict(given), (LONG_S, LONG_S)) as (again, _),
+        ):
+            sender, receiver = pair
+            offer = receiver.call("offer", {"receives": True})
+            own = sender.call("offer", {"receives": False})
+            ticket = receiver.call("expect", own)
+            sender.call("begin", offer, ticket)
+            receiver.call("complete", sender.call("completion"))
+            assert receiver.call("state") == RequestState.ARRIVED
+            use_again(receiver)
+            with pytest.raises(KvdockError, match="used before"):
+                sender.call("begin", offer, ticket)
+            with pytest.raises(KvdockError, match="another process"):
+                again.call("begin", offer, ticket)
+            ticket = receiver.call("expect", own)
+            assert receiver.call("withdraw") is True
+            assert receiver.call("free")
+            new = receiver.call("offer", {"receives": True})
+            with pytest.raises(KvdockError, match="void"):
+                sender.call("begin", new, ticket)
+            check_untouched(receiver, 0.2)
 
     def test_slots_of_a_killed_sender_are_free_once_its_bytes_have_drained(
         self, given: Mapping[str, object]

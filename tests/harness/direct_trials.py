@@ -6,9 +6,10 @@ A transfer is what one rank sends to another for one request. Ends after so many
 seconds if that is earlier.
 
 Both processes attach pools of a random family, with layouts, page sizes, ranks and
-slots of their own, and send requests of random lengths, some of them aborted. What
-tokens hold follows from a seed, so the receiver knows every byte that it should
-get. The last line is JSON.
+slots of their own, and send requests of random lengths, some of them aborted. Between
+them tickets are sent again that were used, have expired, or are of requests and
+attachments that are over: none of them may be sent. What tokens hold follows from a
+seed, so the receiver knows every byte that it should get. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -36,14 +37,18 @@ from kvdock import (
     HitPolicy,
     Layout,
     Part,
+    PeerTransfers,
     Per,
     PoolKind,
     PoolSpec,
     Region,
     RouteRequirements,
     Shard,
+    Ticket,
+    TicketError,
 )
-from kvdock.matching import match, move
+from kvdock.errors import KvdockError
+from kvdock.geometry.matching import match, move
 
 HEADS = 4
 TOKENS = 256
@@ -51,6 +56,9 @@ TOKENS = 256
 
 WINDOW = 64
 """Tokens of a sliding window."""
+
+TICKETS_KEPT = 64
+"""Tickets that are over, to be sent again."""
 
 REQUESTS_EACH = 250
 """Requests of a pair of attachments, before others are made."""
@@ -145,6 +153,7 @@ class Rank(Peer):
         self.attachment = Attachment.open(
             dock, plan, self.namespace, regions, core=self.core, settings=given
         )
+        self.transfers = PeerTransfers(self.attachment)
 
 
 class Worker:
@@ -171,7 +180,7 @@ class Worker:
         for one in self.ranks:
             assert one.attachment.close(LONG_S), "bytes may still move"
         pools = pools_of(*spec)
-        core = settings(direct={"verify": verify})
+        core = settings(peers={"verify": verify})
         self.ranks = [
             Rank(
                 pools,
@@ -186,7 +195,7 @@ class Worker:
 
     def offers(self, *, receives: bool) -> list[Any]:
         """Return the offers of all ranks."""
-        return [one.direct.offers(receives=receives) for one in self.ranks]
+        return [one.transfers.offers(receives=receives) for one in self.ranks]
 
     def spans(self) -> list[tuple[int, int]]:
         """Return the heads of each rank."""
@@ -208,7 +217,7 @@ class Worker:
         """Lease slots; return the tickets."""
         for memory in self.ranks[rank].memory.values():
             memory[:] = 0
-        request = self.ranks[rank].attachment.expect(slots, offers)
+        request = self.ranks[rank].transfers.expect(slots, offers)
         self.requests[rank, number] = request
         return request.tickets
 
@@ -217,18 +226,49 @@ class Worker:
     ) -> bytes:
         """Send one ticket; return the completion."""
         began = time.perf_counter()
-        future = self.ranks[rank].attachment.send(offers, ticket, pages)
+        future = self.ranks[rank].transfers.send(offers, ticket, pages)
         if stop:
             future.abort()
         assert future.wait_quiet(LONG_S)
         self.took_s = time.perf_counter() - began
         return future.completion().to_bytes()
 
+    def misuse(
+        self, rank: int, offers: Any, ticket: bytes, pages: Any
+    ) -> tuple[str, bytes | None]:
+        """Try a ticket that is over; return why it is refused, and a completion.
+
+        A ticket that was never used is declined.
+        """
+        peers = self.ranks[rank % len(self.ranks)].transfers
+        late = Ticket.from_bytes(ticket)
+        while late.duration_s < LONG_S / 2 and time.monotonic() < late.expires_s:
+            time.sleep(0.0001)
+        try:
+            future = peers.send(offers, late, pages)
+        except TicketError as error:
+            try:
+                return error.reason, peers.decline(ticket).to_bytes()
+            except TicketError:
+                return error.reason, None
+        except KvdockError:
+            return "other pools", None
+        assert future.wait_quiet(LONG_S)
+        return "sent", future.completion().to_bytes()
+
+    def expire(self, rank: int, number: int, slots: Any, offers: Any) -> Any:
+        """Lease slots for a moment that is over; return the tickets."""
+        peers = self.ranks[rank].transfers
+        request = peers.expect(slots, offers, timeout_s=0.02)
+        request.wait(LONG_S)
+        self.requests[rank, number] = request
+        return request.tickets
+
     def arrived(self, rank: int, number: int, completions: list[bytes]) -> str:
         """Complete a request; return what became of it."""
         request = self.requests.pop((rank, number))
         for message in completions:
-            self.ranks[rank].direct.complete(message)
+            self.ranks[rank].transfers.complete(message)
         state = str(request.state)
         assert request.free, "slots are held"
         return state
@@ -302,6 +342,8 @@ class Trial:
     receiver: Remote
     rng: np.random.Generator
     figures: dict[str, int] = attrs.field(factory=dict)
+    over: list[tuple[int, Any, bytes]] = attrs.field(factory=list)
+    """Rank, offers and ticket of requests that are over."""
 
     def count(self, name: str, number: int = 1) -> None:
         """Add to a figure."""
@@ -362,14 +404,22 @@ class Trial:
             chosen = [
                 n for n, (a, b) in enumerate(spans[0]) if max(a, low) < min(b, high)
             ]
-            tickets = self.receiver.call(
-                "expect", rank, number, slots, [senders[n] for n in chosen]
-            )
+            from_them = [senders[n] for n in chosen]
+            if not rng.integers(10):
+                self.expired(
+                    (rank, number), slots, from_them, chosen, pages, offers[rank]
+                )
+            tickets = self.receiver.call("expect", rank, number, slots, from_them)
+            self.replays(offers[rank], pages)
             done = [
                 self.sender.call("send", n, offers[rank], ticket, pages, stop=stop)
                 for n, ticket in zip(chosen, tickets, strict=True)
             ]
             states.append(self.receiver.call("arrived", rank, number, done))
+            self.over += [
+                (n, offers[rank], one) for n, one in zip(chosen, tickets, strict=True)
+            ]
+            self.replays(offers[rank], pages, last=True)
             self.count("transfers", len(done))
         if all(state == "arrived" for state in states):
             self.count("requests arrived")
@@ -380,6 +430,40 @@ class Trial:
             self.count("requests aborted")
         else:
             self.count("requests lost")
+
+    def replays(self, offers: Any, pages: Any, *, last: bool = False) -> None:
+        """Send tickets of requests that are over, with old offers and new ones."""
+        while len(self.over) > TICKETS_KEPT:
+            self.over.pop(int(self.rng.integers(len(self.over) - 8)))
+        if not self.over:
+            return
+        rank, old, ticket = self.over[-1] if last else self.pick(self.over)
+        given = offers if self.rng.integers(2) else old
+        reason, _ = self.sender.call("misuse", rank, given, ticket, pages)
+        self.count(f"tickets again: {reason}")
+
+    def expired(
+        self,
+        which: tuple[int, int],
+        slots: Any,
+        own: Any,
+        chosen: list[int],
+        pages: Any,
+        offers: Any,
+    ) -> None:
+        """Begin a request that is over before its tickets are sent."""
+        rank, number = which
+        tickets = self.receiver.call("expire", rank, number, slots, own)
+        if self.rng.integers(2):
+            # They say which tickets are void.
+            offers = self.receiver.call("offers", receives=True)[rank]
+        done: list[Any] = []
+        for n, ticket in zip(chosen, tickets, strict=True):
+            reason, message = self.sender.call("misuse", n, offers, ticket, pages)
+            self.count(f"tickets too late: {reason}")
+            done.append(message)
+        state = self.receiver.call("arrived", rank, number, done)
+        assert state == "failed", state
 
     def window(
         self, pages: Any, slots: Any, tokens: int, sizes: tuple[int, int]

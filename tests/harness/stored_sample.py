@@ -1,17 +1,19 @@
-"""A small store of the file backend, kept as test data, and what it holds.
+"""Small stores of the file backend, kept as test data, and what they hold.
 
-The archive beside the tests of the file backend was written by kvdock 0.1.0, before
-anything was renamed, with
+There is an archive for each version of the index files beside the tests of the file
+backend. The first was written by kvdock 0.1.0, before anything was renamed, the second
+when version 2 was introduced, with
 
     python tests/harness/stored_sample.py plugins/file/tests/data
 
-It is never written again: it stands for the stores of users. If reading it fails,
-then the layout on disk, the keys or the namespace record have changed.
+They are never written again: they stand for the stores of users. If reading one
+fails, then the layout on disk, the keys or the namespace record have changed.
 
 What was done to it: two tensor-parallel ranks stored three generations of pages in
 four pools under a quota that holds about half of them. They read the pages of
 `KEPT` between the generations, so that later ones took the place of pages that
-were not read. `stored_sample.json` says which pages were left.
+were not read. `stored_sample.json` says which pages were left. In the second one, some
+records have a time to expire, a tenant and a key id, and one slot has failed.
 """
 
 from __future__ import annotations
@@ -31,13 +33,16 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock import Attachment, Dock, Layout, Namespace, Per, Region, Shard
-from kvdock.pools.factories import mamba, mha, mla
+from kvdock.pools import mamba, mha, mla
+from kvdock_segments.format import failed_records, with_checksums
+from kvdock_segments.paths import IndexName
+from kvdock_segments.segment import read_contents, write_records
 
 if TYPE_CHECKING:
     from kvdock import Part, PoolSpec
 
-ARCHIVE = "stored_sample.tar.xz"
-EXPECTED = "stored_sample.json"
+SAMPLES = ("stored_sample", "stored_sample_2")
+"""Names of the archives (.tar.xz) and of what they hold (.json), by version."""
 
 _FIRST = Layout.LAYER_FIRST
 POOLS = (
@@ -242,8 +247,30 @@ def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
+def _mark(root: Path) -> None:
+    """Give records of one segment fields that nothing writes by default."""
+    index = min((root / DIGEST).glob("kv.*/*.idx"))
+    name = IndexName.parse(index.name)
+    assert name
+    with index.open("r+b", buffering=0) as file:
+        fd = file.fileno()
+        contents = read_contents(fd, name, index.with_name(name.data).stat().st_size)
+        assert contents
+        live = np.flatnonzero(contents.records["check"] != 0)
+        chosen = live[:6]
+        records = contents.records[chosen]
+        # The last seconds of the field, and of the past.
+        records["expire_at"] = [2**32 - 1, 2**32 - 1, 1, 1, 0, 0]
+        records["keep_until"] = [1, 0, 2**32 - 1, 0, 2**32 - 1, 0]
+        records["tenant"], records["key_id"] = 7, 9
+        write_records(fd, chosen, with_checksums(records))
+        one = np.ones(1, np.int64)
+        failed = live[6:7]
+        write_records(fd, failed, failed_records(name.segment, failed, one, one))
+
+
 def main(folder: Path) -> None:
-    """Write the sample and what is expected of it."""
+    """Write the sample of the latest version and what is expected of it."""
     with tempfile.TemporaryDirectory() as made:
         root = Path(made) / "store"
         ranks = [Rank.open(root, shard) for shard in RANKS]
@@ -253,6 +280,10 @@ def main(folder: Path) -> None:
             for rank in ranks:
                 for pool in rank.memory:
                     rank.right(pool, KEPT)
+        for rank in ranks:
+            rank.attachment.close()
+        _mark(root)
+        ranks = [Rank.open(root, shard) for shard in RANKS]
         expected = {
             f"{pool}.{at}": [
                 page for numbers in generations() for page in rank.right(pool, numbers)
@@ -262,12 +293,12 @@ def main(folder: Path) -> None:
         }
         for rank in ranks:
             rank.attachment.close()
-        with tarfile.open(folder / ARCHIVE, "w:xz") as archive:
+        with tarfile.open(folder / f"{SAMPLES[-1]}.tar.xz", "w:xz") as archive:
             archive.add(root, "store", filter=_without_owner)
     lines = ",\n".join(
         f"  {json.dumps(name)}: {json.dumps(pages)}" for name, pages in expected.items()
     )
-    (folder / EXPECTED).write_text(f"{{\n{lines}\n}}\n")
+    (folder / f"{SAMPLES[-1]}.json").write_text(f"{{\n{lines}\n}}\n")
 
 
 if __name__ == "__main__":

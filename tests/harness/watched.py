@@ -15,6 +15,7 @@ import pytest
 from kvdock import PoolKind, hookimpl
 from kvdock.testing import BackendContract, Oracle
 from kvdock.testing.contract.direct import DirectTests
+from kvdock.testing.contract.reports import ReportTests
 from kvdock.testing.contract.suite import Suite
 from kvdock.testing.direct_reference import DirectReference
 from kvdock.testing.reference import (
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from kvdock import Batch, BatchResult, Manifest
 
-RECORD = "KVDOCK_WATCHED"
+RECORD = "TESTS_OF_KVDOCK_WATCHED"
 """Names the file that it writes to."""
 
 
@@ -66,11 +67,23 @@ class WatchedDirect(DirectReference):
         return super().kvdock_batch_io(handle, batch)
 
 
+class WatchedUse(MemoryReference):
+    """The same for the one that evicts by use."""
+
+    @hookimpl
+    def kvdock_batch_io(self, handle: Handle, batch: Batch) -> BatchResult:
+        """Note the test, then do the batch."""
+        note()
+        return super().kvdock_batch_io(handle, batch)
+
+
 def __getattr__(name: str) -> MemoryReference:
     if name == "plugin":
         return Watched()
     if name == "direct":
         return WatchedDirect()
+    if name == "use":
+        return WatchedUse()
     raise AttributeError(name)
 
 
@@ -88,6 +101,14 @@ class TestWatched(BackendContract):
     @pytest.fixture
     def oracle(self, tmp_path: Path) -> Oracle:
         return ShelfOracle(FolderShelf(tmp_path))
+
+
+class TestWatchedUse(ReportTests, Suite, sealed=True):
+    plugin = f"{__name__}:use"
+
+    @pytest.fixture
+    def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
+        return {"store": request.node.name}
 
 
 class TestWatchedDirect(DirectTests, Suite, sealed=True):

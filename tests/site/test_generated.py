@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ["commands", "settings", "metrics", "manifests", "compatibility", "sizes"]
+SCRIPTS = [
+    "benchmarks",
+    "commands",
+    "settings",
+    "metrics",
+    "packages",
+    "manifests",
+    "compatibility",
+    "sizes",
+]
 """Those of hooks and of the README have tests of their own."""
 
 
@@ -89,3 +98,45 @@ def test_results_are_recorded_by_backend_and_state(
         "s3": {"mha": "failed"},
         "file": {"mha": "engine", "draft": "engine"},
     }
+
+
+def test_the_picture_of_throughput_is_that_of_the_record() -> None:
+    done = subprocess.run(
+        [sys.executable, "benchmarks/plot_file.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_index_of_decisions_has_each_record_once() -> None:
+    index = (ROOT / "docs" / "decisions" / "index.md").read_text()
+    named = sorted(re.findall(r"\]\((0\d+[^)]*\.md)\)", index))
+    assert named == sorted(p.name for p in (ROOT / "docs" / "decisions").glob("0*.md"))
+
+
+def test_a_decision_that_another_one_replaced_says_so_in_its_second_line() -> None:
+    records = {
+        int(path.name[:4]): path for path in (ROOT / "docs" / "decisions").glob("0*.md")
+    }
+    said = {
+        (int(old), new)
+        for new, path in records.items()
+        for old in re.findall(
+            r"(?i)\breplaces?\b[^.]*?\bdecision (\d+)",
+            " ".join(path.read_text().split()),
+        )
+    }
+    named = {
+        (old, int(new))
+        for old, path in records.items()
+        for new, name in re.findall(
+            r"replaced by \[decision (\d+)\]\((\S+)\)\.\*$",
+            path.read_text().split("\n")[2],
+        )
+        if records[int(new)].name == name
+    }
+    assert said == named
+    assert len(named) >= 7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from html.parser import HTMLParser
@@ -84,3 +85,26 @@ def test_the_search_knows_split_heads(site: Path) -> None:
     index = (site / "searchindex.js").read_text()
     assert '"split"' in index
     assert '"head"' in index
+
+
+def test_nothing_of_the_builders_machine_is_published(site: Path, planted: str) -> None:
+    telling = [planted, "BUILDER_TOKEN", str(ROOT), str(Path.home()) + "/"]
+    shown = {
+        f"{path.relative_to(site)}: {one}"
+        for path in site.rglob("*")
+        if path.is_file()
+        for one in telling
+        if one.encode() in path.read_bytes()
+    }
+    assert not shown
+
+
+def test_what_sphinx_keeps_for_itself_is_not_in_the_folder_to_publish() -> None:
+    made = subprocess.run(
+        ["make", "--dry-run", "docs"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert "-d build/doctrees docs build/site" in made.stdout

@@ -27,7 +27,7 @@ from snippets import (
 from kvdock import Dock
 from kvdock.config import explain, load_configuration
 
-LONG = bool(os.environ.get("KVDOCK_SITE_LONG"))
+LONG = bool(os.environ.get("TESTS_OF_KVDOCK_SITE_LONG"))
 
 FOLLOWED = {
     "docs/tutorial.md": "tests/authors/test_first_hour.py",

@@ -1,4 +1,4 @@
-"""What is given on the command line, as settings and as pools."""
+"""Arguments of the command line as settings and as pools."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 _LONGEST_S = 1_000_000
 
 
-def settings_of(pairs: Iterable[str], option: str = "--set") -> dict[str, str]:
-    """Read what is given as KEY=VALUE.
+def settings_of(
+    pairs: Iterable[str], option: str = "--set", form: str = "KEY=VALUE"
+) -> dict[str, str]:
+    """Read what is given as KEY=VALUE, or as what a form says.
 
     Raises:
         UsageProblem: If one is not, or a key is given twice.
@@ -30,8 +32,8 @@ def settings_of(pairs: Iterable[str], option: str = "--set") -> dict[str, str]:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise UsageProblem(
-                f"{pair!r} is not a pair of key and value",
-                fix=f"Write {option} KEY=VALUE.",
+                f"{option} {pair!r} is not {form}",
+                fix=f"Write {option} {form}.",
             )
         if key in found:
             raise UsageProblem(f"{option} {key} is given twice")

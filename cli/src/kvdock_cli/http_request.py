@@ -14,7 +14,7 @@ _MOST_BYTES = 64 << 20
 
 @attrs.frozen
 class Answer:
-    """What a server answered: the status, and the text."""
+    """The answer of a server: the status, and the text."""
 
     status: int
     text: str
@@ -36,16 +36,17 @@ def request(
         SettingsError: If it is not such a URL.
         KvdockError: If nothing answers there.
     """
-    parts = urlsplit(url if "://" in url else f"http://{url}")
+    wrong = SettingsError(
+        f"{url!r} is not the address of {wanted}",
+        fix="Write it like http://127.0.0.1:30000.",
+    )
     try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
-    except ValueError:
-        port = -1
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-        raise SettingsError(
-            f"{url!r} is not the address of {wanted}",
-            fix="Write it like http://127.0.0.1:30000.",
-        )
+    except ValueError as error:
+        raise wrong from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise wrong
     kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
     connection = kinds[parts.scheme](parts.hostname, port, timeout=within_s)
     headers = {"Content-Type": "application/json"} if body else {}
@@ -60,9 +61,14 @@ def request(
         text = answer.read(_MOST_BYTES).decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
         raise KvdockError(
-            f"no {wanted} come from {url}: {str(error) or type(error).__name__}",
+            f"no {wanted} come from {url}: {_words(error)}",
             fix="Look whether the engine runs and listens there.",
         ) from error
     finally:
         connection.close()
     return Answer(answer.status, text)
+
+
+def _words(error: Exception) -> str:
+    """Say what went wrong, without the number that the system gives it."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

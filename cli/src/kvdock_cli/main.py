@@ -71,10 +71,20 @@ def main() -> None:
         # A path may hold any bytes, and a terminal know but few letters.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    signal.signal(signal.SIGTERM, _terminate)
+    received: list[int] = []
+
+    def terminate(number: int, _: object) -> None:
+        """End as on Ctrl-C: temporary directories are removed on the way."""
+        received.append(number)
+        # An import that it meets passes this on, and no other exception.
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, terminate)
     as_json = "--json" in sys.argv
     code = _run(as_json=as_json)
-    if code == output.INTERRUPTED:
+    if code == output.INTERRUPTED and received:
+        code = _SIGNALLED + received[0]
+    elif code == output.INTERRUPTED:
         erase()
         code = output.fail(output.Interrupted("interrupted"), as_json=as_json)
     if not isinstance(code, int):
@@ -83,11 +93,6 @@ def main() -> None:
             sys.stderr.write(f"{code}\n")
         code = output.PROBLEM
     _leave(code)
-
-
-def _terminate(number: int, _: object) -> None:
-    """End as on Ctrl-C: temporary directories are removed on the way."""
-    raise SystemExit(_SIGNALLED + number)
 
 
 def _run(*, as_json: bool) -> object:

@@ -1,11 +1,13 @@
-"""Where results leave: text for people, one line of JSON for programs."""
+"""The output of commands: text for people, one line of JSON for programs."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from kvdock.errors import KvdockError, PluginError, SettingsError
@@ -17,6 +19,17 @@ from kvdock_cli.terminal import style_of
 FINE, PROBLEM, USAGE = 0, 1, 2
 INTERRUPTED = 130
 """Ended by Ctrl-C, as shells count it: 128 and the signal's number."""
+
+_PARSERS_WORDS = MappingProxyType(
+    {
+        r"Value error, ": "",
+        r"Input should be a valid (number|integer).*": r"it is not \1",
+        r"is not number": "is not a number",
+        r"is not integer": "is not a whole number",
+        r"Got unexpected extra arguments?(\(s\))? \((.*)\)": r"unexpected argument: \2",
+    }
+)
+"""Phrases of the command line parser, and of what it reads types with, as ours."""
 
 
 class Unwritten(KvdockError):  # noqa: N818 - as the one below
@@ -64,6 +77,8 @@ def fail_usage(error: Any, *, as_json: bool) -> int:  # noqa: ANN401 - a class t
             return fail(problem, as_json=as_json)
         sys.stderr.write(f"{what}\n")
         return USAGE
+    for theirs, ours in _PARSERS_WORDS.items():
+        what = re.sub(theirs, ours, what)
     what = what[:1].lower() + what[1:].rstrip(".")
     return fail(UsageProblem(what, fix=f"See `{command} --help`."), as_json=as_json)
 

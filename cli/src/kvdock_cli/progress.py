@@ -29,7 +29,7 @@ _BAR = 20
 
 @attrs.define(eq=False)
 class Progress:
-    """How far a piece of work has come.
+    """The progress of a piece of work.
 
     Args:
         label: What is being done.
@@ -45,6 +45,21 @@ class Progress:
     done: int = 0
     note: str = ""
     began_s: float = attrs.field(factory=time.monotonic)
+    _writing: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Leave the terminal to what a block prints."""
+        with self._writing:
+            erase()
+            yield
+
+    def draw(self) -> None:
+        """Draw the line; the drawing thread calls this."""
+        columns = get_terminal_size().columns - 1
+        with self._writing:
+            sys.stderr.write(ERASE + self.line(columns, time.monotonic()))
+            sys.stderr.flush()
 
     def advance(self, amount: int = 1) -> None:
         """Count what was done since the last call; any thread may call it."""
@@ -113,8 +128,6 @@ def _draw(progress: Progress, ended: threading.Event) -> None:
     if ended.wait(_FIRST_S):
         return
     while True:
-        columns = get_terminal_size().columns - 1
-        sys.stderr.write(ERASE + progress.line(columns, time.monotonic()))
-        sys.stderr.flush()
+        progress.draw()
         if ended.wait(_EVERY_S):
             return

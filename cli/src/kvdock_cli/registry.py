@@ -17,11 +17,13 @@ from typer.main import get_command
 
 from kvdock.errors import did_you_mean
 from kvdock.plugin import (
+    OWN_DISTRIBUTIONS,
     BrokenPlugin,
     LoadStage,
     import_entry_point,
-    list_entry_points,
     split_duplicates,
+    try_each,
+    usable_entry_points,
 )
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.typer_adapter import CONTEXT, adapted
@@ -59,7 +61,7 @@ class CommandGroup(WholeSummaries):
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's own
         super().__init__(**settings)
-        alone, problems = split_duplicates(list_entry_points(GROUP))
+        alone, problems = split_duplicates(usable_entry_points(GROUP))
         self._candidates = {one.name: one for one in alone}
         self._problems = {one.name: one for one in problems}
 
@@ -103,9 +105,17 @@ def load(candidate: Candidate) -> Any:  # noqa: ANN401 - a class that typer keep
 
 
 def problems() -> tuple[PluginProblem, ...]:
-    """Import every command and return what is wrong with any."""
-    alone, found = split_duplicates(list_entry_points(GROUP))
+    """Import every command and return what is wrong with any.
+
+    Those of other distributions are tried in processes of their own first.
+    """
+    alone, found = split_duplicates(usable_entry_points(GROUP))
+    foreign = [one for one in alone if one.distribution not in OWN_DISTRIBUTIONS]
+    unfit = try_each(foreign)
+    found += tuple(unfit.values())
     for candidate in alone:
+        if candidate in unfit:
+            continue
         try:
             load(candidate)
         except BrokenPlugin as broken:

@@ -17,7 +17,7 @@ NARROWEST = 20
 
 
 def style_of(
-    stream: TextIO | None = None, environ: Mapping[str, str] = os.environ
+    stream: TextIO | None = None, environ: Mapping[str, str] | None = None
 ) -> Style:
     """Return how a report is to look on a stream.
 
@@ -28,6 +28,7 @@ def style_of(
         stream: Where the report goes; None for standard output.
         environ: Where NO_COLOR, FORCE_COLOR, TERM and COLUMNS are read.
     """
+    environ = os.environ if environ is None else environ
     stream = stream or sys.stdout
     terminal = is_terminal(stream)
     wanted = terminal or bool(environ.get("FORCE_COLOR"))

@@ -3,10 +3,8 @@
 Names load when they are first used, so that `import kvdock` costs next to
 nothing and a listing of plugins never imports numpy.
 
-Public are this package, `kvdock.arrays`, `kvdock.config`, `kvdock.errors`,
-`kvdock.events`, `kvdock.models`, `kvdock.namespace`, `kvdock.observers`,
-`kvdock.plugin`, `kvdock.segments`, `kvdock.stores`, `kvdock.testing` and
-`kvdock.units`. Other may change without notice.
+Public are this package and the modules that the reference describes, page
+"Python API". Others may change without notice.
 """
 
 from __future__ import annotations
@@ -16,16 +14,21 @@ from typing import TYPE_CHECKING
 from kvdock.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from kvdock.address_ranges import AddressRanges as AddressRanges
     from kvdock.batch import Batch as Batch
     from kvdock.batch import BatchResult as BatchResult
     from kvdock.batch import MemoryGate as MemoryGate
     from kvdock.batch import MemoryHold as MemoryHold
     from kvdock.batch import Operation as Operation
     from kvdock.batch import Outcome as Outcome
+    from kvdock.capacity import Capacity as Capacity
     from kvdock.dock import Dock as Dock
     from kvdock.errors import KvdockError as KvdockError
     from kvdock.errors import NoRoute as NoRoute
+    from kvdock.geometry.address_ranges import AddressRanges as AddressRanges
+    from kvdock.geometry.peer_rows import send_rows as send_rows
+    from kvdock.geometry.region import Block as Block
+    from kvdock.geometry.region import Region as Region
+    from kvdock.geometry.region import block_of as block_of
     from kvdock.hits import Hits as Hits
     from kvdock.hits import evaluate as evaluate
     from kvdock.keys import adapter_hashes as adapter_hashes
@@ -39,11 +42,19 @@ if TYPE_CHECKING:
     from kvdock.models.memory_budget import HostBudget as HostBudget
     from kvdock.namespace import Namespace as Namespace
     from kvdock.namespace import canonical as canonical
-    from kvdock.peer_rows import send_rows as send_rows
+    from kvdock.peers.expectation import Expectation as Expectation
+    from kvdock.peers.expectation import PeerState as PeerState
+    from kvdock.peers.expectation import RequestState as RequestState
+    from kvdock.peers.messages import Completion as Completion
+    from kvdock.peers.messages import Offer as Offer
+    from kvdock.peers.messages import Ticket as Ticket
+    from kvdock.peers.send_future import SendFuture as SendFuture
+    from kvdock.peers.tickets import TicketError as TicketError
+    from kvdock.peers.transfers import BusyError as BusyError
+    from kvdock.peers.transfers import PeerTransfers as PeerTransfers
     from kvdock.plugin.backend import Backend as Backend
     from kvdock.plugin.discovery import PluginProblem as PluginProblem
     from kvdock.plugin.hookspecs import AttachConfig as AttachConfig
-    from kvdock.plugin.hookspecs import Capacity as Capacity
     from kvdock.plugin.hookspecs import Finding as Finding
     from kvdock.plugin.hookspecs import HostMemory as HostMemory
     from kvdock.plugin.hookspecs import hookimpl as hookimpl
@@ -69,9 +80,6 @@ if TYPE_CHECKING:
     from kvdock.pools.shard import Shard as Shard
     from kvdock.pools.sharing import sharing_limits as sharing_limits
     from kvdock.pools.spec import PoolSpec as PoolSpec
-    from kvdock.region import Block as Block
-    from kvdock.region import Region as Region
-    from kvdock.region import block_of as block_of
     from kvdock.routing.plan import Plan as Plan
     from kvdock.routing.plan import Route as Route
     from kvdock.routing.plan import plan_routes as plan_routes
@@ -81,28 +89,17 @@ if TYPE_CHECKING:
     from kvdock.throttled_log import ThrottledLog as ThrottledLog
     from kvdock.transfer.attached_pool import AttachedPool as AttachedPool
     from kvdock.transfer.attachment import Attachment as Attachment
-    from kvdock.transfer.control_channel import ChannelLostError as ChannelLostError
-    from kvdock.transfer.control_channel import ControlChannel as ControlChannel
-    from kvdock.transfer.direct import BusyError as BusyError
-    from kvdock.transfer.direct import DirectTransfers as DirectTransfers
-    from kvdock.transfer.expectation import Expectation as Expectation
-    from kvdock.transfer.expectation import PeerState as PeerState
-    from kvdock.transfer.expectation import RequestState as RequestState
     from kvdock.transfer.futures import TransferFuture as TransferFuture
     from kvdock.transfer.leases import Lease as Lease
     from kvdock.transfer.leases import PageLeases as PageLeases
     from kvdock.transfer.manager import TransferManager as TransferManager
-    from kvdock.transfer.messages import Completion as Completion
-    from kvdock.transfer.messages import Offer as Offer
-    from kvdock.transfer.messages import Ticket as Ticket
     from kvdock.transfer.result import NO_PAGE as NO_PAGE
     from kvdock.transfer.result import TransferResult as TransferResult
-    from kvdock.transfer.send_future import SendFuture as SendFuture
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
-        "address_ranges": ("AddressRanges",),
+        "geometry.address_ranges": ("AddressRanges",),
         "batch": (
             "Batch",
             "BatchResult",
@@ -111,6 +108,7 @@ __getattr__, __dir__, __all__ = lazy_names(
             "Operation",
             "Outcome",
         ),
+        "capacity": ("Capacity",),
         "dock": ("Dock",),
         "errors": ("KvdockError", "NoRoute"),
         "hits": ("Hits", "evaluate"),
@@ -119,12 +117,11 @@ __getattr__, __dir__, __all__ = lazy_names(
         "models.description": ("load_model",),
         "models.memory_budget": ("HostBudget",),
         "namespace": ("Namespace", "canonical"),
-        "peer_rows": ("send_rows",),
+        "geometry.peer_rows": ("send_rows",),
         "plugin.backend": ("Backend",),
         "plugin.discovery": ("PluginProblem",),
         "plugin.hookspecs": (
             "AttachConfig",
-            "Capacity",
             "Finding",
             "HostMemory",
             "hookimpl",
@@ -155,21 +152,21 @@ __getattr__, __dir__, __all__ = lazy_names(
         "pools.shard": ("Shard",),
         "pools.sharing": ("sharing_limits",),
         "pools.spec": ("PoolSpec",),
-        "region": ("Block", "Region", "block_of"),
+        "geometry.region": ("Block", "Region", "block_of"),
         "routing.plan": ("Plan", "Route", "plan_routes"),
         "routing.verdicts": ("RouteOption", "RouteRequirements"),
         "strict_enum": ("StrictEnum",),
         "throttled_log": ("ThrottledLog",),
         "transfer.attached_pool": ("AttachedPool",),
         "transfer.attachment": ("Attachment",),
-        "transfer.control_channel": ("ChannelLostError", "ControlChannel"),
-        "transfer.direct": ("BusyError", "DirectTransfers"),
-        "transfer.expectation": ("Expectation", "PeerState", "RequestState"),
+        "peers.transfers": ("BusyError", "PeerTransfers"),
+        "peers.expectation": ("Expectation", "PeerState", "RequestState"),
         "transfer.futures": ("TransferFuture",),
         "transfer.leases": ("Lease", "PageLeases"),
         "transfer.manager": ("TransferManager",),
-        "transfer.messages": ("Completion", "Offer", "Ticket"),
-        "transfer.send_future": ("SendFuture",),
+        "peers.messages": ("Completion", "Offer", "Ticket"),
+        "peers.send_future": ("SendFuture",),
+        "peers.tickets": ("TicketError",),
         "transfer.result": ("NO_PAGE", "TransferResult"),
     },
 )

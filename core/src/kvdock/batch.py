@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Operation(StrEnum):
-    """What a batch asks for."""
+    """The operation of a batch."""
 
     EXISTS = "exists"
     """Say which keys could be read now. Moves nothing."""
@@ -43,7 +43,7 @@ class Operation(StrEnum):
 
 
 class Outcome(IntEnum):
-    """What became of one key. Everything but OK is a miss."""
+    """The result for one key. Everything but OK is a miss."""
 
     OK = 0
     """Done: the object is there, stored, or loaded whole."""
@@ -100,7 +100,7 @@ class MemoryGate:
 
     @property
     def closed(self) -> bool:
-        """Whether the memory has another use by now."""
+        """Return whether the memory has another use by now."""
         return self._closed
 
     def enter(self) -> bool:
@@ -284,7 +284,7 @@ class MemoryHold:
 
     @property
     def released(self) -> bool:
-        """Whether the memory is free for other uses."""
+        """Return whether the memory is free for other uses."""
         return self._released
 
     def release(self) -> None:
@@ -335,7 +335,7 @@ class BatchResult:
 
     @property
     def ok(self) -> npt.NDArray[np.bool_]:
-        """Which keys are OK, bool (n,)."""
+        """Return which keys are OK, bool (n,)."""
         return cast("npt.NDArray[np.bool_]", self.outcomes == Outcome.OK)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import mmap
-import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -12,50 +11,109 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kvdock.config.core import KEPT_FREE_BYTES
+from kvdock.config.tiers import Tier, read_tiers
 from kvdock.errors import RegionError, SettingsError
 from kvdock.events import PluginLoaded
 from kvdock.plugin import discovery
 from kvdock.plugin.backend import Backend
 from kvdock.plugin.hookspecs import AttachConfig, HostMemory
+from kvdock.plugin.instances import add_instances, named_instances
 from kvdock.plugin.manifest import Support, Verdict
 from kvdock.plugin.observer import build_observers
 from kvdock.pools.shard import Shard
 from kvdock.routing.plan import Plan, plan_routes
 
 if TYPE_CHECKING:
+    from kvdock.config import Configuration
     from kvdock.plugin.manifest import Capability
     from kvdock.pools.spec import PoolSpec
     from kvdock.routing.verdicts import CapabilityCheck, RouteRequirements
-
 
 log = logging.getLogger("kvdock")
 
 
 @attrs.frozen(eq=False)
 class Dock:
-    """Loaded backends, and the problems of those that could not be loaded."""
+    """Loaded backends, and the problems of those that could not be loaded.
+
+    Args:
+        backends: By name, with the named instances of plugins.
+        problems: What is wrong with others.
+        installed: The names of all backends that are installed, loaded or not.
+    """
 
     backends: Mapping[str, Backend]
     problems: tuple[discovery.PluginProblem, ...] = ()
+    installed: frozenset[str] = attrs.field(kw_only=True)
+
+    @installed.default
+    def _known(self) -> frozenset[str]:
+        return frozenset(self.backends)
 
     @classmethod
     def load(
-        cls, *, require: Sequence[str] = (), environ: Mapping[str, str] = os.environ
+        cls,
+        *,
+        require: Sequence[str] = (),
+        only: Sequence[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+        settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> Dock:
-        """Load every installed backend that KVDOCK_PLUGINS allows.
+        """Load the installed backends that KVDOCK_PLUGINS and KVDOCK_DENY admit.
 
         Args:
-            require: Backends that must be usable.
-            environ: Where KVDOCK_PLUGINS is read.
+            require: Backends, or instances of such, that must be usable.
+            only: Import these alone, so that an engine is not hurt by a plugin that
+                it does not use; None for all.
+            environ: Where the variables are read.
+            settings: Backend name to its settings. Where they say
+                `plugin`, the name is that of an instance of that plugin.
 
         Raises:
             PluginError: If a required backend is missing or broken.
+            SettingsError: If an instance cannot have its name.
         """
-        names = discovery.allow_list(environ)
+        chosen = discovery.selection(environ)
         candidates = discovery.list_entry_points()
-        absent = discovery.missing_allowed(candidates, names)
-        kept = tuple(discovery.filter_allowed(candidates, names))
-        return cls.of(kept, require=require, problems=absent)
+        absent = discovery.missing_allowed(candidates, chosen)
+        kept, _ = chosen.of(candidates)
+        given = dict(settings or {})
+        if only is not None:
+            given = {name: own for name, own in given.items() if name in only}
+            instances = named_instances(given)
+            needed = {instances.get(name, name) for name in only}
+            # Names that are near are those of all, loaded or not.
+            known = {*instances, *(one.name for one in kept)}
+            unknown = [one for one in require if one not in known]
+            discovery.require(unknown, known, absent)
+            kept = tuple(one for one in kept if one.name in needed)
+            absent = tuple(one for one in absent if one.name in needed)
+        loaded = cls.of(kept, problems=absent)
+        installed = frozenset(one.name for one in candidates)
+        dock = attrs.evolve(loaded, installed=installed).with_instances(given)
+        discovery.require(require, dock._plugins(), dock.problems)  # noqa: SLF001 - its own
+        return dock
+
+    @classmethod
+    def for_engine(cls, used: Sequence[str], given: Configuration) -> Dock:
+        """Load what an engine uses, as it does when it starts.
+
+        What an adapter's doctor asks this way, an engine would find.
+
+        Args:
+            used: The backends that its pools go to; only these are imported.
+            given: All settings of the engine.
+
+        Raises:
+            PluginError: If a backend or an observer cannot be used.
+            SettingsError: If their settings are wrong.
+        """
+        names = list(dict.fromkeys(used))
+        dock = cls.load(require=names, only=names, settings=given.backends)
+        dock.observe(given.core.observers, given.observers)
+        for name in names:
+            dock.backends[name].settings(given.backends.get(name))
+        return dock
 
     @classmethod
     def of(
@@ -77,7 +135,36 @@ class Dock:
         discovery.require(require, plugins, every)
         for problem in every:
             log.warning("%s", problem)
-        return cls({name: Backend(one) for name, one in plugins.items()}, every)
+        return cls(
+            {name: Backend(one) for name, one in plugins.items()},
+            every,
+            installed=frozenset(one.name for one in candidates),
+        )
+
+    def with_instances(self, settings: Mapping[str, Mapping[str, object]]) -> Dock:
+        """Return this dock with the named instances that settings describe.
+
+        Args:
+            settings: Backend name to its settings, as for `load`.
+
+        Raises:
+            SettingsError: If an instance cannot have its name.
+        """
+        plugins, problems = add_instances(self._plugins(), settings, self.installed)
+        for problem in problems:
+            log.warning("%s", problem)
+        backends = {
+            name: Backend(one)
+            if name not in self.backends or self.backends[name].plugin is not one
+            else self.backends[name]
+            for name, one in plugins.items()
+        }
+        return attrs.evolve(
+            self, backends=backends, problems=(*self.problems, *problems)
+        )
+
+    def _plugins(self) -> dict[str, discovery.LoadedPlugin]:
+        return {name: one.plugin for name, one in self.backends.items()}
 
     def provenance(self) -> tuple[PluginLoaded, ...]:
         """Return where the code of every loaded plugin comes from."""
@@ -121,6 +208,7 @@ class Dock:
         shard: Shard,
         prefer: Sequence[str] = (),
         *,
+        tiers: Sequence[str | Mapping[str, object] | Tier] = (),
         overrides: Mapping[str, str] | None = None,
         strict: bool = False,
         needs: RouteRequirements | None = None,
@@ -132,6 +220,8 @@ class Dock:
             pools: As there, and so are the others.
             shard: As there.
             prefer: `preference`.
+            tiers: Instead of a preference, the backends that keep each page, near
+                first: names, or tables with `backend`, `write` and `promote`.
             overrides: As there.
             strict: As there.
             needs: As there.
@@ -141,12 +231,15 @@ class Dock:
                 reason not to choose it.
 
         Raises:
-            SettingsError: On wrong settings of a backend that is named.
+            SettingsError: On wrong settings of a backend that is named, or
+                wrong tiers.
         """
-        asked = [*prefer, *(overrides or {}).values()]
+        chain = read_tiers(tiers)
+        named = [tier.backend for tier in chain]
+        asked = [*prefer, *named, *(overrides or {}).values()]
         discovery.require(
             asked,
-            {name: one.plugin for name, one in self.backends.items()},
+            self._plugins(),
             self.problems,
         )
         return plan_routes(
@@ -154,10 +247,14 @@ class Dock:
             shard,
             {name: one.manifest for name, one in self.backends.items()},
             prefer,
+            tiers=chain,
             overrides=overrides,
             strict=strict,
             needs=needs,
             judge=self._judge(settings or {}, asked),
+            wrapped={
+                name: one.plugin.wrapped_by for name, one in self.backends.items()
+            },
             oracles=[
                 name
                 for name, one in self.backends.items()
@@ -235,8 +332,7 @@ class Dock:
         """
         from kvdock.models.memory_budget import HostBudget  # noqa: PLC0415 - psutil
 
-        loaded = {name: one.plugin for name, one in self.backends.items()}
-        discovery.require([backend], loaded, self.problems)
+        discovery.require([backend], self._plugins(), self.problems)
         if nbytes < 1:
             raise RegionError(f"{nbytes} bytes are not memory")
         HostBudget.measure(reserve_bytes).check(

@@ -61,7 +61,7 @@ class PluginError(KvdockError):
 
 
 class NoRoute(KvdockError):  # noqa: N818 - the field's word, not "NoRouteError"
-    """No installed backend takes a pool that the engine cannot do without.
+    """Raised where no installed backend takes a required pool.
 
     What is wrong is a table, so the way out has a line of its own.
 

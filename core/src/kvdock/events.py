@@ -7,14 +7,39 @@ success. Each of these is an event. Per batch at most, never per page.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import attrs
 
 if TYPE_CHECKING:
+    from kvdock.arrays import OutcomeArray
     from kvdock.batch import Operation, Outcome
     from kvdock.pools.shard import Shard
+    from kvdock.pools.spec import PoolSpec
+
+_request: ContextVar[str] = ContextVar("kvdock_request", default="")
+
+
+@contextmanager
+def requested_by(request: str) -> Iterator[None]:
+    """Say which request of the engine the storage calls inside belong to.
+
+    Args:
+        request: The engine's own id of it; "" for none.
+    """
+    token = _request.set(request)
+    try:
+        yield
+    finally:
+        _request.reset(token)
+
+
+def current_request() -> str:
+    """Return the request that this thread's storage call belongs to, or ""."""
+    return _request.get()
 
 
 @attrs.frozen(kw_only=True, cache_hash=True)
@@ -62,6 +87,77 @@ class BatchEnded:
     outcomes: Mapping[Outcome, int]
     nbytes: int
     seconds: float
+
+
+@attrs.frozen(kw_only=True)
+class PagesAnswered:
+    """Outcomes of the pages of a lookup, a load, a store or a clear.
+
+    For observers alone that have an attribute `observes_pages` which is true.
+
+    Args:
+        backend: Whose answer it is.
+        pool: Whose pages; of a clear, through which pool it was asked for.
+        operation: What for.
+        hashes: Their n page hashes; of a clear none, it is about all.
+        outcomes: uint8 (n,), an `Outcome` for each; of a clear one.
+        held_back: Why no backend was asked: "breaker" for one that is open, "queue"
+            for a full queue of transfers; else "".
+        request: The engine's request, where that is known.
+    """
+
+    backend: str
+    pool: str
+    operation: Operation
+    hashes: Sequence[str] = attrs.field(repr=False)
+    outcomes: OutcomeArray = attrs.field(repr=False, eq=False)
+    held_back: str = ""
+    request: str = attrs.field(factory=current_request)
+
+
+@attrs.frozen(kw_only=True)
+class PagesCopied:
+    """Pages were copied from one tier to another, or a copy was dropped.
+
+    Args:
+        pool: Whose pages.
+        source: The tier that has them.
+        target: The tier that was to get them.
+        promoted: Whether to a nearer tier, since they were used.
+        outcomes: How many pages were "copied", "present" there already, "gone" from
+            the source, "failed" to be stored, "dropped" because too much waits, or
+            "incomplete": of an anchor whose sidecar was not copied.
+        nbytes: Bytes of the pages that were copied.
+        queued_bytes: Bytes of the pages that wait to be copied.
+    """
+
+    pool: str
+    source: str
+    target: str
+    promoted: bool
+    outcomes: Mapping[str, int]
+    nbytes: int
+    queued_bytes: int
+
+
+@attrs.frozen(kw_only=True)
+class PoolsAttached:
+    """The pools of an attachment, as they were routed; for the same observers.
+
+    Args:
+        record: What its namespace covers.
+        pools: The attached pools, anchor first.
+        refused: Name of each pool that is not stored to the reason.
+    """
+
+    record: Mapping[str, object] = attrs.field(repr=False)
+    pools: tuple[PoolSpec, ...]
+    refused: Mapping[str, str]
+
+
+@attrs.frozen
+class PoolsDetached:
+    """The attachment closes; what observers show of its state ends with it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -127,7 +223,7 @@ class PagesRestored:
 
 @attrs.frozen(kw_only=True)
 class PagesHeld:
-    """How many pages of a pool's host memory are under storage calls.
+    """The number of pages of a pool's host memory that are under storage calls.
 
     Sent when memory is attached, when calls are abandoned, and when those end.
     """
@@ -139,17 +235,19 @@ class PagesHeld:
 
 @attrs.frozen(kw_only=True)
 class StoreFilled:
-    """How full a backend's store is.
+    """The fill of a backend's store.
 
     Args:
         backend: Whose.
         used_bytes: What pages take.
         limit_bytes: What they may take; 0 where that is not known.
+        failed_bytes: What could not be written and is set aside.
     """
 
     backend: str
     used_bytes: int
     limit_bytes: int
+    failed_bytes: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -244,6 +342,21 @@ class RequestArrived:
     nbytes: int
 
 
+@attrs.frozen(kw_only=True)
+class MessageRefused:
+    """A message of a peer was refused before anything was done with it.
+
+    Args:
+        message: "offer", "ticket" or "completion".
+        reason: "unreadable" or "unsigned"; of a ticket that may not be used:
+            "used", "claim" (another process was to use it), "epoch" (its request is
+            over) or "expired".
+    """
+
+    message: str
+    reason: str
+
+
 Event = (
     BatchEnded
     | BreakerMoved
@@ -257,5 +370,10 @@ Event = (
     | RowsSent
     | SlotsExpected
     | RequestArrived
+    | MessageRefused
+    | PagesAnswered
+    | PagesCopied
+    | PoolsAttached
+    | PoolsDetached
 )
 """Everything that `kvdock_observe` may be given."""

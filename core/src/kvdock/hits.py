@@ -1,35 +1,31 @@
-"""Which prefixes can be restored from the pages that exist.
+"""Evaluate which prefixes can be restored from the pages that exist.
 
 Evaluated once, here, for every backend: backends only say which keys exist.
 The answer is a set. A minimum of each pool's best prefix would be wrong: with
 attention pages up to 4 and states at 2 and 5, it says 4, where only 2 works.
-The same holds between ranks, so they intersect their sets as well.
+The same holds between ranks: an engine whose ranks each ask intersects their sets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.arrays import BoolArray, Int32Array
 from kvdock.errors import PoolError
 from kvdock.pools.enums import HitPolicy
 
 if TYPE_CHECKING:
+    from kvdock.arrays import BoolArray
     from kvdock.pools.spec import PoolSpec
-
-ReduceMin = Callable[[Int32Array], Int32Array | None]
-"""An all-reduce: the element-wise minimum over ranks, returned or in place."""
 
 
 @attrs.frozen(eq=False)
 class Hits:
-    """What a lookup found.
+    """The result of a lookup.
 
     Args:
         found: Pool name to the longest prefix that this pool alone allows.
@@ -141,63 +137,3 @@ def evaluate(
         if pool.required:
             restorable &= allowed
     return Hits(found, restorable)
-
-
-def intersect(restorable: Sequence[BoolArray]) -> BoolArray:
-    """Return the prefixes that every rank can restore.
-
-    Args:
-        restorable: bool (n + 1,) of each rank, at least one.
-
-    Raises:
-        PoolError: If ranks were asked about different prefixes.
-    """
-    lengths = {len(one) for one in restorable}
-    if len(lengths) != 1:
-        raise PoolError(f"ranks answered about {sorted(lengths)} prefixes")
-    return reduce(np.logical_and, restorable)
-
-
-def agree(
-    hits: Hits | None, pages: int, pools: Sequence[str], reduce_min: ReduceMin
-) -> Hits:
-    """Agree with all ranks on what can be restored, in one collective.
-
-    Called on every rank for every lookup, also where the lookup failed, so
-    that no rank waits for another: exactly one call of `reduce_min`, with an
-    array whose length depends on the arguments alone.
-
-    Args:
-        hits: What this rank found; None if its lookup failed.
-        pages: Length of the prefix, the same on every rank.
-        pools: Names of all pools of the deployment, the same on every rank
-            and in the same order. A pool that a rank does not have, such as
-            one of another pipeline stage, is cut by those that have it.
-        reduce_min: The collective.
-
-    Returns:
-        The prefixes that all ranks can restore, and for each pool the least
-        that a rank found.
-
-    Raises:
-        PoolError: If this rank's hits are about another prefix; raised after
-            the collective, in which this rank then reports nothing.
-    """
-    fits = hits is None or len(hits.restorable) == pages + 1
-    own = hits if hits is not None and fits else Hits.nothing(pages)
-    missing = pages if hits is not None and fits else 0
-    vector = np.empty(pages + 1 + len(pools), np.int32)
-    vector[: pages + 1] = own.restorable
-    vector[pages + 1 :] = [own.found.get(name, missing) for name in pools]
-    reduced = reduce_min(vector)
-    agreed = vector if reduced is None else np.asarray(reduced)
-    if hits is not None and not fits:
-        raise PoolError(
-            f"hits about {len(hits.restorable) - 1} pages where {pages} were asked for"
-        )
-    if agreed.shape != vector.shape:
-        raise PoolError(
-            f"the collective turned {vector.shape} numbers into {agreed.shape}"
-        )
-    found = dict(zip(pools, agreed[pages + 1 :].tolist(), strict=True))
-    return Hits(found, agreed[: pages + 1].astype(np.bool_))

@@ -15,15 +15,70 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
+import attrs
+
 from kvdock.batch import Outcome
 from kvdock.errors import PoolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvdock.segments import NamespaceSurvey
 
 GROUP = "kvdock.stores"
+
+
+@attrs.frozen(kw_only=True)
+class PoolSurvey:
+    """Contents of one pool, for objects of one size.
+
+    Args:
+        pool: Name of the pool.
+        object_bytes: Size of the objects.
+        segments: Segments that can be read.
+        pages: Objects in them.
+        stored_bytes: Bytes of those objects.
+        file_bytes: Bytes of all files, free slots and leftovers among them.
+        corrupt_records: Records that are not whole.
+    """
+
+    pool: str
+    object_bytes: int
+    segments: int
+    pages: int
+    stored_bytes: int
+    file_bytes: int
+    corrupt_records: int
+
+
+@attrs.frozen(kw_only=True)
+class NamespaceSurvey:
+    """Contents of one namespace.
+
+    Args:
+        namespace: Its digest.
+        model: Identity of the model, "" where it is not recorded.
+        revision: Which weights, as recorded.
+        recorded: Whether its record is stored and matches its digest.
+        used_ns: When any of its pages was last stored or read; 0 for never.
+        pools: Its pools.
+    """
+
+    namespace: str
+    model: str
+    revision: str
+    recorded: bool
+    used_ns: int
+    pools: tuple[PoolSurvey, ...]
+
+    @property
+    def pages(self) -> int:
+        """Objects of all pools."""
+        return sum(pool.pages for pool in self.pools)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(pool.file_bytes for pool in self.pools)
 
 
 class DamagedPage(Protocol):
@@ -31,11 +86,11 @@ class DamagedPage(Protocol):
 
     @property
     def where(self) -> str:
-        """Where it lies, for people."""
+        """Return where it lies, for people."""
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has."""
+        """Return how many bytes it has."""
 
 
 class Verified(Protocol):
@@ -63,15 +118,19 @@ class Verified(Protocol):
 
     @property
     def damaged_files(self) -> Sequence[object]:
-        """What else cannot be used, such as a record that does not match."""
+        """Return what else cannot be used, such as a record that does not match."""
 
     @property
     def forgotten(self) -> int:
-        """How many of them were erased."""
+        """Return how many of them were erased."""
+
+    @property
+    def failed_slots(self) -> int:
+        """Places that could not be written and are set aside; they hold no page."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was wrong."""
+        """Return whether nothing was wrong."""
 
 
 class Store(Protocol):
@@ -122,8 +181,16 @@ class Store(Protocol):
             The bytes that were freed.
         """
 
-    def clear(self, namespace: str) -> int:
-        """Delete all pages of a namespace; return the bytes that were freed."""
+    def in_use(self, namespace: str) -> str:
+        """Say why a process may have a namespace open; "" if none has."""
+
+    def clear(self, namespace: str, *, unused: bool = False) -> int:
+        """Delete all pages of a namespace; return the bytes that were freed.
+
+        Args:
+            namespace: Its digest.
+            unused: Raise instead if a process may have it open.
+        """
 
 
 def verify_object(key: str, data: Any) -> Outcome:  # noqa: ANN401 - any buffer

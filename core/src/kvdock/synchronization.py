@@ -29,7 +29,7 @@ class ProcessGuard:
 
     @property
     def forked(self) -> bool:
-        """Whether this is a child of the object's process."""
+        """Return whether this is a child of the object's process."""
         return os.getpid() != self._pid
 
 

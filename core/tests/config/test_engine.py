@@ -23,7 +23,7 @@ from kvdock.errors import SettingsError
 
 @attrs.frozen(kw_only=True)
 class OwnSettings(EngineSettings):
-    plugin: tuple[str, ...] = option(help="Backends.")
+    plugin: tuple[str, ...] = option((), help="Backends.")
 
 
 DEFAULTS = {"core": {"calls": {"staging": "always"}, "deadlines": {"get": "4 s"}}}
@@ -43,8 +43,36 @@ def test_keys_of_neither_adapter_nor_engine_are_the_plugins() -> None:
 
 
 def test_a_mapping_without_a_plugin_says_what_to_add() -> None:
-    with pytest.raises(SettingsError, match=r'here does not say.*Add "plugin"'):
-        split_settings(OwnSettings, {"root": "/x"}, where="here")
+    mine, _ = split_settings(OwnSettings, {}, where="here")
+    with pytest.raises(SettingsError, match=r'does not say.*Add "plugin".*"tiers"'):
+        load_engine_configuration(mine, mine.plugin, {}, environ={})
+
+
+def test_an_engine_takes_tiers_from_each_source_and_its_own_last() -> None:
+    environ = {"KVDOCK_TIERS": "a, b"}
+    bare, _ = split_settings(OwnSettings, {}, where="here")
+    found = load_engine_configuration(bare, (), {}, environ=environ)
+    assert [one.backend for one in found.tiers] == ["a", "b"]
+    said, _ = split_settings(
+        OwnSettings,
+        {"tiers": ["b", {"backend": "c", "write": "never"}], "backends": {"c": {}}},
+        where="here",
+    )
+    found = load_engine_configuration(said, (), {}, environ=environ)
+    assert [one.backend for one in found.tiers] == ["b", "c"]
+    with pytest.raises(SettingsError, match=r"'d', which stores no pool.*go to b, c"):
+        load_engine_configuration(
+            attrs.evolve(said, backends={"d": {}}), (), {}, environ={}
+        )
+
+
+def test_plugin_and_tiers_exclude_each_other() -> None:
+    environ = {"KVDOCK_TIERS": "a,b"}
+    with pytest.raises(SettingsError, match=r"both plugin and tiers \(.*KVDOCK_TIERS"):
+        load_engine_configuration(own(), ["a"], {}, environ=environ)
+    bare, _ = split_settings(OwnSettings, {"tiers": ["a"]}, where="here")
+    with pytest.raises(SettingsError, match="root: with tiers it is not known"):
+        load_engine_configuration(bare, (), {"root": "/x"}, environ={})
 
 
 def test_an_engines_default_is_weaker_than_every_source() -> None:

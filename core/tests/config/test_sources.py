@@ -144,6 +144,15 @@ def test_what_only_looks_like_a_service_is_refused(name: str) -> None:
         load_configuration(environ={name: "50051"})
 
 
+def test_an_engine_warns_of_a_variable_that_is_no_setting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    environ = {"KVDOCK_COER__DEADLINES__GET": "2 s", "KVDOCK_CORE__DEADLINES__GET": "9"}
+    found = load_configuration(environ=environ, lenient=True)
+    assert found.core.deadlines.get == 9
+    assert "KVDOCK_COER__DEADLINES__GET is not a setting" in caplog.text
+
+
 def test_a_setting_may_be_called_like_what_kubernetes_sets() -> None:
     environ = {
         "KVDOCK_BACKENDS__STORE__PORT": "tcp://h:1",
@@ -370,7 +379,7 @@ def test_secrets_are_never_shown() -> None:
 def test_what_is_missing_is_shown_as_missing() -> None:
     found = rows(environ={})
     assert found["backends.store.server"].origin == "MISSING"
-    assert found["backends.store.space"].value == "1048576 B"
+    assert found["backends.store.space"].value == "1.0 MiB"
 
 
 def test_every_setting_of_the_core_says_what_it_is_for() -> None:

@@ -19,23 +19,23 @@ import pluggy
 from kvdock.config.core import CoreSettings
 from kvdock.config.schema import structure
 from kvdock.dock import Dock
-from kvdock.matching import coalesce, match, move
+from kvdock.geometry.matching import coalesce, match, move
+from kvdock.geometry.region import Region
 from kvdock.namespace import Namespace
+from kvdock.peers.transfers import PeerTransfers
 from kvdock.plugin import hookspecs
 from kvdock.plugin.backend import Backend
 from kvdock.plugin.discovery import Candidate, LoadedPlugin
 from kvdock.pools.enums import Layout, Per
 from kvdock.pools.shard import Shard
-from kvdock.region import Region
 from kvdock.routing.verdicts import RouteRequirements
 from kvdock.testing.direct_reference import DirectReference
 from kvdock.transfer.attachment import Attachment
 
 if TYPE_CHECKING:
     from kvdock.arrays import ByteArray, Int64Array
-    from kvdock.grid import Grid
+    from kvdock.geometry.grid import Grid
     from kvdock.pools.spec import PoolSpec
-    from kvdock.transfer.direct import DirectTransfers
 
 LONG_S = 60.0
 """A deadline that no test waits for."""
@@ -83,6 +83,7 @@ class Peer:
     observers: Sequence[object] = ()
     memory: dict[str, ByteArray] = attrs.field(init=False)
     attachment: Attachment = attrs.field(init=False)
+    transfers: PeerTransfers = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         loaded = backend(self.plugin)
@@ -108,13 +109,10 @@ class Peer:
         self.attachment = Attachment.open(
             dock, plan, self.namespace, regions, core=self.core
         )
-
-    @property
-    def direct(self) -> DirectTransfers:
-        return self.attachment.direct
+        self.transfers = PeerTransfers(self.attachment)
 
     def grid(self, pool: str) -> Grid:
-        return self.direct.pools[pool].grid
+        return self.transfers.pools[pool].grid
 
     def fill(self, content: Content, where: Mapping[str, npt.ArrayLike]) -> None:
         """Write what tokens hold into pages; `where` as for `send`."""

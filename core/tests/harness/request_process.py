@@ -1,22 +1,21 @@
 """A process that sends or receives requests, and does as its test writes to it.
 
-usage: request_process.py prefill|decode PORT
+usage: request_process.py prefill|decode DESCRIPTOR
 """
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 from peers import LONG_S, Content, Peer, settings
 from request_pools import attention
 
+from kvdock.peers.messages import Offer
 from kvdock.testing.direct_reference import DirectReference
-from kvdock.transfer.control_channel import ChannelLostError, ControlChannel
-from kvdock.transfer.messages import Offer
 
 TOKENS = 64
 PAGES = 16
@@ -35,48 +34,50 @@ class Slow(DirectReference):
         return local, remote, sizes
 
 
-def until(seconds: float = LONG_S) -> float:
-    return time.monotonic() + seconds
+def receive(link: Connection, timeout_s: float = LONG_S) -> bytes:
+    """Return the next message; EOFError once the other process has ended."""
+    if not link.poll(timeout_s):
+        raise TimeoutError
+    return link.recv_bytes()
 
 
-def prefill(channel: ControlChannel) -> None:
+def prefill(link: Connection) -> None:
     """Send whatever is asked for, and report its completions."""
     pools = [attention()]
     with_pages = Peer(
         pools, PAGES, core=settings(deadlines={"send": 3.0}), plugin=Slow()
     )
     with_pages.fill(Content(pools, TOKENS), {"kv": np.arange(PAGES)})
-    channel.send(with_pages.direct.offer("kv", receives=False).to_bytes(), until())
-    offers = {"kv": Offer.from_bytes(channel.receive(until()))}
+    link.send_bytes(with_pages.transfers.offer("kv", receives=False).to_bytes())
+    offers = {"kv": Offer.from_bytes(receive(link))}
     while True:
-        ticket = channel.receive(until())
-        future = with_pages.attachment.send(offers, ticket, {"kv": np.arange(PAGES)})
-        channel.send(b"begun", until())
+        ticket = receive(link)
+        future = with_pages.transfers.send(offers, ticket, {"kv": np.arange(PAGES)})
+        link.send_bytes(b"begun")
         if future.wait(LONG_S):
-            channel.send(future.completion().to_bytes(), until())
+            link.send_bytes(future.completion().to_bytes())
         if not future.quiet and future.wait_quiet(LONG_S):
-            channel.send(future.completion().to_bytes(), until())
+            link.send_bytes(future.completion().to_bytes())
 
 
-def decode(channel: ControlChannel) -> None:
+def decode(link: Connection) -> None:
     """Offer a pool, make tickets, and do nothing else."""
     peer = Peer([attention()], PAGES)
-    offers = [{"kv": Offer.from_bytes(channel.receive(until()))}]
-    channel.send(peer.direct.offer("kv").to_bytes(), until())
+    offers = [{"kv": Offer.from_bytes(receive(link))}]
+    link.send_bytes(peer.transfers.offer("kv").to_bytes())
     while True:
-        channel.receive(until())
+        receive(link)
         slots = np.arange(TOKENS).reshape(-1, 4)[::-1].ravel()
-        request = peer.attachment.expect({"kv": slots}, offers)
-        channel.send(request.tickets[0], until())
+        request = peer.transfers.expect({"kv": slots}, offers)
+        link.send_bytes(request.tickets[0])
 
 
 def main() -> None:
-    """Connect to the test and play a part."""
-    part, port = sys.argv[1:]
-    link = socket.create_connection(("127.0.0.1", int(port)), timeout=LONG_S)
+    """Play a part for the test at the other end."""
+    part, descriptor = sys.argv[1:]
     try:
-        {"prefill": prefill, "decode": decode}[part](ControlChannel(link, until()))
-    except ChannelLostError:
+        {"prefill": prefill, "decode": decode}[part](Connection(int(descriptor)))
+    except (EOFError, OSError):
         sys.exit(0)
 
 

@@ -21,6 +21,7 @@ from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.config.core import CoreSettings, Integrity
 from kvdock.config.schema import structure
 from kvdock.dock import Dock
+from kvdock.geometry.region import Region
 from kvdock.keys import key_suffixes
 from kvdock.namespace import Namespace
 from kvdock.plugin import hookspecs
@@ -28,13 +29,14 @@ from kvdock.plugin.backend import Backend
 from kvdock.plugin.discovery import Candidate, LoadedPlugin
 from kvdock.plugin.hookspecs import AttachConfig, hookimpl
 from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
+from kvdock.plugin.wrapper import wrapped_plugin
 from kvdock.pools.enums import HitPolicy, Layout, Per, PoolKind
 from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard
 from kvdock.pools.spec import PoolSpec
-from kvdock.region import Region
 from kvdock.routing.verdicts import RouteRequirements
 from kvdock.transfer.attachment import Attachment
+from kvdock.wrappers.faults import FaultInjector  # noqa: TC001 - attrs reads it
 
 Trouble = Callable[[Batch], BatchResult | None]
 """Called before a batch; answers it in the shelf's place, or lets it pass."""
@@ -265,12 +267,19 @@ class Engine:
     core: CoreSettings = attrs.field(factory=CoreSettings)
     overrides: Mapping[str, str] = attrs.field(factory=dict)
     observers: Sequence[object] = ()
+    faults: FaultInjector | None = None
     shard: Shard = attrs.field(factory=Shard)
     memory: dict[str, ByteArray] = attrs.field(init=False)
     attachment: Attachment = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         backends = {shelf.name: shelf.backend() for shelf in self.shelves}
+        if self.faults is not None:
+            around = [("faults", self.faults)]
+            backends = {
+                name: Backend(wrapped_plugin(one.plugin, around))
+                for name, one in backends.items()
+            }
         for backend in backends.values():
             for observer in self.observers:
                 backend.plugin.manager.register(observer)

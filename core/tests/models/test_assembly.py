@@ -14,7 +14,6 @@ from kvdock.models.description import (
     parse_description,
     shipped_models,
 )
-from kvdock.models.memory_budget import HostBudget
 from kvdock.namespace import Namespace, namespace_digest, namespace_record
 from kvdock.pools.enums import ContextSplit, DType, HitPolicy, PoolKind, Sharding
 from kvdock.pools.layout import stored_objects
@@ -334,23 +333,6 @@ def test_a_misspelled_draft_is_refused_with_the_nearest() -> None:
         pools_of("deepseek-v3", "mpt")
     with pytest.raises(PoolError, match="It has none"):
         pools_of("gemma-3-27b", "x")
-
-
-def test_pools_fit_into_the_memory_of_the_host_or_are_refused_with_numbers() -> None:
-    assembly = pools_of("qwen3-next-80b", "mtp", tp_size=2, pp_size=3)
-    largest = assembly.largest()
-    assert largest in list(assembly.shards())
-    page = max(
-        sum(pool.page_bytes(shard) for pool in assembly.pools)
-        for shard in assembly.shards()
-    )
-    budget = HostBudget(100 * 2 * page, "it", 0)
-    assert assembly.fit_into(budget, 100, ranks=2) == 100 * 2 * page
-    assert assembly.fit_into(budget, {"kv": 7, "mamba": 0}, shard=Shard()) == sum(
-        7 * pool.page_bytes(Shard()) for pool in assembly.pools if pool.name != "mamba"
-    )
-    with pytest.raises(PoolError, match=r"does not fit: kv .* but it has .* left"):
-        assembly.fit_into(budget, 101, ranks=2)
 
 
 @pytest.mark.parametrize(

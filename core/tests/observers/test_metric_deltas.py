@@ -11,7 +11,14 @@ from prometheus_client import CollectorRegistry
 from shelf import Engine, Shelf, attention, draft, hashes, patient
 
 from kvdock.batch import Operation, Outcome
-from kvdock.events import BatchEnded, Event, Origin, PagesRestored, PoolRouted
+from kvdock.events import (
+    BatchEnded,
+    Event,
+    Origin,
+    PagesRestored,
+    PoolRouted,
+    PoolsDetached,
+)
 from kvdock.observers import metrics
 from kvdock.observers.metrics import (
     METRICS,
@@ -23,11 +30,10 @@ from kvdock.observers.metrics import (
 )
 
 
-def drive(*observers: object) -> None:
-    """Store, find and load pages with a draft, one of them damaged."""
-    engine = Engine(
-        [Shelf()], (attention(), draft()), patient(), observers=list(observers)
-    )
+def test_summed_up_they_are_what_a_registry_shows() -> None:
+    registry, deltas = CollectorRegistry(), MetricDeltas()
+    observers: list[object] = [Metrics(registry), deltas]
+    engine = Engine([Shelf()], (attention(), draft()), patient(), observers=observers)
     with engine.attachment as cache:
         names = hashes(3)
         engine.fill(names, range(3))
@@ -37,11 +43,11 @@ def drive(*observers: object) -> None:
         cache.exists(names)
         cache.get(names, engine.where(range(3)))
         assert cache.wait_idle(60)
+        compare(registry, deltas)
 
 
-def test_summed_up_they_are_what_a_registry_shows() -> None:
-    registry, deltas = CollectorRegistry(), MetricDeltas()
-    drive(Metrics(registry), deltas)
+def compare(registry: CollectorRegistry, deltas: MetricDeltas) -> None:
+    """Check that each of them shows what the other does."""
     known = {one.name: one for one in METRICS}
     compared = set()
     for delta in deltas.take():
@@ -135,6 +141,7 @@ def test_a_pool_that_goes_elsewhere_is_no_longer_enabled_where_it_went() -> None
 
     deltas.kvdock_observe(route("a"), Origin())
     deltas.take()
+    deltas.kvdock_observe(PoolsDetached(), Origin())
     deltas.kvdock_observe(route("b"), Origin())
     routes = [one for one in deltas.take() if one.name == ROUTES]
     assert {one.labels[1]: one.values for one in routes} == {

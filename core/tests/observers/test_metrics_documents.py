@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import yaml
 from prometheus_client import CollectorRegistry
 
 from kvdock.batch import Outcome
@@ -32,8 +33,6 @@ def exported() -> dict[str, list[str]]:
 
 def alerts() -> list[dict[str, Any]]:
     """Return the alert rules; YAML that is written without an anchor or a block."""
-    import yaml
-
     found = yaml.safe_load((DOCS / "prometheus" / "alerts.yml").read_text())
     return [rule for group in found["groups"] for rule in group["rules"]]
 
@@ -84,11 +83,28 @@ def test_alerts_ask_for_metrics_that_there_are_and_link_their_page() -> None:
     for rule in alerts():
         assert set(_NAME.findall(rule["expr"])) <= known
         page, _, heading = rule["annotations"]["runbook_url"].partition("#")
-        assert page == "docs/how-to/alerts.md"
+        assert page == "{{ $externalLabels.kvdock_docs }}/how-to/alerts.html"
         assert f"## {rule['alert']}\n" in pages
         assert heading == rule["alert"].lower()
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"]["summary"]
+
+
+def test_every_alert_has_a_trial_in_which_it_fires() -> None:
+    trials = yaml.safe_load((DOCS / "prometheus" / "alerts_test.yml").read_text())
+    fired = {
+        name
+        for trial in trials["tests"]
+        for asked in trial.get("promql_expr_test", ())
+        for sample in asked["exp_samples"]
+        for name in re.findall(r'alertname="(\w+)"', sample["labels"])
+    } | {
+        asked["alertname"]
+        for trial in trials["tests"]
+        for asked in trial.get("alert_rule_test", ())
+        if asked["exp_alerts"]
+    }
+    assert fired == {rule["alert"] for rule in alerts()}
 
 
 def test_the_dashboard_numbers_its_panels_apart() -> None:

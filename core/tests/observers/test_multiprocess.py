@@ -27,6 +27,7 @@ tell(BatchEnded(outcomes={Outcome.OK: 5}, **batch))
 for backend in ("one", "two") if rank == "tp0" else ("one", ""):
     enabled = bool(backend)
     why = f"to {backend}"
+    tell(PoolsDetached())
     tell(PoolRouted(pool="kv", backend=backend, enabled=enabled, reason=why))
 tell(CallsBehind(backend="b", calls=3))
 tell(BreakerMoved(backend="b", operation=Operation.GET, state="open"))

@@ -12,16 +12,18 @@ from prometheus_client import CollectorRegistry
 from shelf import Engine, Shelf, attention, draft, hashes, hasty, patient, until
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.capacity import Capacity
 from kvdock.dock import Dock
 from kvdock.errors import AttachError, PluginError, SettingsError
-from kvdock.events import CallsBehind, Origin, PagesRestored, PoolRouted
+from kvdock.events import BatchEnded, CallsBehind, Origin, PagesRestored, PoolRouted
 from kvdock.observers.metrics import (
+    MANY_PAGES,
     MOST_MODELS,
     OTHER_MODELS,
     Metrics,
     MetricsSettings,
 )
-from kvdock.plugin.hookspecs import Capacity, hookimpl
+from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.observer import Observer, find_observer
 from kvdock.pools.shard import Shard
 
@@ -52,6 +54,44 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None
 
 
 BATCH = {"backend": "shelf", "pool": "kv"}
+
+
+def test_a_pool_that_is_stored_and_found_and_never_restored_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = CollectorRegistry()
+    metrics, origin = Metrics(registry), Origin(rank="0", model="m")
+
+    def ended(operation: Operation, keys: int, outcome: Outcome = Outcome.OK) -> None:
+        event = BatchEnded(
+            backend="shelf",
+            pool="kv",
+            operation=operation,
+            outcomes={outcome: keys},
+            nbytes=0,
+            seconds=0.0,
+        )
+        metrics.kvdock_observe(event=event, origin=origin)
+
+    def flag() -> float | None:
+        return value(registry, "kvdock_never_restored", pool="kv")
+
+    ended(Operation.PUT, MANY_PAGES)
+    ended(Operation.EXISTS, MANY_PAGES, Outcome.ABSENT)
+    ended(Operation.EXISTS, MANY_PAGES - 1)
+    assert not flag()
+    for _ in range(3):
+        ended(Operation.EXISTS, 1)
+    assert flag() == 1
+    assert caplog.text.count("none was ever restored") == 1
+    ended(Operation.GET, 1, Outcome.CORRUPT)
+    assert flag() == 1
+    ended(Operation.GET, 1)
+    assert flag() == 0
+    ended(Operation.PUT, 2 * MANY_PAGES)
+    ended(Operation.EXISTS, 2 * MANY_PAGES)
+    assert flag() == 0
+    assert len(caplog.records) == 1
 
 
 def test_keys_are_counted_by_how_they_ended_for_the_engine() -> None:
@@ -114,11 +154,10 @@ def test_a_pool_that_goes_elsewhere_after_attaching_again_is_shown_once() -> Non
     for name in ("one", "two"):
         measuring = Metrics(registry)
         with Engine([Shelf(name=name)], observers=[measuring]).attachment:
-            pass
-    route = "kvdock_pool_route_info"
-    assert value(registry, route, pool="kv", backend="two") == 1
-    assert value(registry, route, pool="kv", backend="one") == 0
-    assert value(registry, "kvdock_pool_enabled", pool="kv") == 1
+            route = "kvdock_pool_route_info"
+            assert value(registry, route, pool="kv", backend=name) == 1
+            assert value(registry, "kvdock_pool_enabled", pool="kv") == 1
+    assert value(registry, route, pool="kv", backend="one") is None
 
 
 def test_series_name_the_rank_and_the_model() -> None:
@@ -165,9 +204,10 @@ def test_what_only_an_adapter_knows_is_told_once_however_many_backends_there_are
     with engine.attachment as cache:
         cache.notify(PagesRestored(pages={"kv": 3}, target=3, draft=0))
         cache.notify(PagesRestored(pages={"draft": 2}, target=0, draft=2))
+        ratio = value(registry, "kvdock_draft_restored_ratio")
     assert value(registry, "kvdock_restored_prefix_pages_total") == 3
     assert value(registry, "kvdock_restored_pages_total", pool="draft") == 2
-    assert value(registry, "kvdock_draft_restored_ratio") == pytest.approx(2 / 3)
+    assert ratio == pytest.approx(2 / 3)
 
 
 def test_pools_are_shown_with_the_reason_and_their_capacity() -> None:
@@ -293,30 +333,32 @@ def test_an_observer_that_fails_costs_a_line_in_the_log(
 
 def test_observers_are_found_by_name_and_built_with_their_settings() -> None:
     backend = Shelf().backend()
-    built = Dock({"shelf": backend}).observe(["faults"], {"faults": {"rate": "0.5"}})
-    assert list(built) == ["faults"]
-    assert backend.plugin.manager.get_plugin("observer:faults") is built["faults"]
+    built = Dock({"shelf": backend}).observe(["metrics"], {"metrics": {}})
+    assert list(built) == ["metrics"]
+    assert backend.plugin.manager.get_plugin("observer:metrics") is built["metrics"]
 
 
 def test_settings_of_an_observer_that_is_not_switched_on_are_refused() -> None:
     dock = Dock({"shelf": Shelf().backend()})
-    with pytest.raises(SettingsError, match=r"'fault',.*Did you mean 'faults'"):
-        dock.observe(["faults"], {"fault": {"rate": 1}})
+    with pytest.raises(SettingsError, match=r"'tracin',.*Did you mean 'tracing'"):
+        dock.observe(["tracing"], {"tracin": {"rate": 1}})
     with pytest.raises(SettingsError, match=r"'metrics',.*Add 'metrics' to core"):
-        dock.observe(["faults"], {"metrics": {}})
+        dock.observe(["tracing"], {"metrics": {}})
     assert dock.backends["shelf"].observers == ()
 
 
 def test_observers_are_put_around_all_or_none_and_once() -> None:
     dock = Dock({"shelf": Shelf().backend()})
     with pytest.raises(PluginError, match="no observer 'nonsense'"):
-        dock.observe(["faults", "nonsense"])
+        dock.observe(["tracing", "nonsense"])
     assert not dock.backends["shelf"].observers
-    dock.observe(["faults", "faults"])
-    assert dock.backends["shelf"].observers == ("faults",)
-    with pytest.raises(PluginError, match="'faults' is around backend 'shelf' already"):
-        dock.observe(["tracing", "faults"])
-    assert dock.backends["shelf"].observers == ("faults",)
+    dock.observe(["tracing", "tracing"])
+    assert dock.backends["shelf"].observers == ("tracing",)
+    with pytest.raises(
+        PluginError, match="'tracing' is around backend 'shelf' already"
+    ):
+        dock.observe(["metrics", "tracing"])
+    assert dock.backends["shelf"].observers == ("tracing",)
 
 
 class Answering:
@@ -365,11 +407,11 @@ def test_an_observer_that_does_more_than_to_wrap_and_to_listen_is_refused(
     mine = Observer(
         name="mine", summary="", settings=MetricsSettings, build=lambda _: wrong()
     )
-    found = {"faults": find_observer("faults"), "mine": mine}
+    found = {"tracing": find_observer("tracing"), "mine": mine}
     monkeypatch.setattr("kvdock.plugin.observer.find_observer", found.get)
     dock = Dock({"shelf": Shelf().backend()})
     with pytest.raises(PluginError, match=f"observer 'mine' cannot be used: .*{said}"):
-        dock.observe(["faults", "mine"])
+        dock.observe(["tracing", "mine"])
     assert dock.backends["shelf"].observers == ()
 
 
@@ -397,7 +439,7 @@ class Observed(Shelf):
 
     def backend(self) -> Backend:
         backend = super().backend()
-        Dock({backend.name: backend}).observe(["faults"])
+        Dock({backend.name: backend}).observe(["tracing"])
         return backend
 
 
@@ -423,8 +465,8 @@ def test_only_an_observed_backend_is_called_through_the_relay(
 
 
 def test_memory_is_not_attached_without_the_configured_observers() -> None:
-    core = patient(observers=["faults"])
-    with pytest.raises(AttachError, match=r"'faults'.*'shelf'.*dock\.observe"):
+    core = patient(observers=["tracing"])
+    with pytest.raises(AttachError, match=r"'tracing'.*'shelf'.*dock\.observe"):
         Engine(core=core)
     with Engine([Observed()], core=core).attachment as cache:
         assert cache.exists(hashes(1)).best == 0
@@ -449,11 +491,11 @@ def test_an_engine_that_loads_pool_by_pool_tells_what_it_restored() -> None:
 def test_an_observer_that_is_not_there_is_refused_by_name() -> None:
     with pytest.raises(PluginError, match=r"'metric'.*Did you mean 'metrics'"):
         find_observer("metric")
-    with pytest.raises(SettingsError, match=r"unknown setting 'rat'.*'rate'"):
-        Dock({}).observe(["faults"], {"faults": {"rat": 1}})
+    with pytest.raises(SettingsError, match="unknown setting 'rat'"):
+        Dock({}).observe(["metrics"], {"metrics": {"rat": 1}})
 
 
-@pytest.mark.parametrize("name", ["metrics", "tracing", "faults"])
+@pytest.mark.parametrize("name", ["metrics", "tracing"])
 def test_every_first_party_observer_is_installed(name: str) -> None:
     found = find_observer(name)
     assert found.name == name
@@ -461,14 +503,14 @@ def test_every_first_party_observer_is_installed(name: str) -> None:
 
 
 def test_faults_are_where_they_were_asked_for() -> None:
-    from kvdock.observers.faults import Fault, FaultInjector, FaultSettings
+    from kvdock.wrappers.faults import Fault, FaultInjector, FaultSettings
 
     faults = FaultInjector(
         FaultSettings(
             kinds=(Fault.DROP,), operations=(Operation.GET,), pools=("kv",), rate=1.0
         )
     )
-    engine = Engine(observers=[faults], core=patient())
+    engine = Engine(faults=faults, core=patient())
     with engine.attachment as cache:
         engine.fill(hashes(2), [0, 1])
         assert cache.put(hashes(2), engine.where([0, 1])).pages == 2

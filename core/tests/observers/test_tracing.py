@@ -8,6 +8,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from shelf import Engine, hashes, patient
 
+from kvdock.events import requested_by
 from kvdock.observers.tracing import Tracing
 
 if TYPE_CHECKING:
@@ -56,3 +57,53 @@ def test_without_an_sdk_spans_change_nothing() -> None:
     with engine.attachment as cache:
         engine.fill(hashes(1), [0])
         assert cache.put(hashes(1), engine.where([0])).pages == 1
+
+
+def test_the_batches_of_a_request_hang_under_one_span_from_first_to_last() -> None:
+    exporter, provider = traced()
+    engine = Engine(observers=[Tracing(provider)], core=patient())
+    with engine.attachment as cache:
+        engine.fill(hashes(2), [0, 1])
+        cache.put(hashes(2), engine.where([0, 1]))
+        for request in ("one", "two", "one"):
+            with requested_by(request):
+                cache.exists(hashes(2))
+                cache.get(hashes(2), engine.where([0, 1]))
+    spans = exporter.get_finished_spans()
+    whole = {
+        one.attributes["kvdock.request"]: one
+        for one in spans
+        if one.name == "kvdock.request" and one.attributes
+    }
+    assert set(whole) == {"one", "two"}
+    for request, batches in (("one", 4), ("two", 2)):
+        above = whole[request]
+        mine = [
+            one
+            for one in spans
+            if one.parent and one.parent.span_id == above.context.span_id
+        ]
+        assert len(mine) == batches
+        starts = [one.start_time or 0 for one in mine]
+        ends = [one.end_time or 0 for one in mine]
+        assert (above.start_time or 0) <= min(starts)
+        assert max(ends) <= (above.end_time or 0)
+    assert sum(one.parent is None for one in spans) == 3
+
+
+def test_requests_that_are_idle_or_too_many_are_ended() -> None:
+    exporter, provider = traced()
+    tracing = Tracing(provider)
+    for number in range(1030):
+        with requested_by(f"r{number}"):
+            span = tracing._request_span()
+            assert span is not None
+    assert len(exporter.get_finished_spans()) == 6
+    tracing._requests["r6"].last_ns = 0
+    with requested_by("last"):
+        tracing._request_span()
+    ended = {
+        dict(one.attributes or {})["kvdock.request"]
+        for one in exporter.get_finished_spans()
+    }
+    assert ended == {f"r{number}" for number in range(7)}

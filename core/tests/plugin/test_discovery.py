@@ -9,6 +9,7 @@ import pytest
 from kvdock.errors import PluginError
 from kvdock.plugin import discovery
 from kvdock.plugin.discovery import BrokenPlugin, Candidate, load_all
+from kvdock.plugin.trial import try_each
 from kvdock.plugin.validation import LoadStage
 
 if TYPE_CHECKING:
@@ -355,21 +356,91 @@ def test_the_allow_list_is_names_with_commas(
     value: str | None, names: set[str] | None
 ) -> None:
     environ = {} if value is None else {"KVDOCK_PLUGINS": value}
-    assert discovery.allow_list(environ) == names
+    assert discovery.selection(environ).allowed == names
 
 
 def test_an_allow_list_keeps_the_others_from_being_imported(shelf: Shelf) -> None:
     shelf.add_backend("good")
     shelf.add_backend("bad", ("from kvdock", "import nowhere\nfrom kvdock"))
-    kept = tuple(discovery.filter_allowed(every(), frozenset({"good"})))
+    kept, hidden = discovery.selection({"KVDOCK_PLUGINS": "good"}).of(every())
     assert [candidate.name for candidate in kept] == ["good"]
-    assert tuple(discovery.filter_allowed(every(), None)) == every()
+    assert [candidate.name for candidate in hidden] == ["bad"]
+    assert discovery.selection({}).of(every()) == (every(), ())
+
+
+@pytest.mark.parametrize(
+    ("environ", "kept"),
+    [
+        ({"KVDOCK_PLUGINS": "Kvdock_Good"}, ["good"]),
+        ({"KVDOCK_DENY": "kvdock-bad"}, ["good"]),
+        ({"KVDOCK_DENY": "bad"}, ["good"]),
+        ({"KVDOCK_PLUGINS": "good,bad", "KVDOCK_DENY": "kvdock.bad"}, ["good"]),
+        ({"KVDOCK_PLUGINS": "good", "KVDOCK_DENY": "good"}, []),
+    ],
+)
+@pytest.mark.parametrize("group", discovery.GROUPS)
+def test_a_distribution_is_allowed_and_denied_in_every_group(
+    shelf: Shelf, environ: dict[str, str], kept: list[str], group: str
+) -> None:
+    shelf.add("good", "def good(): 0", group=group)
+    shelf.add("bad", "def bad(): 0", group=group)
+    ours = {"kvdock-good", "kvdock-bad"}
+    usable = discovery.usable_entry_points(group, environ)
+    assert [one.name for one in usable if one.distribution in ours] == kept
+
+
+def test_what_is_no_plugin_needs_no_allowance() -> None:
+    own = Candidate(name="metrics", value="m:o", distribution="kvdock", version="1")
+    assert discovery.selection({"KVDOCK_PLUGINS": ""}).admits(own)
+    assert not discovery.selection({"KVDOCK_DENY": "metrics"}).admits(own)
 
 
 def test_a_name_on_the_allow_list_that_nobody_has_is_a_problem(shelf: Shelf) -> None:
     shelf.add_backend("good")
-    (problem,) = discovery.missing_allowed(every(), frozenset({"good", "god"}))
+    chosen = discovery.selection({"KVDOCK_PLUGINS": "good,god,kvdock-good,metrics"})
+    (problem,) = discovery.missing_allowed(every(), chosen)
     assert (problem.name, problem.stage) == ("god", LoadStage.DISCOVER)
     assert problem.cause == "KVDOCK_PLUGINS names it, but it is not installed"
     assert problem.fix == "Did you mean 'good'?"
-    assert not discovery.missing_allowed(every(), None)
+    assert not discovery.missing_allowed(every(), discovery.selection({}))
+
+
+@pytest.mark.parametrize(
+    "raised", ["GeneratorExit()", "type('Stop', (BaseException,), {})('no')"]
+)
+def test_no_exception_of_an_import_hurts_the_other_plugins(
+    shelf: Shelf, raised: str
+) -> None:
+    shelf.add_backend("good")
+    shelf.add_backend("bad", ("from kvdock", f"raise {raised}\nfrom kvdock"))
+    plugins, (problem,) = load_all(every())
+    assert list(plugins) == ["good"]
+    assert (problem.name, problem.stage) == ("bad", LoadStage.IMPORT)
+
+
+@pytest.mark.parametrize(
+    ("crash", "cause"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "(SIGSEGV)"),
+        ("import os; os._exit(7)", "(status 7)"),
+        ("import threading; threading.Event().wait()", "more than 2 s"),
+        ("print('noise'); raise KeyboardInterrupt", "(SIGINT)"),
+    ],
+)
+def test_a_plugin_that_ends_its_process_is_named_and_the_others_are_tried(
+    shelf: Shelf, crash: str, cause: str
+) -> None:
+    shelf.add_backend("good")
+    shelf.add_backend("bad", ("from kvdock", f"{crash}\nfrom kvdock"))
+    found = try_each(every(), 2.0 if "Event" in crash else 60.0)
+    assert [one.name for one in found] == ["bad"]
+    (problem,) = found.values()
+    assert problem.stage == LoadStage.IMPORT
+    assert cause in problem.cause
+    assert "KVDOCK_DENY=kvdock-bad" in problem.fix
+
+
+def test_a_trial_says_what_loading_would_say(shelf: Shelf) -> None:
+    shelf.add_backend("bad", ("from kvdock", "import nowhere\nfrom kvdock"))
+    _, (wanted,) = load_all(every())
+    assert list(try_each(every(), 60.0).values()) == [wanted]

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
@@ -17,6 +17,20 @@ from kvdock.plugin.manifest import (
 )
 from kvdock.pools.enums import HitPolicy, Layout, PoolKind, Sharding
 
+if TYPE_CHECKING:
+    from enum import StrEnum
+
+
+@attrs.frozen
+class WithPath:
+    limit: int = 0
+    folder: Path | None = None
+
+
+@attrs.frozen
+class WithoutPath:
+    url: str = ""
+
 
 def manifest(**changes: Any) -> Manifest:
     given: dict[str, Any] = {
@@ -26,6 +40,12 @@ def manifest(**changes: Any) -> Manifest:
         "kinds": {PoolKind.MHA: KindSupport()},
     }
     return Manifest(**(given | changes))
+
+
+def test_the_setting_that_is_a_path_is_found_by_its_type() -> None:
+    assert manifest(settings=WithPath).path_setting == "folder"
+    assert manifest(settings=WithoutPath).path_setting == ""
+    assert manifest().path_setting == ""
 
 
 def test_only_native_and_emulated_can_be_relied_on() -> None:
@@ -78,6 +98,9 @@ OF_A_MANIFEST: dict[str, type[StrEnum]] = {
     "direct_transfer": Support,
     "integrity": Support,
     "eviction": Support,
+    "touch": Support,
+    "removed": Support,
+    "capacity": Support,
     "fork_safe": Support,
     "durability": Scope,
     "sharing": Scope,

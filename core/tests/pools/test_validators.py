@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from kvdock.errors import NamespaceError, PoolError, RegionError
+from kvdock.geometry.region import Region
 from kvdock.namespace import Namespace, namespace_digest, namespace_record
 from kvdock.pools.enums import HitPolicy
 from kvdock.pools.factories import mha
 from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard
 from kvdock.pools.spec import PoolSpec
-from kvdock.region import Region
 
 GIVEN: dict[str, Any] = {
     "name": "kv",

@@ -318,7 +318,7 @@ def test_closing_ends_a_deletion_after_the_batch_under_way() -> None:
 def test_probes_of_a_kind_make_calls_of_that_kind_but_never_clear_or_send() -> None:
     engine = Engine()
     with engine.attachment as cache:
-        probe = cache._backends.health_checks["kv"]
+        probe = cache["kv"].nearest.health_check
         for operation in Operation:
             engine.shelf.calls.clear()
             probe.run(operation, time.monotonic() + 5)
@@ -375,7 +375,7 @@ def test_a_key_is_dropped_by_one_deletion_at_a_time() -> None:
     assert pending_deletes.finish(first)
     assert pending_deletes.pending(["c", "x", "a"]).tolist() == [True, False, False]
     assert pending_deletes.finish(second)
-    assert not pending_deletes
+    assert not pending_deletes.by_key
 
 
 def test_who_waits_goes_on_once_his_keys_are_gone() -> None:

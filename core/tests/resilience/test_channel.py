@@ -19,10 +19,10 @@ from kvdock.plugin.hookspecs import hookimpl
 from kvdock.transfer.health_check import HealthCheck
 
 if TYPE_CHECKING:
+    from kvdock.geometry.region import Region
     from kvdock.plugin.hookspecs import AttachConfig
     from kvdock.pools.shard import Shard
     from kvdock.pools.spec import PoolSpec
-    from kvdock.region import Region
 
 Answer = Callable[[Batch], Any]
 

@@ -261,6 +261,8 @@ def test_every_field_of_a_manifest_takes_part_in_routing() -> None:
     fields = {field.name for field in attrs.fields(Manifest)}
     fields |= {field.name for field in attrs.fields(KindSupport)}
     not_routed = {"name", "api", "summary", "settings"}
+    # What a store can do besides moving pages.
+    not_routed |= {"touch", "removed", "capacity"}
     # How rows are sent once a pool is routed.
     not_routed |= {"max_send_rows", "landing_run_bytes", "send_drain_s"}
     assert fields - not_routed == set(REFUSALS) | set(PATHS)
@@ -475,11 +477,11 @@ def test_a_plan_is_the_same_for_the_same_question() -> None:
 def test_the_table_shows_winner_and_reasons() -> None:
     by = [backend("a"), backend("b", zero_copy=Support.NO)]
     assert plan(KV, DRAFT, by=by).explain() == (
-        "POOL   KIND       NEED      PAGE    BACKEND  WHY\n"
-        "kv     mla        anchor    1536 B  a        zero copy, one object a page\n"
-        "                                    b        not chosen: works as well: "
+        "POOL   KIND       NEED      PAGE     BACKEND  WHY\n"
+        "kv     mla        anchor    1.5 KiB  a        zero copy, one object a page\n"
+        "                                     b        not chosen: works as well: "
         "staged, one object a page\n"
-        "draft  mla draft  optional  512 B   a        zero copy, one object a page\n"
-        "                                    b        not chosen: works as well: "
+        "draft  mla draft  optional  512 B    a        zero copy, one object a page\n"
+        "                                     b        not chosen: works as well: "
         "staged, one object a page"
     )

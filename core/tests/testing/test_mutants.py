@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from mutants import MUTANTS
+from mutants.__main__ import caught, hunt, summary, table
+from mutants.mutant import Mutant, word_of
+from mutants.suite import contract_of
 
 from kvdock.testing.cases import is_contract_test
-from kvdock.testing.mutants import MUTANTS
-from kvdock.testing.mutants.__main__ import caught, hunt, summary, table
-from kvdock.testing.mutants.mutant import Mutant, word_of
-from kvdock.testing.mutants.suite import contract_of
 
 if TYPE_CHECKING:
     from kvdock.testing.subprocess import Record
@@ -72,7 +72,7 @@ def test_the_last_line_counts_what_was_caught() -> None:
 
 def test_the_page_of_the_docs_is_what_the_mutants_say() -> None:
     assert (DOCS / "mutants.md").read_text() == table(), (
-        "run: python -m kvdock.testing.mutants --table > docs/reference/mutants.md"
+        "run: make mutants ARGS=--table > docs/reference/mutants.md"
     )
 
 

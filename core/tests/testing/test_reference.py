@@ -26,6 +26,18 @@ class TestMemory(BackendContract):
         return {"quota_bytes": 1 << 20}
 
 
+class TestStores(BackendContract):
+    plugin = "store_reference:plugin"
+
+    @pytest.fixture
+    def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
+        return {"store": request.node.name}
+
+    @pytest.fixture
+    def small(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
+        return {"quota_bytes": 1 << 20, "store": f"small {request.node.name}"}
+
+
 class TestOwnMemory(BackendContract):
     plugin = "kvdock.testing.allocating_reference:plugin"
 

@@ -189,7 +189,7 @@ def test_a_run_ends_with_whoever_asked_for_it(tmp_path: Path) -> None:
 
 
 LYING = """
-from kvdock.testing.mutants import stored
+from mutants import stored
 
 
 class Lying(stored.NothingVerified):

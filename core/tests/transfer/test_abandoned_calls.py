@@ -101,7 +101,7 @@ def test_a_signal_that_ends_the_wait_leaves_the_call_its_memory(
 @pytest.mark.parametrize(
     "inside",
     [
-        "kvdock.transfer.attached_pool.build_keys",
+        "kvdock.transfer.placement.build_keys",
         "kvdock.transfer.integrity.make_trailers",
     ],
 )
@@ -197,7 +197,10 @@ def test_what_an_abandoned_call_claims_to_have_read_is_a_miss(
         channel = cache["kv"].channel
         run, ends = channel.call, []
 
-        def abandoned(handle: object, batch: Batch, late: Any = None) -> CallResult:
+        def abandoned(
+            handle: object, batch: Batch, late: Any = None, settle: Any = None
+        ) -> CallResult:
+            assert settle
             ends.append(late)
             return CallResult(run(handle, batch).result, abandoned=True)
 

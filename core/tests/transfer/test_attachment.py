@@ -23,12 +23,12 @@ from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.config.core import CoreSettings, Integrity, StagingPolicy
 from kvdock.dock import Dock
 from kvdock.errors import AttachError
+from kvdock.geometry.region import Region
 from kvdock.namespace import Namespace
 from kvdock.plugin.manifest import Support
 from kvdock.pools.enums import Layout
 from kvdock.pools.factories import logical
 from kvdock.pools.shard import Shard
-from kvdock.region import Region
 from kvdock.routing.verdicts import IntegrityCheck, TransferMode
 from kvdock.transfer.attachment import Attachment
 

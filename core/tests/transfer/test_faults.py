@@ -32,11 +32,11 @@ from stalls import LateError, timed
 
 from kvdock.batch import Operation, Outcome
 from kvdock.config.core import StagingPolicy
-from kvdock.observers.faults import Fault, FaultInjector, FaultSettings
 from kvdock.plugin.manifest import Support
 from kvdock.testing.open_files import open_files
 from kvdock.transfer.manager import TransferManager
 from kvdock.transfer.modes import StagedLoads, StagedTransfer
+from kvdock.wrappers.faults import Fault, FaultInjector, FaultSettings
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
@@ -132,7 +132,7 @@ def drive_once(trial: Trial) -> None:
     )  # fmt: skip
     names = hashes(COUNT)
     with nothing_left_behind():
-        engine = Engine([shelf], POOLS, core, observers=[faults])
+        engine = Engine([shelf], POOLS, core, faults=faults)
         cache = engine.attachment
         manager = TransferManager(cache)
         try:
@@ -262,9 +262,7 @@ def test_every_combination_of_faults_is_a_miss_in_time(
 
 def test_without_a_fault_everything_is_restored() -> None:
     """Guards the tests above: a manager that moves nothing would pass them."""
-    engine = Engine(
-        pools=POOLS, core=patient(), observers=[FaultInjector(FaultSettings())]
-    )
+    engine = Engine(pools=POOLS, core=patient(), faults=FaultInjector(FaultSettings()))
     with engine.attachment as cache:
         names = hashes(COUNT)
         engine.fill(names, range(COUNT))
@@ -284,7 +282,7 @@ def test_a_dropped_rank_loses_only_its_own_pages() -> None:
             Engine(
                 pools=[attention()],
                 core=patient(),
-                observers=[faults],
+                faults=faults,
                 shard=Shard(tp_rank=rank, tp_size=2),
             )
         )

@@ -15,10 +15,10 @@ from shelf import Engine, Shelf, hashes, hasty, patient, until
 from kvdock.batch import Batch, BatchResult, MemoryGate, MemoryHold, Operation, Outcome
 from kvdock.config.core import StagingPolicy
 from kvdock.dock import Dock
+from kvdock.geometry.region import Region
 from kvdock.namespace import Namespace
 from kvdock.plugin.manifest import Support
 from kvdock.pools.shard import Shard
-from kvdock.region import Region
 from kvdock.routing.verdicts import RouteRequirements, TransferMode
 from kvdock.transfer import modes
 from kvdock.transfer.attachment import Attachment
@@ -212,7 +212,7 @@ def test_a_staged_batch_is_no_larger_than_a_cache_takes() -> None:
         engine.fill(names, range(20))
         assert cache.put(names, engine.where(range(20))).pages == 20
         most = max(len(call) for call in engine.shelf.calls)
-        assert most == pool.batch_pages == max(1, 4096 // pool.page_bytes)
+        assert most == pool.nearest.batch_pages == max(1, 4096 // pool.page_bytes)
         assert isinstance(pool.mode, StagedTransfer)
         assert pool.mode.staging.buffer_pages == most
         assert cache.get(names, engine.where(range(20))).pages == 20

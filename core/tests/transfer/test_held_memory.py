@@ -236,7 +236,7 @@ def test_the_memory_of_a_held_test_page_counts_as_held() -> None:
     shelf = Holding()
     engine = engine_with(shelf)
     cache = engine.attachment
-    probe = cache._backends.health_checks["kv"]
+    probe = cache["kv"].nearest.health_check
     probe.run(Operation.GET, float("inf"))
     assert not cache.wait_idle(0.01)
     shelf.holds[0].release()

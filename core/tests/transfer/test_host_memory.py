@@ -289,7 +289,7 @@ def test_a_batch_that_comes_after_the_end_touches_nothing() -> None:
 def test_a_self_test_that_comes_after_the_end_touches_nothing() -> None:
     shelf = Bringer()
     attachment = opened(shelf, patient(), plain_memory(), "")
-    probe = attachment._backends.health_checks["kv"]
+    probe = attachment["kv"].nearest.health_check
     assert all(finding.ok for finding in probe.self_test(5.0))
     assert attachment.close()
     with pytest.raises(KvdockError, match="is closed"):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import attrs
@@ -11,16 +12,18 @@ from hypothesis import strategies as st
 from shelf import attention, hashes, indexer, memory_at, states
 
 from kvdock.batch import Outcome
+from kvdock.geometry.region import Region
 from kvdock.pools.enums import Layout
 from kvdock.pools.objects import TRAILER_BYTES
 from kvdock.pools.shard import Shard
-from kvdock.region import Region
 from kvdock.transfer.host_memory import ALIGN_BYTES
 from kvdock.transfer.integrity import (
+    DATED_TRAILER,
     TRAILER,
     Hasher,
     TrailerBuffers,
     compare_trailers,
+    make_dated_trailers,
     make_trailers,
     trailer_key_digests,
 )
@@ -28,6 +31,7 @@ from kvdock.transfer.staging import StagingBuffers
 
 if TYPE_CHECKING:
     from kvdock.pools.spec import PoolSpec
+    from kvdock.transfer.integrity import Sealed
 
 PAGES = 5
 POOLS = [attention(layout=layout) for layout in Layout] + [states(), indexer()]
@@ -161,6 +165,55 @@ def test_any_altered_byte_of_a_trailer_is_seen(at: int, flip: int) -> None:
     raw[at] ^= flip
     found = np.frombuffer(bytes(raw), TRAILER)
     assert compare_trailers(found, wanted)[0] != Outcome.OK
+
+
+def dated(at: float, **more: int) -> tuple[Sealed, Sealed]:
+    """Return the trailer of an object that expires then, and the expected one."""
+    digest = np.array([0x0102030405060708], np.uint64)
+    found = make_dated_trailers(["k"], [5], digest, expire_at=int(at), **more)
+    return found, make_trailers(["k"], [5], digest)
+
+
+def test_a_trailer_of_format_2_is_forty_bytes_everywhere() -> None:
+    assert DATED_TRAILER.itemsize == TRAILER_BYTES
+    found, _ = dated(0x55667788, tenant=0x11223344)
+    one, two = 0x1122334400000000 | 0x024B, 5 << 32 | 0x55667788
+    bound = one * 0x9E6C63D0976B2D1B + two * 0xD1342543DE82EF95
+    digest = 0x0102030405060708 ^ bound % 2**64
+    assert found.tobytes() == (
+        one.to_bytes(8, "little")
+        + two.to_bytes(8, "little")
+        + xxhash.xxh3_128_digest(b"k")
+        + digest.to_bytes(8, "little")
+    )
+
+
+def test_what_has_expired_is_absent_and_anything_else_is_found() -> None:
+    now = time.time()
+    for expire_at, wanted in ((0, 0), (now + 60, 0), (now - 1, Outcome.ABSENT)):
+        assert compare_trailers(*dated(expire_at)).tolist() == [wanted]
+        assert compare_trailers(*dated(expire_at, tenant=9)).tolist() == [wanted]
+
+
+def test_what_is_sealed_is_not_taken_for_plain_bytes() -> None:
+    assert compare_trailers(*dated(0, key_id=7)).tolist() == [Outcome.CORRUPT]
+
+
+def test_trailers_of_both_formats_may_come_together() -> None:
+    keys, digests = ["a", "b", "c"], np.array([1, 2, 3], np.uint64)
+    wanted = make_trailers(keys, [9, 9, 9], digests)
+    found = wanted.copy()
+    found[1:] = make_dated_trailers(keys[1:], [9, 8], digests[1:], tenant=1)
+    assert compare_trailers(found, wanted).tolist() == [0, 0, Outcome.SHORT]
+
+
+@given(st.integers(0, TRAILER_BYTES - 1), st.integers(1, 255))
+def test_any_altered_byte_of_a_trailer_of_format_2_is_seen(at: int, flip: int) -> None:
+    found, wanted = dated(2**32 - 1, tenant=3)
+    raw = bytearray(found.tobytes())
+    raw[at] ^= flip
+    altered = np.frombuffer(bytes(raw), TRAILER)
+    assert compare_trailers(altered, wanted)[0] not in (Outcome.OK, Outcome.ABSENT)
 
 
 def test_digests_that_end_in_zero_bytes_are_still_told_apart() -> None:

@@ -18,11 +18,11 @@ from kvdock.config.core import (
 from kvdock.dock import Dock
 from kvdock.errors import AttachError, PoolError
 from kvdock.events import PluginLoaded
+from kvdock.geometry.region import Region
 from kvdock.models.memory_budget import HostBudget
 from kvdock.namespace import Namespace
 from kvdock.plugin.hookspecs import AttachConfig, hookimpl
 from kvdock.pools.shard import Shard
-from kvdock.region import Region
 from kvdock.transfer.attachment import Attachment
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from kvdock.batch import Outcome
 from kvdock.config.core import StagingPolicy
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError, PoolError, RegionError
+from kvdock.geometry.region import Region
 from kvdock.namespace import Namespace
 from kvdock.plugin.manifest import Support
 from kvdock.pools.enums import DType, Layout, Per, PoolKind
@@ -18,7 +19,6 @@ from kvdock.pools.part import Part
 from kvdock.pools.rows import RowLayout
 from kvdock.pools.shard import Shard
 from kvdock.pools.spec import PoolSpec
-from kvdock.region import Region
 from kvdock.routing.verdicts import TransferMode
 from kvdock.transfer.attachment import Attachment
 

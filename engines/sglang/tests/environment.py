@@ -28,6 +28,7 @@ PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".installed"
 WORKSPACE = {
     "core": "",
+    "segments": "",
     "plugins/file": "",
     "plugins/hf3fs": "",
     "plugins/mooncake": "[cpu]",

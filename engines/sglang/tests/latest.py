@@ -3,6 +3,7 @@
     python engines/sglang/tests/latest.py                the newest version
     python engines/sglang/tests/latest.py --sglang 0.5.22
     python engines/sglang/tests/latest.py --look         no test suite
+    python engines/sglang/tests/latest.py --releases 3   the last three, reports alone
 
 The version lies beside the tested one in `.venv-sglang` and shares all of its
 other packages, so it costs no second environment. A package that only the new
@@ -22,6 +23,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -63,13 +65,37 @@ def explain(tested: Facts, other: Facts) -> list[str]:
     ]
     for name, code in tested["code"].items():
         now = other["code"][name]
-        if now.startswith(_GONE):
+        if isinstance(now, str):
             why = now.removeprefix(_GONE)
             lines.append(f"host pool class is gone: {name} ({why})")
         elif now != code:
-            lines.append(f"code that builds or copies pages differs: {name}")
+            other_in = [one for one in {**code, **now} if code.get(one) != now.get(one)]
+            lines.append(
+                f"code that builds or copies pages differs: {name}: "
+                f"{', '.join(sorted(other_in))}"
+            )
+    lines += _probes(tested["probe"], other["probe"])
     if len(lines) == 1:
         lines.append("Nothing that kvdock-sglang uses differs.")
+    return lines
+
+
+def _probes(tested: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """Say of which pools the values lie elsewhere, and of which nothing is known."""
+    lines, missing = [], dict[str, list[str]]()
+    for family, found in tested.items():
+        now = other[family]
+        if now.startswith(_GONE):
+            missing.setdefault(now.removeprefix(_GONE), []).append(family)
+        elif now != found:
+            lines.append(f"values lie elsewhere in the pages of {family}")
+    lines += [
+        f"not probed: {', '.join(families)} ({why})"
+        for why, families in missing.items()
+    ]
+    same = sum(tested[family] == now for family, now in other.items())
+    if tested and len(lines):
+        lines.append(f"{same} of {len(tested)} pools keep every value in its place")
     return lines
 
 
@@ -87,15 +113,42 @@ def look() -> Facts:
         ),
         "code": {name: _code(name) for name in host_pools.KNOWN},
         "unknown_pools": _unknown_pools(),
+        "probe": _probe(),
     }
 
 
-def _code(name: str) -> str:
-    """Return a digest of a host pool class, or why there is none."""
+def _probe() -> dict[str, str]:
+    """Return where known values lie in the pages of every family of pools."""
+    sys.path.insert(0, str(HERE / "engine"))
+    import page_probe
+    import pytest
+    import zoo
+
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        page_probe.stand_in_for_kernels(patch)
+        for family in zoo.FAMILIES:
+            try:
+                found[family] = page_probe.digest_of(family)
+            except Exception as error:  # noqa: BLE001 - the report says what went wrong
+                found[family] = f"{_GONE}{type(error).__name__}: {error}"
+    return found
+
+
+def _code(name: str) -> dict[str, str] | str:
+    """Return digests of a host pool class's methods, or why there are none."""
     from kvdock_sglang import page_order
 
     try:
-        return page_order.code_of(pkgutil.resolve_name(name))
+        cls = pkgutil.resolve_name(name)
+        page_order.code_of(cls)
+        return {
+            method: page_order.code_of_method(found)
+            for base in cls.__mro__
+            if base.__module__.startswith("sglang.")
+            for method, found in vars(base).items()
+            if isinstance(found, FunctionType)
+        }
     except Exception as error:  # noqa: BLE001 - the report says what went wrong
         return f"{_GONE}{type(error).__name__}: {error}"
 
@@ -159,22 +212,46 @@ def _install(python: Path, version: str) -> Path:
     return folder
 
 
+def _listed(python: Path) -> str:
+    listing = [str(python), "-m", "pip", "index", "versions", "sglang"]
+    ran = subprocess.run(listing, capture_output=True, text=True, check=True)
+    return ran.stdout
+
+
+def report(python: Path, count: int) -> int:
+    """Print what differs in the last releases; fail where values lie elsewhere."""
+    listed = re.search(r"Available versions: (.+)", _listed(python))
+    if listed is None:
+        raise SystemExit("the package index names no version of sglang")
+    tested, worst = _look(python, None), 0
+    for version in listed[1].split(", ")[:count]:
+        folder = _install(python, version) if version != environment.SGLANG else None
+        lines = explain(tested, _look(python, folder))
+        sys.stdout.write("\n".join(lines) + "\n\n")
+        sys.stdout.flush()
+        worst |= any("elsewhere" in one or "rejected" in one for one in lines)
+    return worst
+
+
 def main() -> int:
     """Look at another version, explain it, and run the suite with it."""
     parser = argparse.ArgumentParser(description="Try another version of SGLang.")
     parser.add_argument("--sglang", default="", help="a version; default: the newest")
     parser.add_argument("--look", action="store_true", help="run no tests")
     parser.add_argument("--facts", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--releases", type=int, default=0, help="look at this many releases, no tests"
+    )
     options, arguments = parser.parse_known_args()
     if options.facts:
         sys.stdout.write(f"\n{FACTS}{json.dumps(look())}\n")
         return 0
     python = environment.build()
+    if options.releases:
+        return report(python, options.releases)
     version = options.sglang
     if not version:
-        listing = [str(python), "-m", "pip", "index", "versions", "sglang"]
-        listed = subprocess.run(listing, capture_output=True, text=True, check=True)
-        version = newest(listed.stdout)
+        version = newest(_listed(python))
     folder = None
     if version != environment.SGLANG:
         folder = _install(python, version)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvdock import Dock
+from kvdock.errors import KvdockError
 from kvdock_sglang import doctor, engine_api
 from kvdock_sglang.launch_flags import (
     EXTRA,
@@ -17,6 +19,7 @@ from kvdock_sglang.launch_flags import (
     command_line,
     configuration,
 )
+from kvdock_sglang.settings import collect
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,7 +118,7 @@ def test_settings_of_the_adapter_are_kept_in_the_command(tmp_path: Path) -> None
         ({"command": "sglang serve", "root": "/x"}, "--set root", "into command"),
         ({"config": "{}", "plugin": "file"}, "--set plugin", "into config"),
         ({"config": "@/c.ini"}, "/c.ini is not a kind", ".json, .toml, .yaml"),
-        ({"core.deadlines.gte": "2s"}, "does not say which plugin", ""),
+        ({"core.deadlines.get": "2s"}, "does not say which plugin", ""),
         (
             {"plugin": "file", "root": "/x", "core.deadlines.gte": "2s"},
             "core: unknown setting 'deadlines.gte'",
@@ -200,38 +203,35 @@ def test_an_examined_command_keeps_what_the_operator_has_and_gets_what_lacks(
     ]
 
 
-@pytest.mark.parametrize("lacking", ["", "HybridCacheController.should_backup"])
-def test_of_an_untested_sglang_the_doctor_names_what_it_lacks(
-    monkeypatch: pytest.MonkeyPatch, lacking: str
-) -> None:
-    monkeypatch.setattr(metadata, "version", lambda _: "0.5.23.post1")
-
-    def missing(used: engine_api.Used) -> tuple[str, ...]:
-        return (used.path,) if lacking and used.path.endswith(lacking) else ()
-
-    monkeypatch.setattr(engine_api.Used, "missing", missing)
-    found = wrong({})
-    if not lacking:
-        assert not found
-        return
-    (what,) = found
-    assert "draft models" in what
-    assert lacking in found[what]
-
-
-def test_an_untested_sglang_without_what_storage_uses_is_wrong(
+def test_of_an_untested_sglang_the_doctor_warns_and_imports_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def look(_: engine_api.Used) -> tuple[str, ...]:
+        raise AssertionError("SGLang is imported")
+
+    monkeypatch.setattr(engine_api.Used, "missing", look)
     monkeypatch.setattr(metadata, "version", lambda _: "0.9")
-    first = engine_api.STORAGE[0].path
+    assert not wrong({})
+    warned = {one.what for one in doctor.examine({}) if one.warning}
+    assert "SGLang 0.9 is not one of the tested versions (0.5.23)" in warned
 
-    def missing(used: engine_api.Used) -> tuple[str, ...]:
-        return (f"{first}.tp_rank",) if used.path == first else ()
 
-    monkeypatch.setattr(engine_api.Used, "missing", missing)
-    (what,) = wrong({})
-    assert "not one of the tested versions (0.5.23)" in what
-    assert "HiCacheStorageConfig.tp_rank" in what
+@pytest.mark.parametrize("version", ["0.5.23", "0.5.23.post1", "0.5.23+cu128"])
+def test_a_build_of_a_tested_release_is_tested(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda _: version)
+    assert not any("tested versions" in one.what for one in doctor.examine({}))
+
+
+@pytest.mark.parametrize(
+    ("flag", "warned"),
+    [("", True), (" --page-size 1", True), (" --page-size 64", False)],
+)
+def test_pages_of_one_token_are_warned_of(flag: str, *, warned: bool) -> None:
+    command = f"sglang serve --model-path m --enable-hierarchical-cache{flag}"
+    found = [one.what for one in doctor.examine({"command": command}) if one.warning]
+    assert any("one token" in what for what in found) is warned
 
 
 def test_without_sglang_the_doctor_says_where_to_install(
@@ -287,3 +287,62 @@ def test_the_command_line_survives_a_shell() -> None:
     line = command_line({"root": "/a b/'c'"})
     words = shlex.split(line.replace("\\\n", " "))
     assert json.loads(words[words.index(EXTRA) + 1])["root"] == "/a b/'c'"
+
+
+def test_its_own_command_leaves_nothing_to_warn_of(tmp_path: Path) -> None:
+    found = doctor.examine({"plugin": "file", "root": str(tmp_path)})
+    line = found[-1].what.partition("\n")[2]
+    again = doctor.examine({"command": line})
+    assert not [one.what for one in again if one.warning or not one.ok]
+
+
+def test_a_configuration_that_the_engine_refuses_is_a_problem_in_its_words(
+    tmp_path: Path,
+) -> None:
+    extra = {"plugin": "file", "root": str(tmp_path), "core": {"observers": ["nope"]}}
+    given = collect(extra)
+    with pytest.raises(KvdockError) as refused:
+        Dock.for_engine(given.used, given)
+    whole = json.dumps({**LOADER_KEYS, **extra})
+    found = doctor.examine({"config": whole})
+    assert wrong({"config": whole}) == {refused.value.what: refused.value.fix}
+    assert not any("start SGLang" in one.what for one in found)
+
+
+def test_a_described_model_is_routed_as_the_engine_does_it(tmp_path: Path) -> None:
+    given: dict[str, object] = {
+        "plugin": "file",
+        "root": str(tmp_path),
+        "description": "jamba-1.5-mini",
+    }
+    assert not wrong(given)
+    said = [one.what for one in doctor.examine(given)]
+    assert "pages of jamba-1.5-mini: kv to file, mamba to file" in said
+    extra = json.loads(Flags.of(said[-1].partition("\n")[2]).given[EXTRA])
+    assert "description" not in extra
+
+
+def test_ranks_of_several_hosts_need_a_store_that_all_of_them_reach(
+    tmp_path: Path,
+) -> None:
+    config: dict[str, object] = {
+        **LOADER_KEYS,
+        "plugin": "file",
+        "root": str(tmp_path),
+    }
+    flags = "--tp-size 16 --nnodes 2 --page-size 64 --enable-hierarchical-cache"
+    command = f"sglang serve {flags} --hicache-storage-backend dynamic {EXTRA} "
+    asked: dict[str, object] = {
+        "command": command + shlex.quote(json.dumps(config)),
+        "description": "deepseek-v3",
+    }
+    (hint,) = wrong(asked).values()
+    assert '"shared_storage": true' in hint
+    config["shared_storage"] = True
+    asked["command"] = command + shlex.quote(json.dumps(config))
+    assert not wrong(asked)
+
+
+def test_without_a_model_it_says_what_it_cannot_know(tmp_path: Path) -> None:
+    found = doctor.examine({"plugin": "file", "root": str(tmp_path)})
+    assert any("description=MODEL" in one.what for one in found)

@@ -90,3 +90,14 @@ def test_the_salt_is_never_shown() -> None:
         collect({**FILE, "salt": ["hush-hush"]})
     assert "salt" in str(rejected.value)
     assert "hush" not in str(rejected.value)
+
+
+def test_a_variable_that_is_no_setting_stops_the_doctor_and_no_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("KVDOCK_COER__PAGE_EVENTS", "1")
+    what = "environment variable KVDOCK_COER__PAGE_EVENTS is not a setting"
+    with pytest.raises(SettingsError, match=what):
+        collect(FILE)
+    assert collect(FILE, lenient=True).own.plugin == "file"
+    assert what in caplog.text

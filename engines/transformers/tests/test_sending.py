@@ -13,6 +13,7 @@ from kvdock import (
     Attachment,
     Dock,
     Namespace,
+    PeerTransfers,
     PoolSpec,
     RequestState,
     RouteRequirements,
@@ -92,22 +93,23 @@ def test_decode_goes_on_with_the_pages_of_a_prefill(family: Family) -> None:
     prefill, decode = engine(family, built), engine(family, built)
     for model in prefill:
         model.prefill(WORK.prefix_tokens, WORK.chunk_tokens, keep=True)
-    with attached(prefill) as sender, attached(decode) as receiver:
-        offers = [sender.direct.offers(receives=False)]
+    with attached(prefill) as near, attached(decode) as far:
+        sender, receiver = PeerTransfers(near), PeerTransfers(far)
+        offers = [sender.offers(receives=False)]
         slots, pages = {}, {}
         for here, there in zip(decode, prefill, strict=True):
             for pool in here.pools.all:
                 own = pages_of(here, pool)
                 pages[pool.name] = pages_of(there, pool)
-                if receiver.direct.pools[pool.name].grid.per == "token":
+                if receiver.pools[pool.name].grid.per == "token":
                     tokens = np.arange(WORK.page_tokens)
                     wide = own[:, None] * WORK.page_tokens + tokens
                     own = np.where(own[:, None] < 0, -1, wide).ravel()
                 slots[pool.name] = own
         request = receiver.expect(slots, offers)
-        future = sender.send(receiver.direct.offers(), request.tickets[0], pages)
+        future = sender.send(receiver.offers(), request.tickets[0], pages)
         assert future.wait_quiet(LONG_S)
-        receiver.direct.complete(future.completion())
+        receiver.complete(future.completion())
         assert request.wait(0) is RequestState.ARRIVED, request.reason
         assert request.arrived == set(slots)
     for model in decode:

@@ -12,11 +12,11 @@ import pytest
 
 from kvdock import Dock, Namespace, Outcome
 from kvdock_transformers import models
-from kvdock_transformers.backends import settings_for
+from kvdock_transformers.backends import completed
 from kvdock_transformers.families import WORKLOADS, Family, Scale
 from kvdock_transformers.paged import PagedModel
 from kvdock_transformers.prefix import page_hashes
-from kvdock_transformers.storage import PromptPages, plan_for
+from kvdock_transformers.storage import PromptPages, attach, plan_for
 
 WORK = WORKLOADS[Scale.TINY]
 PROMPT = models.prompt_token_ids(Family.MAMBA, WORK.prompt_tokens)
@@ -42,8 +42,8 @@ def attached(family: Family, directory: Path) -> PromptPages:
     pair = engine(family)
     plan = plan_for(dock, pair, "file")
     namespace = Namespace(model="a model")
-    settings = settings_for(dock, plan, directory, {"file": {"free_space": 0}})
-    return PromptPages.attach(dock, plan, namespace, settings, HASHES, pair)
+    settings = completed(dock, ["file"], directory, {"file": {"free_space": 0}})
+    return PromptPages(attach(dock, plan, namespace, settings, pair), HASHES, pair)
 
 
 def stored(family: Family, directory: Path) -> PromptPages:
@@ -51,7 +51,7 @@ def stored(family: Family, directory: Path) -> PromptPages:
     for model in pages.models:
         model.prefill(WORK.prefix_tokens, WORK.chunk_tokens, keep=True)
     pages.store(lambda _done, _total: None)
-    pages.close()
+    pages.attachment.close()
     return pages
 
 
@@ -62,7 +62,7 @@ def test_what_is_stored_is_found_and_loaded_by_another(
     first = stored(family, tmp_path)
     second = attached(family, tmp_path)
     loaded = second.load()
-    second.close()
+    second.attachment.close()
     assert loaded.found == loaded.pages == WORK.prefix_pages
     assert loaded.draft_pages == (WORK.prefix_pages if len(first.models) > 1 else 0)
     for one, other in zip(first.models, second.models, strict=True):
@@ -76,7 +76,7 @@ def test_what_is_stored_is_found_and_loaded_by_another(
 def test_an_empty_store_has_nothing(tmp_path: Path) -> None:
     pages = attached(Family.SWA, tmp_path)
     assert pages.load().pages == 0
-    pages.close()
+    pages.attachment.close()
 
 
 def test_progress_is_told_from_nothing_to_all(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_progress_is_told_from_nothing_to_all(tmp_path: Path) -> None:
     pages.models[0].prefill(WORK.prefix_tokens, WORK.chunk_tokens, keep=True)
     steps: list[tuple[int, int]] = []
     pages.store(lambda done, total: steps.append((done, total)))
-    pages.close()
+    pages.attachment.close()
     assert steps[0] == (0, WORK.prefix_pages)
     assert steps[-1] == (WORK.prefix_pages, WORK.prefix_pages)
 

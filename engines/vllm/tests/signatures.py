@@ -81,6 +81,49 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         f"{_OFFLOADING}/worker.py": {
             "OffloadingConnectorWorker": ("_init_worker", "register_kv_caches"),
         },
+        f"{_OFFLOADING}/scheduler.py": {
+            "OffloadingConnectorScheduler": (
+                "_lookup_complete_chunks",
+                "_reachable_store_block_mask",
+            ),
+            "GroupOffloadConfig": (
+                "group_idx",
+                "tokens_per_block",
+                "tokens_per_chunk",
+                "sliding_window_size_in_chunks",
+                "kv_cache_spec",
+                "requires_cow_source",
+                "is_eagle_group",
+            ),
+            "SchedulerOffloadConfig": (
+                "kv_group_configs",
+                "blocks_per_chunk",
+                "alignment_tokens",
+                "retention_interval",
+            ),
+        },
+        "vllm/distributed/kv_transfer/kv_connector/v1/base.py": {
+            "KVConnectorHandshakeMetadata": (),
+            "KVConnectorBase_V1": (
+                "get_handshake_metadata",
+                "set_xfer_handshake_metadata_pp_aware",
+                "requires_piecewise_for_cudagraph",
+            ),
+        },
+        "vllm/v1/engine/core.py": {"EngineCore": ("add_lora",)},
+        "vllm/lora/request.py": {
+            "LoRARequest": (
+                "lora_name",
+                "lora_int_id",
+                "lora_path",
+                "load_inplace",
+                "base_model_name",
+                "is_3d_lora_weight",
+            ),
+        },
+        "vllm/model_executor/layers/attention_layer_base.py": {
+            "AttentionLayerBase": ("get_attn_backend",),
+        },
         f"{_OFFLOADING}_connector.py": {
             "OffloadingConnector": (
                 "__init__",

@@ -67,3 +67,20 @@ def test_host_memory_holds_at_least_one_row() -> None:
     check_host_memory(4096, 4096)
     with pytest.raises(SettingsError, match=r"one chunk takes 8\.0 KiB"):
         check_host_memory(4096, 8192)
+
+
+def test_a_size_without_its_unit_is_rejected() -> None:
+    with pytest.raises(SettingsError, match=r"host_memory '10' is 10 B.*'10 GiB'"):
+        collect({"plugin": "file", "host_memory": "10"}, environ={})
+
+
+def test_options_of_vllms_own_are_passed_on_or_rejected_with_its_reason() -> None:
+    given = {"plugin": "file", "host_memory": "1 MiB"}
+    waters = {"high_watermark": 0.02, "low_watermark": 0.005}
+    found = collect({**given, "backpressure": waters}, environ={})
+    assert found.own.upstream["backpressure"] == waters
+    assert "backpressure" not in collect(given, environ={}).own.upstream
+    with pytest.raises(SettingsError, match="not supported by vLLM"):
+        collect({**given, "store_threshold": 2}, environ={})
+    with pytest.raises(SettingsError, match="has no sync_load_budget_bytes"):
+        collect({**given, "sync_load_budget_bytes": 4096}, environ={})

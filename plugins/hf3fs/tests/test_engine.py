@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rig import BLANK, PAGE, Rig, eventually, opened
 
-from kvdock.segments import DEADLINE, UNREGISTERED, IOResult
+from kvdock_segments import DEADLINE, UNREGISTERED, IOResult
 
 SLOTS = list(range(48))
 

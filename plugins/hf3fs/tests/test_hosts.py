@@ -19,7 +19,7 @@ from stale import ATTRIBUTES_S, LENGTHS_S, StaleAttributes
 SCALE = 100.0
 ROUNDS = 100
 ANSWER_S = 60.0
-REAL_TIME_S = float(os.environ.get("KVDOCK_HF3FS_REAL_TIME", "0"))
+REAL_TIME_S = float(os.environ.get("TESTS_OF_KVDOCK_HF3FS_REAL_TIME", "0"))
 
 
 @attrs.define

@@ -29,7 +29,7 @@ from attached import OK, Engine, attached
 from rig import PAGE, Rig, opened
 
 from kvdock import Outcome
-from kvdock.segments import UNREGISTERED, ownership
+from kvdock_segments import UNREGISTERED, ownership
 
 SMALL = {"free_space": 0, "quota": "4 MiB", "segment_bytes": "256 KiB"}
 

@@ -86,7 +86,7 @@ def test_a_daemon_that_answers_nothing_does_not_hang_the_doctor(
     monkeypatch.setattr(probe, "_LIMIT_S", 0.2)
     fake.KNOBS.lose = lambda _: True
     one = failed(found(root=root))
-    assert "did not come back" in one.what
+    assert "took longer than" in one.what
     assert "FUSE daemon" in one.hint
 
 

@@ -9,7 +9,6 @@ import pytest
 from kvdock import Dock
 from kvdock.errors import SettingsError
 from kvdock_hf3fs.settings import Hf3fsSettings, Mode
-from kvdock_hf3fs.store import limits_of
 
 
 def given(**settings: Any) -> Hf3fsSettings:
@@ -38,7 +37,7 @@ def test_sizes_have_units_and_reach_the_store() -> None:
         low_watermark=0.8,
     )
     assert (settings.chunk, settings.iov_block) == (512 << 10, 64 << 20)
-    limits = limits_of(settings)
+    limits = settings.limits
     assert (limits.quota_bytes, limits.segment_bytes) == (1 << 30, 1 << 20)
     assert (limits.open_files, limits.free_bytes) == (12, 2 << 20)
     assert (limits.high_watermark, limits.low_watermark) == (0.9, 0.8)

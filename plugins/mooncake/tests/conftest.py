@@ -172,9 +172,7 @@ class Rig:
         return Batch(operation, keys, addresses, sizes, until)
 
     def run(self, operation: Operation, names: Sequence[object], **how: Any) -> Any:
-        result = plugin.kvdock_batch_io(
-            self.handle, self.batch(operation, names, **how)
-        )
+        result = self.handle.run(self.batch(operation, names, **how))
         assert isinstance(result, BatchResult)
         assert result.outcomes.shape == result.nbytes.shape == (len(names),)
         return result
@@ -193,7 +191,7 @@ class Rig:
 
     def clear(self, *prefixes: str) -> list[int]:
         batch = Batch(Operation.CLEAR, list(prefixes))
-        return list(plugin.kvdock_batch_io(self.handle, batch).outcomes)
+        return list(self.handle.run(batch).outcomes)
 
     @property
     def store(self) -> Any:
@@ -201,7 +199,7 @@ class Rig:
         return self.handle.client._store
 
     def release(self) -> None:
-        plugin.kvdock_release(self.handle)
+        self.handle.close()
 
 
 def attach(

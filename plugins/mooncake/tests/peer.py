@@ -66,7 +66,7 @@ def main() -> None:
         until = time.monotonic() + within_s
         keys = [key(number) for number in numbers]
         batch = Batch(operation, keys, addresses, sizes, until)
-        outcomes: list[int] = plugin.kvdock_batch_io(handle, batch).outcomes.tolist()
+        outcomes: list[int] = handle.run(batch).outcomes.tolist()
         return outcomes
 
     for line in sys.stdin:
@@ -97,7 +97,7 @@ def main() -> None:
                 answer["outcomes"] += run(Operation.EXISTS, some, within_s)
         answer["seconds"] = time.monotonic() - began
         say(answer)
-    plugin.kvdock_release(handle)
+    handle.close()
 
 
 if __name__ == "__main__":

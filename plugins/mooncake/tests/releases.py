@@ -93,7 +93,7 @@ def ask(release: str, *arguments: str) -> dict[str, Any]:
 def trial(master: str) -> str:
     """Store pages, restore them through another client, delete and clear them."""
     from kvdock import Dock, Namespace, Shard
-    from kvdock.pools.factories import mla
+    from kvdock.pools import mla
     from kvdock.testing.memory import PageMemory
     from kvdock.transfer import Attachment
 

@@ -12,7 +12,6 @@ import pytest
 from stalls import timed
 
 from kvdock import Batch, Operation, Outcome
-from kvdock_mooncake import plugin
 from kvdock_mooncake.client import State
 from kvdock_mooncake.namespace_state import NamespaceState
 
@@ -36,7 +35,7 @@ def removers() -> int:
 def clear(rig: Any, within_s: float = 8.0) -> list[int]:
     until = time.monotonic() + within_s
     batch = Batch(Operation.CLEAR, [f"{rig.namespace}/"], deadline_s=until)
-    return list(plugin.kvdock_batch_io(rig.handle, batch).outcomes)
+    return list(rig.handle.run(batch).outcomes)
 
 
 def test_what_a_lease_keeps_is_gone_for_the_process_that_cleared_and_soon_for_all(

@@ -117,7 +117,7 @@ def test_memory_of_a_released_pool_is_no_longer_known(
     second = attached(alone)
     first.release()
     batch = first.batch(Operation.PUT, ["stale"])
-    done = plugin.kvdock_batch_io(second.handle, batch)
+    done = second.handle.run(batch)
     assert done.outcomes.tolist() == [Outcome.REFUSED]
     second.release()
 
@@ -126,7 +126,7 @@ def test_two_pools_in_the_same_memory_register_it_once(rig: Any, settings: Any) 
     before = rig.handle.client.memory.blocks
     handle = attach_block(rig, settings, 4096, 8192)
     assert rig.handle.client.memory.blocks == before
-    plugin.kvdock_release(handle)
+    handle.close()
     assert rig.handle.client.memory.blocks == before
     assert rig.put(["still-registered"]) == [OK]
 
@@ -394,7 +394,7 @@ def test_a_process_ends_with_status_0_although_calls_are_made_in_the_background(
         else:
             until = time.monotonic() + 0.05
             clear = Batch(Operation.CLEAR, [f"{rig.namespace}/"], deadline_s=until)
-            plugin.kvdock_batch_io(rig.handle, clear)
+            rig.handle.run(clear)
             # A call under way whenever the process ends.
             client = rig.handle.client
             inside = threading.Event()

@@ -6,48 +6,37 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
-from direct_contract import DirectTransfers, check_trial
+from direct_contract import DirectContract, check_mutations, check_trial
+from direct_fuzz import Fuzz
 from direct_peers import connected, two_processes
+from direct_trials import Rank, pools_of
+from listening import listening
 
-from kvdock import Block, Outcome
+from kvdock import Attachment, Dock, Namespace, Outcome, Region, Shard
 from kvdock.errors import KvdockError
-from kvdock_mooncake.direct import MAX_ROWS, parts_of
-from kvdock_mooncake.direct_endpoint import Endpoint
+from kvdock_mooncake.direct import MAX_ROWS, DirectConnections
 from kvdock_mooncake.direct_engine import why_not
 from kvdock_mooncake.library import Wheel
 
-pytestmark = pytest.mark.mooncake
+# In the network of the other tests: the library keeps threads where it first began.
+pytestmark = [pytest.mark.mooncake, pytest.mark.usefixtures("library")]
 
 LOCAL = MappingProxyType({"host": "127.0.0.1"})
 
 
-class TestMooncakeDirect(DirectTransfers):
+class TestMooncakeDirect(DirectContract):
     backend = "mooncake"
     settings = LOCAL
-
-
-def test_an_endpoint_comes_back_from_its_bytes() -> None:
-    blocks = (Block(1 << 40, 4096), Block(8192, 1))
-    found = Endpoint.of("127.0.0.1:5", "tcp", 64, blocks)
-    assert Endpoint.from_bytes(found.to_bytes()) == found
-
-
-@pytest.mark.parametrize("cut", range(0, 105, 7))
-def test_a_part_of_an_endpoint_is_rejected(cut: int) -> None:
-    blocks = (Block(1 << 40, 4096),) * 4
-    whole = Endpoint.of("127.0.0.1:5", "tcp", 64, blocks).to_bytes()
-    with pytest.raises(KvdockError, match="not one of the mooncake backend"):
-        Endpoint.from_bytes(whole[:cut])
 
 
 def test_calls_are_cut_by_rows_and_by_bytes() -> None:
     sizes = np.full(2000, 1000)
     chosen = np.arange(0, 2000, 1)
-    parts = list(parts_of(chosen, sizes))
+    parts = list(DirectConnections.parts_of(chosen, sizes))
     assert max(map(len, parts)) == MAX_ROWS
     assert np.array_equal(np.concatenate(parts), chosen)
     large = np.array([100 << 20, 40 << 20, 20 << 20, 20 << 20, 1])
-    found = [one.tolist() for one in parts_of(np.arange(5), large)]
+    found = [one.tolist() for one in DirectConnections.parts_of(np.arange(5), large)]
     assert found == [[0], [1, 2], [3, 4]]
 
 
@@ -79,3 +68,44 @@ def test_confirmations_that_are_turned_off_are_noticed(
 @pytest.mark.slow
 def test_requests_between_random_layouts_arrive_without_a_wrong_byte() -> None:
     check_trial("mooncake", 40)
+
+
+@pytest.mark.slow
+def test_changed_messages_are_taken_or_rejected_and_nothing_else() -> None:
+    check_mutations("mooncake", 300)
+
+
+def test_pages_go_to_peers_without_a_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MOONCAKE_MASTER", raising=False)
+    given: dict[str, object] = {"host": "127.0.0.1"}
+    pools = pools_of("mha", 4, ["page_object"])[:1]
+    sender, receiver = (Rank(pools, backend="mooncake", given=given) for _ in range(2))
+    try:
+        Fuzz("mooncake", sender, receiver, np.random.default_rng(0)).healthy()
+        cache = sender.attachment
+        assert not cache.exists(["a"]).best
+        assert cache.put(["a"], {"kv": [0]}).outcomes["kv"][0] == Outcome.REFUSED
+        assert cache.get(["a"], {"kv": [0]}).outcomes["kv"][0] == Outcome.ABSENT
+    finally:
+        assert all(one.attachment.close() for one in (sender, receiver))
+
+
+def test_pages_are_not_stored_without_a_master(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MOONCAKE_MASTER", raising=False)
+    pool = pools_of("mha", 4, ["page_object"])[0]
+    dock = Dock.load(require=["mooncake"], environ={"KVDOCK_PLUGINS": "mooncake"})
+    plan = dock.plan([pool], Shard())
+    region = Region.of(pool, Shard(), [np.zeros(pool.page_bytes(Shard()), np.uint8)], 1)
+    with pytest.raises(KvdockError, match="no master is configured"):
+        Attachment.open(dock, plan, Namespace(model="m"), {"kv": region})
+
+
+def test_its_ports_can_be_fenced_but_not_its_addresses() -> None:
+    """As the security page says: a range of ports, on all interfaces."""
+    ports = {"MC_MIN_RPC_PORT": "21000", "MC_MAX_RPC_PORT": "21063"}
+    found = listening("mooncake", {"host": "127.0.0.1"}, **ports)
+    assert found
+    assert all(21000 <= port <= 21063 for _, port in found)
+    assert {host for host, _ in found} <= {"0.0.0.0", "::"}  # noqa: S104 - as it is

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from kvdock import AttachConfig
-from kvdock_mooncake import plugin
 from kvdock_mooncake.disk_watch import DiskWatch
+from kvdock_mooncake.pool import PoolHandle
 from kvdock_mooncake.settings import MooncakeSettings
 from kvdock_mooncake.spill import SpillDirectory
 
@@ -64,12 +64,12 @@ def test_what_a_disk_has_is_the_capacity_of_a_process_that_spills(disk: Any) -> 
     watch = DiskWatch("/spilled")
     disk.free = 30 * GIB
     watch.look()
-    handle: Any = SimpleNamespace(
-        client=SimpleNamespace(spill=None, settings=MooncakeSettings())
-    )
-    assert plugin.kvdock_capacity(handle) is None
-    handle.client.spill = SimpleNamespace(disk=watch)
-    found = plugin.kvdock_capacity(handle)
+    client: Any = SimpleNamespace(spill=None, settings=MooncakeSettings())
+    nothing: Any = None
+    store = PoolHandle(client, nothing, nothing, nothing)
+    assert store.capacity() is None
+    client.spill = SimpleNamespace(disk=watch)
+    found = store.capacity()
     assert found is not None
     assert (found.used_bytes, found.limit_bytes) == (70 * GIB, 100 * GIB)
 

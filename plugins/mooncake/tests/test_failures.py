@@ -15,10 +15,11 @@ import pytest
 from stalls import timed
 
 from kvdock import Outcome
+from kvdock.child_processes import free_port
 from kvdock.errors import KvdockError
 from kvdock_mooncake.client import State
 from kvdock_mooncake.error_codes import NOT_READY
-from kvdock_mooncake.server import free_port, start_owner
+from kvdock_mooncake.server import start_owner
 from kvdock_mooncake.settings import MooncakeSettings
 
 pytestmark = [pytest.mark.mooncake, pytest.mark.slow]

@@ -17,7 +17,7 @@ TRIAL = Path(__file__).with_name("late_writes.py")
 FROZEN_S = 75
 LENT = 64 << 20
 SHAPES = [(24, 1 << 20), (512, 64 << 10)]
-ALL = "KVDOCK_LATE_WRITES"
+ALL = "TESTS_OF_KVDOCK_LATE_WRITES"
 every_form = pytest.mark.skipif(
     ALL not in os.environ, reason=f"95 s each: make trial-mooncake-late sets {ALL}"
 )

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 from stalls import timed
 
+from kvdock.child_processes import free_port
 from kvdock.errors import SettingsError
 from kvdock_mooncake import master as room
 from kvdock_mooncake.master import ClusterError, Master
-from kvdock_mooncake.server import free_port
 from kvdock_mooncake.settings import MooncakeSettings
 
 

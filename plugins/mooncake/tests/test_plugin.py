@@ -12,7 +12,6 @@ from kvdock import (
     PoolSpec,
     Shard,
     Support,
-    stored_objects,
 )
 from kvdock_mooncake import library, plugin
 from kvdock_mooncake.library import Wheel
@@ -62,8 +61,3 @@ def test_only_a_standalone_client_reaches_no_memory_but_its_own() -> None:
         assert verdict, "any memory will do"
     through = MooncakeSettings(standalone="127.0.0.1:1")
     assert plugin.kvdock_check_capability(*asked, through) is None
-
-
-def test_a_suffix_for_each_object() -> None:
-    suffixes = plugin.kvdock_key_suffix(POOL, Shard())
-    assert len(suffixes) == len(stored_objects(POOL, Shard()))

@@ -9,9 +9,9 @@ from typing import Any
 import attrs
 import pytest
 
+from kvdock.child_processes import free_port
 from kvdock_mooncake import preconditions
 from kvdock_mooncake.master import ClusterError
-from kvdock_mooncake.server import free_port
 from kvdock_mooncake.settings import MooncakeSettings
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from kvdock import Outcome
+from kvdock.child_processes import ServerError
 from kvdock.config import structure
 from kvdock_mooncake import server
 from kvdock_mooncake.settings import MooncakeSettings
@@ -110,6 +111,6 @@ def test_a_server_that_does_not_start_says_its_last_words(
     del library
     monkeypatch.setattr(server, "_TRIES", 1)
     log = tmp_path / "log"
-    with pytest.raises(server.ServerError, match="does not start") as told:
+    with pytest.raises(ServerError, match="does not start") as told:
         server.start_master("-no_such_flag=1", log=log)
     assert "no_such_flag" in told.value.fix

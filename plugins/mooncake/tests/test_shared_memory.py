@@ -30,6 +30,7 @@ from kvdock.config import CoreSettings, structure
 from kvdock.routing.verdicts import TransferMode
 from kvdock_mooncake import plugin
 from kvdock_mooncake.client import Client, State
+from kvdock_mooncake.pool import PoolHandle
 from kvdock_mooncake.server import Server, start_owner
 from kvdock_mooncake.settings import MooncakeSettings
 from kvdock_mooncake.shared_clients import _CLIENTS
@@ -178,10 +179,12 @@ def test_pages_in_shared_memory_are_stored_and_outlive_the_attachment(
     wanted = mine.fill(61)
     names = [f"shared-{i}" for i in range(8)]
     assert mine.put(names) == [OK] * 8
-    plugin.kvdock_release(handle)
+    handle.close()
+    assert isinstance(handle, PoolHandle)
     assert handle.client.state == State.READY
 
     handle = plugin.kvdock_register_pool(pool=pool, region=region, config=config)
+    assert isinstance(handle, PoolHandle)
     mine.handle = handle
     mine.memory[:] = 0
     assert mine.get(names, cuts=2) == [OK] * 8
@@ -189,7 +192,7 @@ def test_pages_in_shared_memory_are_stored_and_outlive_the_attachment(
     memory.give_back()
     assert handle.client.state == State.READY, "a pool lies in it"
     assert mine.get(names) == [OK] * 8
-    plugin.kvdock_release(handle)
+    handle.close()
     assert handle.client.state is State.CLOSED  # type: ignore[comparison-overlap] # a call changes it
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock import Batch, Operation, block_of
-from kvdock.segments import SegmentStore, StoreLimits, StoreLocation
 from kvdock_nixl.io_engine import NixlIOEngine
 from kvdock_nixl.settings import IOMethod
+from kvdock_segments import SegmentStore, StoreLimits, StoreLocation
 
 Numbers = npt.NDArray[np.int64]
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 import pytest
-from direct_contract import DirectTransfers, check_trial
+from direct_contract import DirectContract, check_mutations, check_trial
 from direct_peers import connected, two_processes
+from listening import listening
 
-from kvdock import Block, Outcome
-from kvdock.errors import KvdockError
-from kvdock_nixl.direct_endpoint import Endpoint
+from kvdock import Outcome
 from kvdock_nixl.ucx_transports import FENCED_TRANSPORTS, is_fenced
 
 
-class TestNixlDirect(DirectTransfers):
+class TestNixlDirect(DirectContract):
     backend = "nixl"
     settings = MappingProxyType({"root": "/nowhere"})
 
@@ -52,19 +52,21 @@ def test_nixl_counts_every_byte_that_is_sent() -> None:
         assert sender.call("counted") - before == 100 * 999
 
 
-def test_an_endpoint_comes_back_from_its_bytes() -> None:
-    blocks = (Block(1 << 40, 4096), Block(8192, 1))
-    found = Endpoint.of("agent", 64, blocks, b"\x00\n[1]")
-    assert Endpoint.from_bytes(found.to_bytes()) == found
-
-
-@pytest.mark.parametrize("cut", range(0, 90, 7))
-def test_a_part_of_an_endpoint_is_rejected(cut: int) -> None:
-    whole = Endpoint.of("agent", 64, (Block(1 << 40, 4096),) * 4, b"").to_bytes()
-    with pytest.raises(KvdockError, match="not one of the nixl backend"):
-        Endpoint.from_bytes(whole[:cut])
-
-
 @pytest.mark.slow
 def test_requests_between_random_layouts_arrive_without_a_wrong_byte() -> None:
     check_trial("nixl", 40)
+
+
+@pytest.mark.slow
+def test_changed_messages_are_taken_or_rejected_and_nothing_else() -> None:
+    check_mutations("nixl", 300)
+
+
+def test_its_ports_and_addresses_can_be_fenced(tmp_path: Path) -> None:
+    """As the security page says."""
+    fence = {"UCX_TCP_PORT_RANGE": "22000-22063", "UCX_NET_DEVICES": "lo"}
+    settings = {"root": str(tmp_path), "free_space": 0}
+    found = listening("nixl", settings, **fence)
+    assert found
+    assert all(22000 <= port <= 22063 for _, port in found)
+    assert {host for host, _ in found} == {"127.0.0.1"}

@@ -18,13 +18,13 @@ import numpy.typing as npt
 import pytest
 
 from kvdock import KvdockError, block_of
-from kvdock.segments import DEADLINE, UNREGISTERED, IORequest, IOResult, checksums
 from kvdock_nixl import call
 from kvdock_nixl.agent_pair import AGENTS, SharedAgents
 from kvdock_nixl.agents import Agent
 from kvdock_nixl.byte_counts import MOVED, Way
 from kvdock_nixl.io_engine import NixlIOEngine
 from kvdock_nixl.settings import IOMethod
+from kvdock_segments import DEADLINE, UNREGISTERED, IORequest, IOResult, checksums
 
 SLOT = 32768
 MEMORY_BYTES = 24 << 20

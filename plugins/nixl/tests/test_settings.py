@@ -11,7 +11,6 @@ from kvdock.errors import SettingsError
 from kvdock.plugin import import_entry_point, list_entry_points
 from kvdock_nixl.admin import open_store
 from kvdock_nixl.settings import IOMethod, NixlSettings
-from kvdock_nixl.store import limits_of
 
 
 def given(**settings: object) -> NixlSettings:
@@ -49,16 +48,14 @@ def test_values_out_of_range_are_rejected(setting: str, value: object) -> None:
 
 
 def test_the_limits_of_the_store_follow_the_settings() -> None:
-    limits = limits_of(
-        given(
-            root="/x",
-            quota="1 GiB",
-            free_space="2 MiB",
-            high_watermark=0.9,
-            low_watermark=0.8,
-            segment_bytes="1 MiB",
-        )
-    )
+    limits = given(
+        root="/x",
+        quota="1 GiB",
+        free_space="2 MiB",
+        high_watermark=0.9,
+        low_watermark=0.8,
+        segment_bytes="1 MiB",
+    ).limits
     assert (limits.quota_bytes, limits.free_bytes) == (1 << 30, 2 << 20)
     assert (limits.high_watermark, limits.low_watermark) == (0.9, 0.8)
     assert limits.segment_bytes == 1 << 20

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from kvdock.child_processes import ServerError
 from kvdock_s3 import server
 from kvdock_s3.client import ObjectClient
 from kvdock_s3.round_trip import try_bucket
@@ -34,7 +35,7 @@ def test_without_moto_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(server, "find_spec", lambda _: None)
     with (
-        pytest.raises(server.ServerError, match="moto is not installed") as raised,
+        pytest.raises(ServerError, match="moto is not installed") as raised,
         server.local_server({}),
     ):
         pass

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvdock import Dock
+from kvdock.config import structure
 from kvdock.errors import SettingsError
 from kvdock_s3.connect import open_store
 from kvdock_s3.probe import findings
@@ -159,3 +160,15 @@ def test_other_services_are_chosen_by_the_scheme(
     store: Any = open_store(given(url=url, anonymous=True), 1.0, 0.5)
     assert type(store).__name__ in ("GCSStore", "AzureStore")
     assert store.prefix == "p"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"url": "s3://[::1"},
+        {"url": "s3://bucket", "endpoint": "http://[::1"},
+    ],
+)
+def test_a_url_that_cannot_be_taken_apart_is_named(given: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match=r"\[::1"):
+        structure(S3Settings, given, where="backend 's3'").place  # noqa: B018

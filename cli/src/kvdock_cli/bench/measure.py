@@ -29,13 +29,13 @@ from kvdock.errors import KvdockError
 if TYPE_CHECKING:
     from kvdock import Backend, TransferResult
 
-ROUNDS = 5
-"""Batches that are timed for each figure; their median counts."""
+RUNS = 5
+"""Batches that are timed for each figure where no option says another number."""
 
 
 @attrs.frozen(kw_only=True)
 class Figure:
-    """What one size of page and batch came to.
+    """The figures of one size of page and batch.
 
     Args:
         page_bytes: Bytes of a page.
@@ -46,6 +46,7 @@ class Figure:
         exists_s: The same for looking up.
         raw_write_s: The same bytes to the raw disk or network; 0 if not known.
         raw_read_s: The same for reading.
+        spread_s: The shortest and the longest run of each operation.
     """
 
     page_bytes: int
@@ -56,6 +57,7 @@ class Figure:
     exists_s: float
     raw_write_s: float = 0.0
     raw_read_s: float = 0.0
+    spread_s: Mapping[str, tuple[float, float]] = attrs.field(factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -71,13 +73,15 @@ Raw = Callable[[int], tuple[float, float]]
 """Seconds of writing and of reading so many bytes without the backend."""
 
 
-def measure(
+def measure(  # noqa: PLR0913 - what a figure depends on
     backend: Backend,
     settings: Mapping[str, object],
     page_bytes: int,
     batch: int,
     threads: int,
     raw: Raw,
+    *,
+    runs: int = RUNS,
 ) -> Figure:
     """Store, look up and load batches of pages; nothing of them is left.
 
@@ -104,7 +108,7 @@ def measure(
         dock, plan, namespace, {"bench": region}, given, trial=True
     ) as cache:
         times: dict[str, list[float]] = {"put": [], "get": [], "exists": []}
-        for turn in range(ROUNDS + 1):
+        for turn in range(runs + 1):
             names = [_hashes(f"{turn}/{at}", batch) for at in range(threads)]
             seconds = _turn(cache, names)
             if turn:  # the first one warms up
@@ -124,6 +128,7 @@ def measure(
         exists_s=exists,
         raw_write_s=write_s,
         raw_read_s=read_s,
+        spread_s={what: (min(found), max(found)) for what, found in times.items()},
     )
 
 

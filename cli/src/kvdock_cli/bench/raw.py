@@ -1,4 +1,4 @@
-"""What this machine does without a backend: its disk, or its network stack."""
+"""The limits of this machine without a backend: its disk, or its network stack."""
 
 from __future__ import annotations
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 from kvdock import AttachConfig, Backend, Finding
 from kvdock.errors import KvdockError
 from kvdock.plugin import run_probe
+from kvdock.resilience import LateError, run_within
 
 PROBE_S = 30.0
 """Time for a backend's probe where no option says another."""
@@ -19,21 +20,12 @@ def ask_within(
     timeout_s: float, ask: Ask, hint: str = "Look for what it waits for."
 ) -> Iterable[Finding]:
     """Ask on a thread of its own, so that one that hangs is a finding."""
-    answers: list[Iterable[Finding]] = []
-    thread = threading.Thread(
-        target=lambda: answers.append(run_probe(ask)), daemon=True
-    )
-    thread.start()
-    thread.join(timeout_s)
-    if answers:
-        return answers[0]
-    return (
-        Finding(
-            ok=False,
-            what=f"no answer within {timeout_s:g} s",
-            hint=hint,
-        ),
-    )
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        return run_within(deadline_s, lambda: run_probe(ask), "asking")
+    except LateError:
+        what = f"no answer within {timeout_s:g} s"
+        return (Finding(ok=False, what=what, hint=hint),)
 
 
 def require_ready(

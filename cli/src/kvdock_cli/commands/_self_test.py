@@ -26,6 +26,8 @@ _DIRECT = "direct transfer"
 _SEND_S = 10.0
 """How long one page may take from an endpoint to another."""
 
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - looked for, not bound
+
 KEPT = "keeps for a while"
 """What the core says of a page that its backend does not delete at once."""
 
@@ -118,6 +120,7 @@ def _reach_test(
         Attachment,
         Capability,
         Namespace,
+        PeerTransfers,
         Region,
         RequestState,
         RouteRequirements,
@@ -149,16 +152,51 @@ def _reach_test(
         Attachment.open(dock, plan, namespace, regions[0], given, trial=True) as near,
         Attachment.open(dock, plan, namespace, regions[1], given, trial=True) as far,
     ):
-        request = far.expect({name: [0]}, [near.direct.offers(receives=False)])
-        future = near.send(far.direct.offers(), request.tickets[0], {name: [0]})
+        sender, receiver = PeerTransfers(near), PeerTransfers(far)
+        before = _open_ports()
+        offers = receiver.offers()
+        opened = sorted(_open_ports() - before)
+        request = receiver.expect({name: [0]}, [sender.offers(receives=False)])
+        future = sender.send(offers, request.tickets[0], {name: [0]})
         future.wait_quiet(_SEND_S)
-        far.direct.complete(future.completion())
+        receiver.complete(future.completion())
         arrived = request.wait(0) is RequestState.ARRIVED
         same = bool((memory[0] == memory[1]).all())
     if arrived and same:
         what = "direct transfer: a page went from one endpoint to another, compared"
-        return (Finding(ok=True, what=what),)
+        return (Finding(ok=True, what=what), *_open_to_all(opened))
     why = request.reason or "its bytes differ"
     what = f"direct transfer: a page did not reach another endpoint: {why}"
     hint = "Both endpoints are in this process: see the log for the backend's reason."
     return (Finding(ok=False, what=what, hint=hint),)
+
+
+def _open_to_all(ports: Sequence[int]) -> tuple[Finding, ...]:
+    """Warn of ports of a transfer engine that any host can reach."""
+    if not ports:
+        return ()
+    listed = ", ".join(map(str, ports))
+    return (
+        Finding(
+            ok=True,
+            warning=True,
+            what=f"direct transfer: its ports (now {listed}) listen on all interfaces, "
+            "without authentication",
+            hint="Who reaches them may read and overwrite the pages that are attached: "
+            "let only the engines of this deployment reach this host's ports.",
+        ),
+    )
+
+
+def _open_ports() -> set[int]:
+    """Return the ports on which this process listens on all interfaces."""
+    import psutil  # type: ignore[import-untyped]  # noqa: PLC0415 - has no types
+
+    process = psutil.Process()
+    # `connections` before psutil 6.
+    ask = getattr(process, "net_connections", None) or process.connections
+    return {
+        one.laddr.port
+        for one in ask(kind="tcp")
+        if one.status == psutil.CONN_LISTEN and one.laddr.ip in _EVERYWHERE
+    }

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import get_type_hints
 
 from kvdock import Backend
-from kvdock.errors import KvdockError
 from kvdock.plugin import require
 from kvdock.units import format_bytes, parse_bytes
 from kvdock_cli import progress
@@ -30,6 +28,7 @@ def bench(  # noqa: PLR0913 - what figures depend on
     page: tuple[str, ...] = ("64 KiB", "256 KiB", "1 MiB"),
     batch: tuple[int, ...] = (1, 32),
     threads: tuple[int, ...] = (1, 4),
+    runs: int = 5,
     token_bytes: str = "64 KiB",  # noqa: S107 - KV bytes of a token, no password
     recompute: float = 0.0,
     engine: str = "",
@@ -48,6 +47,8 @@ def bench(  # noqa: PLR0913 - what figures depend on
         page: Size of a page, such as "256 KiB"; may be given several times.
         batch: Pages of a call; may be given several times.
         threads: Threads that call at once; may be given several times.
+        runs: Batches that are timed for each figure, after one that warms up: their
+            median counts, and the slowest and fastest are shown.
         token_bytes: KV bytes of one token of the model, for the comparison
             with recomputing.
         recompute: Tokens per second that the engine prefills, if known.
@@ -58,7 +59,7 @@ def bench(  # noqa: PLR0913 - what figures depend on
     """
     sizes = [parse_bytes(one) for one in page]
     token = parse_bytes(token_bytes)
-    if min([*sizes, *batch, *threads, token]) < 1 or recompute < 0:
+    if min([*sizes, *batch, *threads, token, runs]) < 1 or recompute < 0:
         raise UsageProblem("sizes and counts are at least 1")
     if recompute and engine:
         raise UsageProblem(
@@ -70,12 +71,16 @@ def bench(  # noqa: PLR0913 - what figures depend on
             f"a figure would take more than {format_bytes(MOST_BYTES)}",
             fix="Lower --page, --batch or --threads.",
         )
-    found = load()
+    settings = backend_settings(name, set_)
+    found = load({name: settings}, only=name)
     plugins = {one.manifest.name: one for one in found.plugins}
     require([name], plugins, found.problems)
     backend = Backend(plugins[name])
-    settings = backend_settings(name, set_)
-    folder = _folder(typed_settings(backend, settings, "bench"))
+    own, path = (
+        typed_settings(backend, settings, "bench"),
+        backend.manifest.path_setting,
+    )
+    folder: Path | None = getattr(own, path) if path else None
     require_ready(backend, settings)
     from kvdock_cli.bench import measure, prefill, raw  # noqa: PLC0415 - numpy, 65 ms
 
@@ -87,11 +92,14 @@ def bench(  # noqa: PLR0913 - what figures depend on
     with progress.shown(f"bench {name}", total=len(shapes)) as bar:
         for size, n, many in shapes:
             bar.note = f"{n} pages of {format_bytes(size)}, {many} threads"
-            figures.append(measure.measure(backend, settings, size, n, many, limit))
+            figures.append(
+                measure.measure(backend, settings, size, n, many, limit, runs=runs)
+            )
             bar.advance()
     run = report.Run(
         backend=name,
         raw="disk" if folder else "loopback",
+        runs=runs,
         figures=figures,
         token_bytes=token,
         recompute_tokens_per_s=recompute,
@@ -101,18 +109,7 @@ def bench(  # noqa: PLR0913 - what figures depend on
         try:
             plot.write_text(report.as_svg(run))
         except OSError as error:
-            raise KvdockError(
+            raise UsageProblem(
                 f"--plot {plot} cannot be written: {error.strerror or error}"
             ) from error
     return emit(report.as_text(run, style_of()), report.as_data(run), as_json=json)
-
-
-def _folder(settings: object) -> Path | None:
-    """Return the directory that a backend keeps pages in, if it has one."""
-    if settings is None:
-        return None
-    for field, hint in get_type_hints(type(settings)).items():
-        if Path in (hint, *getattr(hint, "__args__", ())):
-            found = getattr(settings, field)
-            return found if isinstance(found, Path) else None
-    return None

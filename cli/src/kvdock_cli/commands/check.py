@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvdock import Backend
-from kvdock.config import secret_values
+from kvdock.config import own_settings, secret_values
 from kvdock.plugin import require
 from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings, patience, settings_of
+from kvdock_cli.commands._probe import require_ready
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import check as report
@@ -57,19 +58,23 @@ def check(  # noqa: PLR0913 - what a check depends on
     if only and not only.isidentifier():
         raise UsageProblem(f"--only {only!r} is not one word of a test's name")
     tight = settings_of(small, "--small") if small else None
-    found = load()
+    settings = backend_settings(name, set_)
+    found = load({name: settings}, only=name)
     plugins = {one.manifest.name: one for one in found.plugins}
     require([name], plugins, found.problems)
-    settings = backend_settings(name, set_)
+    settings = own_settings(settings)
     # Only this command needs the kit, and the kit needs pytest.
     from kvdock.testing import report as checkup  # noqa: PLC0415 - see above
 
     schema = plugins[name].manifest.settings
     whole = {**settings, **(tight or {})}
-    for one in (settings, whole):
-        # Each of some hundred tests would fail in the same way.
-        folder = Path(tempfile.gettempdir())
-        Backend(plugins[name]).settings(checkup.resolve_settings(schema, one, folder))
+    with tempfile.TemporaryDirectory() as folder:
+        for one in (settings, whole):
+            # Each of some hundred tests would fail in the same way.
+            resolved = checkup.resolve_settings(schema, one, Path(folder))
+            backend = Backend(plugins[name])
+            backend.settings(resolved)
+            require_ready(backend, resolved)
     with progress.shown("collecting tests") as bar:
 
         def watch(run: Run) -> None:
@@ -78,7 +83,7 @@ def check(  # noqa: PLR0913 - what a check depends on
             bar.note = failed + run.current.rpartition("::")[2]
 
         done = checkup.check(
-            name,
+            plugins[name].instance_of or name,
             checkup.with_scratch_paths(schema, settings),
             small=None if tight is None else checkup.with_scratch_paths(schema, tight),
             secrets=tuple(secret_values(schema, whole)) if schema else (),

@@ -1,17 +1,32 @@
-"""Show the settings in force, and where each of them comes from."""
+"""See the settings in force, and write, change and judge a file of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from kvdock.config import explain, load_configuration
-from kvdock.plugin import OBSERVERS_GROUP, list_entry_points, load_observers
+from kvdock.config import explain, load_configuration, read_file
+from kvdock.errors import SettingsError
+from kvdock.plugin import OBSERVERS_GROUP, Observer, list_entry_points, require
+from kvdock_cli import settings_file
+from kvdock_cli.commands.doctor import switched_on
 from kvdock_cli.commands.list import load
-from kvdock_cli.output import emit
+from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import config as report
+from kvdock_cli.settings_file import Wrong
 from kvdock_cli.terminal import style_of
+
+if TYPE_CHECKING:
+    from kvdock.config import Setting
+    from kvdock.plugin import PluginProblem
+
+Known = tuple[dict[str, type], tuple["PluginProblem", ...]]
+
+_MATTER = ("core.integrity", "core.observers", "core.deadlines.")
+"""Settings of the core that a new file begins with."""
 
 
 def show(
@@ -28,17 +43,10 @@ def show(
         origin: Also say where each value comes from.
         json: Print one line of JSON.
     """
-    backends = load()
-    observers, problems = load_observers(list_entry_points(OBSERVERS_GROUP))
-    schemas = {
-        f"backends.{plugin.manifest.name}": plugin.manifest.settings
-        for plugin in backends.plugins
-        if plugin.manifest.settings is not None
-    }
-    schemas |= {f"observers.{name}": one.settings for name, one in observers.items()}
-    problems = (*backends.problems, *problems)
+    configuration = load_configuration(file=config)
+    schemas, problems = _known({"backends": configuration.backends})
     # What is broken has no schema to hold its settings against.
-    configuration = load_configuration(file=config).without(
+    configuration = configuration.without(
         f"{one.group.removeprefix('kvdock.')}.{one.name}" for one in problems
     )
     found = explain(configuration, schemas)
@@ -49,4 +57,147 @@ def show(
     )
 
 
-COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType({"show": show})
+def init(
+    backend: tuple[str, ...] = (),
+    /,
+    *,
+    config: Path | None = None,
+    force: bool = False,
+    json: bool = False,
+) -> int:
+    """Write a settings file that explains what matters for some backends.
+
+    Every setting is there as a comment with its default, so that the file changes
+    nothing until a line of it does.
+
+    Args:
+        backend: The backends that are to be used.
+        config: The file to write; without it, the one that KVDOCK_CONFIG names, or
+            kvdock.toml here.
+        force: Overwrite a file that is there.
+        json: Print one line of JSON.
+    """
+    file = _file_of(config, "kvdock.toml")
+    if file.exists() and not force:
+        raise UsageProblem(f"{file} is there", fix="--force overwrites it.")
+    schemas, problems = _known({})
+    require(backend, [one.partition(".")[2] for one in schemas], problems)
+    wanted = (*_MATTER, *(f"backends.{name}." for name in backend))
+    rows = [row for row in _defaults(schemas) if row.path.startswith(wanted)]
+    settings_file.write(file, settings_file.commented(rows), replace=force)
+    missing = [row.path for row in rows if row.origin == settings_file.MISSING]
+    text = report.written_text(file, missing)
+    return emit(text, report.written_data(file, backend, missing), as_json=json)
+
+
+def change(
+    key: str, value: str, /, *, config: Path | None = None, json: bool = False
+) -> int:
+    """Change one setting of a TOML file; comments and order stay.
+
+    The file is judged first and then replaced at once: a change that would make it
+    wrong is not written.
+
+    Args:
+        key: The setting, with dots, such as core.deadlines.get.
+        value: Its value, as in TOML, or a word.
+        config: The file; without it, the one that KVDOCK_CONFIG names.
+        json: Print one line of JSON.
+    """
+    file, path = _file_of(config), key.split(".")
+    before = read_file(file)
+    if file.suffix != ".toml":
+        raise UsageProblem(f"{file} is not TOML", fix="Edit it.")
+    # A named instance has settings as soon as its plugin is named.
+    schemas, _ = known = _known(settings_file.with_value(before, path, value))
+    defaults = {row.path: row for row in _defaults(schemas)}
+    typed = settings_file.read_value(value, defaults.get(key))
+    old = _wrong(before, file, known)
+    for wrong in _wrong(settings_file.with_value(before, path, typed), file, known):
+        if not wrong.missing and wrong not in old:
+            raise SettingsError(wrong.what, fix=wrong.fix)
+    fresh = settings_file.changed(file.read_text(), path, typed)
+    settings_file.write(file, fresh, replace=True)
+    # The value may be a secret.
+    data = {"schema": "kvdock.config-set/1", "ok": True, "path": str(file), "key": key}
+    return emit(f"{file}: {key} is set", data, as_json=json)
+
+
+def validate(*, config: Path | None = None, json: bool = False) -> int:
+    """Say every problem of a settings file, key by key; exit 1 if there is one.
+
+    Required settings may come from the environment. What only an engine knows, such
+    as whether its deadlines fit, `kvdock doctor` says.
+
+    Args:
+        config: A TOML or JSON file; without it, the one that KVDOCK_CONFIG names.
+        json: Print one line of JSON.
+    """
+    file = _file_of(config)
+    try:
+        tree = read_file(file)
+        wrong = _wrong(tree, file, _known(tree))
+    except SettingsError as error:
+        if not file.exists():
+            raise
+        wrong = [Wrong("", error.what, error.fix)]
+    text = report.wrong_text(file, wrong, style_of())
+    return emit(text, report.wrong_data(file, wrong), as_json=json)
+
+
+def _file_of(config: Path | None, default: str = "") -> Path:
+    """Return the file that is named, here or by KVDOCK_CONFIG."""
+    named = str(config or "") or os.environ.get("KVDOCK_CONFIG", default)
+    if not named:
+        raise UsageProblem("no file is named", fix="Give --config, or KVDOCK_CONFIG.")
+    return Path(named)
+
+
+def _wrong(tree: Mapping[str, object], file: Path, known: Known) -> list[Wrong]:
+    """Return the problems of a file: its settings, plugins and observers."""
+    schemas, problems = known
+    broken = {
+        f"{one.group.removeprefix('kvdock.')}.{one.name}": one for one in problems
+    }
+    unfit = [
+        Wrong(where, broken[where].cause, broken[where].fix)
+        for where in dict.fromkeys(
+            ".".join(path[:2]) for path, _ in settings_file.leaves(tree)
+        )
+        if where in broken
+    ]
+    found = settings_file.wrong_in(tree, f"file {file}", schemas)
+    if all(one.missing for one in found):
+        observers = switched_on(load_configuration(tree, environ={}))
+        unfit += [Wrong("core.observers", one.cause, one.fix) for one in observers]
+    return unfit + [
+        one for one in found if ".".join(one.key.split(".")[:2]) not in broken
+    ]
+
+
+def _known(given: Mapping[str, object]) -> Known:
+    """Return the settings classes of what can be used, and why the rest cannot.
+
+    Args:
+        given: A file's content, whose backends may be named instances.
+    """
+    backends = given.get("backends")
+    found = load(backends if isinstance(backends, Mapping) else {})
+    observers, problems = Observer.load(list_entry_points(OBSERVERS_GROUP))
+    schemas = {
+        f"backends.{plugin.manifest.name}": plugin.manifest.settings
+        for plugin in found.plugins
+        if plugin.manifest.settings is not None
+    }
+    schemas |= {f"observers.{name}": one.settings for name, one in observers.items()}
+    return schemas, (*found.problems, *problems)
+
+
+def _defaults(schemas: Mapping[str, type]) -> Sequence[Setting]:
+    """Return every setting with its default."""
+    return explain(load_configuration(environ={}), schemas, environ={})
+
+
+COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
+    {"show": show, "init": init, "set": change, "validate": validate}
+)

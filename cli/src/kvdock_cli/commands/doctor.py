@@ -9,16 +9,20 @@ import attrs
 
 from kvdock import AttachConfig, Backend, Finding, Observer
 from kvdock.config import explain, load_configuration, structure
-from kvdock.errors import SettingsError, did_you_mean
+from kvdock.errors import KvdockError, SettingsError, did_you_mean
 from kvdock.plugin import (
+    OBSERVERS_GROUP,
+    OWN_DISTRIBUTIONS,
     BrokenPlugin,
     Candidate,
     LoadedPlugin,
+    LoadStage,
     PluginProblem,
+    build_observers,
     import_entry_point,
-    list_entry_points,
-    load_observers,
     split_duplicates,
+    try_each,
+    usable_entry_points,
 )
 from kvdock_cli import progress, registry
 from kvdock_cli.arguments import patience, settings_of, typed_settings
@@ -101,8 +105,12 @@ def diagnose(
 ) -> Diagnosis:
     """Examine one name, or everything."""
     watch = watch or progress.Progress("examining")
-    found = load()
+    configured = load_configuration()
     doctors, problems = _doctors()
+    # `--set plugin=NAME` describes an instance, except to a section of an engine.
+    instance = "plugin" in settings and name not in {one.name for one in doctors}
+    asked = {name: settings} if name and instance else {}
+    found = load({**configured.backends, **asked})
     observers, unfit = _observers(found.observers)
     problems = (*found.problems, *registry.problems(), *problems, *unfit)
     candidates = [*(one.candidate for one in found.plugins), *observers, *doctors]
@@ -124,6 +132,8 @@ def diagnose(
             if name is None and not _configured(one, configured):
                 rows = tuple(map(_unused, rows))
             sections.append(Section(one.candidate, rows))
+    if name is None:
+        problems += switched_on(configured)
     sections += [
         Section(one, _settings_of(observer, configured.observers.get(one.name, {})))
         for one, observer in observers.items()
@@ -143,7 +153,7 @@ def diagnose(
 
 @attrs.frozen(kw_only=True)
 class _How:
-    """How backends are examined."""
+    """The options of examining backends."""
 
     timeout_s: float
     named: bool
@@ -158,14 +168,23 @@ def _configured(plugin: LoadedPlugin, configuration: Configuration) -> bool:
         return True
     if plugin.manifest.settings is None:
         return True
-    # What remains are variables of others, such as a client library's.
+    # What remains are files and variables of others, such as a client library's. One
+    # that many programs share, such as AWS_REGION, configures no backend by itself.
     nothing = attrs.evolve(configuration, backends={}, observers={}, origins={})
     found = explain(nothing, {path: plugin.manifest.settings})
     return any(
-        one.origin not in ("default", "MISSING")
+        _is_of(plugin.manifest.name, one.origin)
         for one in found
         if one.path.startswith(f"{path}.")
     )
+
+
+def _is_of(name: str, origin: str) -> bool:
+    """Return whether the source of a setting is there for one backend's sake."""
+    if origin in ("default", "MISSING"):
+        return False
+    shared = origin.startswith("environment ") and name.upper() not in origin
+    return not shared
 
 
 def _unused(row: Row) -> Row:
@@ -187,8 +206,12 @@ def _observers(
     installed: Iterable[Candidate],
 ) -> tuple[dict[Candidate, Observer], tuple[PluginProblem, ...]]:
     candidates = tuple(installed)
-    found, problems = load_observers(candidates)
-    return {one: found[one.name] for one in candidates if one.name in found}, problems
+    foreign = [one for one in candidates if one.distribution not in OWN_DISTRIBUTIONS]
+    unfit = try_each(foreign)
+    found, problems = Observer.load([one for one in candidates if one not in unfit])
+    fit = {one: found[one.name] for one in candidates if one.name in found}
+    every = sorted((*problems, *unfit.values()), key=lambda one: one.name)
+    return fit, tuple(every)
 
 
 def _settings_of(observer: Observer, given: Mapping[str, object]) -> tuple[Row, ...]:
@@ -201,10 +224,41 @@ def _settings_of(observer: Observer, given: Mapping[str, object]) -> tuple[Row, 
     return (Row(State.OK, "its settings are in order"),)
 
 
+def switched_on(configuration: Configuration) -> tuple[PluginProblem, ...]:
+    """Return what keeps an engine with this configuration from its observers."""
+    found = []
+    for name in configuration.core.observers:
+        given = configuration.observers.get(name, {})
+        try:
+            build_observers([name], {name: given} if given else {})
+        except BrokenPlugin as broken:
+            found.append(broken.problem)
+        except KvdockError as error:
+            candidate = Candidate(
+                name=name,
+                value="?",
+                distribution="?",
+                version="?",
+                group=OBSERVERS_GROUP,
+            )
+            found.append(
+                candidate.problem(
+                    LoadStage.DISCOVER,
+                    f"core.observers names it, and {error.what}",
+                    error.fix or "Correct core.observers.",
+                )
+            )
+    return tuple(found)
+
+
 def _doctors() -> tuple[dict[Candidate, Any], tuple[Any, ...]]:
-    alone, problems = split_duplicates(list_entry_points(GROUP))
+    alone, problems = split_duplicates(usable_entry_points(GROUP))
+    unfit = try_each(alone)
+    problems += tuple(unfit.values())
     doctors = {}
     for candidate in alone:
+        if candidate in unfit:
+            continue
         try:
             doctors[candidate] = import_entry_point(candidate)
         except BrokenPlugin as broken:
@@ -235,8 +289,9 @@ def _backend(
     if not how.self_test or not all(finding.ok for finding in findings):
         return rows_of(findings)
     steps = tuple(_within(how.timeout_s, lambda: try_out(backend, settings)))
-    if not how.verbose and steps and all(one.ok and not one.warning for one in steps):
-        steps = (summary_of(backend, steps),)
+    if not how.verbose and steps and all(one.ok for one in steps):
+        warned = [one for one in steps if one.warning]
+        steps = (summary_of(backend, steps), *warned)
     return rows_of((*findings, *steps))
 
 

@@ -43,6 +43,8 @@ def _record(place: Path) -> dict[str, object]:
         return load_record(place)
     except NamespaceError as error:
         folders = sorted(found.parent.name for found in place.glob(f"*/{RECORD_NAME}"))
+        if not folders and isinstance(error.__cause__, OSError):
+            raise UsageProblem(error.what, fix=error.fix) from error
         if not folders:
             raise
         raise UsageProblem(

@@ -8,7 +8,6 @@ from string import Template
 
 from kvdock import API_VERSION
 from kvdock.config import as_path
-from kvdock.errors import KvdockError
 from kvdock.plugin import list_entry_points
 from kvdock_cli.output import UsageProblem, emit
 
@@ -35,7 +34,7 @@ def new(name: str, /, *, into: str | None = None, json: bool = False) -> int:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
     except OSError as error:
-        raise KvdockError(
+        raise UsageProblem(
             f"{folder} cannot be written: {error.strerror or error} ({error.filename})",
             fix="Choose --into another.",
         ) from error

@@ -17,6 +17,7 @@ from kvdock import (
     assemble,
     sharing_limits,
 )
+from kvdock.config import load_configuration
 from kvdock.errors import NoRoute, PoolError
 from kvdock_cli.arguments import model_of, needs_of, settings_of
 from kvdock_cli.output import UsageProblem, emit
@@ -54,6 +55,7 @@ def route(  # noqa: PLR0913 - what routing depends on
     to: tuple[str, ...] = (),
     need: tuple[str, ...] = (),
     strict: bool = False,
+    all_: bool = False,
     json: bool = False,
 ) -> int:
     """Show which backend would keep which pool, and why.
@@ -90,6 +92,7 @@ def route(  # noqa: PLR0913 - what routing depends on
         need: What the deployment asks of every backend, as FIELD=VALUE
             (sharing=cluster) or FIELD (integrity).
         strict: Take optional pools for required ones.
+        all_: Also say of every other backend why it is not chosen.
         json: Print one line of JSON.
     """
     for option, ranks in (("tp", tp), ("pp", pp), ("cp", cp), ("dcp", dcp)):
@@ -119,11 +122,13 @@ def route(  # noqa: PLR0913 - what routing depends on
         )
         assembly = assemble(about, deployment, draft=draft)
         shard = _shard(assembly, rank)
-        plan = Dock.load().plan(
+        given = load_configuration()
+        plan = Dock.load(settings=given.backends).plan(
             assembly.pools,
             shard,
             backend,
-            overrides=settings_of(to, "--to"),
+            tiers=() if backend else given.tiers,
+            overrides=settings_of(to, "--to", "POOL=BACKEND"),
             strict=strict,
             needs=needs_of(need),
         )
@@ -148,7 +153,7 @@ def route(  # noqa: PLR0913 - what routing depends on
         )
     ]
     style = style_of()
-    lines = [report.as_text(plan, style)]
+    lines = [report.as_text(plan, style, every=all_)]
     lines += [line for one in limits for line in paragraph(str(one), style, hanging=2)]
     data = {**report.as_data(plan), "not_shared": plain(limits)}
     if pages is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvdock.config import load_configuration
 from kvdock.plugin import require
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import emit
@@ -16,7 +17,7 @@ def show(name: str, /, *, json: bool = False) -> int:
         name: The backend.
         json: Print one line of JSON.
     """
-    found = load()
+    found = load(load_configuration().backends, only=name)
     plugins = {plugin.manifest.name: plugin for plugin in found.plugins}
     require([name], plugins, found.problems)
     plugin = plugins[name]

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from kvdock.errors import KvdockError, NamespaceError, PluginError
-from kvdock.plugin import import_entry_point, list_entry_points
+from kvdock.errors import KvdockError, NamespaceError
+from kvdock.plugin import import_entry_point, usable_entry_points
 from kvdock.stores import GROUP
 from kvdock.units import format_bytes, parse_bytes, parse_seconds
 from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import store as report
-from kvdock_cli.reports._tables import printable
 from kvdock_cli.terminal import style_of
 
 if TYPE_CHECKING:
-    from kvdock.segments import NamespaceSurvey
     from kvdock.stores import Store
 
 T = TypeVar("T")
@@ -28,17 +29,44 @@ _SHORT = 12  # digits that distinguish namespaces for people
 _FEW = 8  # namespaces that an error names
 
 
-def ls(target: str, /, *, set_: tuple[str, ...] = (), json: bool = False) -> int:
+Order = Literal["size", "age", "pages", "model"]
+
+
+def _order(sort: Order) -> Callable[[Any], Any]:
+    return {
+        "size": lambda one: -one.file_bytes,
+        "age": lambda one: one.used_ns,
+        "pages": lambda one: -one.pages,
+        "model": lambda one: (one.model, one.revision),
+    }[sort]
+
+
+def ls(
+    target: str,
+    /,
+    *,
+    sort: Order | None = None,
+    reverse: bool = False,
+    set_: tuple[str, ...] = (),
+    json: bool = False,
+) -> int:
     """List the namespaces of a store with their models and sizes.
 
     Args:
         target: The store's root directory, or the URL of a bucket.
+        sort: The largest, the longest unused, or the one with most pages first,
+            or by model; else by digest.
+        reverse: The other way round.
         set_: Settings of its backend, as KEY=VALUE.
         json: Print one line of JSON.
     """
     store = open_store(target, set_)
     with progress.shown("reading") as bar:
         found = [done for _, done in _each(store, "", store.survey, bar)]
+    if sort:
+        found.sort(key=_order(sort))
+    if reverse:
+        found.reverse()
     text = report.listing_text(found, style_of())
     return emit(text, report.listing_data(found), as_json=json)
 
@@ -144,39 +172,70 @@ def gc(  # noqa: PLR0913 - one option each
             lambda one: store.collect(one, to_bytes=most, older_s=age_s, newer=newer),
             bar,
         )
-    return emit(report.freed_text(freed), report.freed_data("gc", freed), as_json=json)
+    return emit(report.freed_text(freed), report.freed_data(freed), as_json=json)
 
 
-def clear(
+def rm(  # noqa: PLR0913 - one option each
     target: str,
     namespace: str = "",
     /,
     *,
+    model: str = "",
+    older: str = "",
+    dry_run: bool = False,
     yes: bool = False,
+    force: bool = False,
     shared_root: bool = False,
     set_: tuple[str, ...] = (),
     json: bool = False,
 ) -> int:
-    """Delete every page of one namespace, and of no other.
+    """Delete namespaces by name, model or age, unless a process has them open.
+
+    Several of these narrow the choice. What an engine may have open stays, and the
+    exit code is then 1. Nothing shows who has a bucket open, or a directory without
+    locks: that takes --force, and an engine finds misses.
 
     Args:
         target: The store's root directory, or the URL of a bucket.
-        namespace: The namespace, or enough of its first digits; not needed where
-            there is only one.
+        namespace: One namespace; enough of its first digits.
+        model: Those of a model, by its whole name or a pattern such as "org/*".
+        older: Those whose pages were last stored or read longer ago, such as
+            "168 h"; of a bucket, stored.
+        dry_run: Only say what would be deleted.
         yes: Do not ask.
+        force: Delete also what a process may have open.
         shared_root: Accept a root that others own or may write.
         set_: Settings of its backend, as KEY=VALUE.
         json: Print one line of JSON.
     """
+    if not (namespace or model or older):
+        raise UsageProblem(
+            "nothing says what to delete",
+            fix="Give a namespace, --model or --older; several narrow the choice.",
+        )
+    limit_ns = time.time_ns() - int((parse_seconds(older) if older else 0) * 1e9)
     store = open_store(target, set_, shared_root=shared_root)
-    one = chosen(store, namespace)
-    if not yes:
-        _confirm(store.survey(one))
-    with progress.shown("deleting"):
-        freed = [(one, store.clear(one))]
-    return emit(
-        report.freed_text(freed), report.freed_data("clear", freed), as_json=json
-    )
+    with progress.shown("reading") as bar:
+        seen = [done for _, done in _each(store, namespace, store.survey, bar)]
+    rows = []
+    for one in seen:
+        # Without pages it has no age.
+        aged = not older or 0 < one.used_ns < limit_ns
+        if aged and (not model or fnmatchcase(one.model, model)):
+            in_use = store.in_use(one.namespace)
+            rows.append(report.Removal(one, in_use, goes=force or not in_use))
+    going = [row for row in rows if row.goes]
+    if going and not (yes or dry_run):
+        _confirm(going)
+    with progress.shown("deleting", total=len(going)) as bar:
+        for row in () if dry_run else going:
+            name = row.survey.namespace
+            with suppress(NamespaceError):  # gone meanwhile
+                row.freed_bytes = store.clear(name, unused=not force)
+                row.freed_bytes += store.collect(name)
+            bar.advance()
+    text = report.removed_text(rows, style_of(), dry_run=dry_run)
+    return emit(text, report.removed_data(rows, dry_run=dry_run), as_json=json)
 
 
 def open_store(
@@ -194,19 +253,22 @@ def open_store(
         KvdockError: If it cannot be opened.
     """
     given = [*pairs, "shared_root=true"] if shared_root else pairs
-    broken: KvdockError | None = None
+    wrong: KvdockError | None = None
     known: list[str] = []
-    for candidate in list_entry_points(GROUP):
+    for candidate in usable_entry_points(GROUP):
         known.append(candidate.name)
         try:
             opener: Any = import_entry_point(candidate)
-        except PluginError as error:
-            broken = error
+            store: Store | None = opener(
+                target, backend_settings(candidate.name, given)
+            )
+        except KvdockError as error:
+            # Another one may take it; otherwise the first says what is wrong.
+            wrong = wrong or error
             continue
-        store: Store | None = opener(target, backend_settings(candidate.name, given))
         if store is not None:
             return store
-    raise broken or UsageProblem(
+    raise wrong or UsageProblem(
         f"no installed backend keeps a store at {target!r}",
         fix=f"Backends with stores: {', '.join(known) or 'none'}. Give a directory, "
         "or the URL of a bucket.",
@@ -217,8 +279,7 @@ def chosen(store: Store, prefix: str) -> str:
     """Return the one namespace that begins with a prefix, or the only one.
 
     Raises:
-        NamespaceError: If none does, or several.
-        UsageProblem: If no prefix is given, and there are several.
+        UsageProblem: If none does, or several.
     """
     found = [name for name in store.namespaces() if name.startswith(prefix)]
     if len(found) == 1:
@@ -231,23 +292,24 @@ def chosen(store: Store, prefix: str) -> str:
             fix=f"Name one of them: {named}{more}.",
         )
     if not found and not prefix:
-        raise NamespaceError("the store is empty")
+        raise UsageProblem(
+            "the store is empty", fix="Name another one, or store something first."
+        )
     what = f"{len(found)} namespaces begin" if found else "no namespace begins"
-    raise NamespaceError(
+    raise UsageProblem(
         f"{what} with {prefix!r}", fix="`kvdock store ls ROOT` lists them."
     )
 
 
-def _confirm(found: NamespaceSurvey) -> None:
+def _confirm(going: Sequence[report.Removal]) -> None:
     """Ask before pages are deleted; anything but yes ends the command."""
     if not sys.stdin.isatty():
         raise UsageProblem(
             "there is no terminal to ask whether to delete",
-            fix="Give --yes to go ahead.",
+            fix="Give --yes to go ahead, or --dry-run to see what would go.",
         )
-    name = printable(found.model) or found.namespace[:12]
-    size = format_bytes(found.file_bytes)
-    sys.stderr.write(f"Delete {found.pages} pages of {name}, {size}? [y/N] ")
+    shown = report.listing_text([row.survey for row in going], style_of(sys.stderr))
+    sys.stderr.write(f"{shown}\nDelete {report.total(going)}? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise UsageProblem("nothing was deleted", fix="Answer yes, or give --yes.")
@@ -280,6 +342,6 @@ def _each(
 
 
 COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
-    {"ls": ls, "stat": stat, "verify": verify, "gc": gc, "clear": clear}
+    {"ls": ls, "stat": stat, "verify": verify, "gc": gc, "rm": rm}
 )
 """The commands below `kvdock store`."""

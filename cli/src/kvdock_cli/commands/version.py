@@ -1,4 +1,4 @@
-"""What `kvdock --version` prints: wiring only."""
+"""The command `kvdock --version`: wiring only."""
 
 from __future__ import annotations
 

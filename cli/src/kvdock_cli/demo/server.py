@@ -1,4 +1,4 @@
-"""What a backend brings along for a demo: a server, and a way past itself."""
+"""Servers and oracles that a backend brings along for a demo."""
 
 from __future__ import annotations
 

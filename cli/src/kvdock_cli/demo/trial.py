@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import attrs
 
@@ -27,7 +27,7 @@ _HEAD = 64  # bytes that distinguish a page
 
 @attrs.frozen(kw_only=True)
 class Step:
-    """What one process did, and what was expected of it.
+    """The work of one process, and what was expected of it.
 
     Args:
         phase: What it was to do.
@@ -45,7 +45,7 @@ class Step:
 
     @property
     def ok(self) -> bool:
-        """Whether it did, and no byte was wrong."""
+        """Return whether it did, and no byte was wrong."""
         moved = self.found["pools"]
         return (
             self.found["pages"] == self.pages
@@ -56,7 +56,7 @@ class Step:
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """What every process of the demo gets.
+    """The arguments of every process of the demo.
 
     Args:
         backend: The backend.
@@ -82,7 +82,7 @@ def choose(dock: Dock, wanted: str) -> tuple[str, str]:
         KvdockError: If none is installed.
     """
     lasting = {
-        name: _path_setting(backend.manifest.settings)
+        name: backend.manifest.path_setting
         for name, backend in sorted(dock.backends.items())
         if backend.manifest.durability >= Scope.PROCESS
     }
@@ -102,13 +102,6 @@ def choose(dock: Dock, wanted: str) -> tuple[str, str]:
             fix="Install one, for example with: pip install kvdock-file",
         )
     return next(iter(fit.items()))
-
-
-def _path_setting(settings: type | None) -> str:
-    for name, hint in get_type_hints(settings).items() if settings else ():
-        if Path in (hint, *getattr(hint, "__args__", ())):
-            return name
-    return ""
 
 
 def run_trial(job: Job, announce: Callable[[str], None]) -> Iterator[Step]:

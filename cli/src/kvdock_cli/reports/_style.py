@@ -1,4 +1,4 @@
-"""How a report looks: how wide it may be, and what colours mean."""
+"""The look of a report: how wide it may be, and what colours mean."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import attrs
 
 
 class Tone(StrEnum):
-    """What a piece of text says; the value is its terminal code."""
+    """The meaning of a piece of text; the value is its terminal code."""
 
     GOOD = "32"
     """In order, or done directly."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -27,6 +28,11 @@ class Cell:
 
 
 Row = Sequence[str | Cell]
+
+_NUMBER = re.compile(
+    r"[+-]?\d[\d,]*(\.\d+)?(/\d+)?( ?([KMGTP]i?B|B|%|[mun]?s|x|/s|pages))*(/s)?"
+)
+"""A number, with a unit or without."""
 
 
 def plain(value: object) -> Any:  # noqa: ANN401 - whatever json.dumps takes
@@ -93,12 +99,28 @@ def table(
         folded = {where for where, at in enumerate(kept) if headings[at] in fold}
         widths = _widths([top, *body], folded, style.width - indent, least)
         if widths is not None:
-            return [
+            right = [_is_numeric([row[at].text for row in whole]) for at in kept]
+            lines = [
                 line
                 for row in (top, *body)
-                for line in _lines(row, widths, style, indent)
+                for line in _lines(row, widths, style, indent, right)
             ]
+            return lines + _announced(left_out, style, indent)
     return _blocks(headings, whole, style, indent)
+
+
+def _is_numeric(texts: Sequence[str]) -> bool:
+    """Return whether a column holds numbers, sizes and shares, and nothing else."""
+    shown = [text for text in texts if text not in ("", "-", "?")]
+    return bool(shown) and all(map(_NUMBER.fullmatch, shown))
+
+
+def _announced(left_out: Sequence[str], style: Style, indent: int) -> list[str]:
+    """Return the line that names columns for which the medium is too narrow."""
+    if not left_out:
+        return []
+    text = f"Too narrow for {', '.join(left_out)}: --json has all."
+    return paragraph(text, style, indent=indent, hanging=2)
 
 
 def columns(rows: Sequence[Row], style: Style = PLAIN, *, indent: int = 0) -> list[str]:
@@ -109,9 +131,11 @@ def columns(rows: Sequence[Row], style: Style = PLAIN, *, indent: int = 0) -> li
     last = {len(whole[0]) - 1}
     widths = _widths(whole, last, style.width - indent)
     if widths is None:
-        # The last column holds a word that does not fit: let it stand out.
-        widths = _widths(whole, set(), 0)
-    return [line for row in whole for line in _lines(row, widths or [], style, indent)]
+        # The last column holds a word that does not fit: it alone stands out.
+        *before, _ = _widths(whole, set(), 0) or []
+        room = style.width - indent - sum(before) - _GAP * len(before)
+        widths = [*before, max(_LEAST, room)]
+    return [line for row in whole for line in _lines(row, widths, style, indent)]
 
 
 def paragraph(
@@ -185,17 +209,36 @@ def _longest_word(text: str) -> int:
 
 
 def _lines(
-    row: Sequence[Cell], widths: Sequence[int], style: Style, indent: int
+    row: Sequence[Cell],
+    widths: Sequence[int],
+    style: Style,
+    indent: int,
+    right: Sequence[bool] = (),
 ) -> list[str]:
-    """Return the lines of one row; nothing trails."""
+    """Return the lines of one row; nothing trails.
+
+    Args:
+        row: Its cells.
+        widths: Of each column.
+        style: The medium.
+        indent: Spaces before each line.
+        right: Which columns end at their right edge.
+    """
     cells = [
         _wrapped(cell.text, width) for cell, width in zip(row, widths, strict=True)
     ]
     lines = []
     for at in range(max(map(len, cells))):
         found, spaces = " " * indent, 0
-        for cell, words, width in zip(row, cells, widths, strict=True):
+        for column, (cell, words, width) in enumerate(
+            zip(row, cells, widths, strict=True)
+        ):
             text = words[at] if at < len(words) else ""
+            if text and right and right[column]:
+                spaces += width - len(text)
+                found += " " * spaces + style.paint(text, cell.tone)
+                spaces = _GAP
+                continue
             if text:
                 found += " " * spaces + style.paint(text, cell.tone)
                 spaces = 0

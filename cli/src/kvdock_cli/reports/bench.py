@@ -1,4 +1,4 @@
-"""What `kvdock bench` says: a table, an object, and a picture."""
+"""The output of `kvdock bench`: a table, an object, and a picture."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SCHEMA = "kvdock.bench/1"
 
 _WIDE, _HIGH, _LEFT, _TOP = 640, 320, 80, 40
+_MOVES = ("put", "get")
 _COLOURS = {"put": "#d95f02", "get": "#1b9e77", "raw": "#999999"}
 
 
@@ -27,6 +28,7 @@ class Run:
     Args:
         backend: Its name.
         raw: What stands beside it: "disk" or "loopback".
+        runs: Batches that were timed for each figure.
         figures: One for each size of page and batch, and count of threads.
         token_bytes: KV bytes of a token.
         recompute_tokens_per_s: Tokens that the engine prefills per second; 0 where
@@ -36,6 +38,7 @@ class Run:
 
     backend: str
     raw: str
+    runs: int
     figures: Sequence[Figure]
     token_bytes: int
     recompute_tokens_per_s: float = 0.0
@@ -87,8 +90,33 @@ def as_text(run: Run, style: Style = PLAIN) -> str:
     ]
     drop = [headings[5], "PUT MS", headings[6], "EXISTS MS", "THREADS"]
     lines = table(headings, rows, style, drop=drop)
-    lines += ["", *paragraph(_meaning(run), style)]
+    lines += ["", *_bars(run, style), "", *paragraph(_meaning(run), style)]
     return "\n".join(lines)
+
+
+def _bars(run: Run, style: Style) -> list[str]:
+    """Draw each pace beside the others, with what its slowest and fastest run had."""
+    room = max(8, min(40, style.width - 50)) if style.width else 40
+    most = max(one.pace(min(one.spread_s[what]))
+               for one in run.figures for what in _MOVES)  # fmt: skip
+    lines = [f"Median of {run.runs} runs, and the slowest to the fastest:"]
+    for one in run.figures:
+        shape = f"{format_bytes(one.page_bytes)} x {one.batch}, {one.threads} threads"
+        lines += ["", style.paint(shape, Tone.FAINT)]
+        for what, seconds in zip(_MOVES, (one.put_s, one.get_s), strict=True):
+            fast, slow = (_pace(one.pace(end)) for end in one.spread_s[what])
+            bar = _bar(one.pace(seconds) / most * room).ljust(room)
+            lines.append(
+                f"  {what} {style.paint(bar, Tone.GOOD)} "
+                f"{_pace(one.pace(seconds)):>11}  {slow} to {fast}"
+            )
+    return lines
+
+
+def _bar(columns: float) -> str:
+    """Return a bar of so many columns, to an eighth of one."""
+    whole, part = divmod(round(columns * 8), 8)
+    return "\u2588" * whole + (chr(0x2590 - part) if part else "")
 
 
 def _pace(bytes_per_s: float) -> str:
@@ -124,6 +152,7 @@ def as_data(run: Run) -> dict[str, object]:
         "ok": True,
         "backend": run.backend,
         "raw": run.raw,
+        "runs": run.runs,
         "figures": plain(run.figures),
         "token_bytes": run.token_bytes,
         "restored_tokens_per_s": run.restored_tokens_per_s,

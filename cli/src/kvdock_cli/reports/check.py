@@ -1,4 +1,4 @@
-"""What `kvdock check` says: what holds, what does not, what was not tried."""
+"""The output of `kvdock check`: what holds, what does not, what was not tried."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def as_text(report: CheckReport, who: str, style: Style = PLAIN) -> str:
         blocks.append([title, *columns(rows, style, indent=2)])
     *before, verdict = _verdict(report)
     tone = Tone.GOOD if report.ok else Tone.BAD
-    before += [style.paint(line, tone) for line in paragraph(verdict, style)]
-    blocks.append(before)
+    lines = [line for one in before for line in paragraph(one, style)]
+    lines += [style.paint(line, tone) for line in paragraph(verdict, style)]
+    blocks.append(lines)
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 

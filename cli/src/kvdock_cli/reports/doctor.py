@@ -1,4 +1,4 @@
-"""What `kvdock doctor` says: what is broken, and what probing found."""
+"""The output of `kvdock doctor`: what is broken, and what probing found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STATE = 7  # columns of the longest state
 
 
 class State(StrEnum):
-    """What became of one thing that was looked at."""
+    """The result of examining one thing."""
 
     OK = "ok"
     """As it should be."""
@@ -43,7 +43,7 @@ class Row:
 
 @attrs.frozen
 class Section:
-    """What one backend, or one doctor of another distribution, found."""
+    """The findings of one backend, or of one doctor of another distribution."""
 
     candidate: Candidate
     rows: Sequence[Row]
@@ -59,7 +59,7 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Return whether nothing is wrong."""
         return not self.problems and not self.count(State.PROBLEM)
 
     def count(self, state: State) -> int:
@@ -89,7 +89,9 @@ def as_text(diagnosis: Diagnosis, style: Style = PLAIN) -> str:
     blocks = [_problem(problem, style) for problem in diagnosis.problems]
     blocks += [_section(section, style) for section in diagnosis.sections]
     if diagnosis.hidden:
-        hidden = f"Not in KVDOCK_PLUGINS: {', '.join(diagnosis.hidden)}"
+        hidden = (
+            f"Left out by KVDOCK_PLUGINS or KVDOCK_DENY: {', '.join(diagnosis.hidden)}"
+        )
         blocks.append(paragraph(hidden, style, hanging=2))
     blocks.append([_verdict(diagnosis, style)])
     return "\n\n".join("\n".join(block) for block in blocks)

@@ -1,4 +1,4 @@
-"""What `kvdock list` says."""
+"""The output of `kvdock list`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def as_text(listing: Listing, style: Style = PLAIN) -> str:
         lines += ["", *table(headings, rows, style, drop=["DISTRIBUTION"])]
     lines += unusable(listing.problems, style)
     if listing.hidden:
-        hidden = f"Not in KVDOCK_PLUGINS: {', '.join(listing.hidden)}"
+        hidden = (
+            f"Left out by KVDOCK_PLUGINS or KVDOCK_DENY: {', '.join(listing.hidden)}"
+        )
         lines += ["", *paragraph(hidden, style, hanging=2)]
     return "\n".join(lines)
 

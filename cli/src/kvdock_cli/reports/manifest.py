@@ -1,4 +1,4 @@
-"""What `kvdock show NAME` says: a whole manifest and its settings."""
+"""The output of `kvdock show NAME`: a whole manifest and its settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `kvdock route --pages` says of the host's memory."""
+"""The output of `kvdock route --pages` about the host's memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        """Whether there is room for the wanted pages."""
+        """Return whether there is room for the wanted pages."""
         return self.pages <= self.fit or not self.nbytes
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What `kvdock ns` says."""
+"""The output of `kvdock ns`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `kvdock route` says: where each pool goes, and why not elsewhere."""
+"""The output of `kvdock route`: where each pool goes, and why not elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvdock import stored_objects
 from kvdock.units import format_bytes
 from kvdock_cli.reports._style import PLAIN, Style, Tone
-from kvdock_cli.reports._tables import Cell, plain, table
+from kvdock_cli.reports._tables import Cell, paragraph, plain, table
 
 if TYPE_CHECKING:
     from kvdock import Plan, Route, RouteOption, Shard
@@ -16,12 +16,20 @@ if TYPE_CHECKING:
 SCHEMA = "kvdock.route/1"
 
 
-def as_text(plan: Plan, style: Style = PLAIN) -> str:
-    """Render a plan as a table: a row for each pool and each other backend."""
+def as_text(plan: Plan, style: Style = PLAIN, *, every: bool = True) -> str:
+    """Render a plan as a table: a row for each pool and each other backend.
+
+    Args:
+        plan: The plan.
+        style: The medium.
+        every: Whether backends that are not chosen have rows of their own also
+            where a pool is stored.
+    """
+    left = 0
     rows: list[Row] = []
     for route in plan.routes:
         pool = route.pool
-        chosen = Cell(route.backend or "-", Tone.GOOD if route.backend else Tone.BAD)
+        chosen = Cell(", ".join(one.backend for one in route.placements), Tone.GOOD)
         why: str | Cell = route.reason
         if not route.backend:
             chosen = Cell("-", Tone.FAINT if route.absent else Tone.BAD)
@@ -38,13 +46,18 @@ def as_text(plan: Plan, style: Style = PLAIN) -> str:
                 why,
             )
         )
+        others = [one for one in route.options if one not in route.placements]
+        if route.backend and not every:
+            left += len(others)
+            continue
         rows += [
             ("", "", "", "", Cell(option.backend, Tone.FAINT), _unchosen(option))
-            for option in route.options
-            if option.backend != route.backend
+            for option in others
         ]
     headings = ("POOL", "KIND", "NEED", "PAGE", "BACKEND", "WHY")
     lines = table(headings, rows, style, fold=["WHY", "KIND"], drop=["KIND", "NEED"])
+    if left:
+        lines += paragraph("--all says why the other backends are not chosen.", style)
     return "\n".join(lines)
 
 
@@ -79,6 +92,7 @@ def _route(route: Route, shard: Shard) -> dict[str, object]:
         "page_tokens": pool.page_tokens,
         "page_bytes": pool.page_bytes(shard),
         "backend": route.backend,
+        "placements": [_placement(option) for option in route.placements],
         "path": route.mode.value,
         "object_unit": pool.object_unit.value,
         "objects_per_page": 0 if route.absent else len(stored_objects(pool, shard)),
@@ -86,6 +100,16 @@ def _route(route: Route, shard: Shard) -> dict[str, object]:
         "allocate": route.allocate,
         "reason": route.reason,
         "options": [_option(option) for option in route.options],
+    }
+
+
+def _placement(option: RouteOption) -> dict[str, object]:
+    return {
+        "backend": option.backend,
+        "path": option.mode.value,
+        "object_unit": option.unit.value,
+        "check": option.check.value,
+        **({"tier": plain(option.tier)} if option.tier else {}),
     }
 
 

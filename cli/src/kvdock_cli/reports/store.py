@@ -1,24 +1,29 @@
-"""What `kvdock store` says about the namespaces of a store."""
+"""The output of `kvdock store` about the namespaces of a store."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import attrs
+
 from kvdock.units import format_bytes
 from kvdock_cli.reports._style import PLAIN, Style, Tone
 from kvdock_cli.reports._tables import Cell, columns, paragraph, plain, table
 
 if TYPE_CHECKING:
-    from kvdock.segments import NamespaceSurvey
-    from kvdock.stores import Verified
+    from kvdock.stores import NamespaceSurvey, Verified
 
 _SHORT = 12  # digits that distinguish namespaces for people
 _FEW = 20  # bad pages that are shown one by one
 
 
-def listing_text(surveys: Sequence[NamespaceSurvey], style: Style = PLAIN) -> str:
-    """Render one line for each namespace."""
+def listing_text(
+    surveys: Sequence[NamespaceSurvey],
+    style: Style = PLAIN,
+    outcomes: Sequence[str | Cell] = (),
+) -> str:
+    """Render one line for each namespace, with what became of it if that is given."""
     if not surveys:
         return "the store is empty"
     rows = [
@@ -29,12 +34,14 @@ def listing_text(surveys: Sequence[NamespaceSurvey], style: Style = PLAIN) -> st
             str(one.pages),
             format_bytes(one.file_bytes),
             _day(one.used_ns),
+            *outcomes[at : at + 1],
         )
-        for one in surveys
+        for at, one in enumerate(surveys)
     ]
-    headings = ("NAMESPACE", "MODEL", "REVISION", "PAGES", "SIZE", "LAST USED")
+    headings = ["NAMESPACE", "MODEL", "REVISION", "PAGES", "SIZE", "LAST USED"]
+    headings += ["OUTCOME"] if outcomes else []
     drop = ["REVISION", "LAST USED"]
-    fold = ["MODEL", "REVISION", "LAST USED"]
+    fold = ["MODEL", "REVISION", "LAST USED", "OUTCOME"]
     return "\n".join(table(headings, rows, style, fold=fold, drop=drop))
 
 
@@ -74,7 +81,7 @@ def survey_text(one: NamespaceSurvey, style: Style = PLAIN) -> str:
 def _whole(namespace: str, style: Style) -> str:
     """Return the digest, or its first digits where a line does not hold it."""
     fits = not style.width or len("namespace  " + namespace) <= style.width
-    return namespace if fits else namespace[:_SHORT]
+    return namespace if fits else f"{namespace[:_SHORT]}... (--json has all of it)"
 
 
 def survey_data(one: NamespaceSurvey) -> dict[str, object]:
@@ -95,6 +102,8 @@ def checked_text(found: Sequence[Verified], style: Style = PLAIN) -> str:
             verdict += f", unreadable segments: {len(one.unreadable_segments)}"
         if one.damaged_files:
             verdict += f", damaged files: {len(one.damaged_files)}"
+        if one.failed_slots:
+            verdict += f", places that could not be written: {one.failed_slots}"
         cell = Cell(verdict, Tone.GOOD if one.ok else Tone.BAD)
         lines += columns([(one.namespace[:_SHORT], cell)], style)
         lines += _few(f"{spot.where}, {format_bytes(spot.nbytes)}" for spot in one.bad)
@@ -127,6 +136,11 @@ def _ways_out(found: Sequence[Verified]) -> list[str]:
             "Pages of segments that cannot be read are lost; kvdock store gc "
             "frees their space."
         )
+    if any(one.failed_slots for one in found):
+        lines.append(
+            "Places that could not be written are set aside and tried again later; "
+            "many of them mean that a disk is failing."
+        )
     if any(one.damaged_files for one in found):
         lines.append(
             "kvdock store gc deletes damaged files; the next engine that attaches "
@@ -155,12 +169,60 @@ def freed_text(freed: Sequence[tuple[str, int]]) -> str:
     )
 
 
-def freed_data(verb: str, freed: Sequence[tuple[str, int]]) -> dict[str, object]:
+def freed_data(freed: Sequence[tuple[str, int]]) -> dict[str, object]:
     """Describe how much space came back as data."""
+    return {"schema": "kvdock.store-gc/1", "ok": True, "freed_bytes": dict(freed)}
+
+
+@attrs.define(eq=False)
+class Removal:
+    """A namespace that was chosen to go, and what became of it.
+
+    Args:
+        survey: What it held.
+        in_use: Why a process may have it open; "" if none has.
+        goes: Whether it is deleted.
+        freed_bytes: What that freed.
+    """
+
+    survey: NamespaceSurvey
+    in_use: str
+    goes: bool
+    freed_bytes: int = 0
+
+
+def total(rows: Sequence[Removal]) -> str:
+    """Say how much namespaces hold."""
+    pages = sum(row.survey.pages for row in rows)
+    size = format_bytes(sum(row.survey.file_bytes for row in rows))
+    several = "one namespace" if len(rows) == 1 else f"{len(rows)} namespaces"
+    return f"{several} of {pages} pages, {size}"
+
+
+def removed_text(
+    rows: Sequence[Removal], style: Style = PLAIN, *, dry_run: bool
+) -> str:
+    """Render what was deleted, and what stays because it may be in use."""
+    if not rows:
+        return "no namespace matches"
+    done = "would be deleted" if dry_run else "deleted"
+    outcomes = [
+        done if row.goes else Cell(f"kept: {row.in_use}", Tone.WARNING) for row in rows
+    ]
+    lines = [listing_text([row.survey for row in rows], style, outcomes), ""]
+    lines.append(f"{total([row for row in rows if row.goes])} {done}")
+    if not all(row.goes for row in rows):
+        lines.append("--force deletes what is kept.")
+    return "\n".join(lines)
+
+
+def removed_data(rows: Sequence[Removal], *, dry_run: bool) -> dict[str, object]:
+    """Describe what was deleted as data; what stays is a problem."""
     return {
-        "schema": f"kvdock.store-{verb}/1",
-        "ok": True,
-        "freed_bytes": dict(freed),
+        "schema": "kvdock.store-rm/1",
+        "ok": dry_run or all(row.goes for row in rows),
+        "dry_run": dry_run,
+        "removals": plain(rows),
     }
 
 

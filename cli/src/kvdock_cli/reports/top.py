@@ -1,4 +1,4 @@
-"""What `kvdock top` shows: an engine's storage at one moment."""
+"""The output of `kvdock top`: an engine's storage at one moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `kvdock --version` says."""
+"""The output of `kvdock --version`."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvdock.config.core import Integrity as Integrity
     from kvdock.config.core import StagingPolicy as StagingPolicy
     from kvdock.config.engine import Drafts as Drafts
+    from kvdock.config.engine import EngineConfiguration as EngineConfiguration
     from kvdock.config.engine import EngineSettings as EngineSettings
     from kvdock.config.engine import check_deadlines as check_deadlines
     from kvdock.config.engine import (
@@ -29,12 +30,20 @@ if TYPE_CHECKING:
     from kvdock.config.fields import path as path
     from kvdock.config.fields import secret as secret
     from kvdock.config.fields import size as size
+    from kvdock.config.schema import check_known as check_known
+    from kvdock.config.schema import check_values as check_values
+    from kvdock.config.schema import own_settings as own_settings
     from kvdock.config.schema import secret_values as secret_values
     from kvdock.config.schema import structure as structure
     from kvdock.config.sources import Configuration as Configuration
     from kvdock.config.sources import Setting as Setting
     from kvdock.config.sources import explain as explain
     from kvdock.config.sources import load_configuration as load_configuration
+    from kvdock.config.sources import read_file as read_file
+    from kvdock.config.tiers import Promote as Promote
+    from kvdock.config.tiers import Tier as Tier
+    from kvdock.config.tiers import Write as Write
+    from kvdock.config.tiers import read_tiers as read_tiers
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
@@ -49,6 +58,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         ),
         "engine": (
             "Drafts",
+            "EngineConfiguration",
             "EngineSettings",
             "check_deadlines",
             "load_engine_configuration",
@@ -65,7 +75,20 @@ __getattr__, __dir__, __all__ = lazy_names(
             "secret",
             "size",
         ),
-        "schema": ("secret_values", "structure"),
-        "sources": ("Configuration", "Setting", "explain", "load_configuration"),
+        "schema": (
+            "check_known",
+            "check_values",
+            "own_settings",
+            "secret_values",
+            "structure",
+        ),
+        "sources": (
+            "Configuration",
+            "Setting",
+            "explain",
+            "load_configuration",
+            "read_file",
+        ),
+        "tiers": ("Promote", "Tier", "Write", "read_tiers"),
     },
 )

@@ -18,7 +18,7 @@ KEPT_FREE_BYTES = 256 << 20
 
 
 class Integrity(StrEnum):
-    """Who proves that a page's bytes are those that were stored."""
+    """The proof that a page's bytes are those that were stored."""
 
     AUTO = "auto"
     """The backend where it verifies natively, otherwise a trailer of the core."""
@@ -29,7 +29,7 @@ class Integrity(StrEnum):
 
 
 class StagingPolicy(StrEnum):
-    """Which pools are moved through memory of the core."""
+    """The pools that are moved through memory of the core."""
 
     ROUTED = "routed"
     """Those whose route says so."""
@@ -88,7 +88,7 @@ class Deadlines:
 
 @attrs.frozen(kw_only=True)
 class BreakerSettings:
-    """When a backend is cut off, and when it is tried again."""
+    """Settings of the circuit breaker: when it opens, and when it tries again."""
 
     failures: int = count(5, least=1, help="Failed calls in a row that open it.")
     abandoned_calls: int = count(
@@ -123,7 +123,7 @@ class NegativeCacheSettings:
 
 @attrs.frozen(kw_only=True)
 class CallSettings:
-    """How much goes on at once."""
+    """Limits on what goes on at once."""
 
     max_concurrent_calls: int = count(8, least=1, help="Calls at once in each backend.")
     max_abandoned_calls: int = count(
@@ -147,7 +147,7 @@ class CallSettings:
 
 @attrs.frozen(kw_only=True)
 class HostMemorySettings:
-    """How much of the host's memory the core may take for itself."""
+    """The share of the host's memory that the core may take for itself."""
 
     reserve: int = size(
         KEPT_FREE_BYTES,
@@ -165,7 +165,7 @@ class TransferSettings:
 
 
 @attrs.frozen(kw_only=True)
-class DirectSettings:
+class PeerSettings:
     """Pages that go straight to a peer's memory, or come from one."""
 
     verify: bool = option(
@@ -178,6 +178,32 @@ class DirectSettings:
     )
     max_held_percent: int = count(
         25, help="Slots of a pool that ended requests may hold for lost senders."
+    )
+    key_file: str = option(
+        "", help="File of keys for messages of peers, one a line; the first signs."
+    )
+
+
+@attrs.frozen(kw_only=True)
+class TierSettings:
+    """What a chain of tiers may cost: lookups farther away, and copies."""
+
+    lookup: float = duration(
+        "250 ms",
+        least=_LEAST,
+        help="How long a lookup may wait for each tier behind the nearest.",
+    )
+    threads: int = count(2, least=1, help="Copies between tiers at once.")
+    queue_bytes: int = size(
+        1 << 30, help="Pages that may wait to be copied; more are not copied."
+    )
+    batch_bytes: int = size(
+        8 << 20,
+        help="Most bytes of one copy, or of one load from a far tier, at a time; "
+        "each pool takes six times as much, and so does each of its tiers.",
+    )
+    uses: int = count(
+        1 << 16, help="Pages of each pool remembered for their second use."
     )
 
 
@@ -196,5 +222,6 @@ class CoreSettings:
     negative_cache: NegativeCacheSettings = attrs.field(factory=NegativeCacheSettings)
     calls: CallSettings = attrs.field(factory=CallSettings)
     transfers: TransferSettings = attrs.field(factory=TransferSettings)
-    direct: DirectSettings = attrs.field(factory=DirectSettings)
+    peers: PeerSettings = attrs.field(factory=PeerSettings)
+    tiers: TierSettings = attrs.field(factory=TierSettings)
     host_memory: HostMemorySettings = attrs.field(factory=HostMemorySettings)

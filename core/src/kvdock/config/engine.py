@@ -7,10 +7,10 @@ adapter, and all others belong to the plugin that stores the pages.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
 
@@ -30,7 +30,7 @@ _LONG_GRACE_S = 1.0
 
 
 class Drafts(StrEnum):
-    """What happens when no plugin takes the KV of a draft model."""
+    """The choices for a draft model whose KV no plugin takes."""
 
     STRICT = "strict"
     """The engine does not start; the message names the reasons."""
@@ -43,6 +43,9 @@ class Drafts(StrEnum):
 class EngineSettings:
     """Settings that every adapter takes; an adapter adds `plugin` and its own."""
 
+    tiers: tuple[Any, ...] = option(
+        (), help="Instead of plugin: the backends that keep each page, near first."
+    )
     routes: Mapping[str, str] = option(
         attrs.Factory(dict), help="Pool name to another backend for just that pool."
     )
@@ -68,6 +71,22 @@ class EngineSettings:
     salt: str = secret("", help="Keeps this deployment's pages apart.")
 
 
+E = TypeVar("E", bound=EngineSettings)
+
+
+@attrs.frozen
+class EngineConfiguration(Configuration, Generic[E]):
+    """All settings of one engine process.
+
+    Args:
+        own: The adapter's settings.
+        used: The backends that pools may go to.
+    """
+
+    own: E
+    used: tuple[str, ...]
+
+
 def split_settings(
     cls: type[T],
     given: Mapping[str, object],
@@ -87,14 +106,9 @@ def split_settings(
         The adapter's settings, and what is left: the plugin's.
 
     Raises:
-        SettingsError: On a missing or wrong setting of the adapter. The
-            plugin's are checked by its own schema when it is attached.
+        SettingsError: On a wrong setting of the adapter. The plugin's are checked
+            by its own schema when it is attached.
     """
-    if "plugin" not in given:
-        raise SettingsError(
-            f"{where} does not say which plugin stores the pages",
-            fix='Add "plugin": with one of the names that `kvdock list` shows.',
-        )
     known = fields_of(cls)
     own = {key: value for key, value in given.items() if key in known}
     rest = {
@@ -105,15 +119,16 @@ def split_settings(
     return structure(cls, own, where=where), rest
 
 
-def load_engine_configuration(
-    own: EngineSettings,
+def load_engine_configuration(  # noqa: PLR0913 - each has its name
+    own: E,
     plugins: Sequence[str],
     rest: Mapping[str, object],
     *,
     defaults: Mapping[str, object] | None = None,
     file: Path | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> Configuration:
+    environ: Mapping[str, str] | None = None,
+    lenient: bool = False,
+) -> EngineConfiguration[E]:
     """Read file and environment under the settings of an engine's mapping.
 
     Args:
@@ -124,37 +139,68 @@ def load_engine_configuration(
             form of a file.
         file: As for `load_configuration`.
         environ: As for `load_configuration`.
+        lenient: As for `load_configuration`: an engine that runs warns, and a doctor
+            does not let it pass.
 
     Raises:
         SettingsError: If a setting is missing, wrong or unknown, or is given
-            for a backend or an observer that is not used.
+            for a backend or an observer that is not used; if there are both
+            plugins and tiers, or neither.
     """
+    environ = os.environ if environ is None else environ
     backends = dict(own.backends)
-    if rest and len(plugins) != 1:
-        raise SettingsError(
-            f"{', '.join(rest)}: with the plugins {', '.join(plugins)} it is not "
-            "known whose settings these are",
-            fix='Move them to "backends": {"NAME": {...}}.',
-        )
     if len(plugins) == 1:
         mine = backends.get(plugins[0], {})
         if isinstance(mine, Mapping):
             backends[plugins[0]] = {**mine, **rest}
+    tree = {"core": own.core, "backends": backends, "observers": own.observers}
     found = load_configuration(
-        {"core": own.core, "backends": backends, "observers": own.observers},
+        tree | ({"tiers": own.tiers} if own.tiers else {}),
         defaults=defaults,
         file=file,
         environ=environ,
+        lenient=lenient,
     )
-    _check_used(own, plugins, found)
-    return found
+    tiers = [tier.backend for tier in found.tiers]
+    used = tuple(dict.fromkeys([*plugins, *tiers, *own.routes.values()]))
+    _check_used(own, plugins, rest, used, found)
+    return EngineConfiguration(
+        found.core,
+        found.backends,
+        found.observers,
+        found.origins,
+        found.tiers,
+        own,
+        used,
+    )
 
 
 def _check_used(
-    own: EngineSettings, plugins: Sequence[str], found: Configuration
+    own: EngineSettings,
+    plugins: Sequence[str],
+    rest: Iterable[str],
+    used: Sequence[str],
+    found: Configuration,
 ) -> None:
-    """Reject settings of backends and observers that would have no effect."""
-    used = list(dict.fromkeys([*plugins, *own.routes.values()]))
+    """Reject settings that would have no effect, and a configuration without any."""
+    if plugins and found.tiers:
+        raise SettingsError(
+            f"both plugin and tiers ({found.origins['tiers']}) say where pages are "
+            "stored",
+            fix="Keep one of them.",
+        )
+    if not plugins and not found.tiers:
+        raise SettingsError(
+            "the configuration does not say which plugin stores the pages",
+            fix='Add "plugin": with one of the names that `kvdock list` shows, or '
+            '"tiers": with several of them, near first.',
+        )
+    if rest and len(plugins) != 1:
+        several = f"with the plugins {', '.join(plugins)}" if plugins else "with tiers"
+        raise SettingsError(
+            f"{', '.join(rest)}: {several} it is not known whose settings these are",
+            fix='Move them to "backends": {"NAME": {...}}.',
+        )
     for name in own.backends:
         if name not in used:
             raise SettingsError(

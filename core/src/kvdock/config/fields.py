@@ -20,7 +20,7 @@ from kvdock.units import format_seconds, parse_bytes, parse_seconds
 
 @attrs.frozen(kw_only=True)
 class Alias:
-    """What others call a setting.
+    """The name that another product gives to a setting.
 
     Args:
         env: An environment variable that counts where the setting is
@@ -62,9 +62,18 @@ def option(
     *,
     help: str,  # noqa: A002 - as attrs.field
     alias: Alias | None = None,
+    place: bool = False,
 ) -> Any:  # noqa: ANN401 - as attrs.field
-    """Declare a setting of a type that has no function of its own here."""
-    return attrs.field(default=default, metadata=_about(help, alias))
+    """Declare a setting of a type that has no function of its own here.
+
+    Args:
+        default: Its default.
+        help: What it is for.
+        alias: What others call it.
+        place: Whether it is the path where pages are kept: no two backends of an
+            attachment may have the same.
+    """
+    return attrs.field(default=default, metadata=_about(help, alias, place=place))
 
 
 def secret(
@@ -80,8 +89,11 @@ def secret(
 
 
 def path(*, help: str) -> Any:  # noqa: A002, ANN401 - as attrs.field
-    """Declare a setting that is a path and has no default; an empty one is rejected."""
-    return attrs.field(converter=as_path, metadata=_about(help, None))
+    """Declare the path where pages are kept; it has no default and is not empty.
+
+    No two backends of an attachment may have the same.
+    """
+    return attrs.field(converter=as_path, metadata=_about(help, None, place=True))
 
 
 def size(

@@ -27,6 +27,20 @@ HIDDEN = "<hidden>"
 """What is shown of a secret."""
 
 
+CORE_WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "plugin": "The plugin of which this is a named instance.",
+        "wrap": "Wrappers around its stores, the innermost first.",
+    }
+)
+"""Words among the settings of a backend that are the core's, with their help."""
+
+
+def own_settings(given: Mapping[str, object]) -> Mapping[str, object]:
+    """Return what is left for the plugin of all that is given for a backend."""
+    return {key: one for key, one in given.items() if key not in CORE_WORDS}
+
+
 def check_known(
     cls: type,
     given: Mapping[str, object],
@@ -237,7 +251,7 @@ def structure(
     *,
     where: str,
     origins: Mapping[str, str] = NOTHING_GIVEN,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
 ) -> T:
     """Build a settings class from a mapping.
 
@@ -255,6 +269,7 @@ def structure(
         SettingsError: On an unknown key (with the right one, or the nearest),
             a missing one, or a value of the wrong kind.
     """
+    environ = os.environ if environ is None else environ
     check_known(cls, given, where=where, origins=origins)
     full, more = with_fallbacks(cls, given, environ)
     check_complete(cls, full, where=where)
@@ -267,7 +282,7 @@ def structure(
 
 
 def with_fallbacks(
-    cls: type, given: Mapping[str, object], environ: Mapping[str, str] = os.environ
+    cls: type, given: Mapping[str, object], environ: Mapping[str, str] | None = None
 ) -> tuple[dict[str, object], dict[str, str]]:
     """Take what is not given from the files and the variables of others.
 
@@ -280,6 +295,7 @@ def with_fallbacks(
     Raises:
         SettingsError: If a file or a variable cannot be read.
     """
+    environ = os.environ if environ is None else environ
     full, origins = dict(given), dict[str, str]()
     filed = _in_files(cls, environ)
     for name, field in fields_of(cls).items():

@@ -1,4 +1,4 @@
-"""Where every setting comes from: one schema, seven sources, one precedence.
+"""Read settings from seven sources, in one order of precedence.
 
 From weak to strong: the default in the schema, a variable of others that the
 schema names, a file of others that such a variable names, the default of an
@@ -12,12 +12,14 @@ file and the engine's mapping look alike:
     [observers.metrics]
 
 In the environment the same setting is `KVDOCK_CORE__DEADLINES__GET="2 s"`:
-two underscores where the file has a dot.
+two underscores where the file has a dot. `tiers = ["NAME", "NAME"]` stands before the
+sections, and in the environment it is `KVDOCK_TIERS`.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import tomllib
@@ -31,24 +33,32 @@ import attrs
 
 from kvdock.config.core import CoreSettings
 from kvdock.config.schema import (
+    CORE_WORDS,
     HIDDEN,
     check_known,
     check_values,
     fields_of,
     group_of,
     origin_suffix,
+    own_settings,
     read_value,
     structure,
     with_fallbacks,
 )
+from kvdock.config.tiers import Tier, read_tiers
 from kvdock.errors import SettingsError, did_you_mean
+from kvdock.units import format_bytes, format_seconds, parse_bytes
+
+log = logging.getLogger(__name__)
 
 FILE_VARIABLE = "KVDOCK_CONFIG"
 """Names the file to read; no other place is searched."""
 
 PREFIX = "KVDOCK_"
 SECTIONS = ("core", "backends", "observers")
-OWN_VARIABLES = (FILE_VARIABLE, "KVDOCK_PLUGINS")
+TIERS = "tiers"
+"""The one setting that stands in no section."""
+OWN_VARIABLES = (FILE_VARIABLE, "KVDOCK_PLUGINS", "KVDOCK_DENY")
 """Variables that begin like settings and are none."""
 
 DEFAULT = "default"
@@ -110,12 +120,15 @@ class Configuration:
         backends: Backend name to what is given for it.
         observers: Observer name to what is given for it.
         origins: Dotted name of what is given to where it comes from.
+        tiers: The backends that keep each page, near first; empty where there are
+            no tiers.
     """
 
     core: CoreSettings
     backends: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
     observers: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
     origins: Mapping[str, str] = attrs.field(repr=False)
+    tiers: tuple[Tier, ...]
 
     def without(self, names: Iterable[str]) -> Configuration:
         """Leave out backends and observers, each named as in `backends.NAME`."""
@@ -138,7 +151,9 @@ def load_configuration(
     *,
     defaults: Tree | None = None,
     file: Path | None = None,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
+    lenient: bool = False,
+    origin: str = ENGINE,
 ) -> Configuration:
     """Read every source and put the stronger over the weaker.
 
@@ -148,19 +163,22 @@ def load_configuration(
             otherwise; like a file's content.
         file: A TOML or JSON file; None for the one that KVDOCK_CONFIG names.
         environ: Where variables are read.
+        lenient: Log variables that are no settings, instead of raising.
+        origin: What messages call the source of `engine`.
 
     Raises:
         SettingsError: On a file that cannot be read, or a setting that is
             unknown or of the wrong kind; it says where that came from.
     """
+    environ = os.environ if environ is None else environ
     named = environ.get(FILE_VARIABLE)
     path = file or (Path(named) if named else None)
     by = "" if file else FILE_VARIABLE
     sources = [
         Source(ENGINE_DEFAULT, defaults or {}),
         *([Source(f"file {path}", read_file(path, by))] if path else []),
-        *environment(environ),
-        Source(ENGINE, engine or {}),
+        *environment(environ, lenient=lenient),
+        Source(origin, engine or {}),
     ]
     values: dict[str, object] = {section: {} for section in SECTIONS}
     origins: dict[str, str] = {}
@@ -179,6 +197,7 @@ def load_configuration(
         cast("dict[str, Mapping[str, object]]", values["backends"]),
         cast("dict[str, Mapping[str, object]]", values["observers"]),
         origins,
+        read_tiers(values.get(TIERS, ()), origins.get(TIERS, "")),
     )
 
 
@@ -207,14 +226,21 @@ def read_file(path: Path, named_by: str = "") -> Tree:
     try:
         found = reader(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise SettingsError(f"{path} cannot be read: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        if isinstance(error, UnicodeDecodeError):
+            why = "it is not UTF-8"
+        raise SettingsError(f"{path} cannot be read: {why}") from error
     if not isinstance(found, dict):
         raise SettingsError(f"{path} holds no settings but a {type(found).__name__}")
     return found
 
 
-def environment(environ: Mapping[str, str]) -> list[Source]:
+def environment(environ: Mapping[str, str], *, lenient: bool = False) -> list[Source]:
     """Return each variable that is a setting as a source of its own.
+
+    Args:
+        environ: Where variables are read.
+        lenient: Log a variable that is no setting, instead of raising.
 
     Raises:
         SettingsError: If a variable begins like a setting and is none.
@@ -226,14 +252,21 @@ def environment(environ: Mapping[str, str]) -> list[Source]:
         if _names_a_service(name, environ[name]):
             continue
         path = name.removeprefix(PREFIX).lower().split("__")
-        if path[0] not in SECTIONS or len(path) == 1 or not all(path):
+        if path != [TIERS] and (
+            path[0] not in SECTIONS or len(path) == 1 or not all(path)
+        ):
             known = [*OWN_VARIABLES, *(f"{PREFIX}{one.upper()}__" for one in SECTIONS)]
-            raise SettingsError(
+            known.append(f"{PREFIX}{TIERS.upper()}")
+            error = SettingsError(
                 f"environment variable {name} is not a setting",
                 fix=_with_section(name)
                 or did_you_mean(name, known)
                 or 'Settings look like KVDOCK_CORE__DEADLINES__GET="2 s".',
             )
+            if not lenient:
+                raise error
+            log.warning("%s", error)
+            continue
         tree: object = environ[name]
         for word in reversed(path):
             tree = {word: tree}
@@ -280,7 +313,7 @@ def explain(
     configuration: Configuration,
     schemas: Mapping[str, type],
     *,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
 ) -> tuple[Setting, ...]:
     """Return every setting with its value and origin, secrets hidden.
 
@@ -294,14 +327,30 @@ def explain(
         SettingsError: If something is given that no schema knows, or with a
             value that its schema does not take.
     """
+    environ = os.environ if environ is None else environ
     core = attrs.asdict(configuration.core)
-    rows = list(
-        _rows(CoreSettings, "core", core, _under("core", configuration.origins))
-    )
+    rows = [
+        Setting(TIERS, f"{one.backend}: {one}", configuration.origins[TIERS], "A tier.")
+        for one in configuration.tiers
+    ]
+    rows += _rows(CoreSettings, "core", core, _under("core", configuration.origins))
     for where in sorted(schemas):
         section, _, name = where.partition(".")
         given = getattr(configuration, section).get(name, {})
         origins = _under(where, configuration.origins)
+        if section == "backends":
+            rows += [
+                Setting(
+                    f"{where}.{word}",
+                    _words(given[word]),
+                    origins[word],
+                    text,
+                    given[word],
+                )
+                for word, text in CORE_WORDS.items()
+                if word in given
+            ]
+            given = own_settings(given)
         check_known(schemas[where], given, where=where, origins=origins)
         full, more = with_fallbacks(schemas[where], given, environ)
         origins = {**origins, **more}
@@ -328,10 +377,12 @@ def explain(
 
 def _check_sections(source: Source) -> None:
     for section, given in source.values.items():
+        if section == TIERS and not isinstance(given, Mapping):
+            continue
         if section not in SECTIONS:
             raise SettingsError(
                 f"{source.origin}: unknown section {section!r}",
-                fix=did_you_mean(section, SECTIONS)
+                fix=did_you_mean(section, (*SECTIONS, TIERS))
                 or f"Sections: {', '.join(SECTIONS)}.",
             )
         entries = [given] if section == "core" else [given, *_values(given)]
@@ -408,6 +459,11 @@ def _rows(
         yield Setting(path, said, origin, text, bare, unit)
 
 
+def _words(value: object) -> str:
+    several = isinstance(value, tuple | list)
+    return ", ".join(map(str, cast("Any", value))) if several else str(value)
+
+
 def _without_credentials(value: object) -> object:
     """Return a typed value as JSON has it, without the passwords in addresses."""
     if value is None or isinstance(value, bool | int | float):
@@ -432,7 +488,11 @@ def display_value(value: object, field: attrs.Attribute[object]) -> str:
     several = isinstance(value, tuple | list)
     text = ", ".join(map(str, cast("Any", value))) if several else str(value)
     unit = field.metadata.get("unit")
-    if unit and not isinstance(value, str):
-        text = f"{text} {'B' if unit == 'bytes' else 's'}"
+    if unit == "seconds" and isinstance(value, int | float):
+        text = format_seconds(value)
+    elif unit and isinstance(value, int):
+        # One that is not round has all of its digits.
+        brief = format_bytes(value)
+        text = brief if parse_bytes(brief) == value else f"{value} B"
     # A password in an address is one, whichever setting holds it.
     return _CREDENTIALS.sub(HIDDEN, text)

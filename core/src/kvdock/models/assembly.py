@@ -1,4 +1,4 @@
-"""From a model description to its pools, all of them or an error."""
+"""Make the pools of a model description, all of them or an error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from kvdock.validators import as_int, as_int_tuple, is_int
 
 if TYPE_CHECKING:
     from kvdock.models.description import ModelDescription, Table
-    from kvdock.models.memory_budget import HostBudget
 
 # Families whose rows are attention KV and follow its element type.
 _KV_FAMILIES = ("mha", "k_only", "mla", "swa")
@@ -122,36 +121,6 @@ class Assembly:
             self._firsts(),
             key=lambda shard: sum(pool.page_bytes(shard) for pool in self.pools),
         )
-
-    def fit_into(
-        self,
-        budget: HostBudget,
-        pages: int | Mapping[str, int],
-        *,
-        shard: Shard | None = None,
-        ranks: int = 1,
-    ) -> int:
-        """Check that all pools fit into host memory; call it to allocate.
-
-        Args:
-            budget: What there is, from `HostBudget.measure()`.
-            pages: Pages of every pool with own indices; or pool name to its
-                number of pages.
-            shard: The process that allocates; the largest if not given.
-            ranks: Processes like it that share the host.
-
-        Returns:
-            The bytes that the pools of these processes take together.
-
-        Raises:
-            PoolError: If they do not fit, with all numbers.
-        """
-        counts = pages
-        if not isinstance(counts, Mapping):
-            own = [pool.name for pool in self.pools if pool.indices_from is None]
-            counts = dict.fromkeys(own, counts)
-        mine = shard or self.largest()
-        return budget.require(self.pools, mine, counts, ranks=ranks)
 
     def check(self) -> None:
         """Refuse pools that some process cannot hold its part of.
@@ -290,7 +259,7 @@ class _Builder:
     ) -> PoolSpec:
         """Build one pool; its layers are numbered from `numbers[0]`."""
         name = table.get("name")
-        where = f"{self.where}: pool {name!r}"
+        where = f"{self.where}: " + ("a pool" if name is None else f"pool {name!r}")
         given = dict(table)
         family = str(given.pop("family", ""))
         given.pop("packs_into", None)

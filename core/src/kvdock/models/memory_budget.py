@@ -65,7 +65,7 @@ class HostBudget:
 
     @property
     def usable_bytes(self) -> int:
-        """What is left after the reserve, at least 0."""
+        """Return what is left after the reserve, at least 0."""
         return max(0, self.free_bytes - self.reserve_bytes)
 
     def pages_that_fit(

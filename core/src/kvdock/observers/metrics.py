@@ -10,9 +10,11 @@ same as data, to an engine whose scraped process is another one.
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
@@ -21,13 +23,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kvdock import events
+from kvdock.batch import Operation, Outcome
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.observer import Observer
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
-
-    from kvdock.batch import Outcome
 
 BREAKER_VALUES: Mapping[str, int] = MappingProxyType(
     {"closed": 0, "half-open": 1, "open": 2}
@@ -52,14 +53,32 @@ _SAMPLES = 4096
 """Samples of one series that are kept until they are taken; later ones count."""
 
 
+log = logging.getLogger(__name__)
+
+NEVER_RESTORED = "kvdock_never_restored"
+MANY_PAGES = 1024
+"""Pages of a pool that are stored, and found, before none of them is restored."""
+
 ROUTES = "kvdock_pool_route_info"
+
+_PLUGINS = "kvdock_plugin_info"
+
+_RATIO = "kvdock_draft_restored_ratio"
+
+_OUTLIVES = ("kvdock_calls_behind", "kvdock_held_batches")
+
+_COUNTED = (Operation.EXISTS, Operation.PUT, Operation.GET)
+"""Operations whose outcomes are shown from the attachment on."""
+
+REQUEST_OUTCOMES = ("arrived", "failed", "aborted", "corrupt", "late")
+"""How requests of peers end; see `RequestArrived`."""
 
 Whose = tuple[str, str]
 """Values of the labels of an origin."""
 
 
 class MetricKind(StrEnum):
-    """How the values of a metric add up."""
+    """The ways in which values of a metric add up."""
 
     COUNTER = "counter"
     """Increments."""
@@ -144,7 +163,8 @@ def _metrics() -> tuple[Metric, ...]:
         ),
         Metric(
             "kvdock_store_bytes", gauge,
-            "Bytes of a store: used by pages, and its limit where it is reported.",
+            "Bytes of a store: used by pages, its limit where it is reported, and "
+            "failed: what could not be written and is set aside.",
             ("backend", "state"), mode="livemostrecent",
         ),
         Metric(
@@ -160,7 +180,7 @@ def _metrics() -> tuple[Metric, ...]:
             "Pages of restored prefixes whose draft pools are restored too.",
         ),
         Metric(
-            "kvdock_draft_restored_ratio", gauge,
+            _RATIO, gauge,
             "Draft restored over target restored since the start.",
             mode="livemin",
         ),
@@ -177,10 +197,36 @@ def _metrics() -> tuple[Metric, ...]:
             "kvdock_landing_bytes", gauge, "Bytes of landing areas: all, and leased.",
             ("pool", "state"),
         ),
+        Metric(
+            NEVER_RESTORED, gauge,
+            "1 while pages of the pool were stored and found again, and none was "
+            "ever restored.",
+            ("pool",), mode="livemax",
+        ),
+        Metric(
+            "kvdock_copied_pages_total", counter,
+            "Pages of copies between tiers by how they ended: copied, present there "
+            "already, gone from the source, failed, dropped because too much waits, "
+            "or incomplete.",
+            ("pool", "source", "target", "outcome"),
+        ),
+        Metric(
+            "kvdock_copied_bytes_total", counter, "Bytes copied between tiers.",
+            ("pool", "source", "target"),
+        ),
+        Metric(
+            "kvdock_copy_queue_bytes", gauge,
+            "Bytes of pages that wait to be copied between tiers.",
+        ),
         Metric("kvdock_requests_total", counter, "Requests of peers.", ("outcome",)),
+        Metric(
+            "kvdock_messages_refused_total", counter,
+            "Messages of peers that were refused before anything was done.",
+            ("message", "reason"),
+        ),
         Metric("kvdock_requests_bytes_total", counter, "Bytes of those that arrived."),
         Metric(
-            "kvdock_plugin_info", gauge,
+            _PLUGINS, gauge,
             "1 for each backend and observer that is loaded, since memory was "
             "attached.",
             ("kind", "name", "distribution", "version", "path"), mode="livemax",
@@ -204,22 +250,39 @@ class EventMetrics(ABC):
         self._with_draft: dict[Whose, list[int]] = {}
         self._models: set[str] = set()
         self._origins: dict[events.Origin, Whose] = {}
+        self._unrestored: dict[tuple[str, ...], Counter[str]] = {}
+        self._shown: dict[tuple[str, ...], dict[tuple[str, ...], float]] = {}
 
     @abstractmethod
     def _add(self, name: str, amount: float, *labels: str) -> None:
         """Increase a counter."""
 
-    @abstractmethod
     def _set(self, name: str, value: float, *labels: str) -> None:
+        """Set a gauge, and remember to end it with its attachment."""
+        self._shown.setdefault(labels[-2:], {})[name, *labels] = value
+        self._write(name, value, *labels)
+
+    @abstractmethod
+    def _write(self, name: str, value: float, *labels: str) -> None:
         """Set a gauge."""
+
+    def _end(self, name: str, *labels: str) -> None:
+        """Set a gauge to what it says of nothing."""
+        self._write(name, 1.0 if name == _RATIO else 0.0, *labels)
+
+    def _detach(self, whose: Whose) -> None:
+        """End the gauges of an attachment, and begin anew with its next one."""
+        for (name, *labels), value in self._shown.pop(whose, {}).items():
+            # What a library has not given back outlives its attachment.
+            if name != _PLUGINS and not (value and name in _OUTLIVES):
+                self._end(name, *labels)
+        self._with_draft.pop(whose, None)
+        for series in [one for one in self._unrestored if one[1:] == whose]:
+            del self._unrestored[series]
 
     @abstractmethod
     def _sample(self, name: str, value: float, *labels: str) -> None:
         """Add a sample to a histogram."""
-
-    @abstractmethod
-    def _retire_routes(self, kept: tuple[str, ...]) -> None:
-        """Set to 0 where a pool of the same origin went before."""
 
     @hookimpl
     def kvdock_observe(self, event: events.Event, origin: events.Origin) -> None:
@@ -228,19 +291,17 @@ class EventMetrics(ABC):
         match event:
             case events.BatchEnded():
                 self._count(event, whose)
+                self._watch(event, whose)
             case events.BreakerMoved():
                 labels = (event.backend, event.operation, *whose)
                 value = BREAKER_VALUES[event.state]
                 self._set("kvdock_breaker_state", value, *labels)
             case events.CallsBehind():
-                self._set("kvdock_calls_behind", event.calls, event.backend, *whose)
+                self._set(_OUTLIVES[0], event.calls, event.backend, *whose)
             case events.MemoryHeld():
-                self._set("kvdock_held_batches", event.batches, event.backend, *whose)
+                self._set(_OUTLIVES[1], event.batches, event.backend, *whose)
             case events.PoolRouted():
-                route = (event.pool, event.backend, event.reason, *whose)
-                self._retire_routes(route)
-                self._set(ROUTES, 1, *route)
-                self._set("kvdock_pool_enabled", event.enabled, event.pool, *whose)
+                self._note_route(event, whose)
             case events.PagesHeld():
                 held = "kvdock_pool_pages"
                 self._set(held, event.pages, event.pool, "all", *whose)
@@ -248,12 +309,34 @@ class EventMetrics(ABC):
             case events.StoreFilled():
                 self._fill(event, whose)
             case events.PluginLoaded():
-                plugin = (event.kind, event.name, event.distribution, event.version)
-                self._set("kvdock_plugin_info", 1, *plugin, event.path, *whose)
-            case events.PagesRestored():
-                self._count_restored(event, whose)
+                about = (event.kind, event.name, event.distribution, event.version)
+                self._set(_PLUGINS, 1, *about, event.path, *whose)
+            case events.PoolsDetached():
+                self._detach(whose)
             case _:
-                self._count_direct(event, whose)
+                self._count_engine(event, whose)
+
+    def _note_route(self, event: events.PoolRouted, whose: Whose) -> None:
+        """Show where a pool goes, and its counters at 0.
+
+        Prometheus takes a series that begins at 1 for one that did not increase,
+        and would miss the first page of each outcome.
+        """
+        self._set(ROUTES, 1, event.pool, event.backend, event.reason, *whose)
+        self._set("kvdock_pool_enabled", event.enabled, event.pool, *whose)
+        if not event.enabled:
+            return
+        for operation in _COUNTED:
+            labels = (event.backend, event.pool, operation)
+            for outcome in Outcome:
+                name = outcome.name.lower()
+                self._add("kvdock_keys_total", 0, *labels, name, *whose)
+            if operation is not Operation.EXISTS:
+                self._add("kvdock_bytes_total", 0, *labels, *whose)
+        self._add("kvdock_restored_pages_total", 0, event.pool, *whose)
+        self._add("kvdock_restored_prefix_pages_total", 0, *whose)
+        for ended in REQUEST_OUTCOMES:
+            self._add("kvdock_requests_total", 0, ended, *whose)
 
     def _labels(self, origin: events.Origin) -> Whose:
         """Return the labels of an attachment; they stay few."""
@@ -268,6 +351,7 @@ class EventMetrics(ABC):
     def _fill(self, event: events.StoreFilled, whose: Whose) -> None:
         store = "kvdock_store_bytes"
         self._set(store, event.used_bytes, event.backend, "used", *whose)
+        self._set(store, event.failed_bytes, event.backend, "failed", *whose)
         if event.limit_bytes:
             self._set(store, event.limit_bytes, event.backend, "limit", *whose)
 
@@ -280,9 +364,36 @@ class EventMetrics(ABC):
             name = outcome.name.lower()
             self._add("kvdock_keys_total", keys, *labels, name, *whose)
 
-    def _count_direct(self, event: events.Event, whose: Whose) -> None:
-        """Count what goes straight to peers, or comes from them."""
+    def _watch(self, event: events.BatchEnded, whose: Whose) -> None:
+        """Notice a pool that is stored and found, and of which no page is loaded."""
+        moved = sum(n for one, n in event.outcomes.items() if one.name == "OK")
+        if not moved:
+            return
+        seen = self._unrestored.setdefault((event.pool, *whose), Counter())
+        if seen["get"]:
+            return
+        seen[event.operation] += moved
+        if event.operation == "get" and seen["said"]:
+            self._set(NEVER_RESTORED, 0, event.pool, *whose)
+        elif not seen["said"] and min(seen["put"], seen["exists"]) >= MANY_PAGES:
+            seen["said"] = 1
+            self._set(NEVER_RESTORED, 1, event.pool, *whose)
+            log.warning(
+                "%d pages of pool %s were stored and %d found again, and none was ever "
+                "restored: another pool of the same prefixes lacks its pages, or the "
+                "engine asks for others than it stores",
+                seen["put"],
+                event.pool,
+                seen["exists"],
+            )
+
+    def _count_engine(self, event: events.Event, whose: Whose) -> None:
+        """Count what an engine restored, copies, and what it and its peers sent."""
         match event:
+            case events.PagesRestored():
+                self._count_restored(event, whose)
+            case events.PagesCopied():
+                self._count_copied(event, whose)
             case events.RowsSent():
                 rows = "kvdock_sent_rows_total"
                 self._add(rows, event.rows, event.pool, "all", *whose)
@@ -294,9 +405,20 @@ class EventMetrics(ABC):
                 area = "kvdock_landing_bytes"
                 self._set(area, event.landing_bytes, pool, "all", *whose)
                 self._set(area, event.landing_used, pool, "leased", *whose)
+            case events.MessageRefused():
+                name = "kvdock_messages_refused_total"
+                self._add(name, 1, event.message, event.reason, *whose)
             case events.RequestArrived():
                 self._add("kvdock_requests_total", 1, event.outcome, *whose)
                 self._add("kvdock_requests_bytes_total", event.nbytes, *whose)
+
+    def _count_copied(self, event: events.PagesCopied, whose: Whose) -> None:
+        where = (event.pool, event.source, event.target)
+        for outcome, pages in event.outcomes.items():
+            self._add("kvdock_copied_pages_total", pages, *where, outcome, *whose)
+        if event.nbytes:
+            self._add("kvdock_copied_bytes_total", event.nbytes, *where, *whose)
+        self._set("kvdock_copy_queue_bytes", event.queued_bytes, *whose)
 
     def _count_restored(self, event: events.PagesRestored, whose: Whose) -> None:
         for pool, pages in event.pages.items():
@@ -309,7 +431,7 @@ class EventMetrics(ABC):
             sums[1] += event.target
             draft, target = sums
             ratio = draft / target if target else 1.0
-            self._set("kvdock_draft_restored_ratio", ratio, *whose)
+            self._set(_RATIO, ratio, *whose)
 
 
 @attrs.frozen(kw_only=True)
@@ -395,26 +517,23 @@ class Metrics(EventMetrics):
     def _add(self, name: str, amount: float, *labels: str) -> None:
         self._series_of("inc", name, labels)(amount)
 
-    def _set(self, name: str, value: float, *labels: str) -> None:
-        self._series_of("set", name, labels)(value)
+    def _write(self, name: str, value: float, *labels: str) -> None:
+        # Not kept: another attachment of this process may have ended the series.
+        self._metrics[name].labels(*labels).set(value)
+
+    def _end(self, name: str, *labels: str) -> None:
+        super()._end(name, *labels)
+        # Files of several processes keep a series for good: there it ends at 0.
+        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+            self._metrics[name].remove(*labels)
 
     def _sample(self, name: str, value: float, *labels: str) -> None:
         self._series_of("observe", name, labels)(value)
 
-    def _retire_routes(self, kept: tuple[str, ...]) -> None:
-        pool, _, _, *whose = kept
-        # Another attachment of this process may have set it, by its own object.
-        for metric in self._metrics[ROUTES].collect():
-            names = ("pool", "backend", "reason", *ORIGIN)
-            for sample in metric.samples:
-                other = tuple(sample.labels[name] for name in names)
-                if other[0] == pool and [*other[3:]] == whose and other != kept:
-                    self._set(ROUTES, 0, *other)
-
 
 @attrs.frozen
 class MetricDelta:
-    """What one series of a metric got since it was taken the last time.
+    """The values that one series of a metric got since it was taken the last time.
 
     Args:
         name: The metric's name.
@@ -443,7 +562,6 @@ class MetricDeltas(EventMetrics):
         self._counters: dict[tuple[str, ...], float] = {}
         self._gauges: dict[tuple[str, ...], float] = {}
         self._samples: dict[tuple[str, ...], deque[float]] = {}
-        self._routes: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def take(self) -> tuple[MetricDelta, ...]:
         """Return what has changed since the last call, each series once."""
@@ -462,7 +580,7 @@ class MetricDeltas(EventMetrics):
         with self._lock:
             self._counters[series] = self._counters.get(series, 0) + amount
 
-    def _set(self, name: str, value: float, *labels: str) -> None:
+    def _write(self, name: str, value: float, *labels: str) -> None:
         with self._lock:
             self._gauges[name, *labels] = float(value)
 
@@ -472,13 +590,6 @@ class MetricDeltas(EventMetrics):
             if series not in self._samples:
                 self._samples[series] = deque(maxlen=_SAMPLES)
             self._samples[series].append(value)
-
-    def _retire_routes(self, kept: tuple[str, ...]) -> None:
-        pool, _, _, *whose = kept
-        before = self._routes.get((pool, *whose), kept)
-        self._routes[pool, *whose] = kept
-        if before != kept:
-            self._set(ROUTES, 0, *before)
 
 
 def _deltas(

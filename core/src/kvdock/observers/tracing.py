@@ -1,18 +1,22 @@
-"""A span for each batch, through OpenTelemetry's API alone.
+"""A span for each request and each batch, through OpenTelemetry's API alone.
 
 Without an SDK in the process the spans cost next to nothing and go nowhere.
 The core carries the engine's context to its threads, so a batch's span hangs
-under whatever span the engine was in.
+under that of its request, and this one under whatever span the engine was in.
 """
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import OrderedDict
 from collections.abc import Generator
 from typing import Any
 
 import attrs
 
 from kvdock.batch import Batch, BatchResult
+from kvdock.events import Event, PoolsDetached, current_request
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.observer import Observer
 
@@ -20,6 +24,20 @@ from kvdock.plugin.observer import Observer
 @attrs.frozen(kw_only=True)
 class TracingSettings:
     """Where spans go is set up in the process, by OpenTelemetry's own means."""
+
+
+_IDLE_NS = 10 * 10**9
+"""A request without a batch for so long has ended, at the end of its last one."""
+_MOST_REQUESTS = 1024
+
+
+@attrs.define(eq=False)
+class _RequestSpan:
+    """The span of one request: from its first batch to the end of its last one."""
+
+    span: Any
+    context: Any
+    last_ns: int
 
 
 class Tracing:
@@ -34,13 +52,50 @@ class Tracing:
 
         self._tracer = trace.get_tracer("kvdock", tracer_provider=provider)
         self._error = trace.StatusCode.ERROR
+        self._within = trace.set_span_in_context
+        self._requests: OrderedDict[str, _RequestSpan] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def _request_span(self) -> _RequestSpan | None:
+        """Return the span of the request that a batch belongs to, if it is known."""
+        request, now_ns = current_request(), time.time_ns()
+        with self._lock:
+            found = self._requests.get(request)
+            if not request or found:
+                return found
+            span = self._tracer.start_span("kvdock.request")
+            if not span.is_recording():
+                return None
+            span.set_attribute("kvdock.request", request)
+            found = _RequestSpan(span, self._within(span), now_ns)
+            self._requests[request] = found
+            self._end(now_ns - _IDLE_NS, _MOST_REQUESTS)
+            return found
+
+    def _end(self, before_ns: int, most: int) -> None:
+        """End the spans that are idle since then, and those over a number."""
+        for request, one in [*self._requests.items()]:
+            if one.last_ns >= before_ns and len(self._requests) <= most:
+                break
+            one.span.end(end_time=one.last_ns)
+            del self._requests[request]
+
+    @hookimpl
+    def kvdock_observe(self, event: Event) -> None:
+        """End all spans with the attachment."""
+        if isinstance(event, PoolsDetached):
+            with self._lock:
+                self._end(0, 0)
 
     @hookimpl(wrapper=True)
     def kvdock_batch_io(
         self, batch: Batch
     ) -> Generator[None, BatchResult, BatchResult]:
         """Put a span around the backend's call."""
-        span = self._tracer.start_span(f"kvdock.{batch.operation}")
+        above = self._request_span()
+        span = self._tracer.start_span(
+            f"kvdock.{batch.operation}", context=above.context if above else None
+        )
         if not span.is_recording():
             return (yield)
         span.set_attributes(
@@ -63,11 +118,13 @@ class Tracing:
             return result
         finally:
             span.end()
+            if above is not None:
+                above.last_ns = time.time_ns()
 
 
 observer = Observer(
     name="tracing",
-    summary="an OpenTelemetry span for each batch",
+    summary="an OpenTelemetry span for each request and batch",
     settings=TracingSettings,
     build=lambda _: Tracing(),
     needs="kvdock[tracing]",

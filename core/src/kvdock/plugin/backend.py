@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock.config.schema import structure
+from kvdock.capacity import Capacity
+from kvdock.config.schema import own_settings, structure
 from kvdock.errors import KvdockError, PluginError
 from kvdock.plugin import discovery, validation
 from kvdock.plugin.hookspecs import (
     MAX_ENDPOINT_BYTES,
     AttachConfig,
-    Capacity,
     Finding,
     HostMemory,
 )
 from kvdock.plugin.manifest import Capability, Manifest, Support, Verdict
+from kvdock.plugin.store import check_store
+from kvdock.plugin.validation import OBSERVER_PREFIX
 
 if TYPE_CHECKING:
     from kvdock.batch import Batch, BatchResult
+    from kvdock.geometry.region import Region
     from kvdock.pools.shard import Shard
     from kvdock.pools.spec import PoolSpec
-    from kvdock.region import Region
-
-
-_OBSERVER = "observer:"
-"""How a plugin manager's names of observers begin."""
 
 
 @attrs.frozen(eq=False)
@@ -38,26 +37,26 @@ class Backend:
 
     @property
     def name(self) -> str:
-        """The backend's one name."""
+        """The backend's one name, or that of an instance."""
         return self.plugin.candidate.name
 
     @property
     def manifest(self) -> Manifest:
-        """What it declares."""
+        """Return what it declares."""
         return self.plugin.manifest
 
     @property
     def observers(self) -> tuple[str, ...]:
         """The names of the observers around it."""
         return tuple(
-            name.removeprefix(_OBSERVER)
+            name.removeprefix(OBSERVER_PREFIX)
             for name, _ in self.plugin.manager.list_name_plugin()
-            if name.startswith(_OBSERVER)
+            if name.startswith(OBSERVER_PREFIX)
         )
 
     def observer(self, name: str) -> object:
         """Return one of the observers around it."""
-        return self.plugin.manager.get_plugin(f"{_OBSERVER}{name}")
+        return self.plugin.manager.get_plugin(f"{OBSERVER_PREFIX}{name}")
 
     def add_observer(self, name: str, built: object) -> None:
         """Put an observer around it, for as long as it is loaded.
@@ -67,7 +66,7 @@ class Backend:
                 than to wrap and to listen.
         """
         self.check_observer(name, built)
-        self.plugin.manager.register(built, name=f"{_OBSERVER}{name}")
+        self.plugin.manager.register(built, name=f"{OBSERVER_PREFIX}{name}")
 
     def check_observer(self, name: str, built: object) -> None:
         """Refuse what cannot be put around it.
@@ -94,10 +93,11 @@ class Backend:
         """
         where = f"backend {self.name!r}"
         cls = self.manifest.settings
+        own = own_settings(given or {})
         if cls is None:
-            structure(_NoSettings, given or {}, where=where)
+            structure(_NoSettings, own, where=where)
             return None
-        return structure(cls, given or {}, where=where)
+        return structure(cls, own, where=where)
 
     def probe(self, config: AttachConfig) -> tuple[Finding, ...]:
         """Ask whether it could work here; a failing probe is a finding."""
@@ -143,7 +143,7 @@ class Backend:
                 f"kvdock_allocate of {self.name} returned {found!r}",
                 fix="It returns a HostMemory, or None where any memory will do.",
             )
-        from kvdock.region import block_of  # noqa: PLC0415 - numpy, 65 ms
+        from kvdock.geometry.region import block_of  # noqa: PLC0415 - numpy, 65 ms
 
         try:
             given = block_of(memoryview(found.buffer)).nbytes
@@ -164,10 +164,23 @@ class Backend:
     def register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
     ) -> object:
-        """Hand it a pool's memory; return its handle."""
-        return self.plugin.hooks.kvdock_register_pool(
+        """Hand it a pool's memory; return its handle.
+
+        Raises:
+            PluginError: If that is a store which does not fit the manifest.
+            KvdockError: If it rejects the pool.
+        """
+        handle = self.plugin.hooks.kvdock_register_pool(
             pool=pool, region=region, config=config
         )
+        own = self.plugin.implemented - self.plugin.defaults
+        try:
+            check_store(handle, self.manifest, own)
+        except PluginError:
+            with contextlib.suppress(Exception):  # a plugin's code
+                self.release(handle)
+            raise
+        return handle
 
     def key_suffix(self, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
         """Ask how it ends the keys of a page's objects."""
@@ -191,7 +204,8 @@ class Backend:
 
         Where no observer wraps the hook it is the plugin's own function: the
         relay costs each batch two microseconds and three frames. An observer
-        that is added later is not called.
+        that is added later is not called. Where it is the core's default, a store
+        may be called at once: see `calls_stores`.
         """
         hook = self.plugin.hooks.kvdock_batch_io
         implementations = hook.get_hookimpls()
@@ -199,6 +213,14 @@ class Backend:
         alone = len(implementations) == 1 and takes == {"handle", "batch"}
         function: Callable[..., object] = implementations[0].function if alone else hook
         return function
+
+    @property
+    def calls_stores(self) -> bool:
+        """Return whether nothing stands between a batch and the store that runs it."""
+        hook = self.batch_hook()
+        return "kvdock_batch_io" in self.plugin.defaults and (
+            hook is not self.plugin.hooks.kvdock_batch_io
+        )
 
     def capacity(self, handle: object) -> Capacity | None:
         """Ask how full its store is; None where it does not say.
@@ -224,7 +246,7 @@ class Backend:
 
     @property
     def tracks_removal(self) -> bool:
-        """Whether it reports which of its objects are no longer there."""
+        """Return whether it reports which of its objects are no longer there."""
         return "kvdock_removed" in self.plugin.implemented
 
     def removed(self, handle: object, limit: int) -> tuple[str, ...]:

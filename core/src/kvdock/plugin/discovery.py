@@ -10,8 +10,9 @@ import contextlib
 import importlib
 import inspect
 import os
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import metadata, resources
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +30,28 @@ BACKENDS_GROUP = "kvdock.backends"
 ORACLES = "kvdock.oracles"
 """Entry points: a backend's name, and a function of its settings to an oracle."""
 OBSERVERS_GROUP = "kvdock.observers"
+STORES_GROUP = "kvdock.stores"
+COMMANDS_GROUP = "kvdock.commands"
+DOCTORS_GROUP = "kvdock.doctors"
+GROUPS = (
+    BACKENDS_GROUP,
+    OBSERVERS_GROUP,
+    STORES_GROUP,
+    COMMANDS_GROUP,
+    DOCTORS_GROUP,
+)
+"""The groups of plugins. An oracle goes with its backend."""
+
 ALLOW_VARIABLE = "KVDOCK_PLUGINS"
+DENY_VARIABLE = "KVDOCK_DENY"
+
+OWN_DISTRIBUTIONS = ("kvdock", "kvdock-cli")
+"""What is no plugin: the core's observers, and the commands of the command line."""
 
 
 @attrs.frozen(kw_only=True)
 class PluginProblem:
-    """Why one plugin cannot be used, and what to do about it."""
+    """The reason why a plugin cannot be used, and what to do about it."""
 
     name: str
     group: str
@@ -100,13 +117,27 @@ class Candidate:
 
 @attrs.frozen(kw_only=True, eq=False)
 class LoadedPlugin:
-    """A plugin that passed every stage."""
+    """A plugin that passed every stage.
+
+    Args:
+        candidate: Its entry point.
+        manifest: What it declares.
+        path: The file that it was loaded from.
+        manager: Its hooks, and those that the core answers in its place.
+        implemented: The hooks that are answered.
+        defaults: Those of them that the core answers.
+        instance_of: The plugin's name, where this is a named instance of it.
+        wrapped_by: The wrappers around its stores, the innermost first.
+    """
 
     candidate: Candidate
     manifest: Manifest
     path: str
     manager: pluggy.PluginManager = attrs.field(repr=False)
     implemented: frozenset[str]
+    defaults: frozenset[str] = frozenset()
+    instance_of: str = ""
+    wrapped_by: tuple[str, ...] = ()
 
     @property
     def hooks(self) -> pluggy.HookRelay:
@@ -157,28 +188,85 @@ def _identity(distribution: metadata.Distribution | None) -> tuple[str, str]:
     return str(name[0]), str(version[0])
 
 
-def allow_list(environ: Mapping[str, str] = os.environ) -> frozenset[str] | None:
-    """Return the names that KVDOCK_PLUGINS allows, or None for all."""
-    value = environ.get(ALLOW_VARIABLE)
-    if value is None:
-        return None
-    return frozenset(filter(None, (name.strip() for name in value.split(","))))
+@attrs.frozen(kw_only=True)
+class Selection:
+    """The plugins that may be used, of every group.
+
+    Args:
+        allowed: Names of plugins and of distributions; None for all.
+        denied: Those that may not be used although they are allowed.
+    """
+
+    allowed: frozenset[str] | None = None
+    denied: frozenset[str] = frozenset()
+
+    def admits(self, candidate: Candidate) -> bool:
+        """Return whether a candidate may be used."""
+        if _is_among(candidate, self.denied):
+            return False
+        if self.allowed is None or candidate.distribution in OWN_DISTRIBUTIONS:
+            return True
+        return _is_among(candidate, self.allowed)
+
+    def of(
+        self, candidates: Iterable[Candidate]
+    ) -> tuple[tuple[Candidate, ...], tuple[Candidate, ...]]:
+        """Part candidates into those that may be used, and the others."""
+        every = tuple(candidates)
+        kept = tuple(one for one in every if self.admits(one))
+        return kept, tuple(one for one in every if one not in kept)
 
 
-def filter_allowed(
-    candidates: Iterable[Candidate], names: frozenset[str] | None
-) -> Iterator[Candidate]:
-    """Yield the candidates that an allow-list lets through."""
-    for candidate in candidates:
-        if names is None or candidate.name in names:
-            yield candidate
+def selection(environ: Mapping[str, str] | None = None) -> Selection:
+    """Read KVDOCK_PLUGINS and KVDOCK_DENY."""
+    environ = os.environ if environ is None else environ
+    allowed = environ.get(ALLOW_VARIABLE)
+    return Selection(
+        allowed=None if allowed is None else _names(allowed),
+        denied=_names(environ.get(DENY_VARIABLE, "")),
+    )
+
+
+def _is_among(candidate: Candidate, names: frozenset[str]) -> bool:
+    """Return whether a candidate or its distribution is named, in any spelling."""
+    owners = {_canonical(name) for name in names}
+    return candidate.name in names or _canonical(candidate.distribution) in owners
+
+
+def _names(value: str) -> frozenset[str]:
+    """Read names with commas."""
+    return frozenset(name.strip() for name in value.split(",") if name.strip())
+
+
+def _canonical(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def usable_entry_points(
+    group: str, environ: Mapping[str, str] | None = None
+) -> tuple[Candidate, ...]:
+    """Return the entry points of a group that may be used, sorted by name."""
+    return selection(environ).of(list_entry_points(group))[0]
 
 
 def missing_allowed(
-    candidates: Iterable[Candidate], names: frozenset[str] | None
+    candidates: Iterable[Candidate], chosen: Selection
 ) -> tuple[PluginProblem, ...]:
-    """Return a problem for each name of an allow-list that no plugin has."""
-    known = {candidate.name for candidate in candidates}
+    """Return a problem for each allowed name that no plugin of any group has.
+
+    Args:
+        candidates: The backends that are installed.
+        chosen: What may be used.
+    """
+    known = {
+        word for one in candidates for word in (one.name, _canonical(one.distribution))
+    }
+    lacking = set(chosen.allowed or ()) - known
+    if lacking:
+        every = [one for group in GROUPS for one in list_entry_points(group)]
+        lacking -= {one.name for one in every}
+        owners = {_canonical(one.distribution) for one in every}
+        lacking = {name for name in lacking if _canonical(name) not in owners}
     return tuple(
         PluginProblem(
             name=name,
@@ -192,7 +280,7 @@ def missing_allowed(
             or did_you_mean(name, known)
             or "Correct the name, or install the distribution that has it.",
         )
-        for name in sorted((names or frozenset()) - known)
+        for name in sorted(lacking)
     )
 
 
@@ -246,7 +334,9 @@ def import_entry_point(candidate: Candidate) -> object:
             found: Any = importlib.import_module(module_name.strip())
             for attribute in filter(None, attributes.strip().split(".")):
                 found = getattr(found, attribute)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise  # the user's, or a signal that ends the command
+    except BaseException as error:
         raise BrokenPlugin(
             candidate.problem(
                 LoadStage.IMPORT,
@@ -269,13 +359,18 @@ def load_all(
     alone, problems = split_duplicates(candidates)
     for candidate in alone:
         try:
-            plugins[candidate.name] = _loaded(candidate)
+            plugins[candidate.name] = load_one(candidate)
         except BrokenPlugin as broken:
             problems += (broken.problem,)
     return plugins, problems
 
 
-def _loaded(candidate: Candidate) -> LoadedPlugin:
+def load_one(candidate: Candidate) -> LoadedPlugin:
+    """Import one backend, and read and check what it declares.
+
+    Raises:
+        BrokenPlugin: If it cannot be used.
+    """
     plugin = import_entry_point(candidate)
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -290,6 +385,7 @@ def _loaded(candidate: Candidate) -> LoadedPlugin:
         path=path_of(plugin),
         manager=accepted.manager,
         implemented=accepted.implemented,
+        defaults=accepted.defaults,
     )
 
 
@@ -301,7 +397,7 @@ def path_of(plugin: object) -> str:
 
 def require(
     names: Iterable[str],
-    plugins: Mapping[str, LoadedPlugin],
+    plugins: Collection[str],
     problems: Sequence[PluginProblem],
 ) -> None:
     """Raise for the first name that was asked for and cannot be used.

@@ -1,5 +1,8 @@
 """The hooks: fifteen for backend plugins, and one for observers.
 
+Where a plugin has no hook of a kind, the core asks the store that
+`kvdock_register_pool` returned: see `kvdock.plugin.store`.
+
 Hooks run per load, per pool and per batch, never per page or per key. All of
 them are first-result hooks on a plugin manager of their own backend, so one
 backend can neither see nor overrule another.
@@ -21,10 +24,11 @@ from kvdock.pools.shard import Shard
 
 if TYPE_CHECKING:
     from kvdock.batch import Batch, BatchResult
+    from kvdock.capacity import Capacity
     from kvdock.events import Event, Origin
+    from kvdock.geometry.region import Region
     from kvdock.plugin.manifest import Capability, Manifest, Verdict
     from kvdock.pools.spec import PoolSpec
-    from kvdock.region import Region
 
 PROJECT = "kvdock"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -32,16 +36,11 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 _LABEL = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]{0,63})?")
 
-REQUIRED = (
-    "kvdock_manifest",
-    "kvdock_register_pool",
-    "kvdock_key_suffix",
-    "kvdock_batch_io",
-)
+REQUIRED = ("kvdock_manifest", "kvdock_register_pool")
 """Hooks that every plugin has; the others may be left out."""
 
 DIRECT = ("kvdock_endpoint", "kvdock_connect")
-"""Hooks that a plugin has whose manifest declares `direct_transfer`."""
+"""Hooks of a plugin that declares `direct_transfer` and runs batches itself."""
 
 MAX_ENDPOINT_BYTES = 64 << 10
 """Most bytes of an endpoint: it travels with an engine's messages."""
@@ -64,20 +63,6 @@ class Finding:
     warning: bool = False
 
 
-@attrs.frozen
-class Capacity:
-    """How full the place is where a backend keeps pages.
-
-    Args:
-        used_bytes: What its pages take, or what is set aside for them.
-        limit_bytes: What they may take, by quota or by free space; 0 where
-            that is not known.
-    """
-
-    used_bytes: int
-    limit_bytes: int = 0
-
-
 @attrs.frozen(eq=False)
 class HostMemory:
     """Host memory that a backend brings.
@@ -95,7 +80,7 @@ class HostMemory:
 
 @attrs.frozen(kw_only=True)
 class AttachConfig:
-    """What a backend receives when memory is attached to it.
+    """The configuration that a backend receives when memory is attached to it.
 
     Args:
         settings: An instance of the manifest's settings class, or None.
@@ -111,6 +96,8 @@ class AttachConfig:
         trial: Whether only pages of the core's own are moved, to try the
             backend out. It then brings nothing along that others could come
             to use, and what would only be a warning to an engine is an error.
+        to_peers: Whether the pools go straight to peers. A backend that is given no
+            place to store their pages then does without one; see `StorelessPool`.
     """
 
     settings: Any = None
@@ -120,6 +107,7 @@ class AttachConfig:
     shared: dict[str, Any] = attrs.field(factory=dict)
     process: str = ""
     trial: bool = False
+    to_peers: bool = False
 
     def __attrs_post_init__(self) -> None:
         """Refuse what could leave the directory that it names."""
@@ -225,7 +213,8 @@ def kvdock_register_pool(
     region's memory stays where it is until `kvdock_release`.
 
     Returns:
-        The plugin's own handle; client state lives in it or in
+        A store (`kvdock.plugin.PoolStore`), or any other handle of a plugin that
+        has `kvdock_batch_io` itself. Client state lives in it or in
         `config.shared`, not in the module.
 
     Raises:
@@ -239,7 +228,7 @@ def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> Sequence[str]:
     """Spell the end of the keys of a page's objects.
 
     Called once per pool when it is attached; the answer is kept. Most
-    plugins return `kvdock.key_suffixes(pool, shard)`.
+    plugins leave it out: then the core answers `kvdock.key_suffixes(pool, shard)`.
 
     Returns:
         One suffix for each of `stored_objects(pool, shard)`, in that order, never

@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Self, TypeVar, get_args, get_type_hints
 
 import attrs
 
+from kvdock.config.schema import CORE_WORDS
 from kvdock.errors import ManifestError
 from kvdock.pools.enums import HitPolicy, Layout, PoolKind, Sharding
 from kvdock.validators import Validators
@@ -230,6 +232,15 @@ class KindSupport:
         default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
     )
 
+    @classmethod
+    def of_every_kind(cls) -> dict[PoolKind, Self]:
+        """Return the kinds of a backend that keeps any pool, as bytes under a key."""
+        yes = Support.NATIVE
+        any_pool = cls(
+            hit_policies=HitPolicy, split_heads=yes, draft=yes, multi_buffer=yes
+        )
+        return dict.fromkeys(PoolKind, any_pool)
+
 
 def _kinds(
     value: Mapping[PoolKind, KindSupport] | Iterable[tuple[PoolKind, KindSupport]],
@@ -267,6 +278,10 @@ class Manifest:
             hooks `kvdock_endpoint` and `kvdock_connect` and `Operation.SEND`.
         integrity: Verifies length and content of what it returns.
         eviction: Makes room by itself when it is full.
+        touch: Evicts by use, and counts objects as used when it is told so. This
+            and the next two declare members of a store; see `kvdock.plugin.store`.
+        removed: Knows which of its objects are no longer there.
+        capacity: Knows how full it is.
         durability: What stored bytes survive the end of.
         sharing: Who finds what was stored.
         clear_reach: How far a clear goes.
@@ -312,6 +327,15 @@ class Manifest:
     eviction: Support = attrs.field(
         default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
     )
+    touch: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
+    )
+    removed: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
+    )
+    capacity: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
+    )
     durability: Scope = attrs.field(
         default=Scope.NONE, converter=_scope, validator=_SCOPE
     )
@@ -352,6 +376,28 @@ class Manifest:
             raise ManifestError(
                 f"backend {self.name!r}: {self.settings!r} is not an attrs class"
             )
+        fields = attrs.fields(self.settings) if self.settings else ()
+        for field in fields:
+            if field.name in CORE_WORDS:
+                raise ManifestError(
+                    f"backend {self.name!r}: a setting is called {field.name!r}, which "
+                    "is a word of the core's",
+                    fix="Give it another name.",
+                )
+
+    @property
+    def path_setting(self) -> str:
+        """Return the first setting whose type is a path; "" without one.
+
+        A backend says by this type where it keeps its directory, so no setting has
+        to be known by name.
+        """
+        for name, hint in (
+            get_type_hints(self.settings).items() if self.settings else ()
+        ):
+            if Path in (hint, *get_args(hint)):
+                return name
+        return ""
 
     def support(self, capability: Capability, kind: PoolKind) -> Support:
         """Return the declared grade of a graded capability for a kind."""

@@ -7,42 +7,18 @@ where its hook wrappers see each batch and `kvdock_observe` each event.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import attrs
 
-from kvdock.config.schema import structure
-from kvdock.errors import KvdockError, PluginError, SettingsError, did_you_mean
-from kvdock.plugin.discovery import (
-    OBSERVERS_GROUP,
-    BrokenPlugin,
-    Candidate,
-    PluginProblem,
-    import_entry_point,
-    list_entry_points,
-    split_duplicates,
-)
-from kvdock.plugin.validation import LoadStage
+from kvdock.errors import SettingsError, did_you_mean
+from kvdock.plugin.discovery import OBSERVERS_GROUP, usable_entry_points
+from kvdock.plugin.extension import Extension
 
 
 @attrs.frozen(kw_only=True)
-class Observer:
-    """What an entry point in `kvdock.observers` names.
-
-    Args:
-        name: The entry point's name.
-        summary: What it does, in one line.
-        settings: The attrs class of its settings.
-        build: Makes the object with the hooks from such settings.
-        needs: What to install for it, or "".
-    """
-
-    name: str
-    summary: str
-    settings: type
-    build: Callable[[Any], object]
-    needs: str = ""
+class Observer(Extension):
+    """The record of an entry point in `kvdock.observers`; it builds the hooks."""
 
 
 def find_observer(name: str) -> Observer:
@@ -51,37 +27,7 @@ def find_observer(name: str) -> Observer:
     Raises:
         PluginError: If none of that name is installed, or it cannot be used.
     """
-    candidates = [one for one in list_entry_points(OBSERVERS_GROUP) if one.name == name]
-    if not candidates:
-        known = {one.name for one in list_entry_points(OBSERVERS_GROUP)}
-        raise PluginError(
-            f"no observer {name!r} is installed",
-            fix=did_you_mean(name, known)
-            or f"Installed: {', '.join(sorted(known)) or 'none'}.",
-        )
-    found, problems = load_observers(candidates)
-    if problems:
-        raise BrokenPlugin(problems[0])
-    return found[name]
-
-
-def load_observers(
-    candidates: Sequence[Candidate],
-) -> tuple[dict[str, Observer], tuple[PluginProblem, ...]]:
-    """Load observers one by one; a broken one never stops the others.
-
-    Returns:
-        The observers that can be used, by name, and a problem for each of the
-        others.
-    """
-    found: dict[str, Observer] = {}
-    alone, problems = split_duplicates(candidates)
-    for candidate in alone:
-        try:
-            found[candidate.name] = _loaded(candidate)
-        except BrokenPlugin as broken:
-            problems += (broken.problem,)
-    return found, problems
+    return Observer.find(name, usable_entry_points(OBSERVERS_GROUP))
 
 
 def build_observers(
@@ -101,36 +47,6 @@ def build_observers(
                 fix=did_you_mean(name, names) or f"Add {name!r} to core.observers.",
             )
     return {
-        name: _built(find_observer(name), settings.get(name, {}))
+        name: find_observer(name).built(settings.get(name, {}), f"observer {name!r}")
         for name in dict.fromkeys(names)
     }
-
-
-def _built(observer: Observer, given: Mapping[str, object]) -> object:
-    name = observer.name
-    options: object = structure(observer.settings, given, where=f"observer {name!r}")
-    try:
-        return observer.build(options)
-    except ImportError as error:
-        raise PluginError(
-            f"observer {name!r} cannot be used: {error}",
-            fix=f"pip install '{observer.needs}'" if observer.needs else "",
-        ) from error
-    except KvdockError:
-        raise  # it says itself what is wrong, and what to do
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        raise PluginError(f"observer {name!r} cannot be used: {what}") from error
-
-
-def _loaded(candidate: Candidate) -> Observer:
-    found = import_entry_point(candidate)
-    if not isinstance(found, Observer) or found.name != candidate.name:
-        raise BrokenPlugin(
-            candidate.problem(
-                LoadStage.MANIFEST,
-                f"it is {found!r}, and no Observer of that name",
-                "Point its entry point at a kvdock.observers.Observer of that name.",
-            )
-        )
-    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
+from types import SimpleNamespace
 from typing import Any, cast
 
 import attrs
@@ -16,9 +17,16 @@ import pluggy
 from kvdock.errors import ManifestError, did_you_mean
 from kvdock.plugin import hookspecs
 from kvdock.plugin.manifest import API_VERSION, OLDEST_API_VERSION, Manifest
+from kvdock.plugin.store import default_hooks, returns_stores
 
 _LISTENS = "kvdock_observe"
 """The hook of observers that wraps nothing."""
+
+OBSERVER_PREFIX = "observer:"
+"""How a plugin manager's names of observers begin."""
+
+DEFAULTS = "defaults:kvdock"
+"""How a plugin manager calls the hooks that the core answers."""
 
 
 class LoadStage(StrEnum):
@@ -44,11 +52,19 @@ class ContractViolation(Exception):  # noqa: N818 - becomes a PluginProblem, nev
 
 @attrs.frozen(eq=False)
 class ValidatedPlugin:
-    """What a plugin that keeps the contract consists of."""
+    """What a plugin that keeps the contract consists of.
+
+    Args:
+        manifest: What it declares.
+        manager: Its hooks, and those that the core answers in its place.
+        implemented: The hooks that are answered.
+        defaults: Those of them that the core answers.
+    """
 
     manifest: Manifest
     manager: pluggy.PluginManager
     implemented: frozenset[str]
+    defaults: frozenset[str]
 
 
 def validate_plugin(plugin: object, name: str, distribution: str) -> ValidatedPlugin:
@@ -76,12 +92,15 @@ def validate_plugin(plugin: object, name: str, distribution: str) -> ValidatedPl
         _check_promises(manifest, own)
         _check_hooks(manager, plugin, own)
         manager.register(plugin, name=name)
+        defaults = default_hooks(manifest, frozenset(own))
+        manager.register(SimpleNamespace(**defaults), name=DEFAULTS)
         manager.check_pending()
     except ContractViolation:
         raise
     except Exception as error:
         raise _strange(error) from error
-    return ValidatedPlugin(manifest, manager, frozenset(own))
+    added = frozenset(defaults)
+    return ValidatedPlugin(manifest, manager, added | own.keys(), added)
 
 
 def check_observer(observer: object) -> None:
@@ -174,7 +193,9 @@ def _manifest(
             f"its manifest is refused: {error.what}",
             error.fix or "Correct what kvdock_manifest() returns.",
         ) from error
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ContractViolation(
             LoadStage.MANIFEST,
             f"its manifest raised {type(error).__name__}: {error}",
@@ -233,7 +254,7 @@ def _check_promises(manifest: Manifest, own: Mapping[str, str]) -> None:
             "Add the hook, or declare host_allocator=Support.NO.",
         )
     lacking = [name for name in hookspecs.DIRECT if name not in own]
-    if manifest.direct_transfer and lacking:
+    if manifest.direct_transfer and lacking and not returns_stores(frozenset(own)):
         raise ContractViolation(
             LoadStage.VALIDATE,
             "its manifest declares direct_transfer, and it has no "

@@ -33,7 +33,7 @@ class PoolName(StrEnum):
 
 
 class PoolKind(StrictEnum):
-    """What the bytes of a pool mean; routing and conformance go by this."""
+    """The meaning of a pool's bytes; routing and conformance go by this."""
 
     MHA = "mha"
     """Keys and values per head, widths may differ (MHA, GQA, MQA)."""
@@ -100,7 +100,7 @@ _BITS = MappingProxyType(
 
 
 class Per(StrictEnum):
-    """What a part's shape is counted for."""
+    """The unit that a part's shape is counted for."""
 
     TOKEN = "token"  # noqa: S105 - a unit, not a secret
     """One entry per token and layer (attention)."""
@@ -109,7 +109,7 @@ class Per(StrictEnum):
 
 
 class HitPolicy(StrictEnum):
-    """Which pages of a pool must exist for a prefix to be restorable."""
+    """The pages of a pool that must exist for a prefix to be restorable."""
 
     ALL_PAGES = "all_pages"
     """Every page of the prefix."""
@@ -121,7 +121,7 @@ class HitPolicy(StrictEnum):
 
 
 class Sharding(StrictEnum):
-    """How the ranks of a deployment divide the bytes of one page."""
+    """The division of one page's bytes over the ranks of a deployment."""
 
     HEADS = "heads"
     """By head; ranks that hold the same heads share one writer."""
@@ -135,7 +135,7 @@ class Sharding(StrictEnum):
 
 
 class ContextSplit(StrictEnum):
-    """How context-parallel ranks divide a pool, on top of its sharding."""
+    """The division of a pool over context-parallel ranks, on top of its sharding."""
 
     REPLICATED = "replicated"
     """They do not: all hold the same bytes, and the first one writes."""
@@ -148,7 +148,7 @@ class ContextSplit(StrictEnum):
 
 
 class Layout(StrictEnum):
-    """How a pool's pages lie in host memory."""
+    """The layout of a pool's pages in host memory."""
 
     LAYER_FIRST = "layer_first"
     """part, layer, page, token, head."""
@@ -179,7 +179,7 @@ _STORED_ORDER = MappingProxyType(
 
 
 class ObjectUnit(StrictEnum):
-    """How much of a page goes under one key."""
+    """The share of a page that goes under one key."""
 
     PAGE = "page"
     """All parts and layers that a rank holds of the page."""

@@ -30,7 +30,7 @@ from kvdock.validators import as_int, is_int
 
 
 class PoolOptions(TypedDict, total=False):
-    """What every constructor passes on unchanged."""
+    """Options that every constructor passes on unchanged."""
 
     anchor: bool
     draft: bool

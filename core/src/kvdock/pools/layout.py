@@ -1,4 +1,4 @@
-"""How one page of a pool is cut into stored objects and runs of bytes.
+"""Cut one page of a pool into stored objects and runs of bytes.
 
 Routing asks before there is any memory, so nothing here imports numpy.
 """

@@ -45,7 +45,7 @@ TRAILER_BYTES = 40
 
 @attrs.frozen
 class Coordinate:
-    """What an object holds of its page, as text and back.
+    """The coordinate of an object in its page, as text and back.
 
     Args:
         pool: The pool's name.
@@ -114,7 +114,7 @@ def _span(text: str | None, between: str) -> Span | None:
 
 @attrs.frozen
 class StoredObject:
-    """What a backend keeps under one key: some parts of one page.
+    """The content of one key: some parts of one page.
 
     `coordinate` spells what it holds, unique in its pool on every rank.
     """

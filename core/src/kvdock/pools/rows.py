@@ -25,7 +25,7 @@ def _pieces(value: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
 
 @attrs.frozen(kw_only=True)
 class RowLayout:
-    """Which bytes of a row are the page of a pool.
+    """The bytes of a row that are the page of a pool.
 
     Args:
         row_bytes: From one row to the next.

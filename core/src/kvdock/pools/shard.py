@@ -31,7 +31,7 @@ def _ordered(_: object, field: attrs.Attribute[Any], value: tuple[int, ...]) -> 
 
 @attrs.frozen(kw_only=True)
 class Shard:
-    """Which slice of the model this process owns.
+    """The slice of the model that this process owns.
 
     Args:
         tp_rank: Rank among those that divide heads (tensor parallelism).

@@ -1,4 +1,4 @@
-"""Which changes of a deployment find none of a pool's objects, and why.
+"""Changes of a deployment that find none of a pool's objects, and why.
 
 Nothing is lost where pages are stored again; but after a change of the
 number of ranks hits are expected, so the reason is reported before it.

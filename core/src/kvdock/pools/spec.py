@@ -239,14 +239,14 @@ class PoolSpec:
 
     @property
     def by_head(self) -> bool:
-        """Whether ranks hold heads, so that coordinates name them."""
+        """Return whether ranks hold heads, so that coordinates name them."""
         if self.sharding is Sharding.DCP:
             return any(part.shard_axis is not None for part in self.parts)
         return self.sharding is Sharding.HEADS
 
     @property
     def physical(self) -> bool:
-        """Whether the pool has bytes at all."""
+        """Return whether the pool has bytes at all."""
         return self.kind is not PoolKind.LOGICAL
 
     def local_layers(self, shard: Shard) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What a call to a backend came to."""
+"""Validate and describe the answers of a backend."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class CallResult:
-    """What became of a batch.
+    """The result of a batch.
 
     Args:
         result: One outcome per key, whatever happened.

@@ -310,6 +310,7 @@ class BackgroundTasks:
                     backend=name,
                     used_bytes=found.used_bytes,
                     limit_bytes=found.limit_bytes,
+                    failed_bytes=found.failed_bytes,
                 )
             )
 
@@ -363,27 +364,27 @@ class PendingDelete:
 
 
 class PendingDeletes:
-    """The keys that one backend is about to delete."""
+    """The keys that one backend is about to delete.
+
+    Attributes:
+        by_key: Each key with its deletion; empty where none may be running.
+    """
 
     def __init__(self) -> None:
         self._lock, self._changed = new_condition()
-        self._by_key: dict[str, PendingDelete] = {}
+        self.by_key: dict[str, PendingDelete] = {}
         self._running: list[PendingDelete] = []
-
-    def __bool__(self) -> bool:
-        """Whether deletions may be running."""
-        return bool(self._by_key)
 
     def start(self, keys: Sequence[str], expires_s: float) -> PendingDelete | None:
         """Start a deletion of those keys that are not being deleted already."""
         with self._lock:
             self._forget_late()
-            fresh = tuple(key for key in keys if key not in self._by_key)
+            fresh = tuple(key for key in keys if key not in self.by_key)
             if not fresh:
                 return None
             delete = PendingDelete(fresh, expires_s)
             self._running.append(delete)
-            self._by_key.update(dict.fromkeys(fresh, delete))
+            self.by_key.update(dict.fromkeys(fresh, delete))
             return delete
 
     def finish(self, delete: PendingDelete) -> bool:
@@ -408,7 +409,7 @@ class PendingDeletes:
         """Return which of these are being deleted, bool (n,)."""
         with self._lock:
             self._forget_late()
-            return np.array([key in self._by_key for key in keys], np.bool_)
+            return np.array([key in self.by_key for key in keys], np.bool_)
 
     def wait(self, keys: Sequence[str], deadline_s: float) -> None:
         """Wait until none of these is being deleted, or until a deadline.
@@ -416,21 +417,21 @@ class PendingDeletes:
         The wait ends for deletions that are given up meanwhile.
         """
         with self._lock:
-            mine = {self._by_key[key] for key in keys if key in self._by_key}
+            mine = {self.by_key[key] for key in keys if key in self.by_key}
             last_s = max((delete.expires_s for delete in mine), default=deadline_s)
             self._changed.wait_for(
-                lambda: self._by_key.keys().isdisjoint(keys),
+                lambda: self.by_key.keys().isdisjoint(keys),
                 remaining_s(min(deadline_s, last_s)),
             )
 
     def _forget_late(self) -> None:
         now = time.monotonic()
-        for delete in {one for one in self._by_key.values() if one.expires_s <= now}:
+        for delete in {one for one in self.by_key.values() if one.expires_s <= now}:
             self._forget(delete)
 
     def _forget(self, delete: PendingDelete) -> None:
         for key in delete.keys:
             # It may have been given up, and another deletion started.
-            if self._by_key.get(key) is delete:
-                del self._by_key[key]
+            if self.by_key.get(key) is delete:
+                del self.by_key[key]
         self._changed.notify_all()

@@ -28,7 +28,7 @@ Clock = Callable[[], float]
 
 
 class BreakerState(StrEnum):
-    """Whether calls reach the backend."""
+    """The states of a circuit breaker."""
 
     CLOSED = "closed"
     """All of them do."""

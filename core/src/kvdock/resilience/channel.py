@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -20,7 +20,15 @@ import numpy as np
 from kvdock.batch import Batch, BatchResult, MemoryHold, Operation, Outcome
 from kvdock.config.core import BreakerSettings
 from kvdock.errors import AttachError, BatchError
-from kvdock.events import BreakerMoved, CallsBehind, Event, MemoryHeld, Origin
+from kvdock.events import (
+    BreakerMoved,
+    CallsBehind,
+    Event,
+    MemoryHeld,
+    Origin,
+    PagesAnswered,
+    PoolsAttached,
+)
 from kvdock.resilience.answers import (
     CallResult,
     as_kvdock_error,
@@ -29,17 +37,23 @@ from kvdock.resilience.answers import (
 )
 from kvdock.resilience.background import BACKEND_FAILURES, BackgroundTasks
 from kvdock.resilience.breaker import BreakerState, CircuitBreaker
-from kvdock.resilience.executor import CallRejected, DeadlineExecutor, WorkerExit
+from kvdock.resilience.executor import (
+    CallRejected,
+    DeadlineExecutor,
+    TaskAbandoned,
+    WorkerExit,
+)
 from kvdock.resilience.negative_cache import NegativeCache
 from kvdock.synchronization import new_condition, remaining_s
 from kvdock.throttled_log import ThrottledLog, describe_error
 
 if TYPE_CHECKING:
     from kvdock.config.core import CoreSettings
+    from kvdock.geometry.region import Region
     from kvdock.plugin.backend import Backend
     from kvdock.plugin.hookspecs import AttachConfig
+    from kvdock.plugin.store import PoolStore
     from kvdock.pools.spec import PoolSpec
-    from kvdock.region import Region
 
 log = logging.getLogger("kvdock")
 
@@ -75,14 +89,20 @@ class BackendChannel:
         )
         self._log = ThrottledLog()
         self._batch_hook = backend.batch_hook()
+        self._calls_stores = backend.calls_stores
         # Called straight: the relay would cost each batch two microseconds.
-        self._listeners = tuple(
-            partial(one.function, origin=origin or Origin())
-            if "origin" in one.argnames
-            else one.function
+        listening = [
+            (
+                partial(one.function, origin=origin or Origin())
+                if "origin" in one.argnames
+                else one.function,
+                bool(getattr(one.plugin, "observes_pages", False)),
+            )
             for one in backend.plugin.hooks.kvdock_observe.get_hookimpls()
             if "event" in one.argnames
-        )
+        ]
+        self._listeners = tuple(listen for listen, _ in listening)
+        self._page_listeners = tuple(listen for listen, pages in listening if pages)
         self._counting = threading.Lock()
         # Ended calls whose memory the backend still holds.
         self._held = 0
@@ -108,8 +128,13 @@ class BackendChannel:
 
     @property
     def observed(self) -> bool:
-        """Whether any observer receives events."""
+        """Return whether any observer receives events."""
         return bool(self._listeners)
+
+    @property
+    def observes_pages(self) -> bool:
+        """Return whether any observer is told what became of each page."""
+        return bool(self._page_listeners)
 
     @property
     def abandoned_calls(self) -> int:
@@ -123,7 +148,14 @@ class BackendChannel:
 
     def notify(self, event: Event) -> None:
         """Notify observers; log and swallow their exceptions."""
-        for listen in self._listeners:
+        self._tell(self._listeners, event)
+
+    def notify_pages(self, event: PagesAnswered | PoolsAttached) -> None:
+        """Notify the observers that are told of pages; as `notify`."""
+        self._tell(self._page_listeners, event)
+
+    def _tell(self, listeners: Iterable[Callable[..., object]], event: Event) -> None:
+        for listen in listeners:
             try:
                 listen(event=event)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - plugin code
@@ -318,7 +350,11 @@ class BackendChannel:
         return self._executor.wait_idle(deadline_s) and self._none_held(deadline_s)
 
     def call(
-        self, handle: object, batch: Batch, late: Callable[[], None] | None = None
+        self,
+        handle: object,
+        batch: Batch,
+        late: Callable[[], None] | None = None,
+        settle: Callable[[], None] | None = None,
     ) -> CallResult:
         """Run a batch; one outcome for each key, by its deadline.
 
@@ -327,6 +363,12 @@ class BackendChannel:
             batch: What to do, with a deadline; no more keys than the backend
                 takes at once.
             late: Called when an abandoned call really ends.
+            settle: Does what the caller would do with the outcome TIMEOUT. In a
+                background task the call runs on the task's own thread, and this
+                is called on another one at the deadline.
+
+        Raises:
+            TaskAbandoned: In a background task, at the end of a settled call.
         """
         breaker = self.breakers[batch.operation]
         if batch.deadline_s <= time.monotonic():
@@ -334,19 +376,25 @@ class BackendChannel:
         if self._executor.guard.forked or self._closing or not breaker.allows_call():
             self.background.start_probe(batch.operation)
             return CallResult(BatchResult.all(batch, Outcome.UNAVAILABLE))
+        # What sends to a peer finds its own way.
+        straight = self._calls_stores and batch.remote is None
         try:
             ran = self._executor.run(
-                partial(self._batch_hook, handle=handle, batch=batch),
+                partial(cast("PoolStore", handle).run, batch)
+                if straight
+                else partial(self._batch_hook, handle=handle, batch=batch),
                 batch.deadline_s + self.core.deadlines.grace,
                 late=lambda result: self._on_late_end(result, late),
+                settle=settle and (lambda: self._settle(breaker, batch, settle)),
             )
+        except TaskAbandoned:
+            raise
         except BaseException:
             # A signal interrupted the caller: not a failure of the backend.
             breaker.record_ignored()
             raise
         if ran.abandoned:
-            breaker.record_failure(overran=True)
-            self._log_failure("late", batch, "passed its deadline and was abandoned")
+            self._record_overrun(breaker, batch)
             return CallResult(BatchResult.all(batch, Outcome.TIMEOUT), abandoned=True)
         result = validated(batch, ran)
         if isinstance(result, Exception):
@@ -357,6 +405,19 @@ class BackendChannel:
         else:
             self._record_result(breaker, batch, result)
         return self._answer(batch, result, late)
+
+    def _settle(
+        self, breaker: CircuitBreaker, batch: Batch, settle: Callable[[], None]
+    ) -> None:
+        """Record a background task's call that is abandoned, and settle it."""
+        try:
+            self._record_overrun(breaker, batch)
+        finally:
+            settle()
+
+    def _record_overrun(self, breaker: CircuitBreaker, batch: Batch) -> None:
+        breaker.record_failure(overran=True)
+        self._log_failure("late", batch, "passed its deadline and was abandoned")
 
     def _answer(
         self, batch: Batch, result: BatchResult, late: Callable[[], None] | None

@@ -5,20 +5,30 @@ its deadline is abandoned on its thread: the caller goes on, and the memory
 that the call may still touch is released only when it really ends. The number
 of abandoned calls is bounded; at the bound every call is rejected until one
 ends, or until the backend answers a probe although they do not end.
+
+A call of a background task needs no other thread: it runs on the task's own, and
+one thread of the executor watches the deadlines of all such calls.
 """
 
 from __future__ import annotations
 
 import contextvars
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
 import attrs
 
-from kvdock.synchronization import ProcessGuard, new_condition, remaining_s
+from kvdock.synchronization import (
+    ProcessGuard,
+    QuietCondition,
+    new_condition,
+    remaining_s,
+)
 
 log = logging.getLogger("kvdock")
 
@@ -52,12 +62,12 @@ class ConcurrencyQuota:
 
     @property
     def full(self) -> bool:
-        """Whether no more are started."""
+        """Return whether no more are started."""
         return self.taken - self._discounted >= self.limit
 
     @property
     def exhausted(self) -> bool:
-        """Whether it is full until a call ends, whatever else happens."""
+        """Return whether it is full until a call ends, whatever else happens."""
         return self.taken >= MAX_DISCOUNTS * self.limit
 
     def discount(self) -> None:
@@ -76,7 +86,7 @@ class ConcurrencyQuota:
 
 @attrs.frozen(eq=False)
 class RunResult:
-    """How a call ended for its caller.
+    """The end of a call as its caller sees it.
 
     Args:
         value: What the work returned.
@@ -101,18 +111,39 @@ class WorkerExit(Exception):  # noqa: N818 - becomes an outcome
     """The call raised a BaseException such as SystemExit."""
 
 
+class TaskAbandoned(BaseException):
+    """Unwinds a background task whose call passed its deadline.
+
+    What the task still had to do was done at the deadline, by the thread that
+    watches. No handler of errors may take this for one.
+    """
+
+
+class BackgroundThread(threading.Thread):
+    """A thread of background tasks, on which calls run where they are.
+
+    Attributes:
+        on_abandoned: Called on another thread when a call of the current task has
+            passed its deadline: this thread has no use until the call ends.
+    """
+
+    on_abandoned: Callable[[], None] = staticmethod(lambda: None)
+
+
 class _Job:
     """One call, from its dispatch to its end."""
 
     __slots__ = (
         "abandoned",
         "context",
+        "deadline_s",
         "done",
         "error",
         "finished",
         "late",
         "quota",
         "result",
+        "settle",
         "started",
         "work",
     )
@@ -123,6 +154,8 @@ class _Job:
         self.work: Callable[[], Any] | None = work
         self.late = late
         self.quota = quota
+        self.deadline_s = math.inf
+        self.settle: Callable[[], None] = lambda: None
         # The engine's trace context continues on the worker thread.
         self.context = contextvars.copy_context()
         self.done = threading.Lock()
@@ -145,7 +178,7 @@ class _Job:
 
 
 class DeadlineExecutor:
-    """Up to `at_once` calls under way, and up to `overrun` abandoned ones.
+    """Runs up to `at_once` calls beside up to `overrun` abandoned ones.
 
     Args:
         name: Begins the names of the threads.
@@ -175,6 +208,10 @@ class DeadlineExecutor:
         self._closing = False
         self._closed = False
         self._final_steps: Steps = []
+        # Calls that run on the threads of background tasks, and who watches them.
+        self._here: set[_Job] = set()
+        self._watched = QuietCondition(self._lock)
+        self._watch_until_s = -math.inf
         self.guard = ProcessGuard()
 
     @property
@@ -184,12 +221,12 @@ class DeadlineExecutor:
 
     @property
     def at_capacity(self) -> bool:
-        """Whether abandoned calls make the executor reject further calls."""
+        """Return whether abandoned calls make the executor reject further calls."""
         return self._overrun.full
 
     @property
     def exhausted(self) -> bool:
-        """Whether it is full until a call ends, whatever else happens."""
+        """Return whether it is full until a call ends, whatever else happens."""
         return self._overrun.exhausted
 
     @property
@@ -203,22 +240,32 @@ class DeadlineExecutor:
         deadline_s: float,
         late: OnLateEnd | None = None,
         *,
+        settle: Callable[[], None] | None = None,
         closes: bool = False,
     ) -> RunResult:
         """Run `work` on a worker thread and wait for it.
+
+        With `settle`, a background task's call runs on the task's own thread.
 
         Args:
             work: What to do.
             deadline_s: Until when to wait, on `time.monotonic()`'s clock.
             late: Called on the worker thread when an abandoned call ends; the
                 memory that it may touch is safe from then on.
+            settle: Does what the task would do about an abandoned call, on
+                another thread and before the call ends.
             closes: Whether it is a step of closing, which is never rejected.
 
         Raises:
+            TaskAbandoned: In a background task, once a call has ended that was
+                abandoned and settled.
             BaseException: What a handler of signals raises in the thread that
                 waits, and nothing else; `late` is called then.
         """
         job = _Job(work, late, self._overrun)
+        thread = threading.current_thread()
+        if settle is not None and isinstance(thread, BackgroundThread):
+            return self._run_here(job, deadline_s, settle, thread)
         try:
             self._dispatch(job, deadline_s, closes=closes)
             done = job.done.acquire(timeout=remaining_s(deadline_s))
@@ -317,6 +364,7 @@ class DeadlineExecutor:
             self._running += rest
             steps = self._finish_one() if rest else []
             idle, self._idle = self._idle, []
+            self._watched.notify_all()
             # A running call may never end: join only idle threads.
             leaving = list(self._threads) if rest else []
         for worker in idle:
@@ -342,21 +390,126 @@ class DeadlineExecutor:
     def _is_rejecting(self, *, closes: bool) -> bool:
         return self._closed or (not closes and (self._closing or self.at_capacity))
 
+    def _admit(self, deadline_s: float, *, closes: bool) -> None:
+        """Wait until a call may start; with the lock held.
+
+        Raises:
+            CallRejected: If it may not, or not in time.
+        """
+        if self._busy >= self._at_once:
+            self._changed.wait_for(
+                lambda: self._is_rejecting(closes=closes) or self._busy < self._at_once,
+                remaining_s(deadline_s),
+            )
+        if self._closing and not closes:
+            raise CallRejected("it is being closed")
+        if self._is_rejecting(closes=closes) or self._busy >= self._at_once:
+            raise CallRejected
+
+    def _run_here(
+        self,
+        job: _Job,
+        deadline_s: float,
+        settle: Callable[[], None],
+        thread: BackgroundThread,
+    ) -> RunResult:
+        """Run a call on the thread of its background task."""
+        if self.guard.forked:
+            return RunResult(error=CallRejected("this is a forked child"))
+
+        def settled() -> None:
+            try:
+                settle()
+            finally:
+                thread.on_abandoned()
+
+        job.deadline_s, job.settle, job.started = deadline_s, settled, True
+        try:
+            with self._lock:
+                self._admit(deadline_s, closes=False)
+                self._watch(job)
+                self._busy += 1
+                self._running += 1
+        except CallRejected as error:
+            return RunResult(error=error)
+        job.run()
+        with self._lock:
+            self._here.discard(job)
+            late, job.finished = job.finished, True
+            last = [] if late else self._end_here()
+        if not late:
+            self._run_final(last)
+            return RunResult(job.result, job.error)
+        self._end_late(job)
+        with self._lock:
+            last = self._finish_one()
+        self._run_final(last)
+        raise TaskAbandoned
+
+    def _end_here(self) -> Steps:
+        """Count a call less that ended in time; with the lock held."""
+        self._busy -= 1
+        return self._finish_one()
+
+    def _watch(self, job: _Job) -> None:
+        """Have the deadline of a call watched; with the lock held."""
+        if self._watch_until_s == -math.inf:
+            watcher = threading.Thread(
+                target=self._watch_deadlines, name=f"{self._name}-watch", daemon=True
+            )
+            try:
+                watcher.start()
+            except RuntimeError as error:  # a limit of the system
+                raise CallRejected(str(error)) from error
+            self._threads.add(watcher)
+            self._watch_until_s = math.inf
+        self._here.add(job)
+        # A watcher that sleeps until an earlier time looks again then.
+        if job.deadline_s < self._watch_until_s:
+            self._watched.notify_all()
+
+    def _watch_deadlines(self) -> None:
+        """Abandon the calls on other threads that pass their deadlines."""
+        while True:
+            with self._lock:
+                if self._closed and not self._here:
+                    self._threads.discard(threading.current_thread())
+                    return
+                now = time.monotonic()
+                late = [one for one in self._here if one.deadline_s <= now]
+                if not late:
+                    self._watch_until_s = min(
+                        (job.deadline_s for job in self._here), default=math.inf
+                    )
+                    self._watched.wait(remaining_s(self._watch_until_s))
+                self._here.difference_update(late)
+            # Popped: a list that waits for the next one would keep their memory.
+            while late:
+                self._settle_late(late.pop())
+
+    def _settle_late(self, job: _Job) -> None:
+        """Abandon a call and settle it, beside the deadlines of the others."""
+        if not self._abandon(job):
+            return
+
+        def settle() -> None:
+            try:
+                job.settle()
+            except Exception:
+                log.exception("%s: settling a late call failed", self._name)
+
+        try:
+            threading.Thread(
+                target=settle, name=f"{self._name}-settle", daemon=True
+            ).start()
+        except RuntimeError:  # a limit of the system
+            settle()
+
     def _dispatch(self, job: _Job, deadline_s: float, *, closes: bool) -> None:
         if self.guard.forked:
             raise CallRejected("this is a forked child")
         with self._lock:
-            if self._busy >= self._at_once:
-                self._changed.wait_for(
-                    lambda: (
-                        self._is_rejecting(closes=closes) or self._busy < self._at_once
-                    ),
-                    remaining_s(deadline_s),
-                )
-            if self._closing and not closes:
-                raise CallRejected("it is being closed")
-            if self._is_rejecting(closes=closes) or self._busy >= self._at_once:
-                raise CallRejected
+            self._admit(deadline_s, closes=closes)
             worker = self._idle_worker()
             # Python looks for signals after a call. There is none from taking
             # the thread to giving it the job, so a signal finds both or neither.
@@ -410,19 +563,23 @@ class DeadlineExecutor:
                 self._busy -= 1
                 staying, last = self._return_worker(inbox)
         if late:
-            # Run the owner's callback before this executor reports idle: a
-            # caller of `wait_idle` then finds the memory released.
-            self._run_on_late(job)
-            with self._lock:
-                self._abandoned -= 1
-                job.quota.release()
-            self._moved()
+            self._end_late(job)
             with self._lock:
                 staying, last = self._return_worker(inbox)
         else:
             job.done.release()
         self._run_final(last)
         return staying
+
+    def _end_late(self, job: _Job) -> None:
+        """Finish an abandoned call, but for counting it as running."""
+        # Run the owner's callback before this executor reports idle: a
+        # caller of `wait_idle` then finds the memory released.
+        self._run_on_late(job)
+        with self._lock:
+            self._abandoned -= 1
+            job.quota.release()
+        self._moved()
 
     def _return_worker(self, inbox: SimpleQueue[_Job | None]) -> tuple[bool, Steps]:
         """Keep or end a thread, and count one job less; with the lock held."""

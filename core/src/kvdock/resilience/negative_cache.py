@@ -41,7 +41,7 @@ class NegativeCache:
 
     @property
     def keeps_absent(self) -> bool:
-        """Whether absent keys are remembered at all."""
+        """Return whether absent keys are remembered at all."""
         return bool(self._settings.max_keys and self._settings.absent_ttl)
 
     def lookup(self, keys: Sequence[str]) -> BoolArray | None:

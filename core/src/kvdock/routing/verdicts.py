@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import attrs
 
@@ -28,6 +28,9 @@ from kvdock.pools.objects import TRAILER_BYTES
 from kvdock.pools.shard import Shard
 from kvdock.pools.spec import PoolSpec
 
+if TYPE_CHECKING:
+    from kvdock.config.tiers import Tier
+
 _UNPROVEN = "declares integrity, and its distribution brings no oracle to prove it"
 
 
@@ -44,7 +47,7 @@ LIMITS = (Capability.OBJECT_SIZE, Capability.BATCH_SIZE, Capability.KEY_SIZE)
 
 
 class IntegrityCheck(StrEnum):
-    """Who proves that a page's bytes are those that were stored."""
+    """The proof that a page's bytes are those that were stored."""
 
     BACKEND = "verified by the backend"
     """Its manifest says that it verifies length and content."""
@@ -129,6 +132,8 @@ class RouteOption:
         check: Who would verify its pages.
         check_note: Why the core adds a trailer although the backend declares
             that it verifies pages, or "".
+        wrapped_by: The wrappers around its stores, the innermost first.
+        tier: What comes into it when; None where the pool has no tiers.
     """
 
     backend: str
@@ -139,15 +144,17 @@ class RouteOption:
     allocate: bool = False
     check: IntegrityCheck = IntegrityCheck.BACKEND
     check_note: str = ""
+    wrapped_by: tuple[str, ...] = ()
+    tier: Tier | None = None
 
     @property
     def accepted(self) -> bool:
-        """Whether every capability that the pool needs is there."""
+        """Return whether every capability that the pool needs is there."""
         return all(verdict for _, verdict in self.verdicts)
 
     @property
     def reason(self) -> str:
-        """Why it was refused, or how it would be done."""
+        """Return why it was refused, or how it would be done."""
         refusals = [verdict.reason for _, verdict in self.verdicts if not verdict]
         if refusals:
             return "; ".join(refusals)
@@ -164,7 +171,9 @@ class RouteOption:
         check = [] if self.check is IntegrityCheck.BACKEND else [str(self.check)]
         if self.check_note:
             check = [f"{self.check}, as it {self.check_note}"]
-        return "; ".join([f"{path}, {per}", *emulated, *check])
+        around = ", ".join(self.wrapped_by)
+        wrapped = [f"wrapped by {around}"] if around else []
+        return "; ".join([f"{path}, {per}", *emulated, *check, *wrapped])
 
     @property
     def not_chosen(self) -> str:
@@ -186,7 +195,7 @@ class _Evaluation:
 
     @property
     def check(self) -> IntegrityCheck:
-        """Who verifies the pool's pages."""
+        """Return who verifies the pool's pages."""
         checks = self.needs.integrity
         native = self.manifest.integrity is Support.NATIVE and self.oracle
         if not self.pool.physical or (native and checks is not Integrity.ALWAYS):
@@ -197,7 +206,7 @@ class _Evaluation:
 
     @property
     def unproven(self) -> bool:
-        """Whether integrity is declared that nothing can prove."""
+        """Return whether integrity is declared that nothing can prove."""
         return bool(self.manifest.integrity) and not self.oracle
 
     def verdict(self, capability: Capability, pool: PoolSpec | None = None) -> Verdict:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from kvdock.testing.oracles import Oracle as Oracle
     from kvdock.testing.report import CheckReport as CheckReport
     from kvdock.testing.report import check as check
-    from kvdock.testing.segment_files import write_index_files as write_index_files
     from kvdock.testing.subprocess import FinishedRun as FinishedRun
     from kvdock.testing.subprocess import Progress as Progress
 
@@ -35,7 +34,6 @@ __getattr__, __dir__, __all__ = lazy_names(
         "contract.final_tests": ("SealedError",),
         "oracles": ("Oracle",),
         "report": ("CheckReport", "check"),
-        "segment_files": ("write_index_files",),
         "subprocess": ("FinishedRun", "Progress"),
     },
 )

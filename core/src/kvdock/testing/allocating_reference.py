@@ -14,8 +14,8 @@ from kvdock.plugin.manifest import Manifest, Support
 from kvdock.testing.reference import Handle, MemoryReference
 
 if TYPE_CHECKING:
+    from kvdock.geometry.region import Block, Region
     from kvdock.pools.spec import PoolSpec
-    from kvdock.region import Block, Region
 
 WIPED = 0xDD
 """The bytes of memory that is released."""

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from kvdock.plugin.store import STORE_METHODS
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
+
+    import pluggy
 
     from kvdock.plugin.backend import Backend
 
@@ -26,11 +30,13 @@ class Blame:
         backend: The backend under test.
         root: The package of the plugin, or its one file.
         last: The hook that was called last.
+        store: What the plugin returned for the last pool.
     """
 
     backend: Backend
     root: Path
     last: str = _USUAL
+    store: object = None
 
     @classmethod
     def of(cls, backend: Backend) -> Blame:
@@ -38,7 +44,7 @@ class Blame:
         file = Path(backend.plugin.path)
         whole = (file.parent / "__init__.py").exists()
         blame = cls(backend, file.parent if whole else file)
-        backend.plugin.manager.add_hookcall_monitoring(blame.before, _after)
+        backend.plugin.manager.add_hookcall_monitoring(blame.before, blame.after)
         return blame
 
     def before(self, hook_name: str, *_: object) -> None:
@@ -46,6 +52,11 @@ class Blame:
         # Batches may go to the plugin's function without the relay, and those
         # of a test come after its pool was registered.
         self.last = _USUAL if hook_name in _AROUND_BATCHES else hook_name
+
+    def after(self, outcome: pluggy.Result[object], hook_name: str, *_: object) -> None:
+        """Note the store of a pool that was registered."""
+        if hook_name == "kvdock_register_pool" and outcome.exception is None:
+            self.store = outcome.get_result()
 
     def where(self, error: BaseException | None) -> str:
         """Return `file:line in function` of the plugin.
@@ -60,19 +71,23 @@ class Blame:
         return self.hook(self.last) or self.hook(_USUAL)
 
     def hook(self, name: str) -> str:
-        """Return where the plugin defines a hook, or ""."""
+        """Return where the plugin answers a hook, or its store does, or ""."""
+        if name in self.backend.plugin.defaults:
+            method = getattr(type(self.store), STORE_METHODS.get(name, ""), None)
+            return _place(method, STORE_METHODS[name]) if method else ""
         caller: Any = getattr(self.backend.plugin.hooks, name, None)
         for implementation in caller.get_hookimpls() if caller else ():
             if implementation.wrapper or implementation.hookwrapper:
                 continue
-            code = getattr(inspect.unwrap(implementation.function), "__code__", None)
-            if code:
-                return f"{code.co_filename}:{code.co_firstlineno} in {name}"
+            place = _place(implementation.function, name)
+            if place:
+                return place
         return ""
 
 
-def _after(*_: object) -> None:
-    """Do nothing when a hook has answered."""
+def _place(function: Callable[..., object], name: str) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno} in {name}" if code else ""
 
 
 def _frames(error: BaseException | None) -> Iterator[tuple[FrameType, int]]:

@@ -25,6 +25,9 @@ _GRADES = (
     "gated_put",
     "integrity",
     "eviction",
+    "touch",
+    "removed",
+    "capacity",
     "fork_safe",
     "direct_transfer",
 )

@@ -29,8 +29,8 @@ from kvdock.testing.reference import Handle, MemoryReference
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array
+    from kvdock.geometry.region import Block, Region
     from kvdock.pools.spec import PoolSpec
-    from kvdock.region import Block, Region
 
 HEAD = struct.Struct("<qq")
 """Rows and bytes of one message; the arrays and the bytes follow."""
@@ -80,7 +80,7 @@ class Receiver:
 
     @property
     def endpoint(self) -> bytes:
-        """Where it listens, and what proves that a peer was invited."""
+        """Return where it listens, and what proves that a peer was invited."""
         host, port = self._listener.getsockname()[:2]
         return json.dumps([host, port, self._token.hex()]).encode()
 

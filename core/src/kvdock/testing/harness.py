@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
+    from kvdock.geometry.region import Region
     from kvdock.plugin.backend import Backend
     from kvdock.pools.enums import PoolKind
     from kvdock.pools.spec import PoolSpec
-    from kvdock.region import Region
     from kvdock.routing.plan import Route
     from kvdock.testing.samples import Sample
 

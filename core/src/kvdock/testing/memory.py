@@ -15,8 +15,8 @@ import attrs
 import numpy as np
 
 from kvdock.arrays import ByteArray
+from kvdock.geometry.region import Block, Region
 from kvdock.pools.enums import Layout, Per
-from kvdock.region import Block, Region
 from kvdock.testing.samples import local_content
 
 if TYPE_CHECKING:

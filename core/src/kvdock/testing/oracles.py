@@ -7,11 +7,16 @@ never another page's bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
+
+Fails = Callable[[str], bool]
+"""From the name of a place to whether a write there fails now."""
 
 
 class Oracle:
@@ -51,3 +56,19 @@ class Oracle:
     def remove(self, key: str) -> None:
         """Remove an object without the plugin."""
         raise NotImplementedError("remove")
+
+    def failing(
+        self, handle: object, part: str, fails: Fails
+    ) -> AbstractContextManager[None]:
+        """Let writes of a handle's store fail with EIO while a block runs.
+
+        For backends that keep files.
+
+        Args:
+            handle: What `kvdock_register_pool` returned.
+            part: "data" for the bytes of objects, "index" for what says where they
+                lie.
+            fails: Called once for each object that is written, with a name of the
+                place that its bytes, or its record, go to.
+        """
+        raise NotImplementedError("let writes fail")

@@ -8,6 +8,7 @@ this process, and a folder that outlives it.
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import os
 import tempfile
@@ -17,25 +18,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+from unittest.mock import patch
 
 import attrs
 import numpy as np
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.capacity import Capacity
 from kvdock.config.fields import option, size
 from kvdock.errors import KvdockError
 from kvdock.keys import key_suffixes
-from kvdock.plugin.hookspecs import AttachConfig, Capacity, Finding, hookimpl
+from kvdock.plugin.hookspecs import AttachConfig, Finding, hookimpl
 from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
-from kvdock.pools.enums import HitPolicy, PoolKind
-from kvdock.testing.oracles import Oracle
+from kvdock.testing.oracles import Fails, Oracle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvdock.geometry.region import Block, Region
     from kvdock.pools.shard import Shard
     from kvdock.pools.spec import PoolSpec
-    from kvdock.region import Block, Region
 
 CHECK_BYTES = 32
 """What a shelf keeps before the bytes: a digest of key and bytes."""
@@ -118,8 +120,13 @@ class FolderShelf:
         """Keep a blob: written aside, then renamed."""
         path = self.path(key)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.begin_write("index", path.name)
         self._replace(path.with_suffix(".key"), key.encode())
+        self.begin_write("data", path.name)
         self._replace(path, blob)
+
+    def begin_write(self, part: str, place: str) -> None:
+        """Do nothing; an oracle lets it raise, as a disk that fails would."""
 
     def _replace(self, path: Path, blob: bytes) -> None:
         with tempfile.NamedTemporaryFile(dir=self.root, delete=False) as file:
@@ -149,7 +156,9 @@ class FolderShelf:
 class ReferenceSettings:
     """Where the reference backend keeps pages."""
 
-    root: Path | None = option(None, help="Folder to keep pages in; none for memory.")
+    root: Path | None = option(
+        None, help="Folder to keep pages in; none for memory.", place=True
+    )
     store: str = option("", help="Which of this process's stores to use.")
     quota_bytes: int = size(0, help="Most bytes to keep; 0 for no limit.")
 
@@ -165,14 +174,6 @@ class Handle:
     """Keys that it has stored, oldest first, once it was asked what is gone."""
     track_limit: int = 0
     lock: threading.Lock = attrs.field(factory=threading.Lock)
-
-
-_ANY_POOL = KindSupport(
-    hit_policies=HitPolicy,
-    split_heads=Support.NATIVE,
-    draft=Support.NATIVE,
-    multi_buffer=Support.NATIVE,
-)
 
 
 def load_segments(batch: Batch, row: int) -> bytes:
@@ -223,7 +224,7 @@ class MemoryReference:
             name=self.name,
             api=API_VERSION,
             summary="everything right, nothing fast",
-            kinds=dict.fromkeys(PoolKind, _ANY_POOL),
+            kinds=KindSupport.of_every_kind(),
             zero_copy=Support.NATIVE,
             memory_registration=Support.NATIVE,
             host_allocator=Support.NO,
@@ -232,6 +233,9 @@ class MemoryReference:
             direct_transfer=Support.NO,
             integrity=Support.NATIVE,
             eviction=self.eviction,
+            touch=self.eviction,
+            removed=Support.NATIVE,
+            capacity=Support.NATIVE,
             durability=self.durability,
             sharing=self.sharing,
             clear_reach=Scope.NAMESPACE,
@@ -360,7 +364,10 @@ class MemoryReference:
             blob = sealed(key, data)
             if not self.room(handle, len(blob)):
                 return Outcome.REFUSED
-            handle.shelf.write(key, blob)
+            try:
+                handle.shelf.write(key, blob)
+            except OSError:
+                return Outcome.ERROR
             self.track(handle, key)
         return Outcome.OK
 
@@ -486,6 +493,20 @@ class ShelfOracle(Oracle):
     def remove(self, key: str) -> None:
         """Take an object away."""
         self.shelf.remove(key)
+
+    @contextmanager
+    def failing(self, handle: object, part: str, fails: Fails) -> Iterator[None]:
+        """Let writes into folders fail."""
+        del handle
+        usual = FolderShelf.begin_write
+
+        def begin(shelf: FolderShelf, which: str, place: str) -> None:
+            usual(shelf, which, place)
+            if which == part and fails(place):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        with patch.object(FolderShelf, "begin_write", begin):
+            yield
 
 
 def __getattr__(name: str) -> MemoryReference:

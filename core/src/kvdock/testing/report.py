@@ -33,7 +33,7 @@ from kvdock.testing.subprocess import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-VARIABLE = "KVDOCK_CHECKUP"
+VARIABLE = "_KVDOCK_CHECKUP"
 """The variable that names the check to the child process."""
 
 
@@ -76,7 +76,7 @@ class CheckReport:
 
     @property
     def whole(self) -> bool:
-        """Whether every test was run."""
+        """Return whether every test was run."""
         record = self.record
         return not record.left and not record.broken and bool(self.passed)
 
@@ -90,7 +90,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the backend has proven all that it declares, or was asked."""
+        """Return whether the backend has proven all that it declares, or was asked."""
         return self.whole and not self.failed and not self.unproven
 
 

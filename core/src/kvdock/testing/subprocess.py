@@ -85,7 +85,7 @@ class Record:
 
     @property
     def left(self) -> int:
-        """How many tests were to be run and did not end."""
+        """Return how many tests were to be run and did not end."""
         ended = {(one.suite, one.name, one.case) for one in self.ended}
         return self.planned - len(ended)
 

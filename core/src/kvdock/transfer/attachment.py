@@ -11,14 +11,14 @@ plus a moment: what fails is a miss with an outcome.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock.batch import Batch, Operation, Outcome
+from kvdock.batch import Operation, Outcome
 from kvdock.closing import ClosedAfterUse
 from kvdock.config.core import CoreSettings
 from kvdock.errors import AttachError, KvdockError, did_you_mean
@@ -26,7 +26,6 @@ from kvdock.events import PagesRestored
 from kvdock.hits import Hits, evaluate, leading
 from kvdock.keys import check_hashes
 from kvdock.plugin.hookspecs import AttachConfig
-from kvdock.transfer.direct import DirectTransfers
 from kvdock.transfer.page_indices import resolve_page_indices
 from kvdock.transfer.result import NO_PAGE, TransferResult
 from kvdock.transfer.setup import AttachedBackends, attach_plan
@@ -35,16 +34,13 @@ if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
     from kvdock.dock import Dock
     from kvdock.events import Event, PageEvent
+    from kvdock.geometry.region import Region
     from kvdock.namespace import Namespace
     from kvdock.plugin.hookspecs import Finding
     from kvdock.pools.spec import PoolSpec
-    from kvdock.region import Region
     from kvdock.routing.plan import Plan
     from kvdock.transfer.attached_pool import AttachedPool
-    from kvdock.transfer.expectation import Expectation
     from kvdock.transfer.leases import PageLeases
-    from kvdock.transfer.messages import Offer, Ticket
-    from kvdock.transfer.send_future import SendFuture
 
 
 _OK = int(Outcome.OK)
@@ -57,11 +53,9 @@ class Attachment(ClosedAfterUse):
     plan: Plan
     core: CoreSettings = attrs.field(repr=False)
     _backends: AttachedBackends = attrs.field(repr=False)
-    _direct: DirectTransfers = attrs.field(init=False, repr=False)
-
-    @_direct.default
-    def _prepare_direct(self) -> DirectTransfers:
-        return DirectTransfers(self.core, self._backends.direct)
+    _close_peers: Callable[[float], bool] | None = attrs.field(
+        init=False, default=None, repr=False
+    )
 
     @classmethod
     def open(  # noqa: PLR0913 - an engine's choices, half of them optional
@@ -141,12 +135,15 @@ class Attachment(ClosedAfterUse):
             Whether every call has ended.
         """
         deadline_s = self.core.deadlines.until("close", timeout_s)
-        quiet = self._direct.close(deadline_s)
+        quiet = self._close_peers is None or self._close_peers(deadline_s)
         return self._backends.close(deadline_s) and quiet
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until no call is running, abandoned ones included."""
+        """Wait until no call is running, abandoned ones and copies included."""
         end = time.monotonic() + timeout_s
+        copier = self._backends.copier
+        if copier is not None and not copier.wait_idle(end):
+            return False
         channels = self._backends.channels.values()
         return all(
             channel.wait_idle(max(0.0, end - time.monotonic())) for channel in channels
@@ -159,7 +156,7 @@ class Attachment(ClosedAfterUse):
 
     @property
     def namespace_record(self) -> Mapping[str, object]:
-        """What the namespace covers, readable."""
+        """Return what the namespace covers, readable."""
         return self._backends.record
 
     @property
@@ -188,8 +185,9 @@ class Attachment(ClosedAfterUse):
         timeout_s = self.core.deadlines.get
         return tuple(
             finding
-            for name in self.pools_by_name
-            for finding in self._backends.health_checks[name].self_test(timeout_s)
+            for attached in self.pools_by_name.values()
+            for placement in attached.placements
+            for finding in placement.health_check.self_test(timeout_s)
         )
 
     def exists(self, hashes: Sequence[str]) -> Hits:
@@ -302,59 +300,33 @@ class Attachment(ClosedAfterUse):
         """
         cleared: dict[str, Outcome] = {}
         deadline_s = self.core.deadlines.until(Operation.CLEAR, timeout_s)
+        if self._backends.copier is not None:
+            # A copy under way would bring back what is cleared.
+            half = self.core.deadlines.until(Operation.CLEAR, timeout_s, factor=0.5)
+            self._backends.copier.forget(half)
         for attached in self.pools_by_name.values():
-            channel = attached.channel
-            if channel.name not in cleared:
-                channel.negative_cache.clear()
-                batch = Batch(
-                    Operation.CLEAR,
-                    [f"{self.namespace}/"],
-                    deadline_s=deadline_s,
-                    pool=attached.pool.name,
-                )
-                result = channel.call(attached.handle, batch).result
-                cleared[channel.name] = Outcome(int(result.outcomes[0]))
+            for placement in attached.placements:
+                if placement.backend not in cleared:
+                    cleared[placement.backend] = placement.clear(deadline_s)
         return cleared
 
-    @property
-    def direct(self) -> DirectTransfers:
-        """Sends pages straight to peers, and takes those of peers.
+    def open_to_peers(self, close: Callable[[float], bool]) -> None:
+        """Note what sends these pools' pages to peers; `PeerTransfers` calls it.
+
+        Args:
+            close: Ends all that goes to peers or comes from them, before the
+                backends are released: from a deadline on `time.monotonic()`'s
+                clock, to whether no byte can come or go any more.
 
         Raises:
-            KvdockError: If no pool does: plan with
-                `RouteRequirements(direct_transfer=True)`.
+            KvdockError: If there is one already.
         """
-        if not self._direct.pools:
+        if self._close_peers is not None:
             raise KvdockError(
-                "no pool of this attachment goes to peers",
-                fix="Plan with needs=RouteRequirements(direct_transfer=True).",
+                "this attachment has transfers to peers already",
+                fix="Make one PeerTransfers for each attachment, and share it.",
             )
-        return self._direct
-
-    def offer(self, pool: str, *, receives: bool = True) -> Offer:
-        """Return what a peer must know of a pool; see `DirectTransfers.offer`."""
-        return self.direct.offer(pool, receives=receives)
-
-    def send(
-        self,
-        offers: Mapping[str, Offer],
-        ticket: Ticket | bytes,
-        pages: Mapping[str, npt.ArrayLike],
-        *,
-        timeout_s: float | None = None,
-    ) -> SendFuture:
-        """Send pages to a peer in the background; see `DirectTransfers.send`."""
-        return self.direct.send(offers, ticket, pages, timeout_s=timeout_s)
-
-    def expect(
-        self,
-        slots: Mapping[str, npt.ArrayLike],
-        senders: Sequence[Mapping[str, Offer]],
-        *,
-        timeout_s: float | None = None,
-    ) -> Expectation:
-        """Lease slots for pages of peers; see `DirectTransfers.expect`."""
-        return self.direct.expect(slots, senders, timeout_s=timeout_s)
+        self._close_peers = close
 
     def resolve_pages(
         self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]
@@ -400,9 +372,7 @@ class Attachment(ClosedAfterUse):
 
     def notify(self, event: Event) -> None:
         """Notify observers of an event of the engine's adapter."""
-        # Observers sit on each backend's manager; one of them is enough.
-        for channel in list(self._backends.channels.values())[:1]:
-            channel.notify(event)
+        self._backends.notify(event)
 
     @property
     def pools_by_name(self) -> Mapping[str, AttachedPool]:

@@ -4,6 +4,10 @@ Each object is followed by a trailer: format, key digest, length, and a hash of
 the bytes. It is written and read in the same call as one more piece of the
 object, from memory of the core that the backend knows like a pool's own. The
 page is hashed where it lies and never copied.
+
+Format 2 has as many bytes, and room for a time to expire, a tenant and the id of a
+key. It is read everywhere and written for objects that have one of these; all others
+have format 1. Decision 126 shows the bytes of both.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,8 +25,8 @@ import numpy.typing as npt
 import xxhash
 
 from kvdock.batch import Outcome
+from kvdock.geometry.region import Block, Region
 from kvdock.pools.objects import TRAILER_BYTES
-from kvdock.region import Block, Region
 from kvdock.transfer.host_memory import Allocator, HostBuffer, allocate_host
 
 if TYPE_CHECKING:
@@ -29,7 +34,10 @@ if TYPE_CHECKING:
     from kvdock.pools.objects import StoredObject
 
 FORMAT = 1
-"""Version of the trailer; one that this core does not know is a miss."""
+"""Version of a trailer of an object that has neither expiry, tenant nor key; one
+that this core does not know is a miss."""
+DATED_FORMAT = 2
+"""Version of a trailer of any other object."""
 
 SLOT_BYTES = 64
 """Distance of trailers in memory: each has a cache line of its own."""
@@ -45,7 +53,24 @@ TRAILER: np.dtype[np.void] = np.dtype(
 )
 """One trailer: 40 bytes, little-endian on every machine."""
 
+DATED_TRAILER: np.dtype[np.void] = np.dtype(
+    [
+        ("magic", "S1"),
+        ("format", "u1"),
+        ("key_id", "<u2"),  # of the key that sealed the object; 0 for none
+        ("tenant", "<u4"),  # 0 for none
+        ("expire_at", "<u4"),  # seconds since 1970; 0 for never
+        ("nbytes", "<u4"),
+        ("key", "S16"),
+        ("digest", "<u8"),
+    ]
+)
+"""One trailer of format 2. In a sealed object, which has a key id, the last 28 bytes
+from `nbytes` on are nonce (12) and tag (16) instead."""
+
 _MAGIC = b"KVTR"
+_DATED_MAGIC = b"K"
+_FACTORS = np.array([0x9E6C63D0976B2D1B, 0xD1342543DE82EF95], np.uint64)
 _PLAIN = struct.Struct("<4sI16sQQ")
 """The same as `TRAILER`."""
 _FEW = 8
@@ -90,6 +115,8 @@ def compare_trailers(found: Sealed, wanted: Sealed) -> OutcomeArray:
         uint8 (n,): OK, SHORT or LONG where a valid trailer of this key gives
         another length, and otherwise CORRUPT.
     """
+    if np.count_nonzero(_dated(found)):
+        return _compare_any(found, wanted)
     same = _rows(found) == _rows(wanted)
     outcomes = np.where(same.all(axis=1), Outcome.OK, Outcome.CORRUPT)
     ours = (
@@ -100,6 +127,73 @@ def compare_trailers(found: Sealed, wanted: Sealed) -> OutcomeArray:
     outcomes[ours & (found["nbytes"] < wanted["nbytes"])] = Outcome.SHORT
     outcomes[ours & (found["nbytes"] > wanted["nbytes"])] = Outcome.LONG
     return outcomes.astype(np.uint8)
+
+
+def make_dated_trailers(
+    keys: Sequence[str],
+    nbytes: npt.ArrayLike,
+    digests: UInt64Array,
+    *,
+    expire_at: npt.ArrayLike = 0,
+    tenant: npt.ArrayLike = 0,
+    key_id: npt.ArrayLike = 0,
+) -> Sealed:
+    """Return trailers of format 2, for objects that are not sealed.
+
+    Args:
+        keys: The n keys.
+        nbytes: (n,) or one number, bytes of each object.
+        digests: uint64 (n,), XXH3-64 of each object's bytes.
+        expire_at: Seconds since 1970 from which on they are not served.
+        tenant: Number of the tenant that they belong to.
+        key_id: For tests of what a reader makes of it.
+    """
+    rows = np.empty(len(keys), DATED_TRAILER)
+    rows["magic"], rows["format"] = _DATED_MAGIC, DATED_FORMAT
+    rows["key_id"], rows["tenant"], rows["expire_at"] = key_id, tenant, expire_at
+    rows["nbytes"] = nbytes
+    rows["key"] = trailer_key_digests(keys)
+    rows["digest"] = digests ^ _bound(rows)
+    return rows.view(TRAILER)
+
+
+def _dated(found: Sealed) -> npt.NDArray[np.bool_]:
+    """Return which trailers are of format 2, bool (n,)."""
+    head = _rows(found)[:, :2]
+    return cast(
+        "npt.NDArray[np.bool_]",
+        (head[:, 0] == _DATED_MAGIC[0]) & (head[:, 1] == DATED_FORMAT),
+    )
+
+
+def _bound(rows: Sealed) -> UInt64Array:
+    """Return what ties the fields of trailers to their digests, uint64 (n,).
+
+    A reader does not know these fields beforehand. Odd factors: no change of one
+    word leaves it the same.
+    """
+    words = _rows(rows)[:, :16].copy().view(np.uint64)
+    return cast("UInt64Array", words[:, 0] * _FACTORS[0] + words[:, 1] * _FACTORS[1])
+
+
+def _compare_any(found: Sealed, wanted: Sealed) -> OutcomeArray:
+    """Compare trailers of both formats; what has expired is ABSENT."""
+    which = _dated(found)
+    outcomes = np.empty(len(found), np.uint8)
+    outcomes[~which] = compare_trailers(found[~which], wanted[~which])
+    expected = wanted[which]
+    rows = np.ascontiguousarray(found[which]).view(DATED_TRAILER)
+    # What is sealed belongs to another namespace, and has no digest of its bytes.
+    ours = (rows["key"] == expected["key"]) & (rows["key_id"] == 0)
+    whole = ours & (rows["digest"] == (expected["digest"] ^ _bound(rows)))
+    whole &= rows["nbytes"] == expected["nbytes"]
+    mine = np.where(whole, Outcome.OK, Outcome.CORRUPT)
+    mine[ours & (rows["nbytes"] < expected["nbytes"])] = Outcome.SHORT
+    mine[ours & (rows["nbytes"] > expected["nbytes"])] = Outcome.LONG
+    over = (rows["expire_at"] != 0) & (rows["expire_at"] <= int(time.time()))
+    mine[whole & over] = Outcome.ABSENT
+    outcomes[which] = mine
+    return outcomes
 
 
 def _rows(trailers: Sealed) -> npt.NDArray[np.uint8]:

@@ -7,6 +7,7 @@ may still store their bytes under an old key.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import attrs
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.errors import RegionError
-from kvdock.synchronization import MAX_WAIT_S, new_condition
+from kvdock.synchronization import MAX_WAIT_S, new_condition, remaining_s
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array
@@ -145,10 +146,16 @@ class PageLeases:
 
     def wait(self, pages: npt.ArrayLike, timeout_s: float) -> bool:
         """Wait until none of the pages is in use; return whether that is so."""
-        which = self._checked(pages)
+        end_s = time.monotonic() + min(timeout_s, MAX_WAIT_S)
+        return self.wait_free(self._checked(pages), end_s)
+
+    def wait_free(self, pages: Int64Array, deadline_s: float) -> bool:
+        """Wait as `wait`, for page indices that were checked, until a deadline."""
         with self._lock:
+            if not np.count_nonzero(self._leased[pages]):
+                return True
             return self._changed.wait_for(
-                lambda: not self._leased[which].any(), min(timeout_s, MAX_WAIT_S)
+                lambda: not self._leased[pages].any(), remaining_s(deadline_s)
             )
 
     def _checked(self, pages: npt.ArrayLike) -> Int64Array:

@@ -7,19 +7,25 @@ writes have separate workers, so a slow store never delays a load.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvdock.batch import Operation
 from kvdock.closing import ClosedAfterUse
 from kvdock.errors import KvdockError, did_you_mean
+from kvdock.events import PagesAnswered, current_request
+from kvdock.resilience.background_executor import BackgroundExecutor
 from kvdock.synchronization import check_deadline
-from kvdock.transfer.futures import BoundedExecutor, TransferFuture
+from kvdock.transfer.futures import TransferFuture
 from kvdock.transfer.result import NO_PAGE
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from kvdock.arrays import OutcomeArray
+    from kvdock.transfer.attached_pool import AttachedPool
     from kvdock.transfer.attachment import Attachment
 
 
@@ -35,8 +41,12 @@ class TransferManager(ClosedAfterUse):
         self._pools = dict(attachment.pools_by_name)
         given = self._core.transfers
         self._executors = {
-            Operation.GET: BoundedExecutor("kvdock-read", given.readers, given.queue),
-            Operation.PUT: BoundedExecutor("kvdock-write", given.writers, given.queue),
+            Operation.GET: BackgroundExecutor(
+                "kvdock-read", given.readers, given.queue
+            ),
+            Operation.PUT: BackgroundExecutor(
+                "kvdock-write", given.writers, given.queue
+            ),
         }
 
     def read(
@@ -101,8 +111,12 @@ class TransferManager(ClosedAfterUse):
         future = TransferFuture(
             operation, pool, own, given, deadline_s, attached.leases
         )
+        if attached.channel.observes_pages:
+            future.on_rejected = _notifier(attached, operation, names)
+        context = copy_context()
         self._executors[operation].submit(
-            future, lambda: attached.transfer(operation, names, own, deadline_s)
+            future,
+            lambda: context.run(attached.transfer, operation, names, own, deadline_s),
         )
         return future
 
@@ -135,3 +149,20 @@ class TransferManager(ClosedAfterUse):
         ended = self.attachment.close(max(0.0, deadline_s - time.monotonic()))
         joined = [executor.join(deadline_s) for executor in (reads, writes)]
         return ended and all(joined)
+
+
+def _notifier(
+    attached: AttachedPool, operation: Operation, hashes: Sequence[str]
+) -> Callable[[OutcomeArray], None]:
+    """Return what tells observers of pages for which no backend was asked."""
+    answered = partial(
+        PagesAnswered,
+        backend=attached.backend,
+        pool=attached.pool.name,
+        operation=operation,
+        hashes=hashes,
+        held_back="queue",
+        request=current_request(),
+    )
+    notify = attached.channel.notify_pages
+    return lambda outcomes: notify(answered(outcomes=outcomes))

@@ -18,10 +18,11 @@ import attrs
 import numpy as np
 
 from kvdock.batch import Batch, MemoryGate, Operation, Outcome
+from kvdock.resilience.executor import TaskAbandoned
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array, OutcomeArray
-    from kvdock.region import Region
+    from kvdock.geometry.region import Region
     from kvdock.resilience.channel import BackendChannel
     from kvdock.transfer.integrity import TrailerBuffers
     from kvdock.transfer.leases import Lease
@@ -47,6 +48,9 @@ class BatchTransfer:
         deadline_s: Until when, on `time.monotonic()`'s clock.
         lease: The pages' lease; ended by the mode.
         on_late: Called after the end of an abandoned call has ended it.
+        record: Records the outcomes, uint8 (n * objects,), of a batch that a
+            background task will not come back to; None if the task goes on after
+            this batch, with another placement.
     """
 
     operation: Operation
@@ -56,6 +60,27 @@ class BatchTransfer:
     deadline_s: float
     lease: Lease
     on_late: Callable[[], None] = attrs.field(repr=False)
+    record: Callable[[BatchTransfer, OutcomeArray], object] | None = attrs.field(
+        repr=False
+    )
+
+    def settling(self, release: Callable[[], None]) -> Callable[[], None] | None:
+        """Return what ends an abandoned batch of a background task, if it may end.
+
+        Args:
+            release: Ends the batch's claim on memory that it may not touch any more.
+        """
+        record = self.record
+        if record is None:
+            return None
+
+        def settle() -> None:
+            try:
+                release()
+            finally:
+                record(self, self.all(Outcome.TIMEOUT))
+
+        return settle
 
     def finish_late(self) -> None:
         """Release the pages at the end of an abandoned call."""
@@ -105,7 +130,11 @@ class MarkerTransfer:
     ) -> OutcomeArray:
         """Store or look for the keys."""
         nothing = np.zeros((len(transfer.keys), 0), np.int64)
-        answer = channel.call(handle, transfer.batch(nothing, nothing))
+        answer = channel.call(
+            handle,
+            transfer.batch(nothing, nothing),
+            settle=transfer.settling(transfer.lease.end),
+        )
         transfer.lease.end()
         return answer.result.outcomes
 
@@ -147,8 +176,13 @@ class ZeroCopyTransfer:
             raise
         try:
             answer = channel.call(
-                handle, batch, late=lambda: self._finish_late(transfer)
+                handle,
+                batch,
+                late=lambda: self._finish_late(transfer),
+                settle=transfer.settling(lambda: _close(gate, channel, transfer)),
             )
+        except TaskAbandoned:  # and settled
+            raise
         except BaseException:  # a signal: the call goes on without its caller
             _close(gate, channel, transfer)
             raise
@@ -264,7 +298,14 @@ class StagedTransfer:
         except BaseException:  # copying takes long as well
             buffer.release()
             raise
-        answer = channel.call(handle, batch, late=buffer.release)
+
+        def release() -> None:
+            self.staging.mark_abandoned(buffer)
+            transfer.lease.end()
+
+        answer = channel.call(
+            handle, batch, late=buffer.release, settle=transfer.settling(release)
+        )
         outcomes = answer.result.outcomes
         if answer.abandoned:
             self.staging.mark_abandoned(buffer)

@@ -14,8 +14,8 @@ from kvdock.transfer.result import NO_PAGE
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array
+    from kvdock.geometry.region import Region
     from kvdock.pools.spec import PoolSpec
-    from kvdock.region import Region
 
 
 _LAST_PAGE = np.iinfo(np.int64).max

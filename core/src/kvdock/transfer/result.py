@@ -1,4 +1,4 @@
-"""What a call on an attachment returns."""
+"""The result of a call on an attachment."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from kvdock.tiers.placed import NO_PAGE
+
+__all__ = ("NO_PAGE", "TransferResult")
+
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array, OutcomeArray
-
-NO_PAGE = -1
-"""Page index of a position for which a pool has no page."""
 
 
 @attrs.frozen(eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -12,21 +13,20 @@ import attrs
 from kvdock.config.core import CoreSettings, Integrity
 from kvdock.config.core import StagingPolicy as StagingChoice
 from kvdock.errors import AttachError, did_you_mean
-from kvdock.events import Origin, PoolRouted
+from kvdock.events import Origin, PoolRouted, PoolsAttached, PoolsDetached
+from kvdock.geometry.region import Block, Region, block_of
 from kvdock.keys import check_suffixes
 from kvdock.models.memory_budget import HostBudget
 from kvdock.namespace import namespace_digest, namespace_record
 from kvdock.pools.layout import stored_objects
-from kvdock.region import Block, Region, block_of
 from kvdock.resilience.answers import as_kvdock_error
 from kvdock.resilience.channel import BackendChannel
 from kvdock.routing.verdicts import IntegrityCheck, TransferMode
+from kvdock.tiers.copier import Copier
 from kvdock.transfer.attached_pool import AttachedPool
-from kvdock.transfer.direct_pool import DirectPool
 from kvdock.transfer.health_check import HealthCheck
-from kvdock.transfer.host_memory import allocator_for
+from kvdock.transfer.host_memory import allocate_host, allocator_for
 from kvdock.transfer.integrity import TrailerBuffers
-from kvdock.transfer.landing import LandingArea
 from kvdock.transfer.leases import PageLeases
 from kvdock.transfer.modes import (
     MarkerTransfer,
@@ -36,15 +36,19 @@ from kvdock.transfer.modes import (
     ZeroCopyTransfer,
 )
 from kvdock.transfer.page_events import PageEvents
+from kvdock.transfer.placement import Placement
+from kvdock.transfer.pool_rows import PoolRows
 from kvdock.transfer.staging import StagingBuffers
 
 if TYPE_CHECKING:
     from kvdock.dock import Dock
-    from kvdock.events import PluginLoaded
+    from kvdock.events import Event, PluginLoaded
     from kvdock.namespace import Namespace
     from kvdock.plugin.hookspecs import AttachConfig
+    from kvdock.pools.shard import Shard
     from kvdock.pools.spec import PoolSpec
     from kvdock.routing.plan import Plan, Route
+    from kvdock.routing.verdicts import RouteOption
     from kvdock.transfer.host_memory import Allocator, HostBuffer
 
 
@@ -53,8 +57,14 @@ log = logging.getLogger("kvdock")
 _EXISTS_KEYS = 16384
 """Keys of one lookup: a bound like any other batch has."""
 
+_SHARE = 0.5
+"""How much of the time of a call each placement may take before the last one."""
 
-@attrs.frozen(eq=False)
+_COPIES_SHARE = 0.75
+"""How much of the time of closing copies may take, those under way included."""
+
+
+@attrs.define(eq=False)
 class AttachedBackends:
     """The channels, pools and test pages of an attachment.
 
@@ -63,22 +73,28 @@ class AttachedBackends:
         record: What the digest covers.
         channels: Backend name to its channel.
         pools: Pool name to the attached pool, anchor first.
-        health_checks: Pool name to its test page.
         budget: Host memory that there was when attaching began.
         taken: Pool name and bytes of each piece of memory that the core took.
         page_events: What the engine reports of its pages to others, if it does.
-        direct: Pool name to the pool, where its pages go straight to peers.
+        copier: Copies pages between the placements of a pool; None where each pool
+            has one.
     """
 
     namespace: str
     record: Mapping[str, object]
     channels: dict[str, BackendChannel] = attrs.field(factory=dict)
     pools: dict[str, AttachedPool] = attrs.field(factory=dict)
-    health_checks: dict[str, HealthCheck] = attrs.field(factory=dict)
     budget: HostBudget = attrs.field(factory=HostBudget.measure)
     taken: list[tuple[str, int]] = attrs.field(factory=list)
     page_events: PageEvents | None = None
-    direct: dict[str, DirectPool] = attrs.field(factory=dict)
+    copier: Copier | None = None
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """The placements of all pools."""
+        return tuple(
+            one for attached in self.pools.values() for one in attached.placements
+        )
 
     def within_budget(self, pool: PoolSpec, lend: Allocator) -> Allocator:
         """Return an allocator for a pool that checks the host's free memory.
@@ -99,10 +115,21 @@ class AttachedBackends:
 
         return lend_within
 
+    def notify(self, event: Event) -> None:
+        """Notify observers of what is no backend's own."""
+        # Observers sit on each backend's manager; one of them is enough.
+        for channel in list(self.channels.values())[:1]:
+            channel.notify(event)
+
     def close(self, deadline_s: float) -> bool:
         """Close all backends; return whether all calls have finished."""
         self.pools.clear()
+        now = time.monotonic()
         ended = True
+        if self.copier is not None:
+            # Half of the time for the copies that wait.
+            left_s = max(0.0, deadline_s - now)
+            ended = self.copier.close(now + left_s / 2, now + left_s * _COPIES_SHARE)
         left = len(self.channels)
         for channel in self.channels.values():
             # Each backend gets its share, so one cannot use up another's time.
@@ -110,6 +137,8 @@ class AttachedBackends:
             share = max(0.0, deadline_s - now) / left
             ended = channel.close(now + share) and ended
             left -= 1
+        for channel in list(self.channels.values())[:1]:
+            channel.notify(PoolsDetached())
         return ended
 
 
@@ -131,7 +160,7 @@ def attach_plan(  # noqa: PLR0913 - the arguments of `Attachment.open`
         KvdockError: If anything is missing or rejected; what was attached
             before is released.
     """
-    used = {route.backend for route in plan.accepted if route.backend}
+    used = set(plan.backends)
     _check(plan, regions, settings, used)
     _check_observers(dock, used, core)
     _check_integrity(plan, core.integrity)
@@ -141,7 +170,6 @@ def attach_plan(  # noqa: PLR0913 - the arguments of `Attachment.open`
         digest,
         record,
         budget=HostBudget.measure(core.host_memory.reserve),
-        page_events=PageEvents(core.page_events) if core.page_events else None,
     )
     configs = {
         name: attrs.evolve(
@@ -151,18 +179,29 @@ def attach_plan(  # noqa: PLR0913 - the arguments of `Attachment.open`
             namespace_record=record,
             shard=plan.shard,
             shared={},
+            # Only the nearest placement of a pool sends its pages.
+            to_peers=all(
+                route.direct and route.backend == name
+                for route in plan.accepted
+                if name in [one.backend for one in route.placements]
+            ),
         )
         for name in sorted(used)
     }
+    _check_places(configs)
+    tiers = any(len(route.placements) > 1 for route in plan.accepted)
+    if tiers:
+        backends.copier = Copier(core, backends.notify)
+    if core.page_events:
+        backends.page_events = PageEvents(core.page_events, tiers=tiers)
     origin = Origin.of(plan.shard, namespace.model, digest)
     try:
         for name in configs:
             backends.channels[name] = BackendChannel(dock.backends[name], core, origin)
         for route in plan.accepted:
-            name = str(route.backend)
-            _attach(backends, route, regions[route.pool.name], configs[name], core)
+            _attach(backends, route, regions[route.pool.name], configs, core)
         for name in configs:
-            mine = [one for one in backends.pools.values() if one.channel.name == name]
+            mine = [one for one in backends.placements if one.backend == name]
             check_suffixes(
                 name, [(one.pool, one.suffixes, one.region.objects) for one in mine]
             )
@@ -189,6 +228,25 @@ def _check(
         if route.pool.name not in regions:
             raise AttachError(f"pool {route.pool.name!r} was given no memory")
         _check_layout(route.pool, regions[route.pool.name])
+
+
+def _check_places(configs: Mapping[str, AttachConfig]) -> None:
+    """Raise if two backends would keep pages in the same place."""
+    users: dict[str, str] = {}
+    for name, config in configs.items():
+        settings = config.settings
+        for field in attrs.fields(type(settings)) if settings is not None else ():
+            value = getattr(settings, field.name)
+            if not field.metadata.get("place") or value is None:
+                continue
+            place = os.path.realpath(value)
+            if place in users:
+                raise AttachError(
+                    f"backends {name!r} and {users[place]!r} have the same "
+                    f"{field.name}, {place}",
+                    fix="Give each its own.",
+                )
+            users[place] = name
 
 
 def _check_layout(pool: PoolSpec, region: Region) -> None:
@@ -223,12 +281,13 @@ def _check_integrity(plan: Plan, asked: Integrity) -> None:
         Integrity.OFF: (IntegrityCheck.NONE, IntegrityCheck.BACKEND),
     }[asked]
     for route in plan.accepted:
-        if route.pool.physical and route.check not in kept:
-            raise AttachError(
-                f"core.integrity is {asked}, and the plan was made for another: pool "
-                f"{route.pool.name!r} is {route.check}",
-                fix="Plan with needs=RouteRequirements(integrity=core.integrity).",
-            )
+        for placement in route.placements if route.pool.physical else ():
+            if placement.check not in kept:
+                raise AttachError(
+                    f"core.integrity is {asked}, and the plan was made for another: "
+                    f"pool {route.pool.name!r} is {placement.check}",
+                    fix="Plan with needs=RouteRequirements(integrity=core.integrity).",
+                )
 
 
 def _announce(
@@ -238,7 +297,11 @@ def _announce(
         log.info("%s", plugin)
     for route in plan.refused:
         log.warning("pool %s is not stored: %s", route.pool.name, route.reason)
-    unverified = [r.pool.name for r in plan.accepted if r.check is IntegrityCheck.NONE]
+    unverified = [
+        route.pool.name
+        for route in plan.accepted
+        if IntegrityCheck.NONE in [one.check for one in route.placements]
+    ]
     if unverified:
         log.warning("integrity is off: %s are not verified", ", ".join(unverified))
     for channel in backends.channels.values():
@@ -258,96 +321,179 @@ def _announce(
             )
         for attached in backends.pools.values():
             attached.notify_held()
+        if channel.observes_pages:
+            channel.notify_pages(
+                PoolsAttached(
+                    record=backends.record,
+                    pools=tuple(one.pool for one in backends.pools.values()),
+                    refused={one.pool.name: one.reason for one in plan.refused},
+                )
+            )
 
 
 def _attach(
     backends: AttachedBackends,
     route: Route,
     region: Region,
-    config: AttachConfig,
+    configs: Mapping[str, AttachConfig],
     core: CoreSettings,
 ) -> None:
-    pool, name = route.pool, str(route.backend)
-    channel = backends.channels[name]
-    if region.objects != stored_objects(pool, config.shard):
-        # The route cut pages into other objects than the engine did.
-        region = Region.of(pool, config.shard, region.owners, region.pages)
-    staged = pool.physical and _is_staged(route, core.calls.staging)
+    """Attach a pool to each of its backends, near first."""
+    shard = configs[route.placements[0].backend].shard
+    placements: list[Placement] = []
+    landing = None
+    rows = None
+    if len(route.placements) > 1:
+        lend_rows = backends.within_budget(route.pool, allocate_host)
+        rows = PoolRows.of(region, core, lend_rows)
+    for option in route.placements:
+        config, channel = configs[option.backend], backends.channels[option.backend]
+        pool = attrs.evolve(route.pool, object_unit=option.unit)
+        lend = backends.within_budget(pool, allocator_for(channel, pool, config))
+        mine = region
+        if region.objects != stored_objects(pool, shard):
+            # The route cut pages into other objects than the engine did.
+            mine = Region.of(pool, shard, region.owners, region.pages)
+        batch_pages, mode, registered, test_page = _prepare(
+            channel, pool, option, mine, core, lend
+        )
+        if rows is not None:
+            most = _batch_pages(channel, mine, core, staged=False)
+            batch_rows = min(rows.chunk_rows, most)
+            as_rows, through = rows.mode(pool, shard, option, batch_rows, lend)
+            registered = attrs.evolve(
+                registered,
+                blocks=(*registered.blocks, *through.region.blocks),
+                owners=(*registered.owners, *through.region.owners),
+            )
+        if route.direct and not placements:
+            # Pages go straight to peers through the nearest backend alone.
+            _check_grid(mine)
+            landing = _landing_memory(channel, core, lend)
+            registered = _reachable(registered, mine, landing)
+        handle = channel.register_pool(pool, registered, config)
+        suffixes = _suffixes(channel, pool, shard)
+        names = (pool.name, backends.namespace, suffixes)
+        limit = channel.backend.manifest.max_batch_keys or _EXISTS_KEYS
+        last = len(placements) + 1 == len(route.placements)
+        placement = Placement(
+            pool=pool,
+            channel=channel,
+            handle=handle,
+            namespace=backends.namespace,
+            suffixes=suffixes,
+            region=mine,
+            mode=mode,
+            batch_pages=batch_pages,
+            batch_keys=min(_EXISTS_KEYS, limit),
+            health_check=HealthCheck.of(channel, handle, names, test_page),
+            share=1.0 if last else _SHARE,
+            page_events=backends.page_events,
+            tier=option.tier,
+            alone=rows is None,
+        )
+        _start(placement, core)
+        if rows is not None:
+            placement = rows.reached_by(placement, as_rows, through, batch_rows)
+        placements.append(placement)
+    writes = route.pool.writes(shard)
+    chain = None
+    if rows is not None and backends.copier is not None:
+        chain = rows.chain(route.pool, placements, backends.copier, writes=writes)
+    backends.pools[route.pool.name] = AttachedPool(
+        pool=placements[0].pool,
+        region=placements[0].region,
+        leases=PageLeases(region.pages),
+        writes=writes,
+        placements=tuple(placements),
+        chain=chain,
+        landing=landing,
+    )
+
+
+def _prepare(
+    channel: BackendChannel,
+    pool: PoolSpec,
+    option: RouteOption,
+    region: Region,
+    core: CoreSettings,
+    lend: Allocator,
+) -> tuple[int, Transfer, Region, StagingBuffers | None]:
+    """Return a batch's pages, the mode, what is registered, and test pages."""
+    staged = pool.physical and _is_staged(option, core.calls.staging)
     loads = core.calls.staging is StagingChoice.LOADS
     batch_pages = _batch_pages(channel, region, core, staged=staged or loads)
-    lend = backends.within_budget(pool, allocator_for(channel, pool, config))
-    mode = _transfer_mode(route, region, batch_pages, core, lend, staged=staged)
-    check_memory = None
-    registered = mode.region
-    if pool.physical:
-        check_memory = StagingBuffers(
-            region, 2, 1,
-            trailers=route.check is IntegrityCheck.TRAILER,
-            pieces=not isinstance(mode, StagedTransfer),
-            lend=lend,
-        )  # fmt: skip
-        registered = attrs.evolve(
-            registered,
-            blocks=(*registered.blocks, *check_memory.region.blocks),
-            owners=(*registered.owners, *check_memory.region.owners),
-        )
-    area = None
-    if route.direct:
-        area = _landing_area(channel, core, lend)
-        registered = _reachable(registered, region, area)
-    handle = channel.register_pool(pool, registered, config)
+    if not pool.physical:
+        mode = MarkerTransfer(region)
+        return batch_pages, mode, mode.region, None
+    moves = _transfer_mode(option, region, batch_pages, core, lend, staged=staged)
+    test_page = StagingBuffers(
+        region, 2, 1,
+        trailers=option.check is IntegrityCheck.TRAILER,
+        pieces=not isinstance(moves, StagedTransfer),
+        lend=lend,
+    )  # fmt: skip
+    registered = attrs.evolve(
+        moves.region,
+        blocks=(*moves.region.blocks, *test_page.region.blocks),
+        owners=(*moves.region.owners, *test_page.region.owners),
+    )
+    return batch_pages, moves, registered, test_page
+
+
+def _suffixes(channel: BackendChannel, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
+    """Ask a backend for the ends of a pool's keys.
+
+    Raises:
+        AttachError: If it fails.
+    """
     try:
-        suffixes = channel.backend.key_suffix(pool, config.shard)
+        return channel.backend.key_suffix(pool, shard)
     except Exception as error:
         what = as_kvdock_error(error).what
         raise AttachError(
-            f"backend {name!r} gives pool {pool.name!r} no key suffixes: {what}",
+            f"backend {channel.name!r} gives pool {pool.name!r} no key suffixes: "
+            f"{what}",
             fix="kvdock_key_suffix returns one for each object of a page.",
         ) from error
-    attached = AttachedPool(
-        pool=pool,
-        channel=channel,
-        handle=handle,
-        namespace=backends.namespace,
-        suffixes=suffixes,
-        region=region,
-        mode=mode,
-        leases=PageLeases(region.pages),
-        batch_pages=batch_pages,
-        batch_keys=min(
-            _EXISTS_KEYS, channel.backend.manifest.max_batch_keys or _EXISTS_KEYS
-        ),
-        writes=pool.writes(config.shard),
-        page_events=backends.page_events,
-    )
-    if core.page_events and channel.backend.tracks_removal:
+
+
+def _start(placement: Placement, core: CoreSettings) -> None:
+    """Let a backend keep track of what is stored, and its breaker probe."""
+    channel, handle = placement.channel, placement.handle
+    if core.page_events and placement.reports_removal:
         # The first call begins to keep track of what is stored.
         channel.call_attach(
-            pool,
+            placement.pool,
             lambda: channel.backend.removed(handle, core.page_events),
             lambda _: None,
         )
-    check = HealthCheck.of(
-        channel, handle, (pool.name, backends.namespace, suffixes), check_memory
-    )
-    backends.pools[pool.name] = attached
-    if route.direct:
-        backends.direct[pool.name] = DirectPool.of(attached, backends.record, area)
-    backends.health_checks[pool.name] = check
-    channel.background.set_health_check(check.run)
+    channel.background.set_health_check(placement.health_check.run)
 
 
-def _landing_area(
+def _check_grid(region: Region) -> None:
+    """Raise if rows of a pool cannot be addressed one by one."""
+    if region.grid is None:
+        raise AttachError(
+            f"pool {region.pool!r} cannot go straight to peers: it lies in rows with "
+            "gaps, or its parts are counted per token and per page",
+            fix="Use Region.of, as pools whose parts are counted alike.",
+        )
+
+
+def _landing_memory(
     channel: BackendChannel, core: CoreSettings, lend: Allocator
-) -> LandingArea | None:
+) -> HostBuffer | None:
     """Return memory for whole pages of peers, where the backend wants some."""
-    if not channel.backend.manifest.landing_run_bytes or not core.direct.landing_bytes:
+    if not channel.backend.manifest.landing_run_bytes or not core.peers.landing_bytes:
         return None
-    return LandingArea(core.direct.landing_bytes, lend)
+    return lend(core.peers.landing_bytes)
 
 
-def _reachable(registered: Region, region: Region, area: LandingArea | None) -> Region:
-    """Return what is registered with what peers reach: pages and landing area."""
+def _reachable(
+    registered: Region, region: Region, landing: HostBuffer | None
+) -> Region:
+    """Return what is registered with what peers reach: pages and landing memory."""
     added: list[tuple[Block, object]] = []
     known = set(registered.blocks)
     # A staged pool has only the core's memory registered.
@@ -356,8 +502,8 @@ def _reachable(registered: Region, region: Region, area: LandingArea | None) -> 
         for block, owner in zip(region.blocks, region.owners, strict=False)
         if block not in known
     ]
-    if area is not None:
-        added.append((block_of(area.memory), area))
+    if landing is not None:
+        added.append((block_of(landing.memory), landing))
     return attrs.evolve(
         registered,
         blocks=(*registered.blocks, *(block for block, _ in added)),
@@ -365,15 +511,15 @@ def _reachable(registered: Region, region: Region, area: LandingArea | None) -> 
     )
 
 
-def _is_staged(route: Route, policy: StagingChoice) -> bool:
+def _is_staged(option: RouteOption, policy: StagingChoice) -> bool:
     """Return whether a pool is moved through memory of the core.
 
     A plan that was made without the policy knows of no gate: then a pool of an
     engine that cannot hold pages back is staged.
     """
-    if route.mode is TransferMode.STAGED or policy is StagingChoice.ALWAYS:
+    if option.mode is TransferMode.STAGED or policy is StagingChoice.ALWAYS:
         return True
-    return policy is StagingChoice.SAFE and route.mode is not TransferMode.GATED
+    return policy is StagingChoice.SAFE and option.mode is not TransferMode.GATED
 
 
 def _batch_pages(
@@ -406,7 +552,7 @@ def _batch_pages(
 
 
 def _transfer_mode(
-    route: Route,
+    option: RouteOption,
     region: Region,
     batch_pages: int,
     core: CoreSettings,
@@ -414,9 +560,7 @@ def _transfer_mode(
     *,
     staged: bool,
 ) -> Transfer:
-    if not route.pool.physical:
-        return MarkerTransfer(region)
-    trailers = route.check is IntegrityCheck.TRAILER
+    trailers = option.check is IntegrityCheck.TRAILER
     through_core: StagedTransfer | None = None
     if staged or core.calls.staging is StagingChoice.LOADS:
         pages = min(batch_pages, region.pages)
@@ -425,7 +569,7 @@ def _transfer_mode(
         through_core = StagedTransfer.through(staging, region)
     if through_core is not None and staged:
         return through_core
-    gated = route.mode is TransferMode.GATED
+    gated = option.mode is TransferMode.GATED
     direct = ZeroCopyTransfer(region, gated=gated)
     if trailers:
         buffers = TrailerBuffers.attach_to(region, lend)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, cast
 import attrs
 import numpy as np
 
+from kvdock.geometry.region import Block, Region
 from kvdock.pools.objects import TRAILER_BYTES
-from kvdock.region import Block, Region
 from kvdock.synchronization import new_condition, remaining_s
 from kvdock.transfer.host_memory import ALIGN_BYTES, Allocator, allocate_host
 from kvdock.transfer.integrity import TRAILER, Hasher, TrailerBuffers, with_trailer
@@ -109,7 +109,7 @@ class StagingBuffers:
 
     @property
     def exhausted(self) -> bool:
-        """Whether abandoned calls have all of the buffers."""
+        """Return whether abandoned calls have all of the buffers."""
         return len(self._abandoned) >= self._count
 
     def acquire(self, deadline_s: float) -> StagingBuffer | None:

@@ -60,7 +60,7 @@ class AttachedHostPool:
 
     @property
     def spec(self) -> PoolSpec:
-        """What the pool is."""
+        """Return what the pool is."""
         return self.pool.spec
 
     def lookup(self, hashes: Sequence[str], deadline_s: float) -> BoolArray:
@@ -188,7 +188,7 @@ class Attachments:
             return None
 
     def _attach(self, pools: Sequence[HostPool], space: Namespace) -> Plan:
-        plan = self._routes([pool.spec for pool in pools])
+        plan = self.routes([pool.spec for pool in pools])
         attachment = None
         if plan.accepted:
             attachment = Attachment.open(
@@ -233,7 +233,12 @@ class Attachments:
         if limits:
             log.info("%s", "; ".join(map(str, limits)))
 
-    def _routes(self, specs: Sequence[PoolSpec]) -> Plan:
+    def routes(self, specs: Sequence[PoolSpec]) -> Plan:
+        """Choose a backend for every pool.
+
+        Raises:
+            NoRoute: If no plugin takes a pool that the model requires.
+        """
         own = self.given.own
         names = {spec.name for spec in specs}
         sharing = self._sharing(specs)
@@ -241,7 +246,8 @@ class Attachments:
             return self.dock.plan(
                 specs,
                 self.shard,
-                [own.plugin],
+                [own.plugin] if own.plugin else [],
+                tiers=self.given.tiers,
                 overrides={n: to for n, to in own.routes.items() if n in names},
                 strict=own.drafts is Drafts.STRICT,
                 needs=RouteRequirements(
@@ -267,7 +273,7 @@ class Attachments:
         return Scope.CLUSTER if far else Scope.HOST
 
     def _settings_for(self, plan: Plan) -> dict[str, Mapping[str, object]]:
-        used = {route.backend for route in plan.accepted}
+        used = plan.backends
         return {
             name: theirs for name, theirs in self.given.backends.items() if name in used
         }

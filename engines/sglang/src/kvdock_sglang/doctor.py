@@ -1,27 +1,42 @@
-"""The section `kvdock doctor sglang`: would this engine store its pages?
+"""The section `kvdock doctor sglang`: would this engine start, and would it ever hit?
 
     kvdock doctor sglang --set plugin=file --set root=/data/kv
     kvdock doctor sglang --set config='{"plugin": "file", ...}'
     kvdock doctor sglang --set command='sglang serve ...'
 
 All forms end with the command line to use. Groups of settings are spelled with
-dots: `--set core.deadlines.get=2s`.
+dots: `--set core.deadlines.get=2s`. What depends on the model is looked at with
+`--set description=llama-3.1-8b`, by the functions that the storage class calls.
 """
 
 from __future__ import annotations
 
 import os
 from importlib import metadata
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock import AttachConfig, Dock, Finding
+from kvdock import (
+    AttachConfig,
+    Deployment,
+    Dock,
+    Finding,
+    Layout,
+    Shard,
+    assemble,
+    load_model,
+)
 from kvdock.errors import KvdockError, SettingsError
-from kvdock_sglang import engine_api, engine_patches
+from kvdock_sglang import engine_api
+from kvdock_sglang.attachments import Attachments
+from kvdock_sglang.host_pools import LAYOUTS
 from kvdock_sglang.launch_flags import (
     EXTRA,
+    LAYOUT,
     LOADER_KEYS,
+    PAGE,
     PREFETCH,
     WAIT,
     Flags,
@@ -30,10 +45,13 @@ from kvdock_sglang.launch_flags import (
     engine_problems,
     from_words,
 )
+from kvdock_sglang.namespace import Ranks
 from kvdock_sglang.settings import collect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+
+NO_FLAGS: Mapping[str, str] = MappingProxyType({})
 
 
 def examine(settings: Mapping[str, object]) -> tuple[Finding, ...]:
@@ -57,7 +75,7 @@ def _installation() -> Iterator[Finding]:
             hint=f"Install kvdock-sglang beside SGLang {tested}.",
         )
         return
-    if version in engine_api.TESTED:
+    if engine_api.release(version) in engine_api.TESTED:
         yield Finding(ok=True, what=f"SGLang {version}")
     else:
         yield from _untested(version)
@@ -71,24 +89,18 @@ def _installation() -> Iterator[Finding]:
 
 
 def _untested(version: str) -> Iterator[Finding]:
-    """Look at what this package uses of an SGLang that it was not tested with."""
+    """Say what is known of an SGLang that this package was not tested with.
+
+    It is not imported: that takes longer than all else here, and may need a device.
+    """
     tested = " or ".join(engine_api.TESTED)
-    lacking = engine_api.missing(engine_api.STORAGE)
-    left = engine_patches.skipped_patches()
     yield Finding(
-        ok=not lacking,
-        what=f"SGLang {version} is not one of the tested versions ({tested})"
-        + (f" and lacks {', '.join(lacking)}" if lacking else ""),
-        hint=f"Use SGLang {tested}."
-        if lacking
-        else "Its pages are kept apart from those of other versions.",
+        ok=True,
+        warning=True,
+        what=f"SGLang {version} is not one of the tested versions ({tested})",
+        hint="Its pages are kept apart from those of other versions. The engine names "
+        "what it lacks when it starts.",
     )
-    for one in left:
-        yield Finding(
-            ok=False,
-            what=f"lost in this SGLang: {one.closed.lost}",
-            hint=f"It lacks {', '.join(one.missing)}.",
-        )
 
 
 def _configuration(settings: Mapping[str, object]) -> Iterator[Finding]:
@@ -99,20 +111,17 @@ def _configuration(settings: Mapping[str, object]) -> Iterator[Finding]:
             hint="Add --set plugin=NAME, --set config=JSON or --set command='...'.",
         )
         return
+    settings = dict(settings)
+    model = str(settings.pop("description", ""))
     try:
         if "command" in settings:
-            yield from _command(str(_alone(settings, "command")))
+            yield from _command(str(_alone(settings, "command")), model)
         elif "config" in settings:
             given = configuration(str(_alone(settings, "config")))
-            wrong = tuple(_door(given))
-            yield from wrong
-            yield from _examined(given)
-            if not wrong:
-                yield _start(command_line(given))
+            yield from _ending((*_door(given), *_examined(given, model)), given)
         else:
             given = {**LOADER_KEYS, **from_words(settings)}
-            yield from _examined(given)
-            yield _start(command_line(given))
+            yield from _ending(_examined(given, model), given)
     except KvdockError as error:
         yield Finding(ok=False, what=error.what, hint=error.fix)
 
@@ -128,11 +137,20 @@ def _alone(settings: Mapping[str, object], name: str) -> object:
     return settings[name]
 
 
-def _start(command: str) -> Finding:
-    return Finding(ok=True, what=f"start SGLang like this:\n{command}")
+def _ending(
+    found: Iterable[Finding], given: Mapping[str, object], flags: Flags | None = None
+) -> Iterator[Finding]:
+    """Yield findings, and how to start SGLang where none is a problem."""
+    fine = True
+    for one in found:
+        fine &= one.ok
+        yield one
+    if fine:
+        command = flags.completed() if flags else command_line(given)
+        yield Finding(ok=True, what=f"start SGLang like this:\n{command}")
 
 
-def _command(command: str) -> Iterator[Finding]:
+def _command(command: str, model: str) -> Iterator[Finding]:
     flags = Flags.of(command)
     for what, hint in flags.problems():
         yield Finding(ok=False, what=what, hint=hint)
@@ -144,13 +162,19 @@ def _command(command: str) -> Iterator[Finding]:
             "after a start may find none",
             hint=f"Add {PREFETCH} {WAIT}.",
         )
+    if flags.given.get(PAGE, "1") == "1":
+        yield Finding(
+            ok=True,
+            warning=True,
+            what="pages have one token where SGLang chooses for itself, and storage "
+            "gets an object for each",
+            hint=f"Add {PAGE} 64, unless the model or its attention backend asks for "
+            "another size.",
+        )
     if EXTRA in flags.given:
         given = configuration(flags.given[EXTRA])
-        wrong = tuple(_door(given))
-        yield from wrong
-        yield from _examined(given)
-        if not wrong:
-            yield _start(flags.completed())
+        found = (*_door(given), *_examined(given, model, flags.given))
+        yield from _ending(found, given, flags)
 
 
 def _door(given: Mapping[str, object]) -> Iterator[Finding]:
@@ -166,17 +190,41 @@ def _door(given: Mapping[str, object]) -> Iterator[Finding]:
             )
 
 
-def _examined(extra: Mapping[str, object]) -> Iterator[Finding]:
+def _examined(
+    extra: Mapping[str, object], model: str, flags: Mapping[str, str] = NO_FLAGS
+) -> Iterator[Finding]:
     """Look at a configuration, and at the backends that it chooses."""
     for what, hint in engine_problems(extra):
         yield Finding(ok=False, what=what, hint=hint)
     given = collect(extra)
-    used = dict.fromkeys([given.own.plugin, *given.own.routes.values()])
-    dock = Dock.load(require=list(used))
-    dock.observe(given.core.observers, given.observers)
-    for name in used:
+    dock = Dock.for_engine(given.used, given)
+    for name in given.used:
         backend = dock.backends[name]
         config = AttachConfig(settings=backend.settings(given.backends.get(name)))
         yield Finding(ok=True, what=f"plugin {name}: {backend.manifest.summary}")
         for one in backend.probe(config):
             yield attrs.evolve(one, what=f"{name}: {one.what}")
+    if not model:
+        yield Finding(
+            ok=True,
+            what="routes depend on the model, and are looked at when SGLang starts; "
+            "--set description=MODEL looks at them here",
+        )
+        return
+    tp = _number(flags, "--tp-size") or _number(flags, "--tp") or 1
+    hosts = _number(flags, "--nnodes") or 1
+    ranks = Ranks(shard=Shard(tp_size=tp), on_host=max(1, tp // hosts))
+    deployment = Deployment(
+        tp_size=tp,
+        page_tokens=_number(flags, PAGE),
+        layout=LAYOUTS.get(flags.get(LAYOUT, ""), Layout.LAYER_FIRST),
+    )
+    pools = assemble(load_model(model), deployment).pools
+    plan = Attachments(dock, given, ranks).routes(pools)
+    where = ", ".join(f"{one.pool.name} to {one.backend}" for one in plan.accepted)
+    yield Finding(ok=True, what=f"pages of {model}: {where}")
+
+
+def _number(flags: Mapping[str, str], name: str) -> int:
+    said = flags.get(name, "")
+    return int(said) if said.isdecimal() else 0

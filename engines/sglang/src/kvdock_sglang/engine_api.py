@@ -1,4 +1,4 @@
-"""What kvdock-sglang uses of SGLang, in one table.
+"""Everything that kvdock-sglang uses of SGLang, in one table.
 
 SGLang promises nothing about most of these names. They are checked when the
 engine starts: where one of `STORAGE` is missing, storage is rejected by that
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import re
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -32,36 +33,18 @@ it orders the bytes of a page in the same way.
 LAUNCH_ARGUMENTS = (
     "model_path",
     "revision",
-    "model_impl",
-    "model_config_parser",
-    "decrypted_config_file",
-    "json_model_override_args",
+    "served_model_name",
+    "tokenizer_path",
     "dtype",
-    # "dummy" is random weights under the name and path of real ones.
-    "load_format",
-    "model_loader_extra_config",
-    "custom_weight_loader",
-    "weight_version",
-    "quantization",
-    "quantization_param_path",
-    "modelopt_quant",
-    "modelopt_checkpoint_restore_path",
-    "quantize_and_serve",
-    "rl_quant_profile",
-    "kt_weight_path",
     "kv_cache_dtype",
-    # The rows of this indexer are opaque bytes: their type is named only here.
-    "qsa_indexer_dtype",
+    "quantization",
+    "context_length",
+    "enable_multimodal",
     "speculative_algorithm",
     "speculative_draft_model_path",
     "speculative_draft_model_revision",
-    "speculative_draft_load_format",
-    "speculative_draft_model_quantization",
-    "speculative_draft_kv_cache_dtype",
-    "decrypted_draft_config_file",
-    "uno_lora_path",
 )
-"""Launch arguments that change what the bytes of a page mean."""
+"""Launch arguments that this package reads by name; all others are read too."""
 
 
 @attrs.frozen
@@ -114,8 +97,6 @@ STORAGE = (
             "attn_cp_rank",
             "attn_cp_size",
             "dp_rank",
-            "dcp_rank",
-            "dcp_size",
             "model_name",
             "tp_lcm_size",
             "should_split_heads",
@@ -130,8 +111,6 @@ STORAGE = (
             "host_indices",
             "keys",
             "hit_policy",
-            "block_pages",
-            "group_pages",
         ),
     ),
     Used(
@@ -144,11 +123,15 @@ STORAGE = (
     ),
     Used(
         f"{_HICACHE}.PoolHitPolicy",
-        members=("ALL_PAGES", "TRAILING_PAGES", "BLOCK_GROUPS"),
+        members=("ALL_PAGES", "TRAILING_PAGES"),
     ),
     Used(f"{_CONTEXT}.get_server_args"),
     Used(f"{_CONTEXT}.get_parallel"),
-    Used("sglang.srt.server_args.ServerArgs", members=LAUNCH_ARGUMENTS),
+    Used(f"{_CONTEXT}.attention_backends"),
+    Used(
+        "sglang.srt.server_args.ServerArgs",
+        members=(*LAUNCH_ARGUMENTS, "resolved_dict"),
+    ),
     Used("sglang.srt.arg_groups.model_override_base.model_config_of"),
     Used(
         "sglang.srt.configs.model_config.ModelConfig",
@@ -191,15 +174,33 @@ def check(used: Iterable[Used] = STORAGE) -> None:
         )
 
 
+def in_place(target: str) -> bool:
+    """Return whether SGLang's plugin mechanism has wrapped a function."""
+    owner, _, name = target.rpartition(".")
+    try:
+        return hasattr(getattr(pkgutil.resolve_name(owner), name), "__wrapped__")
+    except (ImportError, AttributeError):
+        return False
+
+
 def installed_version() -> str:
     """Return the version of SGLang, from its distribution."""
     return metadata.version("sglang")
 
 
+def release(version: str) -> str:
+    """Return the release that a version is a build of.
+
+    >>> release("0.5.23.post1+cu128")
+    '0.5.23'
+    """
+    return re.sub(r"\.post\d+$", "", version.partition("+")[0])
+
+
 def untested_version() -> str:
-    """Return the version of SGLang where it is not a tested one, else ""."""
-    version = installed_version()
-    return "" if version in TESTED else version
+    """Return the release of SGLang where it is not a tested one, else ""."""
+    found = release(installed_version())
+    return "" if found in TESTED else found
 
 
 def _has(found: object, member: str) -> bool:

@@ -3,7 +3,8 @@
 SGLang grants some things to backends that it knows by name, which a `dynamic`
 one cannot pass. Its own plugin mechanism lets a distribution wrap functions;
 each wrapper here reads the installed plugin's manifest or the pools' descriptions
-in place of the name. Nothing else is patched. A function is
+in place of the name. Two groups of patches note what SGLang does not tell storage:
+which adapter a request has, and which operation a call belongs to. A function is
 left alone where it, or something that its wrapper relies on, is not there or has
 other parameters: the version of SGLang does not decide.
 
@@ -15,14 +16,17 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from kvdock import Capability, PoolKind, Support
+from kvdock.config import load_configuration
+from kvdock_sglang import lora_identity, operation
 from kvdock_sglang.engine_api import Used, installed_version, missing
 from kvdock_sglang.launch_flags import LOADER_KEYS
-from kvdock_sglang.settings import collect
+from kvdock_sglang.settings import collect, differing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -189,15 +193,15 @@ def attach_another(
 
 def _other_than(current: KvdockStorage, attachment: Any, asked: str) -> str:  # noqa: ANN401 - SGLang's object
     """Return how a configuration differs from the one that is attached, or ""."""
-    attached = f"kvdock stores through plugin {current.given.own.plugin!r} already"
+    attached = f"kvdock stores through {', '.join(current.given.used)} already"
     try:
         wanted = parsed(asked)
         if any(
             wanted.get(key) != LOADER_KEYS[key] for key in ("module_path", "class_name")
         ):
             return f"{attached}, and the configuration names another class."
-        other = collect(wanted)
-        found = [*current.given.differs(other), *_other_prefetch(attachment, asked)]
+        other = collect(wanted, lenient=True)
+        found = [*differing(current.given, other), *_other_prefetch(attachment, asked)]
     except Exception as error:  # noqa: BLE001 - SGLang's reader raises what it likes
         return f"{attached}, and the configuration cannot be used: {error}"
     if wanted.get("tp_lcm_size") != current.config.tp_lcm_size:
@@ -264,11 +268,13 @@ def page_layout(original: Callable[..., Any], server_args: Any) -> Any:  # noqa:
     ours = chosen(view.hicache_storage_backend_extra_config)
     if not ours:
         return result
+    # Before weights load and memory is mapped: a misspelt word stops the start here.
+    check_configuration(ours)
     layouts = {"direct": "page_first_direct", "kernel": "page_first"}
     layout = layouts.get(view.hicache_io_backend)
     if view.hicache_mem_layout != "layer_first" or layout is None:
         return result
-    if _takes_pieces(str(ours.get("plugin"))):
+    if _takes_pieces(str(ours.get("plugin")), ours.get("backends")):
         return result
     declare_resolution(
         server_args, "_resolve_storage_layout_kvdock", hicache_mem_layout=layout
@@ -277,10 +283,27 @@ def page_layout(original: Callable[..., Any], server_args: Any) -> Any:  # noqa:
     return result
 
 
-def _takes_pieces(plugin: str) -> bool:
+def check_configuration(given: Mapping[str, object]) -> None:
+    """Reject a configuration with which storage could not be attached.
+
+    Raises:
+        KvdockError: If a plugin or a setting is unknown or wrong.
+    """
     from kvdock import Dock  # noqa: PLC0415 - only where it is asked
 
-    backend = Dock.load().backends.get(plugin)
+    found = collect(given, lenient=True)
+    dock = Dock.load(require=found.used, settings=found.backends)
+    dock.observe(found.core.observers, found.observers)
+    for name in found.used:
+        dock.backends[name].settings(found.backends.get(name))
+
+
+def _takes_pieces(name: str, given: object) -> bool:
+    from kvdock import Dock  # noqa: PLC0415 - only where it is asked
+
+    own = given if isinstance(given, Mapping) else {}
+    settings = {**load_configuration().backends, **own}
+    backend = Dock.load(only=[name], settings=settings).backends.get(name)
     if backend is None:
         return True
     grade = backend.manifest.support(Capability.MULTI_BUFFER, PoolKind.MHA)
@@ -306,6 +329,55 @@ _DCP = (
         reads=("get_parallel", "attn_dcp_size"),
     ),
     Used("sglang.srt.runtime_context.get_parallel"),
+)
+_LORA = (
+    # The one notes what the other writes.
+    Used(
+        lora_identity.LOAD,
+        parameters=("lora_ref",),
+        reads=("loras", "lora_path", "load_lora_weights"),
+    ),
+    Used(
+        lora_identity.REQUEST,
+        parameters=("lora_id", "extra_key"),
+        reads=("lora_id", "extra_key"),
+    ),
+    Used(
+        "sglang.srt.lora.lora_registry.LoRARef",
+        members=("lora_id", "lora_path"),
+    ),
+)
+_OPERATION = (
+    Used(
+        operation.WRITE,
+        parameters=("node_id",),
+        reads=("tree_core", "write_storage"),
+    ),
+    Used(
+        "sglang.srt.mem_cache.unified_cache.unified_tree_core_interface."
+        "UnifiedTreeCoreInterface",
+        members=("prefetch_anchor_info",),
+    ),
+    Used(operation.CREATE, parameters=("token_ids",)),
+    Used(
+        f"{_HYBRID}.PrefetchOperation.__init__",
+        parameters=("token_ids",),
+        reads=("request_id",),
+    ),
+    Used(
+        "sglang.srt.mem_cache.radix_cache.RadixKey",
+        members=("extra_key", "cache_salt"),
+    ),
+    *(Used(path, parameters=("operation",)) for path in operation.CALLS),
+)
+_LOST_OPERATION = (
+    "what a storage call belongs to: hints, tenants and decisions see neither a "
+    "request nor its salt"
+)
+_LOST_LORA = (
+    "adapters by their content: the paths and files of --lora-paths are part of the "
+    "namespace, so another adapter means other pages for the base model too, and "
+    "pages of adapters that were loaded over HTTP are never found again"
 )
 _READER = Used(
     f"{_HYBRID}.HybridCacheController.parse_storage_backend_extra_config",
@@ -365,6 +437,38 @@ PATCHES = (
         stop_at_once,
         "ending queued operations at once: a detach waits for all of them",
         (Used(f"{_HYBRID}.HybridCacheController._stop_storage_threads"),),
+    ),
+    Patch(
+        operation.WRITE,
+        "AROUND",
+        operation.note_write,
+        _LOST_OPERATION,
+        _OPERATION,
+    ),
+    Patch(
+        operation.CREATE,
+        "AROUND",
+        operation.note_operation,
+        _LOST_OPERATION,
+        _OPERATION,
+    ),
+    *(
+        Patch(path, "AROUND", operation.run_operation, _LOST_OPERATION, _OPERATION)
+        for path in operation.CALLS
+    ),
+    Patch(
+        lora_identity.LOAD,
+        "AROUND",
+        lora_identity.identify_at_load,
+        _LOST_LORA,
+        _LORA,
+    ),
+    Patch(
+        lora_identity.REQUEST,
+        "AROUND",
+        lora_identity.identify_request,
+        _LOST_LORA,
+        _LORA,
     ),
     Patch(
         _LAYOUT,

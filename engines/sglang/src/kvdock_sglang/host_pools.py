@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class EngineContext:
-    """What a pool shares with all pools of its engine process.
+    """The facts that all pools of an engine process share.
 
     Args:
         shard: The slice of the model that this process owns.
@@ -78,7 +78,7 @@ class HostPool:
 
 @attrs.frozen(kw_only=True, eq=False)
 class _Shape:
-    """What a row of the table says about a pool object."""
+    """The facts of one row of the table about a pool object."""
 
     kind: PoolKind
     parts: tuple[Part, ...]
@@ -309,10 +309,11 @@ def _k_only(known: _Known) -> _Shape:
 
 def _mla(known: _Known) -> _Shape:
     pool = known.pool
-    if pool._layer_shard_enabled:  # noqa: SLF001 - SGLang has no other name for it
+    if _layers_are_divided(pool):
         raise known.reject("divides its layers among context-parallel ranks")
     width = (int(pool.kv_cache_dim),)
-    dcp = int(pool.dcp_size)
+    # A release without the attribute has no decode context parallelism.
+    dcp = int(getattr(pool, "dcp_size", 1))
     return _Shape(
         kind=PoolKind.MLA,
         parts=(Part("kv", known.dtype(pool.dtype), width),),
@@ -325,6 +326,14 @@ def _mla(known: _Known) -> _Shape:
         first_layer=int(pool.start_layer),
         packed_drafts=known.packed_drafts(),
     )
+
+
+def _layers_are_divided(pool: Any) -> bool:  # noqa: ANN401 - the engine's object
+    """Return whether context-parallel ranks have layers of their own."""
+    if hasattr(pool, "_layer_shard_enabled"):
+        return bool(pool._layer_shard_enabled)  # noqa: SLF001 - SGLang has no other name for it
+    # SGLang 0.5.22 and before ask the device pool each time.
+    return bool(getattr(pool.device_pool, "layer_shard_enabled", False))
 
 
 def _dsa_indexer(known: _Known) -> _Shape:

@@ -22,6 +22,7 @@ WAIT = "wait_complete"
 BACKEND = "--hicache-storage-backend"
 ENABLE = "--enable-hierarchical-cache"
 LAYOUT = "--hicache-mem-layout"
+PAGE = "--page-size"
 
 LOADER_KEYS = {
     "backend_name": "kvdock",
@@ -223,6 +224,7 @@ def command_line(extra: Mapping[str, object]) -> str:
             f"{BACKEND} dynamic",
             f"{EXTRA} {shlex.quote(json.dumps(extra))}",
             f"{PREFETCH} {WAIT}",
+            f"{PAGE} 64",
         ]
     )
 

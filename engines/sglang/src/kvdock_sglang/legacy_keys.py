@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Spelling(StrictEnum):
-    """Which of the engine's two families of names."""
+    """The engine's two families of names."""
 
     WHOLE_PAGES = "whole_pages"
     """One name for each pool of a page, as its own files are called."""
@@ -33,7 +33,7 @@ class Spelling(StrictEnum):
 
 @attrs.frozen(kw_only=True)
 class LegacyKeys:
-    """How one process of SGLang named its objects.
+    """The names that one process of SGLang gave its objects.
 
     Args:
         spelling: The family of names.

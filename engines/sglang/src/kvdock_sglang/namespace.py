@@ -8,51 +8,182 @@ the engine was started with is read as well.
 from __future__ import annotations
 
 import json
+import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock import Namespace, Shard
+from kvdock import DType, Namespace, Shard
 from kvdock.errors import KvdockError
+from kvdock.identity import texts_digest
+from kvdock_sglang import lora_identity
 from kvdock_sglang.engine_api import (
     LAUNCH_ARGUMENTS,
     TESTED,
+    in_place,
     installed_version,
     untested_version,
 )
+from kvdock_sglang.launch_arguments import (
+    WITHOUT_DRAFT,
+    canonical_argument,
+    identity_arguments,
+)
+from kvdock_sglang.model_files import check_rope, files_of_model
+from kvdock_sglang.variables import identity_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from kvdock_sglang.host_pools import HostPool
     from kvdock_sglang.settings import AdapterSettings
 
-_DRAFT = ("speculative_", "decrypted_draft_", "uno_")
-"""How names of launch arguments about a draft model begin."""
+
+log = logging.getLogger("kvdock.sglang")
 
 
-def launch_arguments() -> dict[str, str]:
-    """Return the launch arguments of this engine that decide what its bytes mean.
+@attrs.frozen(kw_only=True)
+class Launched:
+    """What this engine was started with.
+
+    Args:
+        arguments: What counts of its launch arguments, and of what it made of them.
+        served_name: Its name for the model, which does not count.
+        architecture: The model's, for people who read the record.
+        model: What stands for the files of the model.
+        draft: The same of a draft model, or "".
+    """
+
+    arguments: Mapping[str, object]
+    served_name: str = ""
+    architecture: str = ""
+    model: str = ""
+    draft: str = ""
+
+
+def launched(settings: AdapterSettings) -> Launched:
+    """Read what this engine was started with, and the files of its models.
+
+    Args:
+        settings: The adapter's settings.
 
     Raises:
-        KvdockError: If one of them cannot be read; without it, servers with
-            other weights could share pages.
+        KvdockError: If it cannot be read; without it, servers with other weights
+            could share pages.
     """
-    from sglang.srt.runtime_context import get_server_args  # noqa: PLC0415 - the engine
+    from sglang.srt.runtime_context import (  # noqa: PLC0415 - the engine
+        attention_backends,
+        get_server_args,
+    )
 
     try:
-        arguments = get_server_args()
+        raw = get_server_args()
+        resolved: dict[str, Any] = raw.resolved_dict()
+        backends = attention_backends()
     except Exception as error:
         raise _unreadable("its launch arguments", error) from error
-    lacking = [name for name in LAUNCH_ARGUMENTS if not hasattr(arguments, name)]
+    lacking = [name for name in LAUNCH_ARGUMENTS if name not in resolved]
     if lacking:
         raise _unreadable(f"the launch arguments {', '.join(lacking)}")
-    found = {name: getattr(arguments, name) for name in LAUNCH_ARGUMENTS}
-    return {
-        name: str(value)
-        for name, value in found.items()
-        if value not in (None, "", "{}", "auto")
-    }
+    arguments = identity_arguments(resolved, adapters_known=_adapters_known(resolved))
+    arguments["attention"] = [str(one) for one in backends]
+    if variables := identity_variables():
+        arguments["environment"] = variables
+    config = _model_config(raw)
+    if config is None:
+        # The engine did not need one. What it would have said counts as written.
+        for name in ("dtype", "quantization", "context_length", "enable_multimodal"):
+            arguments[name] = canonical_argument(name, resolved[name])
+    else:
+        context_tokens = int(config.context_len)
+        check_rope(config.hf_config.to_dict(), context_tokens)
+        arguments |= {
+            "computes": str(config.dtype).removeprefix("torch."),
+            "quantization": canonical_argument("quantization", config.quantization),
+            "context_tokens": context_tokens,
+            "multimodal": bool(config.is_multimodal),
+        }
+    arguments["kv_cache_dtype"] = _KV_DTYPES.get(
+        (given := str(resolved["kv_cache_dtype"])), given
+    )
+    path = str(resolved["model_path"])
+    tokenizer = Path(str(resolved["tokenizer_path"] or path))
+    if str(tokenizer) != path and tokenizer.is_dir():
+        arguments["tokenizer"] = texts_digest(tokenizer)
+    return Launched(
+        arguments=arguments,
+        served_name=str(resolved["served_model_name"] or path),
+        architecture=_architecture(config),
+        model=files_of_model(
+            path,
+            revision=str(resolved["revision"] or ""),
+            commit=_commit(config),
+            named=settings.revision,
+            weights=settings.weights,
+        ),
+        draft=_draft(resolved, settings),
+    )
+
+
+_KV_DTYPES = {"bf16": "bfloat16"}
+"""Two spellings of one KV cache type.
+
+Source: SGLang 0.5.23, `mem_cache/kv_cache_dtype.py:configure_kv_cache_dtype`.
+"""
+
+
+def _adapters_known(resolved: Mapping[str, object]) -> bool:
+    """Return whether requests with an adapter have its content in their page hashes."""
+    if not (resolved.get("enable_lora") or resolved.get("lora_paths")):
+        return True
+    known = all(map(in_place, (lora_identity.LOAD, lora_identity.REQUEST)))
+    if not known:
+        log.warning(
+            "SGLang %s runs without kvdock's patches for adapters, so the content of "
+            "--lora-paths is part of the namespace of all pages",
+            installed_version(),
+        )
+    return known
+
+
+def _model_config(raw: object) -> Any | None:  # noqa: ANN401 - SGLang's ModelConfig
+    from sglang.srt.arg_groups.model_override_base import (  # noqa: PLC0415 - the engine
+        model_config_of,
+    )
+
+    try:
+        return model_config_of(raw)
+    except Exception:  # noqa: BLE001 - there is none where the model is a dummy
+        return None
+
+
+def _architecture(config: Any) -> str:  # noqa: ANN401 - SGLang's ModelConfig, or None
+    names = getattr(getattr(config, "hf_config", None), "architectures", None)
+    return str(names[0]) if names else ""
+
+
+def _commit(config: Any) -> str:  # noqa: ANN401 - SGLang's ModelConfig, or None
+    return str(getattr(getattr(config, "hf_config", None), "_commit_hash", None) or "")
+
+
+def _draft(resolved: Mapping[str, Any], settings: AdapterSettings) -> str:
+    """Return the draft model of an engine: its algorithm and its files."""
+    algorithm = str(resolved["speculative_algorithm"] or "")
+    path = str(resolved["speculative_draft_model_path"] or "")
+    if algorithm in WITHOUT_DRAFT:
+        return ""
+    # An algorithm may take the target's own layers for a draft.
+    files = (
+        files_of_model(
+            path,
+            revision=str(resolved["speculative_draft_model_revision"] or ""),
+            weights=settings.weights,
+        )
+        if path
+        else "target"
+    )
+    return f"{algorithm} {files}"
 
 
 def _unreadable(what: str, error: Exception | None = None) -> KvdockError:
@@ -148,8 +279,9 @@ class Ranks:
         shard = Shard(
             tp_rank=int(config.tp_rank),
             tp_size=int(config.tp_size),
-            dcp_rank=int(config.dcp_rank),
-            dcp_size=int(config.dcp_size),
+            # A release without these fields has no decode context parallelism.
+            dcp_rank=int(getattr(config, "dcp_rank", 0)),
+            dcp_size=int(getattr(config, "dcp_size", 1)),
         )
         return cls(
             shard=shard,
@@ -167,7 +299,7 @@ def namespace(
     served_name: str | None,
     ranks: Ranks,
     settings: AdapterSettings,
-    started: Mapping[str, str],
+    started: Launched,
     host_pools: Iterable[HostPool] = (),
 ) -> Namespace:
     """Return the namespace of this engine's pages.
@@ -176,21 +308,17 @@ def namespace(
         served_name: The engine's name of the model, with its page format tag.
         ranks: The ranks of this process.
         settings: The adapter's settings.
-        started: What `launch_arguments` found.
+        started: What the engine was started with.
         host_pools: The engine's pools, described: how each orders the bytes of
             a page, and how many layers of a draft model it has.
     """
-    path = started.get("model_path", "")
-    names = dict.fromkeys(filter(None, (served_name, path)))
-    fmt: dict[str, object] = {
-        name: value
-        for name, value in started.items()
-        if name not in ("model_path", "revision") and not name.startswith(_DRAFT)
-    }
-    fmt["engine"] = "sglang"
+    described = tuple(host_pools)
+    fmt: dict[str, object] = {"engine": "sglang", "arguments": {**started.arguments}}
+    _settle_kv_dtype(fmt["arguments"], described)
+    if tag := _tag(served_name or "", started.served_name):
+        fmt["tag"] = tag
     if version := untested_version():
         fmt["engine_version"] = version
-    described = tuple(host_pools)
     fmt["page_order"] = {pool.name: pool.page_order for pool in described}
     if packed := sum(pool.packed_draft_layers for pool in described):
         fmt["packed_draft_layers"] = packed
@@ -198,11 +326,32 @@ def namespace(
         fmt["pp"] = [ranks.pp_rank, ranks.pp_size]
     if ranks.cp_size > 1:
         fmt["cp"] = [ranks.cp_rank, ranks.cp_size]
-    draft = [f"{k}={v}" for k, v in sorted(started.items()) if k.startswith(_DRAFT)]
     return Namespace(
-        model=settings.model or " at ".join(names) or "",
-        revision=settings.revision or started.get("revision", ""),
-        draft_model=" ".join(draft),
+        model=settings.model or started.architecture or started.model,
+        revision=started.model,
+        draft_model=started.draft,
         salt=settings.salt,
         page_format=json.dumps(fmt, sort_keys=True),
     )
+
+
+def _tag(served_name: str, name: str) -> str:
+    """Return the page format tag that SGLang adds to the name of a model.
+
+    Source: SGLang 0.5.23, `managers/cache_controller.py:storage_model_name`.
+    """
+    return served_name.removeprefix(name).removeprefix("-")
+
+
+def _settle_kv_dtype(arguments: Any, pools: Sequence[HostPool]) -> None:  # noqa: ANN401 - a mapping that is being built
+    """Write the KV cache type that `auto` stands for: the anchor's, or the model's."""
+    parts = next((pool.spec.parts for pool in pools if pool.spec.anchor), ())
+    typed = [part.dtype for part in parts if part.dtype is not DType.U8]
+    if typed and arguments["kv_cache_dtype"] in _PLAIN_KV_DTYPES:
+        arguments["kv_cache_dtype"] = str(typed[0])
+    elif arguments["kv_cache_dtype"] == "auto":
+        arguments["kv_cache_dtype"] = arguments.get("computes", "auto")
+
+
+_PLAIN_KV_DTYPES = ("auto", "bfloat16", "fp8_e5m2", "fp8_e4m3")
+"""KV cache types that say no more than the elements of the anchor do."""

@@ -1,28 +1,59 @@
-"""In which order a host pool keeps the bytes of a page.
+"""The order in which a host pool keeps the bytes of a page.
 
 Sizes and addresses say nothing about it: a release of SGLang that exchanges two
 axes inside a page would find the pages of another release and restore wrong
-values. So the namespace has a digest of the axes of the pool's memory and of the
-code that makes and copies its pages. Another order is a miss.
+values. So the namespace has a digest of the axes of the pool's memory.
+
+Axes that are equally long can be exchanged without a trace in them. That the code
+which makes and copies pages does not do so was probed for the classes as they are
+in the tested releases: known values were moved through each of them and looked for
+in the page as storage sees it (`tests/engine/test_page_probe.py`). Their digests
+are in `tested_pools`. Code that is not there counts too, so its pages are kept apart.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
+import io
 import json
+import logging
 import math
+import textwrap
+import tokenize
 from typing import TYPE_CHECKING, Any
 
 from kvdock.errors import RegionError
 from kvdock_sglang.engine_api import TESTED
+from kvdock_sglang.tested_pools import PROBED_CODE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+log = logging.getLogger("kvdock.sglang")
 
 _USE_TESTED = f"Use SGLang {' or '.join(TESTED)}, which kvdock-sglang was tested with."
 _ENGINE = "sglang."
 _DIGEST_CHARS = 32
+
+_NEUTRAL_METHODS = frozenset(
+    {
+        "alloc",
+        "available_size",
+        "clear",
+        "destroy",
+        "free",
+        "get_contiguous_buf_infos",
+        "get_ksize_per_token",
+        "get_size_per_token",
+        "is_stride_page_aligned",
+        "logical_page_size",
+        "logical_size",
+        "_merge_release_slots",
+    }
+)
+"""Methods that count slots and bytes, and neither write nor read a page."""
 
 
 def page_order(
@@ -33,10 +64,11 @@ def page_order(
 ) -> str:
     """Return a digest of how a host pool orders the bytes of a page.
 
-    It is the same for every number of pages and of ranks.
+    It is the same for every number of pages and of ranks, and for every release
+    whose code was probed.
 
     Args:
-        pool: The engine's object, for its size and the code of its class.
+        pool: The engine's object, for its size and its class.
         memory: Its tensors.
         pages: Pages that the memory holds.
         divided: The axis that ranks divide, counted from the innermost as in
@@ -48,10 +80,11 @@ def page_order(
     """
     # An axis counts pages, or the entries of all pages; both vary with the host.
     sized = {int(pool.size): "entries", pages: "pages"}
-    found = {
-        "memory": [_axes(tensor, sized, divided) for tensor in memory],
-        "code": code_of(type(pool)),
+    found: dict[str, object] = {
+        "memory": [_axes(tensor, sized, divided) for tensor in memory]
     }
+    if unprobed := unprobed_code(type(pool)):
+        found["code"] = unprobed
     return _digest(json.dumps(found, sort_keys=True))
 
 
@@ -83,14 +116,70 @@ def _axes(
     return {"dtype": str(tensor.dtype), "shape": words}
 
 
+def unprobed_code(cls: type) -> str:
+    """Return a digest of a host pool's code where it was never probed, else "".
+
+    Raises:
+        RegionError: If a class has no source text.
+    """
+    name, found = f"{cls.__module__}.{cls.__qualname__}", code_of(cls)
+    if found in PROBED_CODE.get(name, ()):
+        return ""
+    log.warning(
+        "the code of %s is not that of a tested release (%s), so its pages are kept "
+        "apart",
+        name,
+        ", ".join(TESTED),
+    )
+    return found
+
+
 def code_of(cls: type) -> str:
-    """Return a digest of the code of a host pool's class and of its bases.
+    """Return a digest of the code that makes and copies the pages of a class.
+
+    Blanks, comments and docstrings do not count, nor do methods that only count
+    slots.
 
     Raises:
         RegionError: If a class has no source text.
     """
     of_engine = [one for one in cls.__mro__ if one.__module__.startswith(_ENGINE)]
-    return _digest("\n".join(map(_source, of_engine)))
+    return _digest("\n".join(_plain_code(_source(one)) for one in of_engine))
+
+
+def code_of_method(method: Callable[..., Any]) -> str:
+    """Return a digest of one method; for reports on another release."""
+    return _digest(_plain_code(inspect.getsource(method)))
+
+
+def _plain_code(source: str) -> str:
+    """Return what a class does, in one line without blanks."""
+    source = textwrap.dedent(source)
+    lines = source.splitlines()
+    hidden = [range(at, end) for at, end in _neutral_lines(source)]
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    kept = [
+        line
+        for number, line in enumerate(lines, 1)
+        if not any(number in one for one in hidden)
+    ]
+    return "".join("".join(kept).split())
+
+
+def _neutral_lines(source: str) -> Iterator[tuple[int, int]]:
+    """Yield from which line to before which docstrings and neutral methods reach."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+            continue
+        if node.name in _NEUTRAL_METHODS:
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            yield first, (node.end_lineno or first) + 1
+        if ast.get_docstring(node) is not None:
+            text = node.body[0]
+            yield text.lineno, (text.end_lineno or text.lineno) + 1
 
 
 def _source(cls: type) -> str:

@@ -12,14 +12,16 @@ from types import MappingProxyType
 import attrs
 
 from kvdock.config import (
-    CoreSettings,
+    EngineConfiguration,
     EngineSettings,
     check_deadlines,
+    choice,
     load_engine_configuration,
     option,
     split_settings,
 )
 from kvdock.errors import SettingsError, did_you_mean
+from kvdock.identity import WeightsBy
 from kvdock_sglang.pool_names import POOL_NAMES
 
 ENGINE_KEYS = frozenset(
@@ -71,54 +73,58 @@ DEFAULTS = MappingProxyType(
 class AdapterSettings(EngineSettings):
     """Settings of the adapter itself."""
 
-    plugin: str = option(help="Backend that stores the pages, as `kvdock list` names.")
+    plugin: str = option(
+        "", help="Backend that stores the pages, as `kvdock list` names."
+    )
     shared_storage: bool = option(
         False,
         help="All hosts of this engine reach the same store, as with a root on a "
         "network file system, whatever the plugin says of its reach.",
     )
+    weights: WeightsBy = choice(
+        WeightsBy.HEADERS,
+        help="headers: safetensors files are known by header, size and time, so a "
+        "copy on another host is another model; whole: by their content.",
+    )
 
 
-@attrs.frozen
-class Configuration:
-    """All settings of one engine process.
+Configuration = EngineConfiguration[AdapterSettings]
+"""All settings of one engine."""
+
+
+def differing(mine: Configuration, theirs: Configuration) -> tuple[str, ...]:
+    """Name the settings that differ; values may be secrets."""
+    one, other = _in_force(mine), _in_force(theirs)
+    every = dict.fromkeys([*one, *other])
+    return tuple(name for name in every if one.get(name) != other.get(name))
+
+
+def _in_force(given: Configuration) -> dict[str, object]:
+    own = attrs.asdict(given.own, recurse=False)
+    # Files and the environment take part in these: what came of them counts.
+    merged = {
+        "core": {"": attrs.asdict(given.core, recurse=False)},
+        "backends": given.backends,
+        "observers": given.observers,
+    }
+    for section in merged:
+        del own[section]
+    own["tiers"] = given.tiers
+    return own | {
+        ".".join(filter(None, (section, name, key))): value
+        for section, every in merged.items()
+        for name, one in every.items()
+        for key, value in one.items()
+    }
+
+
+def collect(given: Mapping[str, object], *, lenient: bool = False) -> Configuration:
+    """Read the engine's mapping, the environment and kvdock's own file.
 
     Args:
-        own: The adapter's settings.
-        core: The core's.
-        backends: Backend name to its settings.
-        observers: Observer name to its settings.
-    """
-
-    own: AdapterSettings
-    core: CoreSettings
-    backends: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
-    observers: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
-
-    def differs(self, other: Configuration) -> tuple[str, ...]:
-        """Name the settings that differ; values may be secrets."""
-        mine, theirs = self._in_force(), other._in_force()
-        every = dict.fromkeys([*mine, *theirs])
-        return tuple(one for one in every if mine.get(one) != theirs.get(one))
-
-    def _in_force(self) -> dict[str, object]:
-        own = attrs.asdict(self.own, recurse=False)
-        # Files and the environment take part in these: what came of them counts.
-        merged = {"core": {"": attrs.asdict(self.core, recurse=False)}}
-        for section in ("backends", "observers"):
-            merged[section] = getattr(self, section)
-        for section in merged:
-            del own[section]
-        return own | {
-            ".".join(filter(None, (section, name, key))): value
-            for section, every in merged.items()
-            for name, given in every.items()
-            for key, value in given.items()
-        }
-
-
-def collect(given: Mapping[str, object]) -> Configuration:
-    """Read the engine's mapping, the environment and kvdock's own file.
+        given: The engine's mapping.
+        lenient: Log variables that are no settings, instead of raising: an engine
+            starts with them.
 
     Raises:
         SettingsError: If a setting is missing, wrong or unknown.
@@ -136,7 +142,10 @@ def collect(given: Mapping[str, object]) -> Configuration:
                 fix=did_you_mean(pool, POOL_NAMES)
                 or f"It has {', '.join(sorted(POOL_NAMES))}.",
             )
-    found = load_engine_configuration(own, [own.plugin], rest, defaults=DEFAULTS)
+    plugins = [own.plugin] if own.plugin else []
+    found = load_engine_configuration(
+        own, plugins, rest, defaults=DEFAULTS, lenient=lenient
+    )
     check_deadlines(
         found.core.deadlines,
         engine="SGLang",
@@ -144,4 +153,4 @@ def collect(given: Mapping[str, object]) -> Configuration:
         limit_s=GIVES_UP_S,
         calls=CALLS_IN_A_ROW,
     )
-    return Configuration(own, found.core, found.backends, found.observers)
+    return found

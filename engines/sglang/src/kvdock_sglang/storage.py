@@ -30,7 +30,8 @@ from kvdock_sglang.attachments import AttachedHostPool, Attachments
 from kvdock_sglang.hit_query import PoolQuery, evaluate_query
 from kvdock_sglang.host_pools import EngineContext, HostPool, describe, heads_of
 from kvdock_sglang.layout_check import check
-from kvdock_sglang.namespace import Ranks, launch_arguments, namespace, target_kv_heads
+from kvdock_sglang.namespace import Ranks, launched, namespace, target_kv_heads
+from kvdock_sglang.operation import StorageOperation, current
 from kvdock_sglang.pool_names import EnginePool, is_draft
 from kvdock_sglang.settings import collect
 from kvdock_sglang.stats import Stats
@@ -39,6 +40,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 T = TypeVar("T")
+
+_DAMAGE = (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
+_BATCH_PAGES = 128
+"""Pages of one batch of the engine.
+
+Source: SGLang 0.5.23, `managers/cache_controller.py:STORAGE_BATCH_SIZE`.
+"""
 
 
 class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
@@ -60,13 +68,11 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         if storage_config.extra_config is None:
             storage_config.extra_config = {}
         storage_config.extra_config["interface_v1"] = 1
-        self.given = collect(storage_config.extra_config)
+        self.given = collect(storage_config.extra_config, lenient=True)
         self.config = storage_config
         self.ranks = Ranks.of(storage_config)
         self.ledger = Stats(metrics=bool(storage_config.enable_storage_metrics))
-        own = self.given.own
-        dock = Dock.load(require=[own.plugin, *own.routes.values()])
-        dock.observe(self.given.core.observers, self.given.observers)
+        dock = Dock.for_engine(self.given.used, self.given)
         self._attachments = Attachments(dock, self.given, self.ranks)
         self._waiting: dict[str, object] = {}
         self._attached = False
@@ -109,7 +115,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             self.config.model_name,
             self.ranks,
             self.given.own,
-            launch_arguments(),
+            launched(self.given.own),
             pools,
         )
         self._attachments.attach(pools, space)
@@ -165,6 +171,14 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         attached_pool = self._attachments.attached_pool(_word(pool_name))
         return attached_pool is not None and attached_pool.spec.writes(self.ranks.shard)
 
+    @property
+    def operation(self) -> StorageOperation | None:
+        """What the storage call of this thread belongs to; None if it is not known.
+
+        For hints, tenants and decisions, inside of a call of the engine.
+        """
+        return current()
+
     # --- Lookup: the prefetch thread -----------------------------------------
 
     def exists(self, key: str) -> bool:
@@ -205,8 +219,9 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
                     there,
                     policy=_word(transfer.hit_policy),
                     window=len(transfer.keys or []),
-                    block_pages=int(transfer.block_pages),
-                    group_pages=int(transfer.group_pages),
+                    # A release without these fields has no groups of blocks.
+                    block_pages=int(getattr(transfer, "block_pages", 0)),
+                    group_pages=int(getattr(transfer, "group_pages", 0)),
                 )
             )
         hits = evaluate_query(asked, len(keys))
@@ -311,11 +326,43 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         move = attached_pool.read if what == "get" else attached_pool.write
         outcomes = move(keys, pages, deadline_s)
         seconds = time.perf_counter() - began
+        if what == "get" and np.isin(outcomes, _DAMAGE).any():
+            self._verify_rest(attached_pool, keys, slots, deadline_s)
         good: list[bool] = (outcomes == Outcome.OK).tolist()
         if attached_pool.pool.name == EnginePool.KV:
             nbytes = sum(good) * attached_pool.spec.page_bytes(self.ranks.shard)
             self.ledger.record(what, sum(good), nbytes, seconds)
         return good
+
+    def _verify_rest(
+        self,
+        attached_pool: AttachedHostPool,
+        keys: Sequence[str],
+        slots: Any,  # noqa: ANN401 - a tensor of slots
+        deadline_s: float,
+    ) -> None:
+        """Drop at once what is damaged of the rest of a prefix.
+
+        The engine stops at the first batch that fails, so a prefix that is damaged
+        all along would heal by one batch for each request. Reading it drops what is
+        wrong. The pages go to the slots that the operation holds, and nothing uses
+        them: the engine counts what came before. A pool with slots of its own, as
+        for states, is read in one call, and has no rest.
+        """
+        operation, wide = current(), attached_pool.pool.page_slots
+        if operation is None or operation.slots is None:
+            return
+        hashes = list(operation.hashes)
+        at = hashes.index(keys[0]) if keys[0] in hashes else len(hashes)
+        end = at + len(keys)
+        if not np.array_equal(slots, operation.slots[at * wide : end * wide]):
+            return
+        for at in range(end, len(hashes), _BATCH_PAGES):
+            some = hashes[at : at + _BATCH_PAGES]
+            held = operation.slots[at * wide : (at + len(some)) * wide]
+            if len(held) < len(some) * wide or time.monotonic() >= deadline_s:
+                return
+            attached_pool.read(some, page_indices(held, wide, len(some)), deadline_s)
 
     # --- Flat pages: not supported -------------------------------------------
     # SGLang calls these for backends without page addresses, which this one has.

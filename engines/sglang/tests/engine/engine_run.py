@@ -52,7 +52,9 @@ ALWAYS = {
 }
 
 
-def _answers(engine: Any, prompts: list[list[int]], new_tokens: int) -> list[Any]:
+def _answers(
+    engine: Any, prompts: list[list[int]], new_tokens: int, **more: Any
+) -> list[Any]:
     found = []
     for prompt in prompts:
         # One at a time: what else is in a batch changes the last bits.
@@ -65,6 +67,7 @@ def _answers(engine: Any, prompts: list[list[int]], new_tokens: int) -> list[Any
                 "ignore_eos": True,
             },
             return_logprob=True,
+            **more,
         )[0]
         meta = out["meta_info"]
         rows = meta["output_token_logprobs"]
@@ -128,7 +131,9 @@ def main() -> None:
                 _forget(engine)
                 what, *given = one["first"]
                 DEEDS[what](*given)
-            rounds.append(_answers(engine, _prompts(one, rounds), task["new_tokens"]))
+            more = one.get("generate", {})
+            asked = _prompts(one, rounds)
+            rounds.append(_answers(engine, asked, task["new_tokens"], **more))
             if kvdock_trace.FOLDER in os.environ:
                 kvdock_trace.settle(Path(os.environ[kvdock_trace.FOLDER]))
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,22 @@ class World:
         answers: list[list[dict[str, Any]]] = json.loads(out.read_text())
         assert len(answers) == len(rounds), log.read_text()[-4000:]
         return answers
+
+    def stored(self) -> World:
+        """Let an engine store its prompts; return the same world."""
+        (answers,) = self.live("stores", [{"prompts": PROMPTS}])
+        assert not any(one["cached"] for one in answers)
+        shutil.copytree(self.model, self.folder / "pristine")
+        return self
+
+    def again(self, folder: Path) -> World:
+        """Return a world with a copy of the store, and with the model as it was."""
+        shutil.rmtree(self.model, ignore_errors=True)
+        shutil.copytree(self.folder / "pristine", self.model)
+        root = folder / "store"
+        shutil.copytree(self.storage["root"], root)
+        storage = {**self.storage, "root": str(root)}
+        return attrs.evolve(self, folder=folder, storage=storage)
 
     def trace(self, life: str) -> Path:
         """Where a life writes down what it moved."""

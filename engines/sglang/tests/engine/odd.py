@@ -134,6 +134,6 @@ def dock(plugin: Odd) -> Dock:
         manifest=plugin.kvdock_manifest(),
         path=__file__,
         manager=manager,
-        implemented=frozenset(),
+        implemented=frozenset(one for one in dir(plugin) if one.startswith("kvdock_")),
     )
     return Dock({"odd": Backend(loaded)})

@@ -26,7 +26,9 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.server_args import ServerArgs
 
 from kvdock import Dock, Operation, Support
+from kvdock.errors import KvdockError
 from kvdock_sglang import engine_patches
+from kvdock_sglang.launch_flags import LOADER_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,7 +118,7 @@ def test_another_configuration_is_rejected_while_one_is_attached(
         asked = f"@{path}"
     ok, why = attach_a_second(tmp_path, asked)
     assert not ok
-    assert "through plugin 'file' already" in why
+    assert "through file already" in why
     assert what in why
     assert "Detach first" in why
 
@@ -178,9 +180,13 @@ def attach_after_a_rejection(tmp_path: Path) -> tuple[bool, str]:
             _enable_metrics_flag=False,
         )
         attachment = StorageAttachment(cache)
-        ok, why = attachment.attach("dynamic", launch("file", rot="/"))
+        # What a setting says is checked before; that others may write there is not.
+        (tmp_path / "open").mkdir()
+        (tmp_path / "open").chmod(0o777)
+        wrong = launch("file", root=str(tmp_path / "open"))
+        ok, why = attachment.attach("dynamic", wrong)
         assert not ok
-        assert "unknown setting 'rot'" in why
+        assert str(tmp_path / "open") in why
         found: tuple[bool, str] = attachment.attach("dynamic", launch(**right))
         return found
 
@@ -216,7 +222,7 @@ def layout_for(monkeypatch: pytest.MonkeyPatch, grade: Support, given: str = "")
         model_path="dummy",
         device="cpu",
         hicache_storage_backend="dynamic",
-        hicache_storage_backend_extra_config=given or launch("file"),
+        hicache_storage_backend_extra_config=given or launch("file", root="/kv"),
         hicache_io_backend="direct",
         hicache_mem_layout="layer_first",
     )
@@ -236,7 +242,7 @@ def test_a_configuration_in_a_file_gets_the_same_layout(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "kv.json"
-    path.write_text(launch("file"))
+    path.write_text(launch("file", root="/kv"))
     assert layout_for(monkeypatch, Support.NO, f"@{path}") == "page_first_direct"
 
 
@@ -379,3 +385,28 @@ def test_sglang_finds_the_entry_point_by_itself() -> None:
     (point,) = entry_points(group="sglang.srt.plugins", name="kvdock")
     loaded: Any = point.load()
     assert loaded is engine_patches.install
+
+
+@pytest.mark.usefixtures("hooked")
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"plugin": "fiel"}, "file"),
+        ({"plugin": "file", "rooot": "/kv"}, "root"),
+        ({"plugin": "file", "root": "/kv", "routes": {"mambo": "file"}}, "mamba"),
+    ],
+    ids=["a plugin", "a setting", "a pool"],
+)
+def test_a_misspelt_word_stops_the_start_before_weights_load(
+    given: dict[str, Any], named: str
+) -> None:
+    """The launch arguments are resolved before any process of the engine starts."""
+    arguments = ServerArgs(
+        model_path="dummy",
+        device="cpu",
+        hicache_storage_backend="dynamic",
+        hicache_storage_backend_extra_config=json.dumps({**LOADER_KEYS, **given}),
+    )
+    with pytest.raises(KvdockError) as raised:
+        hicache_hook.resolve_storage_layout_compatibility(arguments)
+    assert named in f"{raised.value.what} {raised.value.fix}"

@@ -475,7 +475,7 @@ def test_what_the_store_keeps_says_what_it_belongs_to(tmp_path: Path) -> None:
     with attached(config(tmp_path, extra={"revision": "r7"}), {"kv": pool}) as storage:
         (attachment,) = storage._attachments._attachments
         record: Any = json.loads(json.dumps(attachment.namespace_record))
-    assert record["revision"] == "r7"
-    assert record["model"].startswith("org/model")
+    assert record["revision"] == "named:r7"
+    assert record["model"] == "named:r7", "a name of the weights goes before the folder"
     assert record["pools"]["kv"]["parts"][0]["dtype"] == "bf16"
     assert SimpleNamespace(**json.loads(record["page_format"])).engine == "sglang"

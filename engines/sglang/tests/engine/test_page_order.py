@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
+from collections.abc import Callable
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,8 +16,8 @@ from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
 from kvdock import Shard
 from kvdock.errors import RegionError
-from kvdock_sglang.host_pools import EngineContext, describe
-from kvdock_sglang.page_order import page_order
+from kvdock_sglang.host_pools import KNOWN, EngineContext, describe
+from kvdock_sglang.page_order import page_order, unprobed_code
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,6 +79,7 @@ def test_pages_that_another_release_orders_otherwise_are_a_miss(
         return text.replace(own, "?").replace(other, own).replace("?", other)
 
     monkeypatch.setattr(inspect, "getsource", swapped)
+    assert unprobed_code(type(pool))
     with families.attached(families.config(tmp_path), {"kv": pool}) as storage:
         assert storage.batch_exists(keys) == 0
         assert storage.batch_get_v1(keys, zoo.slots(pool, [0])) == [False]
@@ -94,10 +98,39 @@ def test_a_late_draft_that_another_release_orders_otherwise_is_a_miss(
     monkeypatch.setattr(
         inspect,
         "getsource",
-        lambda found: real(found) + ("#" if found is type(draft) else ""),
+        lambda found: real(found).replace("layer", "later", found is type(draft)),
     )
     with families.attached(cfg(tmp_path), {"kv": pool}, {"draft": draft}) as storage:
         assert storage.batch_get_v2([move]) == {"draft": [False]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("    def ", "\n    # A comment.\n    def "),
+        lambda text: text.replace(" = ", "  =  "),
+        lambda text: text.replace("return self.size_per_token", "return 7"),
+        lambda text: text.replace('"""', '"""Another text. ', 1),
+    ],
+    ids=["blanks and comments", "spaces", "a method that counts", "a docstring"],
+)
+def test_an_unrelated_line_of_another_release_keeps_the_hits(
+    change: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, pool = families.hashes(1), zoo.mha_host(heads=8, width=8)
+    with families.attached(families.config(tmp_path), {"kv": pool}) as storage:
+        assert storage.batch_set_v1(keys, zoo.slots(pool, [0])) == [True]
+    real = inspect.getsource
+    monkeypatch.setattr(inspect, "getsource", lambda found: change(real(found)))
+    monkeypatch.setattr(metadata, "version", lambda _: "0.5.23.post3+cu128")
+    with families.attached(families.config(tmp_path), {"kv": pool}) as storage:
+        assert storage.batch_exists(keys) == 1
+        assert storage.batch_get_v1(keys, zoo.slots(pool, [0])) == [True]
+
+
+def test_the_code_of_every_pool_of_this_release_was_probed() -> None:
+    for name in KNOWN:
+        assert unprobed_code(pkgutil.resolve_name(name)) == "", name
 
 
 def test_memory_whose_axes_are_exchanged_in_place_is_rejected() -> None:

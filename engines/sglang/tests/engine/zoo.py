@@ -6,30 +6,27 @@ classes that the engine builds, through their own constructors.
 
 from __future__ import annotations
 
+import inspect
+from functools import partial
+from pkgutil import resolve_name as resolve
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.mem_cache import memory_pool, memory_pool_host
-from sglang.srt.mem_cache.device_pool_info import (
-    MambaStateBufferInfo,
-    PageRowBufferInfo,
-)
 from sglang.srt.mem_cache.pool_host import mamba, mha, mla
 from sglang.srt.mem_cache.pool_host.dsa import (
     DSAIndexerPoolHost,
     make_dsa_indexer_pool_decl,
 )
-from sglang.srt.mem_cache.pool_host.minimax_m3_nvfp4 import (
-    MiniMaxM3Nvfp4IndexKPoolHost,
-    MiniMaxM3Nvfp4MainKVPoolHost,
-)
-from sglang.srt.mem_cache.pool_host.qsa import QSAIndexerPoolHost
 from sglang.srt.runtime_context import get_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-from functools import partial
+
+_INFO = "sglang.srt.mem_cache.device_pool_info"
+_NVFP4 = "sglang.srt.mem_cache.pool_host.minimax_m3_nvfp4"
+# Looked up where they are used: an older release has fewer of them.
 
 SLOTS = 256
 PAGE = 16
@@ -37,7 +34,18 @@ PLAIN = {"pin_memory": False, "device": "cpu"}
 
 
 def _info(pool: Any) -> Any:
+    """Return what describes a device pool: in an older release it does so itself."""
+    if not hasattr(pool, "get_device_pool_infos"):
+        return pool
     return pool.get_device_pool_infos()[0].buffer_info
+
+
+def _host(cls: Any, *args: Any, **options: Any) -> Any:
+    """Build a host pool with those of the options that this release has."""
+    known = inspect.signature(cls).parameters
+    if options.get("draft_buffer_infos") and "draft_buffer_infos" not in known:
+        raise NotImplementedError("this release packs drafts in another way")
+    return cls(*args, **{key: one for key, one in options.items() if key in known})
 
 
 def mha_host(  # noqa: PLR0913 - each is one way in which pools differ
@@ -68,7 +76,8 @@ def mha_host(  # noqa: PLR0913 - each is one way in which pools differ
 
     pool = device(layers)
     info = _info(pool)
-    host = mha.get_mha_host_pool_cls(info)(
+    host = _host(
+        mha.get_mha_host_pool_cls(info),
         info,
         1.0,
         0,
@@ -119,7 +128,8 @@ def mla_host(
             device="cpu",
             enable_memory_saver=False,
         )
-        host = mla.MLATokenToKVPoolHost(
+        host = _host(
+            mla.MLATokenToKVPoolHost,
             _info(pool),
             1.0,
             0,
@@ -152,7 +162,8 @@ def dsa_pair(layout: str = "page_first_direct") -> tuple[Any, Any]:
             enable_memory_saver=False,
             kv_cache_dim=40,
         )
-        anchor = mla.MLATokenToKVPoolHost(
+        anchor = _host(
+            mla.MLATokenToKVPoolHost,
             _info(pool),
             1.0,
             0,
@@ -178,7 +189,7 @@ def mamba_host(
     slots: int = 24,
 ) -> Any:
     """Recurrent states with two convolution states of different widths."""
-    info = MambaStateBufferInfo(
+    info = resolve(f"{_INFO}.MambaStateBufferInfo")(
         temporal=torch.zeros((layers, slots, *temporal)),
         conv=(
             torch.zeros((layers, slots, 12, 3), dtype=torch.bfloat16),
@@ -228,12 +239,13 @@ def qsa_host(layout: str = "page_first_direct") -> Any:
         SimpleNamespace(qsa_compress_ratio=ratio, qsa_compressed_k_buffer_pool=own)
         for own in (keys, keys[:1])
     ]
-    return QSAIndexerPoolHost(pools[0], anchor, mtp_draft_device_pools=tuple(pools[1:]))
+    qsa = resolve("sglang.srt.mem_cache.pool_host.qsa.QSAIndexerPoolHost")
+    return qsa(pools[0], anchor, mtp_draft_device_pools=tuple(pools[1:]))
 
 
-def _page_rows(row_bytes: int) -> PageRowBufferInfo:
+def _page_rows(row_bytes: int) -> Any:
     slab = torch.zeros((3, SLOTS // PAGE, row_bytes), dtype=torch.uint8)
-    return PageRowBufferInfo(
+    return resolve(f"{_INFO}.PageRowBufferInfo")(
         slab=slab,
         rows=tuple(slab),
         row_bytes=row_bytes,
@@ -244,7 +256,7 @@ def _page_rows(row_bytes: int) -> PageRowBufferInfo:
 
 def nvfp4_host(layout: str = "page_first_direct") -> Any:
     """Payloads and scales of MiniMax's four-bit keys and values, one row a page."""
-    host = MiniMaxM3Nvfp4MainKVPoolHost(
+    host = resolve(f"{_NVFP4}.MiniMaxM3Nvfp4MainKVPoolHost")(
         _page_rows(1152),
         1.0,
         0,
@@ -261,7 +273,7 @@ def nvfp4_host(layout: str = "page_first_direct") -> Any:
 
 def nvfp4_index_host(layout: str = "page_first_direct") -> Any:
     """Index keys beside them."""
-    return MiniMaxM3Nvfp4IndexKPoolHost(
+    return resolve(f"{_NVFP4}.MiniMaxM3Nvfp4IndexKPoolHost")(
         _page_rows(288), nvfp4_host(layout), layout, start_layer=0, end_layer=3, **PLAIN
     )
 

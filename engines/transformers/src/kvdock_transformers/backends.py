@@ -1,24 +1,39 @@
-"""Which backend a trial uses, judged by manifests; loads no torch."""
+"""Choose the backend of a demo by manifests; loads no torch."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
 
-from kvdock import AttachConfig, Dock, KvdockError, Plan, Scope
-from kvdock.config import load_configuration
-from kvdock.errors import PluginError, SettingsError
-from kvdock.plugin import import_entry_point, list_entry_points
+from kvdock import (
+    Dock,
+    DType,
+    KvdockError,
+    NoRoute,
+    Part,
+    Plan,
+    PoolKind,
+    PoolSpec,
+    RouteRequirements,
+    Scope,
+    Shard,
+)
+from kvdock.errors import PluginError
+from kvdock.plugin import list_entry_points
 
-SERVERS = "kvdock.servers"
-"""Entry points of servers that backends bring for demos, by backend."""
+DIRECT = RouteRequirements(direct_transfer=True)
+"""What direct transfer asks of a backend."""
+
+_SERVERS = "kvdock.servers"
+_ADVICE = (
+    "Install one, for example with: pip install 'kvdock-nixl[cu12]'. `kvdock list` "
+    "shows in its column DIRECT which ones declare it."
+)
 
 Settings = Mapping[str, object]
 """What was given for a backend: setting to value."""
 
 
-def choose(dock: Dock, wanted: str = "") -> str:
-    """Return the name of a backend whose pages outlive the process.
+def choose_lasting(dock: Dock, wanted: str = "") -> tuple[str, str]:
+    """Return a backend whose pages outlive the process, and why this one.
 
     Args:
         dock: The loaded backends.
@@ -36,8 +51,8 @@ def choose(dock: Dock, wanted: str = "") -> str:
     ]
     if not wanted:
         for name in fit:
-            if path_setting(dock.backends[name].manifest.settings):
-                return name
+            if dock.backends[name].manifest.path_setting:
+                return name, "keeps pages in a directory"
         raise KvdockError(
             "no backend is installed that keeps pages in a directory",
             fix="Install one, for example with: pip install kvdock-file",
@@ -48,95 +63,77 @@ def choose(dock: Dock, wanted: str = "") -> str:
             "them",
             fix=f"The demo ends its processes. Backends that would do: {fit}",
         )
-    return wanted
+    return wanted, "asked for"
 
 
-def configured(dock: Dock, name: str, given: Settings) -> Settings:
-    """Return what is given, over what kvdock's file and environment say.
+def choose_direct(dock: Dock, wanted: str = "") -> tuple[str, str]:
+    """Return a backend that sends pages straight to a peer, and why this one.
 
-    All but the directory, where a backend keeps one: a demo has its own, in
-    which it harms pages.
-
-    Raises:
-        SettingsError: If the file or the environment cannot be read, or the
-            directory is given.
-    """
-    found = dict(load_configuration().backends.get(name, {}))
-    path = path_setting(dock.backends[name].manifest.settings)
-    if path and path in given:
-        raise SettingsError(
-            f"--set {path} is not for the demo, which damages a store of its own",
-            fix="Say where that shall lie with --dir, or leave it out.",
-        )
-    if path:
-        found.pop(path, None)
-    return {**found, **given}
-
-
-def check_settings(dock: Dock, name: str, given: Settings) -> None:
-    """Refuse settings that a backend does not know.
-
-    Raises:
-        SettingsError: With the setting and what is wrong with it.
-    """
-    backend = dock.backends[name]
-    path = path_setting(backend.manifest.settings)
-    # The demo brings a directory where none is given.
-    backend.settings({path: "/", **given} if path else given)
-
-
-def check_room(dock: Dock, name: str, directory: Path, given: Settings) -> None:
-    """Raise what a backend that keeps a directory finds wrong with it.
-
-    A disk without room would otherwise show as a prefix that is not restored,
-    after a minute of prefilling.
-
-    Raises:
-        KvdockError: With the first problem that its probe finds.
-    """
-    backend = dock.backends[name]
-    if not path_setting(backend.manifest.settings):
-        return
-    settings = completed(dock, [name], directory, {name: given})[name]
-    for finding in backend.probe(AttachConfig(settings=backend.settings(settings))):
-        if not finding.ok:
-            advice = "The demo takes another directory with --dir."
-            raise KvdockError(
-                f"backend {name!r} cannot store pages here: {finding.what}",
-                fix=f"{finding.hint} {advice}".strip(),
-            )
-
-
-@contextmanager
-def served(name: str, given: Settings) -> Iterator[tuple[Settings, str]]:
-    """Bring the server that a backend needs, if it announces one.
+    Without one that is asked for, the first that needs no server, by name.
 
     Args:
-        name: The backend.
-        given: The user's settings for it.
-
-    Yields:
-        The settings to use, and a sentence that says what was started, "" if
-        nothing was.
+        dock: The loaded backends.
+        wanted: The backend that was asked for, or "".
 
     Raises:
-        KvdockError: If the server cannot be started.
+        PluginError: If the one that was asked for does not declare it.
+        KvdockError: If none does, or what they need is not installed.
     """
-    for candidate in list_entry_points(SERVERS):
-        if candidate.name == name:
-            bring: Any = import_entry_point(candidate)
-            with bring(given) as (settings, notice):
-                yield settings, notice
-            return
-    yield given, ""
+    declared = [
+        name
+        for name, backend in sorted(dock.backends.items())
+        if backend.manifest.direct_transfer
+    ]
+    if wanted and wanted not in declared:
+        others = f"Backends that do: {', '.join(declared)}." if declared else _ADVICE
+        raise PluginError(
+            f"backend {wanted!r} does not declare direct transfer: it cannot write "
+            "into the memory of another process",
+            fix=others,
+        )
+    if not declared:
+        raise KvdockError(
+            "no installed backend declares direct transfer: none can write into the "
+            "memory of another process",
+            fix=_ADVICE,
+        )
+    served = {one.name for one in list_entry_points(_SERVERS)}
+    ordered = sorted([wanted] if wanted else declared, key=lambda one: one in served)
+    refused = {name: _why_not(dock, name) for name in ordered}
+    fit = [name for name in ordered if not refused[name]]
+    if not fit:
+        raise KvdockError(
+            "no backend can send pages here: "
+            + "; ".join(f"{name}: {why}" for name, why in refused.items()),
+            fix="Install what it needs, or choose another one with --backend.",
+        )
+    if wanted:
+        return wanted, "asked for"
+    needs = "a server is started for it" if fit[0] in served else "needs no server"
+    parts = [f"declares direct transfer and {needs}"]
+    if fit[1:]:
+        parts.append(f"also possible with --backend: {', '.join(fit[1:])}")
+    parts += [f"not {name}: {why}" for name, why in refused.items() if why]
+    return fit[0], "; ".join(parts)
 
 
-def settings_for(
-    dock: Dock, plan: Plan, directory: Path, given: Mapping[str, Settings]
-) -> dict[str, Settings]:
-    """Return the settings of every backend of a plan; see `completed`."""
-    used = {route.backend for route in plan.accepted if route.backend}
-    return completed(dock, used, directory, given)
+def _why_not(dock: Dock, name: str) -> str:
+    """Return why a backend does not take a plain pool; "" if it does."""
+    pool = PoolSpec(
+        name="kv",
+        kind=PoolKind.MHA,
+        parts=[Part(one, DType.F32, (1, 16)) for one in ("k", "v")],
+        layers=range(1),
+        page_tokens=16,
+        anchor=True,
+    )
+    try:
+        dock.plan([pool], Shard(), (name,), needs=DIRECT)
+    except NoRoute as error:
+        routes = error.plan.routes if isinstance(error.plan, Plan) else ()
+        found = [option.reason for one in routes for option in one.options]
+        return found[0] if found else error.what
+    return ""
 
 
 def completed(
@@ -154,21 +151,7 @@ def completed(
     """
     settings: dict[str, Settings] = {}
     for name in names:
-        path = path_setting(dock.backends[name].manifest.settings)
+        path = dock.backends[name].manifest.path_setting
         own: Settings = {path: str(directory / name)} if path else {}
         settings[name] = {**own, **given.get(name, {})}
     return settings
-
-
-def path_setting(settings: type | None) -> str | None:
-    """Return the name of the first setting whose type is a path, or None.
-
-    A backend says by this type where it wants its directory, so no setting
-    has to be known by name here.
-    """
-    if settings is None:
-        return None
-    for name, hint in get_type_hints(settings).items():
-        if Path in (hint, *getattr(hint, "__args__", ())):
-            return name
-    return None

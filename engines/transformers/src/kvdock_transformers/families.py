@@ -26,7 +26,7 @@ class Family(StrEnum):
 
 
 class Scale(StrEnum):
-    """How large the models are made."""
+    """The size of the models."""
 
     DEMO = "demo"
     """Recomputing the prompt takes seconds on two cores."""
@@ -37,7 +37,7 @@ class Scale(StrEnum):
 
 @attrs.frozen
 class Workload:
-    """What one trial asks of a model.
+    """The prompts and lengths of one trial of a model.
 
     `tail_tokens` follow the last full page, so that a restored run still has
     something to feed before its first token. `recompute_chunk_tokens` differs

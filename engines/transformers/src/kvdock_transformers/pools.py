@@ -1,4 +1,4 @@
-"""Which pools a transformers cache consists of.
+"""The pools of a transformers cache.
 
 A cache is described by looking at one: layer classes and tensor shapes say
 more than configurations do, whose fields differ from model to model. One token

@@ -15,7 +15,7 @@ from transformers import Cache, PreTrainedModel
 
 @attrs.frozen
 class Generation:
-    """What a run produced.
+    """The result of a run.
 
     `logits`: float32 (new tokens, vocabulary), the target's logits from which
     each token was chosen. `proposed` and `accepted` count draft tokens.

@@ -5,7 +5,18 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 import numpy as np
 
-from kvdock import NO_PAGE, Attachment, Dock, Namespace, Outcome, Plan, PoolSpec, Shard
+from kvdock import (
+    NO_PAGE,
+    Attachment,
+    Dock,
+    Namespace,
+    Outcome,
+    Plan,
+    PoolSpec,
+    RouteRequirements,
+    Shard,
+)
+from kvdock.arrays import BoolArray, Int64Array
 from kvdock.config import CoreSettings, Deadlines
 from kvdock_transformers.backends import Settings
 from kvdock_transformers.paged import PagedModel
@@ -13,8 +24,13 @@ from kvdock_transformers.paged import PagedModel
 Progress = Callable[[int, int], None]
 """Called with (pages moved, pages in all)."""
 
+SEND_S = 120.0
+"""How long a send may take; a machine may be busy."""
+
 PATIENT = CoreSettings(
-    deadlines=Deadlines(exists=20.0, get=60.0, put=60.0, delete=20.0, clear=20.0)
+    deadlines=Deadlines(
+        exists=20.0, get=60.0, put=60.0, delete=20.0, clear=20.0, send=SEND_S
+    )
 )
 """A server in Python on a busy machine is slow, and what counts here is the bytes."""
 
@@ -26,7 +42,8 @@ def plan_for(
     dock: Dock,
     models: Sequence[PagedModel],
     backend: str,
-    settings: Mapping[str, Mapping[str, object]] | None = None,
+    settings: Mapping[str, Settings] | None = None,
+    needs: RouteRequirements | None = None,
 ) -> Plan:
     """Route all pools of the models.
 
@@ -35,18 +52,40 @@ def plan_for(
         models: Target and draft.
         backend: The backend to use; "" for any that can.
         settings: Backend to the settings that it will be attached with.
+        needs: What a backend must be able to do; all pools need one then.
 
     Raises:
         NoRoute: If no backend takes a pool that is required.
     """
     pools = [pool for model in models for pool in model.pools.all]
     prefer = (backend,) if backend else ()
-    return dock.plan(pools, Shard(), prefer, settings=settings)
+    return dock.plan(
+        pools,
+        Shard(),
+        prefer,
+        strict=needs is not None,
+        needs=needs or RouteRequirements(),
+        settings=settings,
+    )
+
+
+def attach(
+    dock: Dock,
+    plan: Plan,
+    namespace: Namespace,
+    settings: Mapping[str, Settings],
+    models: Sequence[PagedModel],
+) -> Attachment:
+    """Attach the host memory of the models to a plan's backends."""
+    regions = {
+        name: host.region() for model in models for name, host in model.hosts.items()
+    }
+    return Attachment.open(dock, plan, namespace, regions, settings, core=PATIENT)
 
 
 @attrs.frozen
 class Loaded:
-    """What was restored.
+    """The result of a restore.
 
     Args:
         found: Longest restorable prefix at the first lookup, in pages.
@@ -75,27 +114,6 @@ class PromptPages:
     attachment: Attachment
     hashes: Sequence[str]
     models: Sequence[PagedModel]
-
-    @classmethod
-    def attach(
-        cls,
-        dock: Dock,
-        plan: Plan,
-        namespace: Namespace,
-        settings: Mapping[str, Settings],
-        hashes: Sequence[str],
-        models: Sequence[PagedModel],
-    ) -> "PromptPages":
-        """Attach the host memory of the models to a plan's backends."""
-        regions = {
-            name: host.region()
-            for model in models
-            for name, host in model.hosts.items()
-        }
-        attachment = Attachment.open(
-            dock, plan, namespace, regions, settings, core=PATIENT
-        )
-        return cls(attachment, hashes, models)
 
     def _pools(self) -> list[tuple[PagedModel, PoolSpec]]:
         attached = {pool.name for pool in self.attachment.pools}
@@ -133,9 +151,7 @@ class PromptPages:
             limit = min(best - 1, _leading(ok[self.models[0].pools.attention.name]))
         return Loaded(found=first or 0)
 
-    def _needed(
-        self, pages: int
-    ) -> dict[str, "np.ndarray[tuple[int], np.dtype[np.int64]]"]:
+    def _needed(self, pages: int) -> dict[str, Int64Array]:
         places = {}
         for model, pool in self._pools():
             positions = model.needed(pool, pages)
@@ -143,9 +159,7 @@ class PromptPages:
             places[pool.name][positions] = model.slots_of(pool, positions)
         return places
 
-    def _draft_prefix(
-        self, pages: int, ok: Mapping[str, "np.ndarray[tuple[int], np.dtype[np.bool_]]"]
-    ) -> int:
+    def _draft_prefix(self, pages: int, ok: Mapping[str, BoolArray]) -> int:
         if len(self.models) == 1:
             return 0
         draft = self.models[1]
@@ -209,10 +223,6 @@ class PromptPages:
         object_bytes = attached.object_bytes
         return attached.backend, keys[:: len(object_bytes)], int(object_bytes[0])
 
-    def close(self) -> None:
-        """Release the backends."""
-        self.attachment.close()
 
-
-def _leading(good: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> int:
+def _leading(good: BoolArray) -> int:
     return int(np.logical_and.accumulate(good).sum())

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvdock_transformers.demo.damage import Harm, StoredPages, inflict
+from kvdock_transformers.demo.damage import Harm, inflict
+from kvdock_transformers.demo.records import PoolRecord
 
 PAGE_BYTES = 256
 
@@ -16,8 +17,19 @@ def page_bytes_of(page: int) -> bytes:
 
 
 PAGES = {page: page_bytes_of(page) for page in range(4)}
+
+
+def record(page_bytes: int, ends: dict[int, tuple[bytes, bytes]]) -> PoolRecord:
+    return PoolRecord(
+        stored=tuple(ends),
+        loaded_pages=0,
+        page_bytes=page_bytes,
+        ends=tuple((head.hex(), tail.hex()) for head, tail in ends.values()),
+    )
+
+
 STORED = {
-    "kv": StoredPages(
+    "kv": record(
         PAGE_BYTES, {page: (data[:16], data[-16:]) for page, data in PAGES.items()}
     )
 }
@@ -98,7 +110,7 @@ def test_surplus_behind_a_shared_file_casts_doubt_on_its_last_page_alone(
 def test_pages_that_begin_alike_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"the same" + bytes(100) + b"one!")
     (tmp_path / "b").write_bytes(b"the same" + bytes(100) + b"two!")
-    pages = {"kv": StoredPages(112, {0: (b"the same", b"two!")})}
+    pages = {"kv": record(112, {0: (b"the same", b"two!")})}
     inflict(tmp_path, pages, [("kv", 0, Harm.DELETE)])
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
 import threading
 import time
 from importlib import metadata
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,21 @@ import attrs
 import numpy as np
 import pytest
 
-from kvdock import ControlChannel, Dock, KvdockError
-from kvdock.errors import PluginError, SettingsError
-from kvdock_transformers.demo.records import to_json
-from kvdock_transformers.demo.send.choice import Choice, choose_direct
-from kvdock_transformers.demo.send.command import demo_send_of
-from kvdock_transformers.demo.send.handover import Link
-from kvdock_transformers.demo.send.presentation import as_object
-from kvdock_transformers.demo.send.records import (
-    Generated,
-    PoolPages,
+from kvdock import Dock, KvdockError
+from kvdock.errors import PluginError
+from kvdock_transformers.backends import choose_direct
+from kvdock_transformers.demo.channel import Channel
+from kvdock_transformers.demo.records import (
+    SENDING,
+    WIRE,
+    Job,
+    PoolRecord,
     Role,
-    SendJob,
+    Served,
 )
-from kvdock_transformers.demo.send.roles import run_role
-from kvdock_transformers.demo.send.verdicts import judge_sending
+from kvdock_transformers.demo.report import outcome
+from kvdock_transformers.demo.sending import hand_over
+from kvdock_transformers.demo.verdicts import Result, judge_sent
 from kvdock_transformers.families import Family, Scale
 
 LONG_S = 120.0
@@ -40,35 +39,42 @@ def dock(*names: str) -> Dock:
     return Dock.load(environ={"KVDOCK_PLUGINS": ",".join(names)})
 
 
-def generated(role: Role, folder: Path) -> Generated:
+def generated(role: Role, folder: Path) -> Served:
     path = folder / f"{role}.npy"
     np.save(path, np.arange(6, dtype=np.float32).reshape(2, 3))
-    return Generated(
+    return Served(
         family=Family.MHA,
-        role=role,
         prompt_tokens=133,
-        prefix_tokens=128,
+        page_tokens=8,
         computed_tokens=5 if role is Role.DECODE else 133,
-        first_token_s=0.1,
+        ttft_s=0.1,
         token_ids=(1, 2),
         logits_path=str(path),
         proposed=10,
         accepted=5,
         pools={
-            "kv": PoolPages(pages=2, nbytes=8),
-            "draft": PoolPages(pages=2, nbytes=4),
+            "kv": PoolRecord(loaded_pages=2, page_bytes=4),
+            "draft": PoolRecord(loaded_pages=2, page_bytes=2),
         },
         arrived=("draft", "kv"),
         arrived_bytes=12,
     )
 
 
+def judged(prefill: Served, decode: Served) -> Result:
+    runs = {Role.PREFILL: prefill, Role.DECODE: decode}
+    return judge_sent(
+        Family.MHA, {role: {Family.MHA: one} for role, one in runs.items()}
+    )
+
+
 def test_two_processes_that_agree_pass_every_check(tmp_path: Path) -> None:
-    result = judge_sending(*(generated(role, tmp_path) for role in Role))
+    result = judged(*(generated(role, tmp_path) for role in SENDING))
     assert [check for check in result.checks if not check.holds] == []
-    found = json.loads(as_object([result], Choice("a", "why"), ""))
+    found = outcome([result], "a", "why", "").data
     assert (found["schema"], found["ok"]) == ("kvdock.demo-send/1", True)
-    assert found["models"][0]["failed"] == []
+    (model,) = json.loads(json.dumps(found))["models"]
+    assert model["failed"] == []
 
 
 @pytest.mark.parametrize(
@@ -84,19 +90,19 @@ def test_two_processes_that_agree_pass_every_check(tmp_path: Path) -> None:
 def test_each_claim_fails_by_name(
     tmp_path: Path, change: dict[str, Any], claim: str
 ) -> None:
-    prefill, decode = (generated(role, tmp_path) for role in Role)
-    result = judge_sending(prefill, attrs.evolve(decode, **change))
+    prefill, decode = (generated(role, tmp_path) for role in SENDING)
+    result = judged(prefill, attrs.evolve(decode, **change))
     assert not result.ok
     (failed,) = [check for check in result.checks if not check.holds]
     assert failed.claim.startswith(claim)
 
 
 def test_logits_that_differ_by_one_bit_are_noticed(tmp_path: Path) -> None:
-    prefill, decode = (generated(role, tmp_path) for role in Role)
+    prefill, decode = (generated(role, tmp_path) for role in SENDING)
     logits = np.load(decode.logits_path)
     logits[1, 2] = np.nextafter(logits[1, 2], np.float32(9))
     np.save(decode.logits_path, logits)
-    result = judge_sending(prefill, decode)
+    result = judged(prefill, decode)
     (failed,) = [check for check in result.checks if not check.holds]
     assert failed.claim.startswith("logits are bit-identical")
 
@@ -115,11 +121,11 @@ def test_a_backend_that_does_not_declare_it_is_rejected_by_name() -> None:
 
 
 def test_the_first_that_needs_no_server_is_chosen_and_the_others_are_named() -> None:
-    found = choose_direct(dock("file", "mooncake", "nixl"))
-    assert found.backend == "nixl"
-    assert "needs no server" in found.reason
-    assert "mooncake" in found.reason
-    assert choose_direct(dock("nixl"), "nixl") == Choice("nixl", "asked for")
+    backend, reason = choose_direct(dock("file", "mooncake", "nixl"))
+    assert backend == "nixl"
+    assert "needs no server" in reason
+    assert "mooncake" in reason
+    assert choose_direct(dock("nixl"), "nixl") == ("nixl", "asked for")
 
 
 def test_a_library_that_is_missing_is_the_reason(
@@ -134,34 +140,11 @@ def test_a_library_that_is_missing_is_the_reason(
         choose_direct(loaded)
 
 
-@pytest.mark.parametrize(
-    ("given", "kind", "words"),
-    [
-        ({"model": "gpt"}, SettingsError, "gpt"),
-        ({"size": "huge"}, SettingsError, "huge"),
-        ({"set_": ["no_such=1"]}, SettingsError, "no_such"),
-        ({"set_": ["quota"]}, SettingsError, "KEY=VALUE"),
-        ({"directory": Path(__file__)}, SettingsError, "--dir"),
-        ({"backend": "file"}, PluginError, "direct transfer"),
-        ({"backend": "bogus"}, PluginError, "bogus"),
-    ],
-)
-def test_bad_input_is_rejected_before_any_process_starts(
-    given: dict[str, object], kind: type[KvdockError], words: str
-) -> None:
-    plain: dict[str, object] = {
-        "model": "", "backend": "nixl", "set_": [], "directory": None,
-        "as_json": False, "size": "tiny",
-    }  # fmt: skip
-    with pytest.raises(kind, match=words):
-        demo_send_of(**{**plain, **given})  # type: ignore[arg-type]
-
-
 def test_both_roles_hand_over_a_model_with_a_draft(tmp_path: Path) -> None:
     """Both in this process, over the backend's library."""
-    ends = socket.socketpair()
-    made: dict[Role, Generated] = {}
-    plain = SendJob(
+    ends = Pipe()
+    made: dict[Role, Served] = {}
+    plain = Job(
         role=Role.PREFILL,
         families=(Family.MHA,),
         scale=Scale.TINY,
@@ -169,31 +152,25 @@ def test_both_roles_hand_over_a_model_with_a_draft(tmp_path: Path) -> None:
         directory=tmp_path,
         salt="a trial",
         threads=1,
-        channel=-1,
         settings={"free_space": 0},
     )
 
-    def work(role: Role, end: socket.socket) -> None:
+    def work(role: Role, end: Connection) -> None:
         job = attrs.evolve(plain, role=role)
-        with ControlChannel(end, time.monotonic() + LONG_S) as channel:
-            done = run_role(job, Family.MHA, Link(channel), lambda _event: None)
-            made[role] = Generated(**json.loads(json.dumps(to_json(done))))
+        with end:
+            channel = Channel(end, time.monotonic() + LONG_S)
+            done = hand_over(job, Family.MHA, channel, lambda _event: None)
+            wire = json.dumps(WIRE.unstructure(done))
+            made[role] = WIRE.structure(json.loads(wire), Served)
 
     threads = [
         threading.Thread(target=work, args=pair, daemon=True)
-        for pair in zip(Role, ends, strict=True)
+        for pair in zip(SENDING, ends, strict=True)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(LONG_S)
-    result = judge_sending(made[Role.PREFILL], made[Role.DECODE])
+    result = judged(made[Role.PREFILL], made[Role.DECODE])
     assert [check for check in result.checks if not check.holds] == []
-    assert result.decode.arrived == ("draft", "kv")
-
-
-def test_loading_the_command_imports_nothing_heavy() -> None:
-    module = "kvdock_transformers.demo.send.command"
-    code = f"import sys, {module}; print(*sys.modules)"
-    loaded = set(subprocess.check_output([sys.executable, "-c", code]).decode().split())
-    assert not loaded & {"torch", "transformers", "numpy", "rich", "typer"}
+    assert result.runs[Role.DECODE].arrived == ("draft", "kv")

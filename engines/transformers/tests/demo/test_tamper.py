@@ -12,22 +12,16 @@ import numpy as np
 import pytest
 
 from kvdock import Batch, BatchResult, Operation, Outcome
-from kvdock_transformers.demo import tamper as tampering
-from kvdock_transformers.demo.damage import Harm
+from kvdock_transformers.demo import damage as tampering
+from kvdock_transformers.demo.damage import Hand, Harm, tamper
 from kvdock_transformers.demo.records import PoolRecord
-from kvdock_transformers.demo.tamper import Hand, tamper
 
 NBYTES = 4096
 KEYS = tuple(f"{'a' * 64}/{page:064x}.kv" for page in range(4))
 RECORD = PoolRecord(
-    stored=range(4),
-    stored_bytes=4 * NBYTES,
+    stored=tuple(range(4)),
     loaded_pages=0,
-    loaded_bytes=0,
-    window_pages=0,
-    draft=False,
     page_bytes=NBYTES,
-    ends=(),
     backend="own",
     keys=KEYS,
     object_bytes=NBYTES,

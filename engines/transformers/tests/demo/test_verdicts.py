@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 
 from kvdock_transformers.demo.damage import Damage, Harm
-from kvdock_transformers.demo.records import Altered, Phase, PoolRecord, Served
-from kvdock_transformers.demo.verdicts import judge, surviving_prefix
+from kvdock_transformers.demo.records import (
+    STORING,
+    Altered,
+    PoolRecord,
+    Role,
+    Served,
+)
+from kvdock_transformers.demo.verdicts import Result, judge_stored, surviving_prefix
 from kvdock_transformers.families import Family
 
 PAGES = 8
@@ -19,14 +25,9 @@ PAGES = 8
 
 def pool(**changes: Any) -> PoolRecord:
     given: dict[str, Any] = {
-        "stored": range(PAGES),
-        "stored_bytes": 0,
+        "stored": tuple(range(PAGES)),
         "loaded_pages": PAGES,
-        "loaded_bytes": 0,
-        "window_pages": 0,
-        "draft": False,
         "page_bytes": 1,
-        "ends": (),
     }
     return PoolRecord(**given | changes)
 
@@ -59,13 +60,13 @@ def test_a_draft_does_not_shorten_the_targets_prefix() -> None:
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> dict[Phase, Served]:
+def runs(tmp_path: Path) -> dict[Role, Served]:
     made = {}
-    for phase in Phase:
-        path = tmp_path / f"{phase}.npy"
+    for role in STORING:
+        path = tmp_path / f"{role}.npy"
         np.save(path, np.arange(6, dtype=np.float32).reshape(3, 2))
-        loaded = {Phase.RESTORE: PAGES, Phase.REPAIR: 5}.get(phase, 0)
-        made[phase] = Served(
+        loaded = {Role.RESTORE: PAGES, Role.REPAIR: 5}.get(role, 0)
+        made[role] = Served(
             family=Family.MHA,
             prompt_tokens=PAGES * 4 + 1,
             page_tokens=4,
@@ -82,8 +83,8 @@ def runs(tmp_path: Path) -> dict[Phase, Served]:
             pools={"kv": pool(), "draft": pool(draft=True)},
         )
     altered: dict[str, Any] = {"tokens_identical": True, "proposed": 10}
-    made[Phase.RESTORE] = attrs.evolve(
-        made[Phase.RESTORE],
+    made[Role.RESTORE] = attrs.evolve(
+        made[Role.RESTORE],
         altered=(
             Altered(pool="kv", draft=False, max_abs_diff=1.0, accepted=4, **altered),
             Altered(pool="draft", draft=True, max_abs_diff=0.0, accepted=1, **altered),
@@ -95,64 +96,65 @@ def runs(tmp_path: Path) -> dict[Phase, Served]:
 DAMAGE = Damage((("kv", 5, Harm.FLIP),), lost(("kv", 5)), frozenset())
 
 
-def failures(runs: dict[Phase, Served]) -> list[str]:
-    return [
-        check.claim
-        for check in judge(Family.MHA, runs, DAMAGE).checks
-        if not check.holds
-    ]
+def judged(runs: dict[Role, Served]) -> Result:
+    found = {role: {Family.MHA: one} for role, one in runs.items()}
+    return judge_stored(Family.MHA, found, DAMAGE)
 
 
-def test_runs_that_agree_are_ok(runs: dict[Phase, Served]) -> None:
-    result = judge(Family.MHA, runs, DAMAGE)
+def failures(runs: dict[Role, Served]) -> list[str]:
+    return [check.claim for check in judged(runs).checks if not check.holds]
+
+
+def test_runs_that_agree_are_ok(runs: dict[Role, Served]) -> None:
+    result = judged(runs)
     assert result.ok
     assert result.damage_survived
     assert result.tokens_identical
 
 
 @pytest.mark.parametrize(
-    ("phase", "changes", "claim"),
+    ("role", "changes", "claim"),
     [
-        (Phase.OFFLOAD, {"found_pages": 1}, "the store was empty"),
-        (Phase.RESTORE, {"loaded_pages": 7}, "every page of the prefix"),
-        (Phase.RESTORE, {"accepted": 5}, "the draft is accepted"),
-        (Phase.RESTORE, {"altered": ()}, "every pool was altered"),
-        (Phase.RECOMPUTE, {"token_ids": (1, 2, 4)}, "recomputed tokens"),
-        (Phase.REPAIR, {"loaded_pages": 6}, "damaged: exactly what is missing"),
-        (Phase.REPAIR, {"computed_tokens": 1}, "damaged: exactly what is missing"),
-        (Phase.REPAIR, {"token_ids": (0, 2, 3)}, "damaged: tokens"),
-        (Phase.REPAIR, {"found_after": 5}, "damaged: the store is whole"),
+        (Role.OFFLOAD, {"found_pages": 1}, "the store was empty"),
+        (Role.RESTORE, {"loaded_pages": 7}, "every page of the prefix"),
+        (Role.RESTORE, {"accepted": 5}, "the draft is accepted"),
+        (Role.RESTORE, {"altered": ()}, "every pool was altered"),
+        (Role.RECOMPUTE, {"token_ids": (1, 2, 4)}, "recomputed tokens"),
+        (Role.REPAIR, {"loaded_pages": 6}, "damaged: exactly what is missing"),
+        (Role.REPAIR, {"computed_tokens": 1}, "damaged: exactly what is missing"),
+        (Role.REPAIR, {"token_ids": (0, 2, 3)}, "damaged: tokens"),
+        (Role.REPAIR, {"found_after": 5}, "damaged: the store is whole"),
     ],
 )
 def test_every_difference_fails_its_own_claim(
-    runs: dict[Phase, Served], phase: Phase, changes: dict[str, Any], claim: str
+    runs: dict[Role, Served], role: Role, changes: dict[str, Any], claim: str
 ) -> None:
-    runs[phase] = attrs.evolve(runs[phase], **changes)
+    runs[role] = attrs.evolve(runs[role], **changes)
     assert any(failed.startswith(claim) for failed in failures(runs))
 
 
 @pytest.mark.parametrize(
-    ("phase", "by", "claim"),
+    ("role", "by", "claim"),
     [
-        (Phase.RESTORE, 1e-7, "restored logits are bit-identical"),
-        (Phase.RECOMPUTE, 1e-2, "recomputed logits"),
-        (Phase.REPAIR, 1e-2, "damaged: logits"),
+        (Role.RESTORE, 1e-7, "logits are bit-identical"),
+        (Role.RECOMPUTE, 1e-2, "recomputed logits"),
+        (Role.REPAIR, 1e-2, "damaged: logits"),
     ],
 )
 def test_logits_that_are_off_fail(
-    runs: dict[Phase, Served], phase: Phase, by: float, claim: str
+    runs: dict[Role, Served], role: Role, by: float, claim: str
 ) -> None:
-    logits = np.load(runs[phase].logits_path)
+    logits = np.load(runs[role].logits_path)
     logits[0, 0] += by
-    np.save(runs[phase].logits_path, logits)
+    np.save(runs[role].logits_path, logits)
     assert any(failed.startswith(claim) for failed in failures(runs))
 
 
-def test_altered_pages_that_change_nothing_fail(runs: dict[Phase, Served]) -> None:
-    restored = runs[Phase.RESTORE]
+def test_altered_pages_that_change_nothing_fail(runs: dict[Role, Served]) -> None:
+    restored = runs[Role.RESTORE]
     unused = tuple(
         attrs.evolve(altered, max_abs_diff=0.0, accepted=4)
         for altered in restored.altered
     )
-    runs[Phase.RESTORE] = attrs.evolve(restored, altered=unused)
+    runs[Role.RESTORE] = attrs.evolve(restored, altered=unused)
     assert len(failures(runs)) == 2

@@ -9,9 +9,15 @@ passes on what a tier is not given: the identity of the pages.
 from __future__ import annotations
 
 import copy
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
     get_offloading_group_ids,
 )
@@ -19,11 +25,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
     OffloadingConnector,
 )
 
-from kvdock import ThrottledLog
-from kvdock_vllm.adapters import AdapterFiles
+from kvdock import Dock, ThrottledLog
+from kvdock_vllm.adapters import AdapterFiles, watch_loads
 from kvdock_vllm.engine_api import check_version
-from kvdock_vllm.identity import identify
+from kvdock_vllm.identity import Layers, identify, layers_of
 from kvdock_vllm.pools import Handover
+from kvdock_vllm.restorable import check_states, unrestorable
 from kvdock_vllm.rows import check_layout, expected_layout
 from kvdock_vllm.settings import collect
 
@@ -34,6 +41,9 @@ if TYPE_CHECKING:
     )
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
+
+# Below vLLM's own logger, which is the one that has a handler.
+log = logging.getLogger("vllm.kvdock")
 
 EXTRA = "kv_connector_extra_config"
 
@@ -47,7 +57,7 @@ def expanded(config: VllmConfig, **handover: object) -> VllmConfig:
     """
     transfer = config.kv_transfer_config
     assert transfer is not None  # noqa: S101 - vLLM has chosen this class by it
-    settings = collect(getattr(transfer, EXTRA))
+    settings = collect(getattr(transfer, EXTRA), lenient=True)
     tier = {"type": "KvdockTier", "module_path": "kvdock_vllm.tier", **handover}
     theirs = copy.copy(transfer)
     setattr(
@@ -64,6 +74,20 @@ def expanded(config: VllmConfig, **handover: object) -> VllmConfig:
     return copied
 
 
+@dataclass
+class LayersOfAWorker(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # vLLM is not installed where types are checked
+    """What one worker has made of its layers; sent to the scheduler once."""
+
+    layers: Layers
+
+
+def connectors_of(engine: Any) -> list[KvdockConnector]:  # noqa: ANN401 - vLLM's EngineCore
+    """Return the connectors of an engine that are kvdock's, alone or among others."""
+    connector = engine.scheduler.connector
+    among = getattr(connector, "_connectors", [connector])
+    return [one for one in among if isinstance(one, KvdockConnector)]
+
+
 class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not installed where types are checked
     """vLLM's offloading connector, with kvdock behind its host memory."""
 
@@ -75,13 +99,24 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
     ) -> None:
         check_version()
         transfer = vllm_config.kv_transfer_config
-        settings = collect(getattr(transfer, EXTRA))
-        self._adapters = AdapterFiles(ThrottledLog())
+        settings = collect(getattr(transfer, EXTRA), lenient=True)
         handover: dict[str, Any] = {}
         if role == KVConnectorRole.SCHEDULER:
+            from vllm.v1.engine.core import (  # noqa: PLC0415 - it imports connectors
+                EngineCore,
+            )
+
             identity = identify(vllm_config, kv_cache_config, settings.own)
-            handover["handover"] = Handover(settings, identity, self._adapters)
+            seen = watch_loads(EngineCore, connectors_of)
+            self._adapters = AdapterFiles(
+                ThrottledLog(), identity.adapters, loads_are_seen=seen
+            )
+            self._handover = Handover(settings, identity, self._adapters)
+            handover["handover"] = self._handover
+            check_states(identity.groups, settings.own.blocks_per_chunk)
         super().__init__(expanded(vllm_config, **handover), role, kv_cache_config)
+        if role == KVConnectorRole.SCHEDULER:
+            self._never_restored = unrestorable(self.connector_scheduler)
         if role == KVConnectorRole.WORKER:
             self._check_layout_at_registration(kv_cache_config)
 
@@ -98,6 +133,50 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
             initialize(caches)
 
         worker._init_worker = checked  # noqa: SLF001 - same
+
+    def get_handshake_metadata(self) -> LayersOfAWorker:
+        """Report what this worker has made of its layers."""
+        return LayersOfAWorker(layers_of(self._vllm_config, self._kv_cache_config))
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: Mapping[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Attach storage, now that the workers have reported; before any request."""
+        reports = [
+            one.layers for one in metadata.values() if isinstance(one, LayersOfAWorker)
+        ]
+        if self._never_restored:
+            log.warning("%s", self._never_restored)
+        try:
+            self._handover.tier.check_rows(
+                self.connector_scheduler, self._step_tokens()
+            )
+            self._handover.tier.open(self._handover.identity.with_layers(reports))
+        except BaseException:
+            # The engine ends, and its host memory with it.
+            self.shutdown()
+            raise
+
+    def _step_tokens(self) -> int:
+        """Return how many tokens of one request a step computes, at most."""
+        config = self._vllm_config
+        longest = int(config.model_config.max_model_len)
+        return min(int(config.scheduler_config.max_num_batched_tokens), longest)
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Reject wrong settings where the command was typed, then do what vLLM does.
+
+        vLLM asks this with the settings before it loads weights; not where
+        `enforce_eager` is set.
+        """
+        given = collect(extra_config, lenient=True)
+        Dock.for_engine(given.used, given)
+        return bool(super().requires_piecewise_for_cudagraph(extra_config))
+
+    def adapter_loading(self, adapter: Any) -> None:  # noqa: ANN401 - vLLM's LoRARequest
+        """Read the files of an adapter, before vLLM does."""
+        self._adapters.loading(adapter)
 
     def on_new_request(self, request: Request) -> None:
         """Identify the request's adapter, then do what vLLM does."""

@@ -1,10 +1,11 @@
-"""The section `kvdock doctor vllm`: would this engine store its pages?
+"""The section `kvdock doctor vllm`: would this engine start, and would it ever hit?
 
     kvdock doctor vllm --set plugin=file --set root=/data/kv --set host_memory='10 GiB'
     kvdock doctor vllm --set config='{"plugin": "file", ...}'
 
 Both end with the argument to start vLLM with. Groups of settings are spelled with
-dots: `--set core.deadlines.get=2s`.
+dots: `--set core.deadlines.get=2s`. What depends on the model is looked at with
+`--set description=llama-3.1-8b`, by the functions that the connector calls.
 """
 
 from __future__ import annotations
@@ -15,24 +16,53 @@ import shutil
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 
 import attrs
 
-from kvdock import AttachConfig, Dock, Finding
+from kvdock import (
+    AttachConfig,
+    Deployment,
+    Dock,
+    Finding,
+    PoolKind,
+    Shard,
+    assemble,
+    load_model,
+)
+from kvdock.config import count, option, structure
 from kvdock.errors import KvdockError, SettingsError
 from kvdock.units import format_bytes
 from kvdock_vllm.engine_api import (
     SUPPORTED,
     TESTED,
+    check_version,
     installed_version,
-    is_supported,
 )
-from kvdock_vllm.settings import collect
+from kvdock_vllm.pools import routes
+from kvdock_vllm.restorable import check_rows, check_states, window_reason
+from kvdock_vllm.rows import KINDS, Group
+from kvdock_vllm.rows import pools as rows_of_groups
+from kvdock_vllm.settings import Configuration, check_host_memory, collect
+
+SPEC_CLASSES: Mapping[PoolKind, str] = MappingProxyType(
+    {kind: name for name, (_, kind) in reversed(list(KINDS.items()))}
+)
+"""Kind of a pool to the first of vLLM's classes for it."""
 
 GROUPS = ("backends", "core", "observers", "routes")
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where vLLM puts its host memory
 LEFTOVERS = "vllm_offload_*.mmap"
 _PLUGINS = "VLLM_PLUGINS"
+
+
+@attrs.frozen(kw_only=True)
+class _Model:
+    """The model, and the flags of vLLM, that a configuration is looked at with."""
+
+    description: str = option("", help="A model, as `kvdock route --model` takes it.")
+    block_size: int = count(16, least=1, help="vLLM's --block-size.")
+    max_num_batched_tokens: int = count(8192, least=1, help="vLLM's flag.")
 
 
 def examine(settings: Mapping[str, object]) -> tuple[Finding, ...]:
@@ -51,19 +81,15 @@ def examine(settings: Mapping[str, object]) -> tuple[Finding, ...]:
 
 def _installation() -> Iterator[Finding]:
     version = installed_version()
-    if not version:
-        yield Finding(
-            ok=False,
-            what="vLLM is not installed in this environment",
-            hint=f"Install kvdock-vllm beside {SUPPORTED}.",
-        )
-    else:
+    try:
+        check_version()
         tested = version in TESTED
-        yield Finding(
-            ok=is_supported(version),
-            what=f"vLLM {version}" + ("" if tested else ", which the tests do not run"),
-            hint="" if is_supported(version) else f"Use {SUPPORTED}.",
-        )
+        what = f"vLLM {version}" + ("" if tested else ", which the tests do not run")
+        yield Finding(ok=True, what=what)
+    except KvdockError as error:
+        what = error.what if version else "vLLM is not installed in this environment"
+        hint = error.fix if version else f"Install kvdock-vllm beside {SUPPORTED}."
+        yield Finding(ok=False, what=what, hint=hint)
     names = {one.name for one in metadata.entry_points(group="vllm.general_plugins")}
     yield Finding(
         ok="kvdock" in names,
@@ -80,16 +106,27 @@ def _installation() -> Iterator[Finding]:
 
 
 def _leftovers() -> Iterator[Finding]:
-    """Name host memory that no process has mapped: an engine was killed."""
+    """Name host memory that no visible process has mapped.
+
+    Whether an engine is gone cannot be said from here: one of another user, or of
+    another container that shares the folder, is not visible.
+    """
     mapped = _mapped_files()
     for path in sorted(SHARED_MEMORY.glob(LEFTOVERS)):
-        if str(path) not in mapped:
-            yield Finding(
-                ok=False,
-                what=f"{path} holds {format_bytes(path.stat().st_size)} of memory for "
-                "an engine that is gone",
-                hint=f"Remove it: rm {path}",
-            )
+        if str(path) in mapped:
+            continue
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:  # its engine has ended meanwhile
+            continue
+        yield Finding(
+            ok=True,
+            warning=True,
+            what=f"{path} holds {format_bytes(size)}, and no process that this user "
+            "can see has it mapped; it may be in use",
+            hint="An engine that was killed leaves such a file. It may go once no vLLM "
+            "of any user or container of this host is running.",
+        )
 
 
 def _mapped_files() -> set[str]:
@@ -115,10 +152,15 @@ def _configuration(settings: Mapping[str, object]) -> Iterator[Finding]:
             "config=JSON.",
         )
         return
+    rest = dict(settings)
+    model = {one: rest.pop(one) for one in attrs.fields_dict(_Model) if one in rest}
     try:
-        given = _given(settings)
-        yield from _examined(given)
-        yield Finding(ok=True, what=f"start vLLM with this:\n{argument(given)}")
+        given = _given(rest)
+        about = structure(_Model, model, where="kvdock doctor vllm")
+        found = tuple(_examined(given, about))
+        yield from found
+        if all(one.ok for one in found):
+            yield Finding(ok=True, what=f"start vLLM with this:\n{argument(given)}")
     except KvdockError as error:
         yield Finding(ok=False, what=error.what, hint=error.fix)
 
@@ -161,19 +203,71 @@ def _from_words(settings: Mapping[str, object]) -> dict[str, object]:
     return found
 
 
-def _examined(extra: Mapping[str, object]) -> Iterator[Finding]:
+def _examined(extra: Mapping[str, object], about: _Model) -> Iterator[Finding]:
     """Look at a configuration, and at the backends that it chooses."""
     given = collect(extra)
     yield _host_memory(given.own.host_memory)
-    used = dict.fromkeys([*given.own.plugin, *given.own.routes.values()])
-    dock = Dock.load(require=list(used))
-    dock.observe(given.core.observers, given.observers)
-    for name in used:
+    dock = Dock.for_engine(given.used, given)
+    for name in given.used:
         backend = dock.backends[name]
         config = AttachConfig(settings=backend.settings(given.backends.get(name)))
         yield Finding(ok=True, what=f"plugin {name}: {backend.manifest.summary}")
         for one in backend.probe(config):
             yield attrs.evolve(one, what=f"{name}: {one.what}")
+
+    if about.description:
+        yield from _of_model(dock, given, about)
+    else:
+        yield Finding(
+            ok=True,
+            what="routes, rows of host memory and windows depend on the model: vLLM "
+            "is refused or warned when it starts, or here with --set description=MODEL",
+        )
+
+
+def _of_model(dock: Dock, given: Configuration, about: _Model) -> Iterator[Finding]:
+    """Look at what depends on the model.
+
+    Raises:
+        KvdockError: As the connector does, where the engine does not start.
+    """
+    model, blocks = load_model(about.description), given.own.blocks_per_chunk
+    tokens = about.block_size * blocks
+    pools = assemble(model, Deployment(page_tokens=tokens)).pools
+    groups = [
+        Group(
+            number=number,
+            spec_class=SPEC_CLASSES[pool.kind],
+            spec="",
+            layers=(pool.name,),
+            tokens=tokens,
+            pieces=((0, pool.page_bytes(Shard())),),
+        )
+        for number, pool in enumerate(pools)
+        if pool.kind in SPEC_CLASSES
+    ]
+    check_states(groups, blocks)
+    row_bytes = max(size for one in groups for _, size in one.pieces)
+    if len(pools) == 1:
+        # With several groups vLLM divides layers among them in its own way.
+        check_host_memory(given.own.host_memory, row_bytes)
+        group = SimpleNamespace(
+            tokens_per_chunk=tokens, sliding_window_size_in_chunks=None
+        )
+        rows = given.own.host_memory // row_bytes
+        check_rows([group], rows, row_bytes, about.max_num_batched_tokens)
+    made = rows_of_groups(
+        groups, row_bytes=row_bytes, slot_bytes=row_bytes, ranks=1, whole=False
+    )
+    plan = routes(dock, given, [pool for pool, _ in made.values()])
+    where = ", ".join(f"{one.pool.name} to {one.backend}" for one in plan.accepted)
+    yield Finding(ok=True, what=f"pages of {model.name}: {where}")
+    for table in model.pools:
+        said = f"pages of pool {table.get('name')}"
+        window = int(str(table.get("window", 0)))
+        why = window and window_reason(said, window, about.block_size, blocks)
+        if why:
+            yield Finding(ok=True, warning=True, what=why)
 
 
 def _host_memory(wanted: int) -> Finding:

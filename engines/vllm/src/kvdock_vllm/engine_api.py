@@ -1,9 +1,10 @@
-"""What this package uses of vLLM, and which versions have it."""
+"""Everything that this package uses of vLLM, and which versions have it."""
 
 from __future__ import annotations
 
 import re
 from importlib import metadata
+from pathlib import Path
 
 from kvdock.errors import KvdockError
 
@@ -27,6 +28,24 @@ def installed_version() -> str:
         except metadata.PackageNotFoundError:
             continue
     return ""
+
+
+def takes_option(name: str) -> bool:
+    """Return whether the installed vLLM's offloading reads an option of this name."""
+    files = [
+        one.locate()
+        for distribution in DISTRIBUTIONS
+        for one in _files_of(distribution)
+        if str(one).startswith("vllm/v1/kv_offload/") and one.suffix == ".py"
+    ]
+    return any(f'"{name}"' in Path(file).read_text() for file in files)
+
+
+def _files_of(distribution: str) -> list[metadata.PackagePath]:
+    try:
+        return metadata.files(distribution) or []
+    except metadata.PackageNotFoundError:
+        return []
 
 
 def is_supported(version: str) -> bool:

@@ -1,55 +1,43 @@
 """What must be equal for the pages of two vLLM engines to be interchangeable.
 
 vLLM gives a tier the model's name and dtype, and nothing else. The connector sees
-the whole configuration, and everything in it that decides what a page's bytes mean
-is read here. What cannot be read is an error, never a default.
+the whole configuration: all of it counts, except what `exemptions` lists, and with
+it the content of the model's files and what each layer of the workers has become.
+What cannot be read is an error, never a default.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from kvdock import Namespace
-from kvdock.errors import KvdockError, SettingsError
+from kvdock.errors import KvdockError, NamespaceError, SettingsError
+from kvdock.identity import identity_fields, locate_model, model_identity, texts_digest
 from kvdock_vllm.engine_api import SUPPORTED, installed_version, release
+from kvdock_vllm.exemptions import (
+    EXEMPTIONS,
+    LORA_EXEMPTIONS,
+    REPORTED,
+    counted_variables,
+)
 from kvdock_vllm.rows import Group, expected_layout
-from kvdock_vllm.weights import weights_identity
 
 if TYPE_CHECKING:
     from kvdock_vllm.settings import AdapterSettings
 
-FORMAT = MappingProxyType(
-    {
-        "dtype": "model_config.dtype",
-        "quantization": "model_config.quantization",
-        "hf_overrides": "model_config.hf_overrides",
-        "hf_config_path": "model_config.hf_config_path",
-        "load_format": "load_config.load_format",
-        "attention": "attention_config.backend",
-        "cache_dtype": "cache_config.cache_dtype",
-        "cache_dtype_skips": "cache_config.kv_cache_dtype_skip_layers",
-        "layout": "cache_config.kv_cache_layout",
-        "block_size": "cache_config.block_size",
-        "hash": "cache_config.prefix_caching_hash_algo",
-        "mamba_dtype": "cache_config.mamba_cache_dtype",
-        "mamba_ssm_dtype": "cache_config.mamba_ssm_cache_dtype",
-        "mamba_mode": "cache_config.mamba_cache_mode",
-        "mamba_block_size": "cache_config.mamba_block_size",
-        "tp": "parallel_config.tensor_parallel_size",
-        "pp": "parallel_config.pipeline_parallel_size",
-        "pcp": "parallel_config.prefill_context_parallel_size",
-        "dcp": "parallel_config.decode_context_parallel_size",
-        "runner_v2": "use_v2_model_runner",
-    }
-)
-"""Name in the namespace record to the field of vLLM's configuration."""
+Layers = Mapping[str, Mapping[str, str]]
+"""Layer name to what the worker has made of it."""
+
+_SAME_CACHE = {"fp8": "fp8_e4m3"}
+_SPELLING = re.compile(r", cache_dtype_str=[^,)]+")
+"""How a KV dtype was spelled, which a layer's own says better."""
 
 
 @attrs.frozen(kw_only=True)
@@ -57,10 +45,11 @@ class Identity:
     """What the pages of one engine belong to; the same on all of its ranks.
 
     Args:
-        model: The model's name, without its folder.
-        revision: Which weights these are.
-        draft: Method and weights of a draft model, or "".
+        model: The model's architecture.
+        revision: Which weights and files these are.
+        draft: Method and files of a draft model, or "".
         page_format: Everything else that decides what the bytes mean.
+        adapters: What else decides about the pages of LoRA adapters.
         groups: The KV cache groups that vLLM offloads.
         stages: Pipeline stages, which have layers of their own.
         process: Names this process among those of its deployment.
@@ -70,9 +59,37 @@ class Identity:
     revision: str
     draft: str
     page_format: Mapping[str, object]
+    adapters: str = ""
     groups: tuple[Group, ...]
     stages: int
     process: str
+
+    def with_layers(self, reports: Iterable[Layers]) -> Identity:
+        """Return it with what the workers report instead of what was asked for.
+
+        Raises:
+            KvdockError: If two ranks have made different things of one layer.
+        """
+        layers: dict[str, Mapping[str, str]] = {}
+        for report in reports:
+            for name, facts in report.items():
+                if layers.setdefault(name, facts) != facts:
+                    raise KvdockError(
+                        f"two ranks have made {layers[name]} and {facts} of {name}",
+                        fix="Start all ranks on hosts of one kind.",
+                    )
+        if not layers:
+            return self
+        alike: dict[str, list[str]] = {}
+        for name, facts in sorted(layers.items()):
+            text = ", ".join(f"{fact} {value}" for fact, value in facts.items())
+            alike.setdefault(text, []).append(name)
+        left = {
+            name: value
+            for name, value in self.page_format.items()
+            if name not in REPORTED
+        }
+        return attrs.evolve(self, page_format={**left, "layers": alike})
 
     def namespace(self, own: AdapterSettings) -> Namespace:
         """Return the namespace of the pages."""
@@ -106,7 +123,7 @@ def read(config: Any, field: str) -> Any:  # noqa: ANN401 - vLLM's VllmConfig an
 def identify(config: Any, kv: Any, own: AdapterSettings) -> Identity:  # noqa: ANN401 - vLLM's VllmConfig and KVCacheConfig
     """Read what this engine's pages belong to.
 
-    It reads the model's files where nothing else says which weights these are.
+    It reads the model's files where no commit says what they hold.
 
     Raises:
         KvdockError: If something that decides about it cannot be known.
@@ -114,70 +131,94 @@ def identify(config: Any, kv: Any, own: AdapterSettings) -> Identity:  # noqa: A
     _check_hash(read(config, "cache_config.prefix_caching_hash_algo"))
     _check_hosts(config)
     _check_fixed_weights(config)
-    overrides = read(config, "model_config.hf_overrides")
-    if callable(overrides):
+    if callable(read(config, "model_config.hf_overrides")):
         raise KvdockError(
             "hf_overrides is a function, and what it does to the model is not known",
             fix="Pass hf_overrides as a mapping.",
         )
-    model = read(config, "model_config.model")
-    version = release(installed_version())
-    page_format: dict[str, object] = {
-        "engine": "vllm {}.{}".format(*version),
-        "platform": _platform(),
-        "blocks_per_chunk": own.blocks_per_chunk,
-        **{name: _text(read(config, field)) for name, field in FORMAT.items()},
-    }
+    lora = read(config, "lora_config")
     return Identity(
-        model=_name(model),
-        revision=own.revision
-        or weights_identity(
-            model,
-            revision=read(config, "model_config.revision") or "",
-            commit=getattr(read(config, "model_config.hf_config"), "_commit_hash", None)
-            or "",
-        ),
-        draft=_draft(config),
-        page_format=page_format,
+        model=", ".join(read(config, "model_config.architectures")),
+        revision=_files(config, "model_config", own),
+        draft=_draft(config, own),
+        page_format={
+            "engine": "vllm {}.{}".format(*release(installed_version())),
+            "platform": _platform(),
+            "blocks_per_chunk": own.blocks_per_chunk,
+            "runner_v2": bool(read(config, "use_v2_model_runner")),
+            "environment": counted_variables(os.environ, _known_variables()),
+            **identity_fields(config, EXEMPTIONS),
+            **{field: str(read(config, field)) for field in REPORTED},
+        },
+        adapters=json.dumps(identity_fields(lora, LORA_EXEMPTIONS)) if lora else "",
         groups=_groups(config, kv, own.blocks_per_chunk),
         stages=int(read(config, "parallel_config.pipeline_parallel_size")),
         process=f"dp{read(config, 'parallel_config.data_parallel_index')}",
     )
 
 
-def _name(model: str) -> str:
-    """Return a model's name, for a path without the folder that it lies in."""
-    path = Path(model)
-    return path.resolve().name if path.exists() else model
+def _known_variables() -> Iterable[str]:
+    from vllm import envs  # noqa: PLC0415 - the engine
+
+    known: Mapping[str, object] = envs.environment_variables
+    return known.keys()
 
 
-def _text(value: object) -> object:
-    """Return a value as JSON has it."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _text(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_text(one) for one in value]
-    return str(value)
+def layers_of(config: Any, kv: Any) -> dict[str, dict[str, str]]:  # noqa: ANN401 - same
+    """Return what this worker has made of each layer that has a KV cache."""
+    built = config.compilation_config.static_forward_context
+    names = [name for group in kv.kv_cache_groups for name in group.layer_names]
+    return {name: _layer(built[name]) for name in names if name in built}
 
 
-def _draft(config: Any) -> str:  # noqa: ANN401 - vLLM's VllmConfig
+def _layer(layer: Any) -> dict[str, str]:  # noqa: ANN401 - vLLM's AttentionLayerBase
+    """Describe a layer; a KV dtype that was named and is the model's is the model's."""
+    asked = str(getattr(layer, "kv_cache_dtype", ""))
+    actual = getattr(layer, "kv_cache_torch_dtype", None)
+    quantized = actual is None or not actual.is_floating_point or "8" in str(actual)
+    return {
+        "is": type(layer).__name__,
+        "by": str(layer.get_attn_backend().get_name()),
+        "in": _SAME_CACHE.get(asked, asked) if quantized else str(actual),
+    }
+
+
+def _files(config: Any, field: str, own: AdapterSettings) -> str:  # noqa: ANN401 - vLLM's VllmConfig
+    """Return which files a model is made of, by their content."""
+    model = read(config, f"{field}.model")
+    target = field == "model_config"
+    commit = getattr(read(config, f"{field}.hf_config"), "_commit_hash", None) or ""
+    revision = read(config, f"{field}.revision") or ""
+    cache = read(config, "load_config.download_dir") or ""
+    folder = locate_model(model, revision=commit or revision, cache=cache) or model
+    if own.revision and target:
+        found = own.revision
+        if Path(folder).is_dir():
+            found += f" texts:{texts_digest(Path(folder))}"
+    else:
+        found = model_identity(
+            str(folder), revision=revision, commit=commit, weights=own.weights
+        )
+    described = read(config, f"{field}.hf_config_path")
+    if described and described != model:
+        place = locate_model(described, revision=revision, cache=cache)
+        if place is None or not place.is_dir():
+            raise NamespaceError(
+                f"nothing says what hf_config_path {described!r} holds",
+                fix="Pass a folder.",
+            )
+        found += f" described by {texts_digest(place)}"
+    return found
+
+
+def _draft(config: Any, own: AdapterSettings) -> str:  # noqa: ANN401 - vLLM's VllmConfig
     spec = read(config, "speculative_config")
-    if spec is None:
-        return ""
-    method = str(read(spec, "method"))
-    draft = read(spec, "draft_model_config")
+    draft = getattr(spec, "draft_model_config", None)
     model = getattr(draft, "model", None)
     if not model or model == read(config, "model_config.model"):
-        return method
-    weights = weights_identity(
-        model,
-        revision=read(draft, "revision") or "",
-        commit=getattr(read(draft, "hf_config"), "_commit_hash", None) or "",
-    )
-    kind = f"{read(draft, 'dtype')} {read(draft, 'quantization')}"
-    return f"{method} {_name(model)} {weights} {kind}"
+        return ""
+    files = _files(config, "speculative_config.draft_model_config", own)
+    return f"{read(spec, 'method')} {files}"
 
 
 def _check_hash(algorithm: str) -> None:
@@ -249,7 +290,7 @@ def _groups(config: Any, kv: Any, blocks_per_chunk: int) -> tuple[Group, ...]:  
         Group(
             number=number,
             spec_class=type(kv.kv_cache_groups[number].kv_cache_spec).__name__,
-            spec=repr(kv.kv_cache_groups[number].kv_cache_spec),
+            spec=_SPELLING.sub("", repr(kv.kv_cache_groups[number].kv_cache_spec)),
             layers=tuple(kv.kv_cache_groups[number].layer_names),
             tokens=blocks_per_chunk
             * resolve_dcp_kv_block_size(

@@ -19,9 +19,9 @@ from kvdock_vllm.rows import pools
 from kvdock_vllm.settings import check_host_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from kvdock import Plan
+    from kvdock import Plan, PoolSpec
     from kvdock_vllm.adapters import AdapterFiles
     from kvdock_vllm.identity import Identity
     from kvdock_vllm.settings import Configuration
@@ -30,23 +30,54 @@ if TYPE_CHECKING:
 log = logging.getLogger("vllm.kvdock")
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Handover:
-    """What the connector gives its tier.
+    """The data that the connector gives its tier, and that tier.
 
     Args:
         settings: All settings.
-        identity: What the pages belong to.
+        identity: What the pages belong to, as far as the scheduler knows.
         adapters: Adapters of the requests under way.
+        tier: Set by the tier.
     """
 
     settings: Configuration
     identity: Identity
     adapters: AdapterFiles
+    tier: Any = None
+
+
+def routes(dock: Dock, given: Configuration, specs: Sequence[PoolSpec]) -> Plan:
+    """Choose a backend for every pool.
+
+    Raises:
+        NoRoute: If no plugin takes a pool; the message is the route table.
+        SettingsError: If a route is for a pool that is not there.
+    """
+    names = [pool.name for pool in specs]
+    for name in given.own.routes:
+        if name not in names:
+            raise SettingsError(
+                f"routes: this model has no pool {name!r}",
+                fix=did_you_mean(name, names) or f"It has {', '.join(names)}.",
+            )
+    return dock.plan(
+        specs,
+        Shard(),
+        list(given.own.plugin),
+        tiers=given.tiers,
+        overrides=dict(given.own.routes),
+        needs=RouteRequirements(
+            integrity=given.core.integrity,
+            staging=given.core.calls.staging,
+        ),
+        settings=given.backends,
+    )
 
 
 def attach(
     handover: Handover,
+    identity: Identity,
     spec: Any,  # noqa: ANN401 - vLLM's TieringOffloadingSpec
     rows: memoryview,
     observer: object,
@@ -55,6 +86,7 @@ def attach(
 
     Args:
         handover: From the connector.
+        identity: What the pages belong to.
         spec: How vLLM cuts its host memory.
         rows: That memory, uint8 (rows, bytes of a row).
         observer: Listens to what becomes of pages.
@@ -67,7 +99,7 @@ def attach(
         KvdockError: If a plugin rejects its memory or its settings, or a group is
             of an unknown class.
     """
-    given, identity = handover.settings, handover.identity
+    given = handover.settings
     row_bytes = int(spec.kv_bytes_per_chunk)
     check_host_memory(given.own.host_memory, row_bytes)
     ranks = 1 if spec.replicated_layout else int(spec.config.parallel.world_size)
@@ -79,27 +111,9 @@ def attach(
         whole=identity.stages > 1,
     )
     names = {number: pool.name for number, (pool, _) in described.items()}
-    for name in given.own.routes:
-        if name not in names.values():
-            raise SettingsError(
-                f"routes: this model has no pool {name!r}",
-                fix=did_you_mean(name, names.values())
-                or f"It has {', '.join(names.values())}.",
-            )
-    dock = Dock.load(require=[*given.own.plugin, *given.own.routes.values()])
-    dock.observe(given.core.observers, given.observers)
+    dock = Dock.for_engine(given.used, given)
     dock.add_observer("vllm", observer)
-    plan = dock.plan(
-        [pool for pool, _ in described.values()],
-        Shard(),
-        list(given.own.plugin),
-        overrides=dict(given.own.routes),
-        needs=RouteRequirements(
-            integrity=given.core.integrity,
-            staging=given.core.calls.staging,
-        ),
-        settings=given.backends,
-    )
+    plan = routes(dock, given, [pool for pool, _ in described.values()])
     count = rows.nbytes // row_bytes
     attachment = Attachment.open(
         dock,
@@ -118,5 +132,5 @@ def attach(
 
 
 def _settings_for(plan: Plan, given: Configuration) -> dict[str, Mapping[str, object]]:
-    used = {route.backend for route in plan.accepted}
+    used = plan.backends
     return {name: own for name, own in given.backends.items() if name in used}

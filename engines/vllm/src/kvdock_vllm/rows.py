@@ -57,7 +57,7 @@ class Group:
 
 @attrs.frozen(kw_only=True)
 class DeviceLayout:
-    """How the slot of one rank is put together: vLLM's device tensors, in order.
+    """The composition of one rank's slot: vLLM's device tensors, in order.
 
     Args:
         tensors: Bytes of a block in each device tensor.

@@ -10,11 +10,12 @@ import os
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Any
 
 import attrs
 
 from kvdock.config import (
-    CoreSettings,
+    EngineConfiguration,
     EngineSettings,
     choice,
     count,
@@ -23,9 +24,14 @@ from kvdock.config import (
     split_settings,
 )
 from kvdock.errors import SettingsError
+from kvdock.identity import WeightsBy
 from kvdock.units import format_bytes, parse_bytes
+from kvdock_vllm.engine_api import installed_version, takes_option
 
 WHERE = "vLLM's kv_connector_extra_config"
+
+LEAST_HOST_MEMORY = 1 << 16
+"""No block of any model is smaller, and a number without its unit is."""
 
 DEFAULTS = MappingProxyType(
     {
@@ -49,6 +55,9 @@ UPSTREAM = MappingProxyType(
         "secondary_tiers": '"plugin": with a name that `kvdock list` shows',
         "canonical_layout": "not supported: pages of one TP size are stored",
         "self_describing_kv_events": '"enable_kv_events": true',
+        "store_threshold": "not supported by vLLM where there is a tier behind host "
+        "memory",
+        "max_tracker_size": "not supported: it belongs to store_threshold",
         "spec_name": "no setting: kvdock chooses it",
         "spec_module_path": "no setting: kvdock chooses it",
     }
@@ -57,7 +66,7 @@ UPSTREAM = MappingProxyType(
 
 
 class Eviction(StrEnum):
-    """Which rows of host memory vLLM evicts first."""
+    """The rows of host memory that vLLM evicts first."""
 
     LRU = "lru"
     """Those that were not used for longest."""
@@ -70,7 +79,7 @@ class AdapterSettings(EngineSettings):
     """Settings of the adapter itself, and of the offloading that it stands behind."""
 
     plugin: tuple[str, ...] = option(
-        help="Backends that store the pages, in order of preference."
+        (), help="Backends that store the pages, in order of preference."
     )
     host_memory: int = attrs.field(
         converter=parse_bytes,
@@ -82,11 +91,22 @@ class AdapterSettings(EngineSettings):
     blocks_per_chunk: int = count(
         1, least=1, help="Blocks of vLLM's that make one page of a pool."
     )
+    weights: WeightsBy = choice(
+        WeightsBy.WHOLE,
+        help="How weights in a folder are known: whole, their content; headers, the "
+        "header, size and time of each safetensors file, which a copy does not have.",
+    )
     offload_prompt_only: bool = option(
         False, help="Store pages of prompts, and not those of answers."
     )
     eviction_policy: Eviction = choice(
         Eviction.LRU, help="How vLLM evicts from host memory: lru or arc."
+    )
+    backpressure: Mapping[str, Any] | None = option(
+        None, help="When vLLM skips stores to a slow backend: its own mapping."
+    )
+    sync_load_budget_bytes: int | None = option(
+        None, help="How much vLLM 0.33 may load within a step."
     )
     enable_kv_events: bool = option(
         False, help="Publish which pages storage has, where vLLM publishes KV events."
@@ -100,6 +120,10 @@ class AdapterSettings(EngineSettings):
             "eviction_policy": str(self.eviction_policy),
             "offload_prompt_only": self.offload_prompt_only,
         }
+        if self.backpressure is not None:
+            given["backpressure"] = dict(self.backpressure)
+        if self.sync_load_budget_bytes is not None:
+            given["sync_load_budget_bytes"] = self.sync_load_budget_bytes
         if self.blocks_per_chunk > 1:
             given["blocks_per_chunk"] = self.blocks_per_chunk
         if self.enable_kv_events:
@@ -108,31 +132,28 @@ class AdapterSettings(EngineSettings):
         return given
 
 
-@attrs.frozen
-class Configuration:
-    """All settings of one engine.
-
-    Args:
-        own: The adapter's settings.
-        core: The core's.
-        backends: Backend name to its settings.
-        observers: Observer name to its settings.
-    """
-
-    own: AdapterSettings
-    core: CoreSettings
-    backends: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
-    observers: Mapping[str, Mapping[str, object]] = attrs.field(repr=False)
+Configuration = EngineConfiguration[AdapterSettings]
+"""All settings of one engine."""
 
 
 def collect(
-    given: Mapping[str, object], *, environ: Mapping[str, str] = os.environ
+    given: Mapping[str, object],
+    *,
+    environ: Mapping[str, str] | None = None,
+    lenient: bool = False,
 ) -> Configuration:
     """Read the engine's mapping, the environment and kvdock's own file.
+
+    Args:
+        given: vLLM's mapping.
+        environ: Where variables are read.
+        lenient: Log variables that are no settings, instead of raising: an engine
+            starts with them.
 
     Raises:
         SettingsError: If a setting is missing, wrong or unknown.
     """
+    environ = os.environ if environ is None else environ
     for key, here in UPSTREAM.items():
         if key in given:
             raise SettingsError(
@@ -150,14 +171,43 @@ def collect(
             fix='Add "host_memory": "10 GiB"; it lies in /dev/shm.',
         )
     own, rest = split_settings(AdapterSettings, given, where=WHERE)
+    _check_size(given["host_memory"], own.host_memory)
+    if own.sync_load_budget_bytes is not None:
+        _check_taken("sync_load_budget_bytes")
     defaults: Mapping[str, object] = DEFAULTS
     if own.enable_kv_events:
         core = {**DEFAULTS["core"], "page_events": EVENT_PAGES}
         defaults = {**DEFAULTS, "core": core}
-    found = load_engine_configuration(
-        own, own.plugin, rest, defaults=defaults, environ=environ
+    return load_engine_configuration(
+        own, own.plugin, rest, defaults=defaults, environ=environ, lenient=lenient
     )
-    return Configuration(own, found.core, found.backends, found.observers)
+
+
+def _check_taken(option: str) -> None:
+    """Reject an option of vLLM's that the installed release does not have.
+
+    Raises:
+        SettingsError: With that release.
+    """
+    if not takes_option(option):
+        raise SettingsError(
+            f"{WHERE}: vLLM {installed_version()} has no {option}",
+            fix="Leave it out, or use a newer vLLM.",
+        )
+
+
+def _check_size(given: object, host_memory: int) -> None:
+    """Reject a size that lacks its unit.
+
+    Raises:
+        SettingsError: With one that was probably meant.
+    """
+    if host_memory < LEAST_HOST_MEMORY:
+        raise SettingsError(
+            f"{WHERE}: host_memory {given!r} is {format_bytes(host_memory)}, which is "
+            "no room for pages",
+            fix=f"Say the unit, as in '{str(given).split()[0]} GiB'.",
+        )
 
 
 def check_host_memory(host_memory: int, row_bytes: int) -> None:

@@ -30,10 +30,12 @@ from kvdock import (
     adapter_hashes,
 )
 from kvdock.errors import KvdockError
+from kvdock.events import requested_by
 from kvdock.observers.metrics import MetricDeltas
 from kvdock_vllm.adapters import UNKNOWN
 from kvdock_vllm.events import GROUP_BYTES, StoredKeys
 from kvdock_vllm.pools import attach
+from kvdock_vllm.restorable import check_rows
 from kvdock_vllm.stats import metric_definitions, take
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.tiering.base import TransferJob
 
     from kvdock.arrays import BoolArray, Int64Array
+    from kvdock_vllm.identity import Identity
     from kvdock_vllm.pools import Handover
 
 # Below vLLM's own logger, which is the one that has a handler.
@@ -69,7 +72,7 @@ class _Job:
 
     @property
     def done(self) -> bool:
-        """Whether no call can touch its rows any more."""
+        """Return whether no call can touch its rows any more."""
         return all(transfer.done for _, transfer in self.transfers)
 
     def moved(self) -> BoolArray:
@@ -118,26 +121,52 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
                 "kvdock's tier has no identity of its pages: vLLM gives a tier none",
                 fix='Use "kv_connector": "KvdockConnector", which brings its tier.',
             )
+        self._handover = handover
+        self._spec = offloading_spec
+        self._rows = primary_kv_view
         self._adapters = handover.adapters
-        self._identity = handover.identity
         self._deltas = MetricDeltas()
-        attachment, names = attach(
-            handover, offloading_spec, primary_kv_view, self._deltas
-        )
-        self._attachment: Attachment = attachment
-        self._transfers = TransferManager(attachment)
         self._core = handover.settings.core
+        self._jobs: list[_Job] = []
+        self._events: StoredKeys | None = None
+        self._lookups = _Lookups(self)
+        self._attachment: Attachment | None = None
+        handover.tier = self
+
+    def check_rows(self, scheduler: Any, step_tokens: int) -> None:  # noqa: ANN401 - vLLM's OffloadingConnectorScheduler
+        """Reject host memory that cannot take what one step stores."""
+        row_bytes = int(self._spec.kv_bytes_per_chunk)
+        rows = self._rows.nbytes // row_bytes
+        groups = scheduler.config.kv_group_configs
+        check_rows(groups, rows, row_bytes, step_tokens)
+
+    def open(self, identity: Identity) -> None:
+        """Attach storage; called once, when the workers have reported.
+
+        Raises:
+            NoRoute: If no plugin takes a pool.
+            KvdockError: As `attach` does.
+        """
+        self._identity = identity
+        attachment, names = attach(
+            self._handover, identity, self._spec, self._rows, self._deltas
+        )
+        self._attachment = attachment
+        self._transfers = TransferManager(attachment)
         self._names = {
             number.to_bytes(GROUP_BYTES, "big"): name for number, name in names.items()
         }
-        self._jobs: list[_Job] = []
-        self._events = _events(handover, offloading_spec, names)
+        self._events = _events(self._handover, self._spec, names)
         self._reports_removal = {
             name
             for name, pool in attachment.pools_by_name.items()
             if pool.reports_removal
         }
-        self._lookups = _Lookups(self)
+
+    @property
+    def _attached(self) -> Attachment:
+        assert self._attachment is not None, "vLLM has sent no handshake of its workers"  # noqa: S101 - `EngineCore.__init__` does
+        return self._attachment
 
     def _split(
         self, keys: Sequence[OffloadKey], req_context: ReqContext
@@ -171,10 +200,10 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         """
         found = np.zeros(len(keys), np.bool_)
         deadline_s = self._core.deadlines.until("exists")
-        for name, part in self._split(keys, req_context).items():
-            found[part.positions] = self._attachment[name].exists(
-                part.hashes, deadline_s
-            )
+        with requested_by(req_context.req_id):
+            for name, part in self._split(keys, req_context).items():
+                there = self._attached[name].exists(part.hashes, deadline_s)
+                found[part.positions] = there
         # Python's own bool: vLLM compares by identity.
         return [bool(one) for one in found]
 
@@ -187,6 +216,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Store rows in the background."""
+        self._adapters.check(job_metadata.req_context.req_id)
         self._submit(job_metadata)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
@@ -199,9 +229,10 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         move = self._transfers.read if job.promotion else self._transfers.write
         pages: Int64Array = np.asarray(given.chunk_ids, np.int64)
         try:
-            for name, part in self._split(job.keys, given.req_context).items():
-                transfer = move(name, part.hashes, pages[part.positions])
-                job.transfers.append((part, transfer))
+            with requested_by(given.req_context.req_id):
+                for name, part in self._split(job.keys, given.req_context).items():
+                    transfer = move(name, part.hashes, pages[part.positions])
+                    job.transfers.append((part, transfer))
         except KvdockError:
             # A defect of ours, or a closed attachment: what has no transfer fails.
             log.exception("a job of vLLM's was rejected")
@@ -235,13 +266,13 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
     def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
         """Keep pages young that vLLM serves from its own memory."""
         for name, part in self._split(list(keys), req_context).items():
-            self._attachment[name].touch(part.hashes)
+            self._attached[name].touch(part.hashes)
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         """Yield which pages storage has, or has no longer, since the last call."""
         if self._events is None:
             return
-        for event in self._attachment.take_page_events():
+        for event in self._attached.take_page_events():
             yield OffloadingEvent(
                 keys=self._events.keys(event.pool, event.hashes),
                 medium=self.medium,
@@ -292,6 +323,8 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
                 it.
         """
         self._lookups.shutdown()
+        if self._attachment is None:
+            return
         tables = [pool.leases for pool in self._attachment.pools_by_name.values()]
         self._transfers.close()
         held = sum(table.leased_pages for table in tables)

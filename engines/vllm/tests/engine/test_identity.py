@@ -2,44 +2,61 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
+import vllm_models
 
-from kvdock.errors import KvdockError, SettingsError
-from kvdock_vllm.identity import FORMAT, identify, read
+from kvdock.errors import KvdockError, NamespaceError, SettingsError
+from kvdock.identity import field_names, identity_fields, stale_exemptions
+from kvdock_vllm.exemptions import (
+    EXEMPTIONS,
+    LORA_EXEMPTIONS,
+    REPORTED,
+    ROTARY_THAT_READS_A_LENGTH,
+    _rotary_files_that_read_a_length,
+    counted_variables,
+)
+from kvdock_vllm.identity import Identity, identify, read
 from kvdock_vllm.settings import collect
 
 OWN = collect({"plugin": "file", "host_memory": "1 MiB"}, environ={}).own
+Make = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def configured(lives: Any) -> Make:
+    """Return what makes a real configuration of vLLM's for a tiny model."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    made: dict[str, Any] = {}
+
+    def make(family: str = "llama", **given: Any) -> Any:
+        model = vllm_models.make(vllm_models.FAMILIES[family], lives.models)
+        key = f"{family} {given}"
+        if key not in made:
+            engine = {
+                "dtype": "float32",
+                "max_model_len": 1024,
+                "block_size": 32,
+                "enforce_eager": True,
+                **given,
+            }
+            arguments: Any = EngineArgs(model=str(model), **engine)
+            made[key] = arguments.create_engine_config()
+        return copy.deepcopy(made[key])
+
+    return make
 
 
 @pytest.fixture
-def config(tmp_path: Any) -> Any:
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    given: dict[str, Any] = {}
-    for field in FORMAT.values():
-        *group, name = field.split(".")
-        below = given
-        for one in group:
-            below = below.setdefault(one, {})
-        below[name] = 1
-    given["model_config"] |= {
-        "model": str(tmp_path),
-        "revision": None,
-        "hf_config": SimpleNamespace(),
-        "hf_overrides": {},
-    }
-    given["cache_config"]["prefix_caching_hash_algo"] = "sha256"
-    given["parallel_config"] |= {"nnodes_within_dp": 1, "data_parallel_index": 0}
-    given["speculative_config"] = None
-    given["weight_transfer_config"] = None
-    return SimpleNamespace(
-        **{
-            name: SimpleNamespace(**value) if isinstance(value, dict) else value
-            for name, value in given.items()
-        }
-    )
+def config(configured: Make) -> Any:
+    return configured()
 
 
 @pytest.fixture
@@ -53,32 +70,228 @@ def plan() -> Any:
     )
 
 
-@pytest.mark.parametrize("field", list(FORMAT.values()))
-def test_each_field_that_decides_about_bytes_makes_another_namespace(
-    field: str, config: Any, plan: Any
+def parts(config: Any) -> dict[str, object]:
+    return identity_fields(config, EXEMPTIONS)
+
+
+def put(config: Any, field: str, value: object) -> None:
+    """Set a field, whatever vLLM's own validation would say."""
+    *groups, name = field.split(".")
+    owner = config
+    for group in groups:
+        owner = getattr(owner, group)
+    vars(owner)[name] = value
+
+
+def test_every_field_is_listed_as_harmless_or_separates(config: Any) -> None:
+    held = [one for one in EXEMPTIONS if one.holds is None or one.holds(config)]
+    names, separating = field_names(config), set(parts(config))
+    listed = {name for name in names if any(one.covers(name) for one in held)}
+    assert not separating & listed
+    # A group that holds itself is described once.
+    assert names - listed == separating
+    assert len(names) > 400
+    assert len(separating) > 150
+
+
+def test_each_field_that_separates_makes_other_parts(config: Any) -> None:
+    before = parts(config)
+    held = [
+        attrs.evolve(one, holds=None)
+        for one in EXEMPTIONS
+        if one.holds is None or one.holds(config)
+    ]
+    for name, value in before.items():
+        if not isinstance(value, str | int | float | bool | None):
+            continue
+        if any(other.startswith(f"{name}.") for other in before):
+            continue
+        kept = read(config, name)
+        put(config, name, "another")
+        assert identity_fields(config, held) != before, name
+        put(config, name, kept)
+    assert identity_fields(config, held) == before
+
+
+def test_a_field_that_a_release_brings_separates(config: Any) -> None:
+    before = parts(config)
+    put(config, "cache_config.brand_new", 1)
+    assert parts(config) == {**before, "cache_config.brand_new": 1}
+
+
+def test_no_exemption_names_a_field_that_vllm_does_not_have(configured: Make) -> None:
+    draft = {"model": "", "num_speculative_tokens": 2, "method": "draft_model"}
+    draft["model"] = configured().model_config.model
+    names = field_names(configured("images"))
+    names |= field_names(configured(speculative_config=draft))
+    fp8 = {"quantization": "fp8_per_channel", "dtype": "bfloat16"}
+    names |= field_names(configured(**fp8))
+    assert not stale_exemptions(EXEMPTIONS, names)
+    lora = configured(enable_lora=True).lora_config
+    assert not stale_exemptions(LORA_EXEMPTIONS, field_names(lora))
+
+
+def test_one_rotary_embedding_reads_a_length() -> None:
+    assert _rotary_files_that_read_a_length() == ROTARY_THAT_READS_A_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("family", "counts"),
+    [("llama", ""), ("long_rope", "counts"), ("tuned", "counts"), ("mla", "counts")],
+)
+def test_a_length_counts_where_a_part_of_the_model_reads_it(
+    family: str, counts: str, configured: Make
 ) -> None:
+    field = "model_config.max_model_len"
+    assert (field in parts(configured(family))) == (counts == "counts")
+
+
+def test_defaults_of_sampling_count_where_the_model_reads_them(
+    configured: Make,
+) -> None:
+    field = "model_config.override_generation_config"
+    assert field in parts(configured("tuned"))
+    assert field not in parts(configured("llama"))
+
+
+READ_AND_NOT_RUN = {
+    "parallel_config.cp_kv_cache_interleave_size": 16,
+    "attention_config.backend_per_kind": {"full": "FLASH_ATTN"},
+    "attention_config.use_non_causal": True,
+    "attention_config.indexer_kv_dtype": "fp8",
+    "model_config.model_impl": "transformers",
+    "model_config.code_revision": "0123",
+    "model_config.quantization_config": {"ignore": ["a"]},
+    "model_config.hf_config.rope_parameters": {"rope_theta": 5.0},
+    "parallel_config.tensor_parallel_size": 2,
+    "cache_config.block_size": 64,
+}
+
+
+@pytest.mark.parametrize("field", READ_AND_NOT_RUN)
+def test_what_a_cpu_cannot_vary_separates(field: str, config: Any, plan: Any) -> None:
     before = identify(config, plan, OWN).namespace(OWN)
-    *group, name = field.split(".")
-    changed = read(config, group[0]) if group else config
-    others = {"prefix_caching_hash_algo": "sha256_cbor", "hf_overrides": {"a": 1}}
-    setattr(changed, name, others.get(name, 2))
+    put(config, field, READ_AND_NOT_RUN[field])
     assert identify(config, plan, OWN).namespace(OWN) != before
 
 
-@pytest.mark.parametrize("field", list(FORMAT.values()))
-def test_a_field_that_a_vllm_does_not_have_is_an_error(
-    field: str, config: Any, plan: Any
+HARMLESS: dict[str, dict[str, Any]] = {
+    "sequences": {"max_num_seqs": 7},
+    "batched tokens": {"max_num_batched_tokens": 4096},
+    "memory": {"gpu_memory_utilization": 0.5, "kv_cache_memory_bytes": 1 << 20},
+    "seed": {"seed": 5},
+    "scheduling": {"async_scheduling": False, "scheduling_policy": "priority"},
+    "chunked prefill": {"enable_chunked_prefill": False, "max_model_len": 1000},
+    "served name": {"served_model_name": "another"},
+    "LoRA": {"enable_lora": True, "max_loras": 2},
+    "compilation": {"enforce_eager": False},
+    "loader": {"load_format": "safetensors"},
+    "drafts": {
+        "speculative_config": {
+            "method": "ngram",
+            "num_speculative_tokens": 2,
+            "prompt_lookup_max": 3,
+        }
+    },
+    "sampling": {"max_logprobs": 5, "override_generation_config": {"top_k": 3}},
+    "length": {"max_model_len": 512},
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_changes_no_page_changes_no_part(name: str, configured: Make) -> None:
+    mine, other = parts(configured()), parts(configured(**HARMLESS[name]))
+    assert {k: (mine.get(k), other.get(k)) for k in {*mine, *other}} == {
+        k: (mine.get(k), mine.get(k)) for k in {*mine, *other}
+    }
+
+
+def test_two_engines_of_one_configuration_are_one(configured: Make, plan: Any) -> None:
+    fp8 = {"quantization": "fp8_per_channel", "dtype": "bfloat16"}
+    mine, other = configured(**fp8), configured(**fp8)
+    other.quant_config.online_quantization_time = 3.25
+    assert identify(mine, plan, OWN) == identify(other, plan, OWN)
+
+
+def test_random_weights_are_not_those_of_the_files(config: Any) -> None:
+    before = parts(config)
+    put(config, "load_config.load_format", "dummy")
+    assert parts(config) != before
+
+
+def test_variables_of_vllm_count_unless_they_are_about_places() -> None:
+    known = ["VLLM_HOST_IP", "VLLM_KV_CACHE_LAYOUT", "VLLM_LOGGING_LEVEL", "HOME"]
+    environ = {**dict.fromkeys(known, "1"), "VLLM_PORT_80_TCP": "of a cluster"}
+    assert counted_variables(environ, known) == {"VLLM_KV_CACHE_LAYOUT": "1"}
+    # vLLM sets these itself, anew in each engine.
+    own = ["VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME", "VLLM_DIST_IDENT"]
+    assert counted_variables(dict.fromkeys(own, "random"), own) == {}
+
+
+def test_the_content_of_a_model_counts_and_neither_its_name_nor_its_place(
+    config: Any, plan: Any, tmp_path: Path
 ) -> None:
-    *group, name = field.split(".")
-    delattr(read(config, group[0]) if group else config, name)
-    with pytest.raises(KvdockError, match=field):
+    import shutil
+
+    before = identify(config, plan, OWN)
+    place = tmp_path / "elsewhere" / "another_name"
+    shutil.copytree(config.model_config.model, place)
+    for field in ("model", "tokenizer"):
+        put(config, f"model_config.{field}", str(place))
+    assert identify(config, plan, OWN) == before
+    (place / "processor_config.json").write_text("{}")
+    changed = identify(config, plan, OWN)
+    assert changed.revision != before.revision
+    own = attrs.evolve(OWN, revision="mine")
+    named = identify(config, plan, own)
+    (place / "processor_config.json").write_text('{"a": 1}')
+    assert identify(config, plan, own) != named
+
+
+def test_what_lies_behind_hf_config_path_counts(
+    config: Any, plan: Any, tmp_path: Path
+) -> None:
+    found = set()
+    put(config, "model_config.hf_config_path", str(tmp_path))
+    for text in ("{}", '{"a": 1}'):
+        (tmp_path / "config.json").write_text(text)
+        found.add(identify(config, plan, OWN).revision)
+    assert len(found) == 2
+    put(config, "model_config.hf_config_path", "/nowhere")
+    with pytest.raises(NamespaceError, match="hf_config_path"):
         identify(config, plan, OWN)
+
+
+def identity() -> Identity:
+    return Identity(
+        model="m",
+        revision="r",
+        draft="",
+        page_format={"a": 1, **dict.fromkeys(REPORTED, "auto")},
+        groups=(),
+        stages=1,
+        process="dp0",
+    )
+
+
+def test_what_workers_report_stands_for_what_was_asked_for() -> None:
+    layers = {"one": {"by": "FLASH", "in": "torch.bfloat16"}}
+    told = identity().with_layers([layers, layers])
+    assert told.page_format == {
+        "a": 1,
+        "layers": {"by FLASH, in torch.bfloat16": ["one"]},
+    }
+    other = identity().with_layers([{"one": {"by": "TRITON", "in": "torch.bfloat16"}}])
+    assert told != other
+    assert identity().with_layers([]) == identity()
+    with pytest.raises(KvdockError, match="two ranks"):
+        identity().with_layers([layers, {"one": {"by": "TRITON"}}])
 
 
 def test_hashes_with_a_seed_of_one_process_are_rejected(
     config: Any, plan: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config.cache_config.prefix_caching_hash_algo = "xxhash"
+    put(config, "cache_config.prefix_caching_hash_algo", "xxhash")
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     with pytest.raises(SettingsError, match="PYTHONHASHSEED"):
         identify(config, plan, OWN)
@@ -87,7 +300,7 @@ def test_hashes_with_a_seed_of_one_process_are_rejected(
 
 
 def test_ranks_on_several_hosts_are_rejected(config: Any, plan: Any) -> None:
-    config.parallel_config.nnodes_within_dp = 2
+    put(config, "parallel_config.nnodes", 2)
     with pytest.raises(SettingsError, match="2 hosts"):
         identify(config, plan, OWN)
 
@@ -95,34 +308,36 @@ def test_ranks_on_several_hosts_are_rejected(config: Any, plan: Any) -> None:
 def test_weights_that_are_replaced_at_run_time_are_rejected(
     config: Any, plan: Any
 ) -> None:
-    config.weight_transfer_config = SimpleNamespace(backend="nccl")
+    put(config, "weight_transfer_config", SimpleNamespace(backend="nccl"))
     with pytest.raises(SettingsError, match="weight_transfer_config"):
         identify(config, plan, OWN)
 
 
 def test_overrides_that_are_a_function_are_rejected(config: Any, plan: Any) -> None:
-    config.model_config.hf_overrides = lambda given: given
+    put(config, "model_config.hf_overrides", lambda given: given)
     with pytest.raises(KvdockError, match="hf_overrides is a function"):
         identify(config, plan, OWN)
 
 
-def test_other_weights_of_a_draft_are_another_namespace(
-    config: Any, plan: Any, tmp_path: Any
-) -> None:
-    folder = tmp_path / "draft"
-    folder.mkdir()
-    (folder / "model.safetensors").write_bytes(b"draft")
-    config.speculative_config = SimpleNamespace(
-        method="draft_model",
-        draft_model_config=SimpleNamespace(
-            model=str(folder),
-            revision=None,
-            hf_config=SimpleNamespace(),
-            dtype="f",
-            quantization=None,
-        ),
-    )
+def test_a_field_that_a_vllm_does_not_have_is_an_error(config: Any) -> None:
+    with pytest.raises(KvdockError, match="no such_config"):
+        read(config, "such_config.field")
+
+
+@pytest.fixture
+def draft(tmp_path: Path, configured: Make, lives: Any) -> Any:
+    import shutil
+
+    model = vllm_models.make(vllm_models.FAMILIES["llama_draft"], lives.models)
+    place = tmp_path / "draft"
+    shutil.copytree(model, place)
+    given = {"model": str(place), "num_speculative_tokens": 2, "method": "draft_model"}
+    return configured(speculative_config=given), place
+
+
+def test_other_weights_of_a_draft_are_another_namespace(draft: Any, plan: Any) -> None:
+    config, place = draft
     before = identify(config, plan, OWN)
-    (folder / "model.safetensors").write_bytes(b"other")
+    (place / "config.json").write_text((place / "config.json").read_text() + " ")
     assert identify(config, plan, OWN).draft != before.draft
-    assert before.draft.startswith("draft_model draft files:")
+    assert before.draft.startswith("draft_model files:")

@@ -12,7 +12,7 @@ from scenes import unlike_others
 from test_families import on_files
 from vllm_lives import Lives, tokens
 
-from kvdock.segments import verify_namespace
+from kvdock_segments import verify_namespace
 
 KILLS = 20
 APART = 24
@@ -82,8 +82,7 @@ def test_answers_are_right_when_all_caches_are_reset_while_jobs_run(
     faults = {"kinds": ["delay"], "delay": "200 ms", "operations": ["get", "put"]}
     slow = {
         **storage,
-        "core": {**storage["core"], "observers": ["faults"]},
-        "observers": {"faults": faults},
+        "wrap": [{"name": "faults", **faults}],
     }
     prompts = many(8)
     more: dict[str, Any] = {"prompts": prompts, "new_tokens": 16}

@@ -62,7 +62,6 @@ def faulty(storage: dict[str, Any], kind: str, operation: str) -> dict[str, Any]
     return {
         **storage,
         "core": {
-            "observers": ["faults"],
             "deadlines": {
                 "exists": deadline,
                 "get": deadline,
@@ -70,13 +69,14 @@ def faulty(storage: dict[str, Any], kind: str, operation: str) -> dict[str, Any]
                 "close": "1 s",
             },
         },
-        "observers": {
-            "faults": {
+        "wrap": [
+            {
+                "name": "faults",
                 "kinds": [kind],
                 "operations": [operation],
                 "hang": "60 s" if kind == "hang" else "3 s",
             }
-        },
+        ],
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_adapters import asked
 from tiers import ROW, Rig, identity, open_rig, storage
 from vllm.v1.kv_offload.base import ReqContext
 
@@ -91,14 +92,18 @@ def test_pages_of_one_adapter_are_not_those_of_another(
     rig: Rig, tmp_path: Path
 ) -> None:
     (tmp_path / "adapter_model.safetensors").write_bytes(b"one")
-    adapters, adapter = rig.tier._adapters, SimpleNamespace(lora_path=tmp_path)
+    adapters, adapter = rig.tier._adapters, asked(tmp_path)
     fill(rig, [0])
     rig.store(rig.keys(count=1), [0])
     adapters.begin("r", adapter)
     assert rig.lookup(rig.keys(count=1)) == ["MISS"]
     rig.store(rig.keys(count=1), [0])
     rig.finish_request()
+    adapters.begin("r", adapter)
+    assert rig.lookup(rig.keys(count=1)) == ["HIT"]
     (tmp_path / "adapter_model.safetensors").write_bytes(b"two")
+    assert not rig.store(rig.keys(first=1, count=1), [0]).success
+    rig.finish_request()
     adapters.begin("r", adapter)
     assert rig.lookup(rig.keys(count=1)) == ["MISS"]
 
@@ -106,7 +111,7 @@ def test_pages_of_one_adapter_are_not_those_of_another(
 def test_a_request_whose_adapter_is_unknown_is_neither_stored_nor_found(
     rig: Rig,
 ) -> None:
-    adapter = SimpleNamespace(lora_path="/nowhere")
+    adapter = asked(Path("/nowhere"))
     rig.tier._adapters.begin("r", adapter)
     fill(rig, [0])
     assert not rig.store(rig.keys(count=1), [0]).success
@@ -142,10 +147,8 @@ def open_faulty(
 ) -> Rig:
     """Attach a tier whose calls of one operation hang."""
     given = storage(folder, deadlines={"close": "1 s", **deadlines})
-    given["core"]["observers"] = ["faults"]
-    given["observers"] = {
-        "faults": {"kinds": [kind], "operations": [operation], "hang": hang}
-    }
+    faults = {"kinds": [kind], "operations": [operation], "hang": hang}
+    given["wrap"] = [{"name": "faults", **faults}]
     return open_rig(given)
 
 
@@ -235,7 +238,7 @@ def test_pages_that_vllm_serves_itself_are_touched_in_the_store(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     touched: list[Any] = []
-    pool = rig.tier._attachment["kv"]
+    pool = rig.tier._attached["kv"]
     monkeypatch.setattr(
         type(pool),
         "touch",
@@ -322,6 +325,6 @@ def test_pools_may_be_routed_to_several_backends(tmp_path: Path) -> None:
     given = storage(tmp_path / "store")
     given["routes"] = {"mamba": "file"}
     rig = open_rig(given)
-    plan = rig.tier._attachment.plan
+    plan = rig.tier._attached.plan
     assert {route.pool.name for route in plan.accepted} == {"kv", "mamba"}
     rig.tier.shutdown()

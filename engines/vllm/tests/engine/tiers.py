@@ -149,4 +149,5 @@ def open_rig(
     )
     view: Any = memory
     tier = KvdockTier(spec, memoryview(view), "KvdockTier", handover=handover)
+    tier.open(handover.identity)
     return Rig(tier, memory)

@@ -77,8 +77,11 @@ class Lives:
             )
         assert out.exists(), f"rc {ended.returncode}\n{log.read_text()[-4000:]}"
         found: dict[str, Any] = json.loads(out.read_text())
+        forgiven = {one["name"] for one in phases if one.get("may_fail")}
         for name, did in found.items():
-            assert "error" not in did, f"{name}: {did}\n{log.read_text()[-6000:]}"
+            assert "error" not in did or name in forgiven, (
+                f"{name}: {did}\n{log.read_text()[-6000:]}"
+            )
         assert len(found) == len(phases), log.read_text()[-4000:]
         return found
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VOCABULARY = 512
+IMAGE_TOKEN = 260
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "bos_token_id": 1,
@@ -169,6 +170,72 @@ def _gated_delta_net() -> Any:
     )
 
 
+def _long_rope() -> Any:
+    """Rotary factors that are chosen by the length that an engine is started with."""
+    from transformers import Phi3Config
+
+    half = 16
+    scaling = {
+        "type": "longrope",
+        "short_factor": [1.0] * half,
+        "long_factor": [1.0 + n for n in range(half)],
+    }
+    lengths = {"original_max_position_embeddings": 512, "rope_scaling": scaling}
+    return Phi3Config(num_hidden_layers=2, **{**_SMALL, **lengths})
+
+
+def _tuned_temperature() -> Any:
+    """Layers without positions, whose attention is scaled by the engine's length."""
+    from transformers import Llama4TextConfig
+
+    config = Llama4TextConfig(
+        num_hidden_layers=2,
+        interleave_moe_layer_step=5,
+        intermediate_size_mlp=128,
+        num_local_experts=2,
+        attention_chunk_size=4096,
+        no_rope_layers=[0, 0],
+        floor_scale=8,
+        attn_scale=0.5,
+        **{**_SMALL, "max_position_embeddings": 65536},
+    )
+    config.architectures = ["Llama4ForCausalLM"]
+    return config
+
+
+def _window_past_a_chunk() -> Any:
+    """A window that vLLM takes to be one longer than a multiple of the block."""
+    from transformers import Cohere2Config
+
+    return Cohere2Config(
+        num_hidden_layers=4,
+        sliding_window=32,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        **{**_SMALL, "tie_word_embeddings": True},
+    )
+
+
+def _with_images() -> Any:
+    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
+
+    return LlavaConfig(
+        vision_config=CLIPVisionConfig(
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            image_size=32,
+            patch_size=8,
+            projection_dim=64,
+        ),
+        text_config=LlamaConfig(num_hidden_layers=2, **_SMALL),
+        image_token_index=IMAGE_TOKEN,
+        image_seq_length=16,
+        vision_feature_select_strategy="default",
+        vision_feature_layer=-2,
+    )
+
+
 def _middling() -> Any:
     """A model whose prefill takes a moment."""
     from transformers import LlamaConfig
@@ -205,6 +272,16 @@ FAMILIES = {
             prompt_tokens=200,
             embedding_scale=0.02,
         ),
+        Tiny(name="long_rope", config=_long_rope),
+        Tiny(name="tuned", config=_tuned_temperature),
+        Tiny(
+            name="window_past",
+            config=_window_past_a_chunk,
+            pools=("kv", "swa"),
+            prompt_tokens=200,
+            embedding_scale=0.02,
+        ),
+        Tiny(name="images", config=_with_images),
         Tiny(name="mla", config=_latent, engine=_HALF),
         Tiny(name="mamba2", config=_mamba2, pools=("kv", "mamba"), prompt_tokens=200),
         Tiny(
@@ -221,14 +298,17 @@ FAMILIES = {
 def make(tiny: Tiny, folder: Path) -> Path:
     """Write the checkpoint of a family, unless it is there; return its folder."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     out = folder / tiny.name
     if out.exists():
         return out
     torch.manual_seed(tiny.seed)
+    config = tiny.config()
     auto: Any = AutoModelForCausalLM
-    model = auto.from_config(tiny.config(), dtype=torch.float32)
+    if hasattr(config, "vision_config"):
+        auto = AutoModelForImageTextToText
+    model = auto.from_config(config, dtype=torch.float32)
     other = torch.Generator().manual_seed(tiny.seed + 1)
     with torch.no_grad():
         for name, weights in model.named_parameters():
@@ -241,11 +321,79 @@ def make(tiny: Tiny, folder: Path) -> Path:
             more = torch.randn(weights.shape, generator=other)
             weights.add_(more, alpha=tiny.noise * scale)
     model.save_pretrained(out)
-    _write_tokenizer(out)
+    fast = _write_tokenizer(out)
+    if hasattr(config, "vision_config"):
+        _write_processor(out, fast)
+        _name_vision_as_published(out / "model.safetensors")
     return out
 
 
-def _write_tokenizer(folder: Path) -> None:
+def _name_vision_as_published(file: Path) -> None:
+    """Name the tensors of a vision tower as checkpoints of older releases do."""
+    from safetensors.torch import load_file, save_file
+
+    old, new = "vision_tower.", "vision_tower.vision_model."
+    tensors = load_file(file)
+    named = {
+        name if new in name else name.replace(old, new): one.clone()
+        for name, one in tensors.items()
+    }
+    save_file(named, file, metadata={"format": "pt"})
+
+
+def make_adapter(base: Path, out: Path, seed: int = 0) -> Path:
+    """Write a LoRA adapter of a model's attention; return its folder."""
+    import json
+
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoConfig
+
+    auto: Any = AutoConfig
+    config = auto.from_pretrained(base)
+    wide = config.num_attention_heads * config.head_dim
+    narrow = config.num_key_value_heads * config.head_dim
+    random = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(config.num_hidden_layers):
+        for name, width in (("q_proj", wide), ("v_proj", narrow)):
+            at = f"base_model.model.model.layers.{layer}.self_attn.{name}.lora"
+            shape_a, shape_b = (8, config.hidden_size), (width, 8)
+            tensors[f"{at}_A.weight"] = torch.randn(shape_a, generator=random)
+            tensors[f"{at}_B.weight"] = torch.randn(shape_b, generator=random)
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, out / "adapter_model.safetensors")
+    given = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 8,
+        "lora_alpha": 8,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": ["q_proj", "v_proj"],
+        "base_model_name_or_path": "tiny",
+    }
+    (out / "adapter_config.json").write_text(json.dumps(given))
+    return out
+
+
+def _write_processor(folder: Path, tokenizer: Any) -> None:
+    from transformers import CLIPImageProcessor, LlavaProcessor
+
+    side = {"height": 32, "width": 32}
+    image: Any = CLIPImageProcessor
+    both: Any = LlavaProcessor
+    both(
+        image_processor=image(size={"shortest_edge": 32}, crop_size=side),
+        tokenizer=tokenizer,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        image_token="<image>",
+        num_additional_image_tokens=1,
+    ).save_pretrained(folder)
+
+
+def _write_tokenizer(folder: Path) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -257,10 +405,13 @@ def _write_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast: Any = PreTrainedTokenizerFast
-    fast(
+    made = fast(
         tokenizer_object=tokenizer,
         unk_token="<unk>",
         bos_token="<s>",
         eos_token="</s>",
         pad_token="<pad>",
-    ).save_pretrained(folder)
+        additional_special_tokens=["<image>"],
+    )
+    made.save_pretrained(folder)
+    return made

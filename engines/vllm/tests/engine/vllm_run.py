@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -70,7 +71,9 @@ def alter_loaded_rows(tier: Any, alter: dict[str, Any]) -> None:
     tier._result = altered
 
 
-def answers(llm: Any, prompts: list[list[int]], phase: dict[str, Any]) -> list[Any]:
+def answers(
+    llm: Any, prompts: list[list[int]], phase: dict[str, Any], salt: str | None
+) -> list[Any]:
     """Return tokens and their log probabilities for each prompt."""
     from vllm.sampling_params import SamplingParams
 
@@ -82,13 +85,21 @@ def answers(llm: Any, prompts: list[list[int]], phase: dict[str, Any]) -> list[A
     )
     given: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts]
     for one in given:
-        if phase.get("salt"):
-            one["cache_salt"] = phase["salt"]
+        if salt:
+            one["cache_salt"] = salt
+        if phase.get("image") is not None:
+            one["multi_modal_data"] = {"image": picture(phase["image"])}
     more: dict[str, Any] = {}
     if phase.get("lora"):
         from vllm.lora.request import LoRARequest
 
-        more["lora_request"] = LoRARequest("adapter", 1, phase["lora"])
+        given_lora = phase["lora"]
+        more["lora_request"] = LoRARequest(
+            given_lora.get("name", "adapter"),
+            given_lora.get("id", 1),
+            given_lora["path"],
+            load_inplace=given_lora.get("load_inplace", False),
+        )
     found = llm.generate(given, chosen, use_tqdm=False, **more)
     return [
         {
@@ -105,6 +116,14 @@ def answers(llm: Any, prompts: list[list[int]], phase: dict[str, Any]) -> list[A
         }
         for one in found
     ]
+
+
+def picture(seed: int) -> Any:
+    """Return an image that is the same in every process."""
+    from PIL import Image  # type: ignore[import-not-found]  # beside vLLM alone
+
+    pixels = np.random.default_rng(seed).integers(0, 256, (32, 32, 3), np.uint8)
+    return Image.fromarray(pixels)
 
 
 def acceptance(llm: Any) -> dict[str, Any]:
@@ -127,11 +146,34 @@ def preemptions(llm: Any) -> int:
     )
 
 
+def let_llvmlite_be_read() -> None:
+    """Let a second engine start in a process that has loaded llvmlite.
+
+    vLLM 0.32 reads the `__dict__` of every value of every module then, and llvmlite's
+    library answers any name, this one too, with a function.
+
+    Source: vLLM 0.32.0, `triton_utils/dispatcher.py:_rebind_kernels`.
+    """
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    if ffi is None:
+        return
+    library: Any = type(ffi.lib)
+    answer = library.__getattr__
+
+    def answer_but_dict(self: Any, name: str) -> Any:
+        if name == "__dict__":
+            raise AttributeError(name)
+        return answer(self, name)
+
+    library.__getattr__ = answer_but_dict
+
+
 def live(phase: dict[str, Any]) -> dict[str, Any]:
     """Run one engine."""
     from vllm.config import KVTransferConfig
     from vllm.entrypoints.llm import LLM
 
+    let_llvmlite_be_read()
     arguments: dict[str, Any] = {
         "dtype": "float32",
         "max_model_len": 1024,
@@ -177,7 +219,20 @@ def live(phase: dict[str, Any]) -> dict[str, Any]:
             assert tier._transfers.drain(60)
             assert llm.reset_prefix_cache()
         before = time.monotonic()
-        rounds.append(answers(llm, phase["prompts"], phase))
+        if number and phase.get("swap"):
+            # An ordinary roll-out: other files, the same path.
+            new, used = phase["swap"]
+            shutil.copytree(new, used, dirs_exist_ok=True)
+        if number and phase.get("forget_host"):
+            # What the device still has is stored again.
+            llm.llm_engine.engine_core.engine_core.scheduler.connector.reset_cache()
+        if number:
+            later = {"lora": "later_lora", "prompts": "later_prompts"}
+            given = {own: phase[one] for own, one in later.items() if phase.get(one)}
+            phase = {**phase, **given}
+        salts = phase.get("salts") or [phase.get("salt")]
+        salt = salts[number % len(salts)]
+        rounds.append(answers(llm, phase["prompts"], phase, salt))
         seconds.append(time.monotonic() - before)
         finish(llm)
         accepted.append(acceptance(llm) if phase.get("draft") else {})

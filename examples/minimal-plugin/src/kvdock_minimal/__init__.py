@@ -2,7 +2,7 @@
 
 from ctypes import memmove, string_at
 
-from kvdock import KindSupport, Manifest, PoolKind, hookimpl, key_suffixes
+from kvdock import KindSupport, Manifest, PoolKind, hookimpl
 
 
 @hookimpl
@@ -13,27 +13,26 @@ def kvdock_manifest():
 
 @hookimpl
 def kvdock_register_pool():
-    return {}
+    return Store()
 
 
-@hookimpl
-def kvdock_key_suffix(pool, shard):
-    return key_suffixes(pool, shard)
+class Store(dict):
+    def run(self, batch):
+        from kvdock import BatchResult, Operation, Outcome
 
+        if batch.operation in (Operation.DELETE, Operation.CLEAR):
+            return BatchResult.all(batch, Outcome.REFUSED)
+        outcomes, lengths = [], []
+        sizes = batch.object_bytes.tolist()
+        for row, (key, nbytes) in enumerate(zip(batch.keys, sizes)):
+            if batch.operation is Operation.PUT:
+                self.setdefault(key, string_at(int(batch.addresses[row, 0]), nbytes))
+            found = self.get(key)
+            if batch.operation is Operation.GET and found is not None:
+                memmove(int(batch.addresses[row, 0]), found, min(len(found), nbytes))
+            outcomes.append(Outcome.ABSENT if found is None else Outcome.OK)
+            lengths.append(len(found or b""))
+        return BatchResult(outcomes, lengths)
 
-@hookimpl
-def kvdock_batch_io(handle, batch):
-    from kvdock import BatchResult, Operation, Outcome
-
-    if batch.operation in (Operation.DELETE, Operation.CLEAR):
-        return BatchResult.all(batch, Outcome.REFUSED)
-    outcomes, lengths = [], []
-    for row, (key, nbytes) in enumerate(zip(batch.keys, batch.object_bytes.tolist())):
-        if batch.operation is Operation.PUT:
-            handle.setdefault(key, string_at(int(batch.addresses[row, 0]), nbytes))
-        found = handle.get(key)
-        if batch.operation is Operation.GET and found is not None:
-            memmove(int(batch.addresses[row, 0]), found, min(len(found), nbytes))
-        outcomes.append(Outcome.ABSENT if found is None else Outcome.OK)
-        lengths.append(len(found or b""))
-    return BatchResult(outcomes, lengths)
+    def close(self):
+        self.clear()

@@ -1,12 +1,12 @@
-"""What `kvdock store` does with a directory of segment files."""
+"""`kvdock store` on a directory of segment files."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from kvdock.config import structure
-from kvdock.segments import DirectoryStore
 from kvdock_file.settings import FileSettings
+from kvdock_segments import DirectoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvdock.segments import IOEngine, IOResult, checksums, open_file
 from kvdock_hf3fs import chunks
 from kvdock_hf3fs.reach import move_within
 from kvdock_hf3fs.rings import IDLE
 from kvdock_hf3fs.shared_memory import IOVS, ranges_of
+from kvdock_segments import IOEngine, IOResult, checksums, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kvdock.segments import IORequest
     from kvdock_hf3fs.library import Usrbio
     from kvdock_hf3fs.rings import Ring, Rings
     from kvdock_hf3fs.shared_memory import Iov
+    from kvdock_segments import IORequest
 
 _POLL_S = 0.25
 """How long one wait takes at most; the daemon is woken again after it."""
@@ -65,7 +65,7 @@ class UsrbioEngine(IOEngine):
 
     @property
     def _forked(self) -> bool:
-        """Whether this is a child, which has no rings of its own."""
+        """Return whether this is a child, which has no rings of its own."""
         return os.getpid() != self._pid
 
     def slot_bytes(self, object_bytes: int) -> int:

@@ -32,7 +32,7 @@ class Completion(Protocol):
 
     @property
     def userdata(self) -> object:
-        """What was given to `prepare`."""
+        """Return what was given to `prepare`."""
 
 
 class RawRing(Protocol):

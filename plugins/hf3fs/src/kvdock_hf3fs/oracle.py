@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvdock.segments import SegmentOracle
 from kvdock.testing import Oracle
 from kvdock_hf3fs.settings import Mode
+from kvdock_segments import SegmentOracle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,13 +27,10 @@ class Hf3fsOracle(SegmentOracle, Oracle):
             # Only beside the root is the file system that is asked for.
             folder = self.root.parent / f"{folder.parent.name}-{folder.name}"
         return {
-            "root": str(folder),
+            **super().small(folder),
             "mode": str(self._settings.mode),
             "mount": self._settings.mount,
             "chunk": min(self._settings.chunk, 64 << 10),
-            "free_space": 0,
-            "quota": "4 MiB",
-            "segment_bytes": "1 MiB",
         }
 
 

@@ -9,31 +9,20 @@ from kvdock import (
     API_VERSION,
     AttachConfig,
     Capability,
-    Capacity,
     Finding,
-    HitPolicy,
     HostMemory,
     KindSupport,
     Manifest,
-    PoolKind,
     Scope,
     Support,
     Verdict,
     hookimpl,
-    key_suffixes,
 )
 from kvdock_hf3fs.settings import Hf3fsSettings, Mode
 
 if TYPE_CHECKING:
-    from kvdock import Batch, BatchResult, PoolSpec, Region, Shard
-    from kvdock.segments import SegmentStore
-
-_ANY_POOL = KindSupport(
-    hit_policies=HitPolicy,
-    split_heads=Support.NATIVE,
-    draft=Support.NATIVE,
-    multi_buffer=Support.NATIVE,
-)
+    from kvdock import PoolSpec, Region, Shard
+    from kvdock_segments import SegmentStore
 
 
 @hookimpl
@@ -43,7 +32,7 @@ def kvdock_manifest() -> Manifest:
         name="hf3fs",
         api=API_VERSION,
         summary="pages in files of 3FS through USRBIO, or of any shared file system",
-        kinds=dict.fromkeys(PoolKind, _ANY_POOL),
+        kinds=KindSupport.of_every_kind(),
         zero_copy=Support.NATIVE,
         memory_registration=Support.NATIVE,
         host_allocator=Support.NATIVE,
@@ -53,6 +42,9 @@ def kvdock_manifest() -> Manifest:
         direct_transfer=Support.NO,
         integrity=Support.NATIVE,
         eviction=Support.NATIVE,
+        touch=Support.NATIVE,
+        removed=Support.NATIVE,
+        capacity=Support.NATIVE,
         durability=Scope.CLUSTER,
         sharing=Scope.CLUSTER,
         clear_reach=Scope.NAMESPACE,
@@ -105,42 +97,6 @@ def kvdock_register_pool(
     pool: PoolSpec, region: Region, config: AttachConfig
 ) -> SegmentStore:
     """Open the store of this namespace and pool."""
-    from kvdock_hf3fs.store import open_store  # noqa: PLC0415 - as above
+    from kvdock_hf3fs.store import open_pool  # noqa: PLC0415 - as above
 
-    return open_store(pool, region, config)
-
-
-@hookimpl
-def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
-    """Return the suffixes of the core, one for each object of a page."""
-    return key_suffixes(pool, shard)
-
-
-@hookimpl
-def kvdock_batch_io(handle: SegmentStore, batch: Batch) -> BatchResult:
-    """Run one batch."""
-    return handle.run(batch)
-
-
-@hookimpl
-def kvdock_touch(handle: SegmentStore, keys: Sequence[str]) -> None:
-    """Count objects as used now, in memory."""
-    handle.touch(keys)
-
-
-@hookimpl
-def kvdock_removed(handle: SegmentStore, limit: int) -> Sequence[str]:
-    """Look up the keys that were stored, in memory."""
-    return handle.removed(limit)
-
-
-@hookimpl
-def kvdock_capacity(handle: SegmentStore) -> Capacity:
-    """Measure the namespace against its quota, or against the free space."""
-    return Capacity(*handle.fill())
-
-
-@hookimpl
-def kvdock_release(handle: SegmentStore) -> None:
-    """Close the store's files; stored pages stay."""
-    handle.close()
+    return open_pool(pool, region, config)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from kvdock.segments import PosixIOEngine
 from kvdock_hf3fs.chunks import LEAST_BYTES, slot_bytes
 from kvdock_hf3fs.reach import move_within
+from kvdock_segments import PosixIOEngine
 
 if TYPE_CHECKING:
     from kvdock import AddressRanges
-    from kvdock.segments import IORequest, IOResult
+    from kvdock_segments import IORequest, IOResult
 
 _BLOCK = 4096  # of direct I/O
 

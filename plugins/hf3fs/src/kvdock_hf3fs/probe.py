@@ -5,32 +5,31 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvdock import Block, Finding
 from kvdock.errors import KvdockError
-from kvdock.segments import IORequest, check_root
+from kvdock.resilience import LateError, run_within
 from kvdock_hf3fs import library
 from kvdock_hf3fs.engine import UsrbioEngine
 from kvdock_hf3fs.rings import Rings
 from kvdock_hf3fs.settings import Mode
 from kvdock_hf3fs.shared_memory import FOLDER, IOVS
 from kvdock_hf3fs.store import existing, mount_of
+from kvdock_segments import IORequest, check_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from kvdock.segments import IOEngine
     from kvdock_hf3fs.library import Usrbio
     from kvdock_hf3fs.settings import Hf3fsSettings
+    from kvdock_segments import IOEngine
 
 _LIMIT_S = 5.0
 _PAGE = 64 << 10
@@ -208,33 +207,15 @@ def _type_of(root: Path) -> str:
 
 def _within_limit(call: Callable[[], list[Finding]]) -> list[Finding]:
     """Run a call that a dead daemon may never end."""
-    future: Future[list[Finding]] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised by `result`
-            future.set_exception(error)
-
-    Thread(target=run, daemon=True, name="kvdock-hf3fs-probe").start()
     try:
-        return future.result(2 * _LIMIT_S)
-    except TimeoutError:
-        return [
-            Finding(
-                ok=False,
-                what=f"a page through rings did not come back in {2 * _LIMIT_S:.0f} s",
-                hint="Look at the log of 3FS's FUSE daemon, and restart it.",
-            )
-        ]
+        what = "moving a page through rings"
+        return run_within(time.monotonic() + 2 * _LIMIT_S, call, what)
+    except LateError as error:
+        hint = "Look at the log of 3FS's FUSE daemon, and restart it."
+        return [Finding(ok=False, what=error.what, hint=hint)]
     except OSError as error:
-        return [
-            Finding(
-                ok=False,
-                what=f"rings do not work: {error}",
-                hint="Look at the log of 3FS's FUSE daemon.",
-            )
-        ]
+        hint = "Look at the log of 3FS's FUSE daemon."
+        return [Finding(ok=False, what=f"rings do not work: {error}", hint=hint)]
 
 
 def _file_of(usrbio: Usrbio) -> str:

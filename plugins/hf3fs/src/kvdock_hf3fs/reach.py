@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.segments import UNREGISTERED, IOResult
+from kvdock_segments import UNREGISTERED, IOResult
 
 if TYPE_CHECKING:
     from kvdock import AddressRanges
-    from kvdock.segments import IORequest
+    from kvdock_segments import IORequest
 
 
 def move_within(

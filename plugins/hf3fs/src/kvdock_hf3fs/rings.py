@@ -17,7 +17,7 @@ IDLE = -1
 
 
 class Ticket:
-    """What identifies one operation of a ring: its userdata.
+    """The userdata that identifies one operation of a ring.
 
     A completion is matched by this object itself, never by its position: results
     come in the order in which operations ended. A ring has one for each of its

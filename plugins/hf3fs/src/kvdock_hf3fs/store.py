@@ -4,43 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvdock import AddressRanges, canonical
+from kvdock import AddressRanges
 from kvdock.errors import PluginError
-from kvdock.segments import (
-    SegmentStore,
-    StoreLimits,
-    StoreLocation,
-    TrialStore,
-    WriterLiveness,
-)
 from kvdock_hf3fs import library
 from kvdock_hf3fs.engine import UsrbioEngine
 from kvdock_hf3fs.posix import MountedIOEngine
 from kvdock_hf3fs.rings import Rings
 from kvdock_hf3fs.settings import Mode
 from kvdock_hf3fs.shared_memory import IOVS
+from kvdock_segments import open_store
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from kvdock import AttachConfig, HostMemory, PoolSpec, Region
-    from kvdock.segments import IOEngine
     from kvdock_hf3fs.library import Usrbio
     from kvdock_hf3fs.settings import Hf3fsSettings
+    from kvdock_segments import IOEngine, SegmentStore
 
 _RINGS = "hf3fs rings"
-
-
-def limits_of(settings: Hf3fsSettings) -> StoreLimits:
-    """Return the limits of a namespace."""
-    return StoreLimits(
-        quota_bytes=settings.quota,
-        high_watermark=settings.high_watermark,
-        low_watermark=settings.low_watermark,
-        free_bytes=settings.free_space,
-        segment_bytes=settings.segment_bytes,
-        open_files=settings.open_files,
-    )
 
 
 def mount_of(usrbio: Usrbio, settings: Hf3fsSettings) -> str:
@@ -84,34 +66,14 @@ def allocate(nbytes: int, settings: Hf3fsSettings) -> HostMemory:
     )
 
 
-def open_store(pool: PoolSpec, region: Region, config: AttachConfig) -> SegmentStore:
+def open_pool(pool: PoolSpec, region: Region, config: AttachConfig) -> SegmentStore:
     """Open the store of one pool of a namespace.
 
     Raises:
         KvdockError: If the root or a stored namespace record cannot be trusted, or
             memory of the pool is not in an iov.
     """
-    settings: Hf3fsSettings = config.settings
-    record = config.namespace_record
-    liveness = WriterLiveness.LOCKS if settings.locks else WriterLiveness.TIMEOUT
-    place = StoreLocation(
-        root=settings.root,
-        namespace=config.namespace,
-        pool=pool.name,
-        object_bytes=region.object_bytes.tolist(),
-        record=canonical(record) if record else b"",
-        shared=settings.shared_root,
-        liveness=liveness,
-    )
-    limits = limits_of(settings)
-    engine = _engine(region, config)
-    try:
-        if config.trial:
-            return TrialStore.open(place, engine, limits, config.shared)
-        return SegmentStore(place, engine, limits)
-    except BaseException:
-        engine.close()
-        raise
+    return open_store(_engine(region, config), pool, region, config)
 
 
 def _engine(region: Region, config: AttachConfig) -> IOEngine:

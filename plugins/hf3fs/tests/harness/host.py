@@ -13,8 +13,8 @@ from attached import OK, attached
 from stale import StaleAttributes
 
 from kvdock import Dock
-from kvdock.segments import ownership
 from kvdock_hf3fs import store
+from kvdock_segments import ownership
 
 # A server forks hosts: what it has imported costs them nothing.
 WARM = Dock.load(require=("hf3fs",)), store

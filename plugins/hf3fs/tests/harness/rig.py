@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock import Block, HostMemory
-from kvdock.segments import IORequest, IOResult
 from kvdock_hf3fs import library
 from kvdock_hf3fs.engine import UsrbioEngine
 from kvdock_hf3fs.rings import Rings
 from kvdock_hf3fs.shared_memory import IOVS
+from kvdock_segments import IORequest, IOResult
 
 PAGE = 8192
 BLANK = 0xA5

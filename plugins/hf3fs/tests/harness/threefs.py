@@ -15,10 +15,10 @@ from kvdock.errors import KvdockError
 from kvdock_hf3fs import library
 
 FAKE = Path(__file__).parents[1] / "fake"
-REAL = os.environ.get("KVDOCK_HF3FS_MOUNT", "")
+REAL = os.environ.get("TESTS_OF_KVDOCK_HF3FS_MOUNT", "")
 """A real mount to run the tests on, with the real module: `make test-hf3fs`."""
 
-POSIX_ONLY = os.environ.get("KVDOCK_HF3FS_MODE", "") == "posix"
+POSIX_ONLY = os.environ.get("TESTS_OF_KVDOCK_HF3FS_MODE", "") == "posix"
 """Whether only the tests of mode posix run there: `MODE=posix`."""
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -33,8 +34,9 @@ from kvdock_mooncake.namespace_state import NamespaceState
 from kvdock_mooncake.put_options import PutOptions
 from kvdock_mooncake.registered_memory import KnownMemory
 from kvdock_mooncake.shared_segments import SHARED_SEGMENTS
-from kvdock_mooncake.shutdown import BACKGROUND_CALLS, STORES
+from kvdock_mooncake.shutdown import BACKGROUND_CALLS
 from kvdock_mooncake.spill import SpillDirectory
+from kvdock_mooncake.teardown import end_store
 from kvdock_mooncake.transfer_limits import pieces_at_once, warnings
 from kvdock_mooncake.warmup import WarmUp
 
@@ -53,7 +55,7 @@ class ClientClosed(Exception):  # noqa: N818 - handled by callers of `session`
 
 
 class State(StrEnum):
-    """Whether calls may be made."""
+    """The state of the client: whether calls may be made."""
 
     READY = "ready"
     """Calls may be made."""
@@ -385,8 +387,10 @@ class Client:
             time.sleep(_LEAVE_EVERY_S)
 
     def _close(self) -> None:
-        status = self._store.close()
-        STORES.discard(self._store)
+        if not end_store(self._store, self._closed):
+            log.warning("the Mooncake store takes long to close; it is waited for")
+
+    def _closed(self, status: int) -> None:
         self.state = State.CLOSED
         if self.spill:
             self.spill.mark_clean()
@@ -491,7 +495,9 @@ class Client:
                         spare, self._store = self._store, store
                         self.put_options = options
         finally:
-            status = spare.close()
-            STORES.discard(spare)
-        if spare is not store and not status:
+            replaced = spare is not store
+            end_store(spare, partial(self._ended_spare, replaced=replaced))
+
+    def _ended_spare(self, status: int, *, replaced: bool) -> None:
+        if replaced and not status:
             self.held.release()

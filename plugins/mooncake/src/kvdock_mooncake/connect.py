@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import socket
-import threading
+import time
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from kvdock.errors import KvdockError
+from kvdock.resilience import LateError, run_within
 from kvdock_mooncake.error_codes import MASTER_LOST, sentence_of
 from kvdock_mooncake.master import ClusterError
 from kvdock_mooncake.preconditions import check_before_setup
 from kvdock_mooncake.settings import MooncakeSettings, Protocol, split_address
 from kvdock_mooncake.shutdown import STORES
+from kvdock_mooncake.teardown import end_store, handshake_ports
 from kvdock_mooncake.transfer_limits import TIMEOUTS
 
 if TYPE_CHECKING:
@@ -75,13 +74,14 @@ def own_address(settings: MooncakeSettings) -> str:
 
 
 def limit_patience(
-    settings: MooncakeSettings, environ: MutableMapping[str, str] = os.environ
+    settings: MooncakeSettings, environ: MutableMapping[str, str] | None = None
 ) -> None:
     """Set the library's own limits where the user has not set them.
 
     The library reads most of them whenever a store is set up, and the level
     of its log when it is loaded.
     """
+    environ = os.environ if environ is None else environ
     milliseconds = str(int(settings.rpc_timeout_s * 1000))
     limits = {
         "MC_STORE_CLIENT_SETUP_RETRIES": "1",
@@ -175,36 +175,6 @@ def _setup(settings: MooncakeSettings, spill: str) -> Callable[[Any], int]:
     )
 
 
-@attrs.define
-class _Attempt:
-    """A setup in a thread of its own, and whether its caller still waits."""
-
-    lock: threading.Lock = attrs.field(factory=threading.Lock)
-    abandoned: bool = False
-    answers: queue.SimpleQueue[Any] = attrs.field(factory=queue.SimpleQueue)
-
-    def run(self, make: Callable[[], Any], setup: Callable[[Any], int]) -> None:
-        """Set a store up and hand it, or the error, to the caller.
-
-        A store that failed ends here: a handler of the error might keep it
-        alive, and with it the memory that it lends.
-        """
-        answer: Any
-        try:
-            store = make()
-            status = setup(store)
-            answer = status or (store,)
-        except Exception as error:  # noqa: BLE001 - handed to the waiting thread
-            answer = error
-        store = None
-        with self.lock:
-            if not self.abandoned:
-                self.answers.put(answer)
-                return
-        if isinstance(answer, tuple):
-            answer[0].close()
-
-
 def _within(
     timeout_s: float,
     make: Callable[[], Any],
@@ -219,28 +189,40 @@ def _within(
         setup: Sets it up; returns 0, or the library's number.
         advise: Says what to do about a number.
     """
-    attempt = _Attempt()
-    threading.Thread(
-        target=attempt.run, args=(make, setup), name="kvdock-join", daemon=True
-    ).start()
+
+    def work() -> tuple[int, Any, frozenset[int]]:
+        store = None
+        try:
+            with STORES.setup():
+                before = handshake_ports()
+                store = make()
+                status = setup(store)
+                ports = handshake_ports() - before
+            return status, None if status else store, ports
+        finally:
+            # The traceback of an error would keep it alive, with the memory it lends.
+            store = None
+
+    def discard(late: tuple[int, Any, frozenset[int]]) -> None:
+        if late[1] is not None:
+            STORES.add(*late[1:])
+            end_store(late[1])
+
+    what, deadline_s = "joining the Mooncake cluster", time.monotonic() + timeout_s
     try:
-        answer = attempt.answers.get(timeout=timeout_s)
-    except queue.Empty:
-        with attempt.lock:
-            attempt.abandoned = True
+        status, store, ports = run_within(deadline_s, work, what, discard)
+    except LateError as late:
+        fix = "Look at the master's log; setup_timeout_s allows more time."
+        raise ClusterError(late.what, fix=fix) from None
+    except Exception as error:
         raise ClusterError(
-            f"joining the Mooncake cluster took longer than {timeout_s:g} s",
-            fix="Look at the master's log; setup_timeout_s allows more time.",
-        ) from None
-    if isinstance(answer, tuple):
-        STORES.add(answer[0])
-        return answer[0]
-    if isinstance(answer, BaseException):
-        raise ClusterError(
-            f"the Mooncake library refused its settings: {answer}",
+            f"the Mooncake library refused its settings: {error}",
             fix="Check sizes, ssd_path and devices.",
-        ) from answer
+        ) from error
+    if not status:
+        STORES.add(store, ports)
+        return store
     raise ClusterError(
-        f"the Mooncake library could not join: {sentence_of(answer)}",
-        fix=advise(answer),
+        f"the Mooncake library could not join: {sentence_of(status)}",
+        fix=advise(status),
     )

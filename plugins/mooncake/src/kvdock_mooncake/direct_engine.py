@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +18,17 @@ import attrs
 import numpy as np
 
 from kvdock.errors import KvdockError, PluginError
+from kvdock.own_sockets import accept_nothing, listening_ports
 from kvdock_mooncake.connect import limit_patience, own_address, reject_fork
 from kvdock_mooncake.library import load
 from kvdock_mooncake.preconditions import check_transport
+from kvdock_mooncake.settings import Protocol
 from kvdock_mooncake.shutdown import BACKGROUND_CALLS, STORES
+from kvdock_mooncake.teardown import PATIENCE_S, Teardown, end_engine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from kvdock import Block
     from kvdock.arrays import Int64Array
+    from kvdock.peers.connections import Pieces
     from kvdock_mooncake.library import Wheel
     from kvdock_mooncake.settings import MooncakeSettings
 
@@ -41,8 +41,15 @@ PROBE_BYTES = 8
 
 _UNCONFIRMED = ("MC_TCP_PROTO", "1")
 _SCRATCH_BYTES = 64
-_LAST_REFERENCES = 3
-"""Counted by `sys.getrefcount` in `_destroy`: the field, a variable, the argument."""
+_SCRATCH: list[Any] = []
+"""The scratch of every engine of this process: no address is used a second time, so
+that a peer of an engine that was closed does not reach the next one on its port."""
+_LIBRARY_PORTS = range(15000, 17001)
+"""Where the library listens by default."""
+_STARTING = threading.Lock()
+_METADATA = "P2PHANDSHAKE"
+"""Endpoints have addresses, so no server of metadata is needed. The library would speak
+to one with the interpreter's lock held."""
 
 
 def why_not(wheel: Wheel) -> str:
@@ -62,27 +69,58 @@ class EngineClosed(Exception):  # noqa: N818 - handled by callers of `write`
     """The engine makes no call: it is closed, or in a forked child."""
 
 
+def _start(settings: MooncakeSettings, *, listens: bool) -> Any:  # noqa: ANN401 - the library's own class
+    """Return an engine that is set up."""
+    raw = importlib.import_module("mooncake.engine").TransferEngine()
+    with _STARTING:
+        before, stores = listening_ports(), STORES.setups
+        status = raw.initialize(
+            own_address(settings), _METADATA, settings.protocol, settings.devices
+        )
+        alone = STORES.setups == stores and not STORES.running
+        opened = listening_ports() - before
+    if status:
+        raise KvdockError(
+            f"the Mooncake library starts no transfer engine: {status}",
+            fix="Look at the library's lines on standard error.",
+        )
+    if not listens and settings.protocol is Protocol.TCP:
+        # Its second port is told by no call, only by when it was opened.
+        data = {port for port in opened if alone and port in _LIBRARY_PORTS}
+        accept_nothing(frozenset((*data, int(raw.get_rpc_port()))))
+    return raw
+
+
 @attrs.define(eq=False)
 class DirectEngine:
     """A TransferEngine and its running calls.
 
     Args:
         address: Where peers reach it, "host:port".
-        blocks: The memory that it has registered.
+        memory: Address and size of each piece that it has registered.
     """
 
     address: str
-    blocks: tuple[Block, ...]
+    memory: Pieces
     _raw: Any
     _scratch: Any
     _pid: int = attrs.field(factory=os.getpid, init=False)
     _calls: int = attrs.field(default=0, init=False)
     _closed: bool = attrs.field(default=False, init=False)
+    _teardown: Teardown | None = attrs.field(default=None, init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     @classmethod
-    def open(cls, settings: MooncakeSettings, blocks: Iterable[Block]) -> DirectEngine:
+    def open(
+        cls, settings: MooncakeSettings, memory: Pieces, *, listens: bool
+    ) -> DirectEngine:
         """Start an engine and register memory with it.
+
+        Args:
+            settings: Complete settings.
+            memory: Address and size of each piece.
+            listens: Whether peers write to it. One that only sends takes no
+                connection, where the transport is TCP.
 
         Raises:
             KvdockError: If the library cannot do this here.
@@ -93,36 +131,26 @@ class DirectEngine:
         library = load()
         if reason := why_not(library.wheel):
             raise PluginError(reason, fix=f"Use {SINCE} or newer, and unset it.")
-        raw = importlib.import_module("mooncake.engine").TransferEngine()
-        status = raw.initialize(
-            own_address(settings),
-            settings.metadata_server,
-            settings.protocol,
-            settings.devices,
-        )
-        if status:
-            raise KvdockError(
-                f"the Mooncake library starts no transfer engine: {status}",
-                fix="Look at the library's lines on standard error.",
-            )
+        raw = _start(settings, listens=listens)
         host = own_address(settings)
         host = f"[{host}]" if ":" in host else host
         scratch = np.zeros(_SCRATCH_BYTES, np.uint8)
-        known = tuple(block for block in blocks if block.nbytes)
-        addresses = [block.address for block in known]
-        sizes = [block.nbytes for block in known]
+        _SCRATCH.append(scratch)
+        addresses = [address for address, _ in memory]
+        sizes = [nbytes for _, nbytes in memory]
         # This call frees the interpreter meanwhile, which `register_memory` does not.
         status = raw.batch_register_memory(
             [*addresses, int(scratch.ctypes.data)], [*sizes, scratch.nbytes]
         )
         if status:
+            end_engine(raw)
             raise KvdockError(
-                f"the Mooncake library does not register {len(known)} blocks of "
+                f"the Mooncake library does not register {len(memory)} pieces of "
                 f"{sum(sizes)} bytes for peers: {status}",
                 fix="Look at the library's lines on standard error.",
             )
         STORES.add(raw)
-        return cls(f"{host}:{raw.get_rpc_port()}", known, raw, scratch)
+        return cls(f"{host}:{raw.get_rpc_port()}", memory, raw, scratch)
 
     @property
     def scratch_address(self) -> int:
@@ -172,32 +200,31 @@ class DirectEngine:
     def _leave(self) -> None:
         with self._lock:
             self._calls -= 1
-            last = self._closed and not self._calls
-        if last:
-            self._destroy()
+            if self._closed and not self._calls:
+                self._begin_teardown()
 
-    def close(self) -> bool:
-        """Destroy the engine once no call runs; return whether that is done.
+    def end(self) -> None:
+        """Begin to destroy the engine, or let its last running call do so."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            self._closed = True
+            if not self._calls:
+                self._begin_teardown()
+
+    def close(self, patience_s: float = PATIENCE_S) -> bool:
+        """Destroy the engine unless a call runs; return whether that is done.
 
         True says that its threads have ended and its connections are closed: it
         reads and writes no memory of this process any more.
-        """
-        if os.getpid() != self._pid:
-            return False
-        with self._lock:
-            self._closed = True
-            if self._calls:
-                return False
-        if self._raw is not None:
-            self._destroy()
-        return self._raw is None
 
-    def _destroy(self) -> None:
-        """Drop the last reference: the destructor joins the engine's threads."""
-        STORES.discard(self._raw)
-        raw = self._raw
-        if sys.getrefcount(raw) > _LAST_REFERENCES:
-            # Another reference keeps it: peers could still write.
-            return
-        self._raw = None
-        del raw
+        Args:
+            patience_s: How long to wait for that.
+        """
+        self.end()
+        return self._teardown is not None and self._teardown.wait(patience_s)
+
+    def _begin_teardown(self) -> None:
+        if self._teardown is None:
+            self._teardown = end_engine(self._raw)
+            self._raw = None

@@ -1,4 +1,4 @@
-"""What the client library's numbers mean.
+"""The meaning of the client library's numbers.
 
 The library returns negative numbers and has no enum for them in Python. They
 are the same in every release that this plugin accepts.

@@ -42,7 +42,7 @@ _EXPECTED = frozenset({NOT_FOUND, NOT_READY, NO_ROOM, LEASED})
 
 @attrs.define(eq=False)
 class Health:
-    """How the calls of one client went.
+    """The record of one client's calls.
 
     Args:
         replaceable: Whether a stuck store may be replaced by a new one.

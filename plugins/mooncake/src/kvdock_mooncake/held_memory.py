@@ -57,7 +57,7 @@ class Renewal(StrEnum):
 
 @attrs.frozen
 class CallTimer:
-    """When a call of the library began, by both clocks that matter.
+    """The start of a library call by both clocks that matter.
 
     The library measures its 60 s by the clock of the wall, which may be set.
     """
@@ -96,12 +96,12 @@ class HeldMemory:
 
     @property
     def full(self) -> bool:
-        """Whether so much is held that nothing more may be moved."""
+        """Return whether so much is held that nothing more may be moved."""
         return self.nbytes > self.most_bytes
 
     @property
     def outlives_store(self) -> bool:
-        """Whether some is held that stays so when its store is closed."""
+        """Return whether some is held that stays so when its store is closed."""
         return bool(self.nbytes) and self.renewal is Renewal.WITHOUT_EFFECT
 
     def add(self, nbytes: int) -> MemoryHold:

@@ -187,7 +187,7 @@ class Library:
 
     @property
     def multi_buffer(self) -> bool:
-        """Whether one object may lie in several pieces of memory."""
+        """Return whether one object may lie in several pieces of memory."""
         return {
             "batch_put_from_multi_buffers",
             "batch_get_into_multi_buffers",
@@ -195,32 +195,32 @@ class Library:
 
     @property
     def ssd_offload(self) -> bool:
-        """Whether a client can spill to a disk of its own."""
+        """Return whether a client can spill to a disk of its own."""
         return {"enable_ssd_offload", "ssd_offload_path"} <= self.setup_parameters
 
     @property
     def tenants(self) -> bool:
-        """Whether a client can name its tenant."""
+        """Return whether a client can name its tenant."""
         return "tenant_id" in self.setup_parameters
 
     @property
     def groups(self) -> bool:
-        """Whether objects can be evicted together."""
+        """Return whether objects can be evicted together."""
         return "group_ids" in self.put_options
 
     @property
     def soft_pin_ttl(self) -> bool:
-        """Whether a put can say how long its soft pin lasts."""
+        """Return whether a put can say how long its soft pin lasts."""
         return self.soft_pin is not None and "soft_pin_ttl_ms" in self.put_options
 
     @property
     def segment_lists(self) -> bool:
-        """Whether a put can name several segments, in order."""
+        """Return whether a put can name several segments, in order."""
         return "preferred_segments" in self.put_options
 
     @property
     def probes(self) -> bool:
-        """Whether a lookup can leave no lease behind."""
+        """Return whether a lookup can leave no lease behind."""
         return "batch_probe_key" in self.methods
 
 

@@ -34,7 +34,7 @@ class ClusterError(KvdockError):
 
 @attrs.define(eq=False)
 class Master:
-    """Where a master, or a standalone client, is to be found.
+    """The address of a master, or of a standalone client.
 
     Args:
         address: "host:port", or "etcd://host:port;host:port" for the
@@ -56,7 +56,7 @@ class Master:
 
     @property
     def what(self) -> str:
-        """What is to be found there."""
+        """Return what is to be found there."""
         if self.standalone:
             return "Mooncake standalone client"
         return "etcd" if self.address.startswith(_ETCD) else "Mooncake master"
@@ -94,7 +94,8 @@ class Master:
             elif self.what == "etcd":
                 program = "etcd"
             raise ClusterError(
-                f"no {self.what} answers at {self.address}: {failed}",
+                f"no {self.what} answers at {self.address}: "
+                f"{failed.strerror or failed}",
                 fix=f"Start {program} there, or correct {setting}.",
             ) from failed
 

@@ -1,4 +1,4 @@
-"""What a master says of its cluster over HTTP: segments, capacity, tenants.
+"""Read a master's report on its cluster over HTTP.
 
 The client library has no call for any of it. Every request has a deadline, and a
 master whose HTTP port is elsewhere, or closed, only means that it is not known.
@@ -54,7 +54,7 @@ class MasterStatus:
 
     @property
     def address(self) -> str:
-        """Where it is asked."""
+        """Return where it is asked."""
         return f"{self.host}:{self.port}"
 
     def segments(self) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""What the pools of one namespace share in one client."""
+"""The state that the pools of one namespace share in one client."""
 
 from __future__ import annotations
 

@@ -11,38 +11,27 @@ from kvdock import (
     API_VERSION,
     AttachConfig,
     Capability,
-    Capacity,
     Finding,
-    HitPolicy,
     HostMemory,
     KindSupport,
     Manifest,
-    PoolKind,
     Scope,
     Support,
     Verdict,
     hookimpl,
-    key_suffixes,
 )
 from kvdock.config import structure
 from kvdock.errors import KvdockError, PluginError
+from kvdock.plugin import StorelessPool
 from kvdock_mooncake.settings import MooncakeSettings, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvdock import Batch, BatchResult, PoolSpec, Region, Shard
-    from kvdock_mooncake.direct import Peer
+    from kvdock import PoolSpec, Region, Shard
     from kvdock_mooncake.pool import PoolHandle
 
 log = logging.getLogger("kvdock")
-
-_ANY_POOL = KindSupport(
-    hit_policies=HitPolicy,
-    split_heads=Support.NATIVE,
-    draft=Support.NATIVE,
-    multi_buffer=Support.NATIVE,
-)
 
 
 def _unsaid() -> MooncakeSettings:
@@ -57,13 +46,14 @@ def kvdock_manifest() -> Manifest:
         name="mooncake",
         api=API_VERSION,
         summary="DRAM and SSD of a Mooncake cluster, over RDMA or TCP",
-        kinds=dict.fromkeys(PoolKind, _ANY_POOL),
+        kinds=KindSupport.of_every_kind(),
         zero_copy=Support.NATIVE,
         memory_registration=Support.NATIVE,
         host_allocator=Support.NATIVE,
         direct_transfer=Support.NATIVE,
         integrity=Support.NO,
         eviction=Support.NATIVE,
+        capacity=Support.NATIVE,
         durability=Scope.PROCESS,
         sharing=Scope.CLUSTER,
         clear_reach=Scope.NAMESPACE,
@@ -131,9 +121,9 @@ def _joins_with(config: AttachConfig) -> MooncakeSettings:
 @hookimpl
 def kvdock_allocate(nbytes: int, config: AttachConfig) -> HostMemory | None:
     """Bring memory that a standalone client shares, if there is one."""
-    settings = _joins_with(config)
-    if not settings.standalone:
+    if not (config.settings or _unsaid()).standalone:
         return None
+    settings = _joins_with(config)
     from kvdock_mooncake.shared_memory import allocate  # noqa: PLC0415 - as above
 
     return allocate(settings, nbytes, config)
@@ -142,15 +132,23 @@ def kvdock_allocate(nbytes: int, config: AttachConfig) -> HostMemory | None:
 @hookimpl
 def kvdock_register_pool(
     pool: PoolSpec, region: Region, config: AttachConfig
-) -> PoolHandle:
-    """Join the cluster, or share the client that has, and register memory."""
+) -> PoolHandle | NoPages:
+    """Join the cluster, or share the client that has, and register memory.
+
+    Pools that only go to peers need no cluster: without a master none is joined.
+    """
+    from kvdock.peers.connections import ConnectedPool  # noqa: PLC0415 - as above
     from kvdock_mooncake.clear import resume_clear  # noqa: PLC0415 - as above
-    from kvdock_mooncake.direct import DirectAttachment  # noqa: PLC0415 - as above
+    from kvdock_mooncake.direct import DirectConnections  # noqa: PLC0415 - as above
     from kvdock_mooncake.pool import PoolHandle  # noqa: PLC0415 - as above
     from kvdock_mooncake.shared_clients import join_pool  # noqa: PLC0415 - as above
     from kvdock_mooncake.spill import owner_of  # noqa: PLC0415 - as above
     from kvdock_mooncake.warmup import nothing_stored  # noqa: PLC0415 - as above
 
+    given: MooncakeSettings = config.settings or _unsaid()
+    if config.to_peers and not given.master and not given.standalone:
+        peers = ConnectedPool.of(config, region.blocks, DirectConnections(given))
+        return NoPages(peers, peers.release)
     settings = _joins_with(config)
     _warn_if_unverified(pool, region, config.shard, settings)
     owner = owner_of(config.process, config.shard)
@@ -161,9 +159,15 @@ def kvdock_register_pool(
     state = client.namespace_state(config.namespace, trial=config.trial)
     # One that was cleared just before the last pool left.
     resume_clear(client, state)
-    direct = DirectAttachment.shared(config, settings)
-    direct.add(region.blocks)
-    return PoolHandle(client, member, state, direct)
+    peers = ConnectedPool.of(config, region.blocks, DirectConnections(settings))
+    return PoolHandle(client, member, state, peers)
+
+
+class NoPages(StorelessPool):
+    """A pool that goes to peers alone."""
+
+    def capacity(self) -> None:
+        """Return None: nothing is stored."""
 
 
 def _warn_if_unverified(
@@ -179,61 +183,3 @@ def _warn_if_unverified(
             "stored pages later, and the wrong bytes would be loaded",
             pool.name,
         )
-
-
-@hookimpl
-def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
-    """Spell what an object holds, as the core does."""
-    return key_suffixes(pool, shard)
-
-
-@hookimpl
-def kvdock_batch_io(handle: PoolHandle, batch: Batch) -> BatchResult:
-    """Do one batch; sending to a peer needs no store."""
-    if batch.remote is not None:  # a SEND; its own name would load numpy
-        return handle.direct.send(batch)
-    return handle.run(batch)
-
-
-@hookimpl
-def kvdock_endpoint(handle: PoolHandle) -> bytes:
-    """Start an engine that peers write to."""
-    return handle.direct.attachment.endpoint(handle.direct)
-
-
-@hookimpl
-def kvdock_connect(handle: PoolHandle, endpoint: bytes, deadline_s: float) -> Peer:
-    """Start an engine that writes to a peer, and write a few bytes there."""
-    return handle.direct.attachment.connect(endpoint, deadline_s)
-
-
-@hookimpl
-def kvdock_disconnect(handle: PoolHandle, peer: Peer) -> bool:
-    """Close the engine of a connection."""
-    return handle.direct.attachment.disconnect(peer)
-
-
-@hookimpl
-def kvdock_withdraw(handle: PoolHandle) -> bool:
-    """Close the engine that peers write to: unregistering is not enough."""
-    return handle.direct.attachment.withdraw()
-
-
-@hookimpl
-def kvdock_capacity(handle: PoolHandle) -> Capacity | None:
-    """Say how full the cluster is, or else the disk to which this process spills."""
-    from kvdock_mooncake.master_status import MasterStatus  # noqa: PLC0415 - as above
-
-    status = MasterStatus.of(handle.client.settings)
-    found = status.capacity() if status else None
-    if found:
-        return found
-    spill = handle.client.spill
-    return spill.disk.capacity if spill else None
-
-
-@hookimpl
-def kvdock_release(handle: PoolHandle) -> None:
-    """Unregister the pool's memory; the last one leaves the cluster."""
-    handle.direct.release()
-    handle.client.release_pool(handle.member)

@@ -40,11 +40,13 @@ from kvdock_mooncake.error_codes import (
     outcomes_of,
 )
 from kvdock_mooncake.held_memory import CallTimer
+from kvdock_mooncake.master_status import MasterStatus
 
 if TYPE_CHECKING:
+    from kvdock import Capacity
     from kvdock.arrays import Int64Array, OutcomeArray
+    from kvdock.peers.connections import ConnectedPool
     from kvdock_mooncake.client import Client, PoolRegistration
-    from kvdock_mooncake.direct import DirectPool
     from kvdock_mooncake.namespace_state import NamespaceState
 
 log = logging.getLogger("kvdock")
@@ -85,13 +87,13 @@ class PoolHandle:
         client: The client that it shares with the other pools.
         member: Its share of it.
         state: The namespace, as all pools of it share it.
-        direct: Its share of the attachment's direct transfers.
+        peers: Its share of the attachment's direct transfers.
     """
 
     client: Client
     member: PoolRegistration
     state: NamespaceState
-    direct: DirectPool
+    peers: ConnectedPool
 
     def run(self, batch: Batch) -> BatchResult:
         """Do one batch.
@@ -129,6 +131,20 @@ class PoolHandle:
         finally:
             client.release(self.member)
 
+    def capacity(self) -> Capacity | None:
+        """Return how full the cluster is, or the disk to which this process spills."""
+        status = MasterStatus.of(self.client.settings)
+        found = status.capacity() if status else None
+        if found:
+            return found
+        spill = self.client.spill
+        return spill.disk.capacity if spill else None
+
+    def close(self) -> None:
+        """Unregister the pool's memory; the last one leaves the cluster."""
+        self.peers.release()
+        self.client.release_pool(self.member)
+
     def _run(self, store: Any, batch: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
         match batch.operation:
             case Operation.EXISTS:
@@ -142,7 +158,7 @@ class PoolHandle:
             case Operation.CLEAR:
                 return BatchResult.of(batch, self._clear(store, batch))
             case Operation.SEND:
-                return self.direct.send(batch)
+                return self.peers.send(batch)
 
     # --- Look up -------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What a set-up needs, checked before the library is asked.
+"""Check the needs of a set-up before the library is asked.
 
 The library reports most of it as one number, after seconds or minutes, or not at
 all: it takes TCP where an RDMA device is missing, and a segment that the host has
@@ -141,7 +141,8 @@ def check_metadata_server(settings: MooncakeSettings) -> None:
         socket.create_connection((parts.hostname or "", port), _CONNECT_S).close()
     except (OSError, ValueError) as error:
         raise ClusterError(
-            f"no metadata server answers at {address}: {error}",
+            f"no metadata server answers at {address}: "
+            f"{getattr(error, 'strerror', None) or error}",
             fix="Start it there, correct `metadata_server` "
             "(MOONCAKE_TE_META_DATA_SERVER), or leave it out: P2PHANDSHAKE needs none.",
         ) from error

@@ -21,6 +21,7 @@ from kvdock.units import format_bytes
 from kvdock_mooncake.connect import join
 from kvdock_mooncake.master_status import MasterStatus
 from kvdock_mooncake.settings import OWN_SEGMENT
+from kvdock_mooncake.teardown import end_store
 
 if TYPE_CHECKING:
     from kvdock_mooncake.library import Library
@@ -121,7 +122,7 @@ def _offload(library: Library, settings: MooncakeSettings) -> Finding:
     with tempfile.TemporaryDirectory(prefix="kvdock-offload-") as folder:
         trial = attrs.evolve(settings, segment_bytes=0, ssd_offload=False)
         try:
-            join(library, trial, str(Path(folder).resolve())).close()
+            end_store(join(library, trial, str(Path(folder).resolve())))
         except KvdockError as error:
             return Finding(
                 ok=False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvdock import Finding
 from kvdock.errors import KvdockError
-from kvdock_mooncake.bounded import run_within
+from kvdock.resilience import run_within
 from kvdock_mooncake.direct_engine import DirectEngine
 
 if TYPE_CHECKING:
@@ -23,16 +23,14 @@ def probe_direct(settings: MooncakeSettings) -> Finding:
     deadline_s = time.monotonic() + _TIME_S
     try:
         for _ in range(2):
-            start = partial(DirectEngine.open, settings, ())
+            start = partial(DirectEngine.open, settings, (), listens=True)
             engine = run_within(
-                deadline_s, start, DirectEngine.close, "starting a transfer engine"
+                deadline_s, start, "starting a transfer engine", DirectEngine.close
             )
             engines.append(engine)
         sender, receiver = engines
         write = partial(sender.reach, receiver.address, receiver.scratch_address)
-        arrived = run_within(
-            deadline_s, write, lambda _: None, f"writing to {receiver.address}"
-        )
+        arrived = run_within(deadline_s, write, f"writing to {receiver.address}")
     except KvdockError as error:
         return Finding(ok=False, what=error.what, hint=error.fix)
     finally:

@@ -1,4 +1,4 @@
-"""How objects are stored: replicas, pins, segments, and the group of a page."""
+"""Options of stored objects: replicas, pins, segments, and the group of a page."""
 
 from __future__ import annotations
 

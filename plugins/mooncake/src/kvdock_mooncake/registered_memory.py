@@ -1,4 +1,4 @@
-"""Which memory the library knows, and whether a batch stays inside of it.
+"""Keep track of registered memory, and keep batches inside of it.
 
 Over TCP the library moves bytes of any address; over RDMA an address that was
 not registered corrupts memory. So every piece is checked here, on every

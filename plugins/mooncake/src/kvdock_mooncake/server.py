@@ -9,23 +9,25 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import attrs
 
-from kvdock.child_processes import ended_with_parent
+from kvdock.child_processes import (
+    LOOPBACK,
+    ServerError,
+    free_port,
+    start_server,
+    stop_server,
+)
 from kvdock.config import structure
-from kvdock.errors import KvdockError
 from kvdock.units import format_bytes
 from kvdock_mooncake.library import installed, program, search_path, the_wheel
 from kvdock_mooncake.settings import MooncakeSettings
 
-LOOPBACK = "127.0.0.1"
 _START_S = 20.0
-_STOP_S = 5.0
 _TRIES = 5
 _DEMO_SEGMENT_BYTES = 2 << 30
 _DEMO_LEASE_S = 2
@@ -34,10 +36,6 @@ _METRICS_HOST = "0.3.13"
 no such flag, end on it, and listen for them on every interface."""
 _DEMO_UNFINISHED_S = 3
 """After it, a key that a killed writer left half written may be written again."""
-
-
-class ServerError(KvdockError):
-    """A local server did not start."""
 
 
 @attrs.define(eq=False)
@@ -56,18 +54,12 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Where it listens, as "host:port"."""
+        """Return where it listens, as "host:port"."""
         return f"{LOOPBACK}:{self.port}"
 
     def stop(self) -> None:
         """End the program and wait until it has ended."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-        self.process.wait()
+        stop_server(self.process)
 
 
 def start_master(*options: str, port: int = 0, log: Path | None = None) -> Server:
@@ -135,13 +127,6 @@ def start_owner(
     raise ServerError("mooncake_client does not start", fix=_words(log))
 
 
-def free_port() -> int:
-    """Return a free port of loopback."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def local_server(
     given: Mapping[str, object],
@@ -187,25 +172,14 @@ def _start(command: Sequence[str], port: int, log: Path | None) -> Server | None
     if path := search_path(environment.get("LD_LIBRARY_PATH", "")):
         environment["LD_LIBRARY_PATH"] = path
     with open(log or os.devnull, "ab") as output:  # noqa: PTH123 - a path or the null device
-        process = subprocess.Popen(  # noqa: S603 - a program of the installed wheel
-            # A process that is killed must not leave it behind.
-            ended_with_parent(command),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
+        process = start_server(
+            command,
+            lambda: socket.create_connection((LOOPBACK, port), 1.0).close(),
+            environ=environment,
+            output=output,
+            within_s=_START_S,
         )
-    server = Server(process, port)
-    until = time.monotonic() + _START_S
-    while time.monotonic() < until and process.poll() is None:
-        try:
-            socket.create_connection((LOOPBACK, port), 1.0).close()
-        except OSError:
-            time.sleep(0.01)
-        else:
-            return server
-    server.stop()
-    return None
+    return Server(process, port) if process else None
 
 
 def _words(log: Path | None) -> str:

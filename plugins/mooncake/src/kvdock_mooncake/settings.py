@@ -33,7 +33,7 @@ _NO_MASTER_SCHEMES = ("http", "https", "tcp")
 
 
 class Protocol(StrEnum):
-    """How bytes travel between the hosts of a cluster."""
+    """The transport between the hosts of a cluster."""
 
     TCP = "tcp"
     """Through sockets; needs nothing."""
@@ -42,7 +42,7 @@ class Protocol(StrEnum):
 
 
 class Pin(StrEnum):
-    """How firmly the store keeps what this process puts."""
+    """The pins of objects that this process puts."""
 
     NONE = "none"
     """It may be evicted."""
@@ -98,7 +98,7 @@ def _by_rank(devices: str) -> dict[int, str] | None:
 
 @attrs.frozen(kw_only=True)
 class MooncakeSettings:
-    """How a process joins a Mooncake cluster, and how it stores."""
+    """Settings of the mooncake backend."""
 
     foreign_files: ClassVar[tuple[ForeignFile, ...]] = (
         ForeignFile(

@@ -78,15 +78,36 @@ class BackgroundCalls:
 class OpenStores:
     """The stores of this process that are set up."""
 
-    _stores: list[Any] = attrs.field(factory=list, init=False)
+    _stores: list[tuple[Any, frozenset[int]]] = attrs.field(factory=list, init=False)
+    setups: int = attrs.field(default=0, init=False)
+    """How many were begun to be set up, ever."""
+    running: int = attrs.field(default=0, init=False)
+    """How many are being set up."""
+    _counting: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
-    def add(self, store: Any) -> None:  # noqa: ANN401 - the library's own class
-        """Note a store that has been set up."""
-        self._stores.append(store)
+    def add(self, store: Any, ports: frozenset[int] = frozenset()) -> None:  # noqa: ANN401 - the library's own class
+        """Note a store that has been set up, and where it takes handshakes."""
+        self._stores.append((store, ports))
 
     def discard(self, store: Any) -> None:  # noqa: ANN401 - same
         """Forget a store that is closed."""
-        self._stores = [one for one in self._stores if one is not store]
+        self._stores = [one for one in self._stores if one[0] is not store]
+
+    @contextmanager
+    def setup(self) -> Iterator[None]:
+        """Count a store that is being set up."""
+        with self._counting:
+            self.setups, self.running = self.setups + 1, self.running + 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self.running -= 1
+
+    def ports_of(self, store: Any) -> frozenset[int]:  # noqa: ANN401 - same
+        """Return where a store takes handshakes."""
+        found = (ports for one, ports in self._stores if one is store)
+        return next(found, frozenset())
 
     def leave_to_the_parent(self) -> None:
         """Keep a forked child from ending its parent's stores.
@@ -97,7 +118,7 @@ class OpenStores:
         """
         if not self._stores:
             return
-        for store in self._stores:
+        for store, _ in self._stores:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
         skip_exit_handlers()
 

@@ -71,7 +71,9 @@ class SpillDirectory:
             # Not inside the directory: the library reads whatever lies in it.
             lock = folder.with_name(f"{owner}.lock").open("a+", encoding="ascii")
         except OSError as error:
-            raise SettingsError(f"ssd_path {folder} cannot be made: {error}") from error
+            raise SettingsError(
+                f"ssd_path {folder} cannot be made: {error.strerror}"
+            ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

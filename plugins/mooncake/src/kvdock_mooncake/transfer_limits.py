@@ -52,7 +52,7 @@ TIMEOUTS = MappingProxyType(
 
 
 def pieces_at_once(
-    settings: MooncakeSettings, environ: Mapping[str, str] = os.environ
+    settings: MooncakeSettings, environ: Mapping[str, str] | None = None
 ) -> int:
     """Return how many pieces of memory may be under way at once.
 
@@ -60,6 +60,7 @@ def pieces_at_once(
         settings: Complete settings.
         environ: Where the library reads its timeouts.
     """
+    environ = os.environ if environ is None else environ
     if settings.max_pieces:
         return settings.max_pieces
     if settings.protocol is not Protocol.TCP:
@@ -69,7 +70,7 @@ def pieces_at_once(
 
 
 def warnings(
-    settings: MooncakeSettings, environ: Mapping[str, str] = os.environ
+    settings: MooncakeSettings, environ: Mapping[str, str] | None = None
 ) -> list[str]:
     """Say which values let pieces of a call outlast the library's wait for it.
 
@@ -77,6 +78,7 @@ def warnings(
         settings: Complete settings.
         environ: Where the library reads its timeouts.
     """
+    environ = os.environ if environ is None else environ
     if settings.protocol is not Protocol.TCP:
         return []
     kept = (

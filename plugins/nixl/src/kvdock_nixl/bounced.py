@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class _Lane:
-    """Where one object lies in a buffer.
+    """The place of one object in a buffer.
 
     Args:
         row: Its position in the request.

@@ -1,4 +1,4 @@
-"""How many bytes moved through NIXL, and how many past it."""
+"""Count the bytes that moved through NIXL, and those that moved past it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 
 
 class Way(StrEnum):
-    """How bytes moved between host memory and a file, or to a peer."""
+    """The ways of bytes between host memory and a file, or to a peer."""
 
     NIXL_READ = "nixl_read"
     """A transfer of NIXL."""

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.segments import checksums
 from kvdock_nixl.byte_counts import MOVED, Way
 from kvdock_nixl.kernel_io import move_by_kernel
+from kvdock_segments import checksums
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
-    from kvdock.segments import IORequest, IOResult
     from kvdock_nixl.agent_pair import AgentPair
     from kvdock_nixl.agents import Agent
+    from kvdock_segments import IORequest, IOResult
 
 BLOCK = 4096
 """File offsets and sizes of direct I/O."""
@@ -77,7 +77,7 @@ class Call:
 
     @property
     def late(self) -> bool:
-        """Whether nothing more may begin."""
+        """Return whether nothing more may begin."""
         return time.monotonic() >= self.request.deadline_s
 
     def pieces(self, row: int) -> list[tuple[int, int]]:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvdock import AddressRanges
-from kvdock.segments import UNREGISTERED, IOEngine, IORequest, IOResult, open_file
 from kvdock_nixl.agent_pair import AGENTS
 from kvdock_nixl.bounced import move_bounced
 from kvdock_nixl.call import BLOCK, Call
 from kvdock_nixl.straight import move_straight, reachable
+from kvdock_segments import UNREGISTERED, IOEngine, IORequest, IOResult, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

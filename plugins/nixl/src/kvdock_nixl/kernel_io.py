@@ -10,7 +10,7 @@ import errno
 import os
 from collections.abc import Callable
 
-from kvdock.segments import address_space
+from kvdock_segments import address_space
 
 _MOST_BUFFERS = 1024  # IOV_MAX of Linux
 _Move = Callable[[int, list[memoryview], int], int]

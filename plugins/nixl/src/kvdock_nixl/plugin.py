@@ -9,32 +9,20 @@ from kvdock import (
     API_VERSION,
     AttachConfig,
     Capability,
-    Capacity,
     Finding,
-    HitPolicy,
     KindSupport,
     Manifest,
-    PoolKind,
     Scope,
     Support,
     Verdict,
     hookimpl,
-    key_suffixes,
 )
 from kvdock.errors import KvdockError
 from kvdock_nixl.settings import NixlSettings
 
 if TYPE_CHECKING:
-    from kvdock import Batch, BatchResult, PoolSpec, Region, Shard
-    from kvdock_nixl.direct import Peer
-    from kvdock_nixl.store import PoolHandle
-
-_ANY_POOL = KindSupport(
-    hit_policies=HitPolicy,
-    split_heads=Support.NATIVE,
-    draft=Support.NATIVE,
-    multi_buffer=Support.NATIVE,
-)
+    from kvdock import PoolSpec, Region, Shard
+    from kvdock_nixl.store import NixlStore
 
 
 @hookimpl
@@ -44,7 +32,7 @@ def kvdock_manifest() -> Manifest:
         name="nixl",
         api=API_VERSION,
         summary="pages in files through NIXL: io_uring, AIO, GPUDirect Storage",
-        kinds=dict.fromkeys(PoolKind, _ANY_POOL),
+        kinds=KindSupport.of_every_kind(),
         zero_copy=Support.NATIVE,
         memory_registration=Support.NATIVE,
         host_allocator=Support.NO,
@@ -54,6 +42,9 @@ def kvdock_manifest() -> Manifest:
         direct_transfer=Support.NATIVE,
         integrity=Support.NATIVE,
         eviction=Support.NATIVE,
+        touch=Support.NATIVE,
+        removed=Support.NATIVE,
+        capacity=Support.NATIVE,
         durability=Scope.HOST,
         sharing=Scope.HOST,
         clear_reach=Scope.NAMESPACE,
@@ -100,71 +91,8 @@ def kvdock_check_capability(
 @hookimpl
 def kvdock_register_pool(
     pool: PoolSpec, region: Region, config: AttachConfig
-) -> PoolHandle:
+) -> NixlStore:
     """Open the store of this namespace and pool, and register the pool's memory."""
     from kvdock_nixl.store import open_pool  # noqa: PLC0415 - same
 
     return open_pool(pool, region, config)
-
-
-@hookimpl
-def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
-    """Return the suffixes of the core, one for each object of a page."""
-    return key_suffixes(pool, shard)
-
-
-@hookimpl
-def kvdock_batch_io(handle: PoolHandle, batch: Batch) -> BatchResult:
-    """Run one batch."""
-    if batch.remote is not None:  # a SEND; its own name would load numpy
-        return handle.direct.send(batch)
-    return handle.store.run(batch)
-
-
-@hookimpl
-def kvdock_endpoint(handle: PoolHandle) -> bytes:
-    """Make an agent that listens."""
-    return handle.direct.attachment.endpoint(handle.direct)
-
-
-@hookimpl
-def kvdock_connect(handle: PoolHandle, endpoint: bytes, deadline_s: float) -> Peer:
-    """Connect to a peer's agent, and write a few bytes there."""
-    return handle.direct.attachment.connect(endpoint, deadline_s)
-
-
-@hookimpl
-def kvdock_disconnect(handle: PoolHandle, peer: Peer) -> bool:
-    """End the connection, with its last pool."""
-    return handle.direct.attachment.disconnect(peer)
-
-
-@hookimpl
-def kvdock_withdraw(handle: PoolHandle) -> bool:
-    """Destroy the agent that listens: deregistering is not enough."""
-    return handle.direct.attachment.withdraw()
-
-
-@hookimpl
-def kvdock_touch(handle: PoolHandle, keys: Sequence[str]) -> None:
-    """Count objects as used now, in memory."""
-    handle.store.touch(keys)
-
-
-@hookimpl
-def kvdock_removed(handle: PoolHandle, limit: int) -> Sequence[str]:
-    """Look up the keys that were stored, in memory."""
-    return handle.store.removed(limit)
-
-
-@hookimpl
-def kvdock_capacity(handle: PoolHandle) -> Capacity:
-    """Measure the namespace against its quota, or against the free space."""
-    return Capacity(*handle.store.fill())
-
-
-@hookimpl
-def kvdock_release(handle: PoolHandle) -> None:
-    """Close the store's files and deregister its memory; stored pages stay."""
-    handle.direct.release()
-    handle.store.close()

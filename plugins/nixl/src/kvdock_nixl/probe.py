@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvdock import Finding, KvdockError, block_of
-from kvdock.segments import IORequest, check_root, preallocate_file
 from kvdock_nixl.byte_counts import MOVED, Way
 from kvdock_nixl.io_engine import NixlIOEngine
 from kvdock_nixl.library import load
 from kvdock_nixl.preconditions import why_not
 from kvdock_nixl.probe_direct import probe_direct
+from kvdock_segments import IORequest, check_root, preallocate_file
 
 if TYPE_CHECKING:
     from kvdock_nixl.settings import NixlSettings

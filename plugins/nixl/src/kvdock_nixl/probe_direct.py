@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from kvdock import Finding
 from kvdock.errors import KvdockError
-from kvdock_nixl.ucx_agent import TransferLost, UcxAgent
+from kvdock.peers.connections import TransferLost
+from kvdock_nixl.ucx_agent import UcxAgent
 from kvdock_nixl.ucx_transports import is_fenced
 
 if TYPE_CHECKING:

@@ -1,87 +1,48 @@
-"""Open the store of a pool."""
+"""The store of a pool: its pages in files, and its memory for peers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
-
-from kvdock import canonical
-from kvdock.segments import (
-    SegmentStore,
-    StoreLimits,
-    StoreLocation,
-    TrialStore,
-    WriterLiveness,
-)
-from kvdock_nixl.direct import DirectAttachment, DirectPool
+from kvdock.peers.connections import ConnectedPool
+from kvdock.plugin import StoreWrapper
+from kvdock_nixl.direct import DirectConnections
 from kvdock_nixl.io_engine import NixlIOEngine
+from kvdock_segments import open_store
 
 if TYPE_CHECKING:
     from kvdock import AttachConfig, PoolSpec, Region
     from kvdock_nixl.settings import NixlSettings
+    from kvdock_segments import SegmentStore
 
 
-def limits_of(settings: NixlSettings) -> StoreLimits:
-    """Return the limits of a namespace."""
-    return StoreLimits(
-        quota_bytes=settings.quota,
-        high_watermark=settings.high_watermark,
-        low_watermark=settings.low_watermark,
-        free_bytes=settings.free_space,
-        segment_bytes=settings.segment_bytes,
-    )
-
-
-@attrs.frozen(eq=False)
-class PoolHandle:
-    """One pool of an attachment.
+class NixlStore(StoreWrapper):
+    """Pages of one pool in files, and the memory that peers write to.
 
     Args:
-        store: Its pages in files.
-        direct: Its share of the attachment's direct transfers.
+        pages: The store on segments.
+        peers: The pool's share of the attachment's direct transfers.
     """
 
-    store: SegmentStore
-    direct: DirectPool
+    def __init__(self, pages: SegmentStore, peers: ConnectedPool) -> None:
+        super().__init__(pages)
+        self.peers = peers
+
+    def close(self) -> None:
+        """Close files and deregister memory; stored pages stay."""
+        self.peers.release()
+        self.inner.close()
 
 
-def open_pool(pool: PoolSpec, region: Region, config: AttachConfig) -> PoolHandle:
+def open_pool(pool: PoolSpec, region: Region, config: AttachConfig) -> NixlStore:
     """Open the store of one pool of a namespace, and note its memory.
-
-    Raises:
-        KvdockError: As `open_store`.
-    """
-    store = open_store(pool, region, config)
-    direct = DirectAttachment.shared(config, config.settings.ucx_transports)
-    direct.add(region.blocks)
-    return PoolHandle(store, direct)
-
-
-def open_store(pool: PoolSpec, region: Region, config: AttachConfig) -> SegmentStore:
-    """Open the store of one pool of a namespace.
 
     Raises:
         KvdockError: If NIXL cannot be used here, or the root or a stored namespace
             record cannot be trusted.
     """
     settings: NixlSettings = config.settings
-    record = config.namespace_record
-    place = StoreLocation(
-        root=settings.root,
-        namespace=config.namespace,
-        pool=pool.name,
-        object_bytes=region.object_bytes.tolist(),
-        record=canonical(record) if record else b"",
-        shared=settings.shared_root,
-        liveness=WriterLiveness.LOCKS if settings.locks else WriterLiveness.TIMEOUT,
-    )
-    limits = limits_of(settings)
     engine = NixlIOEngine.open(settings.io, region.blocks, direct=settings.direct)
-    try:
-        if config.trial:
-            return TrialStore.open(place, engine, limits, config.shared)
-        return SegmentStore(place, engine, limits)
-    except BaseException:
-        engine.close()
-        raise
+    store = open_store(engine, pool, region, config)
+    own = DirectConnections(settings.ucx_transports)
+    return NixlStore(store, ConnectedPool.of(config, region.blocks, own))

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvdock.errors import KvdockError
+from kvdock.own_sockets import accept_nothing, listening_ports
+from kvdock.peers.connections import TransferLost
 from kvdock_nixl.byte_counts import MOVED, Way
 from kvdock_nixl.ucx_transports import is_fenced
 
@@ -41,15 +43,11 @@ _EAGER_S = 0.05
 _PAUSE_S = 100e-6
 _LEAVE_S = 2.0
 _LAST_REFERENCES = 3
-"""Counted by `sys.getrefcount` in `end`: the field, a variable, the argument."""
+"""Counted by `sys.getrefcount` in `close`: the field, a variable, the argument."""
 
 _ENVIRONMENT = threading.Lock()
 _ABANDONED: list[UcxAgent] = []
 """Agents with calls that have not ended: destroying one would be unsafe."""
-
-
-class TransferLost(Exception):  # noqa: N818 - handled by callers of `write`
-    """NIXL reported that a transfer failed, or it did not end in time."""
 
 
 @contextmanager
@@ -70,7 +68,10 @@ def _variable(transports: str) -> Iterator[None]:
 class UcxAgent:
     """An agent that listens, or one that sends.
 
-    Safe to use from several threads.
+    Safe to use from several threads. UCX listens in both. One that sends would take
+    connections on a thread of its own, and close them with its next transfer only: a
+    process had no descriptor left after 1,000 connections that had been closed at once.
+    So what arrives at its ports is dropped.
 
     Args:
         library: The loaded library.
@@ -86,7 +87,8 @@ class UcxAgent:
         self._errors = library.errors
         self._native = native
         self.name = f"kvdock-{secrets.token_hex(8)}"
-        self.fenced = is_fenced(transports)
+        # What a peer has begun may land after this agent's end.
+        self._open_end = listens and not is_fenced(transports)
         config = native.nixlAgentConfig()
         config.useProgThread = listens
         config.useListenThread = False
@@ -99,7 +101,9 @@ class UcxAgent:
             self._raw = native.nixlAgent(self.name, config)
             parameters, _ = self._raw.getPluginParams(_UCX)
             with _variable(transports):
+                before = listening_ports()
                 self._backend = self._raw.createBackend(_UCX, parameters)
+                opened = listening_ports() - before
         except self._errors as error:
             raise KvdockError(
                 f"NIXL cannot use UCX with the transports {transports!r}: {error}",
@@ -112,7 +116,17 @@ class UcxAgent:
         self._calls = 0
         self._closed = False
         self._lock = threading.Condition()
+        if not listens:
+            accept_nothing(self._own(opened))
         self.register([(self.scratch_address, self._scratch.nbytes)])
+
+    def _own(self, opened: frozenset[int]) -> frozenset[int]:
+        """Return those of some ports that are in the address of this agent.
+
+        Another thread of the process may have begun to listen at the same moment.
+        """
+        address = self.metadata()
+        return frozenset(port for port in opened if port.to_bytes(2, "big") in address)
 
     @property
     def scratch_address(self) -> int:
@@ -160,16 +174,13 @@ class UcxAgent:
         if found != name:
             raise TransferLost(f"its metadata are those of {found!r}")
 
-    def write(
-        self, peer: str, table: Int64Array, deadline_s: float, why_lost: threading.Event
-    ) -> None:
+    def write(self, peer: str, table: Int64Array, deadline_s: float) -> None:
         """Write rows into a peer's memory; all are there when it returns.
 
         Args:
             peer: The name of the peer's agent.
             table: int64 (3, n): addresses here, addresses there, bytes.
             deadline_s: When to give up, on `time.monotonic()`'s clock.
-            why_lost: Set when the connection is given up by another call.
 
         Raises:
             TransferLost: If an unknown part was written; the caller ends the
@@ -182,15 +193,13 @@ class UcxAgent:
                 raise TransferLost("the agent is closed")
             self._calls += 1
         try:
-            self._write(peer, table, deadline_s, why_lost)
+            self._write(peer, table, deadline_s)
         finally:
             with self._lock:
                 self._calls -= 1
                 self._lock.notify_all()
 
-    def _write(
-        self, peer: str, table: Int64Array, deadline_s: float, lost: threading.Event
-    ) -> None:
+    def _write(self, peer: str, table: Int64Array, deadline_s: float) -> None:
         raw, native = self._raw, self._native
         rows = np.zeros((2, table.shape[1], 3), np.uint64)
         rows[0, :, 0], rows[1, :, 0] = table[0], table[1]
@@ -208,7 +217,7 @@ class UcxAgent:
             eager_s = time.monotonic() + _EAGER_S
             while state == native.NIXL_IN_PROG:
                 now_s = time.monotonic()
-                if lost.is_set() or now_s >= deadline_s:
+                if self._closed or now_s >= deadline_s:
                     # Never released: its bytes may be under way.
                     self._parked.append(handle)
                     raise TransferLost("it did not end in time")
@@ -220,7 +229,7 @@ class UcxAgent:
                 state = raw.getXferStatus(handle)
             counted = raw.getXferTelemetry(handle).totalBytes
         except self._errors as error:
-            if lost.is_set():
+            if self._closed:
                 self._parked.append(handle)
             else:
                 raw.releaseXferReq(handle)
@@ -237,25 +246,28 @@ class UcxAgent:
             TransferLost: If they did not arrive in time.
         """
         table = np.array([[self.scratch_address], [scratch], [PROBE_BYTES]], np.int64)
-        self.write(peer, table, deadline_s, threading.Event())
+        self.write(peer, table, deadline_s)
 
-    def close(self) -> bool:
-        """Destroy the agent; return whether nothing lands in its memory any more."""
-        return self.end() and self.fenced
+    def end(self) -> None:
+        """Make its calls fail, those that run and any later one."""
+        self._closed = True
 
-    def end(self) -> bool:
-        """Destroy the agent; return whether that is done: it reads no memory then.
+    def close(self, patience_s: float = _LEAVE_S) -> bool:
+        """Destroy the agent; return whether no byte moves through it any more.
 
-        Waits a little for its calls, which notice that their connection is lost. An
-        agent that has calls all the same is kept for ever.
+        Its calls notice that it is to end. An agent that has calls all the same is
+        kept for ever.
+
+        Args:
+            patience_s: How long to wait for its calls.
         """
         if os.getpid() != self._pid:
             return False
+        self.end()
         with self._lock:
-            self._closed = True
             if self._raw is None:
-                return True
-            self._lock.wait_for(lambda: not self._calls, _LEAVE_S)
+                return not self._open_end
+            self._lock.wait_for(lambda: not self._calls, patience_s)
             raw = self._raw
             if self._calls or sys.getrefcount(raw) > _LAST_REFERENCES:
                 if self not in _ABANDONED:
@@ -264,4 +276,4 @@ class UcxAgent:
             self._known.clear()
             self._raw = None
             del raw
-        return True
+        return not self._open_end

@@ -1,4 +1,4 @@
-"""What `kvdock store` does with a bucket."""
+"""`kvdock store` on a bucket."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ import attrs
 
 from kvdock import KvdockError, Outcome
 from kvdock.config import structure
-from kvdock.errors import NamespaceError, SettingsError
+from kvdock.errors import NamespaceError
 from kvdock.namespace import decode_record, verify_record
-from kvdock.segments import NamespaceSurvey, PoolSurvey
-from kvdock.stores import pool_of_key, verify_object
+from kvdock.stores import NamespaceSurvey, PoolSurvey, pool_of_key, verify_object
 from kvdock_s3.attachment import MAX_RECORD_BYTES
 from kvdock_s3.client import Entry, ObjectClient, RequestFailed, WrongLength
 from kvdock_s3.layout import is_namespace, is_page, record_name
 from kvdock_s3.pool import DELETE_KEYS
-from kvdock_s3.settings import S3Settings, read_url
+from kvdock_s3.settings import S3Settings, names_a_service
 from kvdock_s3.threads import Job, RequestThreads
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class DamagedObject:
 
 @attrs.frozen(kw_only=True)
 class BucketVerified:
-    """What became of verifying the pages of a namespace.
+    """The result of verifying the pages of a namespace.
 
     Args:
         namespace: Its digest.
@@ -67,6 +66,7 @@ class BucketVerified:
         corrupt_records: 0; objects have no records of their own.
         unreadable_segments: None; there are no segments.
         damaged_files: None; only pages are verified.
+        failed_slots: None; an object has no place.
         forgotten: Bad pages that were deleted.
     """
 
@@ -76,11 +76,12 @@ class BucketVerified:
     corrupt_records: int = 0
     unreadable_segments: tuple[str, ...] = ()
     damaged_files: tuple[str, ...] = ()
+    failed_slots: int = 0
     forgotten: int = 0
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was wrong."""
+        """Return whether nothing was wrong."""
         return not self.bad
 
 
@@ -204,8 +205,21 @@ class BucketStore:
             self._drop_record(namespace, now)
         return sum(page.nbytes for page in going)
 
-    def clear(self, namespace: str) -> int:
-        """Delete all pages of a namespace; return the bytes that were freed."""
+    def in_use(self, namespace: str) -> str:
+        """Say that a bucket does not show which process has a namespace open."""
+        del namespace
+        return "a bucket does not show who has it open"
+
+    def clear(self, namespace: str, *, unused: bool = False) -> int:
+        """Delete all pages of a namespace; return the bytes that were freed.
+
+        Raises:
+            KvdockError: If it is to be deleted only where no process has it open.
+        """
+        if unused:
+            raise KvdockError(
+                f"namespace {namespace[:12]} is kept: {self.in_use(namespace)}"
+            )
         pages = list(self._pages(namespace))
         self._delete([page.name for page in pages])
         return sum(page.nbytes for page in pages)
@@ -263,19 +277,15 @@ class BucketStore:
 
 
 def open_store(target: str, settings: Mapping[str, object]) -> Store | None:
-    """Open a bucket by its URL; None for anything else.
+    """Open a bucket by its URL; None for one of another service, or a directory.
 
     Entry point `s3` of the group `kvdock.stores`.
 
     Raises:
         KvdockError: If a setting is wrong.
     """
-    try:
-        read_url(target)
-    except SettingsError:
-        if "://" not in target:
-            return None
-        raise
+    if not names_a_service(target):
+        return None
     given = {**settings, "url": target}
     return BucketStore(ObjectClient(structure(S3Settings, given, where="backend 's3'")))
 

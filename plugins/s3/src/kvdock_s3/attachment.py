@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from kvdock import KvdockError, Outcome, canonical
+from kvdock import Outcome, canonical
 from kvdock.errors import AttachError, NamespaceError
 from kvdock_s3.client import ObjectClient, RequestFailed, WrongLength
 from kvdock_s3.layout import record_name
 from kvdock_s3.pool import PoolHandle
-from kvdock_s3.process_guard import GUARD
 from kvdock_s3.round_trip import try_bucket
 from kvdock_s3.shared_client import SharedClient
 from kvdock_s3.threads import RequestThreads
@@ -42,16 +41,6 @@ def attach_pool(config: AttachConfig) -> PoolHandle:
         config.shared[_SHARED] = shared
     shared.users += 1
     return PoolHandle(shared, config.namespace)
-
-
-def release_pool(handle: PoolHandle) -> None:
-    """Release a pool; the last one of an attachment ends its threads."""
-    try:
-        GUARD.enter()
-    except KvdockError:
-        # The parent's threads are not here to be ended.
-        return
-    handle.shared.release()
 
 
 def _join(config: AttachConfig) -> SharedClient:
@@ -93,8 +82,8 @@ def _agree(client: ObjectClient, config: AttachConfig) -> None:
     if found != record:
         raise NamespaceError(
             f"{name} does not fit its name: it was altered or misplaced",
-            fix=f"`kvdock store clear {client.settings.url} "
-            f"{config.namespace[:12]}` drops what is stored there.",
+            fix=f"`kvdock store rm {client.settings.url} "
+            f"{config.namespace[:12]} --force` drops what is stored there.",
         )
 
 

@@ -113,4 +113,4 @@ def _s3_endpoint(settings: S3Settings) -> str:
 
 def _is_plain_http(settings: S3Settings) -> bool:
     endpoint = settings.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3", "")
-    return urlsplit(endpoint).scheme == "http"
+    return endpoint.lower().startswith("http:")

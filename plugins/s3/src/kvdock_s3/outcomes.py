@@ -1,4 +1,4 @@
-"""What the client's errors mean.
+"""The meaning of the client's errors.
 
 The client has few classes of errors; what it met is in its message.
 
@@ -23,6 +23,10 @@ _CONFLICT = "ConditionalRequestConflict"
 _FULL = ("507", "QuotaExceeded", "XMinioStorageFull", "InsufficientStorage")
 _SKEWED = "RequestTimeTooSkewed"
 _MAX_CHARS = 300
+_CLIENTS_WORDS = re.compile(
+    r"Generic \w+ error: |Error performing .*? - |Server returned non-2xx "
+)
+"""What the client says of itself and of its attempts, before what happened."""
 
 
 @attrs.frozen
@@ -45,12 +49,12 @@ class Failure:
 
     @property
     def is_forbidden(self) -> bool:
-        """Whether the credentials do not allow the request."""
+        """Return whether the credentials do not allow the request."""
         return self.status in ("401", "403")
 
     @property
     def is_clock_wrong(self) -> bool:
-        """Whether the service rejects this host's clock."""
+        """Return whether the service rejects this host's clock."""
         return self.code == _SKEWED
 
 
@@ -109,5 +113,5 @@ def _sentence(text: str, *, unreachable: bool) -> str:
     brief = " ".join(text.partition("\n\nDebug source")[0].split())
     cause = next((word for word in _CAUSES if word in text), "")
     if unreachable:
-        brief = f"no connection ({cause or 'no answer in time'}): {brief}"
-    return brief[:_MAX_CHARS]
+        return f"no connection ({cause or 'no answer in time'})"
+    return _CLIENTS_WORDS.sub("", brief)[:_MAX_CHARS]

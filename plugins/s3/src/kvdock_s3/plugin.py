@@ -9,30 +9,18 @@ from kvdock import (
     API_VERSION,
     AttachConfig,
     Finding,
-    HitPolicy,
     KindSupport,
     Manifest,
-    PoolKind,
-    PoolSpec,
     Scope,
-    Shard,
     Support,
     hookimpl,
-    key_suffixes,
 )
 from kvdock_s3.layout import MAX_KEY_BYTES
 from kvdock_s3.settings import S3Settings
 
 if TYPE_CHECKING:
-    from kvdock import Batch, BatchResult, Region
+    from kvdock import PoolSpec, Region
     from kvdock_s3.pool import PoolHandle
-
-_ANY_POOL = KindSupport(
-    hit_policies=HitPolicy,
-    split_heads=Support.NATIVE,
-    draft=Support.NATIVE,
-    multi_buffer=Support.NATIVE,
-)
 
 
 @hookimpl
@@ -42,7 +30,7 @@ def kvdock_manifest() -> Manifest:
         name="s3",
         api=API_VERSION,
         summary="one object per page in S3, Azure or GCS (not tested), through obstore",
-        kinds=dict.fromkeys(PoolKind, _ANY_POOL),
+        kinds=KindSupport.of_every_kind(),
         # A get is copied once, from the client's memory.
         zero_copy=Support.EMULATED,
         memory_registration=Support.NO,
@@ -78,23 +66,3 @@ def kvdock_register_pool(
 
     del pool, region
     return attach_pool(config)
-
-
-@hookimpl
-def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
-    """Spell what an object holds, as the core does."""
-    return key_suffixes(pool, shard)
-
-
-@hookimpl
-def kvdock_batch_io(handle: PoolHandle, batch: Batch) -> BatchResult:
-    """Do one batch."""
-    return handle.run(batch)
-
-
-@hookimpl
-def kvdock_release(handle: PoolHandle) -> None:
-    """Release a pool; what is stored stays."""
-    from kvdock_s3.attachment import release_pool  # noqa: PLC0415 - same
-
-    release_pool(handle)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from kvdock import Batch, BatchResult, Operation, Outcome, ThrottledLog
+from kvdock import Batch, BatchResult, KvdockError, Operation, Outcome, ThrottledLog
 from kvdock_s3.client import ObjectClient, RequestFailed, WrongLength
 from kvdock_s3.layout import MAX_KEY_BYTES, is_page
 from kvdock_s3.process_guard import GUARD
@@ -67,6 +67,15 @@ class PoolHandle:
         if batch.operation is Operation.DELETE and self._delete(batch):
             return BatchResult.all(batch, Outcome.OK)
         return self._requests(batch)
+
+    def close(self) -> None:
+        """Release the pool; the last one of an attachment ends its threads."""
+        try:
+            GUARD.enter()
+        except KvdockError:
+            # The parent's threads are not here to be ended.
+            return
+        self.shared.release()
 
     def _requests(self, batch: Batch) -> BatchResult:
         """Make one request for each key."""

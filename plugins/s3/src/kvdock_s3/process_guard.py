@@ -1,4 +1,4 @@
-"""Which process may use the client library.
+"""Keep the client library to the process that opened it.
 
 Its runtime has threads, which a fork does not copy: in a child every call
 would wait for ever, also through a client that the child makes itself.

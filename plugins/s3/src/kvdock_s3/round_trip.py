@@ -95,10 +95,15 @@ class RoundTrip:
         ahead_s = (entry.modified - datetime.now(UTC)).total_seconds()
         if abs(ahead_s) > _SKEW_S:
             side = "ahead of" if ahead_s > 0 else "behind"
-            self._bad(
-                f"the server's clock is {abs(ahead_s):.0f} s {side} this host's",
-                f"Set this host's clock (NTP); beyond {_MAX_SKEW_S:.0f} s requests "
-                "are rejected.",
+            self.findings.append(
+                Finding(
+                    ok=True,
+                    warning=True,
+                    what=f"the server's clock is {abs(ahead_s):.0f} s {side} this "
+                    "host's",
+                    hint=f"Set this host's clock (NTP); beyond {_MAX_SKEW_S:.0f} s "
+                    "requests are rejected.",
+                )
             )
 
     def _put_again(self) -> None:
@@ -170,7 +175,7 @@ class RoundTrip:
 
 
 class _HopelessError(Exception):
-    """What follows would fail in the same way."""
+    """A failure that further requests would repeat."""
 
 
 def try_bucket(client: ObjectClient, time_s: float) -> tuple[Finding, ...]:

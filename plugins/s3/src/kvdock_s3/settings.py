@@ -23,7 +23,7 @@ _MAX_CONNECT_S = "5 min"
 
 
 class Service(StrEnum):
-    """Who serves the objects; the scheme of the URL decides."""
+    """The services that keep objects; the scheme of the URL decides."""
 
     S3 = "s3"
     """S3 and servers that speak its protocol."""
@@ -45,7 +45,7 @@ _SCHEMES: Mapping[str, Service] = MappingProxyType(
 
 
 class Checksum(StrEnum):
-    """What the client computes over an object that it puts."""
+    """The checksum that the client computes over an object that it puts."""
 
     NONE = "none"
     """Nothing; kvdock's own trailers prove the bytes when they are read."""
@@ -57,7 +57,7 @@ class Checksum(StrEnum):
 
 @attrs.frozen
 class Place:
-    """Where a URL leads to.
+    """The parts of a URL.
 
     Args:
         service: Who serves the objects.
@@ -72,7 +72,7 @@ class Place:
 
 @attrs.frozen(kw_only=True)
 class S3Settings:
-    """Where objects are kept, and how they get there.
+    """Settings of the s3 backend.
 
     Raises:
         SettingsError: If they contradict each other or the protocol.
@@ -155,7 +155,7 @@ class S3Settings:
     def __attrs_post_init__(self) -> None:
         """Reject settings that contradict each other or the protocol."""
         service = self.place.service if self.url else Service.S3
-        if self.endpoint and urlsplit(self.endpoint).scheme not in ("http", "https"):
+        if self.endpoint and not _is_web_address(self.endpoint):
             raise SettingsError(
                 f"endpoint {self.endpoint!r} is not an http or https URL",
                 fix='Write it like "https://minio.example:9000".',
@@ -195,7 +195,7 @@ class S3Settings:
 
     @property
     def place(self) -> Place:
-        """Where the URL leads to.
+        """Return where the URL leads to.
 
         Raises:
             SettingsError: If there is none, or it leads nowhere.
@@ -209,6 +209,18 @@ class S3Settings:
         return read_url(self.url)
 
 
+def names_a_service(url: str) -> bool:
+    """Return whether a URL has a scheme of this backend's."""
+    return url.partition("://")[0].lower() in _SCHEMES and "://" in url
+
+
+def _is_web_address(url: str) -> bool:
+    try:
+        return urlsplit(url).scheme in ("http", "https")
+    except ValueError:
+        return False
+
+
 def read_url(url: str) -> Place:
     """Take a URL apart.
 
@@ -216,9 +228,12 @@ def read_url(url: str) -> Place:
         SettingsError: If it does not name a bucket and a prefix that every
             service keeps as it is.
     """
-    parts = urlsplit(url)
-    service = _SCHEMES.get(parts.scheme)
     fix = 'Write it like "s3://bucket/prefix".'
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise SettingsError(f"url {url!r} is not a URL", fix=fix) from error
+    service = _SCHEMES.get(parts.scheme)
     if service is None:
         raise SettingsError(
             f"url {url!r} has none of the schemes {', '.join(_SCHEMES)}", fix=fix

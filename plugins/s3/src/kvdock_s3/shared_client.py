@@ -1,4 +1,4 @@
-"""What the pools of one attachment share: a client and its threads."""
+"""The client and threads that the pools of one attachment share."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ pytest.register_assert_rewrite(
                 "reports",
                 "sharding",
                 "stateful",
+                "write_faults",
                 "writes",
             )
         ),
@@ -51,6 +52,7 @@ from kvdock.testing.contract.reports import ReportTests  # noqa: E402 - after th
 from kvdock.testing.contract.sharding import RankTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.stateful import MachineTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.suite import Suite, groups, proofs  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.write_faults import WriteFaultTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.writes import WriteTests  # noqa: E402 - after the rewriting
 
 __all__ = ["BackendContract", "FaultContract", "SealedError", "groups", "proofs"]
@@ -65,6 +67,7 @@ class BackendContract(
     RaceTests,
     DamageTests,
     LimitTests,
+    WriteFaultTests,
     LateTests,
     LifecycleTests,
     MemoryTests,

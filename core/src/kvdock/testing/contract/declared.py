@@ -1,4 +1,4 @@
-"""What a manifest says, and what the router makes of it."""
+"""Tests of what a manifest declares, and of what the router makes of it."""
 
 from __future__ import annotations
 

@@ -12,9 +12,10 @@ from kvdock.batch import Outcome
 from kvdock.config.core import CoreSettings, Deadlines, Integrity
 from kvdock.dock import Dock
 from kvdock.namespace import Namespace
-from kvdock.observers.faults import Fault, FaultInjector, FaultSettings
+from kvdock.plugin.backend import Backend
 from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.plugin.manifest import Scope
+from kvdock.plugin.wrapper import wrapped_plugin
 from kvdock.pools.enums import HitPolicy
 from kvdock.pools.layout import stored_objects
 from kvdock.pools.shard import Shard
@@ -25,6 +26,7 @@ from kvdock.testing.loading import load_backend
 from kvdock.testing.memory import PageMemory
 from kvdock.testing.samples import Sample, page_hashes
 from kvdock.transfer.attachment import Attachment
+from kvdock.wrappers.faults import Fault, FaultInjector, FaultSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -93,7 +95,7 @@ class _Engine:
 
 @attrs.frozen(eq=False)
 class _Drill:
-    """The backend with an injector before it, for one engine after another."""
+    """The backend with an injector around it, for one engine after another."""
 
     harness: Harness
     dock: Dock
@@ -101,12 +103,12 @@ class _Drill:
 
     @classmethod
     def of(cls, harness: Harness, fault: Fault) -> _Drill:
-        """Load the backend again: its observers cannot be removed."""
+        """Load the backend again, with faults around its stores."""
         backend = load_backend(harness.plugin)
         settings = FaultSettings(kinds=(fault,), rate=0.0, delay=0.05)
         injector = FaultInjector(settings)
-        dock = Dock({backend.name: backend})
-        dock.add_observer("faults", injector)
+        wrapped = Backend(wrapped_plugin(backend.plugin, [("faults", injector)]))
+        dock = Dock({backend.name: wrapped})
         return cls(harness, dock, injector)
 
     @contextmanager

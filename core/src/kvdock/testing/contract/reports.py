@@ -14,7 +14,7 @@ from kvdock.testing.samples import Sample, page_hashes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kvdock.plugin.hookspecs import Capacity
+    from kvdock.capacity import Capacity
     from kvdock.plugin.manifest import Support
     from kvdock.testing.harness import Harness, Setup
 
@@ -46,11 +46,13 @@ def removed_soon(setup: Setup, wanted: int) -> list[str]:
     return found
 
 
-def tracking(harness: Harness, sample: Sample) -> Setup:
-    """Attach a pool of a backend that reports removed pages, or skip."""
-    if not harness.backend.tracks_removal:
-        pytest.skip("it has no hook kvdock_removed")
-    return harness.rig(sample.pool())
+def some_sample(harness: Harness) -> Sample:
+    """Return a pool that the backend takes, or skip."""
+    (found,) = one_sample(harness.backend.manifest)
+    if found.skip:
+        pytest.skip(found.skip)
+    sample: Sample = found.value
+    return sample
 
 
 def delete(setup: Setup, pages: Sequence[str]) -> None:
@@ -62,20 +64,15 @@ def delete(setup: Setup, pages: Sequence[str]) -> None:
 class ReportTests:
     """Pages in use stay, and reports of removed pages and of room are true."""
 
-    @contract_test(claimed("eviction"))
+    @contract_test(claimed("touch"), proves="touch")
     def test_pages_that_an_engine_uses_stay_while_others_are_evicted(
         self, harness: Harness, small: Mapping[str, object] | None, case: Support
     ) -> None:
         assert case
-        if not harness.backend.touches:
-            pytest.skip("it has no hook kvdock_touch")
         if small is None:
             pytest.skip("the author gives no `small` settings of a store soon full")
-        (sample,) = one_sample(harness.backend.manifest)
-        if sample.skip:
-            pytest.skip(sample.skip)
+        kind = some_sample(harness).kind
         tight = harness.over(small)
-        kind = sample.value.kind
         pool = harness.sample(kind, page_bytes=PAGE_BYTES, name="used").pool()
         used, other = page_hashes(ROUND, "used"), page_hashes(ROUND, "other")
         try:
@@ -99,13 +96,12 @@ class ReportTests:
         finally:
             tight.close()
 
-    @contract_test(one_sample)
+    @contract_test(claimed("touch"))
     def test_use_of_pages_that_are_not_there_counts_for_nothing(
-        self, harness: Harness, case: Sample
+        self, harness: Harness, case: Support
     ) -> None:
-        if not harness.backend.touches:
-            pytest.skip("it has no hook kvdock_touch")
-        setup = harness.rig(case.pool())
+        assert case
+        setup = harness.rig(some_sample(harness).pool())
         there, never = page_hashes(4, "there"), page_hashes(4, "never")
         setup.stored(there)
         setup.backend.touch(setup.handle, setup.keys([*never, *there, *never]))
@@ -115,11 +111,12 @@ class ReportTests:
         setup.stored(never)
         setup.loaded(never)
 
-    @contract_test(one_sample)
+    @contract_test(claimed("removed"), proves="removed")
     def test_removed_pages_are_reported_once_and_others_never(
-        self, harness: Harness, case: Sample
+        self, harness: Harness, case: Support
     ) -> None:
-        setup = tracking(harness, case)
+        assert case
+        setup = harness.rig(some_sample(harness).pool())
         setup.backend.removed(setup.handle, TRACKED)
         stay, go = page_hashes(4, "stay"), page_hashes(4, "go")
         setup.stored(stay)
@@ -136,11 +133,12 @@ class ReportTests:
         found = removed_soon(setup, len(setup.keys(go)))
         assert sorted(found) == sorted(setup.keys(go))
 
-    @contract_test(one_sample)
+    @contract_test(claimed("removed"))
     def test_no_more_pages_are_tracked_than_were_asked_for(
-        self, harness: Harness, case: Sample
+        self, harness: Harness, case: Support
     ) -> None:
-        setup = tracking(harness, case)
+        assert case
+        setup = harness.rig(some_sample(harness).pool())
         setup.backend.removed(setup.handle, setup.objects * 2)
         pages = page_hashes(6)
         for page in pages:
@@ -155,11 +153,13 @@ class ReportTests:
             "the newest pages are those to keep track of"
         )
 
-    @contract_test(one_sample)
+    @contract_test(claimed("capacity"), proves="capacity")
     def test_room_that_is_reported_is_that_of_all_pools_of_a_store(
-        self, harness: Harness, case: Sample
+        self, harness: Harness, case: Support
     ) -> None:
-        pools = [harness.sample(case.kind, name=name).pool() for name in ("one", "two")]
+        assert case
+        kind = some_sample(harness).kind
+        pools = [harness.sample(kind, name=name).pool() for name in ("one", "two")]
         one, two = harness.attach(pools)
         before = capacity_of(one)
         if before is None:

@@ -32,7 +32,7 @@ CHOICES = st.lists(st.sampled_from(range(len(PAGES))), min_size=1, max_size=6)
 
 
 class Found(Enum):
-    """What a handle must say of a page."""
+    """The answers that a handle may give about a page."""
 
     YES = "yes"
     NO = "no"

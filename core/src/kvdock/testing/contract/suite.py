@@ -1,4 +1,4 @@
-"""What every suite of the kit has: fixtures, cases by the manifest, the seal."""
+"""The base of every suite: fixtures, cases by the manifest, the seal."""
 
 from __future__ import annotations
 

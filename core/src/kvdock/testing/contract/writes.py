@@ -1,4 +1,4 @@
-"""What put, delete and clear promise."""
+"""Tests of the promises of put, delete and clear."""
 
 from __future__ import annotations
 

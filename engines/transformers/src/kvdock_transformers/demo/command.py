@@ -1,214 +1,148 @@
-"""The `demo` command, which the command line finds by its entry point.
+"""The demos with models, which the command line finds by their entry points.
 
-Loading this module must stay cheap: `kvdock --help` and `kvdock list` load
-every command. Torch is imported in the worker processes alone, and what this
-process needs only once the command runs.
+Loading this module must stay cheap: torch is imported in the worker processes alone,
+and what this process needs only once a demo runs.
 """
 
-import contextlib
-import signal
-import tempfile
-from collections.abc import Iterator
-from enum import StrEnum
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Self
 
-import typer
+import attrs
 
-from kvdock.config import as_path
+from kvdock.errors import SettingsError
+from kvdock_transformers.families import Family, Scale
 
 if TYPE_CHECKING:
-    from kvdock_transformers.families import Family, Scale
+    from kvdock import Dock
+    from kvdock_transformers.demo.damage import Damage
+    from kvdock_transformers.demo.records import Job, Role, Served
+    from kvdock_transformers.demo.report import Outcome, Screen
+    from kvdock_transformers.demo.verdicts import Result
 
 
-class Model(StrEnum):
-    """Which models to run: one family, or all of them."""
+@attrs.frozen
+class Demo(ABC):
+    """Models, and what is done with them.
 
-    ALL = "all"
-    MHA = "mha"
-    MLA = "mla"
-    SWA = "swa"
-    MAMBA = "mamba"
-
-
-class Size(StrEnum):
-    """How large the models are."""
-
-    DEMO = "demo"
-    TINY = "tiny"
-
-
-def demo(
-    model: Annotated[Model, typer.Option(help="Which kind of model.")] = Model.ALL,
-    backend: Annotated[
-        str, typer.Option(help="Which backend keeps the pages; else the first fit.")
-    ] = "",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting of the backend, as KEY=VALUE."),
-    ] = None,
-    directory: Annotated[
-        Path | None,
-        typer.Option(
-            "--dir",
-            parser=as_path,
-            metavar="<path>",
-            help="Where to keep the store; else a temporary one.",
-        ),
-    ] = None,
-    as_json: Annotated[  # noqa: FBT002 - a command's flag
-        bool,
-        typer.Option("--json", help="Print one JSON object; all else to stderr."),
-    ] = False,
-    size: Annotated[Size, typer.Option(hidden=True)] = Size.DEMO,
-) -> None:
-    """Store a prompt's pages, end the process, restore them in a new one.
-
-    Makes tiny models on the spot and downloads nothing. One process prefills a
-    long prompt, stores the pages of every pool and ends. The next restores
-    them and must generate the very same; a third recomputes for comparison.
-    Then stored pages are damaged, and the last must notice and repair.
-
-    A backend that needs a server may bring one for as long as this runs. What
-    `--set` does not say is taken from kvdock's file and environment, except for
-    the directory.
+    Args:
+        families: Which models.
+        scale: Their size.
     """
-    from kvdock import Dock  # noqa: PLC0415
-    from kvdock_transformers.backends import (  # noqa: PLC0415
-        Settings,
-        check_room,
-        check_settings,
-        choose,
-        configured,
-        served,
-    )
-    from kvdock_transformers.demo.presentation import Display, as_object  # noqa: PLC0415
-    from kvdock_transformers.demo.trial import Request, run_trial  # noqa: PLC0415
-    from kvdock_transformers.families import Family, Scale  # noqa: PLC0415
 
-    given: Settings = pairs_of(set_ or [])
-    dock = Dock.load(require=(backend,) if backend else ())
-    chosen = choose(dock, backend)
-    given = configured(dock, chosen, given)
-    check_settings(dock, chosen, given)
-    if directory is not None:
-        check_writable(directory)
-    families = tuple(Family) if model is Model.ALL else (Family(model),)
-    display = Display(to_stderr=as_json)
-    with (
-        cleaning_up_when_terminated(),
-        tempfile.TemporaryDirectory(prefix="kvdock-demo-") as temporary,
-        served(chosen, given) as (settings, notice),
-        display,
-    ):
-        where = directory or Path(temporary)
-        check_room(dock, chosen, where, settings)
-        request = Request(
-            families=families,
-            directory=where,
-            backend=chosen,
-            scale=Scale(size),
-            settings=settings,
-        )
-        display.begin(request, notice)
-        results = run_trial(request, display.show)
-    display.end(results)
-    if as_json:
-        typer.echo(as_object(results))
-    if not all(result.ok for result in results):
-        raise typer.Exit(1)
+    families: tuple[Family, ...]
+    scale: Scale
+
+    @classmethod
+    def of(cls, model: str, size: str) -> Self:
+        """Return the demo of the models that words stand for; "" is the default.
+
+        Raises:
+            SettingsError: If there is no such model or size.
+        """
+        try:
+            families = tuple(Family) if model in ("", "all") else (Family(model),)
+            return cls(families, Scale(size or Scale.DEMO))
+        except ValueError as error:
+            models = ("all", *Family)
+            unknown = size if model in ("", *models) else model
+            raise SettingsError(
+                f"the demo has no {unknown!r}",
+                fix=f"Models: {', '.join(models)}; sizes: {', '.join(Scale)}.",
+            ) from error
+
+    def run(
+        self,
+        directory: Path,
+        backend: str,
+        reason: str,
+        notice: str,
+        settings: Mapping[str, object],
+        screen: "Screen",
+    ) -> "Outcome":
+        """Run the demo, which takes tens of seconds.
+
+        Args:
+            directory: Where everything is kept; must exist.
+            backend: The backend.
+            reason: Why this one.
+            notice: What was started for it; "" for nothing.
+            settings: What was given for it.
+            screen: Shows what happens, on this thread.
+
+        Raises:
+            TrialFailed: If a process ends without its results.
+        """
+        from kvdock_transformers.demo.report import outcome, show_head  # noqa: PLC0415
+        from kvdock_transformers.demo.trial import new_job  # noqa: PLC0415
+
+        show_head(screen, self.families, self.scale, backend, reason, notice)
+        job = new_job(self.families, self.scale, backend, settings, directory)
+        try:
+            results = self.results(job, screen)
+        finally:
+            # Hundreds of megabytes that are made again by every trial.
+            shutil.rmtree(job.directory / "models", ignore_errors=True)
+        return outcome(results, backend, reason, notice)
+
+    @abstractmethod
+    def results(self, job: "Job", screen: "Screen") -> "list[Result]":
+        """Run the processes, and judge what they did with each model."""
 
 
-def demo_of(
-    *,
-    model: str,
-    backend: str,
-    set_: list[str],
-    directory: Path | None,
-    as_json: bool,
-    size: str,
-) -> None:
-    """Run the demo as the command line asks for it; "" stands for the default.
+class StoringDemo(Demo):
+    """Store the caches of models, restore them in new processes, damage some.
 
-    Entry point `models` of the group `kvdock.demos`.
-
-    Raises:
-        SettingsError: If there is no such model or size.
+    One process prefills a long prompt, stores the pages of every pool and ends. The
+    next restores them and must generate the very same; a third recomputes for
+    comparison. Then stored pages are damaged, and the last must notice and repair.
     """
-    kind, scale = _words_of(model, size)
-    demo(kind, backend, set_, directory, as_json, scale)
+
+    def choose(self, dock: "Dock", wanted: str) -> tuple[str, str]:
+        """Return the backend to use, and why this one."""
+        from kvdock_transformers.backends import choose_lasting  # noqa: PLC0415
+
+        return choose_lasting(dock, wanted)
+
+    def results(self, job: "Job", screen: "Screen") -> "list[Result]":
+        """Run a process after another, and harm the store before the last."""
+        from kvdock_transformers.demo import records, report  # noqa: PLC0415
+        from kvdock_transformers.demo.damage import damage_store  # noqa: PLC0415
+        from kvdock_transformers.demo.trial import run_round  # noqa: PLC0415
+        from kvdock_transformers.demo.verdicts import judge_stored  # noqa: PLC0415
+
+        show = report.show_events(screen)
+        runs: dict[Role, dict[Family, Served]] = {}
+        damages: dict[Family, Damage] = {}
+        for role in records.STORING:
+            if role is records.Role.REPAIR:
+                stored = runs[records.Role.OFFLOAD].items()
+                damages = {one: damage_store(job, served) for one, served in stored}
+                report.show_damage(screen, damages)
+            runs |= run_round(job, [role], show)
+            # As bulky as the models.
+            shutil.rmtree(job.directory / "altered", ignore_errors=True)
+        return [judge_stored(one, runs, damages[one]) for one in self.families]
 
 
-def models_of(model: str, size: str) -> "tuple[tuple[Family, ...], Scale]":
-    """Return the models that a word stands for, and their size; "" is the default.
+class SendingDemo(Demo):
+    """Send the caches of models from a prefill to a decode process."""
 
-    Raises:
-        SettingsError: If there is no such model or size.
-    """
-    from kvdock_transformers.families import Family, Scale  # noqa: PLC0415
+    def choose(self, dock: "Dock", wanted: str) -> tuple[str, str]:
+        """Return the backend to use, and why this one."""
+        from kvdock_transformers.backends import choose_direct  # noqa: PLC0415
 
-    kind, scale = _words_of(model, size)
-    families = tuple(Family) if kind is Model.ALL else (Family(kind),)
-    return families, Scale(scale)
+        return choose_direct(dock, wanted)
 
+    def results(self, job: "Job", screen: "Screen") -> "list[Result]":
+        """Run both processes beside each other."""
+        from kvdock_transformers.demo.records import SENDING  # noqa: PLC0415
+        from kvdock_transformers.demo.report import show_events  # noqa: PLC0415
+        from kvdock_transformers.demo.trial import run_round  # noqa: PLC0415
+        from kvdock_transformers.demo.verdicts import judge_sent  # noqa: PLC0415
 
-def _words_of(model: str, size: str) -> tuple[Model, Size]:
-    from kvdock.errors import SettingsError  # noqa: PLC0415
-
-    try:
-        return Model(model or Model.ALL), Size(size or Size.DEMO)
-    except ValueError as error:
-        raise SettingsError(
-            str(error), fix=f"Models: {', '.join(Model)}; sizes: {', '.join(Size)}."
-        ) from error
-
-
-@contextlib.contextmanager
-def cleaning_up_when_terminated() -> Iterator[None]:
-    """Leave no process and no file behind where SIGTERM ends this one."""
-
-    def leave(number: int, _: object) -> None:
-        # A second Ctrl-C must not interrupt the clean-up.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def check_writable(directory: Path) -> None:
-    """Raise if a directory cannot be made, or written to.
-
-    Raises:
-        SettingsError: With what is wrong.
-    """
-    from kvdock.errors import SettingsError  # noqa: PLC0415
-
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=directory).close()
-    except OSError as error:
-        raise SettingsError(
-            f"--dir {directory} cannot be written to: {error.strerror}"
-        ) from error
-
-
-def pairs_of(pairs: list[str]) -> dict[str, str]:
-    """Read what is given as KEY=VALUE.
-
-    Raises:
-        SettingsError: If it is not, or a key is given twice.
-    """
-    from kvdock.errors import SettingsError  # noqa: PLC0415
-
-    found: dict[str, str] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key or key in found:
-            why = "is given twice" if key in found else "is not KEY=VALUE"
-            raise SettingsError(f"--set {pair!r} {why}")
-        found[key] = value
-    return found
+        screen.say("\nOne process prefills and sends, another one decodes", "strong")
+        runs = run_round(job, SENDING, show_events(screen))
+        return [judge_sent(one, runs) for one in self.families]

@@ -1,15 +1,21 @@
 """A prompt and its models, as one process of a demo works on them."""
 
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import attrs
+import numpy as np
 import torch
 
 from kvdock import Namespace
 from kvdock_transformers import models
+from kvdock_transformers.demo.records import Job, PoolRecord, Served
 from kvdock_transformers.families import WORKLOADS, Family, Scale, Workload
 from kvdock_transformers.paged import PagedModel
 from kvdock_transformers.speculation import Generation, generate, generate_with_draft
+
+Emit = Callable[[Mapping[str, object]], None]
+"""Called with an event for the orchestrating process."""
 
 
 @attrs.frozen(eq=False)
@@ -23,21 +29,22 @@ class Engine:
     draft: PagedModel | None
 
     @classmethod
-    def load(cls, directory: Path, scale: Scale, family: Family) -> "Engine":
-        """Load the models of a family, and warm them up.
+    def make(cls, job: Job, family: Family, emit: Emit) -> "Engine":
+        """Make the models of a family, for all processes, and load them."""
+        emit({"event": "step", "step": "making the model"})
+        models.save(models.build(family, job.scale), job.directory / "models" / family)
+        return cls.load(job, family)
 
-        Args:
-            directory: Where `models.save` has written them.
-            scale: Their size.
-            family: Which.
-        """
-        workload = WORKLOADS[scale]
+    @classmethod
+    def load(cls, job: Job, family: Family) -> "Engine":
+        """Load the models of a family, and warm them up."""
+        workload = WORKLOADS[job.scale]
         prompt = models.prompt_token_ids(family, workload.prompt_tokens)
-        target, draft = models.load(directory)
+        target, draft = models.load(job.directory / "models" / family)
         shape = (prompt, workload.page_tokens, workload.chunk_tokens)
         engine = cls(
             family,
-            scale,
+            job.scale,
             workload,
             PagedModel(target, *shape),
             None if draft is None else PagedModel(draft, *shape, draft=True),
@@ -78,12 +85,16 @@ class Engine:
         if self.draft:
             self.draft.rebuild(draft_pages)
 
-    def generate(self, chunk_tokens: int, new_tokens: int, *, keep: bool) -> Generation:
+    def generate(
+        self, *, chunk_tokens: int = 0, new_tokens: int = 0, keep: bool = False
+    ) -> Generation:
         """Compute what the caches lack of the prompt, then generate.
 
         The draft catches up only after the first token: nothing before that
         token needs it, with a store or without.
         """
+        chunk_tokens = chunk_tokens or self.workload.chunk_tokens
+        new_tokens = new_tokens or self.workload.new_tokens
         prefix = self.workload.prefix_tokens
         self.target.prefill(prefix, chunk_tokens, keep=keep)
         prompt, draft = self.target.prompt, self.draft
@@ -96,4 +107,29 @@ class Engine:
             new_tokens,
             self.workload.draft_tokens,
             before_draft=lambda: draft.prefill(prefix, chunk_tokens, keep=keep),
+        )
+
+    def served(
+        self,
+        job: Job,
+        made: Generation,
+        start_s: float,
+        pools: Mapping[str, PoolRecord],
+        **figures: Any,  # noqa: ANN401 - fields of the record
+    ) -> Served:
+        """Write the logits down, and return the results of this process."""
+        path = job.directory / "logits" / f"{self.family}-{job.role}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, made.logits.numpy())
+        return Served(
+            family=self.family,
+            prompt_tokens=self.workload.prompt_tokens,
+            page_tokens=self.workload.page_tokens,
+            ttft_s=made.first_token_at_s - start_s,
+            token_ids=made.token_ids,
+            logits_path=str(path),
+            proposed=made.proposed,
+            accepted=made.accepted,
+            pools=pools,
+            **{"computed_tokens": self.workload.prompt_tokens, **figures},
         )

@@ -1,21 +1,25 @@
-"""Records that the processes of a trial exchange; loads no torch.
+"""Records that the processes of a demo exchange; loads no torch.
 
-A job goes to a worker as a JSON file, events come back as JSON lines, and one
-of them carries a `Served` record per model.
+A job goes to a process as a JSON file, events come back as JSON lines, and one of
+them carries a `Served` record per model.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import attrs
+import cattrs
 
 from kvdock_transformers.families import Family, Scale
 
+WIRE = cattrs.Converter()
+"""Turns records into plain data, and back."""
 
-class Phase(StrEnum):
-    """What one process of a trial does; each is a process of its own."""
+
+class Role(StrEnum):
+    """The role of one process of a demo."""
 
     OFFLOAD = "offload"
     """Make the models, prefill into an empty store, offload, generate."""
@@ -29,52 +33,52 @@ class Phase(StrEnum):
     REPAIR = "repair"
     """Like RESTORE, on a store that was damaged in between."""
 
+    PREFILL = "prefill"
+    """Make the models, prefill, send the pages, then generate in one process."""
 
-def _families(names: Iterable[str]) -> tuple[Family, ...]:
-    return tuple(Family(name) for name in names)
-
-
-def _numbers(values: Iterable[int]) -> tuple[int, ...]:
-    return tuple(values)
+    DECODE = "decode"
+    """Offer host memory, take the pages, generate from them."""
 
 
-def _words(values: Iterable[str]) -> tuple[str, ...]:
-    return tuple(values)
+STORING = (Role.OFFLOAD, Role.RESTORE, Role.RECOMPUTE, Role.REPAIR)
+"""The processes of the demo of stored pages, one after another."""
 
-
-def _pairs(values: Iterable[Iterable[str]]) -> tuple[tuple[str, str], ...]:
-    return tuple((head, tail) for head, tail in values)
+SENDING = (Role.PREFILL, Role.DECODE)
+"""The processes of the demo of direct transfer, beside each other."""
 
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """What a worker process is asked to do.
+    """The orders of a process.
 
     Args:
-        phase: Which part of the trial.
+        role: Which part of the demo.
         families: Which models, in order.
         scale: Their size.
-        backend: The preferred backend, or "" for the router's own choice.
+        backend: The backend that keeps or carries the pages.
         directory: Where models, stores and logits lie.
         salt: Keeps this trial's pages apart from all others'.
         threads: Threads that torch may use; the same in all processes, since
             bit-identical results need the same division of work.
-        settings: What was given for the preferred backend.
+        settings: What was given for the backend.
+        channel: File descriptor of the connection to a process beside it; -1
+            without one.
     """
 
-    phase: Phase = attrs.field(converter=Phase)
-    families: tuple[Family, ...] = attrs.field(converter=_families)
-    scale: Scale = attrs.field(converter=Scale)
+    role: Role
+    families: tuple[Family, ...]
+    scale: Scale
     backend: str
-    directory: Path = attrs.field(converter=Path)
+    directory: Path
     salt: str
     threads: int
-    settings: Mapping[str, object] = attrs.field(factory=dict, repr=False)
+    settings: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
+    channel: int = -1
 
     @property
-    def given(self) -> Mapping[str, Mapping[str, object]]:
+    def given(self) -> Mapping[str, Mapping[str, Any]]:
         """Settings by backend."""
-        return {self.backend: self.settings} if self.backend else {}
+        return {self.backend: self.settings}
 
 
 @attrs.frozen(kw_only=True)
@@ -82,13 +86,11 @@ class PoolRecord:
     """One pool, as far as the orchestrating process needs to know it.
 
     Args:
+        loaded_pages: How many pages were loaded, or are to be sent.
+        page_bytes: Bytes of a page.
         stored: Page numbers that were stored, ascending.
-        stored_bytes: Their bytes.
-        loaded_pages: How many pages were loaded.
-        loaded_bytes: Their bytes.
         window_pages: How many trailing pages a prefix needs; 0 for all.
         draft: Whether it belongs to the draft.
-        page_bytes: Bytes of a page.
         ends: The first and the last bytes of each stored page, in hex, in the
             order of `stored`: by them its place on disk can be found.
         backend: Who keeps them.
@@ -96,22 +98,30 @@ class PoolRecord:
         object_bytes: Bytes of that object, as the backend keeps it.
     """
 
-    stored: tuple[int, ...] = attrs.field(converter=_numbers)
-    stored_bytes: int
     loaded_pages: int
-    loaded_bytes: int
-    window_pages: int
-    draft: bool
     page_bytes: int
-    ends: tuple[tuple[str, str], ...] = attrs.field(converter=_pairs, repr=False)
+    stored: tuple[int, ...] = ()
+    window_pages: int = 0
+    draft: bool = False
+    ends: tuple[tuple[str, str], ...] = attrs.field(default=(), repr=False)
     backend: str = ""
-    keys: tuple[str, ...] = attrs.field(converter=_words, default=(), repr=False)
+    keys: tuple[str, ...] = attrs.field(default=(), repr=False)
     object_bytes: int = 0
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the stored pages."""
+        return len(self.stored) * self.page_bytes
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of the loaded pages."""
+        return self.loaded_pages * self.page_bytes
 
 
 @attrs.frozen(kw_only=True)
 class Altered:
-    """What became of a generation when one pool's stored pages were altered.
+    """The result of a generation after one pool's stored pages were altered.
 
     Args:
         pool: The pool.
@@ -130,56 +140,57 @@ class Altered:
     accepted: int
 
 
-def _pools(value: Mapping[str, Any]) -> dict[str, PoolRecord]:
-    return {
-        name: record if isinstance(record, PoolRecord) else PoolRecord(**record)
-        for name, record in value.items()
-    }
-
-
-def _altered(value: Any) -> tuple[Altered, ...]:  # noqa: ANN401 - records or their JSON
-    return tuple(
-        record if isinstance(record, Altered) else Altered(**record) for record in value
-    )
-
-
 @attrs.frozen(kw_only=True)
 class Served:
-    """What one process did for one model.
+    """The results of one process for one model.
 
     Args:
         family: Which model.
         prompt_tokens: Length of the prompt.
         page_tokens: Tokens per page.
-        found_pages: Longest restorable prefix at the first lookup.
-        loaded_pages: Pages of the prefix that the target went on from.
-        draft_loaded_pages: The same for the draft.
         computed_tokens: Prompt tokens that the target computed.
-        ttft_s: From the lookup to the first token.
+        ttft_s: To the first token, from the lookup or the arrival of the pages; in
+            the process that sends, from its own caches.
         token_ids: The generated tokens.
         logits_path: Their logits, float32 (tokens, vocabulary), as .npy.
         proposed: Draft tokens proposed.
         accepted: Draft tokens accepted.
-        found_after: Longest restorable prefix once missing pages were stored.
         pools: The pools.
-        altered: Runs on altered pages, where the phase has any.
+        found_pages: Longest restorable prefix at the first lookup.
+        loaded_pages: Pages of the prefix that the target went on from.
+        draft_loaded_pages: The same for the draft.
+        found_after: Longest restorable prefix once missing pages were stored.
+        altered: Runs on altered pages, where the role has any.
+        prefill_s: How long computing the full pages took the process that sends.
+        send_s: From the ticket to the completion, in the process that is sent them.
+        arrived: The pools that arrived whole.
+        arrived_bytes: Bytes that were written into slots.
     """
 
-    family: Family = attrs.field(converter=Family)
+    family: Family
     prompt_tokens: int
     page_tokens: int
-    found_pages: int
-    loaded_pages: int
-    draft_loaded_pages: int
     computed_tokens: int
     ttft_s: float
-    token_ids: tuple[int, ...] = attrs.field(converter=_numbers)
+    token_ids: tuple[int, ...]
     logits_path: str
     proposed: int
     accepted: int
-    found_after: int
-    pools: Mapping[str, PoolRecord] = attrs.field(converter=_pools)
-    altered: tuple[Altered, ...] = attrs.field(converter=_altered, default=())
+    pools: Mapping[str, PoolRecord]
+    found_pages: int = 0
+    loaded_pages: int = 0
+    draft_loaded_pages: int = 0
+    found_after: int = 0
+    altered: tuple[Altered, ...] = ()
+    prefill_s: float = 0.0
+    send_s: float = 0.0
+    arrived: tuple[str, ...] = ()
+    arrived_bytes: int = 0
+
+    @property
+    def prefix_pages(self) -> int:
+        """Pages of the prompt that are full."""
+        return (self.prompt_tokens - 1) // self.page_tokens
 
     @property
     def acceptance(self) -> float | None:
@@ -187,11 +198,5 @@ class Served:
         return self.accepted / self.proposed if self.proposed else None
 
 
-def to_json(record: attrs.AttrsInstance) -> dict[str, Any]:
-    """Turn a record into what `json` can write."""
-    return attrs.asdict(
-        record,
-        value_serializer=lambda _owner, _field, value: (
-            str(value) if isinstance(value, Path) else value
-        ),
-    )
+Runs = Mapping[Role, Mapping[Family, Served]]
+"""What each process has made of each model."""

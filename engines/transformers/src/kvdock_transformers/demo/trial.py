@@ -1,206 +1,242 @@
-"""A trial: four processes, one after another, and what they showed.
+"""Run the processes of a demo, and hand over what they report.
 
-This process loads no torch. It starts each worker, passes its events on, harms
-the store in between, and compares what the workers left behind.
+This process loads no torch. It starts the processes of a round beside each other,
+connected by a pipe where there are two, passes their events on, and ends all where
+one of them fails or the user interrupts.
 """
 
 import json
 import os
+import queue
 import secrets
-import shutil
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from kvdock import Dock
-from kvdock_transformers.backends import path_setting
-from kvdock_transformers.demo.damage import Damage, Harm, StoredPages, inflict
-from kvdock_transformers.demo.process import running
-from kvdock_transformers.demo.records import Job, Phase, PoolRecord, Served, to_json
-from kvdock_transformers.demo.tamper import tamper
-from kvdock_transformers.demo.verdicts import ModelResult, judge
+from kvdock.child_processes import ended_with_parent
+from kvdock_transformers.demo.records import WIRE, Job, Role, Served
 from kvdock_transformers.errors import TrialFailed
 from kvdock_transformers.families import Family, Scale
 
 Event = Mapping[str, Any]
 Report = Callable[[Event], None]
-"""Called with every event of every worker, with its phase."""
-
-_KV_HARMS = (
-    (0.97, Harm.DELETE),
-    (0.92, Harm.TRUNCATE),
-    (0.86, Harm.EXTEND),
-    (0.78, Harm.FLIP),
-)
-"""Where in the prefix the target's attention pages are harmed, and how."""
-
-_NO_LONGER_NEEDED = {Phase.RESTORE: ("altered",), Phase.REPAIR: ("models",)}
-"""Hundreds of megabytes that are made again by every trial."""
+"""Called with every event of every process, with its role."""
 
 _WORKER = "kvdock_transformers.demo.worker"
 _MAX_THREADS = 8
 _STDERR_LINES = 15
+_SILENCE_S = 600.0
+"""How long no process may say anything before all are given up."""
+
+_LAST_WORDS_S = 10.0
+"""How long a second process may take to say why, once the first has failed."""
+
+_ENVIRONMENT = {
+    # Models are made here; nothing may be looked for anywhere else.
+    "HF_HUB_OFFLINE": "1",
+    # Hints at faster kernels and progress bars are noise here.
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+}
 
 
-@attrs.frozen(kw_only=True)
-class Request:
-    """What to try.
+def new_job(
+    families: tuple[Family, ...],
+    scale: Scale,
+    backend: str,
+    settings: Mapping[str, object],
+    directory: Path,
+) -> Job:
+    """Return the orders of a trial's processes, but for their roles.
 
-    Args:
-        families: Which models.
-        directory: Where everything is kept; must exist.
-        backend: The preferred backend, or "" for the router's own choice.
-        scale: Size of the models.
-        settings: What was given for the backend.
-    """
-
-    families: tuple[Family, ...]
-    directory: Path
-    backend: str = ""
-    scale: Scale = Scale.DEMO
-    settings: Mapping[str, object] = attrs.field(factory=dict, repr=False)
-
-
-def run_trial(
-    request: Request, report: Report = lambda _event: None
-) -> tuple[ModelResult, ...]:
-    """Offload, restore, recompute, damage and repair, for each model.
-
-    Takes tens of seconds. Each trial has a directory and a namespace of its
-    own below `request.directory`, so it never finds pages of another one.
-
-    Args:
-        request: What to try.
-        report: Called with every event as it happens, on this thread.
-
-    Returns:
-        One result per model, in the order of the request.
-
-    Raises:
-        TrialFailed: If a process ends without its results.
+    Each trial has a directory and a namespace of its own, so it never finds pages of
+    another one.
     """
     salt = secrets.token_hex(8)
-    directory = request.directory / f"trial-{salt}"
-    directory.mkdir(mode=0o700)
-    job = Job(
-        phase=Phase.OFFLOAD,
-        families=request.families,
-        scale=request.scale,
-        backend=request.backend,
-        directory=directory,
+    own = directory / f"trial-{salt}"
+    own.mkdir(mode=0o700)
+    return Job(
+        role=Role.OFFLOAD,
+        families=families,
+        scale=scale,
+        backend=backend,
+        directory=own,
         salt=salt,
         threads=min(_MAX_THREADS, len(os.sched_getaffinity(0))),
-        settings=dict(request.settings),
+        settings=dict(settings),
     )
-    runs: dict[Phase, dict[Family, Served]] = {}
-    damages: dict[Family, Damage] = {}
-    for phase in Phase:
-        if phase is Phase.REPAIR:
-            for family, served in runs[Phase.OFFLOAD].items():
-                damages[family] = damage_store(job, served)
-                report({"event": "damage", "model": family, "damage": damages[family]})
-        runs[phase] = _run_worker(attrs.evolve(job, phase=phase), report)
-        for bulky in _NO_LONGER_NEEDED.get(phase, ()):
-            shutil.rmtree(directory / bulky, ignore_errors=True)
-    results = []
-    for family in request.families:
-        result = judge(
-            family, {phase: runs[phase][family] for phase in Phase}, damages[family]
-        )
-        report({"event": "judged", "model": family, "result": result})
-        results.append(result)
-    return tuple(results)
 
 
-def damage_store(job: Job, served: Served) -> Damage:
-    """Harm stored pages of every pool: four ways for the anchor, one for others.
-
-    In the files of the store, and what lies in no file through the hooks of
-    the backend that keeps it.
+def run_round(
+    job: Job, roles: Sequence[Role], report: Report = lambda _event: None
+) -> dict[Role, dict[Family, Served]]:
+    """Run a process for each role, beside each other.
 
     Args:
-        job: Where the store is.
-        served: The run that stored the pages.
+        job: The orders of all of them.
+        roles: One, or two that are connected.
+        report: Called with every event as it happens, on this thread.
+
+    Raises:
+        TrialFailed: If a process ends without its results, or nothing is heard.
     """
-    pages = (served.prompt_tokens - 1) // served.page_tokens
-    targets = []
-    for name, record in served.pools.items():
-        if record.draft:
-            targets.append((name, pages // 2, Harm.FLIP))
-        elif record.window_pages:
-            targets.append((name, _last_stored(record, pages * 3 // 4), Harm.DELETE))
-        else:
-            targets += [(name, int(pages * share), harm) for share, harm in _KV_HARMS]
-    stored = {
-        name: StoredPages(
-            record.page_bytes,
-            {
-                page: (bytes.fromhex(head), bytes.fromhex(tail))
-                for page, (head, tail) in zip(record.stored, record.ends, strict=True)
-            },
-        )
-        for name, record in served.pools.items()
-    }
-    known = [target for target in targets if target[1] in stored[target[0]].ends]
-    damage, rest = Damage((), frozenset(), frozenset()), known
-    for folder in _store_folders(job, served):
-        damage = damage.joined(inflict(folder, stored, rest))
-        rest = [target for target in known if target not in damage.done]
-    return damage.joined(tamper(served.pools, rest, job.given)) if rest else damage
+    return _Round(job, tuple(roles), report).run()
 
 
-def _store_folders(job: Job, served: Served) -> tuple[Path, ...]:
-    """Return where a run's pages lie: the trial's own folder, or one of a server.
+@attrs.frozen
+class _Failure:
+    """The reason why a process ended without its results.
 
-    A backend that brings a server, such as a mount, may say where its root is. There
-    lie the pages of other runs too, altered ones among them, which are the same but
-    for one pool: only folders that have the name of this run's namespace are taken.
+    Args:
+        role: Which process.
+        what: What it said, or how it ended.
+        fix: Its last words, or "".
+        rank: The lowest is the cause, where both have failed.
     """
-    own = job.directory / "store" / served.family
-    if not job.backend:
-        return (own,)
-    dock = Dock.load(require=(job.backend,))
-    setting = path_setting(dock.backends[job.backend].manifest.settings)
-    given = job.settings.get(setting) if setting else None
-    if not given:
-        return (own,)
-    names = {
-        key.partition("/")[0] for record in served.pools.values() for key in record.keys
-    }
-    found = [one for name in sorted(names) for one in Path(str(given)).rglob(name)]
-    return (own, *found)
+
+    role: Role
+    what: str
+    fix: str
+    rank: int
 
 
-def _last_stored(record: PoolRecord, limit: int) -> int:
-    return max((page for page in record.stored if page < limit), default=-1)
+@attrs.define(eq=False)
+class _Round:
+    """Processes beside each other, and what they have said so far."""
 
+    job: Job
+    roles: tuple[Role, ...]
+    report: Report
+    made: dict[Role, dict[Family, Served]] = attrs.field(init=False)
+    failures: list[_Failure] = attrs.field(factory=list)
+    _events: "queue.SimpleQueue[tuple[Role, Event | None]]" = attrs.field(
+        factory=queue.SimpleQueue
+    )
 
-def _run_worker(job: Job, report: Report) -> dict[Family, Served]:
-    job_path = job.directory / f"{job.phase}.json"
-    job_path.write_text(json.dumps(to_json(job)))
-    log_path = job.directory / f"{job.phase}.log"
-    results: dict[Family, Served] = {}
-    with (
-        log_path.open("wb") as log,
-        running(_WORKER, [str(job_path)], stderr=log.fileno()) as worker,
-    ):
-        for line in worker.stdout or ():
-            event = json.loads(line)
-            if event["event"] == "result":
-                served = Served(**event["result"])
-                results[served.family] = served
-            elif event["event"] == "refused":
+    @made.default
+    def _nothing(self) -> dict[Role, dict[Family, Served]]:
+        return {role: {} for role in self.roles}
+
+    def run(self) -> dict[Role, dict[Family, Served]]:
+        """Start all processes, and listen until they have ended."""
+        with ExitStack() as stack:
+            processes = self._start(stack)
+            left = set(self.roles)
+            until_s = time.monotonic() + _SILENCE_S
+            while left:
+                try:
+                    role, event = self._events.get(
+                        timeout=max(0.0, until_s - time.monotonic())
+                    )
+                except queue.Empty:
+                    break
+                if event is None:
+                    left.discard(role)
+                    self._judge_end(role, processes[role].wait())
+                else:
+                    self._take(role, event)
+                if not self.failures:
+                    until_s = time.monotonic() + _SILENCE_S
+                elif until_s > time.monotonic() + _LAST_WORDS_S:
+                    until_s = time.monotonic() + _LAST_WORDS_S
+            if self.failures:
+                cause = min(self.failures, key=lambda one: one.rank)
                 raise TrialFailed(
-                    f"{job.phase!s} of {event['model']}: {event['reason']}"
+                    f"the {cause.role} process failed: {cause.what}", fix=cause.fix
                 )
-            report({**event, "phase": job.phase})
-        status = worker.wait()
-    if status or set(results) != set(job.families):
-        last = log_path.read_text(errors="replace").splitlines()[-_STDERR_LINES:]
-        raise TrialFailed(
-            f"the process of phase {job.phase!s} ended with status {status}",
-            fix="Its last words:\n  " + "\n  ".join(last),
+            if left:
+                raise TrialFailed(f"nothing was heard for {_SILENCE_S:.0f} s")
+        return self.made
+
+    def _start(self, stack: ExitStack) -> dict[Role, subprocess.Popen[str]]:
+        with ExitStack() as ours:
+            # Closed after this: each process sees when the other one has ended.
+            ends: list[Connection | None] = [None]
+            if len(self.roles) > 1:
+                ends = [ours.enter_context(end) for end in Pipe()]
+            return {
+                role: self._start_one(stack, role, end)
+                for role, end in zip(self.roles, ends, strict=True)
+            }
+
+    def _start_one(
+        self, stack: ExitStack, role: Role, end: Connection | None
+    ) -> subprocess.Popen[str]:
+        channel = end.fileno() if end else -1
+        job = attrs.evolve(self.job, role=role, channel=channel)
+        path = self.job.directory / f"{role}.json"
+        path.write_text(json.dumps(WIRE.unstructure(job)))
+        log = stack.enter_context(path.with_suffix(".log").open("wb"))
+        process = stack.enter_context(
+            _running(str(path), log.fileno(), [channel] if end else [])
         )
-    return results
+        threading.Thread(target=self._listen, args=(role, process), daemon=True).start()
+        return process
+
+    def _listen(self, role: Role, process: subprocess.Popen[str]) -> None:
+        try:
+            for line in process.stdout or ():
+                self._events.put((role, json.loads(line)))
+        except ValueError:
+            # The pipe was closed, or a process was killed within a line.
+            pass
+        finally:
+            self._events.put((role, None))
+
+    def _take(self, role: Role, event: Event) -> None:
+        match event["event"]:
+            case "result":
+                made = WIRE.structure(event["result"], Served)
+                self.made[role][made.family] = made
+                event = {**event, "result": made}
+            case "refused" | "lost" as kind:
+                about = f"{event['model']}: " if event["model"] else ""
+                # That the other one was lost follows from what ended it.
+                rank = 0 if kind == "refused" else 2
+                self.failures.append(
+                    _Failure(role, f"{about}{event['reason']}", "", rank)
+                )
+        self.report({**event, "role": role})
+
+    def _judge_end(self, role: Role, status: int) -> None:
+        done = set(self.made[role]) == set(self.job.families)
+        said = any(failure.role is role for failure in self.failures)
+        if said or (done and not status):
+            return
+        text = (self.job.directory / f"{role}.log").read_text(errors="replace")
+        words = "\n  ".join(text.splitlines()[-_STDERR_LINES:])
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        fix = f"Its last words:\n  {words}" if words else ""
+        self.failures.append(_Failure(role, f"it ended with {how}", fix, 1))
+
+
+@contextmanager
+def _running(
+    job: str, stderr: int, pass_fds: Sequence[int]
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a worker, which is killed if the block raises."""
+    process = subprocess.Popen(  # noqa: S603 - this interpreter, this package
+        ended_with_parent([sys.executable, "-m", _WORKER, job]),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        env={**os.environ, **_ENVIRONMENT},
+        pass_fds=pass_fds,
+    )
+    with process:
+        try:
+            yield process
+        except BaseException:
+            # Leaving the block would otherwise wait for its whole job.
+            process.kill()
+            raise

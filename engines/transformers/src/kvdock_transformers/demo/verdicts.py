@@ -1,12 +1,19 @@
-"""Holding the runs of a trial against each other."""
+"""Compare the runs of a demo: what it claims, it has checked."""
 
 from collections.abc import Mapping
 
 import attrs
 import numpy as np
 
-from kvdock_transformers.demo.damage import Damage
-from kvdock_transformers.demo.records import Phase, PoolRecord, Served
+from kvdock_transformers.demo.damage import NO_DAMAGE, Damage
+from kvdock_transformers.demo.records import (
+    SENDING,
+    STORING,
+    PoolRecord,
+    Role,
+    Runs,
+    Served,
+)
 from kvdock_transformers.families import Family
 
 LOGITS_TOLERANCE = 2e-4
@@ -27,63 +34,129 @@ class Check:
 
 
 @attrs.frozen(kw_only=True)
-class ModelResult:
-    """What a trial showed for one model."""
+class Result:
+    """The verdict of a demo on one model.
+
+    Args:
+        family: Which model.
+        runs: What each process has made of it.
+        checks: Each claim, and whether it held.
+        max_abs_diff: Largest difference of logits between the run that computed the
+            pages and the one that was given them.
+        diff_recomputed: The same between the latter and a recomputation.
+        damage: What was done to the store, if anything.
+    """
 
     family: Family
-    runs: Mapping[Phase, Served] = attrs.field(repr=False)
-    damage: Damage = attrs.field(repr=False)
+    runs: Mapping[Role, Served] = attrs.field(repr=False)
     checks: tuple[Check, ...]
-    diff_warm: float
-    diff_recomputed: float
-    diff_repaired: float
+    max_abs_diff: float
+    diff_recomputed: float = 0.0
+    damage: Damage = attrs.field(default=NO_DAMAGE, repr=False)
 
     @property
     def ok(self) -> bool:
-        """Whether every claim held."""
+        """Return whether every claim held."""
         return all(check.holds for check in self.checks)
 
     @property
     def tokens_identical(self) -> bool:
-        """Whether restored, recomputed and warm run agree on every token."""
+        """Return whether all runs agree on every token."""
         return len({run.token_ids for run in self.runs.values()}) == 1
 
     @property
     def damage_survived(self) -> bool:
-        """Whether all claims about the damaged store held."""
+        """Return whether all claims about the damaged store held."""
         return all(
             check.holds for check in self.checks if check.claim.startswith("damaged")
         )
 
 
-def judge(family: Family, runs: Mapping[Phase, Served], damage: Damage) -> ModelResult:
-    """Compare the four runs of one model."""
-    warm, restored, cold, repaired = (runs[phase] for phase in Phase)
-    diffs = [_max_abs_diff(warm, other) for other in (restored, cold, repaired)]
-    checks = [
-        *_restored_checks(warm, restored, diffs[0]),
-        *_recomputed_checks(restored, cold, _max_abs_diff(restored, cold)),
-        *_altered_checks(restored),
-        *_damage_checks(warm, repaired, damage, diffs[2]),
-    ]
-    return ModelResult(
+def judge_stored(family: Family, runs: Runs, damage: Damage) -> Result:
+    """Compare the four runs of one model of the demo of stored pages."""
+    own = {role: runs[role][family] for role in STORING}
+    warm, restored, cold, repaired = own.values()
+    diff = _max_abs_diff(warm, restored)
+    diff_recomputed = _max_abs_diff(restored, cold)
+    return Result(
         family=family,
-        runs=runs,
+        runs=own,
+        checks=(
+            *_restored_checks(warm, restored, diff),
+            *_recomputed_checks(restored, cold, diff_recomputed),
+            *_altered_checks(restored),
+            *_damage_checks(warm, repaired, damage),
+        ),
+        max_abs_diff=diff,
+        diff_recomputed=diff_recomputed,
         damage=damage,
-        checks=tuple(checks),
-        diff_warm=diffs[0],
-        diff_recomputed=_max_abs_diff(restored, cold),
-        diff_repaired=diffs[2],
+    )
+
+
+def judge_sent(family: Family, runs: Runs) -> Result:
+    """Compare what two processes generated with what one of them would have."""
+    own = {role: runs[role][family] for role in SENDING}
+    prefill, decode = own.values()
+    diff = _max_abs_diff(prefill, decode)
+    lacking = sorted(set(decode.pools) - set(decode.arrived))
+    expected = sum(pool.loaded_bytes for pool in decode.pools.values())
+    tail = decode.prompt_tokens - decode.prefix_pages * decode.page_tokens
+    checks = [
+        Check("every pool arrived whole", not lacking, ", ".join(lacking)),
+        Check(
+            "as many bytes arrived as the pages have",
+            decode.arrived_bytes == expected,
+            f"{decode.arrived_bytes} of {expected}",
+        ),
+        Check(
+            "decode computed only what follows the last full page",
+            decode.computed_tokens == tail,
+            f"{decode.computed_tokens} of {decode.prompt_tokens} tokens",
+        ),
+        *_identical("those of one process", prefill, decode, diff),
+    ]
+    if prefill.proposed:
+        checks.append(_accepted("as in one process", prefill, decode))
+    return Result(family=family, runs=own, checks=tuple(checks), max_abs_diff=diff)
+
+
+def _identical(what: str, one: Served, other: Served, diff: float) -> list[Check]:
+    return [
+        Check(f"tokens are identical to {what}", one.token_ids == other.token_ids),
+        Check(
+            f"logits are bit-identical to {what}",
+            diff == 0.0,
+            f"max abs diff {diff:.3g}",
+        ),
+    ]
+
+
+def _close(claim: str, diff: float) -> Check:
+    return Check(
+        f"{claim} are within {LOGITS_TOLERANCE:g}",
+        diff <= LOGITS_TOLERANCE,
+        f"max abs diff {diff:.3g}",
+    )
+
+
+def _accepted(as_when: str, one: Served, other: Served, *, whole: bool = True) -> Check:
+    before, after = (one.accepted, one.proposed), (other.accepted, other.proposed)
+    return Check(
+        f"the draft is accepted as often {as_when}",
+        whole and before == after,
+        f"{before[0]}/{before[1]} there, {after[0]}/{after[1]} here",
     )
 
 
 def _max_abs_diff(one: Served, other: Served) -> float:
     first, second = np.load(one.logits_path), np.load(other.logits_path)
+    if first.shape != second.shape:
+        return float("inf")
     return float(np.abs(first - second).max())
 
 
 def _restored_checks(warm: Served, restored: Served, diff: float) -> list[Check]:
-    pages = (warm.prompt_tokens - 1) // warm.page_tokens
+    pages = warm.prefix_pages
     checks = [
         Check(
             "the store was empty at first",
@@ -95,37 +168,18 @@ def _restored_checks(warm: Served, restored: Served, diff: float) -> list[Check]
             restored.loaded_pages == pages,
             f"{restored.loaded_pages} of {pages} pages",
         ),
-        Check(
-            "restored logits are bit-identical to the warm run",
-            diff == 0.0,
-            f"max abs diff {diff:.3g}",
-        ),
-        Check(
-            "restored tokens are identical to the warm run",
-            restored.token_ids == warm.token_ids,
-        ),
+        *_identical("the warm run's", warm, restored, diff),
     ]
     if warm.proposed:
-        same = (warm.accepted, warm.proposed) == (restored.accepted, restored.proposed)
-        checks.append(
-            Check(
-                "the draft is accepted as often as before",
-                same and restored.draft_loaded_pages == pages,
-                f"{warm.accepted}/{warm.proposed} before, "
-                f"{restored.accepted}/{restored.proposed} after",
-            )
-        )
+        whole = restored.draft_loaded_pages == pages
+        checks.append(_accepted("as before", warm, restored, whole=whole))
     return checks
 
 
 def _recomputed_checks(restored: Served, cold: Served, diff: float) -> list[Check]:
     return [
         Check("recomputed tokens are identical", restored.token_ids == cold.token_ids),
-        Check(
-            f"recomputed logits are within {LOGITS_TOLERANCE:g}",
-            diff <= LOGITS_TOLERANCE,
-            f"max abs diff {diff:.3g}",
-        ),
+        _close("recomputed logits", diff),
     ]
 
 
@@ -155,44 +209,33 @@ def _altered_checks(restored: Served) -> list[Check]:
     return checks
 
 
-def _damage_checks(
-    warm: Served, repaired: Served, damage: Damage, diff: float
-) -> list[Check]:
-    all_pages = (warm.prompt_tokens - 1) // warm.page_tokens
-    most = surviving_prefix(warm.pools, damage.lost, all_pages)
-    least = surviving_prefix(warm.pools, damage.lost | damage.doubtful, all_pages)
-    kept = (
-        f"{repaired.loaded_pages} of {all_pages} pages restored, "
-        f"{least} to {most} were whole"
-    )
+def _damage_checks(warm: Served, repaired: Served, damage: Damage) -> list[Check]:
+    pages = warm.prefix_pages
+    gone = damage.lost | damage.doubtful
+    most = surviving_prefix(warm.pools, damage.lost, pages)
+    least = surviving_prefix(warm.pools, gone, pages)
+    loaded = repaired.loaded_pages
     checks = [
         Check("damaged: pages were found in the store and harmed", bool(damage.done)),
         Check(
             "damaged: exactly what is missing was recomputed",
-            least <= repaired.loaded_pages <= most < all_pages
+            least <= loaded <= most < pages
             and repaired.computed_tokens
-            == warm.prompt_tokens - repaired.loaded_pages * warm.page_tokens,
-            kept,
+            == warm.prompt_tokens - loaded * warm.page_tokens,
+            f"{loaded} of {pages} pages restored, {least} to {most} were whole",
         ),
         Check("damaged: tokens are identical", repaired.token_ids == warm.token_ids),
-        Check(
-            f"damaged: logits are within {LOGITS_TOLERANCE:g}",
-            diff <= LOGITS_TOLERANCE,
-            f"max abs diff {diff:.3g}",
-        ),
+        _close("damaged: logits", _max_abs_diff(warm, repaired)),
         Check(
             "damaged: the store is whole again",
-            repaired.found_after == all_pages,
-            f"{repaired.found_after} of {all_pages} pages",
+            repaired.found_after == pages,
+            f"{repaired.found_after} of {pages} pages",
         ),
     ]
     if warm.proposed:
         draft = {name: record for name, record in warm.pools.items() if record.draft}
-        limit = repaired.loaded_pages
-        least = surviving_prefix(
-            draft, damage.lost | damage.doubtful, limit, draft=True
-        )
-        most = surviving_prefix(draft, damage.lost, limit, draft=True)
+        least = surviving_prefix(draft, gone, loaded, draft=True)
+        most = surviving_prefix(draft, damage.lost, loaded, draft=True)
         checks.append(
             Check(
                 "damaged: the draft is accepted as often as before",

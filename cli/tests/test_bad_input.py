@@ -1,0 +1,164 @@
+"""Every command rejects bad input with the same codes, and in kvdock's own words."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvdock_cli.main import _run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Run = Callable[..., tuple[object, str]]
+
+MODEL = ("--model", "llama-3.1-8b")
+GONE = "{dir}/gone"
+EMPTY = "{dir}/empty"
+FILE = "{dir}/file"
+BINARY = "{dir}/binary"
+SERVER = "127.0.0.1:{closed}"
+
+WRONG_USE = [
+    # An option, an argument, or a value of another kind.
+    ("list", "x"),
+    ("list", "--nope"),
+    ("show",),
+    ("doctor", "--timeout", "soon"),
+    ("doctor", "file", "--set", "root"),
+    ("route", *MODEL, "--tp", "2.5"),
+    ("route", *MODEL, "--tp", "x"),
+    ("route", *MODEL, "--dtype", "f99"),
+    ("route", *MODEL, "--layout", "x"),
+    ("route", *MODEL, "--context", "x"),
+    ("route", *MODEL, "--pp-layers", "x"),
+    ("route", *MODEL, "--to", "kv"),
+    ("route", *MODEL, "--need", "nope"),
+    ("route", "--pool", "family=mha"),
+    ("route", "--pool", "nope"),
+    ("check", "file", "--scale", "x"),
+    ("completion", "tcsh"),
+    ("demo", "--models", "--size", "huge"),
+    ("demo", "--models", "--model", "x"),
+    ("bench", "file", "--page", "x"),
+    ("bench", "file", "--batch", "x"),
+    ("store", "gc", EMPTY, "--older", "x"),
+    ("store", "gc", EMPTY, "--to", "x"),
+    ("top", "http://[::1", "--once"),
+    ("top", "http://127.0.0.1:1", "--interval", "0"),
+    # A name that nothing has.
+    ("nope",),
+    ("show", "nope"),
+    ("doctor", "nope"),
+    ("check", "nope"),
+    ("bench", "nope"),
+    ("demo", "--backend", "nope"),
+    ("route", "--model", "nope"),
+    ("route", *MODEL, "--backend", "nope"),
+    ("route", *MODEL, "--to", "kv=nope"),
+    ("route", *MODEL, "--to", "nope=file"),
+    ("config", "nope"),
+    ("store", "nope"),
+    # A path that is missing, or is not what the command takes.
+    ("route", "--model", "{dir}/gone.toml"),
+    ("config", "show", "--config", "{dir}/gone.toml"),
+    ("config", "show", "--config", "{dir}/folder.toml"),
+    ("config", "show", "--config", "{dir}/binary.toml"),
+    ("ns", "show", GONE),
+    ("ns", "show", EMPTY),
+    ("ns", "diff", GONE, GONE),
+    ("store", "ls", GONE),
+    ("store", "ls", FILE),
+    ("store", "stat", GONE),
+    ("store", "verify", GONE),
+    ("store", "gc", GONE),
+    ("store", "clear", GONE),
+    ("why", "--journal", GONE),
+    ("why", "--journal", FILE),
+    ("why", "--journal", EMPTY),
+    ("why", "--journal", EMPTY, "--request", "r"),
+    ("why", "--journal", EMPTY, "--hashes", GONE),
+    ("why", "--journal", EMPTY, "--hashes", EMPTY),
+    ("why", "--journal", EMPTY, "--hashes", BINARY),
+    ("demo", "--dir", FILE),
+    ("new", "plenty", "--into", FILE),
+    ("new", "plenty", "--into", "{dir}/file/below"),
+    # A namespace that the store does not hold.
+    ("store", "stat", EMPTY, "abc"),
+    ("store", "clear", EMPTY, "abc", "--yes"),
+    ("store", "verify", EMPTY, "--namespace", "abc"),
+    ("store", "gc", EMPTY, "--namespace", "abc"),
+]
+
+PROBLEMS = [
+    ("ns", "show", FILE),
+    ("check", "file", "--set", "root={dir}/file"),
+    ("bench", "file", "--set", "root={dir}/file"),
+    # A server that does not answer ends a check at the probe that failed.
+    ("check", "s3", "--set", "url=s3://b", "--set", f"endpoint=http://{SERVER}"),
+    ("check", "mooncake", "--set", f"master={SERVER}"),
+    ("store", "ls", "s3://b", "--set", f"endpoint=http://{SERVER}"),
+    ("top", f"http://{SERVER}", "--once"),
+]
+
+LIBRARIES = re.compile(
+    r"Errno|Value error|Input should|Traceback|\(s\)|pydantic|Generic S3|codec|"
+    r"None|retry|not a valid|Error\b"
+)
+"""Phrases of libraries, and of Python itself."""
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
+    (tmp_path / "empty").mkdir(mode=0o700)
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "file").write_text("words\n")
+    for name in ("binary", "binary.toml"):
+        (tmp_path / name).write_bytes(b"\xff\xfe\0")
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        closed = free.getsockname()[1]
+
+    def command(*words: str) -> tuple[object, str]:
+        given = [word.format(dir=tmp_path, closed=closed) for word in words]
+        monkeypatch.setattr("sys.argv", ["kvdock", *given])
+        code = _run(as_json=False)
+        said = capsys.readouterr()
+        assert not said.out
+        (line,) = said.err.splitlines()
+        assert line.startswith("kvdock: ")
+        return code, line.replace(str(tmp_path), "")
+
+    return command
+
+
+@pytest.mark.parametrize("words", WRONG_USE, ids=" ".join)
+def test_wrong_use_is_a_2_in_our_own_words(run: Run, words: tuple[str, ...]) -> None:
+    code, line = run(*words)
+    assert code == 2
+    assert not LIBRARIES.search(line), line
+
+
+@pytest.mark.parametrize("words", PROBLEMS, ids=" ".join)
+def test_what_is_found_wrong_is_a_1_in_our_own_words(
+    run: Run, words: tuple[str, ...]
+) -> None:
+    code, line = run(*words)
+    assert code == 1
+    assert not LIBRARIES.search(line), line
+    if "{closed}" in words[-1]:
+        assert re.search("no connection|answers at|no metrics come", line)

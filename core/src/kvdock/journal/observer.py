@@ -1,0 +1,255 @@
+"""The observer that writes a journal.
+
+An engine's thread only puts a record into a bounded queue; a thread of the journal
+turns what waits there into lines and writes them in one call. A disk that is slow,
+full or gone costs records, which are counted, and never an engine's time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+from kvdock.config import count, path, size
+from kvdock.errors import KvdockError, SettingsError
+from kvdock.events import Event, Origin, PagesAnswered, PoolsAttached
+from kvdock.journal.records import (
+    SUFFIX,
+    JournalRecord,
+    encode,
+    journal_files,
+    record_of_pages,
+    record_of_pools,
+)
+from kvdock.plugin.hookspecs import hookimpl
+from kvdock.plugin.observer import Observer
+from kvdock.synchronization import ProcessGuard, new_condition
+from kvdock.throttled_log import ThrottledLog, describe_error
+
+log = logging.getLogger(__name__)
+
+_FILES = 8
+"""Files that the size limit of a journal is divided into."""
+_MOST_ATTACHMENTS = 64
+"""Attachments that each new file begins with."""
+_RETRY_S = 1.0
+"""How long nothing is written after a write failed."""
+_END_S = 1.0
+"""How long the end of the process waits for the last records."""
+
+
+@attrs.frozen(kw_only=True)
+class JournalSettings:
+    """Settings of the journal.
+
+    Raises:
+        SettingsError: If it may take less than one file of a useful size.
+    """
+
+    dir: Path = path(help="Directory of the journal's files; created if missing.")
+    max_bytes: int = size(
+        256 << 20, help="Most bytes of all its files; the oldest are deleted."
+    )
+    queue: int = count(
+        4096, least=1, help="Records that may wait to be written; later ones are lost."
+    )
+
+    def __attrs_post_init__(self) -> None:
+        """Reject a limit under which every file would be deleted at once."""
+        if self.max_bytes < 1 << 20:
+            raise SettingsError(
+                f"max_bytes {self.max_bytes} is less than 1 MiB",
+                fix="Give the journal at least 1 MiB.",
+            )
+
+
+@attrs.frozen(eq=False)
+class _Waiting:
+    """An event that was not written yet; `outcomes` has a byte for each page."""
+
+    at_s: float
+    event: PagesAnswered | PoolsAttached
+    origin: Origin
+    outcomes: bytes = b""
+
+
+class Journal:
+    """The hooks, the queue and the thread that empties it.
+
+    Args:
+        settings: Where to, and how much.
+
+    Raises:
+        KvdockError: If the directory cannot be made or written.
+    """
+
+    observes_pages = True
+
+    def __init__(self, settings: JournalSettings) -> None:
+        self._settings = settings
+        self._files = _Files(settings)
+        self._lock, self._changed = new_condition()
+        self._queue: deque[_Waiting] = deque()
+        self._dropped = 0
+        self._writing = False
+        self._thread: threading.Thread | None = None
+        self._guard = ProcessGuard()
+        self._log = ThrottledLog(log)
+        atexit.register(self.flush, _END_S)
+
+    @hookimpl
+    def kvdock_observe(self, event: Event, origin: Origin) -> None:
+        """Note what became of pages, and which pools there are."""
+        match event:
+            case PagesAnswered():
+                # The engine may use its arrays again.
+                outcomes = event.outcomes.tobytes()
+                event = attrs.evolve(event, hashes=tuple(event.hashes))
+                self._add(_Waiting(time.time(), event, origin, outcomes))
+            case PoolsAttached():
+                self._add(_Waiting(time.time(), event, origin))
+            case _:
+                pass
+
+    def _add(self, waiting: _Waiting) -> None:
+        if self._guard.forked:
+            return  # the thread and the file are the parent's
+        with self._lock:
+            if len(self._queue) >= self._settings.queue:
+                self._dropped += 1
+                return
+            self._queue.append(waiting)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="kvdock-journal", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all records are written; return whether they are."""
+        if self._guard.forked:
+            return True
+        with self._lock:
+            return self._changed.wait_for(
+                lambda: not self._queue and not self._writing, timeout_s
+            )
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._queue)
+                taken, self._queue = list(self._queue), deque()
+                dropped, self._dropped = self._dropped, 0
+                self._writing = True
+            try:
+                self._write(taken, dropped)
+            except Exception as error:  # noqa: BLE001 - it must never end
+                with self._lock:
+                    self._dropped += len(taken) + dropped
+                what = f"the journal loses records: {describe_error(error)}"
+                self._log.warning("journal", what, error)
+                time.sleep(_RETRY_S)
+
+    def _write(self, taken: list[_Waiting], dropped: int) -> None:
+        records: list[JournalRecord] = []
+        for one in taken:
+            if isinstance(one.event, PoolsAttached):
+                record = record_of_pools(one.at_s, one.event, one.origin)
+                self._files.note(record)
+            else:
+                given = (one.at_s, one.event, one.origin, one.outcomes)
+                record = record_of_pages(*given, dropped)
+                dropped = 0
+            records.append(record)
+        self._files.write(encode(records), taken[0].origin.rank)
+
+
+class _Files:
+    """The files of one process, and the limit over all in the directory."""
+
+    def __init__(self, settings: JournalSettings) -> None:
+        self._dir, self._most = settings.dir, settings.max_bytes
+        try:
+            self._dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise KvdockError(
+                f"the journal's directory {self._dir} cannot be made: {error.strerror}",
+                fix="Choose another observers.journal.dir.",
+            ) from error
+        if not os.access(self._dir, os.W_OK | os.X_OK):
+            raise KvdockError(
+                f"the journal's directory {self._dir} cannot be written",
+                fix="Give this user the right, or choose another "
+                "observers.journal.dir.",
+            )
+        self._began = f"{os.getpid()}-{time.time_ns():x}"
+        self._number = 0
+        self._file = -1
+        self._path: Path | None = None
+        self._left = 0
+        self._attached: dict[tuple[str, str], JournalRecord] = {}
+
+    def note(self, record: JournalRecord) -> None:
+        """Keep an attachment, for the files to come."""
+        self._attached.pop(key := (record.namespace, record.rank), None)
+        self._attached[key] = record
+        while len(self._attached) > _MOST_ATTACHMENTS:
+            self._attached.pop(next(iter(self._attached)))
+
+    def write(self, lines: bytes, rank: str) -> None:
+        """Append lines; begin a new file if this one is full.
+
+        Raises:
+            OSError: If it cannot.
+        """
+        if self._file < 0 or self._left < len(lines):
+            self._begin(rank)
+        while lines:
+            done = os.write(self._file, lines)
+            lines = lines[done:]
+            self._left -= done
+
+    def _begin(self, rank: str) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        self._number += 1
+        name = f"{rank}-{self._began}-{self._number:06d}{SUFFIX}"
+        self._path = self._dir / name
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(self._path, flags, 0o600)
+        self._left = self._most // _FILES
+        head = encode(list(self._attached.values()))
+        os.write(self._file, head)
+        self._left -= len(head)
+        self._delete_oldest()
+
+    def _delete_oldest(self) -> None:
+        """Delete the oldest files until the new one has room within the limit."""
+        kept = self._most - self._most // _FILES
+        for one in reversed(journal_files(self._dir)):
+            if one == self._path:
+                continue
+            with suppress(OSError):  # another process was faster
+                kept -= one.stat().st_size
+                if kept < 0:
+                    one.unlink()
+
+
+observer = Observer(
+    name="journal",
+    summary="a file of what became of each page, for `kvdock why`",
+    settings=JournalSettings,
+    build=Journal,
+)

@@ -1,0 +1,180 @@
+"""The records of a journal: JSON, one line each, in files that are rotated.
+
+A record has page hashes, never tokens or salts. A file begins with what is known
+of the attachments that write to it, so that it can be read without those before
+it. The last line of a process that was killed may be torn: it is left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from kvdock.batch import Outcome
+from kvdock.errors import KvdockError
+
+if TYPE_CHECKING:
+    from kvdock.events import Origin, PagesAnswered, PoolsAttached
+
+VERSION = 1
+SUFFIX = ".jsonl"
+HASH_CHARS = 32
+"""Characters of a page hash that are kept, its last ones: 128 bits tell pages apart."""
+ATTACHED = "attached"
+"""What a record of an attachment has as its operation."""
+
+_POOL = (
+    "name", "kind", "anchor", "required", "draft", "engine_hits", "hit_policy",
+    "window_pages", "block_pages", "group_pages",
+)  # fmt: skip
+
+
+class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of a journal.
+
+    Args:
+        version: Of this form.
+        at_s: When, in seconds since 1970.
+        operation: "exists", "get", "put", "clear", or "attached".
+        namespace: The digest of the namespace.
+        rank: The process among those of its deployment.
+        request: The engine's request, "" where it is not known.
+        backend: Whose answer it is.
+        pool: Whose pages.
+        held_back: Why no backend was asked, see `kvdock.events.PagesAnswered`.
+        pages: The last 32 characters of each page hash.
+        outcomes: How they ended, as (outcome, pages) in their order.
+        pools: Of an attachment: its pools, each a mapping of its properties.
+        refused: Of an attachment: name of each pool that is not stored to why.
+        record: Of an attachment: what its namespace covers.
+        dropped: Records that were lost before this one, because they came faster
+            than they could be written.
+    """
+
+    version: int
+    at_s: float
+    operation: str
+    namespace: str
+    rank: str = "0"
+    request: str = ""
+    backend: str = ""
+    pool: str = ""
+    held_back: str = ""
+    pages: tuple[str, ...] = ()
+    outcomes: tuple[tuple[str, int], ...] = ()
+    pools: tuple[Mapping[str, Any], ...] = ()
+    refused: Mapping[str, str] = {}
+    record: Mapping[str, Any] = {}
+    dropped: int = 0
+
+    def each(self) -> Iterator[tuple[str, str]]:
+        """Yield the hash and the outcome of every page."""
+        outcomes = itertools.chain.from_iterable(
+            itertools.repeat(outcome, pages) for outcome, pages in self.outcomes
+        )
+        return zip(self.pages, outcomes, strict=False)
+
+
+def record_of_pages(
+    at_s: float, event: PagesAnswered, origin: Origin, outcomes: bytes, dropped: int
+) -> JournalRecord:
+    """Describe what became of pages; `outcomes` has a byte for each."""
+    return JournalRecord(
+        version=VERSION,
+        at_s=at_s,
+        operation=str(event.operation),
+        namespace=origin.namespace,
+        rank=origin.rank,
+        request=event.request,
+        backend=event.backend,
+        pool=event.pool,
+        held_back=event.held_back,
+        pages=tuple(one[-HASH_CHARS:] for one in event.hashes),
+        outcomes=_runs(outcomes),
+        dropped=dropped,
+    )
+
+
+def record_of_pools(at_s: float, event: PoolsAttached, origin: Origin) -> JournalRecord:
+    """Describe an attachment."""
+    return JournalRecord(
+        version=VERSION,
+        at_s=at_s,
+        operation=ATTACHED,
+        namespace=origin.namespace,
+        rank=origin.rank,
+        pools=tuple(
+            {name: _plain(getattr(pool, name)) for name in _POOL}
+            for pool in event.pools
+        ),
+        refused=event.refused,
+        record=event.record,
+    )
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, bool | int) else str(value)
+
+
+def _runs(outcomes: bytes) -> tuple[tuple[str, int], ...]:
+    """Return the outcomes as runs of equal ones."""
+    codes = np.frombuffer(outcomes, np.uint8)
+    ends = np.flatnonzero(np.diff(codes, append=np.uint8(255)))
+    sizes = np.diff(ends, prepend=-1).tolist()
+    return tuple(
+        (Outcome(code).name.lower(), size)
+        for code, size in zip(codes[ends].tolist(), sizes, strict=True)
+    )
+
+
+def encode(records: Sequence[JournalRecord]) -> bytes:
+    """Return the lines of some records."""
+    return b"".join(msgspec.json.encode(one) + b"\n" for one in records)
+
+
+def journal_files(folder: Path) -> list[Path]:
+    """Return the files of a journal, oldest first.
+
+    Raises:
+        KvdockError: If there is none.
+    """
+    try:
+        found = [(one.stat().st_mtime_ns, one) for one in folder.glob(f"*{SUFFIX}")]
+    except OSError as error:
+        raise KvdockError(f"{folder} cannot be read: {error.strerror}") from error
+    if not found:
+        raise KvdockError(
+            f"{folder} holds no journal",
+            fix='Switch it on: core.observers = ["journal"] and observers.journal.dir.',
+        )
+    return [path for _, path in sorted(found)]
+
+
+def read_journal(folder: Path) -> Iterator[JournalRecord]:
+    """Yield the records of a journal, file by file.
+
+    Lines that are torn, or of another version, are left out.
+
+    Raises:
+        KvdockError: If the folder has no journal.
+    """
+    decoder = msgspec.json.Decoder(JournalRecord)
+    for path in journal_files(folder):
+        try:
+            with path.open("rb") as file:
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        continue
+                    try:
+                        record = decoder.decode(line)
+                    except msgspec.DecodeError:
+                        continue
+                    if record.version == VERSION:
+                        yield record
+        except FileNotFoundError:
+            continue  # it was rotated away meanwhile

@@ -1,0 +1,1 @@
+"""Pages straight from one process's memory to another's: requests of two engines."""

@@ -1,0 +1,219 @@
+"""Run background tasks: each on one thread, from the queue to its end.
+
+A call that a task makes runs on the task's own thread, see `executor`. One that
+passes its deadline takes that thread with it: the task ends with TIMEOUT, another
+thread goes on with the queue, and the lost one ends when the call does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Protocol, cast
+
+import attrs
+import numpy as np
+
+from kvdock.batch import Outcome
+from kvdock.resilience.executor import BackgroundThread, TaskAbandoned
+from kvdock.synchronization import ProcessGuard, new_condition, remaining_s
+
+if TYPE_CHECKING:
+    from kvdock.arrays import OutcomeArray
+
+log = logging.getLogger("kvdock")
+
+Work = Callable[[], "OutcomeArray"]
+
+
+class QueuedFuture(Protocol):
+    """The part of a future that an executor needs."""
+
+    @property
+    def ended(self) -> bool:
+        """Return whether its outcomes are known."""
+
+    def __len__(self) -> int:
+        """Return how many outcomes it has."""
+
+    def start(self) -> bool:
+        """Begin to run; return False if it has ended."""
+
+    def finish(self, outcomes: OutcomeArray) -> None:
+        """End with the outcomes."""
+
+    def reject(self, outcome: Outcome) -> None:
+        """End with one outcome, unless it runs."""
+
+
+@attrs.frozen(eq=False)
+class _Task:
+    """A task in the queue, and what it does."""
+
+    future: QueuedFuture
+    work: Work
+
+
+_Inbox = SimpleQueue[_Task | None]
+
+
+class BackgroundExecutor:
+    """Background tasks of one kind, first come, first served.
+
+    Args:
+        name: Begins the workers' thread names.
+        workers: Tasks at once.
+        queue: Tasks that may wait; the next one is rejected.
+    """
+
+    def __init__(self, name: str, workers: int, queue: int) -> None:
+        self._name = name
+        self._workers = workers
+        self._queue = queue
+        self._lock, self._changed = new_condition()
+        self._waiting: deque[_Task] = deque()
+        # An inbox each: one condition for all would wake all of them.
+        self._idle: list[_Inbox] = []
+        self._threads: set[BackgroundThread] = set()
+        self._running = 0
+        self._closed = False
+        self._guard = ProcessGuard()
+
+    def submit(self, future: QueuedFuture, work: Work) -> None:
+        """Queue a task; reject it, at once, if the queue is full.
+
+        Args:
+            future: Reports its end.
+            work: Returns an outcome for each page, on a worker.
+        """
+        if self._guard.forked:
+            future.reject(Outcome.UNAVAILABLE)
+            return
+        with self._lock:
+            rejected = self._place(_Task(future, work))
+        if rejected is not Outcome.OK:
+            future.reject(rejected)
+
+    def _place(self, task: _Task) -> Outcome:
+        """Give a task to a worker or to the queue; with the lock held."""
+        if self._closed:
+            return Outcome.UNAVAILABLE
+        if inbox := self._free_worker():
+            self._running += 1
+            inbox.put(task)
+            return Outcome.OK
+        if not self._threads:
+            return Outcome.UNAVAILABLE
+        if len(self._waiting) >= self._queue:
+            # Those whose deadline has passed leave the queue.
+            self._waiting = deque(one for one in self._waiting if not one.future.ended)
+        if len(self._waiting) >= self._queue:
+            return Outcome.REFUSED
+        self._waiting.append(task)
+        return Outcome.OK
+
+    def _free_worker(self) -> _Inbox | None:
+        """Return the inbox of an idle worker, or of a new one; None without."""
+        if self._idle:
+            # The most recent worker: its memory is still in the caches.
+            return self._idle.pop()
+        if len(self._threads) >= self._workers:
+            return None
+        inbox: _Inbox = SimpleQueue()
+        thread = BackgroundThread(
+            target=self._work,
+            args=(inbox,),
+            name=f"{self._name}-{len(self._threads)}",
+            daemon=True,
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit of the system
+            log.warning("%s: %s", self._name, error)
+            return None
+        self._threads.add(thread)
+        return inbox
+
+    def drain(self, deadline_s: float) -> bool:
+        """Wait until the queue is empty and idle; return whether it is."""
+        if self._guard.forked:
+            return True
+        with self._lock:
+            return self._changed.wait_for(
+                lambda: not self._waiting and not self._running,
+                remaining_s(deadline_s),
+            )
+
+    def close(self) -> None:
+        """Reject new tasks and those that wait."""
+        if self._guard.forked:
+            return
+        with self._lock:
+            self._closed = True
+            dropped, self._waiting = list(self._waiting), deque()
+            idle, self._idle = self._idle, []
+            self._changed.notify_all()
+        for inbox in idle:
+            inbox.put(None)
+        for task in dropped:
+            task.future.reject(Outcome.UNAVAILABLE)
+
+    def join(self, deadline_s: float) -> bool:
+        """Wait for the workers of a closed executor; return whether they ended."""
+        if self._guard.forked:
+            return True
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join(remaining_s(deadline_s))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _work(self, inbox: _Inbox) -> None:
+        mine = cast("BackgroundThread", threading.current_thread())
+        while (task := inbox.get()) is not None:
+            while task is not None:
+                mine.on_abandoned = partial(self._lose, mine, task.future)
+                try:
+                    if task.future.start():
+                        task.future.finish(self._outcomes(task))
+                except TaskAbandoned:
+                    return  # another thread has taken its place
+                # An idle worker must not keep memory alive.
+                del mine.on_abandoned
+                task = self._next(inbox)
+            if self._closed:
+                return
+
+    def _next(self, inbox: _Inbox) -> _Task | None:
+        """Return the task that has waited longest; None makes the worker idle."""
+        with self._lock:
+            if self._waiting:
+                return self._waiting.popleft()
+            self._running -= 1
+            if not self._closed:
+                self._idle.append(inbox)
+            self._changed.notify_all()
+        return None
+
+    def _lose(self, thread: BackgroundThread, future: QueuedFuture) -> None:
+        """End the task of a thread whose call is abandoned, and replace the thread."""
+        with self._lock:
+            self._threads.discard(thread)
+            self._running -= 1
+            if self._waiting and (inbox := self._free_worker()):
+                self._running += 1
+                inbox.put(self._waiting.popleft())
+            self._changed.notify_all()
+        future.finish(np.full(len(future), Outcome.TIMEOUT, np.uint8))
+
+    def _outcomes(self, task: _Task) -> OutcomeArray:
+        try:
+            return task.work()
+        except Exception:
+            # A defect of ours: storage answers with outcomes.
+            log.exception("a transfer in the background failed")
+            return np.full(len(task.future), Outcome.ERROR, np.uint8)

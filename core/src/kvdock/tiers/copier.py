@@ -1,0 +1,347 @@
+"""Copier: copies pages from one tier to another, later and on threads of its own.
+
+A copy reads pages from a tier that has them, verified as in any load, into memory of
+the core, and stores them from there. What waits is bounded in bytes; what finds the
+queue full is dropped and counted. Copies into one tier are made one after the other,
+in the order in which they came, so that an anchor follows its sidecars.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from kvdock.batch import Operation, Outcome
+from kvdock.events import PagesCopied
+from kvdock.synchronization import ProcessGuard, new_condition, remaining_s
+
+if TYPE_CHECKING:
+    from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
+    from kvdock.config.core import CoreSettings
+    from kvdock.tiers.placed import RowMover
+    from kvdock.tiers.rows import RowChunks
+
+log = logging.getLogger("kvdock")
+
+_OK = int(Outcome.OK)
+_MOST_LACKING = 1 << 16
+"""Hashes of each tier that are remembered for a sidecar that was not copied."""
+
+
+@attrs.frozen(eq=False)
+class CopiedPool:
+    """What copies of one pool have in common.
+
+    Args:
+        name: The pool's name.
+        anchor: Whether its pages define the prefix.
+        required: Whether an anchor's page is worth nothing without its page.
+        page_bytes: Bytes of a page.
+        chunks: The memory that pages pass through, a chunk for each thread.
+    """
+
+    name: str
+    anchor: bool
+    required: bool
+    page_bytes: int
+    chunks: RowChunks = attrs.field(repr=False)
+
+
+@attrs.frozen(eq=False)
+class Copy:
+    """Pages that are to be copied.
+
+    Args:
+        pool: Whose pages.
+        source: The tier that has them.
+        target: The tier that is to have them.
+        hashes: Their page hashes.
+        promoted: Whether they are copied nearer, since they were used.
+    """
+
+    pool: CopiedPool
+    source: RowMover
+    target: RowMover
+    hashes: Sequence[str] = attrs.field(repr=False)
+    promoted: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its pages."""
+        return len(self.hashes) * self.pool.page_bytes
+
+
+class Copier:
+    """The copies of an attachment.
+
+    Args:
+        core: The bounds, and the deadlines of each call.
+        notify: Takes an event for observers.
+    """
+
+    def __init__(
+        self, core: CoreSettings, notify: Callable[[PagesCopied], None]
+    ) -> None:
+        self._core = core
+        self._notify = notify
+        self._lock, self._changed = new_condition()
+        self._lanes: dict[str, deque[Copy]] = {}
+        self._busy: set[str] = set()
+        self._waiting: set[tuple[str, str, str]] = set()
+        self._queued_bytes = 0
+        self._lacking: dict[str, dict[str, None]] = {}
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+        self._cleared = 0
+        self._guard = ProcessGuard()
+
+    def submit(self, copy: Copy) -> None:
+        """Queue a copy, or drop it; returns at once.
+
+        Pages that wait to be copied to the same tier already are left out.
+        """
+        if self._guard.forked:
+            return
+        with self._lock:
+            lane = copy.pool.name, copy.target.backend
+            new = [one for one in copy.hashes if (*lane, one) not in self._waiting]
+            if not new:
+                return
+            copy = attrs.evolve(copy, hashes=new)
+            full = self._queued_bytes + copy.nbytes > self._core.tiers.queue_bytes
+            dropped = self._closed or full
+            if not dropped:
+                self._queued_bytes += copy.nbytes
+                self._waiting.update((*lane, one) for one in new)
+                self._lanes.setdefault(copy.target.backend, deque()).append(copy)
+                self._start_thread()
+                self._changed.notify_all()
+        if dropped:
+            self._note_lacking(copy, copy.hashes)
+            self._report(copy, Counter(dropped=len(new)))
+
+    def forget(self, deadline_s: float) -> None:
+        """Drop the copies that wait, and wait for those under way."""
+        if self._guard.forked:
+            return
+        with self._lock:
+            self._cleared += 1
+            dropped = self._drop_all()
+        for copy in dropped:
+            self._report(copy, Counter(dropped=len(copy.hashes)))
+        self.wait_idle(deadline_s)
+
+    def wait_idle(self, deadline_s: float) -> bool:
+        """Wait until no copy waits or is under way; return whether that is so."""
+        if self._guard.forked:
+            return True
+        with self._lock:
+            return self._changed.wait_for(
+                lambda: not self._busy and not any(self._lanes.values()),
+                remaining_s(deadline_s),
+            )
+
+    def close(self, drain_until_s: float, deadline_s: float) -> bool:
+        """Make the copies that wait, drop those that are too late, and end.
+
+        Args:
+            drain_until_s: Until when copies are made.
+            deadline_s: Until when to wait for the one that is under way.
+
+        Returns:
+            Whether all threads have ended.
+        """
+        if self._guard.forked:
+            return True
+        self.wait_idle(drain_until_s)
+        with self._lock:
+            self._closed = True
+            dropped = self._drop_all()
+            threads = list(self._threads)
+            self._changed.notify_all()
+        for copy in dropped:
+            self._report(copy, Counter(dropped=len(copy.hashes)))
+        for thread in threads:
+            thread.join(remaining_s(deadline_s))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _drop_all(self) -> list[Copy]:
+        """Empty the queue; with the lock held."""
+        dropped = [copy for lane in self._lanes.values() for copy in lane]
+        for copy in dropped:
+            self._forget(copy)
+        self._lanes.clear()
+        self._changed.notify_all()
+        return dropped
+
+    def _forget(self, copy: Copy) -> None:
+        """Take a copy off the books; with the lock held."""
+        lane = copy.pool.name, copy.target.backend
+        self._waiting.difference_update((*lane, one) for one in copy.hashes)
+        self._queued_bytes -= copy.nbytes
+
+    def _start_thread(self) -> None:
+        """Start one more thread, if one may find work; with the lock held."""
+        if len(self._threads) >= min(self._core.tiers.threads, len(self._lanes)):
+            return
+        thread = threading.Thread(
+            target=self._work, name=f"kvdock-copy-{len(self._threads)}", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit of the system
+            log.warning("copies between tiers: %s", error)
+            return
+        self._threads.append(thread)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._changed.wait_for(lambda: self._closed or self._next_lane())
+                lane = self._next_lane()
+                if not lane:
+                    return
+                copy = self._lanes[lane].popleft()
+                self._busy.add(lane)
+            counts: Counter[str] = Counter(failed=len(copy.hashes))
+            try:
+                counts = self._make(copy)
+            except Exception:
+                # A defect of ours: storage answers with outcomes.
+                log.exception("a copy between tiers failed")
+            finally:
+                with self._lock:
+                    self._forget(copy)
+                self._report(copy, counts)
+                with self._lock:
+                    self._busy.discard(lane)
+                    self._changed.notify_all()
+
+    def _next_lane(self) -> str:
+        """Return a tier with copies that wait and none under way, or ""."""
+        for lane, waiting in self._lanes.items():
+            if waiting and lane not in self._busy:
+                return lane
+        return ""
+
+    def _make(self, copy: Copy) -> Counter[str]:
+        """Copy pages chunk by chunk; return how many ended how."""
+        counts: Counter[str] = Counter()
+        chunks, cleared = copy.pool.chunks, self._cleared
+        rows = chunks.take()
+        if rows is None:  # there is one for each thread
+            return Counter(failed=len(copy.hashes))
+        try:
+            for start in range(0, len(copy.hashes), chunks.chunk_rows):
+                if self._closed or self._cleared != cleared:
+                    counts["dropped"] += len(copy.hashes) - start
+                    break
+                part = copy.hashes[start : start + chunks.chunk_rows]
+                counts += self._copy(copy, self._complete(copy, part, counts), rows)
+        finally:
+            chunks.release(rows)
+        return counts
+
+    def _complete(
+        self, copy: Copy, hashes: Sequence[str], counts: Counter[str]
+    ) -> Sequence[str]:
+        """Leave out pages of an anchor that lack a sidecar in that tier."""
+        lacking = self._lacking.get(copy.target.backend)
+        if not copy.pool.anchor or not lacking:
+            return hashes
+        with self._lock:
+            whole = [one for one in hashes if one not in lacking]
+        counts["incomplete"] += len(hashes) - len(whole)
+        return whole
+
+    def _copy(
+        self, copy: Copy, hashes: Sequence[str], rows: Int64Array
+    ) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        if not hashes:
+            return counts
+        if copy.target.rejects(Operation.PUT, hashes):
+            return self._failed(copy, hashes, counts)
+        there = copy.target.find(hashes, self._core.deadlines.until("exists"))
+        counts["present"] += int(np.count_nonzero(there))
+        rest = [one for one, had in zip(hashes, there.tolist(), strict=True) if not had]
+        ready = copy.target.ready_to_store(rest, self._core.deadlines.until("put"))
+        self._failed(copy, _at(rest, ~ready), counts)
+        rest = _at(rest, ready)
+        codes = self._move(copy.source, Operation.GET, rest, rows)
+        counts["gone"] += int(np.count_nonzero(codes != _OK))
+        self._note_lacking(copy, _at(rest, codes != _OK))
+        good = np.flatnonzero(codes == _OK)
+        rest = [rest[at] for at in good.tolist()]
+        codes = self._move(copy.target, Operation.PUT, rest, rows[good])
+        self._failed(copy, _at(rest, codes != _OK), counts)
+        stored = _at(rest, codes == _OK)
+        counts["copied"] += len(stored)
+        with self._lock:
+            lacking = self._lacking.get(copy.target.backend)
+            if lacking and not copy.pool.anchor:
+                for one in (*stored, *_at(hashes, there)):
+                    lacking.pop(one, None)
+        return counts
+
+    def _failed(
+        self, copy: Copy, hashes: Sequence[str], counts: Counter[str]
+    ) -> Counter[str]:
+        counts["failed"] += len(hashes)
+        self._note_lacking(copy, hashes)
+        return counts
+
+    def _move(
+        self,
+        tier: RowMover,
+        operation: Operation,
+        hashes: Sequence[str],
+        rows: Int64Array,
+    ) -> OutcomeArray:
+        deadline_s = self._core.deadlines.until(operation)
+        outcomes = np.full(len(hashes), Outcome.TIMEOUT, np.uint8)
+        for start in range(0, len(hashes), tier.batch_pages):
+            if start and remaining_s(deadline_s) <= 0:
+                break
+            part = slice(start, start + tier.batch_pages)
+            if tier.rejects(operation, hashes[part]):
+                outcomes[part] = Outcome.UNAVAILABLE
+                continue
+            batch = hashes[part]
+            outcomes[part] = tier.move_rows(
+                operation, batch, rows[start : start + len(batch)], deadline_s
+            )
+        return outcomes
+
+    def _note_lacking(self, copy: Copy, hashes: Sequence[str]) -> None:
+        """Note that a tier lacks pages of a required sidecar."""
+        if not copy.pool.required or copy.pool.anchor or copy.promoted:
+            return
+        with self._lock:
+            lacking = self._lacking.setdefault(copy.target.backend, {})
+            lacking.update(dict.fromkeys(hashes))
+            while len(lacking) > _MOST_LACKING:
+                del lacking[next(iter(lacking))]
+
+    def _report(self, copy: Copy, counts: Counter[str]) -> None:
+        self._notify(
+            PagesCopied(
+                pool=copy.pool.name,
+                source=copy.source.backend,
+                target=copy.target.backend,
+                promoted=copy.promoted,
+                outcomes={one: pages for one, pages in counts.items() if pages},
+                nbytes=counts["copied"] * copy.pool.page_bytes,
+                queued_bytes=self._queued_bytes,
+            )
+        )
+
+
+def _at(hashes: Sequence[str], which: BoolArray) -> list[str]:
+    return [hashes[at] for at in np.flatnonzero(which).tolist()]

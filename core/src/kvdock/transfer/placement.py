@@ -1,0 +1,384 @@
+"""Placement: what one backend is to one pool.
+
+It has the keys, the transfer mode and the limits with which the pool's pages are
+found, moved and deleted there. Whatever comes back is verified; what is wrong is
+a miss, and is deleted. A pool has one placement or several, near first.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, cast
+
+import attrs
+import numpy as np
+
+from kvdock.batch import Batch, Operation, Outcome
+from kvdock.events import BatchEnded, PagesAnswered
+from kvdock.keys import build_keys
+from kvdock.transfer.leases import PageLeases
+from kvdock.transfer.modes import BatchTransfer, Transfer
+
+if TYPE_CHECKING:
+    from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
+    from kvdock.config.tiers import Tier
+    from kvdock.geometry.region import Region
+    from kvdock.pools.spec import PoolSpec
+    from kvdock.resilience.channel import BackendChannel
+    from kvdock.transfer.health_check import HealthCheck
+    from kvdock.transfer.leases import Lease
+    from kvdock.transfer.page_events import PageEvents
+
+_OK = int(Outcome.OK)
+"""A plain number: comparing an array with a member takes numpy microseconds."""
+_ABSENT = int(Outcome.ABSENT)
+_TIMEOUT = int(Outcome.TIMEOUT)
+_WRONG = (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
+_HASH = re.compile(r"[0-9A-Za-z]+")
+"""A page hash in a key; a suffix never begins with a letter or a digit."""
+_FAILED = (*_WRONG, Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
+
+
+@attrs.frozen(eq=False)
+class Placement:
+    """One backend's part in storing a pool.
+
+    Args:
+        pool: The pool, in objects of the unit that was chosen for this backend.
+        channel: Calls the backend; has its deadlines and its breakers.
+        handle: What the backend returned for the pool.
+        namespace: The digest that begins every key.
+        suffixes: How the keys of a page's objects end.
+        region: The engine's memory, cut into these objects.
+        mode: How bytes are moved.
+        batch_pages: Most pages of a batch that moves bytes.
+        batch_keys: Most keys of a lookup.
+        health_check: A test page of its own.
+        share: How much of a call's time it may take: 1 for the last placement of a
+            pool, less where others wait for their turn.
+        page_events: What the engine reports to others; None where it does not.
+        tier: What comes into it when, where the pool is kept in tiers.
+        loads: The same with rows of the core's memory in place of the engine's, for
+            loads that several calls share; None for the only placement of a pool.
+        copies: The same, for copies: no call of the engine's is counted.
+        alone: Whether the pool has no other placement.
+        counted: Whether its calls are the engine's.
+    """
+
+    pool: PoolSpec
+    channel: BackendChannel
+    handle: object = attrs.field(repr=False)
+    namespace: str
+    suffixes: tuple[str, ...]
+    region: Region = attrs.field(repr=False)
+    mode: Transfer = attrs.field(repr=False)
+    batch_pages: int
+    batch_keys: int
+    health_check: HealthCheck = attrs.field(repr=False)
+    share: float = 1.0
+    page_events: PageEvents | None = attrs.field(default=None, repr=False)
+    tier: Tier | None = None
+    loads: Placement | None = attrs.field(default=None, repr=False)
+    copies: Placement | None = attrs.field(default=None, repr=False)
+    alone: bool = True
+    counted: bool = True
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend, or of the instance of one."""
+        return self.channel.name
+
+    @property
+    def reports_removal(self) -> bool:
+        """Whether its backend reports which stored pages are gone."""
+        return self.channel.backend.tracks_removal
+
+    @property
+    def object_bytes(self) -> Int64Array:
+        """Bytes of each stored object of a page, with a trailer if it has one."""
+        return self.mode.region.object_bytes
+
+    def keys(self, hashes: Sequence[str]) -> list[str]:
+        """Return the keys of pages, page-major."""
+        return build_keys(self.namespace, hashes, self.suffixes)
+
+    def until(self, deadline_s: float) -> float:
+        """Return its own deadline within that of a call."""
+        if self.share >= 1.0:
+            return deadline_s
+        now_s = time.monotonic()
+        return now_s + max(0.0, deadline_s - now_s) * self.share
+
+    def find(self, hashes: Sequence[str], deadline_s: float) -> BoolArray:
+        """Return which pages are stored with all their objects; trusts its input."""
+        if self.rejects(Operation.EXISTS, hashes):
+            return np.zeros(len(hashes), np.bool_)
+        keys = self.keys(hashes)
+        known = self.channel.negative_cache.lookup(keys)
+        if known is None and 0 < len(keys) <= self.batch_keys:
+            outcomes = self._find_keys(keys, deadline_s)
+        else:
+            outcomes = np.full(len(keys), _ABSENT, np.uint8)
+            asked = np.arange(len(keys)) if known is None else np.flatnonzero(~known)
+            for start in range(0, len(asked), self.batch_keys):
+                part = asked[start : start + self.batch_keys]
+                names = [keys[at] for at in part.tolist()]
+                outcomes[part] = self._find_keys(names, deadline_s)
+        pages = _by_page(outcomes, len(self.suffixes))
+        if self.channel.observes_pages:
+            self._notify_pages(Operation.EXISTS, hashes, pages)
+        return cast("BoolArray", pages == _OK)
+
+    def _find_keys(self, keys: Sequence[str], deadline_s: float) -> OutcomeArray:
+        """Look up keys in one batch; uint8 (n,)."""
+        began = time.monotonic()
+        batch = Batch(
+            Operation.EXISTS, keys, deadline_s=deadline_s, pool=self.pool.name
+        )
+        found = self.channel.call(self.handle, batch).result.outcomes
+        if self.channel.negative_cache.keeps_absent and np.count_nonzero(found):
+            self.channel.negative_cache.add_absent(_chosen(keys, found == _ABSENT))
+        self._notify(Operation.EXISTS, found, 0, began)
+        return found
+
+    def rejects(self, operation: Operation, hashes: Sequence[str]) -> bool:
+        """Return whether a call would be rejected, before preparing one."""
+        if not self.channel.rejects(operation):
+            return False
+        if self.channel.observes_pages:
+            lost = np.full(len(hashes), Outcome.UNAVAILABLE, np.uint8)
+            self._notify_pages(operation, hashes, lost, "breaker")
+        self._notify_rejected(operation, len(hashes))
+        return True
+
+    def move(
+        self,
+        operation: Operation,
+        hashes: Sequence[str],
+        pages: Int64Array,
+        deadline_s: float,
+        lease: Lease,
+        on_late: Callable[[], None],
+    ) -> OutcomeArray:
+        """Store or load leased pages in one batch; uint8 (n,), one for each page.
+
+        Args:
+            operation: PUT or GET.
+            hashes: The n page hashes, `batch_pages` at most.
+            pages: int64 (n,), their page indices, each once.
+            deadline_s: Until when, on `time.monotonic()`'s clock.
+            lease: The pages' lease; it is ended here, or when an abandoned call
+                ends.
+            on_late: Called when the number of leased pages may have changed: a
+                call was abandoned, or such a call has ended.
+        """
+        began = time.monotonic()
+
+        def record(transfer: BatchTransfer, codes: OutcomeArray) -> None:
+            self._recorded(transfer, hashes, codes, began)
+            on_late()
+
+        try:
+            transfer = BatchTransfer(
+                operation, self.pool.name, self.keys(hashes), pages, deadline_s,
+                lease, on_late, record if self.alone else None,
+            )  # fmt: skip
+        except BaseException:  # an interrupt: no later step ends the lease
+            lease.end()
+            raise
+        codes = self.mode.execute(self.channel, self.handle, transfer)
+        outcomes = self._recorded(transfer, hashes, codes, began)
+        if self.channel.observed and (codes == _TIMEOUT).any():
+            on_late()  # more pages are held by now
+        return outcomes
+
+    def move_rows(
+        self,
+        operation: Operation,
+        hashes: Sequence[str],
+        rows: Int64Array,
+        deadline_s: float,
+    ) -> OutcomeArray:
+        """Store or load rows of the core's memory in one batch; as `move`."""
+        # A staged call that is abandoned has a buffer of its own, and no row.
+        lease = PageLeases(0).take(rows[:0])[1]
+        return self.move(operation, hashes, rows, deadline_s, lease, _nothing)
+
+    def ready_to_store(self, hashes: Sequence[str], deadline_s: float) -> BoolArray:
+        """Wait for the deletion of wrong objects; return which pages have none."""
+        if not self.deletes or not hashes:
+            return np.ones(len(hashes), np.bool_)
+        self.wait_deleted(hashes, deadline_s)
+        return ~self.being_deleted(hashes)
+
+    def delete(self, hashes: Sequence[str], deadline_s: float) -> OutcomeArray:
+        """Delete pages with all their objects; uint8 (n,), one for each page."""
+        keys, found = self.keys(hashes), []
+        for start in range(0, len(keys), self.batch_keys):
+            part = keys[start : start + self.batch_keys]
+            batch = Batch(
+                Operation.DELETE, part, deadline_s=deadline_s, pool=self.pool.name
+            )
+            found.append(self.channel.call(self.handle, batch).result.outcomes)
+        gone = np.concatenate([np.zeros(0, np.uint8), *found])
+        outcomes = _by_page(gone, len(self.suffixes))
+        whole = np.repeat(outcomes == _OK, len(self.suffixes))
+        self._record_events(_chosen(keys, whole), stored=False)
+        return outcomes
+
+    def clear(self, deadline_s: float) -> Outcome:
+        """Delete everything of the namespace from the backend, other pools too."""
+        self.channel.negative_cache.clear()
+        batch = Batch(
+            Operation.CLEAR,
+            [f"{self.namespace}/"],
+            deadline_s=deadline_s,
+            pool=self.pool.name,
+        )
+        cleared = self.channel.call(self.handle, batch).result.outcomes
+        if self.channel.observes_pages:
+            self._notify_pages(Operation.CLEAR, (), cleared)
+        return Outcome(int(cleared[0]))
+
+    def touch(self, hashes: Sequence[str]) -> bool:
+        """Note that pages are in use; return whether that is passed on."""
+        names = list(hashes)
+        return self.channel.background.touch(
+            self.handle, len(names), lambda: self.keys(names)
+        )
+
+    def poll_removed(self) -> None:
+        """Ask the backend, in the background, which stored pages are gone."""
+        events = self.page_events
+        if events is not None and self.reports_removal:
+            self.channel.background.poll_removed(
+                self.handle,
+                events.limit,
+                lambda keys: self._record_events(keys, stored=False),
+            )
+
+    @property
+    def deletes(self) -> bool:
+        """Whether deletions of wrong objects are under way."""
+        return bool(self.channel.background.pending_deletes.by_key)
+
+    def being_deleted(self, hashes: Sequence[str]) -> BoolArray:
+        """Return the pages with an object that is being deleted, bool (n,)."""
+        pending = self.channel.background.pending_deletes.pending(self.keys(hashes))
+        found = pending.reshape(-1, len(self.suffixes))
+        return cast("BoolArray", found.any(axis=1))
+
+    def wait_deleted(self, hashes: Sequence[str], deadline_s: float) -> None:
+        """Wait until no object of some pages is being deleted."""
+        pending = self.channel.background.pending_deletes
+        pending.wait(self.keys(hashes), deadline_s)
+
+    def _record_events(self, keys: Iterable[str], *, stored: bool) -> None:
+        """Add an event for the pages of some keys of this namespace."""
+        if self.page_events is not None:
+            start = len(self.namespace) + 1
+            found = [_HASH.match(key, start) for key in keys]
+            hashes = dict.fromkeys(one.group() for one in found if one)
+            self.page_events.add(
+                self.pool.name, hashes, stored=stored, backend=self.backend
+            )
+
+    def _recorded(
+        self,
+        transfer: BatchTransfer,
+        hashes: Sequence[str],
+        codes: OutcomeArray,
+        began: float,
+    ) -> OutcomeArray:
+        """Update the negative cache; return one outcome for each page."""
+        outcomes = _by_page(codes, len(self.suffixes))
+        if transfer.operation is Operation.PUT:
+            whole = not np.count_nonzero(codes)
+            self.channel.negative_cache.discard(
+                transfer.keys if whole else _chosen(transfer.keys, codes == _OK)
+            )
+            if self.page_events is not None:
+                complete = np.repeat(outcomes == Outcome.OK, len(self.suffixes))
+                self._record_events(_chosen(transfer.keys, complete), stored=True)
+        elif np.count_nonzero(codes):
+            self._discard_corrupt(transfer.keys, codes)
+        good = len(outcomes) - int(np.count_nonzero(outcomes))
+        nbytes = good * self.region.page_bytes
+        self._notify(transfer.operation, codes, nbytes, began)
+        if self.channel.observes_pages:
+            self._notify_pages(transfer.operation, hashes, outcomes)
+        return outcomes
+
+    def _discard_corrupt(self, keys: Sequence[str], codes: OutcomeArray) -> None:
+        """Delete wrong objects, and add those that failed to the negative cache."""
+        failed = np.isin(codes, _FAILED)
+        # If a whole batch is lost, the breaker decides, not the keys.
+        if not failed.all() or np.isin(codes, _WRONG).any():
+            self.channel.negative_cache.add_corrupt(_chosen(keys, failed))
+        names = _chosen(keys, np.isin(codes, _WRONG))
+        if names:
+            self.channel.log_corrupt(self.pool.name, len(names))
+            self._record_events(names, stored=False)
+            # Until it is gone, storing it again would keep the wrong bytes.
+            self.channel.background.delete_corrupt(self.handle, self.pool.name, names)
+
+    def _notify_pages(
+        self,
+        operation: Operation,
+        hashes: Sequence[str],
+        outcomes: OutcomeArray,
+        held_back: str = "",
+    ) -> None:
+        event = PagesAnswered(
+            backend=self.backend,
+            pool=self.pool.name,
+            operation=operation,
+            hashes=hashes,
+            outcomes=outcomes,
+            held_back=held_back,
+        )
+        self.channel.notify_pages(event)
+
+    def _notify_rejected(self, operation: Operation, pages: int) -> None:
+        if self.channel.observed and self.counted:
+            keys = pages * len(self.suffixes)
+            codes = np.full(keys, Outcome.UNAVAILABLE, np.uint8)
+            self._notify(operation, codes, 0, time.monotonic())
+
+    def _notify(
+        self, operation: Operation, codes: OutcomeArray, nbytes: int, began: float
+    ) -> None:
+        if not self.channel.observed or not self.counted:
+            return
+        counts = {Outcome.OK: len(codes)}
+        if np.count_nonzero(codes):
+            found = np.bincount(codes).tolist()
+            counts = {Outcome(at): n for at, n in enumerate(found) if n}
+        self.channel.notify(
+            BatchEnded(
+                backend=self.channel.name,
+                pool=self.pool.name,
+                operation=operation,
+                outcomes=counts,
+                nbytes=nbytes,
+                seconds=time.monotonic() - began,
+            )
+        )
+        self.channel.background.poll_capacity(self.handle)
+
+
+def _nothing() -> None:
+    """Do nothing: no page of the engine is under a call."""
+
+
+def _chosen(keys: Sequence[str], which: BoolArray) -> list[str]:
+    return [key for key, one in zip(keys, which.tolist(), strict=True) if one]
+
+
+def _by_page(outcomes: OutcomeArray, objects: int) -> OutcomeArray:
+    """Fold the outcomes of a page's objects: the worst one counts."""
+    if objects == 1:
+        return outcomes
+    return cast("OutcomeArray", outcomes.reshape(-1, objects).max(axis=1))

@@ -1,0 +1,1 @@
+"""Wrappers that come with kvdock: stores around stores."""

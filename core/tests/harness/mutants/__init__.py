@@ -1,0 +1,62 @@
+"""Wrong backends, each the image of a real defect, each caught by a test.
+
+They test the kit: a contract that lets one of them pass is worth nothing.
+`python -m mutants` runs them all.
+"""
+
+from __future__ import annotations
+
+from mutants import (
+    allocators,
+    answers,
+    direct,
+    faults,
+    keys,
+    late,
+    promises,
+    reports,
+    stored,
+)
+from mutants.mutant import (
+    DirectMutant,
+    FolderMutant,
+    MemoryMutant,
+    Mutant,
+    word_of,
+)
+
+__all__ = [
+    "MUTANTS",
+    "DirectMutant",
+    "FolderMutant",
+    "MemoryMutant",
+    "Mutant",
+    "word_of",
+]
+
+
+def _of(*rooms: object) -> tuple[Mutant, ...]:
+    found = [
+        thing
+        for room in rooms
+        for name, thing in vars(room).items()
+        if isinstance(thing, type)
+        and issubclass(thing, MemoryMutant | FolderMutant | DirectMutant)
+        and not name.startswith("_")
+        and "caught_by" in vars(thing)
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+MUTANTS = _of(
+    keys, answers, stored, promises, late, allocators, direct, reports, faults
+)
+"""All mutants, in the order of the table in the docs."""
+
+
+def __getattr__(name: str) -> object:
+    """Make a fresh plugin: `mutants:key_without_rank`."""
+    for mutant in MUTANTS:
+        if word_of(mutant) == name:
+            return mutant()
+    raise AttributeError(name)

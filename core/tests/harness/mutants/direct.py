@@ -1,0 +1,95 @@
+"""Mutants that write into a peer's memory, and not quite where or when they should."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvdock.plugin.hookspecs import hookimpl
+from kvdock.testing.direct_reference import DirectHandle, Receiver
+from mutants.mutant import DirectMutant
+
+if TYPE_CHECKING:
+    from kvdock.arrays import Int64Array
+    from kvdock.geometry.region import Block
+
+
+class SwappedRows(DirectMutant):
+    """Sends two rows of one size to each other's place."""
+
+    image_of = "descriptors sorted on one side only: tokens of two pages trade places"
+    caught_by = "test_rows_arrive_at_their_addresses_and_nowhere_else"
+
+    def rows(
+        self, local: Int64Array, remote: Int64Array, sizes: Int64Array
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Swap the first two neighbours of one size."""
+        same = np.flatnonzero(sizes[1:] == sizes[:-1])[:1]
+        swapped = remote.copy()
+        swapped[same], swapped[same + 1] = remote[same + 1], remote[same]
+        return local, swapped, sizes
+
+
+class TokenOffByOne(DirectMutant):
+    """Begins to read one byte after the row."""
+
+    image_of = "page to token expansion that counts tokens from 1"
+    caught_by = "test_rows_arrive_at_their_addresses_and_nowhere_else"
+
+    def rows(
+        self, local: Int64Array, remote: Int64Array, sizes: Int64Array
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Shift what is read; the last row stays, as it may end its memory."""
+        return np.append(local[:-1] + 1, local[-1:]), remote, sizes
+
+
+class JoinOverAGap(DirectMutant):
+    """Joins rows that are neighbours here, and not at the peer."""
+
+    image_of = "runs merged by the sender's addresses alone, over another token's slot"
+    caught_by = "test_rows_arrive_at_their_addresses_and_nowhere_else"
+
+    def rows(
+        self, local: Int64Array, remote: Int64Array, sizes: Int64Array
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Send each neighbour to where the row before it ends."""
+        near = np.flatnonzero(local[:-1] + sizes[:-1] == local[1:]) + 1
+        joined = remote.copy()
+        joined[near] = remote[near - 1] + sizes[near - 1]
+        return local, joined, sizes
+
+
+class _Early(Receiver):
+    """Answers before the bytes are where they belong."""
+
+    def land(self, address: int, data: memoryview) -> None:
+        """Put them there a moment later."""
+        arguments = (address, bytes(data), len(data))
+        threading.Timer(0.02, ctypes.memmove, arguments).start()
+
+
+class ArrivalTooEarly(DirectMutant):
+    """Reports rows as written that are still on their way."""
+
+    image_of = "a completion for a posted send, taken for one of a finished write"
+    caught_by = "test_a_row_that_is_ok_is_there"
+
+    def receiver(self, blocks: tuple[Block, ...]) -> Receiver:
+        """Take rows, and answer first."""
+        return _Early(blocks)
+
+
+class FreedTooEarly(DirectMutant):
+    """Says that an endpoint is closed, and goes on taking rows."""
+
+    image_of = "deregistered memory taken for a fence: late UCX writes still landed"
+    caught_by = "test_nothing_lands_once_an_endpoint_is_said_to_be_closed"
+
+    @hookimpl
+    def kvdock_withdraw(self, handle: DirectHandle) -> bool:
+        """Close nothing."""
+        del handle
+        return True

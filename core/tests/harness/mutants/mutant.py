@@ -1,0 +1,52 @@
+"""The definition of a mutant: a reference backend with one thing wrong."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from kvdock.testing.direct_reference import DirectReference
+from kvdock.testing.reference import FolderReference, MemoryReference, ShelfOracle
+
+
+class MemoryMutant(MemoryReference):
+    """A wrong backend over a dict of this process."""
+
+    image_of: ClassVar[str]
+    """The real defect that it is made after."""
+    caught_by: ClassVar[str]
+    """The test of the contract that must fail on it."""
+    raises: ClassVar[str] = "AssertionError"
+    """How it fails: by an assertion, unless the defect itself raises."""
+
+
+class FolderMutant(FolderReference):
+    """A wrong backend over a folder that other processes see."""
+
+    image_of: ClassVar[str]
+    """The real defect that it is made after."""
+    caught_by: ClassVar[str]
+    """The test of the contract that must fail on it."""
+    raises: ClassVar[str] = "AssertionError"
+    """How it fails: by an assertion, unless the defect itself raises."""
+    oracle: ClassVar[type[ShelfOracle]] = ShelfOracle
+    """What its author brings to damage stored bytes."""
+
+
+class DirectMutant(DirectReference):
+    """A wrong backend that writes into a peer's memory."""
+
+    image_of: ClassVar[str]
+    """The real defect that it is made after."""
+    caught_by: ClassVar[str]
+    """The test of the contract that must fail on it."""
+    raises: ClassVar[str] = "AssertionError"
+    """How it fails: by an assertion, unless the defect itself raises."""
+
+
+Mutant = type[MemoryMutant] | type[FolderMutant] | type[DirectMutant]
+
+
+def word_of(mutant: Mutant) -> str:
+    """Return a mutant's name in words with underscores."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", mutant.__name__).lower()

@@ -1,0 +1,457 @@
+"""Each cause is provoked through an attachment, and read back from its journal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shelf import Engine, Shelf, attention, draft, hashes, hasty, patient, states
+
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.errors import KvdockError, SettingsError
+from kvdock.events import Origin, PagesAnswered, requested_by
+from kvdock.journal import Cause, JournalRecord, explain, read_journal, requests
+from kvdock.journal.observer import Journal, JournalSettings
+from kvdock.journal.records import encode, record_of_pages
+from kvdock.plugin.hookspecs import hookimpl
+from kvdock.plugin.manifest import Manifest, Support
+from kvdock.transfer.manager import TransferManager
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvdock.journal import RequestAnswer
+
+NAMES = hashes(6)
+PAGES = list(range(6))
+
+
+@attrs.define(eq=False)
+class Trial:
+    """Engines that share a journal."""
+
+    folder: Path
+    journal: Journal = attrs.field(init=False)
+
+    @journal.default
+    def _open(self) -> Journal:
+        return Journal(JournalSettings(dir=self.folder))
+
+    def engine(self, **more: Any) -> Engine:
+        given = {"core": patient(), "observers": [self.journal], **more}
+        return Engine(**given)
+
+    def why(self, request: str = "", **more: Any) -> RequestAnswer:
+        assert self.journal.flush(10)
+        return explain(partial(read_journal, self.folder), request=request, **more)
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Trial:
+    return Trial(tmp_path)
+
+
+def ask(engine: Engine, request: str, *, load: bool = True) -> None:
+    """Look a prefix up as a request does, and load what could be restored."""
+    with requested_by(request):
+        best = engine.attachment.exists(NAMES).best
+        if load and best:
+            pages = {pool.name: PAGES[:best] for pool in engine.pools}
+            engine.attachment.get(NAMES[:best], pages)
+
+
+def store(engine: Engine, pages: int = 6, request: str = "writer") -> None:
+    engine.fill(NAMES, PAGES)
+    given = {pool.name: PAGES[:pages] for pool in engine.pools}
+    with requested_by(request):
+        engine.attachment.put(NAMES[:pages], given)
+
+
+def lose(shelf: Shelf, page: int, pool: str = "") -> None:
+    """Delete a page behind the engine's back, as eviction does."""
+    gone = [one for one in shelf.objects if NAMES[page] in one and pool in one]
+    assert gone
+    for one in gone:
+        del shelf.objects[one]
+
+
+def answers(outcome: Outcome, operation: Operation) -> Callable[[Batch], Any]:
+    return lambda batch: (
+        BatchResult.all(batch, outcome) if batch.operation is operation else None
+    )
+
+
+def test_what_could_be_restored_has_no_cause(trial: Trial) -> None:
+    engine = trial.engine()
+    store(engine)
+    ask(engine, "r")
+    answer = trial.why("r")
+    assert (answer.restorable, answer.pages) == (6, 6)
+    assert answer.pools[0].loaded == 6
+    assert answer.pools[0].cause is None
+    assert answer.verdict == "All 6 pages could be restored."
+
+
+def test_what_nobody_stored_is_said(trial: Trial) -> None:
+    engine = trial.engine()
+    store(engine, 4)
+    ask(engine, "r")
+    answer = trial.why("r")
+    assert (answer.restorable, answer.pages) == (4, 6)
+    assert answer.pools[0].causes == {Cause.NEVER_STORED: 2}
+    assert answer.verdict.startswith("4 of 6 pages could be restored: pool kv lacks ")
+
+
+def test_what_was_evicted_is_said(trial: Trial) -> None:
+    engine = trial.engine()
+    store(engine)
+    lose(engine.shelf, 2)
+    ask(engine, "r")
+    answer = trial.why("r")
+    assert (answer.restorable, answer.pools[0].first) == (2, 2)
+    assert answer.pools[0].causes == {Cause.EVICTED: 1}
+
+
+def test_damage_is_said_of_the_request_that_met_it_and_of_the_next(
+    trial: Trial,
+) -> None:
+    engine = trial.engine()
+    store(engine)
+    for key in list(engine.shelf.objects):
+        if NAMES[1] in key:
+            engine.shelf.objects[key] = bytes(len(engine.shelf.objects[key]))
+    ask(engine, "first")
+    assert trial.why("first").pools[0].cause is Cause.DAMAGED
+    ask(engine, "second", load=False)
+    answer = trial.why("second")
+    assert (answer.restorable, answer.pools[0].cause) == (1, Cause.DAMAGED)
+
+
+def test_a_namespace_that_was_cleared_is_said(trial: Trial) -> None:
+    engine = trial.engine()
+    store(engine)
+    engine.attachment.clear()
+    ask(engine, "r")
+    assert trial.why("r").pools[0].causes == {Cause.CLEARED: 6}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "cause"),
+    [
+        (Outcome.REFUSED, Cause.DECLINED),
+        (Outcome.TIMEOUT, Cause.TOO_LATE),
+        (Outcome.UNAVAILABLE, Cause.UNREACHABLE),
+        (Outcome.ERROR, Cause.FAILED),
+    ],
+)
+def test_a_store_that_was_not_taken_is_said(
+    trial: Trial, outcome: Outcome, cause: Cause
+) -> None:
+    engine = trial.engine()
+    engine.shelf.trouble = answers(outcome, Operation.PUT)
+    store(engine)
+    engine.shelf.trouble = None
+    ask(engine, "r")
+    assert trial.why("r").pools[0].causes == {cause: 6}
+
+
+def test_a_breaker_that_is_open_is_said_of_a_lookup_and_of_a_store(
+    trial: Trial,
+) -> None:
+    engine = trial.engine(core=hasty())
+    engine.shelf.trouble = lambda batch: BatchResult.all(batch, Outcome.ERROR)
+    for _ in range(50):
+        store(engine)
+        ask(engine, "before")
+        states_of = engine.attachment.breakers()["shelf"]
+        if states_of[Operation.PUT] == states_of[Operation.EXISTS] == "open":
+            break
+    ask(engine, "r")
+    assert trial.why("r").pools[0].causes == {Cause.BREAKER_OPEN: 6}
+
+
+def test_a_queue_that_was_full_is_said(trial: Trial) -> None:
+    few = attrs.evolve(patient().transfers, writers=1, queue=1)
+    engine = trial.engine(core=attrs.evolve(patient(), transfers=few))
+    engine.fill(NAMES, PAGES)
+    manager, busy, goes_on = (
+        TransferManager(engine.attachment),
+        threading.Event(),
+        threading.Event(),
+    )
+
+    def hold(batch: Batch) -> None:
+        if batch.operation is Operation.PUT:
+            busy.set()
+            assert goes_on.wait(20)
+
+    engine.shelf.trouble = hold
+    first = manager.write("kv", NAMES[:1], PAGES[:1])
+    assert busy.wait(20)
+    second = manager.write("kv", NAMES[1:2], PAGES[1:2])
+    third = manager.write("kv", NAMES[2:3], PAGES[2:3])
+    assert third.outcomes.tolist() == [Outcome.REFUSED]
+    goes_on.set()
+    assert first.wait(20)
+    assert second.wait(20)
+    engine.shelf.trouble = None
+    ask(engine, "r")
+    answer = trial.why("r")
+    assert (answer.restorable, answer.pools[0].cause) == (2, Cause.QUEUE_FULL)
+
+
+def test_a_state_that_is_missing_cuts_the_prefix_and_is_named_first(
+    trial: Trial,
+) -> None:
+    engine = trial.engine(pools=(attention(), states()))
+    store(engine)
+    for page in (3, 4, 5):
+        lose(engine.shelf, page, "mamba")
+    ask(engine, "r", load=False)
+    answer = trial.why("r")
+    assert answer.restorable == 3
+    assert (answer.pools[0].pool, answer.pools[0].limits) == ("mamba", True)
+    assert "pool mamba lacks page 3 of 6" in answer.verdict
+    assert answer.pools[0].cause is Cause.EVICTED
+
+
+def test_a_draft_that_is_missing_cuts_nothing_and_is_said(trial: Trial) -> None:
+    engine = trial.engine(pools=(attention(), draft()))
+    store(engine)
+    lose(engine.shelf, 0, "draft")
+    ask(engine, "r", load=False)
+    answer = trial.why("r")
+    assert answer.restorable == answer.pages
+    assert "Beside it, pool draft lacks page 0" in answer.verdict
+
+
+@attrs.define(eq=False)
+class NoDraft(Shelf):
+    """A shelf that takes no draft pool."""
+
+    @hookimpl
+    def kvdock_manifest(self) -> Manifest:
+        whole = super().kvdock_manifest()
+        kinds = {
+            kind: attrs.evolve(one, draft=Support.NO)
+            for kind, one in whole.kinds.items()
+        }
+        return attrs.evolve(whole, kinds=kinds)
+
+
+def test_a_pool_without_a_backend_is_said(trial: Trial) -> None:
+    engine = trial.engine(shelves=(NoDraft(),), pools=(attention(), draft()))
+    with requested_by("writer"):
+        engine.attachment.put(NAMES, {"kv": PAGES})
+    ask_kv(engine, "r")
+    causes = {one.pool: one.cause for one in trial.why("r").pools}
+    assert causes == {"kv": None, "draft": Cause.POOL_NOT_STORED}
+
+
+def ask_kv(engine: Engine, request: str) -> None:
+    with requested_by(request):
+        engine.attachment.exists(NAMES)
+
+
+def test_pages_of_another_namespace_are_found_with_what_differs(trial: Trial) -> None:
+    mine = trial.engine()
+    theirs = trial.engine(pools=(attention(page_tokens=8),), shelves=mine.shelves)
+    store(theirs)
+    ask(mine, "r")
+    answer = trial.why("r")
+    assert answer.pools[0].causes == {Cause.OTHER_NAMESPACE: 6}
+    assert any("page_tokens" in one.field for one in answer.differences)
+
+
+def test_hashes_are_explained_without_a_request(trial: Trial) -> None:
+    engine = trial.engine()
+    store(engine, 4)
+    answer = trial.why(hashes=NAMES)
+    assert (answer.restorable, answer.pages) == (4, 6)
+    assert answer.pools[0].cause is Cause.NEVER_STORED
+
+
+def test_requests_are_listed(trial: Trial) -> None:
+    engine = trial.engine()
+    store(engine, 4)
+    ask(engine, "r")
+    assert trial.journal.flush(10)
+    found = requests(read_journal(trial.folder))
+    assert {name: one[1:] for name, one in found.items()} == {"r": (6, 4)}
+
+
+def test_a_request_that_asked_for_nothing_is_said(trial: Trial) -> None:
+    store(trial.engine())
+    with pytest.raises(KvdockError, match="no lookup of request 'other'"):
+        trial.why("other")
+
+
+def test_a_folder_without_a_journal_is_said(tmp_path: Path) -> None:
+    with pytest.raises(KvdockError, match="holds no journal"):
+        list(read_journal(tmp_path))
+
+
+def test_nothing_is_sent_where_no_observer_wants_pages() -> None:
+    seen: list[object] = []
+
+    class Deaf:
+        @hookimpl
+        def kvdock_observe(self, event: object) -> None:
+            seen.append(event)
+
+    engine = Engine(core=patient(), observers=[Deaf()])
+    store(engine)
+    assert seen
+    assert not [one for one in seen if isinstance(one, PagesAnswered)]
+
+
+# --- The files -------------------------------------------------------------------
+
+
+def event(pages: int = 3) -> PagesAnswered:
+    return PagesAnswered(
+        backend="shelf",
+        pool="kv",
+        operation=Operation.EXISTS,
+        hashes=hashes(pages),
+        outcomes=np.zeros(pages, np.uint8),
+        request="r",
+    )
+
+
+ORIGIN = Origin(rank="0", model="m", namespace="0" * 64)
+
+
+@given(st.lists(st.sampled_from(list(Outcome)), max_size=40))
+def test_outcomes_are_read_as_they_were_written(outcomes: list[Outcome]) -> None:
+    codes = np.array(outcomes, np.uint8)
+    given = attrs.evolve(event(len(outcomes)), outcomes=codes)
+    record = record_of_pages(1.0, given, ORIGIN, codes.tobytes(), 0)
+    assert [one for _, one in record.each()] == [one.name.lower() for one in outcomes]
+
+
+def test_files_stay_within_their_limit_and_the_newest_are_kept(
+    tmp_path: Path,
+) -> None:
+    journal = Journal(JournalSettings(dir=tmp_path, max_bytes=1 << 20, queue=8))
+    for at in range(400):
+        journal.kvdock_observe(
+            event=attrs.evolve(event(200), request=str(at)), origin=ORIGIN
+        )
+        assert journal.flush(10)
+    assert sum(one.stat().st_size for one in tmp_path.iterdir()) <= 1 << 20
+    kept = [int(one.request) for one in read_journal(tmp_path)]
+    assert kept == list(range(kept[0], 400))
+    assert kept[0] > 0
+
+
+def test_records_that_find_the_queue_full_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(JournalSettings(dir=tmp_path, queue=2))
+    begun, goes_on = threading.Event(), threading.Event()
+    write = os.write
+
+    def hold(file: int, data: bytes) -> int:
+        begun.set()
+        assert goes_on.wait(20)
+        return write(file, data)
+
+    monkeypatch.setattr("kvdock.journal.observer.os.write", hold)
+    journal.kvdock_observe(event=event(), origin=ORIGIN)
+    assert begun.wait(20)
+    for _ in range(5):
+        journal.kvdock_observe(event=event(), origin=ORIGIN)
+    goes_on.set()
+    assert journal.flush(20)
+    journal.kvdock_observe(event=event(), origin=ORIGIN)
+    assert journal.flush(20)
+    records = list(read_journal(tmp_path))
+    assert (len(records), sum(one.dropped for one in records)) == (4, 3)
+
+
+def test_a_write_that_fails_loses_records_and_not_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(JournalSettings(dir=tmp_path))
+    monkeypatch.setattr("kvdock.journal.observer._RETRY_S", 0.0)
+    write = os.write
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kvdock.journal.observer.os.write", full)
+    journal.kvdock_observe(event=event(), origin=ORIGIN)
+    assert journal.flush(20)
+    monkeypatch.setattr("kvdock.journal.observer.os.write", write)
+    journal.kvdock_observe(event=event(), origin=ORIGIN)
+    assert journal.flush(20)
+    assert [one.dropped for one in read_journal(tmp_path)] == [1]
+
+
+def test_a_torn_line_and_lines_of_others_are_left_out(tmp_path: Path) -> None:
+    record = JournalRecord(
+        version=1, at_s=1.0, operation="exists", namespace="n", request="r"
+    )
+    newer = JournalRecord(version=2, at_s=1.0, operation="exists", namespace="n")
+    lines = encode([record, newer]) + b"not json\n" + encode([record])[:-9]
+    (tmp_path / "one.jsonl").write_bytes(lines)
+    assert list(read_journal(tmp_path)) == [record]
+
+
+_KILLED = """
+import sys
+from test_journal import ORIGIN, event
+import attrs
+from pathlib import Path
+from kvdock.journal.observer import Journal, JournalSettings
+journal = Journal(JournalSettings(dir=Path(sys.argv[1])))
+at = 0
+while True:
+    given = attrs.evolve(event(50), request=str(at))
+    journal.kvdock_observe(event=given, origin=ORIGIN)
+    at += 1
+    if at % 10 == 0:
+        assert journal.flush(10)
+        print(at, flush=True)
+"""
+
+
+def test_a_journal_survives_a_kill(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    with subprocess.Popen(
+        [sys.executable, "-c", _KILLED, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as process:
+        assert process.stdout is not None
+        while (flushed := int(process.stdout.readline())) < 200:
+            pass
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    found = [int(one.request) for one in read_journal(tmp_path)]
+    assert found == list(range(len(found)))
+    assert len(found) >= flushed
+
+
+def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KvdockError, match="cannot be made"):
+        Journal(JournalSettings(dir=tmp_path / "file" / "journal"))
+
+
+def test_a_limit_that_is_too_small_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="less than 1 MiB"):
+        JournalSettings(dir=tmp_path, max_bytes=1000)

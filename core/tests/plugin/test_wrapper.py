@@ -1,0 +1,180 @@
+"""Stores around stores, chosen by `wrap`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from plugins_of_objects import (
+    ALL,
+    POOL,
+    Full,
+    Functions,
+    Objects,
+    Plain,
+    attach,
+    loaded,
+    lookup,
+)
+from shelf import Engine, Shelf, attention, hashes
+
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.dock import Dock
+from kvdock.errors import PluginError, SettingsError
+from kvdock.plugin.backend import Backend
+from kvdock.plugin.discovery import Candidate
+from kvdock.plugin.hookspecs import AttachConfig
+from kvdock.plugin.manifest import Manifest, Support
+from kvdock.plugin.store import MEMBERS, PoolStore, StoreWrapper
+from kvdock.plugin.wrapper import build_wrappers, find_wrapper, wrapped_plugin
+from kvdock.pools.shard import Shard
+from kvdock.wrappers.faults import Fault, FaultInjector, FaultSettings
+
+FOLDER = Candidate(
+    name="reference_folder",
+    value="kvdock.testing.reference:folder",
+    distribution="tests",
+    version="0",
+)
+
+
+class Noted(StoreWrapper):
+    """Notes what passes."""
+
+    def __init__(self, inner: PoolStore, notes: list[str]) -> None:
+        super().__init__(inner)
+        self.notes = notes
+
+    def run(self, batch: Batch) -> BatchResult:
+        self.notes.append(str(batch.operation))
+        return self.inner.run(batch)
+
+    def touch(self, keys: object) -> None:
+        self.notes.append("touch")
+        inner: Any = self.inner
+        inner.touch(keys)
+
+
+@attrs.define
+class Notes:
+    """The wrapper of those stores."""
+
+    found: list[str] = attrs.field(factory=list)
+
+    def manifest(self, inner: Manifest) -> Manifest:
+        return attrs.evolve(inner, zero_copy=Support.EMULATED)
+
+    def wrap(self, store: PoolStore, *_: object) -> PoolStore:
+        return Noted(store, self.found)
+
+
+def wrapped(plugin: object, *notes: Notes) -> tuple[Backend, Any]:
+    around = [("notes", one) for one in notes]
+    backend = Backend(wrapped_plugin(loaded(plugin, "obj").plugin, around))
+    region: Any = None
+    return backend, backend.register_pool(POOL, region, AttachConfig())
+
+
+def test_a_wrapper_passes_on_exactly_what_its_inner_store_has() -> None:
+    for store, declared in ((Plain(), {}), (Full(), ALL)):
+        inner: Any = store
+        outer = Noted(inner, [])
+        for member in MEMBERS.values():
+            there = getattr(inner, member, None) is not None
+            assert (getattr(outer, member, None) is not None) == there, member
+        backend, handle = wrapped(Objects(store, **declared), Notes())
+        assert backend.touches == bool(declared)
+        assert backend.batch_io(handle, lookup()).ok.all()
+
+
+def test_the_store_is_called_through_all_wrappers_and_closed_once() -> None:
+    store, inner, outer = Full(), Notes(), Notes()
+    backend, handle = wrapped(Objects(store, **ALL), inner, outer)
+    assert backend.calls_stores
+    backend.batch_io(handle, lookup())
+    backend.touch(handle, ["a"])
+    assert inner.found == outer.found == ["exists", "touch"]
+    assert backend.removed(handle, 2) == ("gone-2",)
+    assert backend.endpoint(handle) == b"here"
+    one = np.ones((1, 1), np.int64)
+    send = Batch(Operation.SEND, ["0"], one, one, remote=one, peer="peer")
+    assert not backend.batch_io(handle, send).ok.any()
+    backend.release(handle)
+    assert store.calls[-1] == "close"
+    assert store.calls.count("close") == 1
+
+
+def test_a_plugin_of_functions_is_wrapped_as_well() -> None:
+    handle_of_the_plugin = {"a": 1}
+    notes = Notes()
+    backend, handle = wrapped(Functions(handle_of_the_plugin), notes)
+    # `Functions` asserts that it is handed what it returned.
+    assert not backend.batch_io(handle, lookup()).ok.any()
+    backend.release(handle)
+    assert notes.found == ["exists"]
+    assert backend.manifest.zero_copy is Support.EMULATED
+
+
+def test_pages_of_a_plugin_of_functions_pass_its_wrapper() -> None:
+    shelf, notes = Shelf(), Notes()
+    plugin = wrapped_plugin(shelf.backend().plugin, [("notes", notes)])
+    dock = Dock({"shelf": Backend(plugin)})
+    (route,) = dock.plan([attention()], Shard()).routes
+    assert "wrapped by notes" in route.reason
+    assert "zero_copy" in route.reason or "zero copy" in route.reason
+
+
+def test_a_store_that_a_wrapper_spoils_is_named() -> None:
+    class Less(Notes):
+        def wrap(self, store: PoolStore, *_: object) -> PoolStore:
+            del store
+            return Plain()
+
+    with pytest.raises(PluginError, match=r"declares touch.*Plain.*'touch'"):
+        wrapped(Objects(Full(), **ALL), Less())
+
+
+def test_faults_are_chosen_by_settings_and_shown_by_the_route() -> None:
+    wrap = ["faults", {"name": "faults", "kinds": ["drop"], "rate": 1}]
+    given: dict[str, dict[str, object]] = {
+        "near": {"plugin": "reference_folder", "root": "/x", "wrap": wrap}
+    }
+    dock = Dock.of([FOLDER]).with_instances(given)
+    assert dock.backends["near"].plugin.wrapped_by == ("faults", "faults")
+    assert dock.backends["reference_folder"].plugin.wrapped_by == ()
+    plan = dock.plan([attention()], Shard(), ["near"], settings=given)
+    assert "wrapped by faults, faults" in plan.explain()
+    assert dock.backends["near"].settings(given["near"]).root is not None
+
+
+@pytest.mark.parametrize(
+    ("wrap", "said"),
+    [
+        ("fault", r"no wrapper 'fault'.*Did you mean 'faults'"),
+        (3, "wrap is 3, and not a list"),
+        ([3], "wrap names 3"),
+        ([{"rate": 1}], r"wrap names \{'rate': 1\}"),
+        ([{"name": "faults", "rat": 1}], r"wrapper 'faults'.*'rat'"),
+    ],
+)
+def test_a_wrapper_that_cannot_be_used_is_refused(wrap: object, said: str) -> None:
+    with pytest.raises((PluginError, SettingsError), match=said):
+        build_wrappers(wrap, where="backends.near")
+
+
+def test_a_text_names_several_wrappers() -> None:
+    built = build_wrappers("faults, faults", where="x")
+    assert [name for name, _ in built] == ["faults", "faults"]
+    assert find_wrapper("faults").summary
+
+
+def test_observers_see_what_the_wrapper_answers() -> None:
+    faults = FaultInjector(FaultSettings(kinds=(Fault.DROP,)))
+    engine = Engine(faults=faults)
+    with engine.attachment as cache:
+        engine.fill(hashes(1), [0])
+        moved = cache.put(hashes(1), engine.where([0]))
+        assert moved.outcomes["kv"].tolist() == [Outcome.ERROR]
+    assert attach(Objects(Plain()))[0].plugin.wrapped_by == ()

@@ -1,0 +1,161 @@
+"""Background tasks run their calls where they are, and survive late ones."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+from shelf import Engine, Shelf, attention, hashes, hasty, patient, until
+
+from kvdock.batch import Batch, Operation, Outcome
+from kvdock.events import BatchEnded, Event
+from kvdock.plugin.hookspecs import hookimpl
+from kvdock.transfer.manager import TransferManager
+
+
+def stored(engine: Engine, count: int) -> list[str]:
+    names = hashes(count)
+    engine.fill(names, range(count))
+    assert engine.attachment.put(names, engine.where(range(count))).pages == count
+    engine.blank()
+    return names
+
+
+class Holding:
+    """Holds the loads of some pages until `release`; notes who makes each call."""
+
+    def __init__(self, *held: str) -> None:
+        self.held = held
+        self.release = threading.Event()
+        self.callers: list[str] = []
+        self.inside = 0
+
+    def __call__(self, batch: Batch) -> None:
+        if batch.operation is not Operation.GET:
+            return
+        self.callers.append(threading.current_thread().name)
+        if any(key.split("/")[1].startswith(self.held) for key in batch.keys):
+            self.inside += 1
+            assert self.release.wait(60)
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.ended: list[BatchEnded] = []
+
+    @hookimpl
+    def kvdock_observe(self, event: Event) -> None:
+        if isinstance(event, BatchEnded) and event.operation is Operation.GET:
+            self.ended.append(event)
+
+
+def test_a_background_load_calls_the_backend_on_the_thread_that_runs_the_task() -> None:
+    engine = Engine([Shelf()], (attention(),), patient())
+    with TransferManager(engine.attachment) as manager:
+        names = stored(engine, 2)
+        engine.shelf.trouble = note = Holding()
+        assert manager.read("kv", names, range(2)).wait(60)
+        assert [name.rpartition("-")[0] for name in note.callers] == ["kvdock-read"]
+        # A call that a caller waits for needs a thread of its own.
+        assert engine.attachment.get(names, engine.where(range(2))).pages == 2
+        assert note.callers[1].startswith("kvdock-shelf")
+
+
+def test_a_load_that_hangs_is_counted_at_its_deadline_and_its_thread_replaced() -> None:
+    core = hasty("get", transfers={"readers": 1})
+    listener = Listener()
+    engine = Engine([Shelf()], (attention(),), core, observers=[listener])
+    with TransferManager(engine.attachment) as manager:
+        names = stored(engine, 2)
+        engine.shelf.trouble = holding = Holding(names[0])
+        late = manager.read("kv", names[:1], [3])
+        until(lambda: holding.inside == 1)
+        until(lambda: late.ended)
+        assert late.outcomes.tolist() == [Outcome.TIMEOUT]
+        assert not late.done  # its call may still write into the page
+        until(lambda: bool(listener.ended))
+        assert listener.ended[0].outcomes == {Outcome.TIMEOUT: 1}
+        assert engine.attachment["kv"].channel.abandoned_calls == 1
+        # The only reader is lost to the call; another one serves the queue.
+        other = manager.read("kv", names[1:], [4])
+        assert other.wait(60)
+        assert not other.outcomes.any()
+        assert engine.holds("kv", names[1], 4)
+        holding.release.set()
+        assert late.wait(60)
+        assert manager.drain(60)
+        assert late.outcomes.tolist() == [Outcome.TIMEOUT]
+        assert len(listener.ended) == 2, "a settled call is recorded once"
+
+
+def test_an_earlier_deadline_is_watched_although_a_later_one_came_first() -> None:
+    engine = Engine([Shelf()], (attention(),), patient(transfers={"readers": 2}))
+    with TransferManager(engine.attachment) as manager:
+        names = stored(engine, 2)
+        engine.shelf.trouble = holding = Holding(*names)
+        slow = manager.read("kv", names[:1], [3], timeout_s=600)
+        until(lambda: holding.inside == 1)
+        hasty_one = manager.read("kv", names[1:], [4], timeout_s=0.2)
+        until(lambda: hasty_one.ended)
+        assert not slow.ended
+        holding.release.set()
+        assert slow.wait(60)
+        assert not slow.outcomes.any()
+
+
+def test_lost_threads_are_bounded_and_end_with_their_calls() -> None:
+    before = set(threading.enumerate())
+    core = hasty(
+        "get", "close", calls={"max_abandoned_calls": 2}, breaker={"failures": 100}
+    )
+    engine = Engine([Shelf()], (attention(),), core)
+    manager = TransferManager(engine.attachment)
+    names = stored(engine, 6)
+    engine.shelf.trouble = holding = Holding(*names)
+    futures = [manager.read("kv", [name], [at]) for at, name in enumerate(names)]
+    until(lambda: all(one.ended for one in futures))
+    assert holding.inside <= 2
+    assert engine.attachment["kv"].channel.abandoned_calls <= 2
+    assert {int(one.outcomes[0]) for one in futures} <= {
+        Outcome.TIMEOUT,
+        Outcome.UNAVAILABLE,
+    }
+    assert not manager.close()
+    holding.release.set()
+    until(lambda: not set(threading.enumerate()) - before)
+    assert engine.shelf.released == ["kv"]
+
+
+def test_a_staged_load_never_touches_the_pages_after_its_deadline() -> None:
+    core = hasty("get", calls={"staging": "always"})
+    engine = Engine([Shelf()], (attention(),), core)
+    with TransferManager(engine.attachment) as manager:
+        names = stored(engine, 1)
+        engine.shelf.trouble = holding = Holding(names[0])
+        future = manager.read("kv", names, [5])
+        until(lambda: future.ended)
+        # The engine has its page back while the call still runs.
+        assert future.wait(60)
+        before = np.array(engine.rows("kv", [5]))
+        holding.release.set()
+        assert manager.drain(60)
+        assert (engine.rows("kv", [5]) == before).all()
+
+
+def test_a_task_at_its_deadline_does_not_wait_for_a_hanging_neighbour() -> None:
+    """Settling one call takes as long as its gate; the others' deadlines hold."""
+    core = hasty("get", transfers={"readers": 4})
+    engine = Engine([Shelf()], (attention(),), core)
+    with TransferManager(engine.attachment) as manager:
+        names = stored(engine, 4)
+        engine.shelf.trouble = holding = Holding(*names)
+        began = time.monotonic()
+        futures: list[Any] = [
+            manager.read("kv", [name], [at]) for at, name in enumerate(names)
+        ]
+        until(lambda: all(one.ended for one in futures))
+        assert time.monotonic() - began < 30
+        holding.release.set()
+        assert all(one.wait(60) for one in futures)

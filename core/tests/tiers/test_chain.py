@@ -1,0 +1,447 @@
+"""A pool that is kept in tiers: what is found, loaded, stored and copied where."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from shelf import (
+    ENDED_S,
+    Shelf,
+    attention,
+    draft,
+    hashes,
+    hasty,
+    patient,
+    states,
+    until,
+)
+from tiered import NAMES, Tiers, held_by
+
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.pools.shard import Shard
+
+Make = Callable[..., Tiers]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Tiers] = []
+
+    def build(*rules: str | Mapping[str, object], **more: object) -> Tiers:
+        names = [one if isinstance(one, str) else str(one["backend"]) for one in rules]
+        shelves = more.pop("shelves", None) or [Shelf(name) for name in names]
+        made.append(Tiers(shelves, rules, **more))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield build
+    for one in made:
+        for shelf in one.shelves:
+            shelf.trouble = None
+        one.cache.close()
+
+
+def calls(shelf: Shelf, operation: Operation) -> int:
+    return sum(batch.operation is operation for batch in shelf.calls)
+
+
+def fails(outcome: Outcome) -> Callable[[Batch], BatchResult | None]:
+    return lambda batch: BatchResult.all(batch, outcome)
+
+
+def test_the_nearest_is_written_at_once_and_the_others_behind(make: Make) -> None:
+    tiers = make("near", "disk", "far", pools=(attention(), states(), draft()))
+    near, disk, far = tiers.shelves
+    gate = threading.Event()
+
+    disk.trouble = far.trouble = held_by(gate, "put")
+    assert tiers.put() == len(NAMES)
+    assert near.objects
+    assert not disk.objects
+    assert not far.objects
+    gate.set()
+    tiers.settle()
+    assert near.objects == disk.objects == far.objects
+    assert tiers.listener.count("copied") == 2 * 3 * len(NAMES)
+
+
+def test_a_copy_is_never_made_from_the_engines_pages(make: Make) -> None:
+    tiers = make("near", "far")
+    tiers.put()  # which overwrites its pages as soon as the call returns
+    tiers.settle()
+    tiers.shelves[0].objects.clear()
+    assert tiers.get() == len(NAMES)
+
+
+def test_each_tier_gets_the_anchor_after_its_sidecars(make: Make) -> None:
+    tiers = make("near", "disk", "far", pools=(attention(), states()))
+    for number in range(4):
+        tiers.put(hashes(2, 10 * number), [0, 1])
+    tiers.settle()
+    for shelf in tiers.shelves:
+        stored: dict[str, list[str]] = {}
+        for batch in shelf.calls:
+            if batch.operation is Operation.PUT:
+                for key in batch.keys:
+                    page = key.split("/")[1][:64]
+                    stored.setdefault(page, []).append(batch.pool)
+        assert len(stored) == 8
+        assert all(pools == ["mamba", "kv"] for pools in stored.values())
+
+
+def test_an_anchor_without_its_sidecar_is_not_copied(make: Make) -> None:
+    tiers = make("near", "far", pools=(attention(), states()))
+    far = tiers.shelves[1]
+    far.trouble = lambda batch: (
+        BatchResult.all(batch, Outcome.REFUSED)
+        if batch.pool == "mamba" and batch.operation is Operation.PUT
+        else None
+    )
+    tiers.put()
+    tiers.settle()
+    assert not far.objects
+    assert tiers.listener.count("incomplete") == len(NAMES)
+    far.trouble = None
+    # Of one page another host has stored the sidecar meanwhile.
+    near = tiers.shelves[0].objects
+    far.objects.update({key: near[key] for key in near if f"{NAMES[0]}.mamba" in key})
+    tiers.put()  # stored near already, and behind it is tried once more
+    tiers.settle()
+    assert len(far.objects) == 2 * len(NAMES)
+
+
+def test_a_lookup_asks_the_next_tier_only_for_the_rest(make: Make) -> None:
+    tiers = make("near", "far")
+    near, far = tiers.shelves
+    tiers.put()
+    tiers.settle()
+    far.calls.clear()
+    assert tiers.cache.exists(NAMES).best == len(NAMES)
+    assert tiers.get() == len(NAMES)
+    assert far.calls == []
+    for key in [key for key in near.objects if NAMES[4] in key]:
+        del near.objects[key]
+    assert tiers.cache.exists(NAMES).best == len(NAMES)
+    (asked,) = far.calls
+    assert all(NAMES[4] in key for key in asked.keys)
+
+
+def test_what_was_used_twice_is_promoted_and_what_was_used_once_is_not(
+    make: Make,
+) -> None:
+    tiers = make("near", "far")
+    near, far = tiers.shelves
+    tiers.put()
+    tiers.settle()
+    assert tiers.get() == len(NAMES), "which is no use of a far page"
+    near.objects.clear()
+    assert tiers.get() == len(NAMES)
+    tiers.settle()
+    assert not near.objects
+    assert tiers.get(NAMES[:2], [0, 1]) == 2
+    tiers.settle()
+    assert sorted(near.objects) == sorted(
+        key for key in far.objects if NAMES[0] in key or NAMES[1] in key
+    )
+    promoted = [one for one in tiers.listener.copies if one.promoted]
+    assert [(one.source, one.target) for one in promoted] == [("far", "near")]
+
+
+@pytest.mark.parametrize(("rule", "uses"), [("always", 1), ("never", 0)])
+def test_promotion_follows_the_tiers_rule(make: Make, rule: str, uses: int) -> None:
+    tiers = make({"backend": "near", "promote": rule}, "far")
+    near, _ = tiers.shelves
+    tiers.put()
+    tiers.settle()
+    near.objects.clear()
+    for _ in range(uses or 3):
+        assert tiers.get() == len(NAMES)
+        tiers.settle()
+    assert bool(near.objects) is bool(uses)
+
+
+def test_a_tier_that_is_never_written_is_read(make: Make) -> None:
+    tiers = make("near", {"backend": "far", "write": "never"})
+    near, far = tiers.shelves
+    tiers.put()
+    tiers.settle()
+    assert not far.objects
+    far.objects.update(near.objects)
+    near.objects.clear()
+    assert tiers.get() == len(NAMES)
+
+
+def test_wrong_bytes_near_are_deleted_and_come_from_the_next_tier(make: Make) -> None:
+    tiers = make("near", "far")
+    near, far = tiers.shelves
+    tiers.put()
+    tiers.settle()
+    (bad,) = [key for key in near.objects if NAMES[1] in key]
+    near.objects[bad] = bytes(len(near.objects[bad]))
+    assert tiers.get() == len(NAMES)
+    tiers.settle()
+    assert bad not in near.objects
+    assert bad in far.objects
+
+
+def test_nothing_is_copied_from_a_damaged_page(make: Make) -> None:
+    tiers = make("near", "far")
+    near, far = tiers.shelves
+    gate = threading.Event()
+
+    far.trouble = held_by(gate, "exists")
+    tiers.put()
+    (bad,) = [key for key in near.objects if NAMES[1] in key]
+    near.objects[bad] = near.objects[bad][::-1]
+    gate.set()
+    tiers.settle()
+    assert tiers.listener.count("gone") == 1
+    assert len(far.objects) == len(NAMES) - 1
+    assert bad not in far.objects
+
+
+def test_a_page_that_the_nearest_does_not_take_is_stored_in_the_next(
+    make: Make,
+) -> None:
+    tiers = make("near", "disk", "far")
+    near, disk, far = tiers.shelves
+    near.trouble = fails(Outcome.REFUSED)
+    assert tiers.put() == len(NAMES)
+    assert len(disk.objects) == len(NAMES)
+    tiers.settle()
+    assert len(far.objects) == len(NAMES)
+    assert not near.objects
+
+
+def test_a_full_far_tier_hurts_no_call(make: Make) -> None:
+    tiers = make("near", "far")
+    tiers.shelves[1].trouble = fails(Outcome.REFUSED)
+    assert tiers.put() == len(NAMES)
+    tiers.settle()
+    assert tiers.get() == len(NAMES)
+    assert tiers.listener.count("failed") == len(NAMES)
+
+
+def test_copies_that_find_the_queue_full_are_dropped_and_counted(make: Make) -> None:
+    page_bytes = attention().page_bytes(Shard())
+    core = patient(tiers={"queue_bytes": 8 * page_bytes})
+    tiers = make("near", "far", core=core)
+    gate = threading.Event()
+    tiers.shelves[1].trouble = held_by(gate)
+    assert tiers.put() == len(NAMES)
+    assert tiers.put(hashes(6, 50)) == 6
+    assert tiers.listener.count("dropped") == 6
+    gate.set()
+    tiers.settle()
+    assert len(tiers.shelves[1].objects) == len(NAMES)
+
+
+def test_one_far_page_that_many_ask_for_is_loaded_once(make: Make) -> None:
+    tiers = make({"backend": "near", "promote": "never"}, "far")
+    near, far = tiers.shelves
+    tiers.put(NAMES[:2], [0, 1])
+    tiers.settle()
+    near.objects.clear()
+    gate, waiting = threading.Event(), threading.Barrier(5)
+
+    far.trouble = held_by(gate, "get")
+    far.calls.clear()
+
+    def load(caller: int) -> int:
+        waiting.wait(60)
+        return tiers.get(NAMES[:2], [4 * caller, 4 * caller + 1])
+
+    with ThreadPoolExecutor(5) as callers:
+        found = [callers.submit(load, caller) for caller in range(5)]
+        chain = tiers.cache["kv"]._chain
+        assert chain
+        under_way = chain.shared[0]._under_way
+        # The first one, and each other one for each of two pages.
+        until(lambda: {load.users for load, _ in under_way.copy().values()} == {9})
+        gate.set()
+        assert [one.result(60) for one in found] == [2] * 5
+    asked = [key for batch in far.calls if batch.operation is Operation.GET
+             for key in batch.keys]  # fmt: skip
+    assert sorted(asked) == sorted(set(asked)), "a page was loaded twice"
+
+
+def test_a_shared_load_that_fails_fails_for_all_and_is_tried_again(make: Make) -> None:
+    tiers = make({"backend": "near", "promote": "never"}, "far")
+    near, far = tiers.shelves
+    tiers.put()
+    tiers.settle()
+    near.objects.clear()
+    far.trouble = fails(Outcome.ERROR)
+    assert tiers.get() == 0
+    far.trouble = None
+    assert tiers.get() == len(NAMES)
+
+
+def test_what_fails_for_one_that_loads_fails_for_those_that_wait(make: Make) -> None:
+    tiers = make({"backend": "near", "promote": "never"}, "far")
+    near, far = tiers.shelves
+    tiers.put(NAMES[:2], [0, 1])
+    tiers.settle()
+    near.objects.clear()
+    gate = threading.Event()
+
+    def fail_later(batch: Batch) -> BatchResult | None:
+        if batch.operation is not Operation.GET:
+            return None
+        assert gate.wait(60)
+        return BatchResult.all(batch, Outcome.ERROR)
+
+    far.trouble = fail_later
+    chain = tiers.cache["kv"]._chain
+    assert chain
+    under_way = chain.shared[0]._under_way
+    with ThreadPoolExecutor(3) as callers:
+        found = [
+            callers.submit(tiers.get, NAMES[:2], [4 * caller, 4 * caller + 1])
+            for caller in range(3)
+        ]
+        until(lambda: {load.users for load, _ in under_way.copy().values()} == {5})
+        gate.set()
+        assert [one.result(60) for one in found] == [0] * 3
+    assert not under_way
+
+
+def test_no_page_is_delivered_after_its_deadline(make: Make) -> None:
+    tiers = make("near", "far")
+    pool = tiers.cache["kv"]
+    tiers.memory["kv"][:] = 0xEE
+    late = pool._deliver(np.array([0, 1]), np.array([0, 1]), time.monotonic() - 1)
+    assert late.tolist() == [Outcome.TIMEOUT] * 2
+    assert (tiers.memory["kv"] == 0xEE).all()
+    assert not pool.leases.in_use([0, 1]).any()
+
+
+def test_near_hits_cost_nothing_beside_a_far_tier_that_hangs(make: Make) -> None:
+    core = hasty(tiers={"lookup": "100 ms"})
+    tiers = make("near", "far", core=core)
+    near, far = tiers.shelves
+    tiers.put()
+    tiers.settle()
+    release = threading.Event()
+    far.trouble = held_by(release)
+    try:
+        far.calls.clear()
+        asked = [*NAMES, *hashes(2, 90)]
+        began = time.monotonic()
+        for _ in range(12):
+            assert tiers.cache.exists(asked).best == len(NAMES)
+        breaker = tiers.cache.breakers()["far"][Operation.EXISTS]
+        assert breaker == "open"
+        assert time.monotonic() - began < ENDED_S
+        engine_calls = len(far.calls)
+        for _ in range(50):
+            assert tiers.cache.exists(NAMES).best == len(NAMES)
+            assert tiers.get() == len(NAMES)
+        assert calls(far, Operation.GET) == 0
+        assert calls(near, Operation.GET) >= 50
+        assert len(far.calls) - engine_calls < 50, "only probes go there"
+    finally:
+        release.set()
+
+
+def test_a_far_answer_that_comes_too_late_leaves_the_near_one(make: Make) -> None:
+    core = patient(tiers={"lookup": "50 ms"})
+    tiers = make("near", "far", core=core)
+    near, far = tiers.shelves
+    tiers.put()
+    tiers.settle()
+    for key in [key for key in near.objects if NAMES[3] in key]:
+        del near.objects[key]
+    release = threading.Event()
+    far.trouble = held_by(release)
+    try:
+        began = time.monotonic()
+        assert tiers.cache.exists(NAMES).best == 3
+        assert time.monotonic() - began < ENDED_S
+    finally:
+        release.set()
+
+
+def test_clearing_drops_copies_and_nothing_comes_back(make: Make) -> None:
+    tiers = make("near", "far")
+    near, far = tiers.shelves
+    gate = threading.Event()
+
+    far.trouble = held_by(gate, "put")
+    tiers.put()
+    tiers.put(hashes(6, 50))
+    until(lambda: calls(far, Operation.PUT) == 1)
+    opener = threading.Timer(0.2, gate.set)
+    opener.start()
+    cleared = tiers.cache.clear()
+    assert cleared == {"near": Outcome.OK, "far": Outcome.OK}
+    tiers.settle()
+    opener.join(60)
+    assert not near.objects
+    assert not far.objects
+
+
+def test_closing_makes_the_copies_that_wait(make: Make) -> None:
+    tiers = make("near", "far")
+    far = tiers.shelves[1]
+    gate = threading.Event()
+    far.trouble = held_by(gate)
+    tiers.put()
+    tiers.put(hashes(6, 50))
+    threading.Timer(0.1, gate.set).start()
+    assert tiers.cache.close()
+    assert len(far.objects) == 2 * len(NAMES)
+
+
+def test_closing_beside_a_far_tier_that_hangs_ends_in_time(make: Make) -> None:
+    core = hasty("put", "get", "exists", "close")
+    tiers = make("near", "far", core=core)
+    release = threading.Event()
+    tiers.shelves[1].trouble = held_by(release)
+    try:
+        tiers.put()
+        began = time.monotonic()
+        tiers.cache.close()
+        assert time.monotonic() - began < ENDED_S
+    finally:
+        release.set()
+
+
+def test_a_tier_that_was_wiped_or_added_costs_pages_and_never_bytes(
+    make: Make,
+) -> None:
+    tiers = make("near", "far")
+    near, far = tiers.shelves
+    tiers.put()
+    tiers.settle()
+    tiers.cache.close()
+    near.objects.clear()
+    disk = Shelf("disk")
+    after = make("near", "disk", "far", shelves=[near, disk, far])
+    assert after.cache.exists(NAMES).best == len(NAMES)
+    assert after.get() == len(NAMES)
+    assert after.get() == len(NAMES)
+    after.settle()
+    assert near.objects == disk.objects == far.objects
+    after.cache.close()
+    alone = make("disk", "near", shelves=[disk, near])
+    assert alone.get() == len(NAMES)
+
+
+def test_touches_reach_each_tier_that_orders_by_use(make: Make) -> None:
+    tiers = make("near", "far")
+    touched: list[object] = []
+
+    def touch(handle: object, pages: int, keys: Callable[[], Sequence[str]]) -> bool:
+        assert len(keys()) == pages
+        touched.append(handle)
+        return True
+
+    for placement in tiers.cache["kv"].placements:
+        placement.channel.background.touch = touch  # type: ignore[method-assign]
+    assert tiers.cache["kv"].touch(NAMES)
+    assert len(touched) == 2

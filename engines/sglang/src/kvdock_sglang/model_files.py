@@ -1,0 +1,153 @@
+"""Which model an engine has loaded: the content of its files, not their place.
+
+What the files say now is taken for what the engine read when it started. A file
+that was changed since then would give the old weights a new identity, so it stops
+the attachment.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvdock.errors import KvdockError, NamespaceError
+from kvdock.identity import (
+    WeightsBy,
+    identity_files,
+    locate_model,
+    model_identity,
+    texts_digest,
+)
+
+log = logging.getLogger("kvdock.sglang")
+
+_IMPORTS_S = 2.0
+"""A process imports for longer than this before it reads a model. A file system of
+another host may have a clock of its own."""
+
+_LOADED_AGAIN = (
+    "Restart the engine, so that it has what the files say; or give the weights that "
+    'it has another "revision".'
+)
+
+
+def files_of_model(
+    path: str,
+    *,
+    revision: str = "",
+    commit: str = "",
+    named: str = "",
+    weights: WeightsBy = WeightsBy.HEADERS,
+) -> str:
+    """Return what stands for a model's files.
+
+    Args:
+        path: A folder, a file, or a name of the hub.
+        revision: The hub's revision that the operator asked for.
+        commit: The hub's commit, where the engine knows it.
+        named: The operator's own name for the weights, in place of reading them.
+        weights: How much of the weights is read.
+
+    Raises:
+        KvdockError: If a file was changed after the engine had started, or
+            cannot be read.
+    """
+    place = locate_model(path, revision=revision)
+    if place is None:
+        if named:
+            return f"named:{named}"
+        try:
+            return model_identity(path, revision=revision, commit=commit)
+        except NamespaceError:
+            log.warning(
+                "nothing says which weights %s has, so its name counts: set "
+                '"revision", and change it whenever the weights change',
+                path,
+            )
+            return f"name:{path} {revision}".rstrip()
+    check_unchanged(place, weights_too=not named)
+    if named:
+        texts = texts_digest(place) if place.is_dir() else ""
+        return f"named:{named} texts:{texts}"
+    return model_identity(str(place), revision=revision, weights=weights)
+
+
+def check_unchanged(place: Path, *, weights_too: bool = True) -> None:
+    """Reject files that were written after this process had started.
+
+    Raises:
+        KvdockError: If there is one; the message names it.
+    """
+    if place.resolve().parent.name == "snapshots":
+        # The hub's cache: downloaded by this engine, and named by its commit.
+        return
+    started_s = _started_s()
+    for file in identity_files(place):
+        if not weights_too and file.suffix not in (".json", ".py", ".jinja"):
+            continue
+        late_s = file.stat().st_ctime - started_s
+        if late_s > _IMPORTS_S:
+            raise KvdockError(
+                f"{file} was written {late_s:.0f} s after this engine had started, "
+                "so it does not say what the engine has loaded",
+                fix=_LOADED_AGAIN,
+            )
+
+
+def _started_s() -> float:
+    """Return when this process began, in seconds of the wall clock."""
+    try:
+        text = Path("/proc/self/stat").read_text()
+    except OSError:
+        return math.inf
+    ticks = int(text.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks
+    return time.time() - age_s
+
+
+def check_rope(config: Mapping[str, Any], context_tokens: int) -> None:
+    """Reject a model whose keys depend on what else was in a batch.
+
+    SGLang takes the long factors of LongRoPE for a whole batch as soon as one
+    position in it is past the original context, so a key depends on other requests
+    and on how a prompt is divided. Within the original context that never happens.
+
+    Raises:
+        KvdockError: If the model has LongRoPE and a context that reaches past it.
+
+    Source: SGLang 0.5.23, `layers/rotary_embedding/rope_variant.py`:
+    `Phi3LongRoPEScaledRotaryEmbedding.forward`.
+    """
+    for scaling, around in _ropes(config):
+        original = scaling.get("original_max_position_embeddings") or around.get(
+            "original_max_position_embeddings", 0
+        )
+        if context_tokens > int(original) + 1:
+            raise KvdockError(
+                "this model has LongRoPE, and SGLang chooses its factors for a whole "
+                "batch: keys depend on other requests and on the chunks of a prompt, "
+                "so no stored page is right for all",
+                fix=f"Start it with --context-length {original}, where one set of "
+                "factors is used, or without storage."
+                if original
+                else "Start it without storage.",
+            )
+
+
+def _ropes(
+    config: Mapping[str, Any],
+) -> Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Return each LongRoPE in a configuration, with what it lies in."""
+    found: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
+    for value in config.values():
+        if isinstance(value, Mapping):
+            kind = value.get("rope_type") or value.get("type")
+            if kind == "longrope":
+                found.append((value, config))
+            found += _ropes(value)
+    return found

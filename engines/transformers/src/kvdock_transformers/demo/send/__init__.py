@@ -1,1 +1,0 @@
-"""The demo of direct transfer: one process prefills, another one decodes."""

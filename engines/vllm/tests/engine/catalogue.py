@@ -1,0 +1,239 @@
+"""Variations that every release of vLLM is held against.
+
+The wrong ones were full hits with other tokens once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from variations import (
+    HIT,
+    Variation,
+    adapters,
+    described,
+    edited,
+    linked,
+    moved,
+    own_code,
+)
+from vllm_lives import prompts
+
+_PICTURE: dict[str, Any] = {
+    "image": 1,
+    "prompts": [[5, 6, 7, 260, *range(10, 60)], [9, 8, 7, 260, *range(70, 120)]],
+    "engine": {"limit_mm_per_prompt": {"image": 1}},
+}
+_FP8: dict[str, Any] = {
+    "engine": {"quantization": "fp8_per_channel", "dtype": "bfloat16"}
+}
+_LORA: dict[str, Any] = {
+    "engine": {"enable_lora": True, "max_lora_rank": 8, "max_loras": 1}
+}
+
+
+def _other_mean(data: dict[str, Any]) -> None:
+    data["image_processor"]["image_mean"] = [0.0, 0.0, 0.0]
+
+
+def _behind_path(model: Path) -> dict[str, Any]:
+    return {"engine": {"hf_config_path": str(model / "described")}}
+
+
+def _adapter(model: Path) -> dict[str, Any]:
+    return {"lora": {"path": str(model / "used")}}
+
+
+def _rolled_out(model: Path) -> dict[str, Any]:
+    """Replace an adapter while it is loaded, and ask for other prompts."""
+    return {
+        **_adapter(model),
+        "rounds": 2,
+        "swap": [str(model / "two"), str(model / "used")],
+        "later_prompts": [[(5 * n + 9) % 500 + 4 for n in range(100)]],
+    }
+
+
+def _loaded_in_place(model: Path) -> dict[str, Any]:
+    """Replace and load an adapter in place, and go on from what vLLM has cached."""
+    return {
+        **_rolled_out(model),
+        "forget_host": True,
+        "later_lora": {"path": str(model / "used"), "load_inplace": True},
+        "later_prompts": [[*one, *range(50, 150)] for one in prompts(96)],
+    }
+
+
+WRONG = (
+    Variation(
+        name="max_model_len across LongRoPE's limit",
+        family="long_rope",
+        base={"engine": {"max_model_len": 512}},
+        look={"engine": {"max_model_len": 1024}},
+        quick=True,
+    ),
+    Variation(
+        name="max_model_len above 32,768 (Llama 4)",
+        family="tuned",
+        look={"engine": {"max_model_len": 40000}},
+    ),
+    Variation(
+        name="attn_temperature_tuning (Llama 4)",
+        family="tuned",
+        look={
+            "engine": {"override_generation_config": {"attn_temperature_tuning": True}}
+        },
+    ),
+    Variation(
+        name="quantization_config.ignore (online fp8)",
+        base=_FP8,
+        look={
+            "engine": {
+                "quantization_config": {
+                    "ignore": ["model.layers.0.self_attn.qkv_proj"],
+                }
+            }
+        },
+    ),
+    Variation(
+        name="mm_processor_kwargs with the same image",
+        family="images",
+        base=_PICTURE,
+        look={"engine": {"mm_processor_kwargs": {"do_normalize": False}}},
+        quick=True,
+    ),
+    Variation(
+        name="processor_config.json replaced in place",
+        family="images",
+        base=_PICTURE,
+        edit=edited("processor_config.json", _other_mean),
+    ),
+    Variation(
+        name="configuration_*.py replaced in place",
+        base={"engine": {"trust_remote_code": True}},
+        prepare=own_code(10000.0),
+        edit=own_code(50.0),
+    ),
+    Variation(
+        name="the folder behind hf_config_path replaced in place",
+        within=_behind_path,
+        prepare=described(10000.0),
+        edit=described(50.0),
+    ),
+    Variation(
+        name="lora_target_modules",
+        base=_LORA,
+        within=_adapter,
+        prepare=adapters,
+        look={"engine": {**_LORA["engine"], "lora_target_modules": ["o_proj"]}},
+    ),
+    Variation(
+        name="an adapter replaced while it is loaded",
+        base=_LORA,
+        within=_rolled_out,
+        prepare=adapters,
+        quick=True,
+    ),
+    Variation(
+        name="an adapter loaded in place",
+        base=_LORA,
+        within=_loaded_in_place,
+        prepare=adapters,
+    ),
+    Variation(name="weights", look={"engine": {"load_format": "dummy"}}),
+    Variation(name="dtype", look={"engine": {"dtype": "bfloat16"}}),
+    Variation(name="block size", look={"engine": {"block_size": 64}}),
+    Variation(name="chunk size", look={"storage": {"blocks_per_chunk": 2}}),
+    Variation(
+        name="rope theta, by hf_overrides",
+        look={
+            "engine": {
+                "hf_overrides": {
+                    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}
+                }
+            }
+        },
+    ),
+    Variation(
+        name="model_impl",
+        look={"engine": {"model_impl": "transformers"}},
+    ),
+)
+"""What must be a miss."""
+
+
+def _same(name: str, quick: bool = False, **engine: Any) -> Variation:  # noqa: FBT001, FBT002 - a word beside the others
+    return Variation(name=name, expect=HIT, look={"engine": engine}, quick=quick)
+
+
+SAME = (
+    _same("nothing", quick=True),
+    _same("max_num_seqs", max_num_seqs=2),
+    _same("max_num_batched_tokens", max_num_batched_tokens=2048),
+    _same("memory", kv_cache_memory_bytes=1 << 28),
+    _same("log level", disable_log_stats=True),
+    _same("served name", served_model_name="another"),
+    _same("seed", seed=7),
+    _same("async scheduling", async_scheduling=True),
+    _same("chunked prefill", enable_chunked_prefill=False),
+    _same("scheduling policy", scheduling_policy="priority"),
+    _same("enable_lora", enable_lora=True),
+    _same("length", max_model_len=768),
+    _same("load_format", load_format="safetensors"),
+    _same("attention backend, named", attention_backend="CPU_ATTN", quick=True),
+    Variation(
+        name="KV dtype, named",
+        expect=HIT,
+        base={"engine": {"dtype": "bfloat16"}},
+        look={"engine": {"kv_cache_dtype": "bfloat16"}},
+    ),
+    _same("sampling", override_generation_config={"top_k": 3}),
+    _same(
+        "ngram",
+        quick=True,
+        speculative_config={
+            "method": "ngram",
+            "num_speculative_tokens": 2,
+            "prompt_lookup_max": 3,
+        },
+    ),
+    Variation(
+        name="dtype, chosen from the files",
+        expect=HIT,
+        look={"engine": {"dtype": "auto"}},
+    ),
+    Variation(name="folder", expect=HIT, elsewhere=moved, quick=True),
+    Variation(name="link", expect=HIT, elsewhere=linked),
+    Variation(
+        name="host memory", expect=HIT, look={"storage": {"host_memory": "32 MiB"}}
+    ),
+    Variation(
+        name="eviction", expect=HIT, look={"storage": {"eviction_policy": "arc"}}
+    ),
+    Variation(
+        name="prompt_only",
+        expect=HIT,
+        look={"storage": {"offload_prompt_only": True}},
+    ),
+    Variation(
+        name="an adapter, the same",
+        expect=HIT,
+        base=_LORA,
+        within=_adapter,
+        prepare=adapters,
+    ),
+    Variation(name="an image, the same", expect=HIT, family="images", base=_PICTURE),
+    Variation(name="online fp8, the same", expect=HIT, base=_FP8),
+    Variation(name="LongRoPE, the same", expect=HIT, family="long_rope"),
+    Variation(name="Llama 4, the same", expect=HIT, family="tuned"),
+    Variation(
+        name="own code, the same",
+        expect=HIT,
+        base={"engine": {"trust_remote_code": True}},
+        prepare=own_code(10000.0),
+    ),
+)
+"""What must stay a hit."""
+
+ALL = (*WRONG, *SAME)

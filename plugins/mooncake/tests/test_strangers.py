@@ -1,0 +1,141 @@
+"""What strangers on the network, and peers that are killed, cost the engine's threads.
+
+The bar: no thread waits more than 100 ms for the interpreter's lock because of the
+plugin, and each call ends by its deadline.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from direct_peers import PeerProcess, Side, mapped, memory_file
+from strangers import Heartbeat, trickling
+
+from kvdock import Outcome
+from kvdock.own_sockets import listening_ports
+from kvdock_mooncake.connect import join
+from kvdock_mooncake.teardown import end_store
+
+if TYPE_CHECKING:
+    from kvdock_mooncake.settings import MooncakeSettings
+
+pytestmark = pytest.mark.mooncake
+
+LONGEST_S = 0.1
+"""For which a thread of the engine may wait for the interpreter's lock."""
+
+MANY = pytest.mark.parametrize(
+    "number", [8, pytest.param(64, marks=pytest.mark.slow), 500]
+)
+
+
+@pytest.fixture
+def side(library: Any) -> Iterator[Side]:
+    del library
+    with memory_file(1 << 22) as path:
+        one = Side("mooncake", mapped(path), {"host": "127.0.0.1"})
+        yield one
+        one.release()
+
+
+def test_the_heartbeat_feels_a_lock_that_is_held_asleep() -> None:
+    with Heartbeat() as heart:
+        ctypes.PyDLL(None).usleep(400_000)  # calls of a PyDLL keep the lock
+    assert heart.longest_s > LONGEST_S
+
+
+@MANY
+def test_strangers_do_not_hold_a_withdrawal(side: Side, number: int) -> None:
+    before = listening_ports()
+    side.endpoint()
+    with trickling(number, listening_ports() - before), Heartbeat() as heart:
+        began = time.monotonic()
+        assert side.withdraw()
+        took = time.monotonic() - began
+    assert (heart.longest_s < LONGEST_S, took < 2) == (True, True), (
+        f"the lock was held for {heart.longest_s:.3f} s, withdraw took {took:.3f} s"
+    )
+
+
+@MANY
+def test_strangers_do_not_hold_a_store_that_is_closed(
+    library: Any, alone: MooncakeSettings, number: int
+) -> None:
+    before = listening_ports()
+    store = join(library, alone)
+    with trickling(number, listening_ports() - before), Heartbeat() as heart:
+        began = time.monotonic()
+        assert end_store(store)
+        took = time.monotonic() - began
+    assert (heart.longest_s < LONGEST_S, took < 3) == (True, True), (
+        f"the lock was held for {heart.longest_s:.3f} s, closing took {took:.3f} s"
+    )
+
+
+def test_strangers_do_not_hold_the_last_pool_of_a_lender(
+    attached: Any, alone: MooncakeSettings
+) -> None:
+    before = listening_ports()
+    rig = attached(alone)
+    with trickling(8, listening_ports() - before), Heartbeat() as heart:
+        began = time.monotonic()
+        rig.release()
+        took = time.monotonic() - began
+    assert (heart.longest_s < LONGEST_S, took < 3) == (True, True), (
+        f"the lock was held for {heart.longest_s:.3f} s, release took {took:.3f} s"
+    )
+
+
+def test_a_sender_takes_no_connection(side: Side) -> None:
+    before = listening_ports()
+    with (
+        memory_file(1 << 22) as path,
+        PeerProcess("mooncake", path, {"host": "127.0.0.1"}) as receiver,
+    ):
+        endpoint, base = receiver.call("endpoint")
+        side.connect(endpoint)
+        opened = listening_ports() - before
+        assert len(opened) == 2
+        for port in opened:
+            with pytest.raises(TimeoutError):
+                socket.create_connection(("127.0.0.1", port), 0.1)
+        row = np.zeros(1, np.int64)
+        outcomes, _, _ = side.send(row, base + row, row + 4096)
+        assert outcomes == [Outcome.OK]
+
+
+@pytest.mark.parametrize("for_s", [3, pytest.param(26, marks=pytest.mark.slow)])
+def test_requests_for_a_killed_peer_do_not_hold_the_lock(
+    side: Side, for_s: float
+) -> None:
+    with (
+        memory_file(1 << 22) as path,
+        PeerProcess("mooncake", path, {"host": "127.0.0.1"}) as receiver,
+    ):
+        endpoint, base = receiver.call("endpoint")
+        side.connect(endpoint)
+        rows = np.arange(4) * 4096
+        arguments = (rows, base + rows, np.full(4, 4096), 1.0)
+        assert set(side.send(*arguments)[0]) == {Outcome.OK}
+        receiver.kill()
+        slowest = 0.0
+        threads = set()
+        with Heartbeat() as heart:
+            until = time.monotonic() + for_s
+            while time.monotonic() < until:
+                outcomes, _, took = side.send(*arguments)
+                assert Outcome.OK not in outcomes
+                slowest = max(slowest, took)
+                threads.add(len(list(Path("/proc/self/task").iterdir())))
+                time.sleep(0.002)
+    assert (heart.longest_s < LONGEST_S, slowest < 2) == (True, True), (
+        f"the lock was held for {heart.longest_s:.3f} s, a send took {slowest:.3f} s"
+    )
+    assert max(threads) < min(threads) + 32

@@ -1,0 +1,109 @@
+"""Pages in segment files: one index and layout, exchangeable I/O engines.
+
+For backends that keep bytes in files. Names load when they are first used, so that
+a plugin may import this package before numpy is needed.
+
+A backend makes a store and hands it batches:
+
+    where = StoreLocation(root=root, namespace=digest, pool="kv", object_bytes=[4096])
+    store = SegmentStore(where, PosixIOEngine(threads=2), StoreLimits())
+    store.run(batch)
+
+An I/O engine of another kind inherits from `IOEngine`: see there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvdock.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from kvdock_segments.directory_store import DirectoryStore as DirectoryStore
+    from kvdock_segments.eviction_policy import EvictionPolicy as EvictionPolicy
+    from kvdock_segments.index_files import write_index_files as write_index_files
+    from kvdock_segments.inspect import Location as Location
+    from kvdock_segments.inspect import clear as clear
+    from kvdock_segments.inspect import describe_namespace as describe_namespace
+    from kvdock_segments.inspect import gc as gc
+    from kvdock_segments.inspect import locate as locate
+    from kvdock_segments.inspect import namespaces as namespaces
+    from kvdock_segments.inspect import resolve_prefix as resolve_prefix
+    from kvdock_segments.io import DEADLINE as DEADLINE
+    from kvdock_segments.io import UNREGISTERED as UNREGISTERED
+    from kvdock_segments.io import IOEngine as IOEngine
+    from kvdock_segments.io import IORequest as IORequest
+    from kvdock_segments.io import IOResult as IOResult
+    from kvdock_segments.io import Token as Token
+    from kvdock_segments.io import address_space as address_space
+    from kvdock_segments.io import checksums as checksums
+    from kvdock_segments.io import preallocate_file as preallocate_file
+    from kvdock_segments.limits import StoreLimits as StoreLimits
+    from kvdock_segments.limits import StoreLocation as StoreLocation
+    from kvdock_segments.opening import open_store as open_store
+    from kvdock_segments.oracle import SegmentOracle as SegmentOracle
+    from kvdock_segments.ownership import WriterLiveness as WriterLiveness
+    from kvdock_segments.paths import open_file as open_file
+    from kvdock_segments.posix_io import PosixIOEngine as PosixIOEngine
+    from kvdock_segments.root_check import RootFinding as RootFinding
+    from kvdock_segments.root_check import check_root as check_root
+    from kvdock_segments.settings import SegmentSettings as SegmentSettings
+    from kvdock_segments.store import SegmentStore as SegmentStore
+    from kvdock_segments.store import Usage as Usage
+    from kvdock_segments.trial import TrialStore as TrialStore
+    from kvdock_segments.usage import cleanup_hint as cleanup_hint
+    from kvdock_segments.verify import VerifyReport as VerifyReport
+    from kvdock_segments.verify import verify_namespace as verify_namespace
+
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "directory_store": ("DirectoryStore",),
+        "index_files": ("write_index_files",),
+        "inspect": (
+            "Location",
+            "clear",
+            "describe_namespace",
+            "gc",
+            "locate",
+            "namespaces",
+            "resolve_prefix",
+        ),
+        "io": (
+            "DEADLINE",
+            "UNREGISTERED",
+            "IOEngine",
+            "IORequest",
+            "IOResult",
+            "Token",
+            "address_space",
+            "checksums",
+            "preallocate_file",
+        ),
+        "limits": (
+            "StoreLimits",
+            "StoreLocation",
+        ),
+        "opening": ("open_store",),
+        "oracle": ("SegmentOracle",),
+        "ownership": ("WriterLiveness",),
+        "paths": ("open_file",),
+        "posix_io": ("PosixIOEngine",),
+        "eviction_policy": ("EvictionPolicy",),
+        "root_check": (
+            "RootFinding",
+            "check_root",
+        ),
+        "settings": ("SegmentSettings",),
+        "store": (
+            "SegmentStore",
+            "Usage",
+        ),
+        "trial": ("TrialStore",),
+        "usage": ("cleanup_hint",),
+        "verify": (
+            "VerifyReport",
+            "verify_namespace",
+        ),
+    },
+)

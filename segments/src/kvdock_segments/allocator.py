@@ -1,0 +1,645 @@
+"""Allocate segments for new pages: new ones while there is room, then old ones.
+
+A namespace has a quota and its file system a floor of free space. Within both, a
+writer creates a segment. Otherwise it recycles the least recently used one, because
+extents that were written before are several times faster than new ones. Other
+namespaces are never touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from kvdock.units import format_bytes
+from kvdock_segments.cleanup import collect_garbage
+from kvdock_segments.eviction import (
+    EvictionPlan,
+    OtherPools,
+    cold_slots,
+    plan_eviction,
+)
+from kvdock_segments.fd_cache import OUT_OF_FILES
+from kvdock_segments.format import FORMAT_VERSION, header_of, index_bytes
+from kvdock_segments.io import fits, slot_bytes_of
+from kvdock_segments.limits import (
+    LEAST_SEGMENTS,
+    MOST_SLOTS,
+    least_bytes,
+)
+from kvdock_segments.ownership import release
+from kvdock_segments.paths import IndexName
+from kvdock_segments.segment import (
+    IndexContents,
+    Segment,
+    convert_index,
+    erase_records,
+    make_index,
+    read_commits,
+    read_contents,
+    read_uses,
+)
+from kvdock_segments.usage import describe_full
+
+if TYPE_CHECKING:
+    from kvdock.throttled_log import ThrottledLog
+    from kvdock_segments.directory import SegmentDirectory
+    from kvdock_segments.index import Index
+    from kvdock_segments.io import IOEngine
+    from kvdock_segments.limits import StoreLimits, StoreLocation
+    from kvdock_segments.reuse import ColdTimes
+    from kvdock_segments.usage import NamespaceUsage
+
+_FIRST_BYTES = 16 << 20  # size of a pool's first segment
+_MOST_EMPTIED = 8  # segments emptied beyond the one that is needed
+_SMALLER = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EAGAIN)
+"""Errors after which a smaller segment under another name may succeed."""
+_GROWTH = 64
+"""How many times the bytes that a writer has added must still fit before it lists the
+folder again. A scan for each of thousands of segments takes the square of their
+number."""
+_MOST_PLANS = 8  # for one segment
+_MARK_SLOTS = 4096  # of a segment whose objects have no bytes
+_FAULTY = 3
+"""Segments that fail one after the other before the disk counts as failing: then
+nothing is evicted for pages that could not be written either."""
+_PROBE_S = 1.0
+"""Seconds between two tries of places that failed, where nothing else is left."""
+
+
+@attrs.frozen
+class SegmentAllocator:
+    """Allocates segments for one writer in one namespace.
+
+    Args:
+        place: Location of the store.
+        namespace_fd: Descriptor of the namespace's folder.
+        limits: Limits of the space that it takes.
+        neighbours: The namespace's folders, this one among them.
+        others: The segments of the other folders.
+        engine: Creates the files of pages.
+        index: Of the pool that writes.
+        segments: Its segments, by their number in the index.
+        lock: Held around every use of the index.
+        counts: Counters of events, by name.
+        failures: Limits how often a full or broken disk is logged.
+        plans: What is evicted next in each folder.
+        faulty: Segments with a failed write since the last one that succeeded.
+    """
+
+    place: StoreLocation
+    namespace_fd: int
+    limits: StoreLimits
+    neighbours: NamespaceUsage
+    others: OtherPools
+    engine: IOEngine
+    index: Index
+    segments: dict[int, Segment]
+    lock: threading.RLock
+    counts: Counter[str]
+    failures: ThrottledLog
+    plans: dict[SegmentDirectory, EvictionPlan] = attrs.field(factory=dict)
+    faulty: set[Segment] = attrs.field(factory=set)
+    _probed_s: dict[SegmentDirectory, float] = attrs.field(factory=dict)
+
+    def note_fault(self, segment: Segment, slots: int) -> None:
+        """Note that slots of a segment could not be written."""
+        self.faulty.add(segment)
+        self.counts["slots_failed"] += slots
+        self.failures.warning(
+            "failed slots",
+            f"{slots} pages could not be written to segment {segment.name.data} of "
+            f"store {self.place.root}: its disk may be failing; these places are set "
+            "aside and tried again later",
+        )
+
+    @property
+    def disk_fails(self) -> bool:
+        """Whether so much failed in a row that it is the disk and not a place."""
+        return len(self.faulty) >= _FAULTY
+
+    @contextmanager
+    def releasing(self, folder: SegmentDirectory, segment: Segment) -> Iterator[None]:
+        """Release a claimed segment if the block raises."""
+        try:
+            yield
+        except BaseException:
+            self.release_full(folder, segment)
+            raise
+
+    def acquire(self, folder: SegmentDirectory, before_ns: int) -> Segment | None:
+        """Return a segment of this folder with free slots, owned by this process.
+
+        Args:
+            folder: Where it lies.
+            before_ns: Pages that were used then, or later, stay.
+
+        Returns:
+            None if there is no space at all.
+        """
+        failed = self.counts["segments_failed"]
+        found = self._find(folder, before_ns)
+        if found is None and folder.changed():
+            # What is known of other writers may be out of date.
+            folder.scan()
+            found = self._find(folder, before_ns)
+        found = found or self._displace(folder)
+        if found is None and self.counts["segments_failed"] == failed:
+            self.counts["segments_refused"] += 1
+            self.failures.warning("no room", partial(self._describe_full, folder))
+        return found
+
+    def _find(self, folder: SegmentDirectory, before_ns: int) -> Segment | None:
+        """Return a segment that this process may write, or None."""
+        plan = self.plans.get(folder)
+        if folder.failing:
+            with self.lock:
+                for segment in list(folder.failing):  # some may be due by now
+                    folder.count_failed(segment)
+        if self.disk_fails:
+            return self.adopt(folder) or self._probe(folder)
+        return (
+            self.adopt(folder)
+            # Looking for room takes as long as the rest: once for each plan.
+            or (self._evict(folder, plan, before_ns, set()) if plan else None)
+            or self.create(folder)
+            or self._sweep(folder)
+            or self.recycle(folder, before_ns)
+            or self._probe(folder)
+        )
+
+    def _probe(self, folder: SegmentDirectory) -> Segment | None:
+        """Try one segment with places that failed, where nothing else is left."""
+        now_s = time.monotonic()
+        if not folder.failing or now_s < self._probed_s.get(folder, 0.0) + _PROBE_S:
+            return None
+        self._probed_s[folder] = now_s
+        with self.lock:
+            segment = min(folder.failing, key=lambda one: one.probed_s)
+            segment.probed_s = now_s
+            segment.try_again()
+            folder.count_failed(segment)
+        return self.adopt(folder)
+
+    def _describe_full(self, folder: SegmentDirectory) -> str:
+        place = self.place
+        return describe_full(place.root, place.namespace, self._bound(folder))
+
+    def _bound(self, folder: SegmentDirectory) -> str:
+        """Name the limit that leaves no room for a segment of this folder."""
+        floor, quota = self.limits.free_bytes, self.limits.quota_bytes
+        free = self.free_bytes()
+        if quota and self._room(folder) < free - floor:
+            return f"its quota is {format_bytes(quota)}, all pools together"
+        return (
+            f"its file system has {format_bytes(free)} left, of which "
+            f"{format_bytes(floor)} stay free (free_space)"
+        )
+
+    def usage_bytes(self) -> int:
+        """Return the bytes that all pools of the namespace take."""
+        return self.neighbours.usage_bytes()
+
+    def adopt(self, folder: SegmentDirectory) -> Segment | None:
+        """Take over a segment with free slots that has no writer."""
+        with self.lock:
+            free = self.index.slots_in - self.index.live_in
+            roomy = (4 * free >= self.index.slots_in) & (free > 0)
+            choice = [self.segments[n] for n in np.flatnonzero(roomy).tolist()]
+            choice += [
+                one
+                for one in (*folder.filling, *folder.failing)
+                if free[one.rows.number]
+            ]
+        usable = {segment for segment in choice if self.may_claim(folder, segment)}
+        for segment in sorted(usable, key=lambda one: -free[one.rows.number]):
+            if self.claim(folder, segment):
+                if self._is_roomy(segment):
+                    self.counts["segments_adopted"] += 1
+                    return segment
+                self.release_full(folder, segment)
+        return None
+
+    def may_claim(self, folder: SegmentDirectory, segment: Segment) -> bool:
+        """Return whether a segment is this folder's and not ours already."""
+        return (
+            segment.folder == folder.fd
+            and not segment.owned
+            and self._fits(folder, segment)
+            and (not segment.retry_s or segment.retry_s <= time.monotonic())
+        )
+
+    def _fits(self, folder: SegmentDirectory, segment: Segment) -> bool:
+        """Return whether the engine can write this segment's slots."""
+        return fits(self.engine, segment.slot_bytes, folder.object_bytes)
+
+    def _live(self, segment: Segment) -> int:
+        return int(self.index.live_in[segment.rows.number])
+
+    def _is_roomy(self, segment: Segment) -> bool:
+        """Return whether a segment has a free slot that may be written."""
+        number = segment.rows.number
+        return bool(self.index.live_in[number] < self.index.slots_in[number])
+
+    def claim(self, folder: SegmentDirectory, segment: Segment) -> bool:
+        """Become a segment's writer and read what it holds.
+
+        Returns:
+            False if another process is, or if its files cannot be read now: then
+            it is released as it was. It is deleted only where its files say that
+            its pages are lost.
+        """
+        with self.releasing(folder, segment):
+            with self.lock, folder.own_change():
+                # A scan may have dropped it meanwhile, and its rows are another's then.
+                known = self.segments.get(segment.rows.number) is segment
+                if not known or not segment.acquire():
+                    return False
+            try:
+                lost = not self._read_claimed(folder, segment)
+            except FileNotFoundError:
+                lost = True
+            except OSError as error:
+                self.release_unread(folder, segment, error)
+                return False
+            if lost:
+                self.delete(folder, segment)
+                return False
+            if segment.retry_s:
+                with self.lock:
+                    segment.retry_s = 0.0
+                    folder.count_failed(segment)
+        return True
+
+    def release_unread(
+        self, folder: SegmentDirectory, segment: Segment, error: OSError
+    ) -> None:
+        """Release a claimed segment whose files could not be read or written."""
+        self.counts["claims_failed"] += 1
+        with self.lock:
+            if error.errno not in OUT_OF_FILES:
+                segment.rest()
+                folder.count_failed(segment)
+            self.release_full(folder, segment)
+        self.failures.warning(
+            "unread",
+            f"segment {segment.name.data} of store {self.place.root} cannot be reused "
+            f"now, its pages stay: {error}",
+        )
+
+    def _read_claimed(self, folder: SegmentDirectory, segment: Segment) -> bool:
+        """Read a segment that was claimed; False if its pages are lost.
+
+        Raises:
+            OSError: If its files cannot be read or written now.
+        """
+        if folder.is_linked(segment):
+            self.counts["segments_linked"] += 1
+            return False
+        size = folder.data_bytes(segment.name)
+        wanted = segment.rows.slots * segment.slot_bytes
+        if size < wanted:
+            self._restore_size(folder, segment, wanted)
+        elif (
+            segment.version == FORMAT_VERSION
+            and read_commits(segment.index_fd) == segment.commits
+        ):
+            # No commit since it was read; its pages may have been used.
+            self.learn_uses(segment)
+            return True
+        contents = read_contents(segment.index_fd, segment.name, size)
+        if contents is None or contents.slots != segment.rows.slots:
+            return False
+        if contents.version != FORMAT_VERSION:
+            contents = self._convert(folder, segment, contents)
+        folder.add(segment.name, contents)
+        return True
+
+    def _convert(
+        self, folder: SegmentDirectory, segment: Segment, contents: IndexContents
+    ) -> IndexContents:
+        """Write the index file of a claimed segment in the version of today."""
+        with self.lock, folder.own_change():
+            fd = convert_index(folder.fd, segment.name, contents, folder.liveness)
+            before, segment.index_fd = segment.index_fd, fd
+            release(before)
+        self.counts["segments_converted"] += 1
+        size = folder.data_bytes(segment.name)
+        fresh = read_contents(fd, segment.name, size)
+        if fresh is None:
+            raise OSError(errno.EIO, "a converted index file does not read back")
+        return fresh
+
+    def learn_uses(self, segment: Segment) -> None:
+        """Read when other processes used the pages of a claimed segment."""
+        uses = read_uses(segment.index_fd, segment.rows.slots)
+        with self.lock:
+            span = segment.rows.span
+            live = self.index.live(segment.rows)
+            known = self.index.used_ns[span]
+            known[live] = np.maximum(known, uses)[live]
+            self.index.clock.keep_up(known)
+
+    def _restore_size(
+        self, folder: SegmentDirectory, segment: Segment, wanted: int
+    ) -> None:
+        token = self.engine.open_file(segment.name.data, folder.fd, create=False)
+        try:
+            self.engine.preallocate(token, wanted)
+        finally:
+            self.engine.close_file(token)
+
+    def create(self, folder: SegmentDirectory, *, least: float = 0.5) -> Segment | None:
+        """Create a segment, as large as there is room for.
+
+        Args:
+            folder: Where it goes.
+            least: Minimum share of the usual size.
+        """
+        slot_bytes = slot_bytes_of(self.engine, folder.object_bytes)
+        usual = self._slots(folder, slot_bytes)
+        fixed, each = index_bytes(0), slot_bytes + index_bytes(1) - index_bytes(0)
+        slots = min(usual, (self._room(folder) - fixed) // each)
+        while slots >= max(1, usual * least):
+            try:
+                made = self._create_files(folder, slots, slot_bytes)
+            except OSError as error:
+                if error.errno in OUT_OF_FILES:
+                    raise  # there may be files to close
+                if error.errno not in _SMALLER:
+                    self.counts["segments_failed"] += 1
+                    root = self.place.root
+                    self.failures.warning(
+                        "no segment", f"no new segment in store {root}: {error}"
+                    )
+                    return None
+                slots //= 2
+                continue
+            with self.releasing(folder, made):
+                room = self._room(folder)
+                if room < _GROWTH * folder.grown_bytes:
+                    folder.scan()
+                    room = self._room(folder)
+                if room >= 0:
+                    return made
+                # Another writer created one at the same time: one of them has to go.
+                self.delete(folder, made)
+            return None
+        return None
+
+    def has_room(self, folder: SegmentDirectory) -> bool:
+        """Return whether a new segment might be created before one is recycled."""
+        slot_bytes = slot_bytes_of(self.engine, folder.object_bytes)
+        return 2 * self._room(folder) >= self._slots(folder, slot_bytes) * slot_bytes
+
+    def _slots(self, folder: SegmentDirectory, slot_bytes: int) -> int:
+        """Return the usual number of slots of the next segment."""
+        if not slot_bytes:
+            return _MARK_SLOTS
+        most = self.limits.segment_bytes
+        if self.limits.quota_bytes:
+            most = min(most, self.limits.quota_bytes // LEAST_SEGMENTS)
+        # Segments grow with the pool, so that a small pool takes little space.
+        most = min(most, max(_FIRST_BYTES, folder.nbytes))
+        return max(1, min(MOST_SLOTS, most // slot_bytes))
+
+    def _room(self, folder: SegmentDirectory) -> int:
+        """Return how many bytes the namespace may still grow by."""
+        limits = self.limits
+        room = self.free_bytes() - limits.free_bytes
+        if limits.quota_bytes:
+            others = self.neighbours.usage_bytes(but_fd=folder.fd)
+            room = min(room, limits.high_bytes - others - folder.nbytes)
+        return room
+
+    def free_bytes(self) -> int:
+        """Return the free space of the file system, bytes."""
+        status = os.fstatvfs(self.namespace_fd)
+        return status.f_bavail * status.f_frsize
+
+    def _create_files(
+        self, folder: SegmentDirectory, slots: int, slot_bytes: int
+    ) -> Segment:
+        name = IndexName(secrets.randbits(64), 1, "new")
+        header = header_of(
+            name.segment, name.generation, slots, slot_bytes, folder.object_bytes
+        )
+        index_fd = make_index(folder.fd, name, header, slots, folder.liveness)
+        fresh = attrs.evolve(name, state="open")
+        try:
+            token = self.engine.open_file(name.data, folder.fd, create=True)
+            try:
+                self.engine.preallocate(token, slots * slot_bytes)
+            finally:
+                self.engine.close_file(token)
+            contents = read_contents(index_fd, name, slots * slot_bytes)
+            if contents is None:
+                raise OSError(errno.EIO, "a new index file does not read back")  # noqa: TRY301 - as if reading had failed
+            here = folder.fd
+            os.rename(str(name), str(fresh), src_dir_fd=here, dst_dir_fd=here)
+        except OSError:
+            release(index_fd)
+            for leftover in (str(name), name.data):
+                with suppress(OSError):
+                    os.unlink(leftover, dir_fd=folder.fd)
+            raise
+        segment = folder.add(fresh, contents, index_fd)
+        self.counts["segments_created"] += 1
+        return segment
+
+    def _sweep(self, folder: SegmentDirectory) -> Segment | None:
+        """Delete unreadable files, and make a segment in their place."""
+        if not folder.leftover_bytes:
+            return None
+        if not collect_garbage(folder.fd, folder.liveness, lost=True):
+            return None
+        self.counts["leftovers_swept"] += 1
+        folder.scan()
+        return self.create(folder)
+
+    def recycle(self, folder: SegmentDirectory, before_ns: int) -> Segment | None:
+        """Plan evictions and return what comes of them."""
+        # A plan may come to nothing: other processes write some of its segments, and
+        # what they used shows when a segment is claimed.
+        passed: set[Segment] = set()
+        for _ in range(_MOST_PLANS):
+            plan = self.plan(folder, before_ns, passed)
+            if plan is None:
+                return None
+            while self.others.evict_segment(
+                folder.fd, colder_than_ns=min(plan.coldest_ns, before_ns)
+            ):
+                made = self.create(folder)
+                if made:
+                    return made
+            found = self._evict(folder, plan, before_ns, passed)
+            if found:
+                return found
+        return None
+
+    def _evict(
+        self,
+        folder: SegmentDirectory,
+        plan: EvictionPlan,
+        before_ns: int,
+        passed: set[Segment],
+    ) -> Segment | None:
+        """Evict the cold pages of the next segment of a plan.
+
+        Args:
+            folder: Where it lies.
+            plan: What is to go.
+            before_ns: Pages that were used then, or later, stay.
+            passed: Learns the segments that came to nothing.
+        """
+        while plan.numbers:
+            segment = self.segments.get(plan.numbers.pop())
+            if segment is None:
+                continue
+            if self._evict_from(folder, segment, plan, before_ns):
+                self.counts["segments_recycled"] += 1
+                with self.releasing(folder, segment):
+                    self.evict_to_low_watermark(folder, plan, before_ns)
+                return segment
+            if segment.name.segment not in folder.segments:
+                # It had to be deleted, and leaves room for another one.
+                made = self.create(folder)
+                if made:
+                    return made
+            passed.add(segment)
+        return None
+
+    def plan(
+        self, folder: SegmentDirectory, before_ns: int, passed: set[Segment] | None
+    ) -> EvictionPlan | None:
+        """Plan the next evictions of a folder, without segments passed over.
+
+        With None the plan is ahead of need: segments that are filled will be full.
+        """
+        ahead = passed is None
+        slots, live = self._fill(folder)
+        share = self.limits.low_watermark / self.limits.high_watermark
+        every = set(folder.segments.values()) - (passed or set())
+        mine = [m for m in every if (ahead and m.owned) or self.may_claim(folder, m)]
+        wanted = max((one.rows.slots for one in mine), default=0)
+        wanted = max(wanted, live - int(share * slots))
+        writable = np.zeros(len(self.index.slots_in), np.bool_)
+        writable[[one.rows.number for one in mine]] = True
+        # Not under the lock: with ten million pages it takes a quarter of a second.
+        plan = plan_eviction(self.index, writable, wanted, before_ns)
+        if plan:
+            self.plans[folder] = plan
+        else:
+            self.plans.pop(folder, None)
+        return plan
+
+    def _fill(self, folder: SegmentDirectory) -> tuple[int, int]:
+        """Return how many slots a folder has, and how many pages in them."""
+        every = list(folder.segments.values())
+        slots = sum(segment.rows.slots for segment in every)
+        return slots, sum(map(self._live, every))
+
+    def _evict_from(
+        self,
+        folder: SegmentDirectory,
+        segment: Segment,
+        plan: EvictionPlan,
+        before_ns: int,
+    ) -> bool:
+        """Claim a segment without its cold pages; False if that frees no slot."""
+        if not (self.may_claim(folder, segment) and self.claim(folder, segment)):
+            return False
+        return self.evict_cold(folder, segment, plan.cold, before_ns)
+
+    def evict_cold(
+        self,
+        folder: SegmentDirectory,
+        segment: Segment,
+        cold: ColdTimes,
+        before_ns: int,
+    ) -> bool:
+        """Forget the cold pages of a claimed segment.
+
+        Returns:
+            False if that frees no slot: then the segment is released.
+        """
+        with self.releasing(folder, segment):
+            with self.lock:
+                rows = segment.rows
+                gone = cold_slots(self.index, rows, cold, before_ns)
+                # Under the lock: where it was deleted, its descriptor is closed.
+                try:
+                    erase_records(segment.index_fd, gone)
+                except OSError as error:
+                    self.faulty.add(segment)
+                    self.release_unread(folder, segment, error)
+                    return False
+                self.index.evict_from(rows, gone)
+                roomy = self._is_roomy(segment)
+            if not roomy:
+                self.release_full(folder, segment)
+        self.counts["pages_evicted"] += len(gone)
+        return roomy
+
+    def release_full(self, folder: SegmentDirectory, segment: Segment) -> None:
+        """Stop being a segment's writer: it stays as it is until it is recycled."""
+        with self.lock:
+            with suppress(OSError), folder.own_change():
+                segment.release(full=True)
+            segment.release(full=True)  # if the folder cannot be read
+
+    def _displace(self, folder: SegmentDirectory) -> Segment | None:
+        """Make a small segment, and room for it where another pool has more pages.
+
+        Called where all pages of a folder are warmer than what is to be stored:
+        so the pools of a prefix that is longer than the quota share the quota.
+        """
+        while True:
+            made = self.create(folder, least=0.0)
+            if made or not self.could_recycle(folder):
+                return made
+            slots, _ = self._fill(folder)
+            if not self.others.evict_segment(folder.fd, least_slots=slots):
+                return None
+
+    def could_recycle(self, folder: SegmentDirectory) -> bool:
+        """Return whether one slot would fit if all other folders were empty."""
+        least = least_bytes(slot_bytes_of(self.engine, folder.object_bytes))
+        others = self.neighbours.usage_bytes(but_fd=folder.fd)
+        return self._room(folder) + others >= least
+
+    def evict_to_low_watermark(
+        self, folder: SegmentDirectory, plan: EvictionPlan, before_ns: int
+    ) -> None:
+        """Evict from more segments, until pages are at the low watermark.
+
+        Writers adopt them later. A few at a time, because a caller is waiting.
+        """
+        share = self.limits.low_watermark / self.limits.high_watermark
+        if share >= 1:
+            return
+        for _ in range(_MOST_EMPTIED):
+            slots, live = self._fill(folder)
+            if live <= share * slots or not plan.numbers:
+                return
+            segment = self.segments.get(plan.numbers.pop())
+            if segment and self._evict_from(folder, segment, plan, before_ns):
+                self.release_full(folder, segment)
+
+    def delete(self, folder: SegmentDirectory, segment: Segment) -> None:
+        """Delete a segment's files; the index first, so nothing is found."""
+        for name in (str(segment.name), segment.name.data):
+            with suppress(OSError):
+                os.unlink(name, dir_fd=folder.fd)
+        folder.drop(segment)

@@ -1,0 +1,517 @@
+"""The catalog of one pool: its folders, segments and index, kept up to date."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
+
+import attrs
+import numpy as np
+
+from kvdock.batch import Outcome
+from kvdock_segments import paths
+from kvdock_segments.cleanup import collect_garbage
+from kvdock_segments.directory import SegmentDirectory
+from kvdock_segments.fd_cache import FdCache
+from kvdock_segments.format import (
+    Records,
+    are_same,
+    credible_uses,
+    key_digest,
+    key_digests,
+    key_seed,
+)
+from kvdock_segments.index import ABSENT, Index
+from kvdock_segments.recency import PrefixLookups
+from kvdock_segments.segment import (
+    Segment,
+    open_index,
+    read_records,
+    retire_records,
+)
+
+if TYPE_CHECKING:
+    from kvdock.arrays import BoolArray, Int64Array, OutcomeArray, UInt64Array
+    from kvdock_segments.io import IOEngine, Token
+    from kvdock_segments.limits import StoreLimits, StoreLocation
+
+_USES_S = 10.0
+"""Seconds between two writes of times of use."""
+_PATIENCE = 4
+"""Pause after a refresh, in multiples of its duration: it takes a fifth of the time."""
+_LONGEST_S = 0.05
+"""Maximum pause between two refreshes that callers ask for, seconds."""
+_GONE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)
+"""Errors for a file that is missing or has been replaced by something else."""
+_SWEEP_S = 0.2
+"""Most time that opening spends on what dead writers left; the rest comes later."""
+_LOOKS = 3
+"""Maximum number of lookups in a row of which records are gone from disk."""
+
+
+@attrs.frozen(eq=False)
+class OpenSegments:
+    """Segments whose files of pages stay open while a batch uses them.
+
+    Args:
+        segments: The segments.
+        tokens: The I/O engine's token of each.
+        failed: uint64, identities of segments whose file may exist and could not
+            be opened.
+    """
+
+    segments: tuple[Segment, ...]
+    tokens: tuple[Token, ...]
+    failed: UInt64Array
+
+    @property
+    def strides(self) -> Int64Array:
+        """Bytes from a slot to the next, int64 (segments,)."""
+        return np.array([segment.slot_bytes for segment in self.segments], np.int64)
+
+    def position_of(self, identities: UInt64Array) -> Int64Array:
+        """Return which segment has each identity, int64 (n,), or `ABSENT`."""
+        places = np.full(len(identities), ABSENT, np.int64)
+        for place, segment in enumerate(self.segments):
+            places[identities == np.uint64(segment.name.segment)] = place
+        return places
+
+
+@attrs.frozen(eq=False)
+class LookupResult:
+    """The result of a lookup.
+
+    A snapshot: rows may hold other records by now.
+
+    Args:
+        digests: uint64 (n, 2), of the keys.
+        there: int64 (m,), positions of the keys that were found.
+        rows: int64 (m,), their rows of the index.
+        records: (m,), what those rows hold.
+        numbers: int64 (m,), their segments' numbers.
+        nbytes: int64 (m,), sizes of the objects.
+        version: Version of the index at the lookup.
+    """
+
+    digests: UInt64Array
+    there: Int64Array
+    rows: Int64Array
+    records: Records
+    numbers: Int64Array
+    nbytes: Int64Array
+    version: int
+
+
+class Catalog:
+    """Looks up keys, follows other writers, and drops damaged records.
+
+    Args:
+        namespace_fd: Descriptor of the namespace's folder; not closed here.
+        place: Location of the store, with the pool.
+        engine: Opens the files of pages.
+        counts: Counters of events, by name.
+        limits: The policy of eviction, and how many files may stay open.
+    """
+
+    def __init__(
+        self,
+        namespace_fd: int,
+        place: StoreLocation,
+        engine: IOEngine,
+        counts: Counter[str],
+        limits: StoreLimits,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.index = Index(limits.eviction)
+        self.folders: dict[int, SegmentDirectory] = {}
+        self.segments: dict[int, Segment] = {}
+        self._lookups = PrefixLookups(self.index, self.segments)
+        self.counts = counts
+        self._namespace_fd = namespace_fd
+        self._place = place
+        self._seed = key_seed(place.namespace)
+        self._files = FdCache(engine, limits.open_files or None)
+        self._syncing = threading.Lock()
+        self._next_sync_s = 0.0
+        self._next_uses_s = time.monotonic() + _USES_S
+        try:
+            for size in place.object_bytes:
+                self.folder(size)
+        except BaseException:
+            self.close()
+            raise
+
+    def folder(self, object_bytes: int) -> SegmentDirectory:
+        """Return the folder of one size of objects, opened when first used."""
+        folder = self.folders.get(object_bytes)
+        if folder is not None:
+            return folder
+        with self._syncing:
+            if object_bytes not in self.folders:
+                place = self._place
+                name = paths.pool_folder(place.pool, object_bytes)
+                fd = paths.open_folder(self._namespace_fd, name, create=True)
+                folder = SegmentDirectory(
+                    fd,
+                    object_bytes,
+                    self.index,
+                    self.segments,
+                    self.lock,
+                    place.liveness,
+                )
+                try:
+                    collect_garbage(fd, place.liveness, limit_s=_SWEEP_S)
+                    folder.scan()
+                except BaseException:
+                    os.close(fd)
+                    raise
+                self.folders[object_bytes] = folder
+            return self.folders[object_bytes]
+
+    def gone(self) -> bool:
+        """Return whether the namespace or a folder of it was deleted."""
+        # A namespace's folder can only go after those in it. `refresh` needs each look.
+        looks = [folder.look() for folder in list(self.folders.values())]
+        return any(looks) if looks else paths.is_gone(self._namespace_fd)
+
+    def recreate_folders(self, *, moved: bool = False) -> None:
+        """Create folders again that were deleted.
+
+        Args:
+            moved: Whether the namespace is another folder now, and these are still
+                those of the old one.
+
+        Raises:
+            OSError: If one cannot be created.
+        """
+        with self._syncing:
+            for size, folder in self.folders.items():
+                if moved or paths.is_gone(folder.fd):
+                    name = paths.pool_folder(self._place.pool, size)
+                    fresh = paths.open_folder(self._namespace_fd, name, create=True)
+                    paths.replace_folder(folder.fd, fresh)
+                    folder.mark_stale()
+
+    def lookup(self, keys: Sequence[str]) -> LookupResult:
+        """Look up keys; refresh once if some are missing."""
+        self.refresh()
+        digests = self.digests(keys)
+        found = self._look_up(digests)
+        if len(found.there) < len(keys) and self.refresh(missed=True):
+            found = self._look_up(digests)
+        return found
+
+    def digests(self, keys: Sequence[str]) -> UInt64Array:
+        """Return the digests of keys, uint64 (n, 2)."""
+        return key_digests(keys, self._seed)
+
+    def has(self, digests: UInt64Array) -> BoolArray:
+        """Return which keys are there, bool (n,), by digest; reads no file."""
+        with self.lock:
+            return cast("BoolArray", self.index.find(digests) != ABSENT)
+
+    def digest(self, key: str) -> tuple[int, int]:
+        """Return the two words of a key's digest."""
+        return key_digest(key, self._seed)
+
+    def lookup_durable(self, keys: Sequence[str]) -> LookupResult:
+        """Look up keys, and check that their records are still on disk.
+
+        Another process may have erased a page or a whole segment that is still in
+        this index. A read of it is a miss, but a write must not skip it.
+        """
+        found = self.lookup(keys)
+        for _ in range(_LOOKS):
+            gone = np.flatnonzero(~self._still_stored(found))
+            if not len(gone):
+                break
+            with self.lock:
+                rows = found.rows[gone]
+                same = self.index.records["check"][rows] == found.records["check"][gone]
+                self.index.forget(np.unique(rows[same]))
+            # A segment that was renamed meanwhile is read again as a whole.
+            for folder in list(self.folders.values()):
+                folder.mark_stale()
+            self.refresh(always=True)
+            found = self._look_up(found.digests)
+        return found
+
+    def _still_stored(self, found: LookupResult) -> BoolArray:
+        """Return which records are unchanged on disk, bool (m,)."""
+        standing = np.zeros(len(found.rows), np.bool_)
+        order = np.argsort(found.rows)
+        for number in np.unique(found.numbers).tolist():
+            mine = order[found.numbers[order] == number]
+            # Segments of this process keep their names while the lock is held.
+            with self.lock, suppress(OSError):
+                segment = self.segments.get(number)
+                if segment is None:
+                    continue
+                fd = open_index(segment.folder, str(segment.name))
+                try:
+                    slots = found.rows[mine] - segment.rows.first
+                    stored = read_records(fd, slots)
+                finally:
+                    os.close(fd)
+                believed = found.records[mine]
+                standing[mine] = are_same(stored, believed, segment.version)
+        return standing
+
+    def _look_up(self, digests: UInt64Array) -> LookupResult:
+        with self.lock:
+            rows = self.index.find(digests)
+            there = np.flatnonzero(rows != ABSENT)
+            rows = rows[there]
+            numbers = self.index.segment_of[rows].astype(np.int64)
+            return LookupResult(
+                digests=digests,
+                there=there,
+                rows=rows,
+                records=self.index.records[rows],
+                numbers=numbers,
+                nbytes=self.index.object_bytes_in[numbers],
+                version=self.index.version,
+            )
+
+    def touch(self, found: LookupResult, which: BoolArray, used_ns: Int64Array) -> None:
+        """Note the use of pages, except those that are gone by now.
+
+        Args:
+            found: Where they were found.
+            which: bool (m,), which of those that are there.
+            used_ns: int64 (n,), the time of use of each key.
+        """
+        with self.lock:
+            rows, believed = found.rows[which], found.records["check"][which]
+            still = self.index.records["check"][rows] == believed
+            times = used_ns[found.there[which]]
+            self.index.touch(rows[still], times[still])
+            for number in np.unique(found.numbers[which][still]).tolist():
+                self.segments[number].touched = True
+
+    def note_use(self, keys: Sequence[str]) -> None:
+        """Note that keys are used now, the first as the latest; reads no file."""
+        digests = self.digests(keys)
+        with self.lock:
+            rows = self.index.find(digests)
+            there = np.flatnonzero(rows != ABSENT)
+            rows = rows[there]
+            self.index.touch(rows, self.index.clock.now_ns() - there)
+            for number in np.unique(self.index.segment_of[rows]).tolist():
+                self.segments[number].touched = True
+
+    def note_lookup(
+        self, digests: UInt64Array, there: Int64Array, deadline_s: float
+    ) -> None:
+        """Remember a lookup and the places of what was there, for writes to follow."""
+        with self.lock:
+            self.index.clock.end_run()
+            self._lookups.add(digests, there, deadline_s)
+
+    def write_times(self, digests: UInt64Array, deadline_s: float) -> Int64Array:
+        """Return the time of use of each key that is written, int64 (n,)."""
+        with self.lock:
+            known = self._lookups.by_key and len(digests)
+            first_ns = self._lookups.continue_with(digests) if known else None
+            return self.index.clock.written(len(digests), deadline_s, first_ns)
+
+    def disown(self, segment: Segment) -> None:
+        """Drop a segment that another writer took over."""
+        for folder in list(self.folders.values()):
+            if folder.fd == segment.folder:
+                folder.drop(segment)
+                folder.mark_stale()
+
+    def count(self, verb: str, outcomes: OutcomeArray) -> None:
+        """Count outcomes by name."""
+        if not np.count_nonzero(outcomes):
+            with self.lock:
+                self.counts[f"{verb}_ok"] += len(outcomes)
+            return
+        found = np.bincount(outcomes, minlength=len(Outcome)).tolist()
+        with self.lock:
+            for outcome in Outcome:
+                if found[outcome]:
+                    self.counts[f"{verb}_{outcome.name.lower()}"] += found[outcome]
+
+    def refresh(
+        self,
+        *,
+        missed: bool = False,
+        stored: bool = False,
+        always: bool = False,
+        looked: bool = False,
+    ) -> bool:
+        """Read changes of other processes; return whether there were any.
+
+        Args:
+            missed: A key was not found, so read segments that are being filled too.
+            stored: The same for keys that are stored now: where another process
+                stores one at the same moment, it is there twice.
+            always: Read now, however recent the last refresh is.
+            looked: Whether `gone` has looked at the folders just now.
+        """
+        folders = list(self.folders.values())
+        changed = [f for f in folders if f.changed(looked=looked, missed=missed)]
+        missed |= stored
+        nothing_new = not (changed or missed)
+        if not always and (nothing_new or time.monotonic() < self._next_sync_s):
+            return False
+        if not self._syncing.acquire(blocking=always):
+            return False
+        try:
+            begun_s = time.monotonic()
+            found = [folder.scan() for folder in changed]
+            if missed:
+                found += [folder.poll() for folder in folders]
+            if changed:
+                self._files.keep_only(set(self.segments.values()))
+            if begun_s > self._next_uses_s:
+                self._next_uses_s = begun_s + _USES_S
+                self.flush_uses()
+            now_s = time.monotonic()
+            pause_s = min(_PATIENCE * (now_s - begun_s), _LONGEST_S)
+            self._next_sync_s = now_s + pause_s
+        finally:
+            self._syncing.release()
+        return any(found)
+
+    def flush_uses(self) -> None:
+        """Write times of use to disk, for other processes and the next start."""
+        with self.lock:
+            credible = credible_uses(self.index.used_ns)
+            if credible is not self.index.used_ns:  # the clock was set back
+                self.index.used_ns = credible
+                self.index.clock.newest_ns = 0
+        for folder in list(self.folders.values()):
+            folder.flush_uses()
+
+    def open(self, numbers: Int64Array) -> OpenSegments:
+        """Open the files of segments, by number; `release` ends it."""
+        held: list[Segment] = []
+        tokens = []
+        failed = []
+        for number in np.unique(numbers).tolist():
+            segment = self.segments.get(number)
+            if segment is None:
+                continue
+            try:
+                tokens.append(self._files.open(segment))
+            except OSError as error:
+                # For example out of descriptors: pages must not be dropped for that.
+                if error.errno not in _GONE:
+                    failed.append(segment.name.segment)
+                continue
+            segment.touched = True
+            held.append(segment)
+        return OpenSegments(tuple(held), tuple(tokens), np.array(failed, np.uint64))
+
+    def open_one(self, segment: Segment) -> Token | None:
+        """Open the file of one segment; None if that fails."""
+        try:
+            token = self._files.open(segment)
+        except OSError:
+            return None
+        segment.touched = True
+        return token
+
+    def release_one(self, segment: Segment) -> None:
+        """End one use of a file that `open_one` has opened."""
+        self._files.release((segment,))
+
+    def release(self, held: OpenSegments) -> None:
+        """End the use of files."""
+        self._files.release(held.segments)
+
+    def invalidate(self, rows: Int64Array, believed: Records) -> BoolArray:
+        """Erase records, here and on disk, so that a rewrite heals them.
+
+        Args:
+            rows: int64 (n,).
+            believed: (n,), what the rows held when they were looked up.
+
+        Returns:
+            bool (n,): which of them another process had replaced already; those
+            pages are not damaged.
+        """
+        raced = np.ones(len(rows), np.bool_)
+        numbers = self.index.segment_of[rows]
+        for number in np.unique(numbers).tolist():
+            segment = self.segments.get(number)
+            if segment is not None:
+                mine = np.flatnonzero(numbers == number)
+                raced[mine] = self._invalidate_in(segment, rows[mine], believed[mine])
+        self.counts["pages_retired"] += int((~raced).sum())
+        return raced
+
+    def _invalidate_in(
+        self, segment: Segment, rows: Int64Array, believed: Records
+    ) -> BoolArray:
+        """Erase records of one segment; return which had been replaced."""
+        slots = rows - segment.rows.first
+        same = np.zeros(len(slots), np.bool_)
+        with self.lock:
+            try:
+                fd = open_index(segment.folder, str(segment.name), write=True)
+                try:
+                    same = retire_records(fd, slots, believed, segment.version)
+                finally:
+                    os.close(fd)
+            except FileNotFoundError:
+                pass  # renamed, or gone
+            except OSError:
+                same[:] = True  # a read-only disk: nothing was replaced
+            now = self.index.records["check"][rows] == believed["check"]
+            self.index.forget(rows[now])
+        for folder in list(self.folders.values()):
+            if folder.fd == segment.folder:
+                folder.mark_stale()
+        return ~same
+
+    def reopen(self, segment: Segment) -> None:
+        """Reopen the file of a segment that is going to be written.
+
+        It was opened read-only if its disk was read-only then.
+        """
+        self._files.reopen(segment)
+
+    def close_idle(self) -> int:
+        """Close files of pages that no batch uses; return how many."""
+        return self._files.close_idle()
+
+    def failed_bytes(self) -> int:
+        """Return the bytes of slots that could not be written and are set aside."""
+        with self.lock:
+            failing = [one for it in self.folders.values() for one in it.failing]
+            return sum(len(one.failed) * one.slot_bytes for one in failing)
+
+    @property
+    def open_files(self) -> int:
+        """Number of files of pages that are open."""
+        return len(self._files)
+
+    def close(self) -> None:
+        """Close all files and release all segments."""
+        with self._syncing, self.lock:
+            self._files.close()
+            for folder in self.folders.values():
+                folder.close()
+            self.folders.clear()
+            self.segments.clear()
+            self.index.clear()
+
+    def close_after_fork(self) -> None:
+        """Close what a forked child inherited; its parent keeps its claims."""
+        for folder in self.folders.values():
+            for segment in folder.segments.values():
+                if segment.owned:
+                    os.close(segment.index_fd)
+            os.close(folder.fd)
+        self.folders.clear()
+        self._files.close_after_fork()

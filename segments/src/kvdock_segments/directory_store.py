@@ -1,0 +1,117 @@
+"""`kvdock store` on a directory of segment files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kvdock.errors import KvdockError, SettingsError
+from kvdock.namespace import RECORD_NAME
+from kvdock_segments import inspect
+from kvdock_segments.verify import verify_namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvdock.stores import NamespaceSurvey
+    from kvdock_segments.verify import VerifyReport
+
+
+@attrs.frozen
+class DirectoryStore:
+    """The namespaces below a root directory: a `kvdock.stores.Store`.
+
+    Backends on segments return it from their entry point of `kvdock.stores`.
+
+    Args:
+        root: The directory.
+        shared: Accept one that others own or may write.
+    """
+
+    root: Path
+    shared: bool = False
+
+    def namespaces(self) -> tuple[str, ...]:
+        """Return the digests of the namespaces, sorted.
+
+        Raises:
+            SettingsError: If the directory is missing, or holds other things only.
+        """
+        found = inspect.namespaces(self.root) if self.root.is_dir() else ()
+        if not found:
+            self._check_store()
+        return found
+
+    def _check_store(self) -> None:
+        """Raise unless a directory without namespaces is an empty store."""
+        where = f"{self.root} is not a store"
+        if not self.root.is_dir():
+            why = "it is not a directory" if self.root.exists() else "it is missing"
+            raise SettingsError(f"{where}: {why}", fix="Name the root of a backend.")
+        if (self.root / RECORD_NAME).is_file():
+            raise SettingsError(
+                f"{where}: it is one namespace of {self.root.parent}",
+                fix=f"Name {self.root.parent}, and {self.root.name[:12]} as namespace.",
+            )
+        try:
+            others = [one for one in self.root.iterdir() if one.name[:1] != "."]
+        except OSError as error:
+            raise SettingsError(
+                f"{self.root} cannot be read: {error.strerror or error}",
+                fix="Run this as the user of the engine.",
+            ) from error
+        if others:
+            raise SettingsError(
+                f"{where}: it holds {len(others)} other files or directories, such as "
+                f"{min(others).name}, and no namespace",
+                fix="Name the root of a backend.",
+            )
+
+    def survey(self, namespace: str) -> NamespaceSurvey:
+        """Count what is held of a namespace."""
+        return inspect.describe_namespace(self.root, namespace)
+
+    def verify(
+        self,
+        namespace: str,
+        progress: Callable[[int], None] | None = None,
+        *,
+        heal: bool = False,
+    ) -> VerifyReport:
+        """Read every page of a namespace and compare its checksum."""
+        return verify_namespace(
+            self.root, namespace, progress, heal=heal, shared=self.shared
+        )
+
+    def collect(
+        self,
+        namespace: str,
+        *,
+        to_bytes: int | None = None,
+        older_s: float | None = None,
+        newer: bool = False,
+    ) -> int:
+        """Delete what crashed writers left, and the coldest pages if asked to.
+
+        Raises:
+            KvdockError: If pages are to be deleted by their age.
+        """
+        if older_s is not None:
+            raise KvdockError(
+                f"{self.root} deletes by use and not by age",
+                fix="Give --to with the bytes that may stay, or set the quota of the "
+                "backend.",
+            )
+        return inspect.gc(
+            self.root, namespace, to_bytes=to_bytes, newer=newer, shared=self.shared
+        )
+
+    def in_use(self, namespace: str) -> str:
+        """Say why a process may have a namespace open; "" if none has."""
+        return inspect.in_use(self.root, namespace)
+
+    def clear(self, namespace: str, *, unused: bool = False) -> int:
+        """Delete all pages of a namespace; return the bytes that were freed."""
+        return inspect.clear(self.root, namespace, unused=unused, shared=self.shared)

@@ -1,0 +1,551 @@
+"""The resident index: every record of a pool, found by digest.
+
+An array of records as they are on disk, a hash table over it, and the time of last
+use and the segment of each row. About 100 bytes per page and not one Python object.
+Not thread-safe: the store holds a lock around each call.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from kvdock_segments.eviction_policy import EvictionPolicy
+from kvdock_segments.format import RECORD, Records, expired
+from kvdock_segments.reuse import ReuseHistory
+from kvdock_segments.row_gaps import RowGaps
+
+if TYPE_CHECKING:
+    from kvdock.arrays import BoolArray, Int64Array, UInt64Array
+
+T = TypeVar("T", bound=np.generic)
+
+ABSENT = -1
+"""Row number of a key that was not found."""
+_GROWTH = 1.25
+_WORDS = RECORD.itemsize // 8
+_STORED = 4  # word of a record that says when it was stored
+_LANES = 8
+_ROW = np.uint64(0xFFFFFFFF)
+_TAG = np.uint64(32)
+_EMPTY = np.uint64(0)
+_TOMB = _ROW  # row number 2**32 - 2, which is never used
+_PLAIN_TOMB = int(_TOMB)
+_FULLEST = 0.5  # maximum share of lanes in use; above it, too many buckets overflow
+_ROOMY = 0.35  # maximum share after growing
+_SMALLEST = 64  # buckets
+_FEW = 4  # keys that are placed one by one
+_SOME = 24  # of many keys: those that are found or placed one by one after the others
+_STEP = 1 << 16  # rows handled at once, so that temporaries stay in the cache
+
+
+class HashTable:
+    """Row numbers by digest. Not thread-safe; digests belong to the caller."""
+
+    def __init__(self) -> None:
+        self._lanes = np.zeros((_SMALLEST, _LANES), np.uint64)
+        self._used = 0  # lanes that are not empty, tombstones included
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the table, bytes."""
+        return self._lanes.nbytes
+
+    def find(self, digests: UInt64Array, known: UInt64Array) -> Int64Array:
+        """Return the row of each key, int64 (n,), or `ABSENT`.
+
+        Args:
+            digests: uint64 (n, 2), what to look for.
+            known: uint64 (rows, 2), the digest of each row.
+        """
+        if not 0 < len(digests) <= _STEP or not len(known):
+            return self.find_anywhere(digests, known)
+        found, unsure = self.find_at_home(digests, known)
+        if len(unsure) > _SOME:
+            found[unsure] = self.find_anywhere(digests[unsure], known)
+        else:
+            for at in unsure.tolist():
+                low, high = digests[at].tolist()
+                found[at] = self.find_one(low, high, known)
+        return found
+
+    def find_one(self, low: int, high: int, words: UInt64Array) -> int:
+        """Return the row of one key, or `ABSENT`: `find` in plain numbers.
+
+        Args:
+            low: First word of its digest.
+            high: Second word.
+            words: uint64 (rows, 8), whose first two columns are digests.
+        """
+        tag, mask = high >> 32, len(self._lanes) - 1
+        bucket = low & mask
+        while True:
+            line = self._lanes[bucket].tolist()
+            for lane in line:
+                if lane >> 32 == tag:
+                    row = (lane & _PLAIN_TOMB) - 1
+                    if 0 <= row < len(words) and words[row, :2].tolist() == [low, high]:
+                        return int(row)
+            if 0 in line:
+                return ABSENT
+            bucket = (bucket + 1) & mask
+
+    def find_at_home(
+        self, digests: UInt64Array, known: UInt64Array
+    ) -> tuple[Int64Array, Int64Array]:
+        """Find keys by one look at the bucket that each one belongs to.
+
+        Returns:
+            The row of each, and the positions for which that does not suffice: the
+            bucket is full, or another key there has the same tag.
+        """
+        lines = self._lanes.take(self._home(digests), axis=0)
+        match = (lines >> _TAG) == (digests[:, 1] >> _TAG)[:, None]
+        lane = match.argmax(axis=1) + np.arange(0, match.size, _LANES)
+        hit = match.take(lane)
+        rows = (lines.take(lane) & _ROW).astype(np.int64) - 1
+        inside = hit & (rows >= 0) & (rows < len(known))
+        whole = np.count_nonzero(inside) == len(inside)
+        if whole and not np.count_nonzero(known[rows] != digests):
+            return rows, rows[:0]
+        found = np.where(inside, rows, ABSENT)
+        # Lanes are filled in order, so only that of a full bucket has its last one.
+        unsure = np.where(hit, ~inside, lines[:, -1] != _EMPTY)
+        there = np.flatnonzero(inside)
+        differ = known[found[there]] != digests[there]
+        if np.count_nonzero(differ):
+            unsure[there[differ.any(axis=1)]] = True
+        return found, np.flatnonzero(unsure)
+
+    def find_anywhere(self, digests: UInt64Array, known: UInt64Array) -> Int64Array:
+        """Find keys in the buckets that follow theirs, too."""
+        found = np.full(len(digests), ABSENT, np.int64)
+        asked = np.arange(len(digests))
+        buckets = self._home(digests)
+        tags = digests[:, 1] >> _TAG
+        while len(asked):
+            lines = self._lanes.take(buckets, axis=0)
+            which, lane = np.nonzero((lines >> _TAG) == tags[:, None])
+            rows = (lines[which, lane] & _ROW).astype(np.int64) - 1
+            real = (rows >= 0) & (rows < len(known))
+            which, rows = which[real], rows[real]
+            who = asked[which]
+            # Not `take`: it would copy all of an array that is a view.
+            stored, wanted = known[rows], digests[who]
+            same = (stored[:, 0] == wanted[:, 0]) & (stored[:, 1] == wanted[:, 1])
+            found[who[same]] = rows[same]
+            left = np.flatnonzero(found[asked] == ABSENT)
+            onward = left[(lines[left] != _EMPTY).all(axis=1)]
+            asked, tags = asked[onward], tags[onward]
+            buckets = self._next(buckets[onward])
+        return found
+
+    def add(self, digests: UInt64Array, rows: Int64Array, known: UInt64Array) -> None:
+        """Map digests to rows; none of them may be in the table already.
+
+        Args:
+            digests: uint64 (n, 2), all different.
+            rows: int64 (n,).
+            known: uint64 (rows, 2), the digest of each row, for growing.
+        """
+        self.reserve(len(rows), known)
+        for start in range(0, len(rows), _STEP):
+            part = slice(start, start + _STEP)
+            self._place(digests[part], rows[part])
+
+    def remove(self, digests: UInt64Array, rows: Int64Array) -> None:
+        """Remove keys that are mapped to exactly these rows."""
+        asked = np.arange(len(rows))
+        buckets = self._home(digests)
+        wanted = (rows + 1).astype(np.uint64)
+        while len(asked):
+            lines = self._lanes.take(buckets, axis=0)
+            match = (lines & _ROW) == wanted[asked][:, None]
+            which, lane = np.nonzero(match)
+            full = (lines != _EMPTY).all(axis=1)
+            gone = full[which]
+            self._lanes[buckets[which], lane] = np.where(gone, _TOMB, _EMPTY)
+            self._used -= int((~gone).sum())
+            onward = full & ~match.any(axis=1)
+            asked, buckets = asked[onward], self._next(buckets[onward])
+
+    def _home(self, digests: UInt64Array) -> Int64Array:
+        mask = np.uint64(len(self._lanes) - 1)
+        return cast("Int64Array", (digests[:, 0] & mask).astype(np.int64))
+
+    def _next(self, buckets: Int64Array) -> Int64Array:
+        return (buckets + 1) & (len(self._lanes) - 1)
+
+    def reserve(self, more: int, known: UInt64Array) -> None:
+        """Make room for many keys at once."""
+        if self._used + more <= _FULLEST * self._lanes.size:
+            return
+        lanes = self._lanes.ravel()
+        old = lanes[(lanes != _EMPTY) & (lanes != _TOMB)]
+        buckets = len(self._lanes)
+        while len(old) + more > _ROOMY * buckets * _LANES:
+            buckets *= 2
+        rows = (old & _ROW).astype(np.int64) - 1
+        self._lanes = np.zeros((buckets, _LANES), np.uint64)
+        self._used = 0
+        for start in range(0, len(rows), _STEP):
+            part = rows[start : start + _STEP]
+            self._place(known[part], part)
+
+    def _place(self, digests: UInt64Array, rows: Int64Array) -> None:
+        if len(rows) <= _FEW:
+            self._place_few(digests, rows)
+            return
+        entries = (digests[:, 1] >> _TAG << _TAG) | (rows + 1).astype(np.uint64)
+        buckets = self._home(digests)
+        lanes = self._lanes.reshape(-1)
+        while True:
+            lines = self._lanes.take(buckets, axis=0)
+            free = (lines == _EMPTY) | (lines == _TOMB)
+            lane = free.argmax(axis=1)
+            first = np.arange(0, lines.size, _LANES) + lane
+            fits = free.take(first)
+            at = buckets * _LANES + lane
+            if np.count_nonzero(fits) == len(fits):
+                lanes[at] = entries
+            else:
+                lanes[at[fits]] = entries[fits]
+            # Of keys that chose the same lane one has it; the others choose again.
+            placed = lanes.take(at) == entries
+            self._used += int(np.count_nonzero(placed & (lines.take(first) == _EMPTY)))
+            left = np.flatnonzero(~placed)
+            if len(left) <= _SOME:
+                self._place_few(digests[left], rows[left])
+                return
+            buckets = np.where(fits, buckets, self._next(buckets))[left]
+            entries, digests, rows = entries[left], digests[left], rows[left]
+
+    def _place_few(self, digests: UInt64Array, rows: Int64Array) -> None:
+        """Place a few keys in plain numbers: arrays take as long for one as for 50."""
+        lanes = self._lanes
+        mask = len(lanes) - 1
+        for (low, high), row in zip(digests.tolist(), rows.tolist(), strict=True):
+            bucket = low & mask
+            line = lanes[bucket].tolist()
+            while not (0 in line or _PLAIN_TOMB in line):
+                bucket = (bucket + 1) & mask
+                line = lanes[bucket].tolist()
+            lane = line.index(0 if 0 in line else _PLAIN_TOMB)
+            lanes[bucket, lane] = (high >> 32 << 32) | (row + 1)
+            self._used += not line[lane]
+
+
+_RUN_S = 30.0
+"""How long after a lookup or a read the writes that follow each other count as one
+prefix. Without a bound a process that only writes would store ever older pages, and
+nothing at all once the store is full: each of its calls is a prefix of its own."""
+_CALLS = 16  # whose batches may come in turns
+
+
+class UseClock:
+    """Times of use for the keys of each batch: descending, the head of a prefix last.
+
+    See `kvdock_segments.recency` for what a prefix is.
+    """
+
+    def __init__(self) -> None:
+        self.newest_ns = 0  # of any page
+        self._next_ns: dict[float, int] = {}  # by deadline; negative for reads
+        self._run_ns: int | None = None  # time of the next write of a run
+        self._looked_s = -np.inf  # when a lookup or a read was last made
+
+    def now_ns(self) -> int:
+        """Return a time that is later than all times of use.
+
+        A clock that is set back, or behind another host's, would make everything
+        that is stored warmer than what comes, and nothing would be evicted.
+        """
+        self.newest_ns = max(time.time_ns(), self.newest_ns + 1)
+        return self.newest_ns
+
+    def keep_up(self, used_ns: Int64Array) -> None:
+        """Go on from times of use that others have noted."""
+        self.newest_ns = max(self.newest_ns, int(used_ns.max(initial=0)))
+
+    def end_run(self) -> None:
+        """Take the next write for the beginning of another prefix."""
+        self._run_ns = None
+        self._looked_s = time.monotonic()
+
+    def read(self, count: int, deadline_s: float) -> Int64Array:
+        """Return the times of use of pages that are loaded, int64 (count,)."""
+        return self.begin_read(count, deadline_s) - np.arange(count)
+
+    def begin_read(self, count: int, deadline_s: float) -> int:
+        """Return the time of use of the first of so many pages that are loaded."""
+        self.end_run()
+        first_ns = self._next_ns.get(-deadline_s) or self.now_ns()
+        self._note(-deadline_s, first_ns - count)
+        return first_ns
+
+    def written(
+        self, count: int, deadline_s: float, first_ns: int | None
+    ) -> Int64Array:
+        """Return the times of use of pages that are stored, int64 (count,).
+
+        Args:
+            count: How many.
+            deadline_s: Of the call.
+            first_ns: Time of use of the first, where a lookup tells.
+        """
+        first_ns = first_ns or self._next_ns.get(deadline_s)
+        if first_ns is None and time.monotonic() - self._looked_s < _RUN_S:
+            first_ns = self._run_ns
+        first_ns = first_ns or self.now_ns()
+        self._note(deadline_s, first_ns - count)
+        self._run_ns = first_ns - count if count else None
+        return first_ns - np.arange(count)
+
+    def _note(self, call: float, next_ns: int) -> None:
+        if abs(call) < np.inf:
+            self._next_ns[call] = next_ns
+            if len(self._next_ns) > _CALLS:
+                del self._next_ns[next(iter(self._next_ns))]
+
+
+@attrs.frozen
+class RowRange:
+    """The rows of one segment: slot n is row `first` + n."""
+
+    number: int
+    first: int
+    slots: int
+
+    @property
+    def span(self) -> slice:
+        """All of its rows."""
+        return slice(self.first, self.first + self.slots)
+
+
+class Index:
+    """Records by digest and by slot."""
+
+    def __init__(self, eviction: EvictionPolicy = EvictionPolicy.REUSE) -> None:
+        self.history = ReuseHistory(eviction)
+        self.records: Records = np.zeros(0, RECORD)
+        self.words = _words_of(self.records)
+        self.used_ns: Int64Array = np.zeros(0, np.int64)
+        self.segment_of: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+        self.live_in: Int64Array = np.zeros(0, np.int64)  # records of each segment
+        # Slots of each segment, without those that could not be written.
+        self.slots_in: Int64Array = np.zeros(0, np.int64)
+        # Size of the objects of each segment.
+        self.object_bytes_in: Int64Array = np.zeros(0, np.int64)
+        self.timed = False  # whether any record has a time to expire
+        self.version = 0  # of the set of keys
+        self.clock = UseClock()
+        self._table = HashTable()
+        self._end = 0  # rows handed out, free ones among them
+        self._gaps = RowGaps()
+        self._numbers = 0
+        self._free_numbers: list[int] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the index, bytes."""
+        arrays = (self.records, self.used_ns, self.segment_of)
+        fixed = self._table.nbytes + self.history.nbytes
+        return fixed + sum(array.nbytes for array in arrays)
+
+    def open_rows(self, slots: int, object_bytes: int = 0) -> RowRange:
+        """Allocate empty rows for a segment."""
+        first = self._gaps.take(slots)
+        if first is None:
+            first, self._end = self._end, self._end + slots
+            self._grow(self._end)
+        number = self._free_numbers.pop() if self._free_numbers else self._numbers
+        self._numbers = max(self._numbers, number + 1)
+        if number >= len(self.live_in):
+            self.live_in = _longer(self.live_in, 2 * number + 16)
+            self.slots_in = _longer(self.slots_in, 2 * number + 16)
+            self.object_bytes_in = _longer(self.object_bytes_in, 2 * number + 16)
+        self.slots_in[number] = slots
+        self.object_bytes_in[number] = object_bytes
+        rows = RowRange(number, first, slots)
+        self.segment_of[rows.span] = number
+        return rows
+
+    def clear(self) -> None:
+        """Free the memory of all records; the index is not used again.
+
+        What holds the index may be a cycle, which Python collects much later.
+        """
+        self._grow_to(0)
+        self._table = HashTable()
+        self.version += 1
+
+    def reserve(self, rows: int) -> None:
+        """Grow for many rows at once, so that loading them is fast."""
+        self._grow(self._end + rows)
+        self._table.reserve(rows, self._digests())
+
+    def close_rows(self, rows: RowRange) -> None:
+        """Remove a segment with all its records."""
+        self.forget(np.arange(rows.first, rows.first + rows.slots))
+        self.segment_of[rows.span] = ABSENT
+        self.slots_in[rows.number] = 0
+        self._gaps.give_back(rows.first, rows.slots)
+        self._free_numbers.append(rows.number)
+
+    def find(self, digests: UInt64Array) -> Int64Array:
+        """Return the row of each key, int64 (n,), or `ABSENT`.
+
+        A key whose record has expired is absent.
+        """
+        rows = self._table.find(digests, self._digests())
+        if self.timed and len(rows):
+            there = np.flatnonzero(rows != ABSENT)
+            rows[there[expired(self.words[rows[there]])]] = ABSENT
+        return rows
+
+    def find_one(self, low: int, high: int) -> int:
+        """Return the row of one key, given the words of its digest, or `ABSENT`."""
+        row = self._table.find_one(low, high, self.words)
+        if self.timed and row >= 0 and expired(self.words[row : row + 1])[0]:
+            return ABSENT
+        return row
+
+    def live(self, rows: RowRange) -> BoolArray:
+        """Return which slots of a segment hold a record, bool (slots,)."""
+        return cast("BoolArray", self.records["check"][rows.span] != 0)
+
+    def put(
+        self,
+        rows: Int64Array,
+        records: Records,
+        used_ns: npt.ArrayLike,
+        *,
+        absent_at: int = -1,
+    ) -> None:
+        """Fill empty rows; keys in other rows are moved to these.
+
+        Args:
+            rows: int64 (n,), all different.
+            records: (n,), keys may repeat: the last one counts.
+            used_ns: int64, when they were last used.
+            absent_at: A version at which the keys were distinct and absent; saves
+                a lookup.
+        """
+        words = _words_of(records)
+        self.timed = self.timed or bool(np.count_nonzero(words[:, 3]))
+        self.words[rows] = words
+        self.used_ns[rows] = used_ns
+        numbers = self.segment_of[rows]
+        if np.count_nonzero(numbers != numbers[:1]):
+            np.add.at(self.live_in, numbers, 1)
+        elif len(numbers):
+            self.live_in[numbers[0]] += len(numbers)
+        digests = words[:, :2]
+        # A key that has expired counts as absent and is still in the table.
+        if absent_at == self.version and not self.timed:
+            self._table.add(digests, rows, self._digests())
+        else:
+            last = _last_of_equals(digests)
+            self._map(digests[last], rows[last])
+        self.version += 1
+
+    def load(self, rows: RowRange, records: Records, used_ns: Int64Array) -> None:
+        """Replace the records of a segment by those that were read from it."""
+        old = self.records[rows.span]
+        changed = np.flatnonzero(old["check"] != records["check"])
+        self.forget(changed + rows.first)
+        fresh = changed[records["check"][changed] != 0]
+        self.used_ns[rows.span] = np.maximum(self.used_ns[rows.span], used_ns)
+        self.clock.keep_up(used_ns)
+        if len(fresh):
+            self.put(fresh + rows.first, records[fresh], used_ns[fresh])
+
+    def forget(self, rows: Int64Array) -> None:
+        """Empty these rows."""
+        there = rows[self.records["check"][rows] != 0]
+        if len(there):
+            np.subtract.at(self.live_in, self.segment_of[there], 1)
+            self._empty(there)
+
+    def _empty(self, there: Int64Array) -> None:
+        self._table.remove(self.words[there, :2], there)
+        self.words[there] = 0
+        self.used_ns[there] = 0
+
+    def forget_in(self, rows: RowRange, slots: Int64Array) -> None:
+        """Empty slots of one segment, all of which hold a record."""
+        if len(slots):
+            self.live_in[rows.number] -= len(slots)
+            self._empty(slots + rows.first)
+
+    def evict_from(self, rows: RowRange, slots: Int64Array) -> None:
+        """Empty slots of one segment, and remember their pages as evicted."""
+        gone = slots + rows.first
+        self.history.note_evicted(
+            self.words[gone, :2],
+            self.records["stored_ns"][gone].astype(np.int64),
+            self.used_ns[gone],
+            self.clock.newest_ns,
+        )
+        self.forget_in(rows, slots)
+
+    def touch(self, rows: Int64Array, used_ns: npt.ArrayLike) -> None:
+        """Note that these rows are used, and when."""
+        stored_ns = self.words[rows, _STORED].astype(np.int64)
+        self.history.note(stored_ns, self.used_ns[rows], self.clock.newest_ns)
+        self.used_ns[rows] = used_ns
+
+    def touch_one(self, row: int, used_ns: int) -> None:
+        """Note that one row is used: `touch` in plain numbers."""
+        stored_ns, last_ns = int(self.words[row, _STORED]), int(self.used_ns[row])
+        self.history.note(stored_ns, last_ns, self.clock.newest_ns)
+        self.used_ns[row] = used_ns
+
+    def _digests(self) -> UInt64Array:
+        return self.words[:, :2]
+
+    def _map(self, digests: UInt64Array, rows: Int64Array) -> None:
+        there = self._table.find(digests, self._digests())
+        known = there != ABSENT
+        if known.any():
+            moved = known & (there != rows)
+            self._table.remove(digests[moved], there[moved])
+            fresh = ~known | moved
+            digests, rows = digests[fresh], rows[fresh]
+        self._table.add(digests, rows, self._digests())
+
+    def _grow(self, rows: int) -> None:
+        if rows <= len(self.records):
+            return
+        self._grow_to(max(rows, int(len(self.records) * _GROWTH)))
+
+    def _grow_to(self, rows: int) -> None:
+        self.records = _longer(self.records, rows)
+        self.words = _words_of(self.records)
+        self.used_ns = _longer(self.used_ns, rows)
+        self.segment_of = _longer(self.segment_of, rows)
+
+
+def _words_of(records: Records) -> UInt64Array:
+    """Return records as they are on disk, uint64 (n, 8)."""
+    words = np.ascontiguousarray(records).view(np.uint64)
+    return cast("UInt64Array", words.reshape(-1, _WORDS))
+
+
+def _last_of_equals(digests: UInt64Array) -> Int64Array:
+    low = np.sort(digests[:, 0])
+    if not (low[1:] == low[:-1]).any():
+        return np.arange(len(digests))
+    # np.unique keeps the first of equals, so it gets them in reverse.
+    _, last = np.unique(digests[::-1], axis=0, return_index=True)
+    return len(digests) - 1 - last
+
+
+def _longer(array: npt.NDArray[T], length: int) -> npt.NDArray[T]:
+    grown = np.zeros(length, array.dtype)
+    grown[: len(array)] = array[:length]
+    return grown

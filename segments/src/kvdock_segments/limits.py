@@ -1,0 +1,107 @@
+"""Limits of the space that a namespace takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import attrs
+
+from kvdock.errors import SettingsError
+from kvdock_segments.eviction_policy import EvictionPolicy
+from kvdock_segments.format import index_bytes
+from kvdock_segments.ownership import WriterLiveness
+
+LEAST_SEGMENTS = 12
+"""Minimum number of segments of a quota; eviction takes one segment at a time."""
+
+
+MOST_SLOTS = 1 << 16
+"""Maximum number of slots of a segment."""
+
+
+def _distinct(sizes: Iterable[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(sizes))
+
+
+@attrs.frozen(kw_only=True)
+class StoreLocation:
+    """Location of the objects of one pool of one namespace.
+
+    Args:
+        root: The store's root directory; created if it is missing.
+        namespace: Digest of the namespace: a folder's name, and what every
+            key begins with.
+        pool: Name of the pool.
+        object_bytes: Sizes of the pool's objects.
+        record: The record of the namespace: the bytes whose digest it is.
+        shared: Accept a root that other users own or can write.
+        liveness: How other processes detect that the writer of a segment is alive.
+    """
+
+    root: Path
+    namespace: str
+    pool: str
+    object_bytes: tuple[int, ...] = attrs.field(converter=_distinct)
+    record: bytes = attrs.field(default=b"", repr=False)
+    shared: bool = False
+    liveness: WriterLiveness = attrs.field(
+        default=WriterLiveness.LOCKS, converter=WriterLiveness
+    )
+
+
+@attrs.frozen(kw_only=True)
+class StoreLimits:
+    """Limits of the space that a namespace takes.
+
+    Args:
+        quota_bytes: Maximum bytes of all its pools; 0 for no quota.
+        high_watermark: Share of the quota at which eviction begins.
+        low_watermark: Share of the quota at which eviction ends.
+        free_bytes: Space of the file system that stays free.
+        segment_bytes: Size of a segment; smaller where space is short.
+        open_files: Maximum number of files of pages that stay open beyond those in
+            use; 0 to derive it from the process's limit of descriptors.
+        eviction: Which pages make way for new ones.
+    """
+
+    quota_bytes: int = 0
+    high_watermark: float = 1.0
+    low_watermark: float = 1.0
+    free_bytes: int = 0
+    segment_bytes: int = 256 << 20
+    open_files: int = 0
+    eviction: EvictionPolicy = EvictionPolicy.REUSE
+
+    @property
+    def high_bytes(self) -> int:
+        """Bytes at which eviction begins; 0 for no quota."""
+        return int(self.quota_bytes * self.high_watermark)
+
+    def check(self, object_bytes: int, slot_bytes: int) -> None:
+        """Reject a quota that is too small for one object.
+
+        Args:
+            object_bytes: Size of the largest object.
+            slot_bytes: Size of its slot.
+
+        Raises:
+            SettingsError: If there is a quota and it is too small.
+        """
+        least = least_bytes(slot_bytes)
+        if self.quota_bytes and self.high_bytes < least:
+            raise SettingsError(
+                f"a quota of {self.quota_bytes} bytes has no room for one object of "
+                f"{object_bytes} bytes",
+                fix=f"Give at least {least} bytes below the high watermark, and "
+                f"some {LEAST_SEGMENTS} times as much for eviction to work well.",
+            )
+
+
+def least_bytes(slot_bytes: int) -> int:
+    """Return what the smallest segment takes, with its index file.
+
+    Args:
+        slot_bytes: Bytes from one slot to the next.
+    """
+    return slot_bytes + index_bytes(1)

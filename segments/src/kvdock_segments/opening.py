@@ -1,0 +1,50 @@
+"""Open the store of a pool, as a plugin's `kvdock_register_pool` does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvdock.namespace import canonical
+from kvdock_segments.limits import StoreLocation
+from kvdock_segments.ownership import WriterLiveness
+from kvdock_segments.store import SegmentStore
+from kvdock_segments.trial import TrialStore
+
+if TYPE_CHECKING:
+    from kvdock import AttachConfig, PoolSpec, Region
+    from kvdock_segments.io import IOEngine
+    from kvdock_segments.settings import SegmentSettings
+
+
+def open_store(
+    engine: IOEngine, pool: PoolSpec, region: Region, config: AttachConfig
+) -> SegmentStore:
+    """Open the store of one pool of a namespace.
+
+    Args:
+        engine: Moves the bytes; closed with the store, or if this fails.
+        pool: The pool.
+        region: Its memory.
+        config: Its settings extend `SegmentSettings`.
+
+    Raises:
+        KvdockError: If the root or a stored namespace record cannot be trusted.
+    """
+    settings: SegmentSettings = config.settings
+    record = config.namespace_record
+    try:
+        place = StoreLocation(
+            root=settings.root,
+            namespace=config.namespace,
+            pool=pool.name,
+            object_bytes=region.object_bytes.tolist(),
+            record=canonical(record) if record else b"",
+            shared=settings.shared_root,
+            liveness=WriterLiveness.LOCKS if settings.locks else WriterLiveness.TIMEOUT,
+        )
+        if config.trial:
+            return TrialStore.open(place, engine, settings.limits, config.shared)
+        return SegmentStore(place, engine, settings.limits)
+    except BaseException:
+        engine.close()
+        raise

@@ -1,0 +1,367 @@
+"""An I/O engine with positional I/O: `preadv` and `pwritev` on a few threads.
+
+Bytes move directly between the pool's memory and the segment. The calling
+thread works itself, and idle helper threads take tasks from it. So a small call
+never queues behind a long one, and parallelism is bounded.
+
+Tasks are cut so that the bytes are in the processor's cache for the checksum:
+it is computed just before they are written, or just after they were read.
+
+Where memory has a gate, bytes are read into a bounce buffer of the thread and copied
+from there while the gate is open; and they are hashed while it is open before they
+are written, so that an object of memory that changed meanwhile is not reported, and
+its checksum would not fit.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from kvdock.synchronization import ProcessGuard
+from kvdock_segments import paths
+from kvdock_segments.bounce import BLOCK, BounceBuffer
+from kvdock_segments.daemon_threads import DaemonThreads
+from kvdock_segments.io import (
+    DEADLINE,
+    EMPTY_CHECKSUM,
+    GRANULE,
+    MOST_BUFFERS,
+    IOEngine,
+    IOPlan,
+    IORequest,
+    IOResult,
+    address_space,
+    plan_request,
+)
+
+if TYPE_CHECKING:
+    from kvdock.batch import MemoryGate
+
+_MEMORY_BLOCK = 512  # memory addresses of direct I/O
+_Move = Callable[[int, list[memoryview], int], int]
+_Pieces = list[tuple[int, int]]
+"""Host address and bytes of each piece of memory."""
+_Hash = xxhash.xxh3_64
+
+
+class PosixIOEngine(IOEngine):
+    """Positional I/O on the calling thread and a few helper threads.
+
+    Args:
+        threads: Maximum number of threads that work on one call, the caller's included.
+        direct: Bypass the page cache (O_DIRECT).
+    """
+
+    def __init__(self, threads: int = 2, *, direct: bool = False) -> None:
+        self._direct = direct
+        self._threads = max(1, threads)
+        self._space = address_space()
+        self._bounce = BounceBuffer(GRANULE)
+        self._helpers = DaemonThreads(self._threads - 1)
+        self._guard = ProcessGuard()
+
+    def slot_bytes(self, object_bytes: int) -> int:
+        """Round up to a block; see `IOEngine.slot_bytes`."""
+        block = BLOCK if self._direct else _MEMORY_BLOCK
+        return -(-object_bytes // block) * block
+
+    def open_file(self, name: str, folder: int, *, create: bool) -> int:
+        """Open a file; see `IOEngine.open_file`."""
+        flags = os.O_RDWR
+        flags |= os.O_CREAT | os.O_EXCL if create else 0
+        flags |= os.O_DIRECT if self._direct else 0
+        try:
+            return paths.open_file(folder, name, flags)
+        except OSError as error:
+            if error.errno != errno.EROFS or create:
+                raise
+        # A disk with errors is often remounted read-only; its pages are still good.
+        return paths.open_file(folder, name, flags & ~os.O_RDWR)
+
+    def close_file(self, token: int) -> None:
+        """Close a file."""
+        os.close(token)
+
+    def close(self) -> None:
+        """End the helper threads."""
+        if not self._guard.forked:
+            self._helpers.close()
+
+    def move(self, request: IORequest) -> IOResult:
+        """Sum and write objects, or read and sum them."""
+        result = IOResult.of(len(request))
+        if not len(request):
+            return result
+        plan, tasks = plan_request(request, result)
+        if len(tasks) == 1 or self._threads == 1:
+            for first, last in tasks:
+                self._work(plan, first, last)
+            return result
+        todo = deque(tasks)
+        helpers = self._pool()
+        futures: list[Future[None]] = []
+        try:
+            with suppress(RuntimeError):  # no thread can be started: do it all here
+                for _ in range(min(self._threads, len(tasks)) - 1):
+                    # Not in one expression: helpers that began before a failure count.
+                    help_out = partial(self._drain, plan, todo)
+                    futures.append(helpers.submit(help_out))
+            self._drain(plan, todo)
+        finally:
+            # A helper that begins late must not find a task on the caller's memory.
+            todo.clear()
+            wait([future for future in futures if not future.cancel()])
+        for future in futures:
+            if not future.cancelled():
+                future.result()
+        return result
+
+    def _pool(self) -> DaemonThreads:
+        if self._guard.forked:
+            # A child inherits the object of the pool and none of its threads.
+            self._helpers = DaemonThreads(self._threads - 1)
+            self._guard = ProcessGuard()
+        return self._helpers
+
+    def _drain(self, plan: IOPlan, todo: deque[tuple[int, int]]) -> None:
+        while True:
+            try:
+                first, last = todo.popleft()
+            except IndexError:
+                return
+            self._work(plan, first, last)
+
+    def _work(self, plan: IOPlan, first: int, last: int) -> None:
+        """Move the runs from first up to, not including, last."""
+        rows: list[int] = []
+        sums: list[int] = []
+        for number in range(first, last):
+            if time.monotonic() >= plan.deadline_s or plan.abandoned():
+                break
+            start, stop = plan.runs[number], plan.runs[number + 1]
+            found = self._together(plan, start, stop)
+            if found is None:
+                for one in range(start, stop):
+                    self._single(plan, one)
+            else:
+                rows += range(start, stop)
+                sums += found
+        if rows:
+            at = plan.order[rows]
+            plan.result.checksums[at] = sums
+            plan.result.nbytes[at] = plan.totals[rows]
+            plan.result.errors[at] = 0
+
+    def _together(self, plan: IOPlan, start: int, stop: int) -> list[int] | None:
+        """Move adjacent objects in one call; return their checksums.
+
+        Returns:
+            None if they are too large for one call, or the call fails.
+        """
+        if plan.gate is not None and not plan.write:
+            return self._together_gated(plan, plan.gate, start, stop)
+        space = self._space
+        addresses, sizes = plan.addresses[start:stop], plan.sizes[start:stop]
+        if plan.pieces == 1:
+            views = [
+                space[at : at + size]
+                for (at,), (size,) in zip(addresses, sizes, strict=True)
+            ]
+        else:
+            views = [
+                space[at : at + size]
+                for row, each in zip(addresses, sizes, strict=True)
+                for at, size in zip(row, each, strict=True)
+                if size
+            ]
+        wanted = sum(map(len, views))
+        if wanted > GRANULE or len(views) > MOST_BUFFERS:
+            return None
+        if (self._direct and not _aligned(views, wanted)) or not plan.enter():
+            return None
+        try:
+            sums = self._sums(plan, start, stop, views) if plan.write else []
+        finally:
+            plan.leave()
+        call: _Move = os.pwritev if plan.write else os.preadv
+        try:
+            done = call(plan.files[start], views, plan.offsets[start])
+        except OSError:
+            return None
+        if done != wanted or plan.abandoned():
+            return None
+        return sums if plan.write else self._sums(plan, start, stop, views)
+
+    def _together_gated(
+        self, plan: IOPlan, gate: MemoryGate, start: int, stop: int
+    ) -> list[int] | None:
+        """Read adjacent objects into the bounce buffer, and copy those that are right.
+
+        Returns:
+            As `_together`; also None once the gate is closed.
+        """
+        totals = plan.totals[start:stop].tolist()
+        wanted = sum(totals)
+        if wanted > GRANULE:
+            return None
+        bounce, file, offset = self._bounce, plan.files[start], plan.offsets[start]
+        try:
+            if bounce.read(file, offset, wanted, direct=self._direct) != wanted:
+                return None
+        except OSError:
+            return None
+        sums = bounce.digests(totals)
+        if plan.expected is None or sums == plan.expected[start:stop]:
+            open_ = bounce.scatter(gate, 0, plan.pieces_of(start, stop))
+            return sums if open_ else None
+        begin = 0
+        for row, size in enumerate(totals):
+            right = sums[row] == plan.expected[start + row]
+            pieces = plan.pieces_of(start + row, start + row + 1)
+            if right and not bounce.scatter(gate, begin, pieces):
+                return None
+            begin += size
+        return sums
+
+    def _sums(
+        self, plan: IOPlan, start: int, stop: int, views: list[memoryview]
+    ) -> list[int]:
+        if plan.pieces == 1:
+            return [xxhash.xxh3_64_intdigest(view) for view in views]
+        sums = []
+        pieces = iter(views)
+        for row in range(start, stop):
+            state = xxhash.xxh3_64()
+            for size in plan.sizes[row]:
+                if size:
+                    state.update(next(pieces))
+            sums.append(state.intdigest())
+        return sums
+
+    def _single(self, plan: IOPlan, row: int) -> None:
+        """Move one object in granules; an error is the outcome of this object."""
+        if plan.abandoned():
+            return
+        at = plan.order[row]
+        state = xxhash.xxh3_64()
+        done = 0
+        error = 0
+        move = self._write if plan.write else self._read
+        try:
+            for pieces in _granules(plan.addresses[row], plan.sizes[row]):
+                got = move(
+                    plan, plan.files[row], plan.offsets[row] + done, pieces, state
+                )
+                done += got
+                if got != sum(size for _, size in pieces):
+                    error = errno.ENOSPC if plan.write else 0
+                    break
+            if plan.abandoned():
+                error = DEADLINE
+        except OSError as failure:
+            error = failure.errno or errno.EIO
+        plan.result.nbytes[at] = done
+        plan.result.errors[at] = error
+        plan.result.checksums[at] = state.intdigest() if done else EMPTY_CHECKSUM
+
+    def _write(
+        self, plan: IOPlan, file: int, offset: int, pieces: _Pieces, state: _Hash
+    ) -> int:
+        """Hash a granule, then write it; return the bytes."""
+        views = [self._space[at : at + size] for at, size in pieces]
+        wanted = sum(map(len, views))
+        aligned = not self._direct or _aligned(views, wanted)
+        if not plan.enter():
+            return 0
+        try:
+            if aligned:
+                for view in views:
+                    state.update(view)
+            else:
+                self._bounce.gather(pieces)
+        finally:
+            plan.leave()
+        if aligned:
+            return _move_all(os.pwritev, file, views, offset, wanted)
+        state.update(self._bounce.view[:wanted])
+        return self._bounce.write(file, offset, wanted)
+
+    def _read(
+        self, plan: IOPlan, file: int, offset: int, pieces: _Pieces, state: _Hash
+    ) -> int:
+        """Read a granule, then hash it; return the bytes, fewer at a file's end."""
+        views = [self._space[at : at + size] for at, size in pieces]
+        wanted = sum(map(len, views))
+        if plan.gate is None and (not self._direct or _aligned(views, wanted)):
+            got = _move_all(os.preadv, file, views, offset, wanted)
+            for view in views:
+                state.update(view)
+            return got
+        got = self._bounce.read(file, offset, wanted, direct=self._direct)
+        state.update(self._bounce.view[:got])
+        if got == wanted and not self._bounce.scatter(plan.gate, 0, pieces):
+            return 0
+        return got
+
+
+def _granules(addresses: list[int], sizes: list[int]) -> list[_Pieces]:
+    """Cut an object's pieces into groups for one system call each."""
+    groups: list[_Pieces] = [[]]
+    room = GRANULE
+    for start, size in zip(addresses, sizes, strict=True):
+        at, end = start, start + size
+        while at < end:
+            if not room or len(groups[-1]) == MOST_BUFFERS:
+                groups.append([])
+                room = GRANULE
+            step = min(end - at, room)
+            groups[-1].append((at, step))
+            at += step
+            room -= step
+    return groups
+
+
+def _move_all(
+    call: _Move, file: int, views: list[memoryview], offset: int, wanted: int
+) -> int:
+    """Move a group of pieces; return the bytes, fewer at a file's end."""
+    got = 0
+    while got < wanted:
+        more = call(file, views, offset + got)
+        if not more:
+            break
+        got += more
+        if got < wanted:
+            views = _after(views, more)
+    return got
+
+
+def _aligned(views: list[memoryview], wanted: int) -> bool:
+    if wanted % BLOCK:
+        return False
+    return all(
+        not (np.frombuffer(view, np.uint8).ctypes.data | len(view)) % _MEMORY_BLOCK
+        for view in views
+    )
+
+
+def _after(views: list[memoryview], done: int) -> list[memoryview]:
+    """Return what is left of pieces after so many bytes."""
+    left = []
+    for view in views:
+        skip = min(done, len(view))
+        done -= skip
+        if skip < len(view):
+            left.append(view[skip:])
+    return left

@@ -1,0 +1,91 @@
+"""Settings of a store on segments: what file, nixl and hf3fs have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kvdock.config import choice, count, option, path, size
+from kvdock.errors import SettingsError
+from kvdock_segments.eviction_policy import EvictionPolicy
+
+if TYPE_CHECKING:
+    from kvdock_segments.limits import StoreLimits
+
+_LEAST_SEGMENT_BYTES = 64 << 10
+
+
+@attrs.frozen
+class SegmentSettings:
+    """Settings of a store on segments; a backend extends them.
+
+    Raises:
+        SettingsError: If a value is out of its range.
+    """
+
+    root: Path = path(help="Directory that holds the store; created if missing.")
+    quota: int = size(
+        0, help="Maximum bytes of one namespace, all pools together; 0 for no quota."
+    )
+    free_space: int = size(
+        1 << 30, help="Bytes of the file system that stay free for other programs."
+    )
+    high_watermark: float = option(
+        1.0, help="Share of the quota at which eviction begins."
+    )
+    low_watermark: float = option(
+        1.0, help="Share of the quota at which eviction ends."
+    )
+    segment_bytes: int = size(
+        256 << 20,
+        help="Maximum size of a segment file; small stores begin with smaller ones.",
+    )
+    open_files: int = count(
+        0,
+        most=1 << 20,
+        help="Files of pages that stay open in each pool; 0 to derive it from the "
+        "limit of descriptors.",
+    )
+    eviction: EvictionPolicy = choice(
+        EvictionPolicy.REUSE,
+        help="Which pages make way: those that bring the fewest uses for their room, "
+        "as learned from earlier ones (reuse), or those used longest ago (lru).",
+    )
+    locks: bool = option(
+        True,
+        help="Detect living writers by kernel locks; set to false where hosts share "
+        "a file system without locks.",
+    )
+    shared_root: bool = option(
+        False, help="Accept a root that other users own or can write."
+    )
+
+    def __attrs_post_init__(self) -> None:
+        """Reject values that are out of range."""
+        if not 0 < self.low_watermark <= self.high_watermark <= 1:
+            raise SettingsError(
+                f"low_watermark {self.low_watermark} and high_watermark "
+                f"{self.high_watermark} are not two ascending shares of the quota",
+                fix="Choose 0 < low_watermark <= high_watermark <= 1.",
+            )
+        if self.segment_bytes < _LEAST_SEGMENT_BYTES:
+            raise SettingsError(
+                f"segment_bytes {self.segment_bytes} is less than 64 KiB"
+            )
+
+    @property
+    def limits(self) -> StoreLimits:
+        """Limits of a namespace."""
+        from kvdock_segments.limits import StoreLimits  # noqa: PLC0415 - numpy, 65 ms
+
+        return StoreLimits(
+            quota_bytes=self.quota,
+            high_watermark=self.high_watermark,
+            low_watermark=self.low_watermark,
+            free_bytes=self.free_space,
+            segment_bytes=self.segment_bytes,
+            open_files=self.open_files,
+            eviction=self.eviction,
+        )

@@ -1,0 +1,430 @@
+"""Store pages: reserve slots, write bytes, then publish their records."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from kvdock.batch import Batch, BatchResult, Outcome
+from kvdock_segments.fd_cache import OUT_OF_FILES
+from kvdock_segments.format import Records, records_of
+from kvdock_segments.io import (
+    DEADLINE,
+    EMPTY_CHECKSUM,
+    UNREGISTERED,
+    IOEngine,
+    IORequest,
+    IOResult,
+)
+from kvdock_segments.recycling import SegmentRecycler
+
+if TYPE_CHECKING:
+    from kvdock.arrays import BoolArray, Int64Array, OutcomeArray, UInt64Array
+    from kvdock_segments.allocator import SegmentAllocator
+    from kvdock_segments.catalog import Catalog
+    from kvdock_segments.directory import SegmentDirectory
+    from kvdock_segments.segment import Segment
+
+_OK = int(Outcome.OK)
+_REFUSED_PAGE = int(Outcome.REFUSED)
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ESTALE, UNREGISTERED)
+"""Errors for lack of space or unreachable memory, as opposed to a broken disk."""
+_NOT_THE_SLOT = (0, DEADLINE, UNREGISTERED, errno.ESTALE, *OUT_OF_FILES)
+"""Errors that say nothing about the place that was to be written."""
+
+
+@attrs.define(eq=False)
+class ActiveSegment:
+    """A segment that this process fills.
+
+    Args:
+        folder: Its folder.
+        segment: The claimed segment.
+        free: int64, its empty slots, ascending.
+        pending: Slots that were handed out and not yet returned.
+    """
+
+    folder: SegmentDirectory
+    segment: Segment
+    free: Int64Array
+    pending: int = 0
+
+
+@attrs.frozen(eq=False)
+class SlotReservation:
+    """Slots of one segment that are reserved for a batch."""
+
+    active: ActiveSegment
+    slots: Int64Array
+
+
+@attrs.define(eq=False)
+class _PutBatch:
+    """A batch of objects to store.
+
+    Args:
+        batch: The batch.
+        digests: uint64 (n, 2), of its keys.
+        used_ns: int64 (n,), the time of use of each.
+        stored_ns: int64 (n,), since when each counts as stored.
+        absent_at: Version of the index at which they were absent, or -1.
+    """
+
+    batch: Batch
+    digests: UInt64Array
+    used_ns: Int64Array
+    stored_ns: Int64Array
+    absent_at: int
+
+
+class Writer:
+    """Stores objects in segments that this process owns.
+
+    Args:
+        catalog: Gets the records of stored objects.
+        allocator: Allocates segments.
+        engine: Moves the bytes.
+    """
+
+    def __init__(
+        self, catalog: Catalog, allocator: SegmentAllocator, engine: IOEngine
+    ) -> None:
+        self._catalog = catalog
+        self._allocator = allocator
+        self._engine = engine
+        self._lock = catalog.lock
+        self._index = catalog.index
+        self._reserving = threading.Lock()
+        self._recycler = SegmentRecycler(allocator, self._reserving)
+        self._active: dict[SegmentDirectory, ActiveSegment] = {}
+
+    def put(self, batch: Batch) -> BatchResult:
+        """Store the objects of a batch that are absent."""
+        outcomes = self.put_fresh(batch)
+        if outcomes is None:
+            outcomes = self.put_any(batch)
+        self._catalog.count("put", outcomes)
+        return BatchResult.of(batch, outcomes)
+
+    def put_fresh(self, batch: Batch) -> OutcomeArray | None:
+        """Store objects of one size of which none is there.
+
+        Returns:
+            An outcome for each; None for any other batch: then nothing is stored.
+        """
+        catalog, sizes, count = self._catalog, batch.sizes, len(batch)
+        if not sizes.size or (count > 1 and sizes.strides[0]):
+            return None
+        size = int(sizes[0].sum())
+        if not size:
+            return None
+        catalog.refresh(looked=True)
+        digests = catalog.digests(batch.keys)
+        with self._lock:
+            present = self._index.find(digests) >= 0
+            version = self._index.version
+        if np.count_nonzero(present) or catalog.refresh(stored=True):
+            return None
+        if count > 1 and len(set(digests[:, 0].tolist())) < count:
+            return None
+        used_ns = catalog.write_times(digests, batch.deadline_s)
+        stored_ns = self._index.history.begin(digests, used_ns)
+        fresh = _PutBatch(batch, digests, used_ns, stored_ns, version)
+        return self._store(fresh, np.arange(count), size)
+
+    def put_any(self, batch: Batch) -> OutcomeArray:
+        """Store the absent ones of any objects; return an outcome for each."""
+        found = self._catalog.lookup_durable(batch.keys)
+        wanted = batch.object_bytes
+        # An object of another length under this key can only be damaged.
+        right = found.nbytes == wanted[found.there]
+        there = np.zeros(len(batch), np.bool_)
+        there[found.there[right]] = True
+        used_ns = self._catalog.write_times(found.digests, batch.deadline_s)
+        self._catalog.touch(found, right, used_ns)
+        absent_at = found.version if right.all() else -1
+        outcomes = np.where(there, Outcome.OK, Outcome.REFUSED).astype(np.uint8)
+        missing = np.flatnonzero(~there)
+        if len(missing):
+            first, copy_of = _without_repeats(found.digests[missing])
+            todo = missing[first]
+            stored_ns = np.array(used_ns)
+            stored_ns[todo] = self._index.history.begin(
+                found.digests[todo], used_ns[todo]
+            )
+            fresh = _PutBatch(batch, found.digests, used_ns, stored_ns, absent_at)
+            sizes = wanted[todo]
+            if (sizes == sizes[0]).all():
+                outcomes[todo] = self._store(fresh, todo, int(sizes[0]))
+            else:
+                for size in np.unique(sizes).tolist():
+                    same = todo[sizes == size]
+                    outcomes[same] = self._store(fresh, same, size)
+            outcomes[missing] = outcomes[todo][copy_of]
+        return outcomes
+
+    def _store(self, fresh: _PutBatch, todo: Int64Array, size: int) -> OutcomeArray:
+        """Store objects of one size; return an outcome for each."""
+        outcomes = np.full(len(todo), _REFUSED_PAGE, np.uint8)
+        folder = self._catalog.folder(size)
+        done = 0
+        # No object is evicted for one that was used before it: so a batch, and a
+        # prefix that is stored in several, never evicts what it stored itself.
+        before_ns = int(fresh.used_ns[todo].min())
+        # One segment after the other, so that a batch never reserves slots that it
+        # would have to recycle itself.
+        while reserved := self.reserve(folder, len(todo) - done, before_ns):
+            rows = todo[done : done + len(reserved.slots)]
+            try:
+                result = self._move(fresh.batch, rows, reserved, size)
+                outcomes[done : done + len(rows)] = self._publish(
+                    fresh, rows, reserved, result, size
+                )
+            except BaseException:
+                self.commit_reservation(reserved, reserved.slots)
+                raise
+            done += len(rows)
+        self._recycler.ask(folder)
+        return outcomes
+
+    def close(self) -> None:
+        """End what runs in the background; called before its folders are closed."""
+        self._recycler.close()
+
+    def _move(
+        self, batch: Batch, rows: Int64Array, reserved: SlotReservation, size: int
+    ) -> IOResult:
+        """Write objects of one size into reserved slots."""
+        if not size:
+            return _not_moved(len(rows), 0)
+        segment = reserved.active.segment
+        whole = len(rows) == len(batch)
+        token = self._catalog.open_one(segment)
+        if token is None:
+            held = self._catalog.open(np.array([segment.rows.number]))
+            self._catalog.release(held)
+            error = errno.EMFILE if len(held.failed) else errno.ESTALE
+            return _not_moved(len(rows), error)
+        try:
+            return self._engine.move(
+                IORequest(
+                    write=True,
+                    files=(token,),
+                    file_of=np.zeros(len(rows), np.int64),
+                    offsets=reserved.slots * segment.slot_bytes,
+                    addresses=batch.addresses if whole else batch.addresses[rows],
+                    sizes=batch.sizes if whole else _chosen(batch.sizes, rows),
+                    deadline_s=batch.deadline_s,
+                    gate=batch.gate,
+                )
+            )
+        finally:
+            self._catalog.release_one(segment)
+
+    def _publish(
+        self,
+        fresh: _PutBatch,
+        rows: Int64Array,
+        reserved: SlotReservation,
+        result: IOResult,
+        size: int,
+    ) -> OutcomeArray:
+        """Make objects visible that were written whole; return their outcomes."""
+        segment = reserved.active.segment
+        outcomes = _judged(result, size)
+        slots, sums = reserved.slots, result.checksums
+        good = np.arange(len(slots))
+        if np.count_nonzero(outcomes):
+            good = np.flatnonzero(outcomes == _OK)
+            wrong = ~np.isin(result.errors, _NOT_THE_SLOT)
+            self._set_aside(reserved.active, slots[wrong])
+            rows, sums = rows[good], sums[good]
+        records = records_of(
+            fresh.digests[rows],
+            sums,
+            segment=segment.name.segment,
+            slots=slots[good],
+            stored_ns=fresh.stored_ns[rows],
+        )
+        if len(good):
+            used_ns = fresh.used_ns[rows]
+            done = self._commit(fresh, reserved.active, slots[good], records, used_ns)
+            if done is not None:
+                outcomes[good[~done]] = _REFUSED_PAGE
+        stored = outcomes == _OK
+        if self._allocator.faulty and stored.any():
+            self._allocator.faulty.clear()
+        self.commit_reservation(reserved, slots[~stored])
+        return outcomes
+
+    def _set_aside(self, active: ActiveSegment, slots: Int64Array) -> None:
+        """Use no slot that could not be written until it is due."""
+        if len(slots):
+            with self._lock:
+                active.segment.set_aside(slots)
+                active.folder.count_failed(active.segment)
+            self._allocator.note_fault(active.segment, len(slots))
+
+    def _commit(
+        self,
+        fresh: _PutBatch,
+        active: ActiveSegment,
+        slots: Int64Array,
+        records: Records,
+        used_ns: Int64Array,
+    ) -> BoolArray | None:
+        """Write records to disk and into the index.
+
+        Args:
+            fresh: What they are part of.
+            active: Where the objects were written.
+            slots: int64 (n,), ascending.
+            records: (n,).
+            used_ns: int64 (n,), when each is used.
+
+        Returns:
+            bool (n,): which of them are stored; None for all of them.
+        """
+        segment, done = active.segment, None
+        known_failed = bool(segment.failed)
+        with self._lock:
+            if not segment.owned:  # cleared by another process meanwhile
+                return np.zeros(len(slots), np.bool_)
+            try:
+                segment.commit(slots, records)
+            except OSError:
+                if segment.was_taken_over():
+                    self._catalog.disown(segment)
+                    return np.zeros(len(slots), np.bool_)
+                done = segment.commit_each(slots, records)
+                self._set_aside(active, slots[~done])
+                if not done.any():
+                    segment.rest()
+                slots, records, used_ns = slots[done], records[done], used_ns[done]
+            if known_failed:
+                active.folder.count_failed(segment)
+            known = fresh.absent_at == self._index.version
+            self._index.put(
+                slots + segment.rows.first,
+                records,
+                used_ns,
+                absent_at=fresh.absent_at,
+            )
+            fresh.absent_at = self._index.version if known else -1
+        return done
+
+    def reserve(
+        self, folder: SegmentDirectory, count: int, before_ns: int
+    ) -> SlotReservation | None:
+        """Reserve up to `count` slots of one segment.
+
+        Args:
+            folder: Where the segment lies.
+            count: Most slots.
+            before_ns: Objects that were used then or later are not evicted.
+
+        Returns:
+            None if count is 0 or there is no space.
+        """
+        with self._reserving:
+            active = self._active.get(folder)
+            if active is not None and active.segment.was_taken_over():
+                self._catalog.disown(active.segment)
+            if count and (active is None or not active.segment.owned):
+                active = self._open(folder, before_ns)
+            if not count or active is None:
+                return None
+            take = active.free[:count]
+            active.free = active.free[len(take) :]
+            active.pending += len(take)
+            if not len(active.free):
+                del self._active[folder]
+            return SlotReservation(active, take)
+
+    def commit_reservation(self, reserved: SlotReservation, unused: Int64Array) -> None:
+        """End a reservation; slots that were not filled are free again."""
+        active = reserved.active
+        with self._reserving:
+            active.pending -= len(reserved.slots)
+            if active.segment.retry_s:
+                active.free = unused = active.free[:0]
+            elif active.segment.failed:
+                unused = np.setdiff1d(unused, active.segment.slots_aside())
+            if len(unused) and self._active.setdefault(active.folder, active) is active:
+                active.free = np.sort(np.concatenate([active.free, unused]))
+            self._release_full(active)
+
+    def _open(self, folder: SegmentDirectory, before_ns: int) -> ActiveSegment | None:
+        segment = self._recycler.take(folder, before_ns)
+        segment = segment or self._allocator.acquire(folder, before_ns)
+        if segment is None:
+            self._active.pop(folder, None)
+            return None
+        with self._allocator.releasing(folder, segment):
+            self._catalog.reopen(segment)
+            with self._lock:
+                free = segment.free_slots(self._index.live(segment.rows))
+        if not len(free):  # the last one failed just now
+            self._allocator.release_full(folder, segment)
+            return None
+        active = self._active[folder] = ActiveSegment(folder, segment, free)
+        return active
+
+    def _release_full(self, active: ActiveSegment) -> None:
+        """Release a segment that is full and has no reserved slots."""
+        if active.pending or len(active.free) or not active.segment.owned:
+            return
+        if self._active.get(active.folder) is active:
+            del self._active[active.folder]
+        with self._lock:
+            if active.segment.owned:  # not deleted meanwhile
+                rows = active.segment.rows
+                used_ns = self._index.used_ns[rows.span]
+                with suppress(OSError), active.folder.own_change():
+                    active.segment.release_filled(used_ns)
+                active.segment.release(full=True)  # if the folder cannot be read
+
+
+def _chosen(sizes: Int64Array, rows: Int64Array) -> Int64Array:
+    """Return sizes of some rows; a row that is repeated stays a view."""
+    return sizes[: len(rows)] if sizes.strides[0] == 0 else sizes[rows]
+
+
+def _not_moved(count: int, error: int) -> IOResult:
+    """Answer without an engine: an error, or 0 for objects without bytes."""
+    result = IOResult.of(count)
+    result.errors[:] = error
+    result.checksums[:] = EMPTY_CHECKSUM
+    return result
+
+
+def _judged(result: IOResult, size: int) -> OutcomeArray:
+    """Return the outcome of each object that an engine wrote."""
+    outcomes = np.zeros(len(result.errors), np.uint8)  # OK
+    outcomes[result.nbytes != size] = _REFUSED_PAGE
+    if np.count_nonzero(result.errors):
+        outcomes[result.errors != 0] = Outcome.ERROR
+        outcomes[np.isin(result.errors, _REFUSED)] = Outcome.REFUSED
+        outcomes[result.errors == DEADLINE] = Outcome.TIMEOUT
+    return outcomes
+
+
+def _without_repeats(digests: UInt64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the first of equal keys, and for each key the position of its first."""
+    every = np.arange(len(digests))
+    low = np.sort(digests[:, 0])
+    if not (low[1:] == low[:-1]).any():
+        return every, every
+    _, first, inverse = np.unique(
+        digests, axis=0, return_index=True, return_inverse=True
+    )
+    # In the order of the keys, so that the head of a prefix is stored first.
+    order = np.argsort(first)
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return first[order], rank[inverse.reshape(-1)]

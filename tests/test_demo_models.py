@@ -1,0 +1,290 @@
+"""The demos with models as the command line runs them, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvdock.errors import KvdockError, PluginError, SettingsError
+from kvdock_cli.commands.demo import demo
+from kvdock_cli.output import UsageProblem
+
+DEADLINE_S = 300
+KVDOCK = Path(sys.executable).with_name("kvdock")
+TINY = ("demo", "--send", "--size", "tiny", "--backend", "nixl")
+
+
+def processes_of(folder: Path) -> dict[int, str]:
+    """Return the living processes that name a folder in their command line."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b"\0", b" ").decode()
+            state = (path.parent / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if str(folder) in words and state not in "ZX":
+            found[int(path.parent.name)] = words
+    return found
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Give children a SIGINT that a shell's background job would ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def running(folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
+    """Run the demo until both of its processes are there."""
+    with subprocess.Popen(
+        [KVDOCK, *TINY, *more],
+        env=os.environ | {"TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            until_s = time.monotonic() + DEADLINE_S
+            while len(processes_of(folder)) < 2:
+                assert process.poll() is None
+                assert time.monotonic() < until_s
+                time.sleep(0.01)
+            yield process
+        finally:
+            process.kill()
+
+
+def pid_of(role: str, folder: Path) -> int:
+    """Return the process of a role; `exec` writes its words in several steps."""
+    until_s = time.monotonic() + 20
+    while True:
+        found = [
+            pid
+            for pid, words in processes_of(folder).items()
+            if f"{role}.json" in words
+            for pid, words in processes_of(folder).items()
+            if f"{role}.json" in words
+        ]
+        if len(found) == 1:
+            return found[0]
+        assert time.monotonic() < until_s, found
+        time.sleep(0.01)
+
+
+def check_all_ended(folder: Path) -> None:
+    until_s = time.monotonic() + 20
+    while processes_of(folder):
+        assert time.monotonic() < until_s, processes_of(folder)
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
+def test_a_demo_that_is_ended_leaves_no_process_and_no_file(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    with running(tmp_path) as process:
+        process.send_signal(number)
+        assert process.wait(DEADLINE_S) == code
+    check_all_ended(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_demo_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    with running(tmp_path) as process:
+        process.kill()
+        process.wait()
+        check_all_ended(tmp_path)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_process_that_dies_is_named_and_ends_the_demo(
+    role: str, tmp_path: Path
+) -> None:
+    with running(tmp_path, "--json") as process:
+        os.kill(pid_of(role, tmp_path), signal.SIGKILL)
+        output, errors = process.communicate(timeout=DEADLINE_S)
+    found = json.loads(output)
+    assert found["schema"] == "kvdock.error/1"
+    assert (
+        f"the {role} process failed: it ended with signal 9" in found["error"]["what"]
+    )
+    assert process.returncode == 1
+    assert "Traceback" not in errors
+    check_all_ended(tmp_path)
+
+
+def test_without_a_backend_that_can_it_is_one_line() -> None:
+    done = sent(["--size", "tiny"], KVDOCK_PLUGINS="file")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith(
+        "kvdock: no installed backend declares direct transfer"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        (["--send", "--model", "gpt"], SettingsError, "gpt"),
+        (["--send", "--size", "huge"], SettingsError, "huge"),
+        (["--send", "--set", "no_such=1"], SettingsError, "no_such"),
+        (["--send", "--set", "quota"], UsageProblem, "KEY=VALUE"),
+        (["--send", "--dir", __file__], SettingsError, "--dir"),
+        (["--send", "--backend", "file"], PluginError, "direct transfer"),
+        (["--send", "--backend", "bogus"], PluginError, "bogus"),
+        (["--models", "--backend", "no_such"], PluginError, "no_such"),
+        (["--models", "--dir", __file__], SettingsError, "--dir"),
+        (["--models", "--set", "no_such=1"], SettingsError, "no_such"),
+        (["--models", "--set", "root=/x"], SettingsError, "--dir"),
+        (["--models", "--set", "quota=1", "--set", "quota=2"], UsageProblem, "twice"),
+    ],
+)
+def test_bad_input_is_rejected_before_any_process_starts(
+    arguments: list[str],
+    kind: type[KvdockError],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvdock_transformers.demo.trial.run_round", None)
+    options = iter(arguments)
+    given: dict[str, Any] = {"set_": ()}
+    for option in options:
+        name = option.removeprefix("--")
+        if name in ("send", "models"):
+            given[name] = True
+        elif name == "set":
+            given["set_"] += (next(options),)
+        elif name == "dir":
+            given["dir"] = Path(next(options))
+        else:
+            given[name] = next(options)
+    with pytest.raises(kind) as caught:
+        demo(**given)
+    assert words in str(caught.value)
+
+
+def test_a_disk_without_room_is_an_error_before_any_model_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvdock_transformers.demo.trial.run_round", None)
+    with pytest.raises(KvdockError, match="cannot store pages here: 0 B") as caught:
+        demo(models=True, backend="file", set_=("free_space=1024 TiB",))
+    assert "--dir" in caught.value.fix
+
+
+def sent(
+    arguments: Sequence[str], **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return demonstrated(["--send", *arguments], **environment)
+
+
+def demonstrated(
+    arguments: Sequence[str], **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [KVDOCK, "demo", *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_stored_pages_of_a_model_end_in_one_json_object(tmp_path: Path) -> None:
+    words = ["--models", "--model", "mha", "--size", "tiny", "--json"]
+    words += ["--dir", str(tmp_path), "--set", "free_space=0"]
+    done = demonstrated(words)
+    assert done.returncode == 0, done.stderr
+    assert "verdict" in done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["schema"], summary["ok"]) == ("kvdock.demo/1", True)
+    (model,) = summary["models"]
+    assert model["tokens_identical"]
+    assert model["damage_survived"]
+    assert model["max_abs_diff"] == 0.0
+    assert set(model["pools"]) == {"kv", "draft"}
+    assert 0 < model["draft_acceptance_before"] == model["draft_acceptance_after"] < 1
+    (trial,) = tmp_path.iterdir()
+    assert not (trial / "models").exists(), "what is bulky is cleared away"
+
+
+@pytest.mark.slow
+@pytest.mark.mooncake
+def test_a_backend_without_files_brings_its_server_and_is_harmed_by_hooks() -> None:
+    library = pytest.importorskip("kvdock_mooncake.library")
+    try:
+        library.load()
+    except KvdockError as error:
+        pytest.skip(f"{error}")
+    words = ["--models", "--model", "mha", "--size", "tiny", "--json"]
+    done = demonstrated([*words, "--backend", "mooncake", "--set", "replicas=1"])
+    assert done.returncode == 0, done.stderr
+    assert "tarted a local master" in " ".join(done.stderr.split())
+    summary = json.loads(done.stdout)
+    assert summary["ok"]
+    (model,) = summary["models"]
+    assert model["damage_survived"]
+    assert model["damaged_pages"] == 5
+    assert 0 < model["draft_acceptance_before"] == model["draft_acceptance_after"] < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "backend", ["nixl", pytest.param("mooncake", marks=pytest.mark.mooncake)]
+)
+def test_every_model_decodes_as_one_process_does(backend: str, tmp_path: Path) -> None:
+    # Compiled code stays where the machine keeps it: a new cache takes a minute.
+    words = ["--size", "tiny", "--backend", backend, "--json", "--dir", str(tmp_path)]
+    done = sent(words)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["schema"], found["ok"]) == ("kvdock.demo-send/1", True)
+    assert found["backend"] == backend
+    pools = {one["model"]: set(one["pools"]) for one in found["models"]}
+    assert pools == {
+        "mha": {"kv", "draft"},
+        "mla": {"kv"},
+        "swa": {"kv", "swa"},
+        "mamba": {"kv", "mamba"},
+    }
+    for one in found["models"]:
+        assert one["tokens_identical"]
+        assert one["max_abs_diff"] == 0.0
+        assert one["computed_tokens"] == 5
+        assert set(one["arrived"]) == set(one["pools"])
+    mha = found["models"][0]
+    assert 0 < mha["draft_acceptance_decode"] < 1
+    assert mha["draft_acceptance_decode"] == mha["draft_acceptance_one_process"]
+    (trial,) = tmp_path.iterdir()
+    assert not (trial / "models").exists(), "what is bulky is cleared away"
+
+
+def test_every_key_of_the_answer_is_documented() -> None:
+    page = Path(__file__).parents[1] / "docs" / "reference" / "cli-json.md"
+    section = (
+        page.read_text().partition("`kvdock.demo-send/1`")[2].partition("\n## ")[0]
+    )
+    source = Path(__file__).parents[1] / "engines/transformers/src/kvdock_transformers"
+    text = (source / "demo/report.py").read_text().partition("def _sent_model")[2]
+    names = re.findall(r'^ +"(\w+)": ', text, re.MULTILINE)
+    assert len(names) > 10
+    for name in {*names, "model", "backend"}:
+        assert f"`{name}`" in section
