@@ -30,14 +30,13 @@ from kvdock import (
     BatchResult,
     DType,
     Operation,
-    Part,
-    Per,
     PoolKind,
     PoolSpec,
     Region,
     Shard,
 )
 from kvdock.errors import KvdockError
+from kvdock.pools import Part, Per
 from kvdock_mooncake import plugin
 from kvdock_mooncake.library import load
 from kvdock_mooncake.server import Server, start_master

@@ -19,13 +19,12 @@ from kvdock import (
     DType,
     Namespace,
     Operation,
-    Part,
-    Per,
     PoolSpec,
     Region,
     Shard,
 )
 from kvdock.config import structure
+from kvdock.pools import Part, Per
 from kvdock_s3.client import ObjectClient
 from kvdock_s3.settings import S3Settings
 

@@ -228,7 +228,8 @@ def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> Sequence[str]:
     """Spell the end of the keys of a page's objects.
 
     Called once per pool when it is attached; the answer is kept. Most
-    plugins leave it out: then the core answers `kvdock.key_suffixes(pool, shard)`.
+    plugins leave it out: then the core answers
+    `kvdock.keys.key_suffixes(pool, shard)`.
 
     Returns:
         One suffix for each of `stored_objects(pool, shard)`, in that order, never
