@@ -237,7 +237,7 @@ class Backend:
 
     @property
     def touches(self) -> bool:
-        """Whether it orders its objects by use, and takes notes of the engine's."""
+        """Return whether it orders objects by use, and is told of the engine's uses."""
         return "kvdock_touch" in self.plugin.implemented
 
     def touch(self, handle: object, keys: Sequence[str]) -> None:

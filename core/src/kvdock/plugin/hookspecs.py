@@ -69,7 +69,7 @@ class HostMemory:
 
     Args:
         buffer: The bytes: writable and contiguous, with the buffer protocol.
-            What they hold at first is not said.
+            They may hold anything at first.
         give_back: Call it once, when they are no longer in use. A pool
             that lies in them keeps them until it is released.
     """

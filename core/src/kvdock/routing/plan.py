@@ -76,17 +76,17 @@ class Route:
 
     @property
     def mode(self) -> TransferMode:
-        """How bytes move from and to the nearest backend."""
+        """The path of bytes from and to the nearest backend."""
         return self.nearest.mode if self.nearest else TransferMode.NONE
 
     @property
     def check(self) -> IntegrityCheck:
-        """Who verifies pages of the nearest backend."""
+        """The check of pages that come from the nearest backend."""
         return self.nearest.check if self.nearest else IntegrityCheck.BACKEND
 
     @property
     def allocate(self) -> bool:
-        """Whether the nearest backend should bring the pool's memory."""
+        """Return whether the nearest backend should bring the pool's memory."""
         return self.nearest is not None and self.nearest.allocate
 
     @property
