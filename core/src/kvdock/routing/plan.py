@@ -30,18 +30,6 @@ if TYPE_CHECKING:
     from kvdock.plugin.manifest import Manifest
     from kvdock.pools.shard import Shard
 
-__all__ = (
-    "CapabilityCheck",
-    "IntegrityCheck",
-    "Plan",
-    "Route",
-    "RouteOption",
-    "RouteRequirements",
-    "TransferMode",
-    "as_table",
-    "plan_routes",
-)
-
 
 @attrs.frozen
 class Route:
@@ -163,10 +151,10 @@ class Plan:
                 for option in route.options
                 if route.placements and option not in route.placements
             ]
-        return as_table(rows)
+        return _as_table(rows)
 
 
-def as_table(rows: Sequence[Sequence[str]]) -> str:
+def _as_table(rows: Sequence[Sequence[str]]) -> str:
     """Align columns of text with two spaces between them."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(

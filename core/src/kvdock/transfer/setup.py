@@ -19,8 +19,7 @@ from kvdock.keys import check_suffixes
 from kvdock.models.memory_budget import HostBudget
 from kvdock.namespace import namespace_digest, namespace_record
 from kvdock.pools.layout import stored_objects
-from kvdock.resilience.answers import as_kvdock_error
-from kvdock.resilience.channel import BackendChannel
+from kvdock.resilience.channel import BackendChannel, as_kvdock_error
 from kvdock.routing.verdicts import IntegrityCheck, TransferMode
 from kvdock.tiers.copier import Copier
 from kvdock.transfer.attached_pool import AttachedPool
