@@ -39,7 +39,7 @@ _LABEL = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]{0,63})?")
 REQUIRED = ("kvdock_manifest", "kvdock_register_pool")
 """Hooks that every plugin has; the others may be left out."""
 
-DIRECT = ("kvdock_endpoint", "kvdock_connect")
+PEER_HOOKS = ("kvdock_endpoint", "kvdock_connect")
 """Hooks of a plugin that declares `direct_transfer` and runs batches itself."""
 
 MAX_ENDPOINT_BYTES = 64 << 10

@@ -250,7 +250,7 @@ def _check_promises(manifest: Manifest, own: Mapping[str, str]) -> None:
             "its manifest declares host_allocator, and it has no kvdock_allocate",
             "Add the hook, or declare host_allocator=Support.NO.",
         )
-    lacking = [name for name in hookspecs.DIRECT if name not in own]
+    lacking = [name for name in hookspecs.PEER_HOOKS if name not in own]
     if manifest.direct_transfer and lacking and not returns_stores(frozenset(own)):
         raise ContractViolation(
             "its manifest declares direct_transfer, and it has no "

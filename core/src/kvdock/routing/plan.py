@@ -78,7 +78,7 @@ class Route:
         return self.nearest is not None and self.nearest.allocate
 
     @property
-    def direct(self) -> bool:
+    def to_peers(self) -> bool:
         """Return whether its pages go straight to peers: asked for, and there."""
         return self.nearest is not None and any(
             capability is Capability.DIRECT_TRANSFER

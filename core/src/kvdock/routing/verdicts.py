@@ -323,11 +323,11 @@ def _transfer_mode(case: _Evaluation) -> tuple[TransferMode, ObjectUnit, str, bo
         return TransferMode.STAGED, ObjectUnit.PAGE, away, False
     allocate = not any_memory and case.needs.allocator is None
     if case.verdict(Capability.MULTI_BUFFER):
-        return *_direct(case, ObjectUnit.PAGE), allocate
+        return *_unstaged(case, ObjectUnit.PAGE), allocate
     return _one_piece(case, allocate=allocate)
 
 
-def _direct(
+def _unstaged(
     case: _Evaluation, unit: ObjectUnit
 ) -> tuple[TransferMode, ObjectUnit, str]:
     """Return the mode of a pool that is not staged, with its unit and note."""
@@ -343,7 +343,7 @@ def _direct(
 
 
 def _why_staged(case: _Evaluation) -> str:
-    """Return why the deployment has pages staged that could move directly, or ""."""
+    """Return why the deployment has pages staged that need not be, or ""."""
     if case.needs.staging is StagingPolicy.ALWAYS:
         return "asked for"
     if case.needs.staging is not StagingPolicy.SAFE:
@@ -378,7 +378,7 @@ def _one_piece(
         if count_buffers(cut, case.shard) == 1 and case.verdict(
             Capability.BATCH_SIZE, cut
         ):
-            return *_direct(case, unit), allocate
+            return *_unstaged(case, unit), allocate
     note = f"{count_buffers(case.pool, case.shard)} pieces a page"
     return TransferMode.STAGED, ObjectUnit.PAGE, note, False
 
