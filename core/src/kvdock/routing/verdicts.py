@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -71,15 +71,15 @@ class TransferMode(StrEnum):
 
 
 def _scope(value: object) -> Scope:
-    return cast("Scope", to_word(value, Scope))
+    return to_word(value, Scope)
 
 
 def _integrity(value: object) -> Integrity:
-    return cast("Integrity", to_word(value, Integrity))
+    return to_word(value, Integrity)
 
 
 def _staging_policy(value: object) -> StagingPolicy:
-    return cast("StagingPolicy", to_word(value, StagingPolicy))
+    return to_word(value, StagingPolicy)
 
 
 @attrs.frozen(kw_only=True)
