@@ -38,7 +38,6 @@ from kvdock import (
     Attachment,
     Dock,
     Namespace,
-    Part,
     PoolSpec,
     Region,
     RouteRequirements,
@@ -46,6 +45,7 @@ from kvdock import (
 )
 from kvdock.config import CoreSettings, structure
 from kvdock.observers.metrics import Metrics
+from kvdock.pools import Part
 
 PAGE_BYTES = 64 << 10
 PAGES = 512

@@ -9,8 +9,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock import Attachment, DType, Part, Per, PoolSpec
+from kvdock import Attachment, DType, PoolSpec
 from kvdock.config import Deadlines
+from kvdock.pools import Part, Per
 
 PATIENT = Deadlines(exists=60.0, get=60.0, put=60.0)
 """A call that a busy machine delays is slow, and not lost."""

@@ -43,8 +43,6 @@ from kvdock import (
     Layout,
     Manifest,
     Namespace,
-    Part,
-    PeerTransfers,
     PoolKind,
     PoolSpec,
     Region,
@@ -52,10 +50,12 @@ from kvdock import (
     Shard,
 )
 from kvdock.geometry.matching import move
+from kvdock.peers import PeerTransfers
+from kvdock.pools import Part
 
 if TYPE_CHECKING:
-    from kvdock import Offer
     from kvdock.arrays import ByteArray, Int64Array
+    from kvdock.peers import Offer
     from kvdock.peers.connections import Peer
     from kvdock_mooncake.direct import EngineConnection
     from kvdock_nixl.direct import AgentConnection

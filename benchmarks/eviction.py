@@ -34,8 +34,9 @@ import numpy as np
 from eviction_loads import GENERATED, Load, read_trace
 from eviction_policies import POLICIES, Replayed
 
-from kvdock import Attachment, Dock, Namespace, Part, PoolSpec, Region, Shard
+from kvdock import Attachment, Dock, Namespace, PoolSpec, Region, Shard
 from kvdock.config import CoreSettings, Deadlines
+from kvdock.pools import Part
 
 QUOTAS = (0.02, 0.05, 0.1, 0.25, 0.5)
 SAMPLE_REQUESTS = 1500

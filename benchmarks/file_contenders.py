@@ -25,12 +25,12 @@ from kvdock import (
     Dock,
     DType,
     Operation,
-    Part,
     PoolKind,
     PoolSpec,
     Region,
     Shard,
 )
+from kvdock.pools import Part
 
 if TYPE_CHECKING:
     import numpy.typing as npt

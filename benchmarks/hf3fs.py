@@ -29,18 +29,8 @@ import numpy as np
 import numpy.typing as npt
 from machine import describe
 
-from kvdock import (
-    Attachment,
-    Block,
-    Dock,
-    DType,
-    Namespace,
-    Part,
-    Per,
-    PoolSpec,
-    Region,
-    Shard,
-)
+from kvdock import Attachment, Block, Dock, DType, Namespace, PoolSpec, Region, Shard
+from kvdock.pools import Part, Per
 from kvdock_hf3fs import library
 from kvdock_hf3fs.engine import UsrbioEngine
 from kvdock_hf3fs.rings import Rings

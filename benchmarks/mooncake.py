@@ -37,14 +37,13 @@ from kvdock import (
     Dock,
     DType,
     Namespace,
-    Part,
-    Per,
     PoolSpec,
     Region,
     RouteRequirements,
     Shard,
 )
 from kvdock.config import CoreSettings, Integrity
+from kvdock.pools import Part, Per
 from kvdock_mooncake.library import load
 from kvdock_mooncake.server import start_master, start_owner
 

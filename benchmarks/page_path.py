@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from kvdock import Attachment, Dock, Namespace, Part, PoolKind, PoolSpec, Region, Shard
+from kvdock import Attachment, Dock, Namespace, PoolKind, PoolSpec, Region, Shard
+from kvdock.pools import Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

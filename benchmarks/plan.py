@@ -22,21 +22,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock import (
-    Block,
-    Deployment,
-    HitPolicy,
-    Hits,
-    Layout,
-    Namespace,
-    Region,
-    Shard,
-    assemble,
-    build_keys,
-    evaluate,
-    key_suffixes,
-    load_model,
-)
+from kvdock import Block, HitPolicy, Hits, Layout, Namespace, Region, Shard, evaluate
+from kvdock.keys import build_keys, key_suffixes
+from kvdock.models import Deployment, assemble, load_model
 from kvdock.namespace import namespace_digest, namespace_record
 
 if TYPE_CHECKING:

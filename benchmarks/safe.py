@@ -31,7 +31,6 @@ from kvdock import (
     Dock,
     DType,
     Namespace,
-    Part,
     PoolKind,
     PoolSpec,
     Region,
@@ -39,6 +38,7 @@ from kvdock import (
     Shard,
 )
 from kvdock.config import CoreSettings, structure
+from kvdock.pools import Part
 
 SIZES = {"64K": 64 << 10, "256K": 256 << 10, "1M": 1 << 20, "4M": 4 << 20}
 WAYS: dict[str, dict[str, object]] = {

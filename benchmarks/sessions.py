@@ -39,7 +39,6 @@ from kvdock import (
     Namespace,
     Operation,
     Outcome,
-    Part,
     PoolKind,
     PoolSpec,
     Region,
@@ -48,13 +47,14 @@ from kvdock import (
     Support,
     TransferManager,
     hookimpl,
-    key_suffixes,
 )
 from kvdock.config import CoreSettings, structure
 from kvdock.events import BatchEnded
+from kvdock.keys import key_suffixes
 from kvdock.observers.metrics import Metrics
 from kvdock.observers.tracing import Tracing
 from kvdock.plugin import Candidate, LoadedPlugin, hookspecs
+from kvdock.pools import Part
 
 PAGE_BYTES = 64 * 1024
 PAGES = 512

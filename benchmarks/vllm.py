@@ -118,7 +118,7 @@ def kvdock_tier(rows: Rows, folder: Path, *, direct: bool) -> Any:  # noqa: ANN4
     """Open kvdock's, with its checksums and deadlines."""
     import tiers  # noqa: PLC0415 - imports vLLM
 
-    from kvdock import ThrottledLog  # noqa: PLC0415 - in vLLM's environment
+    from kvdock.throttled_log import ThrottledLog  # noqa: PLC0415 - in vLLM's environment
     from kvdock_vllm.adapters import AdapterFiles  # noqa: PLC0415 - same
     from kvdock_vllm.pools import Handover  # noqa: PLC0415 - same
     from kvdock_vllm.rows import Group  # noqa: PLC0415 - same

@@ -11,8 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from kvdock import Deployment, assemble, load_model
-from kvdock.models import shipped_models
+from kvdock.models import Deployment, assemble, load_model, shipped_models
 from kvdock.units import format_bytes
 
 PAGE = Path(__file__).parent / "how-to" / "sizing.md"

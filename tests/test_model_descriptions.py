@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvdock import Deployment, assemble
-from kvdock.models import parse_description
+from kvdock.models import Deployment, assemble, parse_description
 from kvdock.pools import FAMILIES
 
 PAGE = Path(__file__).parents[1] / "docs/reference/model-descriptions.md"

@@ -10,17 +10,8 @@ import pytest
 import threefs
 from object_server import ObjectServer
 
-from kvdock import (
-    Attachment,
-    Dock,
-    DType,
-    Namespace,
-    Part,
-    Per,
-    PoolSpec,
-    Region,
-    Shard,
-)
+from kvdock import Attachment, Dock, DType, Namespace, PoolSpec, Region, Shard
+from kvdock.pools import Part, Per
 from kvdock_cli.commands.bench import bench
 from kvdock_cli.commands.doctor import doctor
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from object_server import ObjectServer, Stored
 
-from kvdock import Namespace, canonical
+from kvdock import Namespace
 from kvdock.errors import KvdockError, SettingsError
-from kvdock.namespace import namespace_digest, namespace_record
+from kvdock.namespace import canonical, namespace_digest, namespace_record
 from kvdock_cli.commands import store
 from kvdock_cli.output import UsageProblem
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvdock import Attachment, Dock, Namespace, Part, PoolKind, PoolSpec, Region, Shard
+from kvdock import Attachment, Dock, Namespace, PoolKind, PoolSpec, Region, Shard
 from kvdock.batch import Outcome
+from kvdock.pools import Part
 
 pytest.importorskip("kvdock_file")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvdock import assemble
+from kvdock.models import assemble
 from kvdock.pools import mamba, mha
 from kvdock_cli.arguments import backend_settings, model_of, settings_of
 from kvdock_cli.output import UsageProblem

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvdock import DType, Namespace, Part, PoolKind, PoolSpec, canonical
+from kvdock import DType, Namespace, PoolKind, PoolSpec
 from kvdock.errors import NamespaceError
-from kvdock.namespace import namespace_digest, namespace_record
+from kvdock.namespace import canonical, namespace_digest, namespace_record
+from kvdock.pools import Part
 from kvdock_cli.commands.namespace import diff, show
 from kvdock_cli.output import UsageProblem
 

@@ -21,7 +21,6 @@ from kvdock import (
     KindSupport,
     Layout,
     Manifest,
-    Part,
     Plan,
     PluginProblem,
     PoolKind,
@@ -35,7 +34,7 @@ from kvdock import (
 )
 from kvdock.config import option, size
 from kvdock.plugin import Candidate, LoadedPlugin, LoadStage
-from kvdock.pools import ObjectUnit
+from kvdock.pools import ObjectUnit, Part
 from kvdock.routing.verdicts import TransferMode
 from kvdock_cli.reports import doctor, manifest, route, version
 from kvdock_cli.reports import list as listing

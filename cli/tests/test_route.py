@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvdock import ContextSplit, HostBudget
 from kvdock.errors import NoRoute, PluginError, SettingsError
+from kvdock.models import HostBudget
+from kvdock.pools import ContextSplit
 from kvdock_cli.commands.route import route
 from kvdock_cli.output import UsageProblem
 

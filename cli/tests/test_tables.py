@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kvdock import Deployment, Dock, Shard, assemble, load_model
+from kvdock import Dock, Shard
+from kvdock.models import Deployment, assemble, load_model
 from kvdock_cli.commands.list import load
 from kvdock_cli.reports import list as listing
 from kvdock_cli.reports import route

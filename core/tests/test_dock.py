@@ -14,7 +14,6 @@ from kvdock import (
     Finding,
     KvdockError,
     NoRoute,
-    Part,
     PoolSpec,
     RouteRequirements,
     Shard,
@@ -24,6 +23,7 @@ from kvdock.config.core import Integrity
 from kvdock.errors import PluginError, SettingsError
 from kvdock.plugin.backend import run_probe
 from kvdock.plugin.discovery import Candidate
+from kvdock.pools import Part
 
 if TYPE_CHECKING:
     from tiny import Shelf

@@ -7,7 +7,8 @@ import sys
 
 import numpy as np
 
-from kvdock import Attachment, Dock, Namespace, Outcome, Part, PoolSpec, Region, Shard
+from kvdock import Attachment, Dock, Namespace, Outcome, PoolSpec, Region, Shard
+from kvdock.pools import Part
 
 POOL = PoolSpec(
     name="kv",

@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import until
 
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock_segments.directory import SegmentDirectory
@@ -38,15 +38,6 @@ def load_worker() -> Any:
 
 
 worker = load_worker()
-
-
-def soon(holds: Callable[[], bool]) -> bool:
-    """Return whether something comes true within a few seconds."""
-    end_s = time.monotonic() + 10
-    while time.monotonic() < end_s:
-        if holds():
-            return True
-    return False
 
 
 def all_there(depot: Any, numbers: range) -> bool:
@@ -124,12 +115,12 @@ def test_what_another_handle_deleted_is_stored_again(open_depot: OpenDepot) -> N
     """Otherwise puts of this handle would skip the page as long as it runs."""
     one, two = open_depot(), open_depot()
     one.put(range(40))
-    assert soon(lambda: all_there(two, range(40)))
+    until(lambda: all_there(two, range(40)))
     two.delete(range(3, 20, 2))
     # This handle still finds the page; a batch may name a key twice.
     assert one.put([*range(40), 5, 5]).ok.all()
     assert all_there(open_depot(), range(40))
-    assert soon(lambda: all_there(two, range(40)))
+    until(lambda: all_there(two, range(40)))
     assert not any(one.get(range(40)))
 
 
@@ -214,7 +205,7 @@ def test_what_was_cleared_under_a_handle_is_stored_again(
     one, two = open_depot(), open_depot()
     numbers = range(32 if full else 20)  # of 32 in a segment
     one.put(numbers)
-    assert soon(lambda: all_there(two, numbers))
+    until(lambda: all_there(two, numbers))
     two.clear()
     assert one.put(numbers).ok.all()
     assert all_there(open_depot(), numbers)
@@ -245,7 +236,7 @@ def test_a_reader_finds_what_is_stored_after_everything_was_deleted(
     reader = open_depot()
     shutil.rmtree(reader.root)
     assert open_depot().put(range(20)).ok.all()
-    assert soon(partial(all_there, reader, range(20)))
+    until(partial(all_there, reader, range(20)))
     assert reader.get(range(20)) == [0] * 20
 
 
@@ -289,7 +280,7 @@ def test_pages_of_a_segment_that_became_full_are_not_stored_twice(
 ) -> None:
     one, two = open_depot(), open_depot()
     one.put(range(20))
-    assert soon(lambda: all_there(two, range(20)))
+    until(lambda: all_there(two, range(20)))
     one.put(range(20, 64))  # its segment is full, and has another name
     before = two.store.usage().pages
     assert two.put(range(20)).ok.all()
@@ -335,7 +326,7 @@ def test_a_reader_survives_a_clear_of_its_store(open_depot: OpenDepot) -> None:
     done.set()
     thread.join()
     assert not problems
-    assert soon(lambda: not any(reader.there(range(200))))
+    until(lambda: not any(reader.there(range(200))))
     assert reader.get(range(200)) == [1] * 200
     assert not list(writer.root.rglob("*.dat"))
 
@@ -348,7 +339,7 @@ def test_what_one_process_stores_the_other_soon_finds(
         numbers = range(start, start + 10)
         assert reader.there(numbers) == [False] * 10
         writer.put(numbers)
-        assert soon(partial(all_there, reader, numbers))
+        until(partial(all_there, reader, numbers))
         assert reader.get(numbers) == [0] * 10
 
 

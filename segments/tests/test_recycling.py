@@ -1,16 +1,18 @@
 """Segments that are claimed before they are needed: nothing goes before its time."""
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import waiting
+from waiting import until
 
 from kvdock_segments import WriterLiveness, recycling
 from kvdock_segments.format import index_bytes
@@ -26,15 +28,6 @@ LIMITS = {
     "quota_bytes": SEGMENTS * (SLOTS * PAGE_BYTES + index_bytes(SLOTS)),
     "segment_bytes": SLOTS * PAGE_BYTES,
 }
-
-
-def soon(question: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 60
-    while not question():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.001)
-    return True
 
 
 def recycler_of(depot: Any) -> Any:
@@ -56,7 +49,7 @@ def full_depot(open_depot: OpenDepot, **more: Any) -> Any:
     depot = open_depot(page_bytes=PAGE_BYTES, **LIMITS, **more)
     for first in range(0, 4 * ROOM, 8):
         assert depot.request(range(first, first + 8)).ok.all()
-        assert soon(lambda: ended(depot))
+        until(lambda: ended(depot))
         if claimed_in(depot):
             return depot
     return depot
@@ -163,7 +156,7 @@ def test_a_claim_that_is_under_way_ends_before_the_store_is_closed(
     assert begun.wait(60)
     closing = threading.Thread(target=depot.store.close)
     closing.start()
-    assert soon(lambda: recycler._closed)
+    until(lambda: recycler._closed)
     assert closing.is_alive()
     go_on.set()
     closing.join(60)
@@ -231,9 +224,11 @@ def test_a_new_process_takes_what_a_killed_one_had_claimed(
 ) -> None:
     """Killed with a claim: its pages are there, and the segment is recycled."""
     folders = [str(Path(__file__).parent), str(tmp_path / "store")]
+    path = str(Path(waiting.__file__).parent)
     done = subprocess.run(
         [sys.executable, "-c", KILLED, *folders],
         stdout=subprocess.PIPE, text=True, check=False, timeout=300,
+        env=os.environ | {"PYTHONPATH": path},
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL
     depot = open_depot(page_bytes=PAGE_BYTES, **LIMITS)
@@ -260,7 +255,7 @@ def test_a_store_that_needs_its_segments_claims_none_ahead(
     for first in range(0, 3 * ROOM, 8):
         assert depot.request(range(first, first + 8)).ok.all()
     assert depot.store.counts["segments_recycled"]
-    assert soon(lambda: ended(depot))
+    until(lambda: ended(depot))
     assert claimed_in(depot) is None
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from kvdock.errors import KvdockError
+from kvdock.stores import Verified
 from kvdock_segments.format import RECORDS_AT
-from kvdock_segments.verify import VerifyReport, verify_namespace
+from kvdock_segments.verify import verify_namespace
 
 OpenDepot = Callable[..., Any]
 
 
-def checked(depot: Any, *, heal: bool = False) -> VerifyReport:
+def checked(depot: Any, *, heal: bool = False) -> Verified:
     return verify_namespace(depot.root, depot.store.place.namespace, heal=heal)
 
 
@@ -40,7 +41,7 @@ def test_a_bad_page_is_forgotten_and_stored_by_the_next_write(
     spoil(depot, 7)
     seen = checked(depot)
     assert (seen.good, len(seen.bad), seen.forgotten, seen.ok) == (19, 1, 0, False)
-    assert [spot.offset for spot in checked(depot).bad] == [depot.where(7).offset]
+    assert [spot.where for spot in checked(depot).bad] == [depot.where(7).where]
     assert checked(depot, heal=True).forgotten == 1
     assert checked(depot).ok
     again = depot if living else open_depot()

@@ -14,6 +14,7 @@ import pytest
 from direct_peers import PeerProcess, connected, two_processes
 from direct_trials import run, settings_of
 from peers import LONG_S
+from waiting import until
 
 from kvdock import Outcome
 from kvdock.errors import KvdockError
@@ -32,16 +33,6 @@ long_form = pytest.mark.skipif(
 )
 
 Pair = tuple[PeerProcess, PeerProcess]
-
-
-def wait_for(what: object, within_s: float = 20.0) -> bool:
-    """Poll a callable until it is true."""
-    until = time.monotonic() + within_s
-    while not what():  # type: ignore[operator]
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.001)
-    return True
 
 
 def all_memory(base: int) -> tuple[list[int], list[int], list[int]]:
@@ -196,7 +187,7 @@ class DirectContract:
         for turn in range(10):
             receiver.call("set", 0)
             sender.call("begin", turn, *all_memory(base), 30.0, number)
-            assert wait_for(receiver.memory[:: 1 << 16].any)
+            until(receiver.memory[:: 1 << 16].any)
             sender.stop()
             begun = np.count_nonzero(receiver.memory[:: 1 << 12])
             assert receiver.call("withdraw") is True
@@ -230,9 +221,7 @@ class DirectContract:
         time.sleep(max(0.0, stopped_s - (time.monotonic() - began)))
         receiver.go_on()
         # Until the connection works again: whatever was left would be sent by then.
-        assert wait_for(
-            lambda: sender.call("send", [0], [base], [10], 2.0)[0] == [Outcome.OK]
-        )
+        until(lambda: sender.call("send", [0], [base], [10], 2.0)[0] == [Outcome.OK])
         assert receiver.call("withdraw") is True
         counts = np.bincount(receiver.memory, minlength=8)
         assert counts[5] == 10, f"memory of another request was sent: {counts}"

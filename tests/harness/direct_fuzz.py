@@ -23,8 +23,9 @@ import numpy as np
 from direct_trials import Rank, pools_of, settings_of
 from peers import LONG_S, Content, settings
 
-from kvdock import NO_PAGE, Completion, Offer, Outcome, RequestState, Ticket
+from kvdock import NO_PAGE, Outcome
 from kvdock.errors import KvdockError
+from kvdock.peers import Completion, Offer, RequestState, Ticket
 
 PAGES = 16
 TOKENS = 16

@@ -21,22 +21,24 @@ from kvdock import (
     Attachment,
     Dock,
     DType,
-    Expectation,
     Namespace,
-    Offer,
-    Part,
-    PeerState,
-    PeerTransfers,
     PoolKind,
     PoolSpec,
     Region,
-    RequestState,
     RouteRequirements,
-    SendFuture,
     Shard,
 )
 from kvdock.config import CoreSettings, structure
 from kvdock.errors import KvdockError
+from kvdock.peers import (
+    Expectation,
+    Offer,
+    PeerState,
+    PeerTransfers,
+    RequestState,
+    SendFuture,
+)
+from kvdock.pools import Part
 
 PAGE_TOKENS = 64
 TOKEN_BYTES = 4096

@@ -36,19 +36,16 @@ from kvdock import (
     DType,
     HitPolicy,
     Layout,
-    Part,
-    PeerTransfers,
-    Per,
     PoolKind,
     PoolSpec,
     Region,
     RouteRequirements,
     Shard,
-    Ticket,
-    TicketError,
 )
 from kvdock.errors import KvdockError
 from kvdock.geometry.matching import match, move
+from kvdock.peers import PeerTransfers, Ticket, TicketError
+from kvdock.pools import Part, Per
 
 HEADS = 4
 TOKENS = 256

@@ -32,14 +32,15 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock import Attachment, Dock, Layout, Namespace, Per, Region, Shard
-from kvdock.pools import mamba, mha, mla
+from kvdock import Attachment, Dock, Layout, Namespace, Region, Shard
+from kvdock.pools import Per, mamba, mha, mla
 from kvdock_segments.format import failed_records, with_checksums
 from kvdock_segments.paths import IndexName
 from kvdock_segments.segment import read_contents, write_records
 
 if TYPE_CHECKING:
-    from kvdock import Part, PoolSpec
+    from kvdock import PoolSpec
+    from kvdock.pools import Part
 
 SAMPLES = ("stored_sample", "stored_sample_2")
 """Names of the archives (.tar.xz) and of what they hold (.json), by version."""

@@ -15,7 +15,8 @@ settings.register_profile("house", deadline=None)
 settings.load_profile("house")
 
 BACKEND = """
-from kvdock import API_VERSION, KindSupport, Manifest, hookimpl, key_suffixes
+from kvdock import API_VERSION, KindSupport, Manifest, hookimpl
+from kvdock.keys import key_suffixes
 
 
 @hookimpl

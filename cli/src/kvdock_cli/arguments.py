@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock import RouteRequirements, load_model
+from kvdock import RouteRequirements
 from kvdock.config import load_configuration, structure
 from kvdock.errors import PoolError, SettingsError
-from kvdock.models import ModelDescription, parse_description, shipped_models
+from kvdock.models import (
+    ModelDescription,
+    load_model,
+    parse_description,
+    shipped_models,
+)
 from kvdock_cli.output import UsageProblem
 
 if TYPE_CHECKING:

@@ -82,7 +82,7 @@ def _no_memory(batch: Batch) -> Int64Array:
 
 
 class MemoryGate:
-    """Whether the memory of one call still belongs to that call.
+    """A gate to the memory of one call, closed when that call has lost it.
 
     An engine that cannot hold back the pages of an abandoned call gives a batch
     a gate. A backend that declares `gated_get` or `gated_put` touches the memory
@@ -119,7 +119,7 @@ class MemoryGate:
                 self._left.notify_all()
 
     def close(self, deadline_s: float) -> bool:
-        """Admit no thread any more, and wait for those inside.
+        """Let no further thread in, and wait for those inside.
 
         Args:
             deadline_s: Until when, on `time.monotonic()`'s clock.

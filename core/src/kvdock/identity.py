@@ -25,9 +25,6 @@ import attrs
 from kvdock.errors import NamespaceError, did_you_mean
 from kvdock.strict_enum import StrictEnum
 
-Expand = Callable[[object], Mapping[str, object] | None]
-"""Return the fields of an object that is neither a record nor plain data."""
-
 
 @attrs.frozen
 class Exemption:
@@ -78,10 +75,7 @@ def read_exemptions(
 
 
 def identity_fields(
-    config: object,
-    exemptions: Iterable[Exemption],
-    *,
-    expand: Expand = lambda _: None,
+    config: object, exemptions: Iterable[Exemption]
 ) -> dict[str, object]:
     """Return everything in a configuration that is not exempt, as plain data.
 
@@ -89,7 +83,6 @@ def identity_fields(
         config: A record (attrs, dataclass) or any object with attributes. Those that
             begin with an underscore are the object's own.
         exemptions: What does not count. Those whose condition fails do count.
-        expand: Knows objects of the engine that hold their fields in another way.
 
     Returns:
         Dotted name to value; JSON has all of them.
@@ -103,9 +96,9 @@ def identity_fields(
     def visit(name: str, value: object, above: tuple[int, ...]) -> None:
         if any(one.covers(name) for one in exempt):
             return
-        below = _fields(value, expand)
+        below = _fields(value)
         if below is None:
-            found[name] = canonical_value(value, where=name, expand=expand)
+            found[name] = canonical_value(value, where=name)
             return
         if id(value) in above:
             return
@@ -118,14 +111,14 @@ def identity_fields(
     return found
 
 
-def field_names(config: object, *, expand: Expand = lambda _: None) -> frozenset[str]:
+def field_names(config: object) -> frozenset[str]:
     """Return the dotted names of all fields of a configuration, groups included."""
     names: set[str] = set()
 
     def visit(name: str, value: object, above: tuple[int, ...]) -> None:
         names.add(name)
         if id(value) not in above:
-            for field, one in (_fields(value, expand) or {}).items():
+            for field, one in (_fields(value) or {}).items():
                 visit(f"{name}.{field}" if name else field, one, (*above, id(value)))
 
     visit("", config, ())
@@ -143,9 +136,7 @@ def stale_exemptions(
     )
 
 
-def canonical_value(
-    value: object, *, where: str, expand: Expand = lambda _: None
-) -> object:
+def canonical_value(value: object, *, where: str) -> object:
     """Return a value as JSON has it: the same in every process, or an error.
 
     >>> canonical_value({"b": {2, 1}, "a": (1, None)}, where="it")
@@ -154,20 +145,17 @@ def canonical_value(
     Args:
         value: Plain data, records, or what `str` describes without an address.
         where: The field's name, for messages.
-        expand: As for `identity_fields`.
 
     Raises:
         NamespaceError: If two processes would describe it differently.
     """
-    return _canonical(value, where, expand, ())
+    return _canonical(value, where, ())
 
 
-def _canonical(
-    value: object, where: str, expand: Expand, above: tuple[int, ...]
-) -> object:
+def _canonical(value: object, where: str, above: tuple[int, ...]) -> object:
     plain = _plain(value)
     if plain is not value:
-        return _canonical(plain, where, expand, above)
+        return _canonical(plain, where, above)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if id(value) in above:
@@ -176,16 +164,16 @@ def _canonical(
     if isinstance(value, Mapping):
         named = {str(key): one for key, one in value.items()}
         return {
-            key: _canonical(named[key], f"{where}.{key}", expand, above)
+            key: _canonical(named[key], f"{where}.{key}", above)
             for key in sorted(named)
         }
     if isinstance(value, AbstractSet | Sequence):
-        members = [_canonical(one, where, expand, above) for one in value]
+        members = [_canonical(one, where, above) for one in value]
         in_order = isinstance(value, Sequence)
         return members if in_order else sorted(members, key=repr)
-    below = _fields(value, expand)
+    below = _fields(value)
     if below is not None:
-        described = _canonical(below, where, expand, above)
+        described = _canonical(below, where, above)
         return {"class": type(value).__qualname__, "fields": described}
     return _named(value, where)
 
@@ -223,11 +211,8 @@ def _unreadable(value: object, where: str) -> NamespaceError:
     )
 
 
-def _fields(value: object, expand: Expand) -> Mapping[str, object] | None:
+def _fields(value: object) -> Mapping[str, object] | None:
     """Return the fields of a record; None for plain data."""
-    found = expand(value)
-    if found is not None:
-        return found
     if isinstance(value, str | Mapping | Sequence | AbstractSet | enum.Enum | type):
         return None
     if callable(value) or isinstance(value, os.PathLike):

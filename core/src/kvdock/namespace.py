@@ -43,10 +43,6 @@ SCHEMA_VERSION = 1
 """Version of the canonical form; a new one makes every key new."""
 
 
-DIGEST_CHARS = 64
-"""Length of the namespace digest in a key: 256 bits in hex."""
-
-
 @attrs.frozen
 class Difference:
     """One field in which two records differ; "-" stands for no such field."""

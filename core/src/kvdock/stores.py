@@ -22,6 +22,7 @@ from kvdock.errors import PoolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 
 GROUP = "kvdock.stores"
@@ -93,44 +94,40 @@ class DamagedPage(Protocol):
         """Return how many bytes it has."""
 
 
-class Verified(Protocol):
-    """What became of reading every page of a namespace."""
+@attrs.frozen(kw_only=True)
+class Verified:
+    """The result of reading every page of a namespace.
 
-    @property
-    def namespace(self) -> str:
-        """Its digest."""
+    Args:
+        namespace: Its digest.
+        good: Pages whose bytes are those that were stored.
+        bad: Pages whose bytes are not: a read of them is a miss.
+        corrupt_records: Records that are not whole, or whose pages lie beyond the
+            end of their file: those pages are lost.
+        unreadable_segments: Index files that cannot be read, or without a file of
+            pages: what they held is lost.
+        damaged_files: What the namespace holds besides its pools and cannot be
+            used, a record that does not fit the digest, say; and files of pages
+            that are one file under several names.
+        forgotten: Bad pages and wrong records that were erased.
+        failed_slots: Places that could not be written when it was last tried. They
+            hold no page and are set aside; many of them mean a failing disk.
+    """
 
-    @property
-    def good(self) -> int:
-        """Pages whose bytes are those that were stored."""
-
-    @property
-    def bad(self) -> Sequence[DamagedPage]:
-        """Pages whose bytes are not: a read of them is a miss."""
-
-    @property
-    def corrupt_records(self) -> int:
-        """Pages that are lost because their record is."""
-
-    @property
-    def unreadable_segments(self) -> Sequence[object]:
-        """Files that cannot be read; what they held is lost."""
-
-    @property
-    def damaged_files(self) -> Sequence[object]:
-        """Return what else cannot be used, such as a record that does not match."""
-
-    @property
-    def forgotten(self) -> int:
-        """Return how many of them were erased."""
-
-    @property
-    def failed_slots(self) -> int:
-        """Places that could not be written and are set aside; they hold no page."""
+    namespace: str
+    good: int
+    bad: Sequence[DamagedPage] = ()
+    corrupt_records: int = 0
+    unreadable_segments: Sequence[Path] = ()
+    damaged_files: Sequence[Path] = ()
+    forgotten: int = 0
+    failed_slots: int = 0
 
     @property
     def ok(self) -> bool:
         """Return whether nothing was wrong."""
+        lost = self.bad or self.corrupt_records or self.unreadable_segments
+        return not (lost or self.damaged_files)
 
 
 class Store(Protocol):

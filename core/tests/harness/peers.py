@@ -7,7 +7,6 @@ filled from there and read back to there.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -196,13 +195,3 @@ def slots_for(
         starts = rng.permutation(room // 8)[: -(-tokens // 8)] * 8
         return (starts[:, None] + np.arange(8)).ravel()[:tokens]
     return rng.permutation(room)[:tokens].astype(np.int64)
-
-
-def eventually(condition: Any, timeout_s: float = 30.0) -> bool:
-    """Poll until something holds."""
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > end_s:
-            return False
-        time.sleep(0.005)
-    return True

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 import pluggy
+from waiting import until
 
 from kvdock.arrays import ByteArray
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
@@ -369,14 +369,6 @@ def hasty(*calls: str, **more: Any) -> CoreSettings:
     core = patient(**more)
     deadlines = attrs.evolve(core.deadlines, **dict.fromkeys(calls, HASTE_S))
     return attrs.evolve(core, deadlines=deadlines)
-
-
-def until(condition: Callable[[], bool], patience_s: float = 60.0) -> None:
-    """Poll until something is so, or fail."""
-    end = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.001)
 
 
 __all__ = [

@@ -21,7 +21,6 @@ from kvdock.observers.metrics import (
     MOST_MODELS,
     OTHER_MODELS,
     Metrics,
-    MetricsSettings,
 )
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.observer import Observer, find_observer
@@ -404,9 +403,7 @@ class Flat:
 def test_an_observer_that_does_more_than_to_wrap_and_to_listen_is_refused(
     wrong: type, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = Observer(
-        name="mine", summary="", settings=MetricsSettings, build=lambda _: wrong()
-    )
+    mine = Observer(name="mine", summary="", build=lambda _: wrong())
     found = {"tracing": find_observer("tracing"), "mine": mine}
     monkeypatch.setattr("kvdock.plugin.observer.find_observer", found.get)
     dock = Dock({"shelf": Shelf().backend()})
@@ -428,7 +425,7 @@ def test_an_observer_that_cannot_be_built_says_why(
     def build(_: object) -> object:
         raise error
 
-    mine = Observer(name="mine", summary="", settings=MetricsSettings, build=build)
+    mine = Observer(name="mine", summary="", build=build)
     monkeypatch.setattr("kvdock.plugin.observer.find_observer", lambda _: mine)
     with pytest.raises(kind, match=said):
         Dock({"shelf": Shelf().backend()}).observe(["mine"])

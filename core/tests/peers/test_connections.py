@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdock import AddressRanges, AttachConfig, Batch, Block, Outcome
+from kvdock import AttachConfig, Batch, Block, Outcome
 from kvdock.errors import KvdockError
+from kvdock.geometry import AddressRanges
 from kvdock.peers import connections
 from kvdock.peers.connections import (
     ConnectedPool,

@@ -17,8 +17,9 @@ from kvdock.geometry.region import Region
 from kvdock.peers import digests
 from kvdock.peers.digests import PageDigests, landed_digests
 from kvdock.pools.enums import DType, Layout, PoolKind
+from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard
-from kvdock.pools.spec import Part, PoolSpec
+from kvdock.pools.spec import PoolSpec
 
 if TYPE_CHECKING:
     from kvdock.geometry.grid import Grid

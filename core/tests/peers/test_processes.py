@@ -16,9 +16,10 @@ from pathlib import Path
 import attrs
 import numpy as np
 import pytest
-from peers import LONG_S, Content, Peer, eventually, settings
+from peers import LONG_S, Content, Peer, settings
 from request_pools import attention, peers
 from request_process import PAGES, TOKENS, Slow, receive
+from waiting import until
 
 from kvdock.batch import Outcome
 from kvdock.peers.expectation import Expectation, PeerState, RequestState
@@ -86,7 +87,7 @@ def test_a_request_of_another_process_arrives_whole() -> None:
 def test_a_killed_sender_frees_its_slots_once_nothing_lands() -> None:
     with running("prefill") as other, peers(receiving()) as (receiver,):
         request = expected(receiver, other)
-        assert eventually(lambda: some_landed(receiver))
+        until(lambda: some_landed(receiver))
         other.kill(signal.SIGKILL)
         with pytest.raises(EOFError):
             receive(other.link)
@@ -102,7 +103,7 @@ def test_a_killed_sender_frees_its_slots_once_nothing_lands() -> None:
 def test_a_stopped_sender_holds_its_slots_until_its_endpoint_is_closed() -> None:
     with running("prefill") as other, peers(receiving()) as (receiver,):
         request = expected(receiver, other)
-        assert eventually(lambda: some_landed(receiver))
+        until(lambda: some_landed(receiver))
         other.kill(signal.SIGSTOP)
         with pytest.raises(TimeoutError):
             receive(other.link, 0.2)
@@ -123,11 +124,11 @@ def test_a_stopped_sender_holds_its_slots_until_its_endpoint_is_closed() -> None
 def test_an_aborted_request_gets_late_writes_in_slots_that_it_still_holds() -> None:
     with running("prefill") as other, peers(receiving()) as (receiver,):
         request = expected(receiver, other)
-        assert eventually(lambda: some_landed(receiver))
+        until(lambda: some_landed(receiver))
         request.abort()
         before = receiver.memory["kv"].copy()
         # Without a word to the sender it goes on writing.
-        assert eventually(lambda: bool((receiver.memory["kv"] != before).any()))
+        until(lambda: bool((receiver.memory["kv"] != before).any()))
         assert not request.wait_free(0)
         receiver.transfers.complete(receive(other.link))
         assert request.free

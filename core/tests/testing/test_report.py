@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 import pytest
+from waiting import until
 
 from kvdock.config.fields import option
 from kvdock.errors import KvdockError
@@ -18,8 +19,6 @@ from kvdock.testing.report import resolve_settings
 from kvdock.testing.subprocess import Progress, run_tests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tiny import Shelf
 
 SUITE = """
@@ -56,14 +55,6 @@ def ended(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     return stat.rpartition(")")[2].split()[0] in "ZX"
-
-
-def soon(holds: Callable[[], bool]) -> bool:
-    """Wait a moment for something to hold."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return holds()
 
 
 @pytest.mark.slow
@@ -167,7 +158,7 @@ def test_a_run_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
     suite, told = tmp_path / "suite.py", tmp_path / "pid"
     suite.write_text(GRANDCHILD.format(told=told))
     run_tests([str(suite)], timeout_s=8.0)
-    assert soon(lambda: ended(int(told.read_text())))
+    until(lambda: ended(int(told.read_text())))
 
 
 def test_a_run_ends_with_whoever_asked_for_it(tmp_path: Path) -> None:
@@ -183,9 +174,9 @@ def test_a_run_ends_with_whoever_asked_for_it(tmp_path: Path) -> None:
         f"from kvdock.testing.subprocess import run_tests; run_tests([{str(suite)!r}])"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as asker:
-        assert soon(lambda: told.exists() and bool(told.read_text()))
+        until(lambda: told.exists() and bool(told.read_text()))
         asker.kill()
-    assert soon(lambda: ended(int(told.read_text())))
+    until(lambda: ended(int(told.read_text())))
 
 
 LYING = """

@@ -20,7 +20,7 @@ from stalls import timed
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.config.core import StagingPolicy
 from kvdock.errors import KvdockError
-from kvdock.resilience.answers import CallResult
+from kvdock.resilience.channel import CallResult
 
 
 def waiting_for(event: threading.Event) -> Trouble:

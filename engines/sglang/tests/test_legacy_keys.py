@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvdock import DType, Part, Per, PoolKind, PoolSpec, Shard, Sharding
+from kvdock import DType, PoolKind, PoolSpec, Shard, Sharding
 from kvdock.errors import KvdockError, NamespaceError
+from kvdock.pools import Part, Per
 from kvdock_sglang.legacy_keys import LegacyKeys, Spelling
 
 MODEL = "org/Model"

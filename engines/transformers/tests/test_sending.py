@@ -13,13 +13,12 @@ from kvdock import (
     Attachment,
     Dock,
     Namespace,
-    PeerTransfers,
     PoolSpec,
-    RequestState,
     RouteRequirements,
     Shard,
 )
 from kvdock.config import CoreSettings, Deadlines
+from kvdock.peers import PeerTransfers, RequestState
 from kvdock.testing.loading import load_backend
 from kvdock_transformers import models
 from kvdock_transformers.families import WORKLOADS, Family, Scale

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvdock import Attachment, Dock, Namespace, Outcome, Part, PoolSpec, Region, Shard
+from kvdock import Attachment, Dock, Namespace, Outcome, PoolSpec, Region, Shard
+from kvdock.pools import Part
 
 PAGE_BYTES = 8192
 PAGES = 1000

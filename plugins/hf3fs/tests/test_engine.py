@@ -12,7 +12,8 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from rig import BLANK, PAGE, Rig, eventually, opened
+from rig import BLANK, PAGE, Rig, opened
+from waiting import until
 
 from kvdock_segments import DEADLINE, UNREGISTERED, IOResult
 
@@ -161,7 +162,7 @@ def test_a_ring_that_hangs_stays_with_its_call(rig: Rig, fake: Any) -> None:
             rig.request(SLOTS[:8], write=False, at=range(48, 56), within_s=0.05)
         )
     )
-    eventually(lambda: any(one.lost for one in fake._states))
+    until(lambda: any(one.lost for one in fake._states))
     fake.KNOBS.lose = None
     for _ in range(20):
         loaded = rig.engine.move(rig.request(SLOTS[:8], write=False))
@@ -188,7 +189,7 @@ def test_at_most_so_many_rings_are_made_and_the_last_one_is_used_first(
             in_thread(lambda: rig.engine.move(rig.request([0], write=False)))
             for _ in range(2)
         ]
-        eventually(lambda: sum(len(one.lost) for one in fake._states) == 2)
+        until(lambda: sum(len(one.lost) for one in fake._states) == 2)
         fake.KNOBS.lose = None
         assert (rig.read(SLOTS, within_s=0.05).errors == DEADLINE).all()
         fake.KNOBS.find()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rig import eventually
+from waiting import until
 
 SIZE = 4096
 SHM = Path("/dev/shm")  # noqa: S108 - where links of iovs lead to
@@ -150,7 +150,7 @@ def test_entries_are_freed_by_wait_alone(
     for number in range(2):
         ring.prepare(iov[number * SIZE : (number + 1) * SIZE], True, fd, 0)
     ring.submit()
-    eventually(lambda: len(ring.ior.done) == 2)
+    until(lambda: len(ring.ior.done) == 2)
     with pytest.raises(OSError, match="full") as raised:
         ring.prepare(iov[:SIZE], True, fd, 0)
     assert raised.value.errno == errno.EAGAIN
@@ -271,7 +271,7 @@ def test_the_thread_of_a_ring_ends_with_it_and_flags_leave_a_link(
     assert all(one.is_alive() for one in threads)
     del plain, flagged
     gc.collect()
-    eventually(lambda: not any(one.is_alive() for one in threads))
+    until(lambda: not any(one.is_alive() for one in threads))
     (left,) = (mount / "3fs-virt/iovs").iterdir()
     assert left.suffix == ".f10"
 
@@ -327,7 +327,7 @@ def test_a_client_that_uses_a_ring_after_a_timeout_gets_wrong_bytes(
         return len(found) == 4 and all(one.result == SIZE for one in found)
 
     assert not batch(range(4))
-    eventually(lambda: len(ring.ior.done) == 4)
+    until(lambda: len(ring.ior.done) == 4)
     assert batch(range(4, 8)), "the late results of the first batch"
     wrong = [p for p in range(4) if (shm.buf[p * SIZE : (p + 1) * SIZE] != p + 5).any()]
     assert wrong == [0, 1, 2, 3]

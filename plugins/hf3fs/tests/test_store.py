@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from attached import OK, PAGE_BYTES, attached, planned
-from rig import eventually, ring_threads
+from rig import ring_threads
+from waiting import until
 
 from kvdock.testing.open_files import open_files
 from kvdock_hf3fs.chunks import slot_bytes
@@ -151,11 +152,11 @@ def test_descriptors_threads_and_memory_end_with_an_attachment(root: Path) -> No
             assert engine.get(NUMBERS) == [OK] * len(NUMBERS)
 
     cycle()
-    eventually(lambda: not ring_threads())
+    until(lambda: not ring_threads())
     before = open_files()
     for _ in range(5):
         cycle()
-    eventually(lambda: not ring_threads())
+    until(lambda: not ring_threads())
     assert not open_files() - before
     assert not len(IOVS)
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from attached import OK, Engine, attached
-from rig import eventually, ring_threads
+from rig import ring_threads
+from waiting import until
 
 from kvdock.config import CoreSettings, Deadlines
 from kvdock.config.core import BreakerSettings, NegativeCacheSettings
@@ -115,7 +116,7 @@ def test_a_thousand_turns_serve_no_wrong_byte_and_leave_nothing(
         assert flat
         assert len(open_files()) <= len(flat) + 2
         assert ring_threads() <= 16
-    eventually(lambda: not ring_threads())
+    until(lambda: not ring_threads())
     assert seen["hit"] > TURNS
     assert all(seen[kind] for kind in ("later", "io", "short", "holes", "hang")), seen
 
@@ -131,7 +132,7 @@ def test_a_hang_is_over_when_the_daemon_answers_again(fake: Any, root: Path) -> 
             # Where the deadline passed before it came to the ring, nothing is leased.
             return not engine.attachment.wait_idle(0.1)
 
-        eventually(hangs)
+        until(hangs)
         fake.KNOBS.find()
         assert engine.attachment.wait_idle(20.0)
-        eventually(lambda: engine.get(range(PAGES)) == [OK] * PAGES)
+        until(lambda: engine.get(range(PAGES)) == [OK] * PAGES)

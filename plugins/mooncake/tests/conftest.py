@@ -23,6 +23,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 import pytest
+from waiting import until
 
 from kvdock import (
     AttachConfig,
@@ -30,14 +31,13 @@ from kvdock import (
     BatchResult,
     DType,
     Operation,
-    Part,
-    Per,
     PoolKind,
     PoolSpec,
     Region,
     Shard,
 )
 from kvdock.errors import KvdockError
+from kvdock.pools import Part, Per
 from kvdock_mooncake import plugin
 from kvdock_mooncake.library import load
 from kvdock_mooncake.server import Server, start_master
@@ -355,17 +355,7 @@ def start_peer(library: Any) -> Iterator[Callable[..., Peer]]:
 @pytest.fixture(scope="session")
 def eventually() -> Callable[..., Any]:
     """Poll until something is true, and fail when a time has passed."""
-
-    def poll(what: Callable[[], Any], within_s: float = 60.0) -> Any:
-        until = time.monotonic() + within_s
-        while True:
-            found = what()
-            if found or time.monotonic() > until:
-                assert found, f"not true within {within_s} s"
-                return found
-            time.sleep(0.02)
-
-    return poll
+    return until
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from kvdock import Attachment, Dock, Namespace, Outcome, Part, PoolSpec, Region, Shard
+from kvdock import Attachment, Dock, Namespace, Outcome, PoolSpec, Region, Shard
+from kvdock.pools import Part
 
 PAGES = 24
 TARGET = PoolSpec(

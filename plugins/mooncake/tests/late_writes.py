@@ -24,17 +24,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from kvdock import (
-    Attachment,
-    Dock,
-    MemoryHold,
-    Namespace,
-    Part,
-    PoolSpec,
-    Region,
-    Shard,
-)
+from kvdock import Attachment, Dock, MemoryHold, Namespace, PoolSpec, Region, Shard
 from kvdock.config import CoreSettings, structure
+from kvdock.pools import Part
 from kvdock_mooncake.held_memory import HeldMemory
 from kvdock_mooncake.server import Server, start_master, start_owner
 

@@ -20,14 +20,13 @@ from kvdock import (
     DType,
     Operation,
     Outcome,
-    Part,
-    Per,
     PoolKind,
     PoolSpec,
     Region,
     Shard,
 )
 from kvdock.config import structure
+from kvdock.pools import Part, Per
 from kvdock_mooncake import plugin
 from kvdock_mooncake.settings import MooncakeSettings
 

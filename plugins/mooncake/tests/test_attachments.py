@@ -15,19 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvdock import (
-    Attachment,
-    Dock,
-    DType,
-    Namespace,
-    Outcome,
-    Part,
-    Per,
-    PoolSpec,
-    Region,
-    Shard,
-)
+from kvdock import Attachment, Dock, DType, Namespace, Outcome, PoolSpec, Region, Shard
 from kvdock.config import CoreSettings, Deadlines
+from kvdock.pools import Part, Per
 from kvdock_mooncake.server import Server, start_owner
 
 pytestmark = pytest.mark.mooncake

@@ -21,14 +21,13 @@ from kvdock import (
     DType,
     Operation,
     Outcome,
-    Part,
-    Per,
     PoolKind,
     PoolSpec,
     Region,
     Shard,
 )
 from kvdock.errors import KvdockError, RegionError
+from kvdock.pools import Part, Per
 from kvdock_mooncake import client, plugin
 from kvdock_mooncake.client import State
 

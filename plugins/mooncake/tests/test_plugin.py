@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvdock import (
-    Capability,
-    Dock,
-    Part,
-    PoolKind,
-    PoolSpec,
-    Shard,
-    Support,
-)
+from kvdock import Capability, Dock, PoolKind, PoolSpec, Shard, Support
+from kvdock.pools import Part
 from kvdock_mooncake import library, plugin
 from kvdock_mooncake.library import Wheel
 from kvdock_mooncake.settings import MooncakeSettings

@@ -19,14 +19,13 @@ from kvdock import (
     KvdockError,
     Namespace,
     Outcome,
-    Part,
-    Per,
     PoolSpec,
     Region,
     RouteRequirements,
     Shard,
 )
 from kvdock.config import CoreSettings, structure
+from kvdock.pools import Part, Per
 from kvdock.routing.verdicts import TransferMode
 from kvdock_mooncake import plugin
 from kvdock_mooncake.client import Client, State

@@ -14,7 +14,8 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock import Batch, Operation, block_of
+from kvdock import Batch, Operation
+from kvdock.geometry import block_of
 from kvdock_nixl.io_engine import NixlIOEngine
 from kvdock_nixl.settings import IOMethod
 from kvdock_segments import SegmentStore, StoreLimits, StoreLocation

@@ -24,13 +24,12 @@ from kvdock import (
     Namespace,
     Operation,
     Outcome,
-    Part,
-    Per,
     PoolSpec,
     Region,
     Shard,
 )
 from kvdock.config import CoreSettings, Deadlines
+from kvdock.pools import Part, Per
 from kvdock_nixl.agents import Agent
 from kvdock_segments import clear
 

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvdock import KvdockError, block_of
+from kvdock import KvdockError
+from kvdock.geometry import block_of
 from kvdock_nixl import call
 from kvdock_nixl.agent_pair import AGENTS, SharedAgents
 from kvdock_nixl.agents import Agent

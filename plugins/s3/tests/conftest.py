@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from object_server import ObjectServer
+from waiting import until
 
 from kvdock import (
     Attachment,
@@ -19,13 +20,12 @@ from kvdock import (
     DType,
     Namespace,
     Operation,
-    Part,
-    Per,
     PoolSpec,
     Region,
     Shard,
 )
 from kvdock.config import structure
+from kvdock.pools import Part, Per
 from kvdock_s3.client import ObjectClient
 from kvdock_s3.settings import S3Settings
 
@@ -137,12 +137,4 @@ def engine(server: ObjectServer) -> Iterator[Callable[..., Engine]]:
 @pytest.fixture(scope="session")
 def eventually() -> Callable[..., Any]:
     """Poll until something is true, and fail when a time has passed."""
-
-    def poll(what: Callable[[], Any], within_s: float = 20.0) -> Any:
-        until = time.monotonic() + within_s
-        while not (found := what()):
-            assert time.monotonic() < until, f"not true within {within_s} s"
-            time.sleep(0.01)
-        return found
-
-    return poll
+    return until

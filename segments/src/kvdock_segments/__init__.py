@@ -52,58 +52,6 @@ if TYPE_CHECKING:
     from kvdock_segments.store import Usage as Usage
     from kvdock_segments.trial import TrialStore as TrialStore
     from kvdock_segments.usage import cleanup_hint as cleanup_hint
-    from kvdock_segments.verify import VerifyReport as VerifyReport
     from kvdock_segments.verify import verify_namespace as verify_namespace
 
-__getattr__, __dir__, __all__ = lazy_names(
-    __name__,
-    {
-        "directory_store": ("DirectoryStore",),
-        "index_files": ("write_index_files",),
-        "inspect": (
-            "Location",
-            "clear",
-            "describe_namespace",
-            "gc",
-            "locate",
-            "namespaces",
-            "resolve_prefix",
-        ),
-        "io": (
-            "DEADLINE",
-            "UNREGISTERED",
-            "IOEngine",
-            "IORequest",
-            "IOResult",
-            "Token",
-            "address_space",
-            "checksums",
-            "preallocate_file",
-        ),
-        "limits": (
-            "StoreLimits",
-            "StoreLocation",
-        ),
-        "opening": ("open_store",),
-        "oracle": ("SegmentOracle",),
-        "ownership": ("WriterLiveness",),
-        "paths": ("open_file",),
-        "posix_io": ("PosixIOEngine",),
-        "eviction_policy": ("EvictionPolicy",),
-        "root_check": (
-            "RootFinding",
-            "check_root",
-        ),
-        "settings": ("SegmentSettings",),
-        "store": (
-            "SegmentStore",
-            "Usage",
-        ),
-        "trial": ("TrialStore",),
-        "usage": ("cleanup_hint",),
-        "verify": (
-            "VerifyReport",
-            "verify_namespace",
-        ),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -7,6 +7,7 @@ Not thread-safe: the store holds a lock around each call.
 
 from __future__ import annotations
 
+import bisect
 import time
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -17,7 +18,6 @@ import numpy.typing as npt
 from kvdock_segments.eviction_policy import EvictionPolicy
 from kvdock_segments.format import RECORD, Records, expired
 from kvdock_segments.reuse import ReuseHistory
-from kvdock_segments.row_gaps import RowGaps
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, UInt64Array
@@ -41,6 +41,38 @@ _SMALLEST = 64  # buckets
 _FEW = 4  # keys that are placed one by one
 _SOME = 24  # of many keys: those that are found or placed one by one after the others
 _STEP = 1 << 16  # rows handled at once, so that temporaries stay in the cache
+
+
+class RowGaps:
+    """Ranges of free rows. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[int, int]] = []  # first row and number, ascending
+
+    def take(self, slots: int) -> int | None:
+        """Return the first of `slots` free rows of the smallest range with so many.
+
+        Returns:
+            None if no range has so many.
+        """
+        gaps = [(size, first) for first, size in self.ranges if size >= slots]
+        if not gaps:
+            return None
+        size, first = min(gaps)
+        self.ranges.remove((first, size))
+        if size > slots:
+            bisect.insort(self.ranges, (first + slots, size - slots))
+        return first
+
+    def give_back(self, first: int, slots: int) -> None:
+        """Add a free range and merge it with adjacent ones: segments differ in size."""
+        at = bisect.bisect(self.ranges, (first, slots))
+        if at < len(self.ranges) and self.ranges[at][0] == first + slots:
+            slots += self.ranges.pop(at)[1]
+        if at and sum(self.ranges[at - 1]) == first:
+            first, before = self.ranges.pop(at - 1)
+            slots += before
+        bisect.insort(self.ranges, (first, slots))
 
 
 class HashTable:

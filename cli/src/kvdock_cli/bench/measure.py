@@ -17,14 +17,13 @@ from kvdock import (
     Dock,
     Namespace,
     Outcome,
-    Part,
-    Per,
     PoolKind,
     PoolSpec,
     Region,
     Shard,
 )
 from kvdock.errors import KvdockError
+from kvdock.pools import Part, Per
 
 if TYPE_CHECKING:
     from kvdock import Backend, TransferResult

@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kvdock import (
-    Dock,
-    Finding,
-    HitPolicy,
-    Part,
-    Per,
-    PoolKind,
-    PoolSpec,
-    Shard,
-    Sharding,
-)
+from kvdock import Dock, Finding, HitPolicy, PoolKind, PoolSpec, Shard, Sharding
 from kvdock.errors import KvdockError
+from kvdock.pools import Part, Per
 
 if TYPE_CHECKING:
     from kvdock import Backend, KindSupport
@@ -120,11 +111,10 @@ def _reach_test(
         Attachment,
         Capability,
         Namespace,
-        PeerTransfers,
         Region,
-        RequestState,
         RouteRequirements,
     )
+    from kvdock.peers import PeerTransfers, RequestState  # noqa: PLC0415 - same
 
     if not backend.manifest.direct_transfer:
         return ()

@@ -6,19 +6,11 @@ import sys
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from kvdock import (
-    Assembly,
-    ContextSplit,
-    Deployment,
-    Dock,
-    DType,
-    Layout,
-    Plan,
-    assemble,
-    sharing_limits,
-)
+from kvdock import Dock, DType, Layout, Plan
 from kvdock.config import load_configuration
 from kvdock.errors import NoRoute, PoolError
+from kvdock.models import Assembly, Deployment, assemble
+from kvdock.pools import ContextSplit, sharing_limits
 from kvdock_cli.arguments import model_of, needs_of, settings_of
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import route as report

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvdock import NO_PAGE, Assembly, Deployment, Namespace, assemble
-from kvdock.models import parse_description
+from kvdock import NO_PAGE, Namespace
+from kvdock.models import Assembly, Deployment, assemble, parse_description
 
 if TYPE_CHECKING:
     from kvdock import PoolSpec

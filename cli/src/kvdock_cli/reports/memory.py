@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock import HostBudget
+from kvdock.models import HostBudget
 from kvdock.units import format_bytes
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvdock import stored_objects
+from kvdock.pools import stored_objects
 from kvdock.units import format_bytes
 from kvdock_cli.reports._style import PLAIN, Style, Tone
 from kvdock_cli.reports._tables import Cell, paragraph, plain, table

@@ -12,13 +12,15 @@ from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin
 
 from kvdock.errors import SettingsError
 from kvdock.strict_enum import suggest_member
 
 if TYPE_CHECKING:
     from cattrs import Converter
+
+W = TypeVar("W", bound=StrEnum)
 
 _BOOLS = MappingProxyType(
     {"1": True, "true": True, "yes": True, "on": True}
@@ -90,7 +92,7 @@ def _to_words(converter: Converter, value: object, kind: Any) -> tuple[Any, ...]
     return tuple(converter.structure(one, of) for one in value)
 
 
-def to_word(value: object, kind: type[StrEnum]) -> StrEnum:
+def to_word(value: object, kind: type[W]) -> W:
     """Read a word of a closed list.
 
     Raises:

@@ -44,14 +44,14 @@ class StagingPolicy(StrEnum):
 
 
 _LEAST = "1 ms"
-"""No call ends in no time: with less, everything would be late unasked."""
+"""The shortest time: with less, a call would be late before it is made."""
 
 
 @attrs.frozen(kw_only=True)
 class Deadlines:
-    """How long one call may take, over all pools and batches of it.
+    """The time that one call may take, over all pools and batches of it.
 
-    None is endless: whatever touches the world may hang.
+    Each is limited: whatever touches the world may hang.
     """
 
     exists: float = duration("1 s", least=_LEAST, help="Looking up a prefix.")
@@ -110,7 +110,7 @@ class BreakerSettings:
 
 @attrs.frozen(kw_only=True)
 class NegativeCacheSettings:
-    """How long an answer "not there" is believed without asking again."""
+    """The time for which an answer "not there" is believed without asking again."""
 
     max_keys: int = count(65536, help="Keys remembered for each backend; 0 for none.")
     absent_ttl: float = duration(
@@ -186,7 +186,7 @@ class PeerSettings:
 
 @attrs.frozen(kw_only=True)
 class TierSettings:
-    """What a chain of tiers may cost: lookups farther away, and copies."""
+    """Limits on the cost of a chain of tiers: lookups farther away, and copies."""
 
     lookup: float = duration(
         "250 ms",

@@ -24,7 +24,7 @@ class Alias:
 
     Args:
         env: An environment variable that counts where the setting is
-            given nowhere else; an empty one is as good as none.
+            given nowhere else; an empty one does not count.
         parse: What its text means, where that is not the text itself.
         names: Names in the configurations of others. They are refused, with
             the name here.
@@ -43,7 +43,7 @@ class ForeignFile:
     variable, the weakest first.
 
     Args:
-        variable: The variable; an empty one is as good as none.
+        variable: The variable; an empty one does not count.
         read: Turns the content of the file into settings by the names here. What
             it leaves out is not given; keys that it does not know are not a mistake,
             since the file is for others.

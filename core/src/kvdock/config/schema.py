@@ -23,6 +23,11 @@ T = TypeVar("T")
 NOTHING_GIVEN: Mapping[str, str] = MappingProxyType({})
 
 
+@attrs.frozen(kw_only=True)
+class NoSettings:
+    """The settings of what has none."""
+
+
 HIDDEN = "<hidden>"
 """What is shown of a secret."""
 
@@ -147,12 +152,12 @@ def explain_error(
     said = []
     for name, field, reason in found:
         what, _ = _words(reason)
-        what = f": {HIDDEN} is not what it takes" if _hidden(field) else f": {what}"
+        what = f": {HIDDEN} is not what it takes" if is_secret(field) else f": {what}"
         # Some reasons begin with the name as the class has it.
         what = what.removeprefix(f": {field.name}")
         said.append(f"{name}{origin_suffix(origins, name)}{what}")
     _, field, reason = found[0]
-    fix = "" if _hidden(field) else _words(reason)[1]
+    fix = "" if is_secret(field) else _words(reason)[1]
     return SettingsError(f"{where}: {'; '.join(said)}", fix=fix)
 
 
@@ -234,14 +239,15 @@ def _words(reason: BaseException) -> tuple[str, str]:
     return f"{type(reason).__name__}: {reason}".rstrip("."), ""
 
 
-def _hidden(field: attrs.Attribute[Any]) -> bool:
+def is_secret(field: attrs.Attribute[Any]) -> bool:
+    """Return whether the value of a setting is never shown."""
     return bool(field.metadata.get("secret"))
 
 
 def secret_values(cls: type, given: Mapping[str, object]) -> Iterator[str]:
     """Yield the secrets among settings, as text."""
     for _, field, value in _walked(cls, given):
-        if _hidden(field) and value:
+        if is_secret(field) and value:
             yield str(value)
 
 

@@ -39,6 +39,7 @@ from kvdock.config.schema import (
     check_values,
     fields_of,
     group_of,
+    is_secret,
     origin_suffix,
     own_settings,
     read_value,
@@ -455,7 +456,7 @@ def _rows(
         origin = origins.get(name, DEFAULT)
         # "5 KiB" is easier to read than what it is read as.
         said = display_value(value if unit and isinstance(value, str) else typed, field)
-        bare = said if _hidden(field) else _without_credentials(typed)
+        bare = said if is_secret(field) else _without_credentials(typed)
         yield Setting(path, said, origin, text, bare, unit)
 
 
@@ -475,18 +476,13 @@ def _without_credentials(value: object) -> object:
     return _CREDENTIALS.sub(HIDDEN, str(value))
 
 
-def _hidden(field: attrs.Attribute[object]) -> bool:
-    return bool(field.metadata.get("secret"))
-
-
 def display_value(value: object, field: attrs.Attribute[object]) -> str:
     """Return a value as text, without what must not be seen."""
-    if _hidden(field):
+    if is_secret(field):
         return HIDDEN if value else ""
     if isinstance(value, bool):
         return str(value).lower()
-    several = isinstance(value, tuple | list)
-    text = ", ".join(map(str, cast("Any", value))) if several else str(value)
+    text = _words(value)
     unit = field.metadata.get("unit")
     if unit == "seconds" and isinstance(value, int | float):
         text = format_seconds(value)

@@ -137,8 +137,8 @@ def _tier(given: object, at: int, where: str) -> Tier:
     try:
         return Tier(
             name,
-            cast("Write", to_word(given.get("write", nearest), Write)),
-            cast("Promote", to_word(given.get("promote", Promote.SECOND), Promote)),
+            to_word(given.get("write", nearest), Write),
+            to_word(given.get("promote", Promote.SECOND), Promote),
         )
     except SettingsError as error:
         raise SettingsError(

@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 
 from kvdock.errors import RegionError
+from kvdock.geometry.region import array_at
 from kvdock.pools.enums import Per
 
 if TYPE_CHECKING:
@@ -182,21 +183,9 @@ def move(rows: Rows) -> None:
         into[target - b] = _items(a, int(source.max()) - a + 1, size)[source - a]
 
 
-class _Items:
-    """Items of some bytes, one beginning at every byte (array interface, 3)."""
-
-    def __init__(self, address: int, count: int, size: int) -> None:
-        self.__array_interface__ = {
-            "data": (address, False),
-            "shape": (count,),
-            "strides": (1,),
-            "typestr": f"|V{size}",
-            "version": 3,
-        }
-
-
 def _items(address: int, count: int, size: int) -> Any:  # noqa: ANN401 - of void items
-    return np.asarray(_Items(address, count, size))
+    """Return items of some bytes, one beginning at every byte."""
+    return array_at(address, (count,), (1,), f"|V{size}")
 
 
 def held_slots(grid: Grid, slots: Int64Array) -> Int64Array:

@@ -337,7 +337,7 @@ class Region:
         )
         for base, stride, size in zip(*flat, strict=True):
             if size:
-                view = _strided(base, self.pages, stride, size)
+                view = array_at(base, (self.pages, size), (stride, 1), "|u1")
                 columns.append((view, rows[:, start : start + size]))
                 start += size
         return columns
@@ -346,18 +346,25 @@ class Region:
 class _Memory:
     """Raw memory in numpy's own terms (the array interface, version 3)."""
 
-    def __init__(self, address: int, pages: int, stride: int, size: int) -> None:
-        self.__array_interface__ = {
-            "data": (address, False),
-            "shape": (pages, size),
-            "strides": (stride, 1),
-            "typestr": "|u1",
-            "version": 3,
-        }
+    def __init__(self, **terms: object) -> None:
+        self.__array_interface__ = {**terms, "version": 3}
 
 
-def _strided(address: int, pages: int, stride: int, size: int) -> npt.NDArray[np.uint8]:
-    return np.asarray(_Memory(address, pages, stride, size))
+def array_at(
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...], typestr: str
+) -> Any:  # noqa: ANN401 - of any type
+    """Return raw memory as an array; its items may overlap.
+
+    Args:
+        address: Where the first item begins.
+        shape: Number of items along each axis.
+        strides: Bytes from one to the next along each axis.
+        typestr: Type of an item, as numpy's array interface spells it.
+    """
+    memory = _Memory(
+        data=(address, False), shape=shape, strides=strides, typestr=typestr
+    )
+    return np.asarray(memory)
 
 
 def _origins(

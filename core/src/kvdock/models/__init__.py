@@ -17,21 +17,4 @@ if TYPE_CHECKING:
     from kvdock.models.description import shipped_models as shipped_models
     from kvdock.models.memory_budget import HostBudget as HostBudget
 
-__getattr__, __dir__, __all__ = lazy_names(
-    __name__,
-    {
-        "assembly": (
-            "Assembly",
-            "Deployment",
-            "assemble",
-        ),
-        "description": (
-            "DraftDescription",
-            "ModelDescription",
-            "load_model",
-            "parse_description",
-            "shipped_models",
-        ),
-        "memory_budget": ("HostBudget",),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -434,11 +434,6 @@ class EventMetrics(ABC):
             self._set(_RATIO, ratio, *whose)
 
 
-@attrs.frozen(kw_only=True)
-class MetricsSettings:
-    """The registry is the process's own; who serves it is the host's affair."""
-
-
 class Metrics(EventMetrics):
     """The metrics in a registry of Prometheus.
 
@@ -604,7 +599,6 @@ def _deltas(
 observer = Observer(
     name="metrics",
     summary="counters, histograms and gauges for Prometheus",
-    settings=MetricsSettings,
     build=lambda _: Metrics(),
     needs="kvdock[metrics]",
 )

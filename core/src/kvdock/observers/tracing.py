@@ -20,12 +20,6 @@ from kvdock.events import Event, PoolsDetached, current_request
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.observer import Observer
 
-
-@attrs.frozen(kw_only=True)
-class TracingSettings:
-    """Where spans go is set up in the process, by OpenTelemetry's own means."""
-
-
 _IDLE_NS = 10 * 10**9
 """A request without a batch for so long has ended, at the end of its last one."""
 _MOST_REQUESTS = 1024
@@ -125,7 +119,6 @@ class Tracing:
 observer = Observer(
     name="tracing",
     summary="an OpenTelemetry span for each request and batch",
-    settings=TracingSettings,
     build=lambda _: Tracing(),
     needs="kvdock[tracing]",
 )

@@ -54,7 +54,6 @@ class SendFuture:
         self._quiet = False
         self._leases: list[Lease] = []
         self._digests: dict[str, UInt64Array] = {}
-        self._callbacks: list[Callable[[], None]] = []
 
     def __len__(self) -> int:
         """Return the number of pools."""
@@ -152,14 +151,6 @@ class SendFuture:
         with self._lock:
             self._changed.wait_for(done, remaining_s(until_s))
 
-    def on_quiet(self, callback: Callable[[], None]) -> None:
-        """Call back once it is quiet: at once if it is already."""
-        with self._lock:
-            if not self._quiet:
-                self._callbacks.append(callback)
-                return
-        callback()
-
     def start(self) -> bool:
         """Begin to run; return False if it has ended."""
         with self._lock:
@@ -180,7 +171,6 @@ class SendFuture:
             self._outcomes = np.full(len(self), outcome, np.uint8)
             self._touching = 0
             self._become_quiet()
-        self._call_back()
 
     def hold(self, lease: Lease) -> None:
         """Keep pages until it is quiet."""
@@ -219,14 +209,7 @@ class SendFuture:
             if outcomes is not None:
                 self._outcomes = outcomes
             self._become_quiet()
-        self._call_back()
 
     def _become_quiet(self) -> None:
         self._quiet = True
         self._changed.notify_all()
-
-    def _call_back(self) -> None:
-        with self._lock:
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback()

@@ -93,7 +93,7 @@ class PeerTransfers:
     def __init__(self, attachment: Attachment) -> None:
         self._core = attachment.core
         routes = attachment.plan.accepted
-        names = [route.pool.name for route in routes if route.direct]
+        names = [route.pool.name for route in routes if route.to_peers]
         if not names:
             raise KvdockError(
                 "no pool of this attachment goes to peers",

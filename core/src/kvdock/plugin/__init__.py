@@ -48,35 +48,4 @@ if TYPE_CHECKING:
     from kvdock.plugin.wrapper import build_wrappers as build_wrappers
     from kvdock.plugin.wrapper import wrapped_plugin as wrapped_plugin
 
-__getattr__, __dir__, __all__ = lazy_names(
-    __name__,
-    {
-        "backend": ("Backend", "run_probe"),
-        "discovery": (
-            "BACKENDS_GROUP",
-            "OBSERVERS_GROUP",
-            "OWN_DISTRIBUTIONS",
-            "BrokenPlugin",
-            "Candidate",
-            "LoadedPlugin",
-            "PluginProblem",
-            "Selection",
-            "import_entry_point",
-            "list_entry_points",
-            "load_all",
-            "missing_allowed",
-            "path_of",
-            "require",
-            "selection",
-            "split_duplicates",
-            "usable_entry_points",
-        ),
-        "extension": ("Extension",),
-        "instances": ("add_instances", "named_instances"),
-        "observer": ("Observer", "build_observers", "find_observer"),
-        "store": ("PeerMemory", "PoolStore", "StoreWrapper", "StorelessPool"),
-        "trial": ("TRIAL_S", "try_each"),
-        "validation": ("LoadStage",),
-        "wrapper": ("Wrapper", "Wrapping", "build_wrappers", "wrapped_plugin"),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

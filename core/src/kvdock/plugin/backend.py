@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kvdock.capacity import Capacity
-from kvdock.config.schema import own_settings, structure
+from kvdock.config.schema import NoSettings, own_settings, structure
 from kvdock.errors import KvdockError, PluginError
 from kvdock.plugin import discovery, validation
 from kvdock.plugin.hookspecs import (
@@ -93,11 +93,10 @@ class Backend:
         """
         where = f"backend {self.name!r}"
         cls = self.manifest.settings
-        own = own_settings(given or {})
-        if cls is None:
-            structure(_NoSettings, own, where=where)
-            return None
-        return structure(cls, own, where=where)
+        found: object = structure(
+            cls or NoSettings, own_settings(given or {}), where=where
+        )
+        return found if cls else None
 
     def probe(self, config: AttachConfig) -> tuple[Finding, ...]:
         """Ask whether it could work here; a failing probe is a finding."""
@@ -237,7 +236,7 @@ class Backend:
 
     @property
     def touches(self) -> bool:
-        """Whether it orders its objects by use, and takes notes of the engine's."""
+        """Return whether it orders objects by use, and is told of the engine's uses."""
         return "kvdock_touch" in self.plugin.implemented
 
     def touch(self, handle: object, keys: Sequence[str]) -> None:
@@ -308,8 +307,3 @@ def run_probe(ask: Callable[[], Iterable[Finding] | None]) -> tuple[Finding, ...
         )
         for one in found
     )
-
-
-@attrs.frozen
-class _NoSettings:
-    """The settings of a backend that has none."""

@@ -54,10 +54,10 @@ class PluginProblem:
     """The reason why a plugin cannot be used, and what to do about it."""
 
     name: str
-    group: str
-    distribution: str
-    version: str
-    entry_point: str
+    group: str = BACKENDS_GROUP
+    distribution: str = "?"
+    version: str = "?"
+    entry_point: str = "?"
     stage: LoadStage
     cause: str
     fix: str
@@ -270,10 +270,6 @@ def missing_allowed(
     return tuple(
         PluginProblem(
             name=name,
-            group=BACKENDS_GROUP,
-            distribution="?",
-            version="?",
-            entry_point="?",
             stage=LoadStage.DISCOVER,
             cause=f"{ALLOW_VARIABLE} names it, but it is not installed",
             fix=install_hint(name)

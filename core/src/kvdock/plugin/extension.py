@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import attrs
 
-from kvdock.config.schema import structure
+from kvdock.config.schema import NoSettings, structure
 from kvdock.errors import KvdockError, PluginError, did_you_mean
 from kvdock.plugin.discovery import (
     BrokenPlugin,
@@ -26,14 +26,14 @@ class Extension:
     Args:
         name: The entry point's name.
         summary: What it does, in one line.
-        settings: The attrs class of its settings.
+        settings: The attrs class of its settings; it has none by default.
         build: Makes the object from such settings.
         needs: What to install for it, or "".
     """
 
     name: str
     summary: str
-    settings: type
+    settings: type = NoSettings
     build: Callable[[Any], Any]
     needs: str = ""
 

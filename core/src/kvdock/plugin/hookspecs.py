@@ -39,7 +39,7 @@ _LABEL = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]{0,63})?")
 REQUIRED = ("kvdock_manifest", "kvdock_register_pool")
 """Hooks that every plugin has; the others may be left out."""
 
-DIRECT = ("kvdock_endpoint", "kvdock_connect")
+PEER_HOOKS = ("kvdock_endpoint", "kvdock_connect")
 """Hooks of a plugin that declares `direct_transfer` and runs batches itself."""
 
 MAX_ENDPOINT_BYTES = 64 << 10
@@ -69,7 +69,7 @@ class HostMemory:
 
     Args:
         buffer: The bytes: writable and contiguous, with the buffer protocol.
-            What they hold at first is not said.
+            They may hold anything at first.
         give_back: Call it once, when they are no longer in use. A pool
             that lies in them keeps them until it is released.
     """
@@ -228,7 +228,8 @@ def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> Sequence[str]:
     """Spell the end of the keys of a page's objects.
 
     Called once per pool when it is attached; the answer is kept. Most
-    plugins leave it out: then the core answers `kvdock.key_suffixes(pool, shard)`.
+    plugins leave it out: then the core answers
+    `kvdock.keys.key_suffixes(pool, shard)`.
 
     Returns:
         One suffix for each of `stored_objects(pool, shard)`, in that order, never

@@ -14,7 +14,6 @@ nothing but the plugin's code.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
@@ -24,15 +23,13 @@ import pluggy
 from kvdock.errors import SettingsError, did_you_mean
 from kvdock.plugin import hookspecs
 from kvdock.plugin.discovery import (
-    BACKENDS_GROUP,
     LoadedPlugin,
     PluginProblem,
     install_hint,
 )
+from kvdock.plugin.manifest import BACKEND_NAME
 from kvdock.plugin.validation import OBSERVER_PREFIX, LoadStage
 from kvdock.plugin.wrapper import build_wrappers, wrapped_plugin
-
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
 def named_instances(settings: Mapping[str, object]) -> Mapping[str, str]:
@@ -53,7 +50,7 @@ def named_instances(settings: Mapping[str, object]) -> Mapping[str, str]:
             )
         if plugin == name:
             continue
-        if not _NAME.fullmatch(name) or "__" in name:
+        if not BACKEND_NAME.fullmatch(name) or "__" in name:
             raise SettingsError(
                 f"{name!r} is not a valid name of a backend",
                 fix="Use a-z, 0-9 and _, beginning with a letter, without __.",
@@ -129,10 +126,6 @@ def _problem(
         fix = install_hint(plugin) or did_you_mean(plugin, plugins)
     return PluginProblem(
         name=name,
-        group=BACKENDS_GROUP,
-        distribution="?",
-        version="?",
-        entry_point="?",
         stage=LoadStage.DISCOVER,
         cause=cause,
         fix=fix or f"Installed: {', '.join(sorted(installed)) or 'none'}.",

@@ -34,7 +34,7 @@ _LIMITS = (
     "landing_run_bytes",
 )
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+BACKEND_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
 class Support(StrEnum):
@@ -170,14 +170,6 @@ def _members(kind: type[W], value: Iterable[W]) -> frozenset[W]:
     return frozenset(_member(kind, word) for word in words)
 
 
-def _support(value: Support) -> Support:
-    return _member(Support, value)
-
-
-def _scope(value: Scope) -> Scope:
-    return _member(Scope, value)
-
-
 def _hit_policies(value: Iterable[HitPolicy]) -> frozenset[HitPolicy]:
     return _members(HitPolicy, value)
 
@@ -191,8 +183,25 @@ def _shardings(value: Iterable[Sharding]) -> frozenset[Sharding]:
 
 
 _CHECK = Validators(ManifestError)
-_SUPPORT = _CHECK.members(Support)
-_SCOPE = _CHECK.members(Scope)
+
+
+def _word(default: StrEnum) -> Any:  # noqa: ANN401 - as attrs.field
+    kind = type(default)
+    return attrs.field(
+        default=default,
+        converter=lambda value: _member(kind, value),
+        validator=_CHECK.members(kind),
+    )
+
+
+def _grade() -> Any:  # noqa: ANN401 - as attrs.field
+    """Declare how well something is done; not declared by default."""
+    return _word(Support.UNDECLARED)
+
+
+def _scope() -> Any:  # noqa: ANN401 - as attrs.field
+    """Declare how far something reaches; nowhere by default."""
+    return _word(Scope.NONE)
 
 
 @attrs.frozen(kw_only=True)
@@ -222,15 +231,9 @@ class KindSupport:
         converter=_shardings,
         validator=_CHECK.members(Sharding),
     )
-    split_heads: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
-    )
-    draft: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
-    )
-    multi_buffer: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
-    )
+    split_heads: Support = _grade()
+    draft: Support = _grade()
+    multi_buffer: Support = _grade()
 
     @classmethod
     def of_every_kind(cls) -> dict[PoolKind, Self]:
@@ -303,60 +306,32 @@ class Manifest:
     api: int
     summary: str = attrs.field(validator=_CHECK.text)
     kinds: Mapping[PoolKind, KindSupport] = attrs.field(converter=_kinds)
-    zero_copy: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
-    )
-    memory_registration: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
-    )
-    host_allocator: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
-    )
-    gated_get: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
-    )
-    gated_put: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
-    )
-    direct_transfer: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
-    )
-    integrity: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
-    )
-    eviction: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
-    )
-    touch: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
-    )
-    removed: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
-    )
-    capacity: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
-    )
-    durability: Scope = attrs.field(
-        default=Scope.NONE, converter=_scope, validator=_SCOPE
-    )
-    sharing: Scope = attrs.field(default=Scope.NONE, converter=_scope, validator=_SCOPE)
-    clear_reach: Scope = attrs.field(
-        default=Scope.NONE, converter=_scope, validator=_SCOPE
-    )
+    zero_copy: Support = _grade()
+    memory_registration: Support = _grade()
+    host_allocator: Support = _grade()
+    gated_get: Support = _grade()
+    gated_put: Support = _grade()
+    direct_transfer: Support = _grade()
+    integrity: Support = _grade()
+    eviction: Support = _grade()
+    touch: Support = _grade()
+    removed: Support = _grade()
+    capacity: Support = _grade()
+    durability: Scope = _scope()
+    sharing: Scope = _scope()
+    clear_reach: Scope = _scope()
     max_object_bytes: int = attrs.field(default=0, validator=_CHECK.integer)
     max_batch_keys: int = attrs.field(default=0, validator=_CHECK.integer)
     max_key_bytes: int = attrs.field(default=0, validator=_CHECK.integer)
     max_send_rows: int = attrs.field(default=0, validator=_CHECK.integer)
     landing_run_bytes: int = attrs.field(default=0, validator=_CHECK.integer)
     send_drain_s: float = attrs.field(default=0.0, validator=_CHECK.seconds)
-    fork_safe: Support = attrs.field(
-        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
-    )
+    fork_safe: Support = _grade()
     settings: type | None = None
 
     def __attrs_post_init__(self) -> None:
         """Refuse a manifest that contradicts itself."""
-        if not _NAME.fullmatch(self.name):
+        if not BACKEND_NAME.fullmatch(self.name):
             raise ManifestError(
                 f"{self.name!r} is not a valid backend name",
                 fix="Use a-z, 0-9 and _, beginning with a letter.",

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class PoolStore(Protocol):
     """What moves the pages of one attached pool.
 
-    The optional members are `touch`, `removed` and `capacity`, as in the protocols
-    below, and `peers`, a `PeerMemory`. A store has those that its manifest declares.
+    The optional members are those of `WholeStore`. A store has those that its manifest
+    declares.
     """
 
     def run(self, batch: Batch) -> BatchResult:
@@ -42,27 +42,6 @@ class PoolStore(Protocol):
 
     def close(self) -> None:
         """End the use of the pool's memory; the rules are `kvdock_release`'s."""
-
-
-class TouchedStore(PoolStore, Protocol):
-    """A store that evicts by use; its manifest declares `touch`."""
-
-    def touch(self, keys: Sequence[str]) -> None:
-        """Count objects as used now; the rules are `kvdock_touch`'s."""
-
-
-class TrackingStore(PoolStore, Protocol):
-    """A store that knows what it has lost; its manifest declares `removed`."""
-
-    def removed(self, limit: int) -> Sequence[str]:
-        """Return the keys of removed objects; the rules are `kvdock_removed`'s."""
-
-
-class MeasuredStore(PoolStore, Protocol):
-    """A store that knows how full it is; its manifest declares `capacity`."""
-
-    def capacity(self) -> Capacity | None:
-        """Return how full it is; the rules are `kvdock_capacity`'s."""
 
 
 class PeerMemory(Protocol):
@@ -87,12 +66,21 @@ class PeerMemory(Protocol):
         """Do one SEND; the rules are `kvdock_batch_io`'s."""
 
 
-class PeerStore(PoolStore, Protocol):
-    """A store whose pages go straight to peers; its manifest declares that."""
+class WholeStore(PoolStore, Protocol):
+    """A store with all that a manifest can declare."""
+
+    def touch(self, keys: Sequence[str]) -> None:
+        """Count objects as used now, if `touch` is declared; as `kvdock_touch`."""
+
+    def removed(self, limit: int) -> Sequence[str]:
+        """Return removed keys, if `removed` is declared; as `kvdock_removed`."""
+
+    def capacity(self) -> Capacity | None:
+        """Return how full it is, if `capacity` is declared; as `kvdock_capacity`."""
 
     @property
     def peers(self) -> PeerMemory:
-        """Memory of the pool as peers see it."""
+        """Memory of the pool as peers see it, if `direct_transfer` is declared."""
 
 
 class StorelessPool:
@@ -196,7 +184,7 @@ def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> Sequence[str]:
 
 
 @hookimpl
-def kvdock_batch_io(handle: PeerStore, batch: Batch) -> BatchResult:
+def kvdock_batch_io(handle: WholeStore, batch: Batch) -> BatchResult:
     """Run the batch in the store, or send its rows."""
     # Only a SEND has addresses of another process.
     return handle.run(batch) if batch.remote is None else handle.peers.send(batch)
@@ -209,43 +197,43 @@ def kvdock_release(handle: PoolStore) -> None:
 
 
 @hookimpl
-def kvdock_touch(handle: TouchedStore, keys: Sequence[str]) -> None:
+def kvdock_touch(handle: WholeStore, keys: Sequence[str]) -> None:
     """Tell the store."""
     handle.touch(keys)
 
 
 @hookimpl
-def kvdock_removed(handle: TrackingStore, limit: int) -> Sequence[str]:
+def kvdock_removed(handle: WholeStore, limit: int) -> Sequence[str]:
     """Ask the store."""
     return handle.removed(limit)
 
 
 @hookimpl
-def kvdock_capacity(handle: MeasuredStore) -> Capacity | None:
+def kvdock_capacity(handle: WholeStore) -> Capacity | None:
     """Ask the store."""
     return handle.capacity()
 
 
 @hookimpl
-def kvdock_endpoint(handle: PeerStore) -> bytes:
+def kvdock_endpoint(handle: WholeStore) -> bytes:
     """Open the store's memory."""
     return handle.peers.endpoint()
 
 
 @hookimpl
-def kvdock_connect(handle: PeerStore, endpoint: bytes, deadline_s: float) -> object:
+def kvdock_connect(handle: WholeStore, endpoint: bytes, deadline_s: float) -> object:
     """Connect the store's memory."""
     return handle.peers.connect(endpoint, deadline_s)
 
 
 @hookimpl
-def kvdock_disconnect(handle: PeerStore, peer: object) -> bool:
+def kvdock_disconnect(handle: WholeStore, peer: object) -> bool:
     """Disconnect the store's memory."""
     return handle.peers.disconnect(peer)
 
 
 @hookimpl
-def kvdock_withdraw(handle: PeerStore) -> bool:
+def kvdock_withdraw(handle: WholeStore) -> bool:
     """Close the store's memory to peers."""
     return handle.peers.withdraw()
 

@@ -45,7 +45,9 @@ class LoadStage(StrEnum):
 class ContractViolation(Exception):  # noqa: N818 - becomes a PluginProblem, never reaches a user
     """A plugin breaks the contract; discovery adds whose plugin it is."""
 
-    def __init__(self, stage: LoadStage, cause: str, fix: str) -> None:
+    def __init__(
+        self, cause: str, fix: str, stage: LoadStage = LoadStage.VALIDATE
+    ) -> None:
         super().__init__(stage, cause, fix)
         self.stage, self.cause, self.fix = stage, cause, fix
 
@@ -76,13 +78,13 @@ def validate_plugin(plugin: object, name: str, distribution: str) -> ValidatedPl
         distribution: What a user would upgrade.
 
     Raises:
-        Breach: At the first thing that is wrong.
+        ContractViolation: At the first thing that is wrong.
     """
     if inspect.isclass(plugin):
         raise ContractViolation(
-            LoadStage.IMPORT,
             f"{plugin.__qualname__} is a class",
             "Point the entry point at a module or at an instance.",
+            LoadStage.IMPORT,
         )
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
@@ -107,7 +109,7 @@ def check_observer(observer: object) -> None:
     """Check that an object only wraps hooks of backends, and listens.
 
     Raises:
-        Breach: At the first thing that is wrong.
+        ContractViolation: At the first thing that is wrong.
     """
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
@@ -126,7 +128,6 @@ def _strange(error: Exception) -> ContractViolation:
     # A property that raises, a signature that cannot be read, a rule of pluggy's
     # that is not checked here: one plugin's defect stays its own.
     return ContractViolation(
-        LoadStage.VALIDATE,
         f"{type(error).__name__}: {' '.join(str(error).split())}",
         "Compare its hooks with kvdock.plugin.hookspecs.",
     )
@@ -143,13 +144,11 @@ def _wrapping(manager: pluggy.PluginManager, observer: object) -> dict[str, str]
         wraps = options["wrapper"] or options["hookwrapper"]
         if wraps and hook == _LISTENS:
             raise ContractViolation(
-                LoadStage.VALIDATE,
                 f"hook {hook!r} is marked as a wrapper, and there is nothing to wrap",
                 "Mark it with a plain @hookimpl.",
             )
         if not wraps and hook != _LISTENS:
             raise ContractViolation(
-                LoadStage.VALIDATE,
                 f"hook {hook!r} would answer in the place of a backend",
                 "Mark it with @hookimpl(wrapper=True).",
             )
@@ -166,7 +165,6 @@ def _marked(manager: pluggy.PluginManager, plugin: object) -> dict[str, str]:
             continue
         if options["wrapper"] or options["hookwrapper"]:
             raise ContractViolation(
-                LoadStage.VALIDATE,
                 f"hook {attribute!r} is marked as a wrapper",
                 "A backend answers its hooks itself; use a plain @hookimpl.",
             )
@@ -184,22 +182,22 @@ def _manifest(
         if callable(hook):
             cause = "its kvdock_manifest() is not marked"
             fix = "Mark it with @hookimpl."
-        raise ContractViolation(LoadStage.MANIFEST, cause, fix)
+        raise ContractViolation(cause, fix, LoadStage.MANIFEST)
     try:
         found = hook()
     except ManifestError as error:
         raise ContractViolation(
-            LoadStage.MANIFEST,
             f"its manifest is refused: {error.what}",
             error.fix or "Correct what kvdock_manifest() returns.",
+            LoadStage.MANIFEST,
         ) from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         raise ContractViolation(
-            LoadStage.MANIFEST,
             f"its manifest raised {type(error).__name__}: {error}",
             f"It may be written for another kvdock; upgrade {distribution} or kvdock.",
+            LoadStage.MANIFEST,
         ) from error
     _check_manifest(found, name, distribution)
     return cast("Manifest", found)
@@ -210,15 +208,15 @@ def _check_manifest(found: object, name: str, distribution: str) -> None:
     _check_number(getattr(found, "api", API_VERSION), distribution)
     if not isinstance(found, Manifest):
         raise ContractViolation(
-            LoadStage.MANIFEST,
             f"its manifest is a {type(found).__name__}",
             "Return a kvdock.Manifest.",
+            LoadStage.MANIFEST,
         )
     if found.name != name:
         raise ContractViolation(
-            LoadStage.MANIFEST,
             f"its manifest says {found.name!r}, its entry point {name!r}",
             "Give both the same name.",
+            LoadStage.MANIFEST,
         )
 
 
@@ -226,9 +224,9 @@ def _check_number(number: object, distribution: str) -> None:
     """Reject a contract that this core does not keep, with whom to upgrade."""
     if not isinstance(number, int) or isinstance(number, bool):
         raise ContractViolation(
-            LoadStage.MANIFEST,
             f"its manifest says api={number!r}, which is not a number",
             f"Name the contract that it was written for: api={API_VERSION}.",
+            LoadStage.MANIFEST,
         )
     if OLDEST_API_VERSION <= number <= API_VERSION:
         return
@@ -239,9 +237,9 @@ def _check_number(number: object, distribution: str) -> None:
     if number < OLDEST_API_VERSION:
         newer, older = distribution, "kvdock"
     raise ContractViolation(
-        LoadStage.MANIFEST,
         f"it is written for API {number}, this kvdock speaks {spoken}",
         f"Upgrade {newer}, or install an older {older}.",
+        LoadStage.MANIFEST,
     )
 
 
@@ -249,14 +247,12 @@ def _check_promises(manifest: Manifest, own: Mapping[str, str]) -> None:
     """Reject declarations that no hook of the plugin could keep."""
     if manifest.host_allocator and "kvdock_allocate" not in own:
         raise ContractViolation(
-            LoadStage.VALIDATE,
             "its manifest declares host_allocator, and it has no kvdock_allocate",
             "Add the hook, or declare host_allocator=Support.NO.",
         )
-    lacking = [name for name in hookspecs.DIRECT if name not in own]
+    lacking = [name for name in hookspecs.PEER_HOOKS if name not in own]
     if manifest.direct_transfer and lacking and not returns_stores(frozenset(own)):
         raise ContractViolation(
-            LoadStage.VALIDATE,
             "its manifest declares direct_transfer, and it has no "
             + " and no ".join(lacking),
             "Add the hooks, or declare direct_transfer=Support.NO.",
@@ -271,14 +267,11 @@ def _check_hooks(
         # An optional hook without its mark would never be called, silently.
         if inspect.isroutine(getattr(plugin, name, None)):
             raise ContractViolation(
-                LoadStage.VALIDATE,
                 f"the hook {name!r} is not marked",
                 "Mark it with @hookimpl.",
             )
         if name in hookspecs.REQUIRED:
-            raise ContractViolation(
-                LoadStage.VALIDATE, f"the required hook {name!r} is missing", "Add it."
-            )
+            raise ContractViolation(f"the required hook {name!r} is missing", "Add it.")
     _check_arguments(plugin, own)
 
 
@@ -288,7 +281,6 @@ def _check_names(manager: pluggy.PluginManager, own: Collection[str]) -> set[str
     for name in own:
         if name not in known:
             raise ContractViolation(
-                LoadStage.VALIDATE,
                 f"unknown hook {name!r}",
                 did_you_mean(name, known) or f"Hooks are {', '.join(sorted(known))}.",
             )
@@ -305,7 +297,6 @@ def _check_hook(name: str, hook: Callable[..., Any], offered: Collection[str]) -
     """Check that a hook answers when called, and is given what it takes."""
     if inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook):
         raise ContractViolation(
-            LoadStage.VALIDATE,
             f"hook {name!r} is asynchronous, but hooks are not awaited",
             "Define it with `def`; every call runs on a thread of the core.",
         )
@@ -313,20 +304,17 @@ def _check_hook(name: str, hook: Callable[..., Any], offered: Collection[str]) -
         if parameter.default is not parameter.empty:
             # pluggy takes an argument with a default for one to leave out.
             raise ContractViolation(
-                LoadStage.VALIDATE,
                 f"hook {name!r} gives {parameter.name!r} a default, "
                 "so it would never be passed",
                 "Remove the default.",
             )
         if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
             raise ContractViolation(
-                LoadStage.VALIDATE,
                 f"hook {name!r} takes {str(parameter)!r}, which is never passed",
                 "Use plain arguments of the hook's specification, or fewer.",
             )
         if parameter.name not in offered:
             raise ContractViolation(
-                LoadStage.VALIDATE,
                 f"hook {name!r} takes {parameter.name!r}, which its specification "
                 "does not have",
                 did_you_mean(parameter.name, offered)

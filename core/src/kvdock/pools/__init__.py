@@ -33,37 +33,4 @@ if TYPE_CHECKING:
     from kvdock.pools.sharing import sharing_limits as sharing_limits
     from kvdock.pools.spec import PoolSpec as PoolSpec
 
-__getattr__, __dir__, __all__ = lazy_names(
-    __name__,
-    {
-        "enums": (
-            "ContextSplit",
-            "DType",
-            "HitPolicy",
-            "Layout",
-            "ObjectUnit",
-            "Per",
-            "PoolKind",
-            "PoolName",
-            "Sharding",
-        ),
-        "factories": (
-            "FAMILIES",
-            "compressed",
-            "indexer",
-            "k_only",
-            "logical",
-            "mamba",
-            "mha",
-            "mla",
-            "ring_state",
-            "swa",
-        ),
-        "layout": ("stored_objects",),
-        "part": ("Part",),
-        "rows": ("RowLayout",),
-        "shard": ("Shard",),
-        "sharing": ("sharing_limits",),
-        "spec": ("PoolSpec",),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -25,8 +25,10 @@ from kvdock.pools.enums import (
 )
 from kvdock.pools.part import Part
 from kvdock.pools.spec import PoolSpec
-from kvdock.pools.states import state_parts
 from kvdock.validators import as_int, is_int
+
+_State = tuple[str, DType, tuple[int, ...]]
+"""Name, element type and shape over all ranks, divided along the first axis."""
 
 
 class PoolOptions(TypedDict, total=False):
@@ -327,7 +329,7 @@ def mamba(  # noqa: PLR0913 - the dimensions of a recurrent state
     return PoolSpec(
         name=name,
         kind=PoolKind.MAMBA,
-        parts=state_parts(name, states, heads, conv_channels),
+        parts=_state_parts(name, states, heads, conv_channels),
         layers=layers,
         page_tokens=page_tokens,
         sharding=Sharding.HEADS if heads else Sharding.RANK,
@@ -335,6 +337,51 @@ def mamba(  # noqa: PLR0913 - the dimensions of a recurrent state
         window_pages=1,
         **options,
     )
+
+
+def _state_parts(
+    pool: str,
+    states: Sequence[_State],
+    heads: int = 0,
+    conv_channels: Sequence[Sequence[int]] = (),
+) -> list[Part]:
+    """Return the parts of a recurrent state.
+
+    Args:
+        pool: The pool's name, for messages.
+        states: The states; those named `conv_0`, `conv_1` ... are convolutions.
+        heads: Into how many equal runs ranks divide the first axis of each
+            state; 0 where each rank keeps one state.
+        conv_channels: For each convolution the channels of its fused
+            projections, in order; a rank holds its run of each.
+
+    Raises:
+        PoolError: If heads do not divide a state, or the channels of a
+            convolution do not add up.
+    """
+    if not heads:
+        return [Part(*state, Per.PAGE, 0) for state in states]
+    fused = {f"conv_{n}": channels for n, channels in enumerate(conv_channels)}
+    parts = []
+    for name, dtype, (width, *rest) in states:
+        channels = fused.get(name, (width,))
+        if sum(channels) != width:
+            raise PoolError(
+                f"pool {pool!r}: channels {list(channels)} of {name} do not add up to "
+                f"{width}"
+            )
+        names = [name]
+        if len(channels) > 1:
+            names = [f"{name}_{n}" for n in range(len(channels))]
+        for part, count in zip(names, channels, strict=True):
+            if count % heads:
+                raise PoolError(
+                    f"pool {pool!r}: {heads} heads do not divide the {count} rows of "
+                    f"{part}"
+                )
+            shape = (heads, count // heads, *rest)
+            parts.append(Part(part, dtype, shape, Per.PAGE, 0))
+    return parts
 
 
 def swa(

@@ -10,24 +10,20 @@ Nothing here does I/O, imports numpy, or knows a model or a backend by name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from kvdock.errors import PoolError, did_you_mean
 from kvdock.pools.enums import (
     ContextSplit,
-    DType,
     HitPolicy,
     Layout,
     ObjectUnit,
     Per,
     PoolKind,
-    PoolName,
     Sharding,
 )
-from kvdock.pools.objects import Coordinate, StoredObject
-from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard, even_shares
 from kvdock.pools.validators import (
     boolean,
@@ -39,23 +35,8 @@ from kvdock.pools.validators import (
 )
 from kvdock.validators import as_int, as_int_tuple, as_text
 
-__all__ = (
-    "ContextSplit",
-    "Coordinate",
-    "DType",
-    "HitPolicy",
-    "Layout",
-    "ObjectUnit",
-    "Part",
-    "Per",
-    "PoolKind",
-    "PoolName",
-    "PoolSpec",
-    "Shard",
-    "Sharding",
-    "StoredObject",
-    "check_pools",
-)
+if TYPE_CHECKING:
+    from kvdock.pools.part import Part
 
 
 def _ascending(_: object, field: attrs.Attribute[Any], value: tuple[int, ...]) -> None:

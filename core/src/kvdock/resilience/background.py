@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 BACKEND_FAILURES = (Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
-"""What speaks against a backend, if all of a batch ends like that."""
+"""Outcomes that count as a failure of the backend if a whole batch ends so."""
 
 
 DELETE_DEADLINE_FACTOR = 2

@@ -17,9 +17,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import attrs
 import numpy as np
 
-from kvdock.batch import Batch, BatchResult, MemoryHold, Operation, Outcome
+from kvdock.batch import (
+    Batch,
+    BatchResult,
+    MemoryHold,
+    Operation,
+    Outcome,
+    validate_result,
+)
 from kvdock.config.core import BreakerSettings
-from kvdock.errors import AttachError, BatchError
+from kvdock.errors import AttachError, BatchError, KvdockError
 from kvdock.events import (
     BreakerMoved,
     CallsBehind,
@@ -29,17 +36,12 @@ from kvdock.events import (
     PagesAnswered,
     PoolsAttached,
 )
-from kvdock.resilience.answers import (
-    CallResult,
-    as_kvdock_error,
-    hold_of,
-    validated,
-)
 from kvdock.resilience.background import BACKEND_FAILURES, BackgroundTasks
 from kvdock.resilience.breaker import BreakerState, CircuitBreaker
 from kvdock.resilience.executor import (
     CallRejected,
     DeadlineExecutor,
+    RunResult,
     TaskAbandoned,
     WorkerExit,
 )
@@ -63,6 +65,43 @@ _MOVING = (Operation.PUT, Operation.GET)
 
 _PEERS = BreakerSettings(failures=1 << 62, abandoned_calls=1 << 62)
 """The breaker of SEND never opens: one dead peer must not cut off the others."""
+
+
+@attrs.frozen(eq=False)
+class CallResult:
+    """The result of a batch.
+
+    Args:
+        result: One outcome per key, whatever happened.
+        abandoned: Whether the call was abandoned; its `late` then runs when
+            it ends.
+    """
+
+    result: BatchResult
+    abandoned: bool = False
+
+
+def as_kvdock_error(error: Exception) -> KvdockError:
+    """Return a plugin's error, wrapped if it is not a KvdockError."""
+    if isinstance(error, KvdockError):
+        return error
+    return AttachError(describe_error(error), fix="See `kvdock doctor`.")
+
+
+def _validated(batch: Batch, ran: RunResult) -> BatchResult | Exception:
+    """Return a plugin's valid answer, or the error to record."""
+    if ran.error is not None:
+        return ran.error
+    try:
+        return validate_result(batch, ran.value)
+    except Exception as error:  # noqa: BLE001 - plugin code
+        return error
+
+
+def _hold_of(answer: object) -> MemoryHold | None:
+    """Return the hold of an answer that is not validated yet."""
+    hold = answer.hold if isinstance(answer, BatchResult) else None
+    return hold if isinstance(hold, MemoryHold) else None
 
 
 class BackendChannel:
@@ -396,11 +435,11 @@ class BackendChannel:
         if ran.abandoned:
             self._record_overrun(breaker, batch)
             return CallResult(BatchResult.all(batch, Outcome.TIMEOUT), abandoned=True)
-        result = validated(batch, ran)
+        result = _validated(batch, ran)
         if isinstance(result, Exception):
             # Storage never stops an engine: these keys are a miss.
             outcome = self._record_failure(breaker, batch, result)
-            hold = hold_of(ran.value)
+            hold = _hold_of(ran.value)
             result = attrs.evolve(BatchResult.all(batch, outcome), hold=hold)
         else:
             self._record_result(breaker, batch, result)
@@ -478,7 +517,7 @@ class BackendChannel:
         )
 
     def _on_late_end(self, result: object, late: Callable[[], None] | None) -> None:
-        hold = hold_of(result)
+        hold = _hold_of(result)
         if hold is not None:
             self.keep_held(hold, late)
         elif late is not None:

@@ -30,18 +30,6 @@ if TYPE_CHECKING:
     from kvdock.plugin.manifest import Manifest
     from kvdock.pools.shard import Shard
 
-__all__ = (
-    "CapabilityCheck",
-    "IntegrityCheck",
-    "Plan",
-    "Route",
-    "RouteOption",
-    "RouteRequirements",
-    "TransferMode",
-    "as_table",
-    "plan_routes",
-)
-
 
 @attrs.frozen
 class Route:
@@ -76,21 +64,21 @@ class Route:
 
     @property
     def mode(self) -> TransferMode:
-        """How bytes move from and to the nearest backend."""
+        """The path of bytes from and to the nearest backend."""
         return self.nearest.mode if self.nearest else TransferMode.NONE
 
     @property
     def check(self) -> IntegrityCheck:
-        """Who verifies pages of the nearest backend."""
+        """The check of pages that come from the nearest backend."""
         return self.nearest.check if self.nearest else IntegrityCheck.BACKEND
 
     @property
     def allocate(self) -> bool:
-        """Whether the nearest backend should bring the pool's memory."""
+        """Return whether the nearest backend should bring the pool's memory."""
         return self.nearest is not None and self.nearest.allocate
 
     @property
-    def direct(self) -> bool:
+    def to_peers(self) -> bool:
         """Return whether its pages go straight to peers: asked for, and there."""
         return self.nearest is not None and any(
             capability is Capability.DIRECT_TRANSFER
@@ -163,10 +151,10 @@ class Plan:
                 for option in route.options
                 if route.placements and option not in route.placements
             ]
-        return as_table(rows)
+        return _as_table(rows)
 
 
-def as_table(rows: Sequence[Sequence[str]]) -> str:
+def _as_table(rows: Sequence[Sequence[str]]) -> str:
     """Align columns of text with two spaces between them."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -71,15 +71,15 @@ class TransferMode(StrEnum):
 
 
 def _scope(value: object) -> Scope:
-    return cast("Scope", to_word(value, Scope))
+    return to_word(value, Scope)
 
 
 def _integrity(value: object) -> Integrity:
-    return cast("Integrity", to_word(value, Integrity))
+    return to_word(value, Integrity)
 
 
 def _staging_policy(value: object) -> StagingPolicy:
-    return cast("StagingPolicy", to_word(value, StagingPolicy))
+    return to_word(value, StagingPolicy)
 
 
 @attrs.frozen(kw_only=True)
@@ -323,11 +323,11 @@ def _transfer_mode(case: _Evaluation) -> tuple[TransferMode, ObjectUnit, str, bo
         return TransferMode.STAGED, ObjectUnit.PAGE, away, False
     allocate = not any_memory and case.needs.allocator is None
     if case.verdict(Capability.MULTI_BUFFER):
-        return *_direct(case, ObjectUnit.PAGE), allocate
+        return *_unstaged(case, ObjectUnit.PAGE), allocate
     return _one_piece(case, allocate=allocate)
 
 
-def _direct(
+def _unstaged(
     case: _Evaluation, unit: ObjectUnit
 ) -> tuple[TransferMode, ObjectUnit, str]:
     """Return the mode of a pool that is not staged, with its unit and note."""
@@ -343,7 +343,7 @@ def _direct(
 
 
 def _why_staged(case: _Evaluation) -> str:
-    """Return why the deployment has pages staged that could move directly, or ""."""
+    """Return why the deployment has pages staged that need not be, or ""."""
     if case.needs.staging is StagingPolicy.ALWAYS:
         return "asked for"
     if case.needs.staging is not StagingPolicy.SAFE:
@@ -378,7 +378,7 @@ def _one_piece(
         if count_buffers(cut, case.shard) == 1 and case.verdict(
             Capability.BATCH_SIZE, cut
         ):
-            return *_direct(case, unit), allocate
+            return *_unstaged(case, unit), allocate
     note = f"{count_buffers(case.pool, case.shard)} pieces a page"
     return TransferMode.STAGED, ObjectUnit.PAGE, note, False
 

@@ -27,13 +27,4 @@ if TYPE_CHECKING:
     from kvdock.testing.subprocess import FinishedRun as FinishedRun
     from kvdock.testing.subprocess import Progress as Progress
 
-__getattr__, __dir__, __all__ = lazy_names(
-    __name__,
-    {
-        "contract": ("BackendContract", "FaultContract"),
-        "contract.final_tests": ("SealedError",),
-        "oracles": ("Oracle",),
-        "report": ("CheckReport", "check"),
-        "subprocess": ("FinishedRun", "Progress"),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

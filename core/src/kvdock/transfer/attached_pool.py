@@ -79,12 +79,12 @@ class AttachedPool:
 
     @property
     def handle(self) -> object:
-        """What the nearest backend returned for the pool."""
+        """The handle that the nearest backend returned for the pool."""
         return self.nearest.handle
 
     @property
     def mode(self) -> Transfer:
-        """How bytes move from and to the nearest backend."""
+        """The path of bytes from and to the nearest backend."""
         return self.nearest.mode
 
     @property

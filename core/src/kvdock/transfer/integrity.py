@@ -129,34 +129,6 @@ def compare_trailers(found: Sealed, wanted: Sealed) -> OutcomeArray:
     return outcomes.astype(np.uint8)
 
 
-def make_dated_trailers(
-    keys: Sequence[str],
-    nbytes: npt.ArrayLike,
-    digests: UInt64Array,
-    *,
-    expire_at: npt.ArrayLike = 0,
-    tenant: npt.ArrayLike = 0,
-    key_id: npt.ArrayLike = 0,
-) -> Sealed:
-    """Return trailers of format 2, for objects that are not sealed.
-
-    Args:
-        keys: The n keys.
-        nbytes: (n,) or one number, bytes of each object.
-        digests: uint64 (n,), XXH3-64 of each object's bytes.
-        expire_at: Seconds since 1970 from which on they are not served.
-        tenant: Number of the tenant that they belong to.
-        key_id: For tests of what a reader makes of it.
-    """
-    rows = np.empty(len(keys), DATED_TRAILER)
-    rows["magic"], rows["format"] = _DATED_MAGIC, DATED_FORMAT
-    rows["key_id"], rows["tenant"], rows["expire_at"] = key_id, tenant, expire_at
-    rows["nbytes"] = nbytes
-    rows["key"] = trailer_key_digests(keys)
-    rows["digest"] = digests ^ _bound(rows)
-    return rows.view(TRAILER)
-
-
 def _dated(found: Sealed) -> npt.NDArray[np.bool_]:
     """Return which trailers are of format 2, bool (n,)."""
     head = _rows(found)[:, :2]

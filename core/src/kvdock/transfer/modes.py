@@ -141,7 +141,7 @@ class MarkerTransfer:
 
 @attrs.frozen(eq=False)
 class ZeroCopyTransfer:
-    """Move pages directly from and to the engine's memory.
+    """Move pages from and to the engine's memory, without a copy.
 
     An abandoned call keeps its pages' lease until it ends. With a gate the lease
     ends when the gate is closed, before the caller gets its result.

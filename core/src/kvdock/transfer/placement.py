@@ -92,7 +92,7 @@ class Placement:
 
     @property
     def reports_removal(self) -> bool:
-        """Whether its backend reports which stored pages are gone."""
+        """Return whether its backend reports which stored pages are gone."""
         return self.channel.backend.tracks_removal
 
     @property
@@ -261,7 +261,7 @@ class Placement:
 
     @property
     def deletes(self) -> bool:
-        """Whether deletions of wrong objects are under way."""
+        """Return whether deletions of wrong objects are under way."""
         return bool(self.channel.background.pending_deletes.by_key)
 
     def being_deleted(self, hashes: Sequence[str]) -> BoolArray:

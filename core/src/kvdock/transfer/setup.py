@@ -19,8 +19,7 @@ from kvdock.keys import check_suffixes
 from kvdock.models.memory_budget import HostBudget
 from kvdock.namespace import namespace_digest, namespace_record
 from kvdock.pools.layout import stored_objects
-from kvdock.resilience.answers import as_kvdock_error
-from kvdock.resilience.channel import BackendChannel
+from kvdock.resilience.channel import BackendChannel, as_kvdock_error
 from kvdock.routing.verdicts import IntegrityCheck, TransferMode
 from kvdock.tiers.copier import Copier
 from kvdock.transfer.attached_pool import AttachedPool
@@ -181,7 +180,7 @@ def attach_plan(  # noqa: PLR0913 - the arguments of `Attachment.open`
             shared={},
             # Only the nearest placement of a pool sends its pages.
             to_peers=all(
-                route.direct and route.backend == name
+                route.to_peers and route.backend == name
                 for route in plan.accepted
                 if name in [one.backend for one in route.placements]
             ),
@@ -366,7 +365,7 @@ def _attach(
                 blocks=(*registered.blocks, *through.region.blocks),
                 owners=(*registered.owners, *through.region.owners),
             )
-        if route.direct and not placements:
+        if route.to_peers and not placements:
             # Pages go straight to peers through the nearest backend alone.
             _check_grid(mine)
             landing = _landing_memory(channel, core, lend)
@@ -570,8 +569,7 @@ def _transfer_mode(
     if through_core is not None and staged:
         return through_core
     gated = option.mode is TransferMode.GATED
-    direct = ZeroCopyTransfer(region, gated=gated)
-    if trailers:
-        buffers = TrailerBuffers.attach_to(region, lend)
-        direct = ZeroCopyTransfer(buffers.region, buffers, gated=gated)
-    return StagedLoads.of(through_core, direct) if through_core else direct
+    buffers = TrailerBuffers.attach_to(region, lend) if trailers else None
+    memory = buffers.region if buffers else region
+    zero_copy = ZeroCopyTransfer(memory, buffers, gated=gated)
+    return StagedLoads.of(through_core, zero_copy) if through_core else zero_copy

@@ -83,7 +83,6 @@ class StagingBuffers:
         self._loan = lend(count * pages * self.row_bytes)
         memory = self._loan.memory
         rows = memory.reshape(count * pages, self.row_bytes)
-        self.buffer_pages = pages
         sizes = [
             ([n for n in row if n] or [0]) if pieces else [sum(row)]
             for row in source.sizes.tolist()

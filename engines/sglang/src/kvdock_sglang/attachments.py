@@ -15,17 +15,11 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock import (
-    Attachment,
-    HitPolicy,
-    Outcome,
-    RouteRequirements,
-    Scope,
-    sharing_limits,
-)
+from kvdock import Attachment, HitPolicy, Outcome, RouteRequirements, Scope
 from kvdock.config import Drafts
 from kvdock.errors import KvdockError, NoRoute
 from kvdock.events import PagesRestored
+from kvdock.pools import sharing_limits
 from kvdock_sglang.pool_names import EnginePool
 
 if TYPE_CHECKING:

@@ -18,17 +18,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock import (
-    AttachConfig,
-    Deployment,
-    Dock,
-    Finding,
-    Layout,
-    Shard,
-    assemble,
-    load_model,
-)
+from kvdock import AttachConfig, Dock, Finding, Layout, Shard
 from kvdock.errors import KvdockError, SettingsError
+from kvdock.models import Deployment, assemble, load_model
 from kvdock_sglang import engine_api
 from kvdock_sglang.attachments import Attachments
 from kvdock_sglang.host_pools import LAYOUTS

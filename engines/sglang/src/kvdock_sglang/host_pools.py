@@ -13,18 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock import (
-    DType,
-    HitPolicy,
-    Layout,
-    Part,
-    Per,
-    PoolKind,
-    PoolSpec,
-    Region,
-    Sharding,
-)
+from kvdock import DType, HitPolicy, Layout, PoolKind, PoolSpec, Region, Sharding
 from kvdock.errors import PoolError
+from kvdock.pools import Part, Per
 from kvdock_sglang.engine_api import TESTED
 from kvdock_sglang.page_order import page_order
 from kvdock_sglang.pool_names import WINDOWS, EnginePool, is_draft

@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock import PoolKind, PoolName, Sharding, StrictEnum, check_hashes
+from kvdock import PoolKind, Sharding
 from kvdock.errors import NamespaceError
+from kvdock.keys import check_hashes
+from kvdock.pools import PoolName
+from kvdock.strict_enum import StrictEnum
 
 if TYPE_CHECKING:
     from kvdock import PoolSpec, Shard

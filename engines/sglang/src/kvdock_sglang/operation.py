@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock import StrictEnum
 from kvdock.events import requested_by
+from kvdock.strict_enum import StrictEnum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

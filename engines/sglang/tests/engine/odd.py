@@ -27,8 +27,8 @@ from kvdock import (
     Scope,
     Support,
     hookimpl,
-    key_suffixes,
 )
+from kvdock.keys import key_suffixes
 from kvdock.plugin import Candidate, LoadedPlugin, hookspecs
 
 if TYPE_CHECKING:

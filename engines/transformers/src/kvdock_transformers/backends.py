@@ -8,7 +8,6 @@ from kvdock import (
     DType,
     KvdockError,
     NoRoute,
-    Part,
     Plan,
     PoolKind,
     PoolSpec,
@@ -18,6 +17,7 @@ from kvdock import (
 )
 from kvdock.errors import PluginError
 from kvdock.plugin import list_entry_points
+from kvdock.pools import Part
 
 DIRECT = RouteRequirements(direct_transfer=True)
 """What direct transfer asks of a backend."""

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from transformers import Cache
 
-from kvdock import HostBudget, Per, PoolSpec, Region, Shard
+from kvdock import PoolSpec, Region, Shard
 from kvdock.config import KEPT_FREE_BYTES
+from kvdock.models import HostBudget
+from kvdock.pools import Per
 from kvdock_transformers.errors import UnsupportedCache
 from kvdock_transformers.pools import DTYPES, CachePools, state_part_names
 

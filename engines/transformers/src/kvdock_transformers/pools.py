@@ -14,7 +14,8 @@ import attrs
 import torch
 from transformers import Cache
 
-from kvdock import DType, HitPolicy, Part, Per, PoolKind, PoolName, PoolSpec, Sharding
+from kvdock import DType, HitPolicy, PoolKind, PoolSpec, Sharding
+from kvdock.pools import Part, Per, PoolName
 from kvdock_transformers.errors import UnsupportedCache
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from multiprocessing import Pipe
 import attrs
 import pytest
 
-from kvdock import PeerState
+from kvdock.peers import PeerState
 from kvdock_transformers.demo.channel import (
     MAX_MESSAGE_BYTES,
     Channel,

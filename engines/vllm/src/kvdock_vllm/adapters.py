@@ -21,7 +21,7 @@ from kvdock.errors import KvdockError
 from kvdock.identity import files_digest, files_state
 
 if TYPE_CHECKING:
-    from kvdock import ThrottledLog
+    from kvdock.throttled_log import ThrottledLog
 
 UNKNOWN = "?"
 """Identity of an adapter that cannot be identified."""

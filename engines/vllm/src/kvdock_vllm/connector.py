@@ -25,7 +25,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
     OffloadingConnector,
 )
 
-from kvdock import Dock, ThrottledLog
+from kvdock import Dock
+from kvdock.throttled_log import ThrottledLog
 from kvdock_vllm.adapters import AdapterFiles, watch_loads
 from kvdock_vllm.engine_api import check_version
 from kvdock_vllm.identity import Layers, identify, layers_of

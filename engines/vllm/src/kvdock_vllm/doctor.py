@@ -20,18 +20,10 @@ from types import MappingProxyType, SimpleNamespace
 
 import attrs
 
-from kvdock import (
-    AttachConfig,
-    Deployment,
-    Dock,
-    Finding,
-    PoolKind,
-    Shard,
-    assemble,
-    load_model,
-)
+from kvdock import AttachConfig, Dock, Finding, PoolKind, Shard
 from kvdock.config import count, option, structure
 from kvdock.errors import KvdockError, SettingsError
+from kvdock.models import Deployment, assemble, load_model
 from kvdock.units import format_bytes
 from kvdock_vllm.engine_api import (
     SUPPORTED,

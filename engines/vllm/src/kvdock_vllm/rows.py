@@ -15,8 +15,9 @@ from typing import Any
 
 import attrs
 
-from kvdock import DType, Layout, Part, Per, PoolKind, PoolName, PoolSpec, RowLayout
+from kvdock import DType, Layout, PoolKind, PoolSpec
 from kvdock.errors import KvdockError
+from kvdock.pools import Part, Per, PoolName, RowLayout
 
 KINDS: Mapping[str, tuple[str, PoolKind]] = MappingProxyType(
     {

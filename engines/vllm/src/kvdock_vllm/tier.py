@@ -22,15 +22,10 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
-from kvdock import (
-    Attachment,
-    Outcome,
-    TransferFuture,
-    TransferManager,
-    adapter_hashes,
-)
+from kvdock import Attachment, Outcome, TransferFuture, TransferManager
 from kvdock.errors import KvdockError
 from kvdock.events import requested_by
+from kvdock.keys import adapter_hashes
 from kvdock.observers.metrics import MetricDeltas
 from kvdock_vllm.adapters import UNKNOWN
 from kvdock_vllm.events import GROUP_BYTES, StoredKeys

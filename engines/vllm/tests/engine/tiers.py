@@ -14,7 +14,7 @@ import numpy as np
 from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
-from kvdock import ThrottledLog
+from kvdock.throttled_log import ThrottledLog
 from kvdock_vllm.adapters import AdapterFiles
 from kvdock_vllm.identity import Identity
 from kvdock_vllm.pools import Handover

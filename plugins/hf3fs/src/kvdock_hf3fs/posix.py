@@ -10,7 +10,7 @@ from kvdock_hf3fs.reach import move_within
 from kvdock_segments import PosixIOEngine
 
 if TYPE_CHECKING:
-    from kvdock import AddressRanges
+    from kvdock.geometry import AddressRanges
     from kvdock_segments import IORequest, IOResult
 
 _BLOCK = 4096  # of direct I/O

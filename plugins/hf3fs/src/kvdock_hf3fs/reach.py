@@ -11,7 +11,7 @@ import numpy as np
 from kvdock_segments import UNREGISTERED, IOResult
 
 if TYPE_CHECKING:
-    from kvdock import AddressRanges
+    from kvdock.geometry import AddressRanges
     from kvdock_segments import IORequest
 
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from kvdock import AddressRanges, HostMemory
+from kvdock import HostMemory
 from kvdock.errors import RegionError
+from kvdock.geometry import AddressRanges
 from kvdock.units import format_bytes
 from kvdock_hf3fs.library import Kept
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvdock import AddressRanges
 from kvdock.errors import PluginError
+from kvdock.geometry import AddressRanges
 from kvdock_hf3fs import library
 from kvdock_hf3fs.engine import UsrbioEngine
 from kvdock_hf3fs.posix import MountedIOEngine

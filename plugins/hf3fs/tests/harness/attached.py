@@ -16,14 +16,13 @@ from kvdock import (
     DType,
     HostMemory,
     Namespace,
-    Part,
-    Per,
     Plan,
     PoolSpec,
     Region,
     RouteRequirements,
     Shard,
 )
+from kvdock.pools import Part, Per
 
 PAGE_BYTES = 16 << 10
 BLANK = 7

@@ -116,11 +116,3 @@ def opened(
 def ring_threads() -> int:
     """Return how many threads of the fake are alive."""
     return sum(one.name == "fake-3fs" for one in threading.enumerate())
-
-
-def eventually(what: Any, within_s: float = 20.0) -> None:
-    """Wait until something is true."""
-    until = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < until, f"not true within {within_s} s"
-        time.sleep(0.005)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock import AddressRanges
 from kvdock.errors import RegionError
+from kvdock.geometry import AddressRanges
 from kvdock.units import format_bytes
 
 if TYPE_CHECKING:

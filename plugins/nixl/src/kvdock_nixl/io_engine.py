@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvdock import AddressRanges
+from kvdock.geometry import AddressRanges
 from kvdock_nixl.agent_pair import AGENTS
 from kvdock_nixl.bounced import move_bounced
 from kvdock_nixl.call import BLOCK, Call

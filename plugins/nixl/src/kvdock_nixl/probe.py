@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvdock import Finding, KvdockError, block_of
+from kvdock import Finding, KvdockError
+from kvdock.geometry import block_of
 from kvdock_nixl.byte_counts import MOVED, Way
 from kvdock_nixl.io_engine import NixlIOEngine
 from kvdock_nixl.library import load

@@ -6,9 +6,9 @@ from types import MappingProxyType
 
 import attrs
 
-from kvdock import StrictEnum
 from kvdock.config import Alias, choice, option
 from kvdock.errors import SettingsError
+from kvdock.strict_enum import StrictEnum
 from kvdock_nixl.ucx_transports import FENCED_TRANSPORTS
 from kvdock_segments import SegmentSettings
 

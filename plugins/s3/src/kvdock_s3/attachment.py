@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from kvdock import Outcome, canonical
+from kvdock import Outcome
 from kvdock.errors import AttachError, NamespaceError
+from kvdock.namespace import canonical
 from kvdock_s3.client import ObjectClient, RequestFailed, WrongLength
 from kvdock_s3.layout import record_name
 from kvdock_s3.pool import PoolHandle

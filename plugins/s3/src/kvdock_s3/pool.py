@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from kvdock import Batch, BatchResult, KvdockError, Operation, Outcome, ThrottledLog
+from kvdock import Batch, BatchResult, KvdockError, Operation, Outcome
+from kvdock.throttled_log import ThrottledLog
 from kvdock_s3.client import ObjectClient, RequestFailed, WrongLength
 from kvdock_s3.layout import MAX_KEY_BYTES, is_page
 from kvdock_s3.process_guard import GUARD

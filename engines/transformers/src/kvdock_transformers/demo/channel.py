@@ -15,7 +15,8 @@ from pathlib import Path
 
 import attrs
 
-from kvdock import KvdockError, Offer, PeerState
+from kvdock import KvdockError
+from kvdock.peers import Offer, PeerState
 
 MAX_MESSAGE_BYTES = 128 << 20
 """Most bytes of one message."""

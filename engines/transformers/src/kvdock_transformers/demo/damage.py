@@ -28,14 +28,13 @@ from kvdock import (
     DType,
     Operation,
     Outcome,
-    Part,
-    Per,
     PoolKind,
     PoolSpec,
     Region,
     Shard,
 )
 from kvdock.arrays import ByteArray, UInt64Array
+from kvdock.pools import Part, Per
 from kvdock_transformers.demo.records import Job, PoolRecord, Served
 
 

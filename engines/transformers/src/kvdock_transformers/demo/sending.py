@@ -11,18 +11,16 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from kvdock import (
-    NO_PAGE,
+from kvdock import NO_PAGE, Dock, PoolSpec
+from kvdock.arrays import Int64Array
+from kvdock.peers import (
     Completion,
-    Dock,
     Expectation,
     PeerTransfers,
-    Per,
-    PoolSpec,
     RequestState,
     SendFuture,
 )
-from kvdock.arrays import Int64Array
+from kvdock.pools import Per
 from kvdock_transformers.backends import DIRECT, completed
 from kvdock_transformers.demo.channel import Channel, ChannelLostError
 from kvdock_transformers.demo.engine import Emit, Engine
