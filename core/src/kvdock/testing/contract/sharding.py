@@ -159,9 +159,8 @@ class RankTests:
 
     @contract_test(draft_on_latent)
     def test_an_mha_draft_on_an_mla_target_is_whole_on_every_rank(
-        self, harness: Harness, case: None
+        self, harness: Harness
     ) -> None:
-        del case
         target = harness.sample(PoolKind.MLA, name="kv").pool()
         draft = harness.sample(PoolKind.MHA, name="draft", draft=True).pool()
         attached = [harness.attach([target, draft], shard) for shard in ranks(4)]
@@ -189,10 +188,7 @@ class RankTests:
             setup.loaded_soon(PAGES)
 
     @contract_test(logical)
-    def test_a_logical_anchor_marks_pages_without_bytes(
-        self, harness: Harness, case: None
-    ) -> None:
-        del case
+    def test_a_logical_anchor_marks_pages_without_bytes(self, harness: Harness) -> None:
         setup = harness.rig(harness.sample(PoolKind.LOGICAL, name="mark").pool())
         setup.stored([PAGES[0], PAGES[2]])
         assert setup.exists(PAGES).tolist() == [True, False, True]
