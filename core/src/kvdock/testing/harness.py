@@ -320,7 +320,12 @@ class Harness:
     def over(self, settings: Mapping[str, object]) -> Harness:
         """Return a harness like this one over another store."""
         return attrs.evolve(
-            self, settings=settings, salt=uuid4().hex, rigs=[], spaces={}
+            self,
+            settings=settings,
+            salt=uuid4().hex,
+            watchdog=Watchdog(),
+            rigs=[],
+            spaces={},
         )
 
     def routes(
