@@ -20,7 +20,7 @@ from widths import WIDTHS, check_fits
 from kvdock import Batch, Operation
 from kvdock.errors import KvdockError, SettingsError
 from kvdock.plugin import Candidate
-from kvdock.stores import NamespaceSurvey, PoolSurvey
+from kvdock.stores import NamespaceSurvey, PoolSurvey, Verified
 from kvdock_cli.commands import store
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.reports import store as report
@@ -30,7 +30,6 @@ from kvdock_segments import (
     PosixIOEngine,
     SegmentStore,
     StoreLocation,
-    VerifyReport,
     locate,
     namespaces,
 )
@@ -74,7 +73,7 @@ SPOT = Location(
     record_path=Path("/store/ns/kv.65536/0001.00000001.idx"),
     record_offset=256,
 )
-CHECKED = VerifyReport(
+CHECKED = Verified(
     namespace=SURVEY.namespace,
     good=998,
     bad=(SPOT,) * 22,
@@ -116,7 +115,7 @@ def test_a_narrow_terminal_gets_the_first_digits_of_a_digest(width: int) -> None
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("found", [CHECKED, HEALED])
-def test_what_verifying_found_fits(found: VerifyReport, width: int) -> None:
+def test_what_verifying_found_fits(found: Verified[Location], width: int) -> None:
     whole = report.checked_text([found])
     check_fits(whole, report.checked_text([found], Style(width)), width)
 

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from kvdock.errors import KvdockError
+from kvdock.stores import Verified
 from kvdock_segments.format import RECORDS_AT
-from kvdock_segments.verify import VerifyReport, verify_namespace
+from kvdock_segments.inspect import Location
+from kvdock_segments.verify import verify_namespace
 
 OpenDepot = Callable[..., Any]
 
 
-def checked(depot: Any, *, heal: bool = False) -> VerifyReport:
+def checked(depot: Any, *, heal: bool = False) -> Verified[Location]:
     return verify_namespace(depot.root, depot.store.place.namespace, heal=heal)
 
 

@@ -13,7 +13,7 @@ settings, and returns a `Store`, or None if that is none of its own.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import attrs
 
@@ -22,6 +22,7 @@ from kvdock.errors import PoolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 
 GROUP = "kvdock.stores"
@@ -93,44 +94,43 @@ class DamagedPage(Protocol):
         """Return how many bytes it has."""
 
 
-class Verified(Protocol):
-    """What became of reading every page of a namespace."""
+Page = TypeVar("Page", bound=DamagedPage, covariant=True)  # noqa: PLC0105 - a page
 
-    @property
-    def namespace(self) -> str:
-        """Its digest."""
 
-    @property
-    def good(self) -> int:
-        """Pages whose bytes are those that were stored."""
+@attrs.frozen(kw_only=True)
+class Verified(Generic[Page]):
+    """Result of verifying the pages of a namespace.
 
-    @property
-    def bad(self) -> Sequence[DamagedPage]:
-        """Pages whose bytes are not: a read of them is a miss."""
+    Args:
+        namespace: Its digest.
+        good: Pages with the right bytes.
+        bad: Pages with wrong bytes: a read of them is a miss.
+        corrupt_records: Records that are not whole, or whose pages lie beyond the
+            end of their file: those pages are lost.
+        unreadable_segments: Index files that cannot be read, or without a file of
+            pages: their pages are lost.
+        damaged_files: What the namespace holds besides its pools and cannot be
+            used, a record that does not fit the digest, say; and files of pages
+            that are one file under several names.
+        forgotten: Bad pages and wrong records that were erased.
+        failed_slots: Places that could not be written when it was last tried. They
+            hold no page and are set aside; many of them mean a failing disk.
+    """
 
-    @property
-    def corrupt_records(self) -> int:
-        """Pages that are lost because their record is."""
-
-    @property
-    def unreadable_segments(self) -> Sequence[object]:
-        """Files that cannot be read; what they held is lost."""
-
-    @property
-    def damaged_files(self) -> Sequence[object]:
-        """Return what else cannot be used, such as a record that does not match."""
-
-    @property
-    def forgotten(self) -> int:
-        """Return how many of them were erased."""
-
-    @property
-    def failed_slots(self) -> int:
-        """Places that could not be written and are set aside; they hold no page."""
+    namespace: str
+    good: int
+    bad: Sequence[Page]
+    corrupt_records: int = 0
+    unreadable_segments: Sequence[Path] = ()
+    damaged_files: Sequence[Path] = ()
+    forgotten: int = 0
+    failed_slots: int = 0
 
     @property
     def ok(self) -> bool:
-        """Return whether nothing was wrong."""
+        """Return whether all pages and segments are good."""
+        lost = self.bad or self.corrupt_records or self.unreadable_segments
+        return not (lost or self.damaged_files)
 
 
 class Store(Protocol):
@@ -152,7 +152,7 @@ class Store(Protocol):
         progress: Callable[[int], None] | None = None,
         *,
         heal: bool = False,
-    ) -> Verified:
+    ) -> Verified[DamagedPage]:
         """Read every page of a namespace and compare its checksum.
 
         Args:

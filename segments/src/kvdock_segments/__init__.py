@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from kvdock_segments.store import Usage as Usage
     from kvdock_segments.trial import TrialStore as TrialStore
     from kvdock_segments.usage import cleanup_hint as cleanup_hint
-    from kvdock_segments.verify import VerifyReport as VerifyReport
     from kvdock_segments.verify import verify_namespace as verify_namespace
 
 __getattr__, __dir__, __all__ = lazy_names(
@@ -101,9 +100,6 @@ __getattr__, __dir__, __all__ = lazy_names(
         ),
         "trial": ("TrialStore",),
         "usage": ("cleanup_hint",),
-        "verify": (
-            "VerifyReport",
-            "verify_namespace",
-        ),
+        "verify": ("verify_namespace",),
     },
 )

@@ -15,8 +15,8 @@ from kvdock_segments.verify import verify_namespace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvdock.stores import NamespaceSurvey
-    from kvdock_segments.verify import VerifyReport
+    from kvdock.stores import NamespaceSurvey, Verified
+    from kvdock_segments.inspect import Location
 
 
 @attrs.frozen
@@ -79,7 +79,7 @@ class DirectoryStore:
         progress: Callable[[int], None] | None = None,
         *,
         heal: bool = False,
-    ) -> VerifyReport:
+    ) -> Verified[Location]:
         """Read every page of a namespace and compare its checksum."""
         return verify_namespace(
             self.root, namespace, progress, heal=heal, shared=self.shared

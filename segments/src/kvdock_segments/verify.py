@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 
 from kvdock.errors import KvdockError, NamespaceError
+from kvdock.stores import Verified
 from kvdock_segments.cleanup import linked_segments
 from kvdock_segments.format import RECORD, are_same
 from kvdock_segments.inspect import (
@@ -42,42 +43,6 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 4 << 20
 _NOT_FOR_US = (errno.EROFS, errno.EACCES, errno.EPERM)
-
-
-@attrs.frozen(kw_only=True)
-class VerifyReport:
-    """Result of verifying the pages of a namespace.
-
-    Args:
-        namespace: Its digest.
-        good: Pages with the right bytes.
-        bad: Pages with wrong bytes: a read of them is a miss.
-        corrupt_records: Records that are not whole, or whose pages lie beyond the
-            end of their file: those pages are lost.
-        unreadable_segments: Index files that cannot be read, or without a file of
-            pages: their pages are lost.
-        damaged_files: What the namespace holds besides its pools and cannot be
-            used, a record that does not fit the digest, say; and files of pages
-            that are one file under several names.
-        forgotten: Bad pages and wrong records that were erased.
-        failed_slots: Slots that could not be written when it was last tried. They
-            hold no page and are set aside; many of them mean a failing disk.
-    """
-
-    namespace: str
-    good: int
-    bad: tuple[Location, ...]
-    corrupt_records: int
-    unreadable_segments: tuple[Path, ...]
-    damaged_files: tuple[Path, ...] = ()
-    forgotten: int
-    failed_slots: int = 0
-
-    @property
-    def ok(self) -> bool:
-        """Return whether all pages and segments are good."""
-        lost = self.bad or self.corrupt_records or self.unreadable_segments
-        return not (lost or self.damaged_files)
 
 
 @attrs.define
@@ -190,7 +155,7 @@ def verify_namespace(
     *,
     heal: bool = False,
     shared: bool = False,
-) -> VerifyReport:
+) -> Verified[Location]:
     """Read every page of a namespace and compare its checksum.
 
     Args:
@@ -218,7 +183,7 @@ def verify_namespace(
         for name in index_names(folder):
             checker.segment(pool, folder, name)
     tally = checker.tally
-    return VerifyReport(
+    return Verified(
         namespace=namespace,
         good=tally.good,
         bad=tuple(tally.bad),

@@ -12,7 +12,7 @@ from kvdock_cli.reports._style import PLAIN, Style, Tone
 from kvdock_cli.reports._tables import Cell, columns, paragraph, plain, table
 
 if TYPE_CHECKING:
-    from kvdock.stores import NamespaceSurvey, Verified
+    from kvdock.stores import DamagedPage, NamespaceSurvey, Verified
 
 _SHORT = 12  # digits that distinguish namespaces for people
 _FEW = 20  # bad pages that are shown one by one
@@ -89,7 +89,7 @@ def survey_data(one: NamespaceSurvey) -> dict[str, object]:
     return {"schema": "kvdock.store-stat/1", "ok": True, "namespace": plain(one)}
 
 
-def checked_text(found: Sequence[Verified], style: Style = PLAIN) -> str:
+def checked_text(found: Sequence[Verified[DamagedPage]], style: Style = PLAIN) -> str:
     """Render what verifying found; what is wrong by its place on disk."""
     lines: list[str] = []
     for one in found:
@@ -120,7 +120,7 @@ def _few(lines: Iterable[str]) -> list[str]:
     return every[:_FEW] + more
 
 
-def _ways_out(found: Sequence[Verified]) -> list[str]:
+def _ways_out(found: Sequence[Verified[DamagedPage]]) -> list[str]:
     """Say what to do about what is wrong."""
     lines = []
     forgotten = sum(one.forgotten for one in found)
@@ -149,7 +149,7 @@ def _ways_out(found: Sequence[Verified]) -> list[str]:
     return lines
 
 
-def checked_data(found: Sequence[Verified]) -> dict[str, object]:
+def checked_data(found: Sequence[Verified[DamagedPage]]) -> dict[str, object]:
     """Describe what verifying found as data; what is wrong is a problem."""
     return {
         "schema": "kvdock.store-verify/1",

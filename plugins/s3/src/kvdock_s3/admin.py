@@ -15,7 +15,13 @@ from kvdock import KvdockError, Outcome
 from kvdock.config import structure
 from kvdock.errors import NamespaceError
 from kvdock.namespace import decode_record, verify_record
-from kvdock.stores import NamespaceSurvey, PoolSurvey, pool_of_key, verify_object
+from kvdock.stores import (
+    NamespaceSurvey,
+    PoolSurvey,
+    Verified,
+    pool_of_key,
+    verify_object,
+)
 from kvdock_s3.attachment import MAX_RECORD_BYTES
 from kvdock_s3.client import Entry, ObjectClient, RequestFailed, WrongLength
 from kvdock_s3.layout import is_namespace, is_page, record_name
@@ -53,36 +59,6 @@ class DamagedObject:
     def where(self) -> str:
         """Its name and what is wrong with it, for people."""
         return f"{self.key} ({self.why.lower()})"
-
-
-@attrs.frozen(kw_only=True)
-class BucketVerified:
-    """The result of verifying the pages of a namespace.
-
-    Args:
-        namespace: Its digest.
-        good: Pages whose bytes are those that were stored.
-        bad: Those that are not: a read of them is a miss.
-        corrupt_records: 0; objects have no records of their own.
-        unreadable_segments: None; there are no segments.
-        damaged_files: None; only pages are verified.
-        failed_slots: None; an object has no place.
-        forgotten: Bad pages that were deleted.
-    """
-
-    namespace: str
-    good: int
-    bad: tuple[DamagedObject, ...]
-    corrupt_records: int = 0
-    unreadable_segments: tuple[str, ...] = ()
-    damaged_files: tuple[str, ...] = ()
-    failed_slots: int = 0
-    forgotten: int = 0
-
-    @property
-    def ok(self) -> bool:
-        """Return whether nothing was wrong."""
-        return not self.bad
 
 
 @attrs.frozen
@@ -138,7 +114,7 @@ class BucketStore:
         progress: Callable[[int], None] | None = None,
         *,
         heal: bool = False,
-    ) -> BucketVerified:
+    ) -> Verified[DamagedObject]:
         """Read every page of a namespace and compare its trailer.
 
         Pages that were stored with `core.integrity = "off"` have none.
@@ -170,7 +146,7 @@ class BucketStore:
         threads.close()
         if heal:
             self._delete([one.key for one in bad])
-        return BucketVerified(
+        return Verified(
             namespace=namespace,
             good=good,
             bad=tuple(sorted(bad, key=lambda one: one.key)),
