@@ -271,15 +271,10 @@ def surviving_prefix(
         if record.draft == draft
     }
     for prefix in range(limit, 0, -1):
-        needed = {
-            name: range(
-                max(0, prefix - pools[name].window_pages)
-                if pools[name].window_pages
-                else 0,
-                prefix,
-            )
-            for name in whole
-        }
-        if all(whole[name].issuperset(needed[name]) for name in whole):
+        starts = {name: prefix - (pools[name].window_pages or prefix) for name in whole}
+        if all(
+            whole[name].issuperset(range(max(0, start), prefix))
+            for name, start in starts.items()
+        ):
             return prefix
     return 0
