@@ -11,14 +11,14 @@ import pytest
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock.pools.enums import PoolKind
 from kvdock.pools.layout import stored_objects
-from kvdock.pools.shard import Shard
+from kvdock.pools.shard import Shard, every_shard
 from kvdock.testing.cases import contract_test, limited, one_sample, samples
 from kvdock.testing.harness import Harness, Setup, spelled
 from kvdock.testing.samples import Sample, page_hash, page_hashes
 from kvdock.testing.workers import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
     from kvdock.plugin.manifest import Manifest
     from kvdock.pools.spec import PoolSpec
@@ -37,15 +37,11 @@ def every_pool(manifest: Manifest) -> list[PoolSpec]:
     return found
 
 
-def every_shard() -> Iterable[Shard]:
-    """Return ranks of several deployments, pipeline stages among them."""
+def every_rank() -> Iterator[Shard]:
+    """Yield ranks of several deployments, pipeline stages among them."""
     for size in (1, 2, 4):
-        for rank in range(size):
-            yield Shard(tp_rank=rank, tp_size=size)
-            for stage, layers in enumerate(((0, 2), (2, 4))):
-                yield Shard(
-                    tp_rank=rank, tp_size=size, pp_rank=stage, pp_size=2, layers=layers
-                )
+        yield from every_shard(tp_size=size)
+        yield from every_shard(tp_size=size, stages=((0, 2), (2, 4)))
 
 
 class KeyTests:
@@ -55,7 +51,7 @@ class KeyTests:
     def test_no_two_objects_share_a_suffix(self, harness: Harness) -> None:
         holds: dict[str, str] = {}
         for pool, shard in itertools.product(
-            every_pool(harness.backend.manifest), every_shard()
+            every_pool(harness.backend.manifest), every_rank()
         ):
             objects = stored_objects(pool, shard)
             suffixes = harness.backend.key_suffix(pool, shard)
@@ -74,7 +70,7 @@ class KeyTests:
     ) -> None:
         names: dict[str, str] = {}
         for pool, shard in itertools.product(
-            every_pool(harness.backend.manifest), every_shard()
+            every_pool(harness.backend.manifest), every_rank()
         ):
             suffixes = harness.backend.key_suffix(pool, shard)
             for suffix, stored in zip(
