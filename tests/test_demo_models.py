@@ -242,7 +242,7 @@ def test_a_backend_without_files_brings_its_server_and_is_harmed_by_hooks() -> N
     assert summary["ok"]
     (model,) = summary["models"]
     assert model["damage_survived"]
-    assert model["damaged_pages"] == 5
+    assert model["damaged_pages"] == 4
     assert 0 < model["draft_acceptance_before"] == model["draft_acceptance_after"] < 1
 
 

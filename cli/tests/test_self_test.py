@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from kvdock.testing.direct_reference import DirectReference, Receiver
+from direct_reference import DirectReference, Receiver
+
 from kvdock.testing.loading import load_backend
 from kvdock_cli.commands._self_test import self_test, summary_of
 
 
 def test_two_endpoints_of_a_backend_with_direct_transfer_reach_each_other() -> None:
-    backend = load_backend("kvdock.testing.direct_reference:direct")
+    backend = load_backend("direct_reference:direct")
     findings = self_test(backend, {})
     assert all(one.ok for one in findings), findings
     assert findings[-1].what == (
@@ -34,7 +35,7 @@ def test_an_endpoint_that_is_not_reached_is_a_finding() -> None:
 
 
 def test_a_backend_without_direct_transfer_is_not_asked_for_it() -> None:
-    backend = load_backend("kvdock.testing.reference:memory")
+    backend = load_backend("reference:memory")
     assert not any("direct" in one.what for one in self_test(backend, {}))
 
 
@@ -50,7 +51,7 @@ class Everywhere(DirectReference):
 
 
 def test_a_port_that_listens_on_all_interfaces_is_warned_of() -> None:
-    backend = load_backend("kvdock.testing.direct_reference:direct")
+    backend = load_backend("direct_reference:direct")
     plugin = Everywhere()
     backend.plugin.manager.unregister(name=backend.name)
     backend.plugin.manager.register(plugin, name=backend.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import attrs
+from reference import Handle, MemoryReference
 
 from kvdock import (
     Batch,
@@ -17,7 +18,6 @@ from kvdock import (
     Scope,
     Support,
 )
-from kvdock.testing.reference import Handle, MemoryReference
 
 
 class OneKeyAtATime(MemoryReference):

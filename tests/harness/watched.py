@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 
 import attrs
 import pytest
-
-from kvdock import PoolKind, hookimpl
-from kvdock.testing import BackendContract, Oracle
-from kvdock.testing.contract.direct import DirectTests
-from kvdock.testing.contract.reports import ReportTests
-from kvdock.testing.contract.suite import Suite
-from kvdock.testing.direct_reference import DirectReference
-from kvdock.testing.reference import (
+from direct_reference import DirectReference
+from reference import (
     FolderReference,
     FolderShelf,
     Handle,
     MemoryReference,
     ShelfOracle,
 )
+
+from kvdock import PoolKind, hookimpl
+from kvdock.testing import BackendContract, Oracle
+from kvdock.testing.contract.direct import DirectTests
+from kvdock.testing.contract.reports import ReportTests
+from kvdock.testing.contract.suite import Suite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 import pluggy
+from direct_reference import DirectReference
 
 from kvdock.config.core import CoreSettings
 from kvdock.config.schema import structure
@@ -28,7 +29,6 @@ from kvdock.plugin.discovery import Candidate, LoadedPlugin
 from kvdock.pools.enums import Layout, Per
 from kvdock.pools.shard import Shard
 from kvdock.routing.verdicts import RouteRequirements
-from kvdock.testing.direct_reference import DirectReference
 from kvdock.transfer.attachment import Attachment
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+from direct_reference import DirectReference
 from peers import LONG_S, Content, Peer, settings
 from request_pools import attention
 
 from kvdock.peers.messages import Offer
-from kvdock.testing.direct_reference import DirectReference
 
 TOKENS = 64
 PAGES = 16

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import attrs
+from reference import Handle, MemoryReference
 
 from kvdock.plugin.hookspecs import AttachConfig, hookimpl
-from kvdock.testing.reference import Handle, MemoryReference
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+from direct_reference import DirectReference
 from hypothesis import given
 from hypothesis import strategies as st
 from peers import LONG_S, Content, Peer, settings
@@ -27,7 +28,6 @@ from kvdock.peers.expectation import Expectation, PeerState, RequestState
 from kvdock.peers.keys import UnsignedError
 from kvdock.peers.messages import Epoch, Offer, Ticket
 from kvdock.peers.tickets import TicketBook, TicketError
-from kvdock.testing.direct_reference import DirectReference
 
 PAGES = {"kv": [0, 1]}
 SLOTS = {"kv": np.arange(8)}

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 import pytest
+from direct_reference import DirectReference
 from peers import LONG_S, Content, Peer, pages_for, settings, slots_for
 from request_pools import HEADS, attention, draft, latent, peers, states, window
 from shelf import Engine
@@ -30,7 +31,6 @@ from kvdock.peers.transfers import BusyError, PeerTransfers
 from kvdock.pools.enums import DType, Layout
 from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard, every_shard
-from kvdock.testing.direct_reference import DirectReference
 from kvdock.transfer.leases import PageLeases
 
 if TYPE_CHECKING:

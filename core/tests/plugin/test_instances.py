@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+from reference import ReferenceSettings
 from shelf import attention
 
 from kvdock import Attachment, Dock, Namespace, Region, Shard
@@ -23,11 +24,10 @@ from kvdock.errors import (
 from kvdock.plugin.discovery import Candidate
 from kvdock.plugin.manifest import KindSupport, Manifest
 from kvdock.pools.enums import PoolKind
-from kvdock.testing.reference import ReferenceSettings
 
 FOLDER = Candidate(
     name="reference_folder",
-    value="kvdock.testing.reference:folder",
+    value="reference:folder",
     distribution="tests",
     version="0",
 )

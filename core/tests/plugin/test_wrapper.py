@@ -34,7 +34,7 @@ from kvdock.wrappers.faults import Fault, FaultInjector, FaultSettings
 
 FOLDER = Candidate(
     name="reference_folder",
-    value="kvdock.testing.reference:folder",
+    value="reference:folder",
     distribution="tests",
     version="0",
 )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SOURCE = """
 from kvdock import hookimpl
-from kvdock.testing import reference
+import reference
 
 
 class Plugin(reference.MemoryReference):

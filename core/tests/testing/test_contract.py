@@ -125,7 +125,7 @@ def touching(tmp_path_factory: pytest.TempPathFactory) -> frozenset[str]:
     """The tests of the contract that move pages through a backend."""
     record = tmp_path_factory.mktemp("watch") / "tests"
     environ = {watched.RECORD: str(record)}
-    ran = run_tests([watched.__file__], environ=environ, timeout_s=120.0)
+    ran = run_tests([watched.__file__], environ=environ, timeout_s=600.0)
     assert {end.how for end in ran.ended} <= {"passed", "skipped"}, ran.said
     lines = record.read_text().splitlines()
     return frozenset(re.findall(r"::(test_\w+)", " ".join(lines)))

@@ -156,7 +156,7 @@ from kvdock.testing import BackendContract
 
 {decorator}
 class TestSealed(BackendContract):
-    plugin = "kvdock.testing.reference:memory"
+    plugin = "reference:memory"
 
     @pytest.mark.xfail(reason="issue 12")
     def {name}(self):

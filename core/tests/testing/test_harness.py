@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from reference import FolderShelf
 
 from kvdock.pools.enums import PoolKind
 from kvdock.testing.harness import Harness
 from kvdock.testing.loading import load_backend
-from kvdock.testing.reference import FolderShelf
 from kvdock.testing.samples import Sample, page_hashes
 from kvdock.testing.subprocess import run_tests
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-FOLDER = "kvdock.testing.reference:folder"
+FOLDER = "reference:folder"
 POOL = Sample(kind=PoolKind.MHA).pool()
 
 

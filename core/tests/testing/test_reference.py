@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from reference import FolderShelf, ShelfOracle
 
 from kvdock.testing import BackendContract, FaultContract, Oracle
-from kvdock.testing.reference import FolderShelf, ShelfOracle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TestMemory(BackendContract):
-    plugin = "kvdock.testing.reference:memory"
+    plugin = "reference:memory"
 
     @pytest.fixture
     def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
@@ -39,7 +39,7 @@ class TestStores(BackendContract):
 
 
 class TestOwnMemory(BackendContract):
-    plugin = "kvdock.testing.allocating_reference:plugin"
+    plugin = "allocating_reference:plugin"
 
     @pytest.fixture
     def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
@@ -51,7 +51,7 @@ class TestOwnMemory(BackendContract):
 
 
 class TestDirect(BackendContract):
-    plugin = "kvdock.testing.direct_reference:direct"
+    plugin = "direct_reference:direct"
 
     @pytest.fixture
     def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
@@ -63,7 +63,7 @@ class TestDirect(BackendContract):
 
 
 class TestFolder(BackendContract):
-    plugin = "kvdock.testing.reference:folder"
+    plugin = "reference:folder"
 
     @pytest.fixture
     def config(self, tmp_path: Path) -> Mapping[str, object]:
@@ -80,12 +80,12 @@ class TestFolder(BackendContract):
 
 @pytest.mark.slow
 class TestMemoryUnderFaults(FaultContract):
-    plugin = "kvdock.testing.reference:memory"
+    plugin = "reference:memory"
 
 
 @pytest.mark.slow
 class TestFolderUnderFaults(FaultContract):
-    plugin = "kvdock.testing.reference:folder"
+    plugin = "reference:folder"
 
     @pytest.fixture
     def config(self, tmp_path: Path) -> Mapping[str, object]:

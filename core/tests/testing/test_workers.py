@@ -27,7 +27,7 @@ from kvdock.testing.harness import Harness
 from kvdock.testing.samples import Sample, page_hashes
 from kvdock.testing.workers import Worker
 
-plugin = "kvdock.testing.reference:folder"
+plugin = "reference:folder"
 harness = Harness(plugin, {"root": sys.argv[1]}, load_backend(plugin))
 worker = Worker.start(harness)
 worker.attach(Sample(kind=PoolKind.MHA))
@@ -52,6 +52,7 @@ def test_a_writer_ends_when_the_process_that_started_it_is_killed(
         [sys.executable, "-c", CODE, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     ) as owner:
         assert owner.stdout
         writer = int(owner.stdout.readline())
@@ -71,7 +72,7 @@ def test_a_setting_of_none_is_no_folder_of_that_name_in_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    plugin = "kvdock.testing.reference:folder"
+    plugin = "reference:folder"
     worker = Worker.start(Harness(plugin, {"root": None}, load_backend(plugin)))
     try:
         with pytest.raises(AssertionError, match="'root' is missing"):

@@ -27,7 +27,7 @@ from kvdock_transformers.speculation import generate, generate_with_draft
 
 WORK = WORKLOADS[Scale.TINY]
 LONG_S = 120.0
-BACKEND = "kvdock.testing.direct_reference:direct"
+BACKEND = "direct_reference:direct"
 PATIENT = CoreSettings(deadlines=Deadlines(send=LONG_S))
 
 

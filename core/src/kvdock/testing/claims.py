@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.plugin.manifest import Manifest, Scope, Support
+from kvdock.plugin.manifest import Manifest, Scope
 from kvdock.pools.enums import PoolKind, Sharding
 from kvdock.testing.samples import possible_shardings
 
@@ -81,7 +81,7 @@ def claims_of(manifest: Manifest) -> tuple[Claim, ...]:
     found = [
         Claim(field, str(grade))
         for field in _GRADES
-        if (grade := _grade(manifest, field))
+        if (grade := getattr(manifest, field))
     ]
     found += [
         Claim(field, str(scope))
@@ -92,16 +92,11 @@ def claims_of(manifest: Manifest) -> tuple[Claim, ...]:
         Claim(field, str(grade), kind)
         for field in _GRADES_BY_KIND
         for kind, support in manifest.kinds.items()
-        if kind is not PoolKind.LOGICAL and (grade := _grade(support, field))
+        if kind is not PoolKind.LOGICAL and (grade := getattr(support, field))
         # No other kind has heads that could be split.
         if field != "split_heads" or Sharding.HEADS in possible_shardings(kind)
     ]
     return tuple(found)
-
-
-def _grade(record: object, field: str) -> Support:
-    found: Support = getattr(record, field)
-    return found
 
 
 def unproven(

@@ -23,7 +23,7 @@ from kvdock.plugin.hookspecs import AttachConfig, HostMemory
 from kvdock.plugin.manifest import Scope
 from kvdock.pools.shard import Shard
 from kvdock.routing.verdicts import RouteRequirements, TransferMode
-from kvdock.testing.cases import plain_sample
+from kvdock.testing.cases import one_sample, plain_sample
 from kvdock.testing.memory import BLANK, Bring, PageMemory, bringer, plain, staging_of
 from kvdock.testing.routes import ANCHOR, route_pools
 from kvdock.testing.scale import Scale
@@ -320,7 +320,12 @@ class Harness:
     def over(self, settings: Mapping[str, object]) -> Harness:
         """Return a harness like this one over another store."""
         return attrs.evolve(
-            self, settings=settings, salt=uuid4().hex, rigs=[], spaces={}
+            self,
+            settings=settings,
+            salt=uuid4().hex,
+            watchdog=Watchdog(),
+            rigs=[],
+            spaces={},
         )
 
     def routes(
@@ -449,6 +454,18 @@ class Harness:
     ) -> Setup:
         """Attach one pool; see `attach`."""
         return self.attach([pool], shard, model=model, pages=pages, like=like)[0]
+
+    def any_sample(self) -> Sample:
+        """Return a sample pool of the first declared kind that has bytes, or skip."""
+        (case,) = one_sample(self.backend.manifest)
+        if case.skip:
+            pytest.skip(case.skip)
+        found: Sample = case.value
+        return found
+
+    def plain(self, model: str = "model-a") -> Setup:
+        """Attach such a pool."""
+        return self.rig(self.any_sample().pool(), model=model)
 
     def forget(self, setup: Setup) -> None:
         """Drop a rig that its test has released."""

@@ -6,13 +6,12 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import pytest
 
 from kvdock.errors import KvdockError
-from kvdock.plugin import discovery
 from kvdock.testing.contract import BackendContract, FaultContract
 from kvdock.testing.contract.suite import Suite
+from kvdock.testing.loading import oracle_of
 from kvdock.testing.report import VARIABLE, resolve_settings
 
 if TYPE_CHECKING:
@@ -66,15 +65,7 @@ class _Given(Suite, sealed=True):
     @pytest.fixture
     def oracle(self, config: Mapping[str, object]) -> Oracle | None:
         """Return the oracle that the backend's distribution brings, if it does."""
-        backend = self.backend()
-        candidate = backend.plugin.candidate
-        if not candidate.oracle:
-            return None
-        make: Any = discovery.import_entry_point(
-            attrs.evolve(candidate, value=candidate.oracle, group=discovery.ORACLES)
-        )
-        found: Oracle = make(backend.settings(config))
-        return found
+        return oracle_of(self.backend(), config)
 
 
 class TestContract(_Given, BackendContract):

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from kvdock.plugin.backend import Backend
 from kvdock.plugin.discovery import (
+    ORACLES,
     Candidate,
     import_entry_point,
     list_entry_points,
     load_all,
     require,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvdock.testing.oracles import Oracle
 
 
 def load_backend(plugin: str) -> Backend:
@@ -43,3 +49,23 @@ def _uninstalled(value: str) -> Candidate:
         return attrs.evolve(unnamed, name=plugin.kvdock_manifest().name)
     except Exception:  # noqa: BLE001 - loading it names what is wrong
         return unnamed
+
+
+def oracle_of(backend: Backend, settings: Mapping[str, object]) -> Oracle | None:
+    """Return the oracle that a backend's distribution brings, if it does.
+
+    Args:
+        backend: The backend.
+        settings: The settings of the store to look into.
+
+    Raises:
+        PluginError: If it cannot be loaded.
+        SettingsError: If a setting is wrong.
+    """
+    candidate = backend.plugin.candidate
+    if not candidate.oracle:
+        return None
+    oracle = attrs.evolve(candidate, value=candidate.oracle, group=ORACLES)
+    make: Any = import_entry_point(oracle)
+    found: Oracle = make(backend.settings(settings))
+    return found

@@ -125,8 +125,8 @@ def run_tests(
         environment = os.environ | {"PYTHONPATH": path} | dict(environ or {})
         guard = _Guard(record, timeout_s, test_limit_s, watch or (lambda _: None))
         status, said = _run(command, environment, folder, guard)
-        lines = record.read_text().splitlines() if record.exists() else []
-    return _read([json.loads(line) for line in lines], status, said)
+        guard.look()
+    return _read(guard.lines, status, said)
 
 
 @attrs.define
@@ -137,28 +137,33 @@ class _Guard:
     timeout_s: float
     test_limit_s: float
     watch: Callable[[Progress], None]
-    progress: Progress = attrs.field(factory=Progress)
+    lines: list[Mapping[str, Any]] = attrs.field(factory=list)
     offset: int = 0
     began: float = attrs.field(factory=time.monotonic)
     test_began: float = attrs.field(factory=time.monotonic)
 
     def look(self) -> str:
         """Read what is new; return why the run is to be given up, or ""."""
-        for line in self._lines():
-            self._take(json.loads(line))
-        self.watch(self.progress)
         now = time.monotonic()
+        new = self._new_lines()
+        if any(line["event"] == "began" for line in new):
+            self.test_began = now
+        self.lines += new
+        found = _read(self.lines, 0, "")
+        failed = sum(one.how == "failed" for one in found.ended)
+        current = found.unfinished
+        self.watch(Progress(found.planned, len(found.ended), failed, current))
         if now > self.began + self.timeout_s:
             return f"the run did not end within {self.timeout_s:.0f} s"
-        if self.progress.current and now > self.test_began + self.test_limit_s:
-            name = self.progress.current.rpartition("::")[2]
+        if current and now > self.test_began + self.test_limit_s:
+            name = current.rpartition("::")[2]
             return (
                 f"{name} did not end within {self.test_limit_s:.0f} s: a call hangs, "
                 "or the store is slow (--scale)"
             )
         return ""
 
-    def _lines(self) -> list[bytes]:
+    def _new_lines(self) -> list[Mapping[str, Any]]:
         if not self.record.exists():
             return []
         with self.record.open("rb") as file:
@@ -167,25 +172,7 @@ class _Guard:
         # The last line may be half written.
         whole = found[: found.rfind(b"\n") + 1]
         self.offset += len(whole)
-        return whole.splitlines()
-
-    def _take(self, line: Mapping[str, Any]) -> None:
-        now = self.progress
-        match line["event"]:
-            case "began":
-                self.test_began = time.monotonic()
-                self.progress = attrs.evolve(now, current=line["test"])
-            case "collected":
-                self.progress = attrs.evolve(now, planned=line["count"])
-            case "broken":
-                pass
-            case how:
-                self.progress = attrs.evolve(
-                    now,
-                    ended=now.ended + 1,
-                    failed=now.failed + (how == "failed"),
-                    current="",
-                )
+        return [json.loads(line) for line in whole.splitlines()]
 
 
 def _run(

@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import threading
+import time
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar, cast
+
+from kvdock.resilience.executor import DeadlineExecutor
 
 T = TypeVar("T")
 
-Answer = SimpleQueue[tuple[Any, BaseException | None]]
+_MANY = 1 << 16
+"""Calls at once, and calls that hang: the kit bounds neither."""
+
+_END_S = 5.0
+"""How long idle threads may take to end."""
 
 
 class DidNotReturn(AssertionError):  # noqa: N818 - says what happened
     """A call of the plugin has not returned; its thread is abandoned."""
-
-
-class _Worker:
-    """A daemon thread that runs one call after another."""
-
-    def __init__(self) -> None:
-        self.calls: SimpleQueue[tuple[Callable[[], object] | None, Answer]]
-        self.calls = SimpleQueue()
-        self.thread = threading.Thread(target=self._work, daemon=True)
-        self.thread.start()
-
-    def _work(self) -> None:
-        while True:
-            call, answer = self.calls.get()
-            if call is None:
-                return
-            result: tuple[Any, BaseException | None]
-            try:
-                result = call(), None
-            except BaseException as error:  # noqa: BLE001 - raised by the caller
-                result = None, error
-            # It refers to the batch, which must not outlive its call.
-            del call
-            answer.put(result)
-            del answer, result
 
 
 class Watchdog:
@@ -50,9 +29,7 @@ class Watchdog:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: list[_Worker] = []
-        self._process = os.getpid()
+        self._executor = DeadlineExecutor("kvdock-kit", _MANY, _MANY)
 
     def run(self, call: Callable[[], T], limit_s: float, what: str) -> T:
         """Return what a call returns, or raise what it raises.
@@ -65,34 +42,17 @@ class Watchdog:
         Raises:
             DidNotReturn: If it has not returned by then.
         """
-        answer: Answer = SimpleQueue()
-        worker = self._take()
-        worker.calls.put((call, answer))
-        try:
-            value, error = answer.get(timeout=limit_s)
-        except Empty:
-            raise DidNotReturn(
-                f"{what} has not returned after {limit_s:.1f} s"
-            ) from None
-        with self._lock:
-            self._idle.append(worker)
-        if error is not None:
-            raise error
-        found: T = value
-        return found
-
-    def _take(self) -> _Worker:
-        if self._process != os.getpid():
-            # The threads of the parent do not run in a forked child, and one
-            # of them may have held the lock.
-            self._lock, self._idle = threading.Lock(), []
-            self._process = os.getpid()
-        with self._lock:
-            return self._idle.pop() if self._idle else _Worker()
+        if self._executor.guard.forked:
+            # The threads of the parent do not run in a forked child.
+            self._executor = DeadlineExecutor("kvdock-kit", _MANY, _MANY)
+        found = self._executor.run(call, time.monotonic() + limit_s)
+        if found.abandoned:
+            raise DidNotReturn(f"{what} has not returned after {limit_s:.1f} s")
+        if found.error is not None:
+            raise found.error
+        return cast("T", found.value)
 
     def close(self) -> None:
-        """End the workers that are idle; one that hangs is left to itself."""
-        while self._idle:
-            worker = self._idle.pop()
-            worker.calls.put((None, SimpleQueue()))
-            worker.thread.join()
+        """End the workers; one that hangs is left to itself."""
+        wait_s = 0.0 if self._executor.abandoned else _END_S
+        self._executor.shutdown(time.monotonic() + wait_s, lambda: None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from allocating_reference import WIPED, OwnMemoryReference, Piece
+
 from kvdock.plugin.hookspecs import AttachConfig, HostMemory, hookimpl
-from kvdock.testing.allocating_reference import WIPED, OwnMemoryReference, Piece
 from mutants.mutant import MemoryMutant
 
 

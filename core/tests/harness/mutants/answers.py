@@ -8,9 +8,9 @@ from typing import cast
 
 import attrs
 import numpy as np
+from reference import Handle, store_segments
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
-from kvdock.testing.reference import Handle, store_segments
 from mutants.mutant import MemoryMutant
 
 MOST_BUFFERS = 400

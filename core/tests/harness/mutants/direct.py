@@ -7,9 +7,9 @@ import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
+from direct_reference import DirectHandle, Receiver
 
 from kvdock.plugin.hookspecs import hookimpl
-from kvdock.testing.direct_reference import DirectHandle, Receiver
 from mutants.mutant import DirectMutant
 
 if TYPE_CHECKING:

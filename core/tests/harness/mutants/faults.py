@@ -9,10 +9,11 @@ from kvdock.plugin.hookspecs import AttachConfig, hookimpl
 from mutants.mutant import MemoryMutant
 
 if TYPE_CHECKING:
+    from reference import Handle
+
     from kvdock.batch import Batch, BatchResult, Outcome
     from kvdock.geometry.region import Region
     from kvdock.pools.spec import PoolSpec
-    from kvdock.testing.reference import Handle
 
 
 class EmptyAfterATimeout(MemoryMutant):

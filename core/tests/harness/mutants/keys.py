@@ -6,9 +6,9 @@ import re
 from typing import TYPE_CHECKING
 
 import attrs
+from reference import FolderShelf, Handle, ReferenceSettings, Shelf
 
 from kvdock.batch import Outcome
-from kvdock.testing.reference import FolderShelf, Handle, ReferenceSettings, Shelf
 from mutants.mutant import FolderMutant, MemoryMutant
 
 if TYPE_CHECKING:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvdock.testing.reference import (
+from reference import (
     Handle,
     entered,
     load_segments,
     store_segments,
 )
+
 from mutants.mutant import FolderMutant, MemoryMutant
 
 if TYPE_CHECKING:

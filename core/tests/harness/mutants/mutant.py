@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from kvdock.testing.direct_reference import DirectReference
-from kvdock.testing.reference import FolderReference, MemoryReference, ShelfOracle
+from direct_reference import DirectReference
+from reference import FolderReference, MemoryReference, ShelfOracle
 
 
 class MemoryMutant(MemoryReference):

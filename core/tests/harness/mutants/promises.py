@@ -11,17 +11,17 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import attrs
-
-from kvdock.batch import Batch, BatchResult, MemoryHold, Operation, Outcome
-from kvdock.plugin.hookspecs import hookimpl
-from kvdock.plugin.manifest import Manifest, Scope
-from kvdock.testing.reference import (
+from reference import (
     DictShelf,
     FolderShelf,
     Handle,
     ReferenceSettings,
     Shelf,
 )
+
+from kvdock.batch import Batch, BatchResult, MemoryHold, Operation, Outcome
+from kvdock.plugin.hookspecs import hookimpl
+from kvdock.plugin.manifest import Manifest, Scope
 from mutants.mutant import FolderMutant, MemoryMutant
 
 if TYPE_CHECKING:

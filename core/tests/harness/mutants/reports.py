@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from reference import sealed
+
 from kvdock.capacity import Capacity
 from kvdock.plugin.hookspecs import hookimpl
-from kvdock.testing.reference import sealed
 from mutants.mutant import MemoryMutant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvdock.testing.reference import Handle
+    from reference import Handle
 
 
 class UseIgnored(MemoryMutant):

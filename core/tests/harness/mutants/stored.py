@@ -7,9 +7,7 @@ import threading
 import time
 
 import numpy as np
-
-from kvdock.batch import Batch, BatchResult, Operation, Outcome
-from kvdock.testing.reference import (
+from reference import (
     CHECK_BYTES,
     FolderShelf,
     Handle,
@@ -20,6 +18,8 @@ from kvdock.testing.reference import (
     sealed,
     store_segments,
 )
+
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from mutants.mutant import FolderMutant, MemoryMutant
 
 

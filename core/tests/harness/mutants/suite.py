@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from reference import FolderShelf
 
 from kvdock.testing.contract import BackendContract, FaultContract
-from kvdock.testing.reference import FolderShelf
 from mutants import MUTANTS
 from mutants.mutant import FolderMutant, Mutant, word_of
 

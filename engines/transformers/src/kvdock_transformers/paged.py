@@ -144,9 +144,7 @@ class PagedModel:
 
     def needed(self, pool: PoolSpec, pages: int) -> range:
         """Return which pages of a pool a prefix of so many pages needs."""
-        return range(
-            max(0, pages - pool.window_pages) if pool.window_pages else 0, pages
-        )
+        return range(max(0, pages - (pool.window_pages or pages)), pages)
 
     def warm_up(self) -> None:
         """Run a few tokens on a cache of its own, then forget them.

@@ -76,31 +76,54 @@ def describe(
         strange = layers[known.index(False)]
         message = f"no pool is known for the cache layer {type(strange).__name__}"
         raise UnsupportedCache(message)
-    full = [
-        n
-        for n, layer in enumerate(layers)
-        if _keeps_tokens(layer) and not _slides(layer)
-    ]
-    sliding = [
-        n for n, layer in enumerate(layers) if _keeps_tokens(layer) and _slides(layer)
-    ]
-    state = [n for n, layer in enumerate(layers) if _keeps_state(layer)]
+    tokens = [n for n, layer in enumerate(layers) if _keeps_tokens(layer)]
+    full = [n for n in tokens if not _slides(layers[n])]
+    slides = [n for n in tokens if _slides(layers[n])]
+    recurrent = [n for n, layer in enumerate(layers) if _keeps_state(layer)]
     if not full:
         message = "no layer keeps every token, so no pool can be the anchor"
         raise UnsupportedCache(message)
-    window_tokens = (
-        _same("the window", (int(layers[n].sliding_window) - 1 for n in sliding))
-        if sliding
-        else 0
+    usual: dict[str, Any] = {
+        "page_tokens": page_tokens,
+        "draft": draft,
+        "required": not draft,
+    }
+    sliding = state = None
+    window_tokens = 0
+    if slides:
+        windows = (int(layers[n].sliding_window) - 1 for n in slides)
+        window_tokens = _same("the window", windows)
+        sliding = PoolSpec(
+            name=PoolName.DRAFT_SWA if draft else PoolName.SWA,
+            kind=PoolKind.SWA,
+            parts=_rows(("k", "v"), layers, slides, latent=False),
+            layers=slides,
+            hit_policy=HitPolicy.TRAILING_PAGES,
+            window_pages=-(-window_tokens // page_tokens),
+            **usual,
+        )
+    if recurrent:
+        state = PoolSpec(
+            name="draft_mamba" if draft else PoolName.MAMBA,
+            kind=PoolKind.MAMBA,
+            parts=_states(layers, recurrent),
+            layers=recurrent,
+            hit_policy=HitPolicy.TRAILING_PAGES,
+            window_pages=1,
+            sharding=Sharding.RANK,
+            **usual,
+        )
+    names = ("kv", "rope") if latent else ("k", "v")
+    attention = PoolSpec(
+        name=PoolName.DRAFT if draft else PoolName.KV,
+        kind=PoolKind.MLA if latent else PoolKind.MHA,
+        parts=_rows(names, layers, full, latent=latent),
+        layers=full,
+        anchor=not draft,
+        indices_from=PoolName.KV if draft else None,
+        **usual,
     )
-    return CachePools(
-        attention=_attention(layers, full, page_tokens, draft=draft, latent=latent),
-        sliding=_sliding(layers, sliding, page_tokens, window_tokens, draft=draft)
-        if sliding
-        else None,
-        state=_state(layers, state, page_tokens, draft=draft) if state else None,
-        window_tokens=window_tokens,
-    )
+    return CachePools(attention, sliding, state, window_tokens)
 
 
 def _keeps_tokens(layer: CacheLayer) -> bool:
@@ -132,94 +155,41 @@ def _dtype(tensor: torch.Tensor) -> DType:
     return DTYPES[tensor.dtype]
 
 
-def _rows(name: str, tensors: Iterable[torch.Tensor], *, latent: bool) -> Part:
+def _rows(
+    names: tuple[str, str],
+    layers: Sequence[CacheLayer],
+    numbers: Sequence[int],
+    *,
+    latent: bool,
+) -> tuple[Part, ...]:
     """Describe what attention layers keep per token.
 
     The tensors are (1, heads, tokens, width); a latent row has no heads.
     """
-    dtype, heads, width = _same(
-        f"the shape of {name}",
-        ((_dtype(tensor), tensor.shape[1], tensor.shape[3]) for tensor in tensors),
-    )
-    if latent:
-        return Part(name, dtype, (width,))
-    return Part(name, dtype, (heads, width), shard_axis=0)
+    parts = []
+    for name, kept in zip(names, ("keys", "values"), strict=True):
+        tensors = [getattr(layers[n], kept) for n in numbers]
+        dtype, heads, width = _same(
+            f"the shape of {name}",
+            ((_dtype(tensor), tensor.shape[1], tensor.shape[3]) for tensor in tensors),
+        )
+        shape = (width,) if latent else (heads, width)
+        parts.append(Part(name, dtype, shape, shard_axis=None if latent else 0))
+    return tuple(parts)
 
 
-def _attention(
-    layers: Sequence[CacheLayer],
-    numbers: Sequence[int],
-    page_tokens: int,
-    *,
-    draft: bool,
-    latent: bool,
-) -> PoolSpec:
-    names = ("kv", "rope") if latent else ("k", "v")
-    return PoolSpec(
-        name=PoolName.DRAFT if draft else PoolName.KV,
-        kind=PoolKind.MLA if latent else PoolKind.MHA,
-        parts=(
-            _rows(names[0], (layers[n].keys for n in numbers), latent=latent),
-            _rows(names[1], (layers[n].values for n in numbers), latent=latent),
-        ),
-        layers=numbers,
-        page_tokens=page_tokens,
-        anchor=not draft,
-        draft=draft,
-        required=not draft,
-        indices_from=PoolName.KV if draft else None,
-    )
-
-
-def _sliding(
-    layers: Sequence[CacheLayer],
-    numbers: Sequence[int],
-    page_tokens: int,
-    window_tokens: int,
-    *,
-    draft: bool,
-) -> PoolSpec:
-    return PoolSpec(
-        name=PoolName.DRAFT_SWA if draft else PoolName.SWA,
-        kind=PoolKind.SWA,
-        parts=(
-            _rows("k", (layers[n].keys for n in numbers), latent=False),
-            _rows("v", (layers[n].values for n in numbers), latent=False),
-        ),
-        layers=numbers,
-        page_tokens=page_tokens,
-        draft=draft,
-        required=not draft,
-        hit_policy=HitPolicy.TRAILING_PAGES,
-        window_pages=-(-window_tokens // page_tokens),
-    )
-
-
-def _state(
-    layers: Sequence[CacheLayer],
-    numbers: Sequence[int],
-    page_tokens: int,
-    *,
-    draft: bool,
-) -> PoolSpec:
+def _states(layers: Sequence[CacheLayer], numbers: Sequence[int]) -> tuple[Part, ...]:
+    """Describe what recurrent layers keep at a page boundary."""
     parts = []
     for index, (temporal, conv) in enumerate(state_part_names(layers[numbers[0]])):
-        parts += [
-            _entry(temporal, [layers[n].recurrent_states[index] for n in numbers]),
-            _entry(conv, [layers[n].conv_states[index] for n in numbers]),
-        ]
-    return PoolSpec(
-        name="draft_mamba" if draft else PoolName.MAMBA,
-        kind=PoolKind.MAMBA,
-        parts=tuple(parts),
-        layers=numbers,
-        page_tokens=page_tokens,
-        draft=draft,
-        required=not draft,
-        hit_policy=HitPolicy.TRAILING_PAGES,
-        window_pages=1,
-        sharding=Sharding.RANK,
-    )
+        for name, kept in ((temporal, "recurrent_states"), (conv, "conv_states")):
+            tensors = [getattr(layers[n], kept)[index] for n in numbers]
+            dtype, shape = _same(
+                f"the shape of {name}",
+                ((_dtype(tensor), tuple(tensor.shape[1:])) for tensor in tensors),
+            )
+            parts.append(Part(name, dtype, shape, per=Per.PAGE, shard_axis=0))
+    return tuple(parts)
 
 
 def state_part_names(layer: CacheLayer) -> list[tuple[str, str]]:
@@ -229,12 +199,3 @@ def state_part_names(layer: CacheLayer) -> list[tuple[str, str]]:
         ("temporal" if count == 1 else f"temporal_{n}", f"conv_{n}")
         for n in range(count)
     ]
-
-
-def _entry(name: str, tensors: Sequence[torch.Tensor]) -> Part:
-    """Describe what recurrent layers keep at a page boundary."""
-    dtype, shape = _same(
-        f"the shape of {name}",
-        ((_dtype(tensor), tuple(tensor.shape[1:])) for tensor in tensors),
-    )
-    return Part(name, dtype, shape, per=Per.PAGE, shard_axis=0)

@@ -82,7 +82,7 @@ def test_pages_in_the_folder_of_a_server_are_damaged_as_well(tmp_path: Path) -> 
         shutil.copytree(store, other)
     kept = contents(others[0])
     damage = damage_store(job, served)
-    assert {harm for _, _, harm in damage.done} == set(Harm)
+    assert {harm for _, _, harm in damage} == set(Harm)
     assert [contents(other) for other in others] == [kept, kept]
     assert contents(store) != kept
 

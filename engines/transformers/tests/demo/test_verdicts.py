@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import pytest
 
-from kvdock_transformers.demo.damage import Damage, Harm
+from kvdock_transformers.demo.damage import Harm
 from kvdock_transformers.demo.records import (
     STORING,
     Altered,
@@ -93,7 +93,7 @@ def runs(tmp_path: Path) -> dict[Role, Served]:
     return made
 
 
-DAMAGE = Damage((("kv", 5, Harm.FLIP),), lost(("kv", 5)), frozenset())
+DAMAGE = (("kv", 5, Harm.FLIP),)
 
 
 def judged(runs: dict[Role, Served]) -> Result:

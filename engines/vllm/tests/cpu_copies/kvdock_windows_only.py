@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import attrs
 
 from kvdock import KindSupport, Manifest, PoolKind
-from kvdock.testing.reference import FolderReference
+
+# vLLM's processes load this by its entry point, without pytest's own paths.
+sys.path.append(str(Path(__file__).resolve().parents[4] / "core/tests/harness"))
+
+from reference import FolderReference
 
 
 class WindowsOnly(FolderReference):

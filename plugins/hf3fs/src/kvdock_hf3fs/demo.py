@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 from kvdock.errors import KvdockError
 
@@ -57,24 +58,10 @@ def local_server(
         )
     with tempfile.TemporaryDirectory(prefix="kvdock-demo-3fs-") as folder:
         (Path(folder) / "3fs-virt" / "iovs").mkdir(parents=True)
-        with _in_front(str(FAKE)):
-            yield (
-                {**given, "root": f"{folder}/store", "mount": folder},
-                _NOTICE,
-            )
-
-
-@contextmanager
-def _in_front(folder: str) -> Iterator[None]:
-    """Let this process, and those that it starts, import from a folder."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = folder + (os.pathsep + before if before else "")
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+        # This process, and those that it starts, import the fake.
+        path = os.pathsep.join(filter(None, (str(FAKE), os.environ.get("PYTHONPATH"))))
+        with (
+            patch.dict(os.environ, PYTHONPATH=path),
+            patch.object(sys, "path", [str(FAKE), *sys.path]),
+        ):
+            yield {**given, "root": f"{folder}/store", "mount": folder}, _NOTICE

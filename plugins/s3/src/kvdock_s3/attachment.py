@@ -10,9 +10,8 @@ from kvdock.errors import AttachError, NamespaceError
 from kvdock.namespace import canonical
 from kvdock_s3.client import ObjectClient, RequestFailed, WrongLength
 from kvdock_s3.layout import record_name
-from kvdock_s3.pool import PoolHandle
+from kvdock_s3.pool import PoolHandle, SharedClient
 from kvdock_s3.round_trip import try_bucket
-from kvdock_s3.shared_client import SharedClient
 from kvdock_s3.threads import RequestThreads
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kvdock_s3.outcomes import Failure
-    from kvdock_s3.shared_client import SharedClient
+    from kvdock_s3.threads import RequestThreads
 
 DELETE_KEYS = 1000
 """Most objects that one request deletes."""
@@ -37,6 +37,28 @@ _MARGIN_S = 0.002
 """Before the deadline, so that the answer itself is in time."""
 
 _USUAL = (Outcome.OK, Outcome.ABSENT)
+
+
+@attrs.define(eq=False)
+class SharedClient:
+    """A client, its threads, and how many pools use them.
+
+    Args:
+        client: Makes the requests.
+        threads: Make them at once.
+        users: Pools that are attached.
+    """
+
+    client: ObjectClient
+    threads: RequestThreads
+    users: int = 0
+
+    def release(self) -> None:
+        """Take a pool's leave; the last one ends the threads."""
+        self.users -= 1
+        if not self.users:
+            self.threads.close()
+            self.client.close()
 
 
 @attrs.define(eq=False)

@@ -1,4 +1,8 @@
-"""The contract of a backend, as tests that its author inherits."""
+"""The contract of a backend, as tests that its author inherits.
+
+PYTEST_DONT_REWRITE: this module has no assertions, and the rewriting of its
+package, which it asks for, would come too late for itself.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +12,8 @@ import pytest
 
 # Before the tests are imported: their assertions then explain themselves.
 pytest.register_assert_rewrite(
-    *{
-        *(
-            f"{__name__}.{room}"
-            for room in (
-                "damage",
-                "declared",
-                "direct",
-                "faulty",
-                "keys",
-                "late",
-                "lifecycle",
-                "limits",
-                "memory",
-                "pages",
-                "races",
-                "reports",
-                "sharding",
-                "stateful",
-                "write_faults",
-                "writes",
-            )
-        ),
-        "kvdock.testing.memory",
-        "kvdock.testing.harness",
-    }
-    - {*sys.modules}
+    *{__name__, "kvdock.testing.memory", "kvdock.testing.harness"}
+    - ({*sys.modules} - {__name__})
 )
 
 from kvdock.testing.contract.damage import DamageTests  # noqa: E402 - after the rewriting

@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from kvdock.batch import Outcome
-from kvdock.testing.cases import Case, claimed, contract_test, one_sample
+from kvdock.testing.cases import Case, claimed, contract_test
 from kvdock.testing.harness import Harness, Setup, spelled
 from kvdock.testing.oracles import Oracle
 from kvdock.testing.samples import page_hashes
@@ -44,42 +44,18 @@ def _flip(at: float) -> Harm:
     return harm
 
 
-def _swap(oracle: Oracle, target: Target) -> None:
-    oracle.swap(target.key, target.other)
-
-
-def _blank(oracle: Oracle, target: Target) -> None:
-    oracle.poke(target.key, 0, bytes(len(target.data)))
-
-
-def _cut(oracle: Oracle, target: Target) -> None:
-    oracle.resize(target.key, len(target.data) - 7)
-
-
-def _empty(oracle: Oracle, target: Target) -> None:
-    oracle.resize(target.key, 0)
-
-
-def _extend(oracle: Oracle, target: Target) -> None:
-    oracle.resize(target.key, len(target.data) + 7)
-
-
-def _remove(oracle: Oracle, target: Target) -> None:
-    oracle.remove(target.key)
-
-
 _LENGTHS: tuple[tuple[str, Harm], ...] = (
-    ("truncated", _cut),
-    ("emptied", _empty),
-    ("extended", _extend),
-    ("removed", _remove),
+    ("truncated", lambda oracle, it: oracle.resize(it.key, len(it.data) - 7)),
+    ("emptied", lambda oracle, it: oracle.resize(it.key, 0)),
+    ("extended", lambda oracle, it: oracle.resize(it.key, len(it.data) + 7)),
+    ("removed", lambda oracle, it: oracle.remove(it.key)),
 )
 _CONTENT: tuple[tuple[str, Harm], ...] = (
     ("first-byte-flipped", _flip(0)),
     ("middle-byte-flipped", _flip(0.5)),
     ("last-byte-flipped", _flip(1)),
-    ("zeroed", _blank),
-    ("two-objects-swapped", _swap),
+    ("zeroed", lambda oracle, it: oracle.poke(it.key, 0, bytes(len(it.data)))),
+    ("two-objects-swapped", lambda oracle, it: oracle.swap(it.key, it.other)),
 )
 
 
@@ -114,9 +90,8 @@ class DamageTests:
 
     @contract_test(claimed("integrity"))
     def test_the_oracle_sees_what_was_stored(
-        self, harness: Harness, oracle: Oracle | None, case: object
+        self, harness: Harness, oracle: Oracle | None
     ) -> None:
-        del case
         setup, target = self._stored(harness, oracle)
         assert oracle
         nbytes = setup.region.object_bytes[0]
@@ -125,10 +100,9 @@ class DamageTests:
 
     @contract_test(claimed("integrity"))
     def test_the_oracle_changes_the_stored_bytes_and_nothing_else(
-        self, harness: Harness, oracle: Oracle | None, case: object
+        self, harness: Harness, oracle: Oracle | None
     ) -> None:
         """Otherwise a miss would be the oracle's doing, not the backend's."""
-        del case
         setup, target = self._stored(harness, oracle)
         assert oracle
         for offset in (0, len(target.data) // 2, len(target.data) - 1):
@@ -143,17 +117,11 @@ class DamageTests:
         # What was taken back does no harm: only the bytes had changed.
         setup.loaded(PAGES)
 
-    def _rig(self, harness: Harness) -> Setup:
-        (case,) = one_sample(harness.backend.manifest)
-        if case.skip:
-            pytest.skip(case.skip)
-        return harness.rig(case.value.pool())
-
     def _stored(self, harness: Harness, oracle: Oracle | None) -> tuple[Setup, Target]:
         """Store pages; return the first object of the third one as the target."""
         if oracle is None:
             pytest.skip("the author gives no oracle")
-        setup = self._rig(harness)
+        setup = harness.plain()
         setup.stored(PAGES)
         keys = setup.keys(PAGES)
         key, other = keys[2 * setup.objects], keys[3 * setup.objects]

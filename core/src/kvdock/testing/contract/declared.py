@@ -21,7 +21,6 @@ from kvdock.testing.cases import (
     graded,
     graded_by_kind,
     limited,
-    one_sample,
     refusals,
     samples,
 )
@@ -128,10 +127,8 @@ class DeclaredTests:
         self, harness: Harness, case: tuple[Capability, Support]
     ) -> None:
         capability, grade = case
-        (sample,) = one_sample(harness.backend.manifest)
-        if sample.skip:
-            pytest.skip(sample.skip)
-        (route,) = harness.routes([sample.value.pool()], **_NEEDS[capability])
+        sample = harness.any_sample()
+        (route,) = harness.routes([sample.pool()], **_NEEDS[capability])
         if capability is Capability.MEMORY_REGISTRATION:
             # The memory in question is out of reach, so a copy is made.
             assert route.backend, route.reason
@@ -222,10 +219,8 @@ class DeclaredTests:
     ) -> None:
         if case > _LARGEST_TRIED_BYTES:
             pytest.skip(f"{case} bytes are more than this test moves")
-        (sample,) = one_sample(harness.backend.manifest)
-        if sample.skip:
-            pytest.skip(sample.skip)
-        largest = harness.sample(sample.value.kind, page_bytes=case)
+        sample = harness.any_sample()
+        largest = harness.sample(sample.kind, page_bytes=case)
         setup = harness.rig(largest.pool(), pages=2)
         setup.stored(page_hashes(1))
         setup.loaded(page_hashes(1))

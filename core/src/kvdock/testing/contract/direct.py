@@ -15,13 +15,11 @@ import pytest
 from kvdock.batch import Batch, Outcome
 from kvdock.errors import KvdockError
 from kvdock.testing.cases import claimed, contract_test
-from kvdock.testing.contract.memory import some_sample
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kvdock.arrays import Int64Array
-    from kvdock.plugin.manifest import Support
     from kvdock.testing.harness import Harness, Setup
 
 _CONNECT_S = 30.0
@@ -71,7 +69,7 @@ class Pair:
 @contextmanager
 def paired(harness: Harness) -> Iterator[Pair]:
     """Attach the same pool twice, each with memory of its own, and connect them."""
-    sample = some_sample(harness)
+    sample = harness.any_sample()
     pair = Pair(harness.rig(sample.pool()), harness.rig(sample.pool()))
     try:
         pair.connect()
@@ -111,9 +109,8 @@ class DirectTests:
 
     @contract_test(claimed("direct_transfer"), proves="direct_transfer")
     def test_rows_arrive_at_their_addresses_and_nowhere_else(
-        self, harness: Harness, case: Support
+        self, harness: Harness
     ) -> None:
-        assert case
         with paired(harness) as pair:
             near, source = block_of(pair.near)
             far, target = block_of(pair.far)
@@ -137,8 +134,7 @@ class DirectTests:
                 )
 
     @contract_test(claimed("direct_transfer"), proves="direct_transfer")
-    def test_a_row_that_is_ok_is_there(self, harness: Harness, case: Support) -> None:
-        assert case
+    def test_a_row_that_is_ok_is_there(self, harness: Harness) -> None:
         with paired(harness) as pair:
             near, source = block_of(pair.near)
             far, target = block_of(pair.far)
@@ -154,9 +150,8 @@ class DirectTests:
 
     @contract_test(claimed("direct_transfer"), proves="direct_transfer")
     def test_nothing_lands_once_an_endpoint_is_said_to_be_closed(
-        self, harness: Harness, case: Support
+        self, harness: Harness
     ) -> None:
-        assert case
         with paired(harness) as pair:
             if "kvdock_withdraw" not in pair.far.backend.plugin.implemented:
                 pytest.skip("it has no kvdock_withdraw")
@@ -179,9 +174,8 @@ class DirectTests:
 
     @contract_test(claimed("direct_transfer"))
     def test_a_peer_that_is_gone_is_not_ok_and_not_waited_for(
-        self, harness: Harness, case: Support
+        self, harness: Harness
     ) -> None:
-        assert case
         with paired(harness) as pair:
             near, _ = block_of(pair.near)
             far, _ = block_of(pair.far)
@@ -191,10 +185,9 @@ class DirectTests:
 
     @contract_test(claimed("direct_transfer"))
     def test_an_endpoint_that_is_none_is_refused_in_time(
-        self, harness: Harness, case: Support
+        self, harness: Harness
     ) -> None:
-        assert case
-        setup = harness.rig(some_sample(harness).pool())
+        setup = harness.plain()
         for endpoint in (b"", b"no endpoint", b"\xff" * 64):
             with pytest.raises(KvdockError):
                 setup.backend.connect(setup.handle, endpoint, setup.until(1.0))

@@ -11,14 +11,14 @@ import pytest
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock.pools.enums import PoolKind
 from kvdock.pools.layout import stored_objects
-from kvdock.pools.shard import Shard
+from kvdock.pools.shard import Shard, every_shard
 from kvdock.testing.cases import contract_test, limited, one_sample, samples
 from kvdock.testing.harness import Harness, Setup, spelled
 from kvdock.testing.samples import Sample, page_hash, page_hashes
 from kvdock.testing.workers import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
     from kvdock.plugin.manifest import Manifest
     from kvdock.pools.spec import PoolSpec
@@ -37,15 +37,11 @@ def every_pool(manifest: Manifest) -> list[PoolSpec]:
     return found
 
 
-def every_shard() -> Iterable[Shard]:
-    """Return ranks of several deployments, pipeline stages among them."""
+def every_rank() -> Iterator[Shard]:
+    """Yield ranks of several deployments, pipeline stages among them."""
     for size in (1, 2, 4):
-        for rank in range(size):
-            yield Shard(tp_rank=rank, tp_size=size)
-            for stage, layers in enumerate(((0, 2), (2, 4))):
-                yield Shard(
-                    tp_rank=rank, tp_size=size, pp_rank=stage, pp_size=2, layers=layers
-                )
+        yield from every_shard(tp_size=size)
+        yield from every_shard(tp_size=size, stages=((0, 2), (2, 4)))
 
 
 class KeyTests:
@@ -55,7 +51,7 @@ class KeyTests:
     def test_no_two_objects_share_a_suffix(self, harness: Harness) -> None:
         holds: dict[str, str] = {}
         for pool, shard in itertools.product(
-            every_pool(harness.backend.manifest), every_shard()
+            every_pool(harness.backend.manifest), every_rank()
         ):
             objects = stored_objects(pool, shard)
             suffixes = harness.backend.key_suffix(pool, shard)
@@ -74,7 +70,7 @@ class KeyTests:
     ) -> None:
         names: dict[str, str] = {}
         for pool, shard in itertools.product(
-            every_pool(harness.backend.manifest), every_shard()
+            every_pool(harness.backend.manifest), every_rank()
         ):
             suffixes = harness.backend.key_suffix(pool, shard)
             for suffix, stored in zip(
@@ -99,42 +95,33 @@ class KeyTests:
         assert there == here, f"here {here[0]}, in another process {there[0]}"
 
     @contract_test(one_sample)
-    def test_hashes_that_differ_at_the_end_are_told_apart(
-        self, harness: Harness, case: Sample
-    ) -> None:
-        setup = harness.rig(case.pool())
-        longest = _room_for_hash(setup)
+    def test_hashes_that_differ_at_the_end_are_told_apart(self, rig: Setup) -> None:
+        longest = _room_for_hash(rig)
         hashes = [("a" * longest)[:-1] + last for last in "bcd"]
-        setup.stored(hashes[:2])
-        assert setup.exists(hashes).tolist() == [True, True, False], (
+        rig.stored(hashes[:2])
+        assert rig.exists(hashes).tolist() == [True, True, False], (
             f"of {longest} characters, those at the end are not looked at"
         )
-        setup.loaded(hashes[:2])
+        rig.loaded(hashes[:2])
 
     @contract_test(one_sample)
-    def test_hashes_that_differ_in_case_are_told_apart(
-        self, harness: Harness, case: Sample
-    ) -> None:
+    def test_hashes_that_differ_in_case_are_told_apart(self, rig: Setup) -> None:
         # Page hashes are letters and digits; not every engine spells them in hex.
-        setup = harness.rig(case.pool())
         lower, upper = "ab" * 32, "aB" * 32
-        setup.stored([lower])
-        assert setup.exists([lower, upper]).tolist() == [True, False], (
+        rig.stored([lower])
+        assert rig.exists([lower, upper]).tolist() == [True, False], (
             "upper and lower case are one to it"
         )
-        setup.stored([upper])
-        setup.loaded([lower, upper])
+        rig.stored([upper])
+        rig.loaded([lower, upper])
 
     @contract_test(limited("max_key_bytes"))
     def test_a_key_of_the_largest_size_is_kept(
         self, harness: Harness, case: int
     ) -> None:
-        (sample,) = one_sample(harness.backend.manifest)
-        if sample.skip:
-            pytest.skip(sample.skip)
+        setup = harness.plain()
         if case > LONGEST_TRIED_BYTES:
             pytest.skip(f"no engine has keys of {case} bytes")
-        setup = harness.rig(sample.value.pool())
         rest = len(setup.config.namespace) + 1 + max(map(len, setup.suffixes))
         hashes = ["e" * (case - rest - 1) + last for last in "fg"]
         setup.stored(hashes)
@@ -144,10 +131,8 @@ class KeyTests:
     def test_a_key_over_the_limit_is_refused_and_alone(
         self, harness: Harness, case: int
     ) -> None:
-        sample = next(iter(one_sample(harness.backend.manifest)))
-        if sample.skip:
-            pytest.skip(sample.skip)
-        setup = harness.rig(sample.value.pool())
+        setup = harness.plain()
+
         hashes = [page_hash(0), "e" * (case + 1), page_hash(1)]
         outcomes = setup.put(hashes)
         assert (outcomes[[0, 2]] == Outcome.OK).all(), (
@@ -158,26 +143,23 @@ class KeyTests:
         setup.loaded([hashes[0], hashes[2]])
 
     @contract_test(one_sample)
-    def test_a_hostile_key_reaches_nothing(
-        self, harness: Harness, case: Sample
-    ) -> None:
-        setup = harness.rig(case.pool())
-        setup.stored(page_hashes(2))
-        deadline = setup.until()
-        tail = setup.suffixes[0]
+    def test_a_hostile_key_reaches_nothing(self, rig: Setup) -> None:
+        rig.stored(page_hashes(2))
+        deadline = rig.until()
+        tail = rig.suffixes[0]
         keys = [
-            f"{setup.config.namespace}/../{setup.config.namespace}/{page_hashes(1)[0]}{tail}",
-            f"{setup.config.namespace}/./{page_hashes(1)[0]}{tail}",
-            f"{setup.config.namespace}/../../../../../../tmp/{page_hash(7)}{tail}",
+            f"{rig.config.namespace}/../{rig.config.namespace}/{page_hashes(1)[0]}{tail}",
+            f"{rig.config.namespace}/./{page_hashes(1)[0]}{tail}",
+            f"{rig.config.namespace}/../../../../../../tmp/{page_hash(7)}{tail}",
             f"/etc/passwd{tail}",
-            f"{setup.config.namespace}/%2e%2e/{page_hash(7)}\n{tail}",
+            f"{rig.config.namespace}/%2e%2e/{page_hash(7)}\n{tail}",
         ]
         for operation in (Operation.EXISTS, Operation.DELETE):
-            result = setup.call(Batch(operation, keys, deadline_s=deadline))
+            result = rig.call(Batch(operation, keys, deadline_s=deadline))
             found = result.outcomes == Outcome.OK
             if operation is Operation.EXISTS:
                 assert not found.any(), f"found {np.array(keys)[found]}"
-        setup.loaded(page_hashes(2))
+        rig.loaded(page_hashes(2))
 
     @contract_test(samples())
     def test_namespaces_share_nothing(self, harness: Harness, case: Sample) -> None:

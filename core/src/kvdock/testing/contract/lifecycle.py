@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock.plugin.manifest import Manifest, Scope, Support
@@ -115,15 +114,14 @@ class LifecycleTests:
 
     @contract_test(one_sample)
     def test_memory_that_is_held_after_a_call_is_free_after_the_release(
-        self, harness: Harness, case: Sample
+        self, rig: Setup
     ) -> None:
-        setup = harness.rig(case.pool())
-        setup.put(PAGES)
-        setup.get(PAGES)
-        setup.get(page_hashes(3, "absent"))
-        setup.get(PAGES, deadline_s=time.monotonic())
-        setup.release()
-        assert settle(lambda: all(hold.released for hold in setup.holds)), (
+        rig.put(PAGES)
+        rig.get(PAGES)
+        rig.get(page_hashes(3, "absent"))
+        rig.get(PAGES, deadline_s=time.monotonic())
+        rig.release()
+        assert settle(lambda: all(hold.released for hold in rig.holds)), (
             "it still holds an engine's pages after their pool was released"
         )
 
@@ -176,10 +174,8 @@ class LifecycleTests:
     def test_memory_is_taken_as_registration_is_declared(
         self, harness: Harness, case: Support
     ) -> None:
-        (sample,) = one_sample(harness.backend.manifest)
-        if sample.skip:
-            pytest.skip(sample.skip)
-        setup = harness.rig(sample.value.pool())
+        setup = harness.plain()
+
         setup.stored(PAGES[:1])
         nbytes = int(setup.region.object_bytes[0])
         # Where nothing is registered, what it brings itself is near enough.
@@ -208,10 +204,8 @@ class LifecycleTests:
     def test_a_forked_child_meets_what_is_declared(
         self, harness: Harness, case: Support
     ) -> None:
-        (sample,) = one_sample(harness.backend.manifest)
-        if sample.skip:
-            pytest.skip(sample.skip)
-        setup = harness.rig(sample.value.pool())
+        setup = harness.plain()
+
         setup.stored(PAGES)
         with forked(lambda: _child(setup, safe=bool(case))) as answer:
             word = answer()

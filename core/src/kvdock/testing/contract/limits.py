@@ -7,19 +7,14 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pytest
-
 from kvdock.batch import Operation, Outcome
-from kvdock.testing.cases import Case, contract_test, graded, one_sample
+from kvdock.testing.cases import contract_test, graded, one_sample
 from kvdock.testing.contract.races import together
 from kvdock.testing.harness import Harness, Setup, spelled
 from kvdock.testing.samples import Sample, page_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from kvdock.plugin.manifest import Manifest, Support
-    from kvdock.pools.spec import PoolSpec
+    from kvdock.plugin.manifest import Support
 
 PAGE_BYTES = 16384
 ROUND = 16
@@ -43,33 +38,16 @@ LINGER_MOST_S = 1.0
 """The same for a slow store."""
 
 
-def full_cases(manifest: Manifest) -> Iterable[Case]:
-    """Run with the declared grade of eviction."""
-    yield from graded("eviction")(manifest)
-
-
 class LimitTests:
     """A full store rejects or evicts; a late call is a miss, and in time."""
 
-    @contract_test(full_cases, proves="eviction")
+    @contract_test(graded("eviction"), proves="eviction")
     def test_a_full_store_loses_nothing_that_it_called_ok(
-        self, harness: Harness, small: Mapping[str, object] | None, case: Support
+        self, tight: Harness, case: Support
     ) -> None:
-        if small is None:
-            pytest.skip("the author gives no `small` settings of a store soon full")
-        (sample,) = one_sample(harness.backend.manifest)
-        if sample.skip:
-            pytest.skip(sample.skip)
-        tight = harness.over(small)
-        kind = sample.value.kind
-        pool = harness.sample(kind, page_bytes=PAGE_BYTES, name="full").pool()
-        try:
-            self._fill(tight, pool, case)
-        finally:
-            tight.close()
-
-    def _fill(self, harness: Harness, pool: PoolSpec, case: Support) -> None:
-        setup = harness.rig(pool, pages=ROUND)
+        kind = tight.any_sample().kind
+        pool = tight.sample(kind, page_bytes=PAGE_BYTES, name="full").pool()
+        setup = tight.rig(pool, pages=ROUND)
         taken: list[list[str]] = []
         full = False
         for turn in range(MOST_ROUNDS):
@@ -208,13 +186,10 @@ class LimitTests:
             )
 
     @contract_test(one_sample)
-    def test_a_call_after_a_timeout_gets_its_own_bytes(
-        self, harness: Harness, case: Sample
-    ) -> None:
-        setup = harness.rig(case.pool())
+    def test_a_call_after_a_timeout_gets_its_own_bytes(self, rig: Setup) -> None:
         pages = page_hashes(16)
-        setup.stored(pages)
+        rig.stored(pages)
         for turn in range(4):
             # What comes late must not be taken for the next answer.
-            setup.get(pages[turn : turn + 4], deadline_s=time.monotonic() - 0.001)
-            setup.loaded(pages[8 + turn : 12 + turn])
+            rig.get(pages[turn : turn + 4], deadline_s=time.monotonic() - 0.001)
+            rig.loaded(pages[8 + turn : 12 + turn])

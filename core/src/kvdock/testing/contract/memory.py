@@ -11,7 +11,7 @@ from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.plugin.manifest import Capability, Support
 from kvdock.pools.shard import Shard
 from kvdock.routing.verdicts import RouteRequirements, from_manifest
-from kvdock.testing.cases import contract_test, graded, one_sample
+from kvdock.testing.cases import contract_test, graded
 from kvdock.testing.samples import Sample, page_hashes
 
 if TYPE_CHECKING:
@@ -21,15 +21,6 @@ if TYPE_CHECKING:
 PAGES = page_hashes(6)
 NBYTES = 12345
 JUNK = 0x5A
-
-
-def some_sample(harness: Harness) -> Sample:
-    """Return a pool with bytes, or skip."""
-    (case,) = one_sample(harness.backend.manifest)
-    if case.skip:
-        pytest.skip(case.skip)
-    sample: Sample = case.value
-    return sample
 
 
 def takes_any(harness: Harness, sample: Sample) -> bool:
@@ -56,7 +47,7 @@ class MemoryTests:
     def test_memory_is_brought_where_no_other_will_do(
         self, harness: Harness, case: Support
     ) -> None:
-        sample = some_sample(harness)
+        sample = harness.any_sample()
         any_memory = takes_any(harness, sample)
         assert case or any_memory, "its verdict says what its manifest denies"
         memory = allocated(harness)
@@ -77,7 +68,7 @@ class MemoryTests:
     def test_memory_that_was_given_back_stays_until_its_pool_is_released(
         self, harness: Harness, case: Support
     ) -> None:
-        sample = some_sample(harness)
+        sample = harness.any_sample()
         if not case or takes_any(harness, sample):
             pytest.skip("with these settings any memory will do")
         setup = harness.rig(sample.pool())

@@ -10,7 +10,7 @@ import pytest
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock.hits import evaluate
 from kvdock.testing.cases import Case, contract_test, limited, one_sample, samples
-from kvdock.testing.harness import Harness, spelled
+from kvdock.testing.harness import Harness, Setup, spelled
 from kvdock.testing.routes import ANCHOR
 from kvdock.testing.samples import Sample, page_hash, page_hashes
 
@@ -43,15 +43,12 @@ class PageTests:
     """Stored pages are loaded whole, in their place, and nothing else is."""
 
     @contract_test(samples(layouts=True, shardings=True))
-    def test_pages_come_back_as_they_were_stored(
-        self, harness: Harness, case: Sample
-    ) -> None:
-        setup = harness.rig(case.pool())
-        setup.stored(page_hashes(7))
-        assert setup.exists(page_hashes(7)).all()
-        setup.loaded(page_hashes(7))
-        setup.loaded(page_hashes(7)[::-1])
-        setup.loaded(page_hashes(1))
+    def test_pages_come_back_as_they_were_stored(self, rig: Setup) -> None:
+        rig.stored(page_hashes(7))
+        assert rig.exists(page_hashes(7)).all()
+        rig.loaded(page_hashes(7))
+        rig.loaded(page_hashes(7)[::-1])
+        rig.loaded(page_hashes(1))
 
     @contract_test(samples())
     def test_pages_of_odd_sizes_come_back(self, harness: Harness, case: Sample) -> None:
@@ -79,14 +76,11 @@ class PageTests:
             setup.release()
 
     @contract_test(one_sample)
-    def test_an_empty_batch_has_an_empty_answer(
-        self, harness: Harness, case: Sample
-    ) -> None:
-        setup = harness.rig(case.pool())
-        assert setup.put([]).size == 0
-        assert setup.get([]).size == 0
-        assert setup.exists([]).size == 0
-        assert setup.delete([]).size == 0
+    def test_an_empty_batch_has_an_empty_answer(self, rig: Setup) -> None:
+        assert rig.put([]).size == 0
+        assert rig.get([]).size == 0
+        assert rig.exists([]).size == 0
+        assert rig.delete([]).size == 0
 
     @contract_test(one_sample)
     def test_a_batch_of_many_pages_is_answered_whole(
@@ -105,10 +99,8 @@ class PageTests:
     def test_a_batch_of_the_largest_size_is_taken(
         self, harness: Harness, case: int
     ) -> None:
-        (sample,) = one_sample(harness.backend.manifest)
-        if sample.skip:
-            pytest.skip(sample.skip)
-        setup = harness.rig(sample.value.pool())
+        setup = harness.plain()
+
         keys = setup.keys(page_hashes(case))[:case]
         result = setup.call(Batch(Operation.EXISTS, keys, deadline_s=setup.until()))
         assert (result.outcomes == Outcome.ABSENT).all(), spelled(result.outcomes)
@@ -117,40 +109,32 @@ class PageTests:
     def test_a_batch_of_the_largest_size_moves_its_bytes(
         self, harness: Harness, case: int
     ) -> None:
-        (sample,) = one_sample(harness.backend.manifest)
-        if sample.skip:
-            pytest.skip(sample.skip)
+        sample = harness.any_sample()
         if case > MOST_KEYS_MOVED:
             pytest.skip(f"{case} pages are more than this test has time for")
-        tiny = harness.sample(sample.value.kind, page_bytes=24, name="tiny")
+        tiny = harness.sample(sample.kind, page_bytes=24, name="tiny")
         setup = harness.rig(tiny.pool(), pages=case)
         setup.stored(page_hashes(case))
         setup.loaded(page_hashes(case))
 
     @contract_test(one_sample)
-    def test_a_key_twice_in_a_batch_is_answered_twice(
-        self, harness: Harness, case: Sample
-    ) -> None:
-        setup = harness.rig(case.pool())
+    def test_a_key_twice_in_a_batch_is_answered_twice(self, rig: Setup) -> None:
         first, second = page_hashes(2)
-        setup.stored([first, second, first])
-        assert setup.exists([first, first, page_hash("no"), second]).tolist() == [
+        rig.stored([first, second, first])
+        assert rig.exists([first, first, page_hash("no"), second]).tolist() == [
             True,
             True,
             False,
             True,
         ]
-        setup.loaded([first, second, first, first])
+        rig.loaded([first, second, first, first])
 
     @contract_test(samples())
-    def test_a_missing_key_does_not_shift_the_others(
-        self, harness: Harness, case: Sample
-    ) -> None:
-        setup = harness.rig(case.pool())
+    def test_a_missing_key_does_not_shift_the_others(self, rig: Setup) -> None:
         pages = page_hashes(8)
         there = np.array([1, 0, 1, 1, 0, 0, 1, 1], np.bool_)
-        setup.stored([page for page, has in zip(pages, there, strict=True) if has])
-        outcomes = setup.get(pages)
+        rig.stored([page for page, has in zip(pages, there, strict=True) if has])
+        outcomes = rig.get(pages)
         assert ((outcomes == Outcome.OK).all(axis=1) == there).all(), (
             f"asked for stored {there.astype(int)}, got {outcomes.tolist()}"
         )
@@ -167,11 +151,8 @@ class PageTests:
             assert found == there, f"stored {there}, found {found}"
 
     @contract_test(one_sample)
-    def test_absent_is_the_word_for_what_was_never_stored(
-        self, harness: Harness, case: Sample
-    ) -> None:
-        setup = harness.rig(case.pool())
-        for outcomes in (setup.get(page_hashes(3)), setup.get(page_hashes(3, "again"))):
+    def test_absent_is_the_word_for_what_was_never_stored(self, rig: Setup) -> None:
+        for outcomes in (rig.get(page_hashes(3)), rig.get(page_hashes(3, "again"))):
             assert (outcomes == Outcome.ABSENT).all(), spelled(outcomes)
 
     @contract_test(samples(policies=True))

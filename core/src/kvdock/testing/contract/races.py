@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvdock.batch import Outcome
-from kvdock.plugin.manifest import Scope, Support
+from kvdock.plugin.manifest import Scope
 from kvdock.testing.cases import claimed, contract_test, one_sample, reaching
 from kvdock.testing.harness import Harness, spelled
 from kvdock.testing.samples import Sample, page_hashes
 from kvdock.testing.workers import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from kvdock.testing.harness import Setup
 
@@ -59,15 +59,6 @@ def together(*jobs: Callable[[], None]) -> None:
         raise raised[0]
 
 
-def sample_of(harness: Harness) -> Sample:
-    """Return a plain sample that the backend takes."""
-    (case,) = one_sample(harness.backend.manifest)
-    if case.skip:
-        pytest.skip(case.skip)
-    found: Sample = case.value
-    return found
-
-
 class RaceTests:
     """Concurrent calls never return wrong bytes."""
 
@@ -76,19 +67,16 @@ class RaceTests:
         setup = harness.rig(case.pool(), pages=48)
         twins = setup.divided(3)
 
-        def work(twin: Setup, label: str) -> Callable[[], None]:
-            def job() -> None:
-                for turn in range(harness.scale.count(ROUNDS, least=3)):
-                    own = page_hashes(4, f"{label} {turn}")
-                    twin.stored(own)
-                    twin.put(PAGES)
-                    twin.loaded(own)
-                    twin.get(PAGES)
-                    twin.exists(PAGES + own)
+        def work(twin: Setup, label: int) -> None:
+            for turn in range(harness.scale.count(ROUNDS, least=3)):
+                own = page_hashes(4, f"{label} {turn}")
+                twin.stored(own)
+                twin.put(PAGES)
+                twin.loaded(own)
+                twin.get(PAGES)
+                twin.exists(PAGES + own)
 
-            return job
-
-        together(*(work(twin, str(at)) for at, twin in enumerate(twins)))
+        together(*(partial(work, twin, at) for at, twin in enumerate(twins)))
 
     @contract_test(one_sample)
     def test_a_page_that_is_forgotten_while_it_is_read_is_right_or_missing(
@@ -118,7 +106,7 @@ class RaceTests:
     def test_a_clear_beside_other_calls_breaks_none_of_them(
         self, harness: Harness, case: Scope
     ) -> None:
-        pool = sample_of(harness).pool()
+        pool = harness.any_sample().pool()
         if case is Scope.NAMESPACE:
             # The more a clear has to leave alone, the longer it looks.
             others = harness.scale.count(400, least=40)
@@ -146,13 +134,9 @@ class RaceTests:
 
     @contract_test(claimed("eviction"))
     def test_a_page_that_is_evicted_while_it_is_read_is_right_or_missing(
-        self, harness: Harness, small: Mapping[str, object] | None, case: Support
+        self, tight: Harness
     ) -> None:
-        del case
-        if small is None:
-            pytest.skip("the author gives no `small` settings of a store soon full")
-        tight = harness.over(small)
-        kind = sample_of(harness).kind
+        kind = tight.any_sample().kind
         pool = tight.sample(kind, page_bytes=16384, name="tight").pool()
         reader, writer = tight.rig(pool, pages=32).divided(2)
         stop = threading.Event()
@@ -160,7 +144,7 @@ class RaceTests:
 
         def write() -> None:
             try:
-                for turn in range(harness.scale.count(8 * ROUNDS, least=16)):
+                for turn in range(tight.scale.count(8 * ROUNDS, least=16)):
                     written.append(page_hashes(8, turn))
                     writer.put(written[-1])
             finally:
@@ -172,17 +156,11 @@ class RaceTests:
                 for pages in written[:-33:-1]:
                     reader.get(pages)
 
-        try:
-            together(write, read)
-        finally:
-            tight.close()
+        together(write, read)
 
     @contract_test(reaching("sharing", Scope.PROCESS), proves="sharing")
-    def test_two_handles_find_each_others_pages(
-        self, harness: Harness, case: Scope
-    ) -> None:
-        del case
-        pool = sample_of(harness).pool()
+    def test_two_handles_find_each_others_pages(self, harness: Harness) -> None:
+        pool = harness.any_sample().pool()
         one, two = harness.rig(pool), harness.rig(pool)
         one.stored(PAGES[:3])
         two.loaded_soon(PAGES[:3])
@@ -192,11 +170,8 @@ class RaceTests:
         two.loaded(PAGES)
 
     @contract_test(reaching("sharing", Scope.HOST), proves="sharing")
-    def test_two_processes_find_each_others_pages(
-        self, harness: Harness, case: Scope
-    ) -> None:
-        del case
-        sample = sample_of(harness)
+    def test_two_processes_find_each_others_pages(self, harness: Harness) -> None:
+        sample = harness.any_sample()
         setup = harness.rig(sample.pool())
         worker = Worker.start(harness)
         try:
@@ -210,10 +185,9 @@ class RaceTests:
 
     @contract_test(reaching("sharing", Scope.HOST))
     def test_processes_that_store_the_same_pages_do_not_tear_them(
-        self, harness: Harness, case: Scope
+        self, harness: Harness
     ) -> None:
-        del case
-        sample = sample_of(harness)
+        sample = harness.any_sample()
         setup = harness.rig(sample.pool())
         worker = Worker.start(harness)
         worker.attach(sample)
@@ -247,10 +221,7 @@ class RaceTests:
         )
 
     @contract_test(reaching("durability", Scope.PROCESS), proves="durability")
-    def test_pages_outlive_the_process_that_stored_them(
-        self, harness: Harness, case: Scope
-    ) -> None:
-        del case
+    def test_pages_outlive_the_process_that_stored_them(self, harness: Harness) -> None:
         sample, worker = self._stored_elsewhere(harness)
         worker.end()
         setup = harness.rig(sample.pool())
@@ -258,10 +229,7 @@ class RaceTests:
         setup.loaded(PAGES)
 
     @contract_test(reaching("durability", Scope.PROCESS))
-    def test_pages_outlive_a_process_that_is_killed(
-        self, harness: Harness, case: Scope
-    ) -> None:
-        del case
+    def test_pages_outlive_a_process_that_is_killed(self, harness: Harness) -> None:
         sample, worker = self._stored_elsewhere(harness)
         worker.ask("write_for_ever", hashes=page_hashes(6, "more"))
         # No release comes before it: what is OK is kept, and the rest in one piece.
@@ -274,7 +242,7 @@ class RaceTests:
     @staticmethod
     def _stored_elsewhere(harness: Harness) -> tuple[Sample, Worker]:
         """Let another process store the pages."""
-        sample = sample_of(harness)
+        sample = harness.any_sample()
         worker = Worker.start(harness)
         worker.attach(sample)
         stored = worker.ask("put", hashes=PAGES)

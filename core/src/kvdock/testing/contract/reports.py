@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvdock.batch import Outcome
-from kvdock.testing.cases import claimed, contract_test, one_sample
-from kvdock.testing.samples import Sample, page_hashes
+from kvdock.testing.cases import claimed, contract_test
+from kvdock.testing.samples import page_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from kvdock.capacity import Capacity
-    from kvdock.plugin.manifest import Support
     from kvdock.testing.harness import Harness, Setup
 
 PAGE_BYTES = 16384
@@ -31,11 +29,6 @@ SOON_S = 5.0
 then."""
 
 
-def capacity_of(setup: Setup) -> Capacity | None:
-    """Ask how full the store is."""
-    return setup.backend.capacity(setup.handle)
-
-
 def removed_soon(setup: Setup, wanted: int) -> list[str]:
     """Ask which keys are gone, until there are as many as wanted, for a moment."""
     deadline = setup.until(SOON_S)
@@ -44,15 +37,6 @@ def removed_soon(setup: Setup, wanted: int) -> list[str]:
         time.sleep(0.02)
         found += setup.backend.removed(setup.handle, TRACKED)
     return found
-
-
-def some_sample(harness: Harness) -> Sample:
-    """Return a pool that the backend takes, or skip."""
-    (found,) = one_sample(harness.backend.manifest)
-    if found.skip:
-        pytest.skip(found.skip)
-    sample: Sample = found.value
-    return sample
 
 
 def delete(setup: Setup, pages: Sequence[str]) -> None:
@@ -66,42 +50,34 @@ class ReportTests:
 
     @contract_test(claimed("touch"), proves="touch")
     def test_pages_that_an_engine_uses_stay_while_others_are_evicted(
-        self, harness: Harness, small: Mapping[str, object] | None, case: Support
+        self, tight: Harness
     ) -> None:
-        assert case
-        if small is None:
-            pytest.skip("the author gives no `small` settings of a store soon full")
-        kind = some_sample(harness).kind
-        tight = harness.over(small)
-        pool = harness.sample(kind, page_bytes=PAGE_BYTES, name="used").pool()
+        kind = tight.any_sample().kind
+        pool = tight.sample(kind, page_bytes=PAGE_BYTES, name="used").pool()
         used, other = page_hashes(ROUND, "used"), page_hashes(ROUND, "other")
-        try:
-            setup = tight.rig(pool, pages=ROUND)
-            setup.stored(used)
-            setup.stored(other)
-            for turn in range(MOST_ROUNDS):
-                setup.put(page_hashes(ROUND, turn))
-                setup.backend.touch(setup.handle, setup.keys(used))
-                # Ever more rarely: a look may count as a use.
-                if not turn & (turn + 1) and not setup.exists(other).any():
-                    break
-            else:
-                pytest.fail("a small store has not evicted pages that are not used")
-            stayed = int(setup.exists(used).sum())
-            # Where an order of use is kept by samples, a few may go.
-            assert stayed > ROUND // 2, (
-                f"{ROUND - stayed} of {ROUND} pages were evicted, although they were "
-                "used after all others"
-            )
-        finally:
-            tight.close()
+        setup = tight.rig(pool, pages=ROUND)
+        setup.stored(used)
+        setup.stored(other)
+        for turn in range(MOST_ROUNDS):
+            setup.put(page_hashes(ROUND, turn))
+            setup.backend.touch(setup.handle, setup.keys(used))
+            # Ever more rarely: a look may count as a use.
+            if not turn & (turn + 1) and not setup.exists(other).any():
+                break
+        else:
+            pytest.fail("a small store has not evicted pages that are not used")
+        stayed = int(setup.exists(used).sum())
+        # Where an order of use is kept by samples, a few may go.
+        assert stayed > ROUND // 2, (
+            f"{ROUND - stayed} of {ROUND} pages were evicted, although they were "
+            "used after all others"
+        )
 
     @contract_test(claimed("touch"))
     def test_use_of_pages_that_are_not_there_counts_for_nothing(
-        self, harness: Harness, case: Support
+        self, harness: Harness
     ) -> None:
-        assert case
-        setup = harness.rig(some_sample(harness).pool())
+        setup = harness.plain()
         there, never = page_hashes(4, "there"), page_hashes(4, "never")
         setup.stored(there)
         setup.backend.touch(setup.handle, setup.keys([*never, *there, *never]))
@@ -113,10 +89,9 @@ class ReportTests:
 
     @contract_test(claimed("removed"), proves="removed")
     def test_removed_pages_are_reported_once_and_others_never(
-        self, harness: Harness, case: Support
+        self, harness: Harness
     ) -> None:
-        assert case
-        setup = harness.rig(some_sample(harness).pool())
+        setup = harness.plain()
         setup.backend.removed(setup.handle, TRACKED)
         stay, go = page_hashes(4, "stay"), page_hashes(4, "go")
         setup.stored(stay)
@@ -135,10 +110,9 @@ class ReportTests:
 
     @contract_test(claimed("removed"))
     def test_no_more_pages_are_tracked_than_were_asked_for(
-        self, harness: Harness, case: Support
+        self, harness: Harness
     ) -> None:
-        assert case
-        setup = harness.rig(some_sample(harness).pool())
+        setup = harness.plain()
         setup.backend.removed(setup.handle, setup.objects * 2)
         pages = page_hashes(6)
         for page in pages:
@@ -155,13 +129,12 @@ class ReportTests:
 
     @contract_test(claimed("capacity"), proves="capacity")
     def test_room_that_is_reported_is_that_of_all_pools_of_a_store(
-        self, harness: Harness, case: Support
+        self, harness: Harness
     ) -> None:
-        assert case
-        kind = some_sample(harness).kind
+        kind = harness.any_sample().kind
         pools = [harness.sample(kind, name=name).pool() for name in ("one", "two")]
         one, two = harness.attach(pools)
-        before = capacity_of(one)
+        before = one.backend.capacity(one.handle)
         if before is None:
             pytest.skip("it does not report how full it is")
         assert before.used_bytes >= 0
@@ -171,7 +144,7 @@ class ReportTests:
         nbytes = sum(stored.nbytes for stored in two.region.objects) * len(pages)
         deadline = two.until(SOON_S)
         while time.monotonic() < deadline:
-            after = capacity_of(one)
+            after = one.backend.capacity(one.handle)
             if after is None or after.used_bytes >= nbytes:
                 break
             time.sleep(0.02)

@@ -8,7 +8,7 @@ import attrs
 
 from kvdock.plugin.manifest import Manifest, Scope, Support
 from kvdock.pools.enums import Layout, PoolKind, Sharding
-from kvdock.pools.shard import Shard
+from kvdock.pools.shard import Shard, every_shard
 from kvdock.testing.cases import Case, contract_test, graded_by_kind, samples
 from kvdock.testing.contract.declared import only_route
 from kvdock.testing.samples import HEADS, Sample, page_hashes
@@ -20,21 +20,6 @@ if TYPE_CHECKING:
     from kvdock.testing.harness import Harness, Setup
 
 PAGES = page_hashes(3)
-
-
-def ranks(size: int) -> list[Shard]:
-    """Return all tensor-parallel ranks of a deployment."""
-    return [Shard(tp_rank=rank, tp_size=size) for rank in range(size)]
-
-
-def dcp_ranks(tp_size: int, dcp_size: int) -> list[Shard]:
-    """Return all ranks of a deployment that divides pages by token."""
-    return [
-        Shard(
-            tp_rank=rank, tp_size=tp_size, dcp_rank=rank % dcp_size, dcp_size=dcp_size
-        )
-        for rank in range(tp_size)
-    ]
 
 
 def write_all(harness: Harness, pool: PoolSpec, shards: Iterable[Shard]) -> list[Setup]:
@@ -105,7 +90,7 @@ class RankTests:
     ) -> None:
         for size in (2, 4, 2 * HEADS):
             by_token = case.sharding is Sharding.DCP
-            shards = dcp_ranks(size, 2) if by_token else ranks(size)
+            shards = every_shard(tp_size=size, dcp_size=2 if by_token else 1)
             sample = attrs.evolve(case, name=f"{case.kind}_tp{size}")
             for setup in write_all(harness, sample.pool(), shards):
                 setup.loaded_soon(PAGES)
@@ -124,9 +109,9 @@ class RankTests:
             assert "split" in route.reason
             return
         # Where the manifest's own limits are in the way, this skips.
-        write_all(harness, sample.pool(), ranks(4))
-        for shards in (ranks(1), ranks(2), ranks(4)):
-            for shard in shards:
+        write_all(harness, sample.pool(), every_shard(tp_size=4))
+        for size in (1, 2, 4):
+            for shard in every_shard(tp_size=size):
                 harness.rig(sample.pool(), shard, pages=4).loaded_soon(PAGES)
 
     @contract_test(_split_or_skip)
@@ -159,12 +144,13 @@ class RankTests:
 
     @contract_test(draft_on_latent)
     def test_an_mha_draft_on_an_mla_target_is_whole_on_every_rank(
-        self, harness: Harness, case: None
+        self, harness: Harness
     ) -> None:
-        del case
         target = harness.sample(PoolKind.MLA, name="kv").pool()
         draft = harness.sample(PoolKind.MHA, name="draft", draft=True).pool()
-        attached = [harness.attach([target, draft], shard) for shard in ranks(4)]
+        attached = [
+            harness.attach([target, draft], shard) for shard in every_shard(tp_size=4)
+        ]
         for kv, heads in attached:
             if kv.pool.writes(kv.config.shard):
                 kv.stored(PAGES)
@@ -180,19 +166,13 @@ class RankTests:
     ) -> None:
         if case.sharding is Sharding.DCP:
             case = attrs.evolve(case, sharding=None)
-        stages = [
-            Shard(pp_rank=rank, pp_size=2, layers=layers)
-            for rank, layers in enumerate(((0, 2), (2, 4)))
-        ]
+        stages = every_shard(stages=((0, 2), (2, 4)))
         rigs = write_all(harness, case.pool(), stages)
         for setup in rigs:
             setup.loaded_soon(PAGES)
 
     @contract_test(logical)
-    def test_a_logical_anchor_marks_pages_without_bytes(
-        self, harness: Harness, case: None
-    ) -> None:
-        del case
+    def test_a_logical_anchor_marks_pages_without_bytes(self, harness: Harness) -> None:
         setup = harness.rig(harness.sample(PoolKind.LOGICAL, name="mark").pool())
         setup.stored([PAGES[0], PAGES[2]])
         assert setup.exists(PAGES).tolist() == [True, False, True]

@@ -17,7 +17,7 @@ from kvdock.testing.contract.final_tests import (
     check_seal,
     contract_of,
 )
-from kvdock.testing.harness import Harness
+from kvdock.testing.harness import Harness, Setup
 from kvdock.testing.loading import load_backend
 from kvdock.testing.scale import Scale
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from kvdock.plugin.backend import Backend
     from kvdock.testing.oracles import Oracle
+    from kvdock.testing.samples import Sample
 
 
 class Suite:
@@ -77,6 +78,29 @@ class Suite:
         finally:
             harness.close()
 
+    @pytest.fixture
+    def tight(
+        self, harness: Harness, small: Mapping[str, object] | None
+    ) -> Iterator[Harness]:
+        """Attach pools to a store that is soon full, or skip."""
+        if small is None:
+            pytest.skip("the author gives no `small` settings of a store soon full")
+        tight = harness.over(small)
+        try:
+            yield tight
+        finally:
+            tight.close()
+
+    @pytest.fixture(autouse=True)
+    def case(self) -> object:
+        """Stand for the case of a test that every backend runs once."""
+        return None
+
+    @pytest.fixture
+    def rig(self, harness: Harness, case: Sample) -> Setup:
+        """Attach the sample pool that is the case of a test."""
+        return harness.rig(case.pool())
+
     @classmethod
     def backend(cls) -> Backend:
         """Load the plugin under test, once for each class.
@@ -108,7 +132,7 @@ class Suite:
         check_collected(metafunc.definition)
         test = contract_of(type(self)).get(metafunc.function.__name__)
         choose = chooser_of(test)
-        if choose is None or "case" not in metafunc.fixturenames:
+        if choose is None:
             return
         manifest = type(self).backend().manifest
         metafunc.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,11 @@ from kvdock.testing.oracles import Fails, Oracle
 from kvdock.testing.samples import page_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from kvdock.arrays import OutcomeArray
     from kvdock.plugin.manifest import Manifest
+
+Failing = Callable[[object, str, Fails], AbstractContextManager[None]]
+"""What an oracle lets fail; see `Oracle.failing`."""
 
 ONE_IN = 3
 FAILING_ROUNDS = 24
@@ -37,8 +38,9 @@ BACK_S = 5.0
 def parts(manifest: Manifest) -> Iterable[Case]:
     """Run for pages and for what says where they lie."""
     (sample,) = one_sample(manifest)
+    (eviction,) = graded("eviction")(manifest)
     for part in ("data", "index"):
-        yield Case(part, part, sample.skip)
+        yield Case(part, part, sample.skip or eviction.skip)
 
 
 class WriteFaultTests:
@@ -46,107 +48,76 @@ class WriteFaultTests:
 
     @contract_test(parts)
     def test_puts_come_back_after_writes_that_failed_now_and_then(
-        self,
-        harness: Harness,
-        small: Mapping[str, object] | None,
-        oracle: Oracle | None,
-        case: str,
+        self, failing: Failing, tight: Harness, case: str
     ) -> None:
-        tight = _tight(harness, small, oracle)
-        assert oracle
-        try:
-            setup = _rig(tight)
-            calls = 0
+        setup = _rig(tight)
+        calls = 0
 
-            def fails(place: str) -> bool:
-                nonlocal calls
-                del place
-                calls += 1
-                return calls % ONE_IN == 0
+        def fails(place: str) -> bool:
+            nonlocal calls
+            del place
+            calls += 1
+            return calls % ONE_IN == 0
 
-            with _failing(oracle, setup, case, fails):
-                for turn in range(FAILING_ROUNDS):
-                    _round(setup, f"failing {turn}")
-            assert calls >= ONE_IN, f"the oracle saw no write of {case}"
-            deadline = setup.until(BACK_S)
-            turn = 0
-            while (put := _round(setup, f"after {turn}")).any():
-                assert time.monotonic() < deadline, (
-                    f"writes of {case} failed for a while, and long after the last "
-                    f"one puts are still answered {spelled(put)}"
-                )
-                time.sleep(0.02)
-                turn += 1
-            for turn in range(ROUNDS // 4):
-                put = _round(setup, f"back {turn}")
-                assert not put.any(), f"after a good put: {spelled(put)}"
-        finally:
-            tight.close()
+        with failing(setup.handle, case, fails):
+            for turn in range(FAILING_ROUNDS):
+                _round(setup, f"failing {turn}")
+        assert calls >= ONE_IN, f"the oracle saw no write of {case}"
+        deadline = setup.until(BACK_S)
+        turn = 0
+        while (put := _round(setup, f"after {turn}")).any():
+            assert time.monotonic() < deadline, (
+                f"writes of {case} failed for a while, and long after the last "
+                f"one puts are still answered {spelled(put)}"
+            )
+            time.sleep(0.02)
+            turn += 1
+        for turn in range(ROUNDS // 4):
+            put = _round(setup, f"back {turn}")
+            assert not put.any(), f"after a good put: {spelled(put)}"
 
     @contract_test(parts)
     def test_one_place_that_always_fails_leaves_the_others_in_use(
-        self,
-        harness: Harness,
-        small: Mapping[str, object] | None,
-        oracle: Oracle | None,
-        case: str,
+        self, failing: Failing, tight: Harness, case: str
     ) -> None:
-        tight = _tight(harness, small, oracle)
-        assert oracle
         first: list[str] = []
 
         def fails(place: str) -> bool:
             first.append(place)
             return place == first[0]
 
-        try:
+        setup = _rig(tight)
+        for start in ("first", "second"):  # a restart meets the same place
+            with failing(setup.handle, case, fails):
+                short = [
+                    turn
+                    for turn in range(ROUNDS)
+                    if _round(setup, f"{start} {turn}").any()
+                ]
+            assert first, f"the oracle saw no write of {case}"
+            # It may be tried again now and then, and not by every put.
+            assert len(short) <= ROUNDS // 8, (
+                f"one place of {case} cannot be written, and {len(short)} of "
+                f"{ROUNDS} puts of the {start} start were not stored whole"
+            )
+            setup.release()
+            tight.forget(setup)
             setup = _rig(tight)
-            for start in ("first", "second"):  # a restart meets the same place
-                with _failing(oracle, setup, case, fails):
-                    short = [
-                        turn
-                        for turn in range(ROUNDS)
-                        if _round(setup, f"{start} {turn}").any()
-                    ]
-                assert first, f"the oracle saw no write of {case}"
-                # It may be tried again now and then, and not by every put.
-                assert len(short) <= ROUNDS // 8, (
-                    f"one place of {case} cannot be written, and {len(short)} of "
-                    f"{ROUNDS} puts of the {start} start were not stored whole"
-                )
-                setup.release()
-                tight.forget(setup)
-                setup = _rig(tight)
-        finally:
-            tight.close()
 
-
-def _tight(
-    harness: Harness, small: Mapping[str, object] | None, oracle: Oracle | None
-) -> Harness:
-    """Return a harness over a small store, or skip."""
-    if oracle is None:
-        pytest.skip("the author gives no oracle")
-    if type(oracle).failing is Oracle.failing:
-        pytest.skip("the oracle cannot let writes fail")
-    if small is None:
-        pytest.skip("the author gives no `small` settings of a store soon full")
-    (eviction,) = graded("eviction")(harness.backend.manifest)
-    if eviction.skip:
-        pytest.skip(eviction.skip)
-    return harness.over(small)
+    @pytest.fixture
+    def failing(self, oracle: Oracle | None) -> Failing:
+        """Return what lets writes fail, or skip."""
+        if oracle is None:
+            pytest.skip("the author gives no oracle")
+        if type(oracle).failing is Oracle.failing:
+            pytest.skip("the oracle cannot let writes fail")
+        return oracle.failing
 
 
 def _rig(harness: Harness) -> Setup:
-    (case,) = one_sample(harness.backend.manifest)
-    pool = harness.sample(case.value.kind, page_bytes=PAGE_BYTES, name="faults").pool()
+    kind = harness.any_sample().kind
+    pool = harness.sample(kind, page_bytes=PAGE_BYTES, name="faults").pool()
     return harness.rig(pool, pages=ROUND)
-
-
-def _failing(
-    oracle: Oracle, setup: Setup, part: str, fails: Fails
-) -> AbstractContextManager[None]:
-    return oracle.failing(setup.handle, part, fails)
 
 
 def _round(setup: Setup, label: str) -> OutcomeArray:

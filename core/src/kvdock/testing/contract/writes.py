@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 
 from kvdock.batch import Outcome
 from kvdock.plugin.manifest import Scope
@@ -32,65 +31,49 @@ def _kept_cases(manifest: Manifest) -> Iterable[Case]:
     yield Case(case.id, case.value, case.skip or skip)
 
 
-def plain(harness: Harness, model: str = "model-a") -> Setup:
-    """Attach a plain pool of the first declared kind."""
-    case = next(iter(one_sample(harness.backend.manifest)))
-    if case.skip:
-        pytest.skip(case.skip)
-    return harness.rig(case.value.pool(), model=model)
-
-
 class WriteTests:
     """OK means stored; a stored key keeps its bytes until it is deleted."""
 
     @contract_test(samples())
-    def test_a_successful_put_can_be_found_and_loaded(
-        self, harness: Harness, case: Sample
-    ) -> None:
-        setup = harness.rig(case.pool())
+    def test_a_successful_put_can_be_found_and_loaded(self, rig: Setup) -> None:
         pages = page_hashes(9)
-        outcomes = setup.put(pages)
+        outcomes = rig.put(pages)
         taken = (outcomes == Outcome.OK).all(axis=1)
-        assert (setup.exists(pages) >= taken).all(), "OK, but not found"
-        loaded = (setup.get(pages) == Outcome.OK).all(axis=1)
+        assert (rig.exists(pages) >= taken).all(), "OK, but not found"
+        loaded = (rig.get(pages) == Outcome.OK).all(axis=1)
         assert (loaded >= taken).all(), "OK, but not loaded"
 
     @contract_test(one_sample)
-    def test_putting_again_is_harmless(self, harness: Harness, case: Sample) -> None:
-        setup = harness.rig(case.pool())
+    def test_putting_again_is_harmless(self, rig: Setup) -> None:
         pages = page_hashes(4)
         for _ in range(3):
-            setup.stored(pages)
-            setup.loaded(pages)
+            rig.stored(pages)
+            rig.loaded(pages)
 
     @contract_test(one_sample)
-    def test_a_stored_key_keeps_its_bytes(self, harness: Harness, case: Sample) -> None:
-        setup = harness.rig(case.pool())
+    def test_a_stored_key_keeps_its_bytes(self, rig: Setup) -> None:
         old, new = page_hashes(4)[:3], page_hashes(4)
-        setup.stored(old, seed=1)
-        outcomes = setup.put(new, seed=2)
+        rig.stored(old, seed=1)
+        outcomes = rig.put(new, seed=2)
         assert (outcomes == Outcome.OK).all(), spelled(outcomes)
-        setup.loaded(old, seed=1)
-        setup.loaded(new[3:], seed=2)
+        rig.loaded(old, seed=1)
+        rig.loaded(new[3:], seed=2)
 
     @contract_test(one_sample)
-    def test_a_deleted_page_is_gone_and_can_be_stored_again(
-        self, harness: Harness, case: Sample
-    ) -> None:
-        setup = harness.rig(case.pool())
+    def test_a_deleted_page_is_gone_and_can_be_stored_again(self, rig: Setup) -> None:
         pages = page_hashes(4)
-        setup.stored(pages, seed=1)
-        outcomes = setup.delete(pages[:2])
+        rig.stored(pages, seed=1)
+        outcomes = rig.delete(pages[:2])
         if (outcomes == Outcome.REFUSED).all():
-            setup.loaded(pages, seed=1)
+            rig.loaded(pages, seed=1)
             return
         assert (outcomes == Outcome.OK).all(), spelled(outcomes)
-        found = setup.exists(pages).tolist()
+        found = rig.exists(pages).tolist()
         assert found == [False, False, True, True], f"two of four deleted, {found}"
-        assert (setup.get(pages[:2]) == Outcome.ABSENT).all()
-        setup.stored(pages[:2], seed=2)
-        setup.loaded(pages[:2], seed=2)
-        setup.loaded(pages[2:], seed=1)
+        assert (rig.get(pages[:2]) == Outcome.ABSENT).all()
+        rig.stored(pages[:2], seed=2)
+        rig.loaded(pages[:2], seed=2)
+        rig.loaded(pages[2:], seed=1)
 
     @contract_test(one_sample)
     def test_more_pages_are_deleted_than_one_batch_takes(
@@ -112,50 +95,40 @@ class WriteTests:
         assert left[-2:].all(), "pages that were not to be deleted are gone"
 
     @contract_test(_kept_cases)
-    def test_pages_stay_where_nothing_is_evicted(
-        self, harness: Harness, case: Sample
-    ) -> None:
+    def test_pages_stay_where_nothing_is_evicted(self, rig: Setup) -> None:
         # Nothing looks at them meanwhile: each look may count as a use.
-        setup = harness.rig(case.pool())
-        setup.stored(page_hashes(5))
+        rig.stored(page_hashes(5))
         end = time.monotonic() + STAYS_S
         while (rest_s := end - time.monotonic()) > 0:
             time.sleep(rest_s)
-        assert setup.exists(page_hashes(5)).all(), (
+        assert rig.exists(page_hashes(5)).all(), (
             f"pages are gone after {STAYS_S:.0f} s, although it declares no eviction "
             "and nothing was deleted"
         )
-        setup.loaded(page_hashes(5))
+        rig.loaded(page_hashes(5))
 
     @contract_test(reaching("sharing", Scope.PROCESS))
     def test_what_was_forgotten_is_not_found_by_those_who_attach_later(
-        self, harness: Harness, case: Scope
+        self, harness: Harness
     ) -> None:
-        del case
-        one = plain(harness)
+        one = harness.plain()
         one.stored(page_hashes(4))
         deleted = bool((one.delete(page_hashes(2)) == Outcome.OK).all())
-        later = plain(harness)
+        later = harness.plain()
         assert later.exists(page_hashes(4)).tolist() == [not deleted] * 2 + [True] * 2
         later.loaded(page_hashes(4)[2:])
         if one.clear() is Outcome.OK:
-            assert not plain(harness).exists(page_hashes(4)).any(), (
+            assert not harness.plain().exists(page_hashes(4)).any(), (
                 "found after a clear"
             )
 
     @contract_test(one_sample)
-    def test_deleting_what_is_not_there_is_no_failure(
-        self, harness: Harness, case: Sample
-    ) -> None:
-        setup = harness.rig(case.pool())
-        outcomes = setup.delete(page_hashes(3))
+    def test_deleting_what_is_not_there_is_no_failure(self, rig: Setup) -> None:
+        outcomes = rig.delete(page_hashes(3))
         assert np.isin(outcomes, (Outcome.OK, Outcome.REFUSED)).all()
 
     @contract_test(reaching("clear_reach", Scope.NAMESPACE), proves="clear_reach")
-    def test_clear_forgets_the_whole_namespace(
-        self, harness: Harness, case: Scope
-    ) -> None:
-        del case
+    def test_clear_forgets_the_whole_namespace(self, harness: Harness) -> None:
         kinds = harness.backend.manifest.kinds
         rigs = harness.attach([harness.sample(kind).pool() for kind in kinds])
         for setup in rigs:
@@ -172,7 +145,7 @@ class WriteTests:
     def test_clear_leaves_other_namespaces_alone(
         self, harness: Harness, case: Scope
     ) -> None:
-        mine, other = plain(harness), plain(harness, "model-b")
+        mine, other = harness.plain(), harness.plain("model-b")
         mine.stored(page_hashes(3))
         other.stored(page_hashes(3))
         mine.clear()
@@ -183,11 +156,8 @@ class WriteTests:
             assert not mine.exists(page_hashes(3)).any()
 
     @contract_test(lambda manifest: [_no_clear(manifest.clear_reach)])
-    def test_a_clear_that_is_not_declared_is_refused(
-        self, harness: Harness, case: Scope
-    ) -> None:
-        del case
-        setup = plain(harness)
+    def test_a_clear_that_is_not_declared_is_refused(self, harness: Harness) -> None:
+        setup = harness.plain()
         setup.stored(page_hashes(2))
         assert setup.clear() is not Outcome.OK, "it clears although it declares none"
         setup.loaded(page_hashes(2))

@@ -17,7 +17,7 @@ from kvdock_transformers.families import Family, Scale
 
 if TYPE_CHECKING:
     from kvdock import Dock
-    from kvdock_transformers.demo.damage import Damage
+    from kvdock_transformers.demo.damage import Target
     from kvdock_transformers.demo.records import Job, Role, Served
     from kvdock_transformers.demo.report import Outcome, Screen
     from kvdock_transformers.demo.verdicts import Result
@@ -115,7 +115,7 @@ class StoringDemo(Demo):
 
         show = report.show_events(screen)
         runs: dict[Role, dict[Family, Served]] = {}
-        damages: dict[Family, Damage] = {}
+        damages: dict[Family, tuple[Target, ...]] = {}
         for role in records.STORING:
             if role is records.Role.REPAIR:
                 stored = runs[records.Role.OFFLOAD].items()

@@ -91,8 +91,6 @@ class PoolRecord:
         stored: Page numbers that were stored, ascending.
         window_pages: How many trailing pages a prefix needs; 0 for all.
         draft: Whether it belongs to the draft.
-        ends: The first and the last bytes of each stored page, in hex, in the
-            order of `stored`: by them its place on disk can be found.
         backend: Who keeps them.
         keys: The key of the first object of each stored page.
         object_bytes: Bytes of that object, as the backend keeps it.
@@ -103,7 +101,6 @@ class PoolRecord:
     stored: tuple[int, ...] = ()
     window_pages: int = 0
     draft: bool = False
-    ends: tuple[tuple[str, str], ...] = attrs.field(default=(), repr=False)
     backend: str = ""
     keys: tuple[str, ...] = attrs.field(default=(), repr=False)
     object_bytes: int = 0

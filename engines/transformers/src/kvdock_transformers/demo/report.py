@@ -10,7 +10,7 @@ from typing import Protocol
 import attrs
 
 from kvdock.units import format_bytes
-from kvdock_transformers.demo.damage import Damage, Harm
+from kvdock_transformers.demo.damage import Harm, Target
 from kvdock_transformers.demo.records import Role, Served
 from kvdock_transformers.demo.trial import Event, Report
 from kvdock_transformers.demo.verdicts import LOGITS_TOLERANCE, Result
@@ -26,7 +26,6 @@ _PAST = {
     Harm.FLIP: "flipped",
     Harm.TRUNCATE: "truncated",
     Harm.DELETE: "deleted",
-    Harm.EXTEND: "extended",
 }
 _MOST = 1e300
 """JSON has no infinity."""
@@ -89,11 +88,11 @@ def show_head(
         screen.say(f"{notice[0].upper()}{notice[1:]}.")
 
 
-def show_damage(screen: Screen, damages: Mapping[Family, Damage]) -> None:
+def show_damage(screen: Screen, damages: Mapping[Family, Sequence[Target]]) -> None:
     """Say which pages were harmed, and how."""
     screen.say("\nStored pages are damaged", "strong")
     for family, damage in damages.items():
-        done = [f"{pool} {page} {_PAST[harm]}" for pool, page, harm in damage.done]
+        done = [f"{pool} {page} {_PAST[harm]}" for pool, page, harm in damage]
         screen.say(f"  {family:5} {', '.join(done)}")
 
 
@@ -240,7 +239,7 @@ def _altered(result: Result) -> Iterator[tuple[str, str]]:
 def _damaged(result: Result) -> Iterator[tuple[str, str]]:
     _, restored, _, repaired = result.runs.values()
     left = f"{repaired.loaded_pages} of {restored.loaded_pages}"
-    yield "pages damaged", str(len(result.damage.done))
+    yield "pages damaged", str(len(result.damage))
     yield "pages of the prefix left", left
     yield "tokens recomputed", str(repaired.computed_tokens)
     yield "damage survived", _yes(result.damage_survived)
@@ -295,7 +294,7 @@ def _stored_model(result: Result) -> dict[str, object]:
         "ttft_recomputed_s": round(cold.ttft_s, 4),
         "draft_acceptance_before": warm.acceptance,
         "draft_acceptance_after": restored.acceptance,
-        "damaged_pages": len(result.damage.done),
+        "damaged_pages": len(result.damage),
         "damage_survived": result.damage_survived,
     }
 

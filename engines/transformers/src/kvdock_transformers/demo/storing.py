@@ -19,7 +19,6 @@ from kvdock_transformers.prefix import page_hashes
 from kvdock_transformers.speculation import Generation
 from kvdock_transformers.storage import Loaded, PromptPages, attach, plan_for
 
-_END_BYTES = 48
 _ALTERED_TOKENS = 4
 
 
@@ -61,7 +60,7 @@ def serve(job: Job, family: Family, emit: Emit) -> Served:
         made = engine.generate(keep=True)
         stored = pages.store(lambda done, total: moved("store", done, total))
         found_after = pages.found()
-        pools = _kept(_pools(engine, loaded, stored), pages)
+        pools = _pools(engine, loaded, stored, pages)
     altered: tuple[Altered, ...] = ()
     if job.role is Role.RESTORE:
         emit({"event": "step", "step": "running on altered pages"})
@@ -86,39 +85,30 @@ def serve(job: Job, family: Family, emit: Emit) -> Served:
 
 
 def _pools(
-    engine: Engine, loaded: Loaded, stored: Mapping[str, list[int]]
+    engine: Engine,
+    loaded: Loaded,
+    stored: Mapping[str, list[int]],
+    pages: PromptPages | None = None,
 ) -> dict[str, PoolRecord]:
+    """Describe what became of each pool, and where its pages are kept."""
     records = {}
     for model in engine.models:
         for pool in model.pools.all:
-            host = model.hosts[pool.name]
             numbers = stored.get(pool.name, [])
-            pages = host.buffer[model.slots_of(pool, numbers)].numpy()
+            backend, keys, nbytes = "", list[str](), 0
+            if pages:
+                backend, keys, nbytes = pages.kept(pool.name, numbers)
             records[pool.name] = PoolRecord(
                 stored=tuple(numbers),
                 loaded_pages=loaded.moved.get(pool.name, 0),
                 window_pages=pool.window_pages,
                 draft=pool.draft,
-                page_bytes=host.page_bytes,
-                ends=tuple(
-                    (bytes(page[:_END_BYTES]).hex(), bytes(page[-_END_BYTES:]).hex())
-                    for page in pages
-                ),
+                page_bytes=model.hosts[pool.name].page_bytes,
+                backend=backend,
+                keys=tuple(keys),
+                object_bytes=nbytes,
             )
     return records
-
-
-def _kept(
-    records: Mapping[str, PoolRecord], pages: PromptPages
-) -> dict[str, PoolRecord]:
-    """Add where the pages of each pool are kept."""
-    found = {}
-    for name, record in records.items():
-        backend, keys, nbytes = pages.kept(name, record.stored)
-        found[name] = attrs.evolve(
-            record, backend=backend, keys=tuple(keys), object_bytes=nbytes
-        )
-    return found
 
 
 def _run_altered(

@@ -116,15 +116,15 @@ class _Round:
     job: Job
     roles: tuple[Role, ...]
     report: Report
-    made: dict[Role, dict[Family, Served]] = attrs.field(init=False)
+    made: dict[Role, dict[Family, Served]] = attrs.field(
+        default=attrs.Factory(
+            lambda self: {role: {} for role in self.roles}, takes_self=True
+        )
+    )
     failures: list[_Failure] = attrs.field(factory=list)
     _events: "queue.SimpleQueue[tuple[Role, Event | None]]" = attrs.field(
         factory=queue.SimpleQueue
     )
-
-    @made.default
-    def _nothing(self) -> dict[Role, dict[Family, Served]]:
-        return {role: {} for role in self.roles}
 
     def run(self) -> dict[Role, dict[Family, Served]]:
         """Start all processes, and listen until they have ended."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import attrs
 import numpy as np
 
-from kvdock_transformers.demo.damage import NO_DAMAGE, Damage
+from kvdock_transformers.demo.damage import Target
 from kvdock_transformers.demo.records import (
     SENDING,
     STORING,
@@ -52,7 +52,7 @@ class Result:
     checks: tuple[Check, ...]
     max_abs_diff: float
     diff_recomputed: float = 0.0
-    damage: Damage = attrs.field(default=NO_DAMAGE, repr=False)
+    damage: tuple[Target, ...] = attrs.field(default=(), repr=False)
 
     @property
     def ok(self) -> bool:
@@ -72,7 +72,7 @@ class Result:
         )
 
 
-def judge_stored(family: Family, runs: Runs, damage: Damage) -> Result:
+def judge_stored(family: Family, runs: Runs, damage: tuple[Target, ...]) -> Result:
     """Compare the four runs of one model of the demo of stored pages."""
     own = {role: runs[role][family] for role in STORING}
     warm, restored, cold, repaired = own.values()
@@ -209,20 +209,21 @@ def _altered_checks(restored: Served) -> list[Check]:
     return checks
 
 
-def _damage_checks(warm: Served, repaired: Served, damage: Damage) -> list[Check]:
+def _damage_checks(
+    warm: Served, repaired: Served, damage: tuple[Target, ...]
+) -> list[Check]:
     pages = warm.prefix_pages
-    gone = damage.lost | damage.doubtful
-    most = surviving_prefix(warm.pools, damage.lost, pages)
-    least = surviving_prefix(warm.pools, gone, pages)
+    lost = frozenset((pool, page) for pool, page, _ in damage)
+    whole = surviving_prefix(warm.pools, lost, pages)
     loaded = repaired.loaded_pages
     checks = [
-        Check("damaged: pages were found in the store and harmed", bool(damage.done)),
+        Check("damaged: pages were found in the store and harmed", bool(damage)),
         Check(
             "damaged: exactly what is missing was recomputed",
-            least <= loaded <= most < pages
+            loaded == whole < pages
             and repaired.computed_tokens
             == warm.prompt_tokens - loaded * warm.page_tokens,
-            f"{loaded} of {pages} pages restored, {least} to {most} were whole",
+            f"{loaded} of {pages} pages restored, {whole} were whole",
         ),
         Check("damaged: tokens are identical", repaired.token_ids == warm.token_ids),
         _close("damaged: logits", _max_abs_diff(warm, repaired)),
@@ -234,13 +235,12 @@ def _damage_checks(warm: Served, repaired: Served, damage: Damage) -> list[Check
     ]
     if warm.proposed:
         draft = {name: record for name, record in warm.pools.items() if record.draft}
-        least = surviving_prefix(draft, gone, loaded, draft=True)
-        most = surviving_prefix(draft, damage.lost, loaded, draft=True)
+        whole = surviving_prefix(draft, lost, loaded, draft=True)
         checks.append(
             Check(
                 "damaged: the draft is accepted as often as before",
                 (repaired.accepted, repaired.proposed) == (warm.accepted, warm.proposed)
-                and least <= repaired.draft_loaded_pages <= most,
+                and repaired.draft_loaded_pages == whole,
                 f"{repaired.draft_loaded_pages} draft pages restored",
             )
         )
@@ -271,15 +271,10 @@ def surviving_prefix(
         if record.draft == draft
     }
     for prefix in range(limit, 0, -1):
-        needed = {
-            name: range(
-                max(0, prefix - pools[name].window_pages)
-                if pools[name].window_pages
-                else 0,
-                prefix,
-            )
-            for name in whole
-        }
-        if all(whole[name].issuperset(needed[name]) for name in whole):
+        starts = {name: prefix - (pools[name].window_pages or prefix) for name in whole}
+        if all(
+            whole[name].issuperset(range(max(0, start), prefix))
+            for name, start in starts.items()
+        ):
             return prefix
     return 0

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, cast
 
 import attrs
 import numpy as np
+from reference import Handle, MemoryReference
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import KvdockError
 from kvdock.plugin.hookspecs import AttachConfig, hookimpl
 from kvdock.plugin.manifest import Manifest, Support
-from kvdock.testing.reference import Handle, MemoryReference
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 import numpy.typing as npt
+from reference import Handle, MemoryReference
 
 from kvdock.errors import KvdockError
 from kvdock.plugin.hookspecs import AttachConfig, HostMemory, hookimpl
 from kvdock.plugin.manifest import Manifest, Support
-from kvdock.testing.reference import Handle, MemoryReference
 
 if TYPE_CHECKING:
     from kvdock.geometry.region import Block, Region
@@ -110,7 +110,7 @@ class OwnMemoryReference(MemoryReference):
 
 
 def __getattr__(name: str) -> OwnMemoryReference:
-    """Make a fresh plugin: `own_memory:plugin`."""
+    """Make a fresh plugin: `allocating_reference:plugin`."""
     if name == "plugin":
         return OwnMemoryReference()
     raise AttributeError(name)
