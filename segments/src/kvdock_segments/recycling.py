@@ -94,7 +94,7 @@ class SegmentRecycler:
             None if there is none, or it frees no slot.
         """
         claimed = self._claimed.get(folder)
-        if claimed is None or self._allocator.disk_fails:
+        if claimed is None or self._allocator.disk_fails(folder):
             return None  # nothing is evicted for pages that cannot be written
         # Free slots come first, and nothing is evicted while there are some.
         adopted = self._allocator.adopt(folder)
