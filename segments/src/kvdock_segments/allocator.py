@@ -39,7 +39,7 @@ from kvdock_segments.limits import (
     least_bytes,
 )
 from kvdock_segments.ownership import release
-from kvdock_segments.paths import IndexName
+from kvdock_segments.paths import NO_FILE, IndexName
 from kvdock_segments.segment import (
     IndexContents,
     Segment,
@@ -286,11 +286,11 @@ class SegmentAllocator:
                     return False
             try:
                 lost = not self._read_claimed(folder, segment)
-            except FileNotFoundError:
-                lost = True
             except OSError as error:
-                self.release_unread(folder, segment, error)
-                return False
+                lost = error.errno in NO_FILE
+                if not lost:
+                    self.release_unread(folder, segment, error)
+                    return False
             if lost:
                 self.delete(folder, segment)
                 return False
