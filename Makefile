@@ -131,7 +131,7 @@ mutants: $(STAMP) ## Hold the conformance kit against wrong backends; the last l
 	@PYTHONPATH=core/tests/harness $(BIN)/python -m mutants $(ARGS)
 
 torture: $(STAMP) ## Run the long forms of the crash and endurance trials.
-	TESTS_OF_KVDOCK_TORTURE=1 $(BIN)/python -m pytest -m slow -o faulthandler_timeout=900 core plugins/file plugins/nixl $(ARGS)
+	TESTS_OF_KVDOCK_TORTURE=1 $(BIN)/python -m pytest -m slow -o faulthandler_timeout=900 segments plugins/nixl plugins/hf3fs/tests/test_hosts.py tests/test_mutated_stores.py $(ARGS)
 
 torture-direct: $(STAMP) ## Send 10,000 transfers and 20,000 changed messages per backend, and stop peers for 75 s; an hour.
 	TESTS_OF_KVDOCK_REQUESTS=10000 $(BIN)/python -m pytest core/tests/peers/test_transfers.py -k healthy

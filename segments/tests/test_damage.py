@@ -492,3 +492,26 @@ def test_a_pool_whose_files_are_from_the_future_makes_way(
         assert young.request(range(first, first + 20)).ok.all()
     # It does not recycle its own pages alone.
     assert young.there(range(320, 400)).count(True) > 50
+
+
+@pytest.mark.parametrize("what", ["folder", "link", "pipe"])
+def test_what_took_the_place_of_a_file_of_pages_costs_its_pages_once(
+    open_depot: OpenDepot, what: str
+) -> None:
+    small = {"segment_bytes": 64 << 10, "quota_bytes": 2 << 20}
+    open_depot(**small).put(range(8))
+    depot = open_depot(**small)
+    (path,) = depot.root.glob("*/*/*.dat")
+    path.rename(path.with_name("elsewhere"))
+    match what:
+        case "folder":
+            path.mkdir()
+        case "link":
+            path.symlink_to(path.with_name("elsewhere"))
+        case "pipe":
+            os.mkfifo(path)
+    assert not any(outcome == OK for outcome in depot.get(range(8)))
+    for _ in range(3):
+        assert depot.put(range(8)).ok.all()
+        assert depot.get(range(8)) == [OK] * 8
+    assert not depot.store.counts["claims_failed"]

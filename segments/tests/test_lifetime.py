@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import resource
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 
 from kvdock.batch import Outcome
 from kvdock.capacity import Capacity
+from kvdock.errors import KvdockError
 from kvdock_segments import StoreLocation, write_index_files
 from kvdock_segments.format import index_bytes
 
@@ -83,6 +86,44 @@ def test_a_root_that_is_renamed_in_use_is_begun_anew(
     # The next start finds what was stored since, and the old one what was before.
     assert open_depot(root).get(range(100, 120)) == [OK] * 20
     assert open_depot(root.with_name("elsewhere")).get(range(20)) == [OK] * 20
+
+
+@contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """Leave this process so many descriptors."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.open("/dev/null", os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 8, before[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(taken[0]))
+        for _ in range(count):
+            os.close(taken.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for fd in taken:
+            os.close(fd)
+
+
+def test_a_store_without_descriptors_says_so_and_leaves_none_open(
+    open_depot: OpenDepot,
+) -> None:
+    open_depot().put(range(20))
+    opened = []
+    for count in range(8):
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        with descriptors_left(count):
+            try:
+                open_depot().store.close()
+            except KvdockError as error:
+                opened.append(str(error))
+            else:
+                opened.append("")
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert "Too many open files" in opened[0]
+    assert not opened[-1]
 
 
 def test_a_store_that_waits_for_room_reports_what_there_is(

@@ -84,6 +84,11 @@ def index_fault(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault], None]:
     return begin
 
 
+def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + seconds)
+
+
 def put_rounds(depot: Any, rounds: int, first: int = 0) -> list[int]:
     """Put eight pages so many times; return how many each put stored."""
     return [
@@ -176,8 +181,7 @@ def test_a_disk_that_fails_everywhere_costs_few_pages_and_serves_again(
     # Pages that can still be read are not evicted for ones that cannot be stored.
     assert depot.store.usage().pages >= before // 2
     bad[0] = False
-    clock = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: clock() + 1.1)
+    later(monkeypatch, 1.1)
     stored = put_rounds(depot, 4 * SEGMENTS, 10**7)
     assert set(stored) == {8}
 
@@ -223,6 +227,56 @@ def test_failed_index_writes_during_eviction_leave_no_segment_claimed(
     other = open_depot(**LIMITS)
     assert set(put_rounds(other, 4 * SEGMENTS, 10**7)) == {8}
     other.store.close()
+
+
+def test_a_process_that_could_not_make_room_stores_once_writes_succeed(
+    open_depot: OpenDepot,
+    index_fault: Callable[[Fault], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    depot = open_depot(**LIMITS)
+    put_rounds(depot, 4 * SEGMENTS)
+    bad = [True]
+    index_fault(lambda _name, _slot: errno.EIO if bad[0] else 0)
+    assert not sum(put_rounds(depot, 20, 10**6))
+    bad[0] = False
+    later(monkeypatch, 1.1)
+    assert set(put_rounds(depot, 4 * SEGMENTS, 10**7)) == {8}
+    # All of its segments are used again, not only the one that was tried.
+    assert depot.store.usage().pages == ROOM
+    assert sum(depot.there(range(10**7 + 8, 10**7 + 32 * SEGMENTS))) > ROOM - 2 * SLOTS
+
+
+def test_a_store_that_is_cleared_after_its_disk_failed_stores_again(
+    open_depot: OpenDepot,
+) -> None:
+    bad = [False]
+    depot = open_depot(
+        engine=Disk(lambda _name, _slot: errno.EIO if bad[0] else 0), **LIMITS
+    )
+    put_rounds(depot, 4 * SEGMENTS)
+    bad[0] = True
+    put_rounds(depot, 8 * SEGMENTS, 10**6)
+    assert len(depot.store._allocator.faulty) >= 3
+    open_depot(page_bytes=PAGE_BYTES).clear()
+    bad[0] = False
+    assert set(put_rounds(depot, 4 * SEGMENTS, 10**7)) == {8}
+
+
+def test_no_other_pool_makes_way_for_pages_of_a_disk_that_fails(
+    open_depot: OpenDepot,
+) -> None:
+    bad = [False]
+    disk = Disk(lambda _name, _slot: errno.EIO if bad[0] else 0)
+    depot = open_depot(engine=disk, **LIMITS)
+    put_rounds(depot, SEGMENTS)
+    other = open_depot(pool="draft", **LIMITS)
+    put_rounds(other, 4 * SEGMENTS)
+    before = other.store.usage().pages
+    bad[0] = True
+    put_rounds(depot, 16 * SEGMENTS, 10**6)
+    # Until it is known that no place alone has failed, some did.
+    assert other.store.usage().pages >= before - 4 * SLOTS
 
 
 def test_faults_now_and_then_end_with_the_last_one(open_depot: OpenDepot) -> None:
@@ -285,3 +339,7 @@ def test_a_read_error_while_claiming_deletes_nothing(
     assert depot.store.usage().pages >= before - SLOTS
     other = open_depot(**LIMITS)
     assert set(put_rounds(other, 4 * SEGMENTS, 10**7)) == {8}
+    other.store.close()
+    later(monkeypatch, 1.1)
+    put_rounds(depot, 1, 10**8)
+    assert set(put_rounds(depot, 4 * SEGMENTS, 10**9)) == {8}

@@ -32,7 +32,7 @@ for backend in ("one", "two") if rank == "tp0" else ("one", ""):
 tell(CallsBehind(backend="b", calls=3))
 tell(BreakerMoved(backend="b", operation=Operation.GET, state="open"))
 tell(PagesHeld(pool="kv", pages=8, leased=2))
-tell(StoreFilled(backend="b", used_bytes=70, limit_bytes=100))
+tell(StoreFilled(backend="b", used_bytes=70, limit_bytes=100, failed_bytes=7))
 tell(PagesRestored(pages={"kv": 4}, target=4, draft=2))
 tell(PluginLoaded(kind="backend", name="b", distribution="d", version="1", path="p"))
 """
@@ -81,6 +81,7 @@ def test_ranks_do_not_write_each_others_series(
         'kvdock_calls_behind{backend="b",model="m",rank="tp1"} 3.0',
         'kvdock_breaker_state{backend="b",model="m",operation="get",rank="tp0"} 2.0',
         'kvdock_store_bytes{backend="b",model="m",rank="tp0",state="used"} 70.0',
+        'kvdock_store_bytes{backend="b",model="m",rank="tp0",state="failed"} 7.0',
         'kvdock_draft_restored_ratio{model="m",rank="tp0"} 0.5',
         'kvdock_restored_prefix_pages_total{model="m",rank="tp1"} 4.0',
     ):

@@ -39,7 +39,7 @@ from kvdock_segments.limits import (
     least_bytes,
 )
 from kvdock_segments.ownership import release
-from kvdock_segments.paths import IndexName
+from kvdock_segments.paths import NO_FILE, IndexName
 from kvdock_segments.segment import (
     IndexContents,
     Segment,
@@ -124,10 +124,19 @@ class SegmentAllocator:
             "aside and tried again later",
         )
 
-    @property
-    def disk_fails(self) -> bool:
-        """Whether so much failed in a row that it is the disk and not a place."""
-        return len(self.faulty) >= _FAULTY
+    def note_stored(self) -> None:
+        """Note that a page was stored: if the disk failed, it works again."""
+        if len(self.faulty) >= _FAULTY:
+            # What failed with the disk says nothing about its places.
+            with self.lock:
+                for segment in self.faulty:
+                    segment.try_again()
+        self.faulty.clear()
+
+    def disk_fails(self, folder: SegmentDirectory) -> bool:
+        """Return whether so much failed in a row that it is no matter of places."""
+        # Where all that failed is gone, as after a clear, nothing is left to probe.
+        return len(self.faulty) >= _FAULTY and bool(folder.failing)
 
     @contextmanager
     def releasing(self, folder: SegmentDirectory, segment: Segment) -> Iterator[None]:
@@ -154,7 +163,8 @@ class SegmentAllocator:
             # What is known of other writers may be out of date.
             folder.scan()
             found = self._find(folder, before_ns)
-        found = found or self._displace(folder)
+        if found is None and not self.disk_fails(folder):
+            found = self._displace(folder)
         if found is None and self.counts["segments_failed"] == failed:
             self.counts["segments_refused"] += 1
             self.failures.warning("no room", partial(self._describe_full, folder))
@@ -167,8 +177,8 @@ class SegmentAllocator:
             with self.lock:
                 for segment in list(folder.failing):  # some may be due by now
                     folder.count_failed(segment)
-        if self.disk_fails:
-            return self.adopt(folder) or self._probe(folder)
+        if self.disk_fails(folder):
+            return self.adopt(folder) or self._probe(folder, before_ns)
         return (
             self.adopt(folder)
             # Looking for room takes as long as the rest: once for each plan.
@@ -176,10 +186,10 @@ class SegmentAllocator:
             or self.create(folder)
             or self._sweep(folder)
             or self.recycle(folder, before_ns)
-            or self._probe(folder)
+            or self._probe(folder, before_ns)
         )
 
-    def _probe(self, folder: SegmentDirectory) -> Segment | None:
+    def _probe(self, folder: SegmentDirectory, before_ns: int) -> Segment | None:
         """Try one segment with places that failed, where nothing else is left."""
         now_s = time.monotonic()
         if not folder.failing or now_s < self._probed_s.get(folder, 0.0) + _PROBE_S:
@@ -190,7 +200,15 @@ class SegmentAllocator:
             segment.probed_s = now_s
             segment.try_again()
             folder.count_failed(segment)
-        return self.adopt(folder)
+        found = self.adopt(folder)
+        if found:
+            return found
+        # No slot is free where writes failed: what failed is to make room.
+        plan = self.plan(folder, before_ns, set())
+        if plan is None:
+            return None
+        plan.numbers = plan.numbers[-1:]
+        return self._evict(folder, plan, before_ns, set())
 
     def _describe_full(self, folder: SegmentDirectory) -> str:
         place = self.place
@@ -268,11 +286,11 @@ class SegmentAllocator:
                     return False
             try:
                 lost = not self._read_claimed(folder, segment)
-            except FileNotFoundError:
-                lost = True
             except OSError as error:
-                self.release_unread(folder, segment, error)
-                return False
+                lost = error.errno in NO_FILE
+                if not lost:
+                    self.release_unread(folder, segment, error)
+                    return False
             if lost:
                 self.delete(folder, segment)
                 return False

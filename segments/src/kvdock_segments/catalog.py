@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
@@ -47,8 +46,6 @@ _PATIENCE = 4
 """Pause after a refresh, in multiples of its duration: it takes a fifth of the time."""
 _LONGEST_S = 0.05
 """Maximum pause between two refreshes that callers ask for, seconds."""
-_GONE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)
-"""Errors for a file that is missing or has been replaced by something else."""
 _SWEEP_S = 0.2
 """Most time that opening spends on what dead writers left; the rest comes later."""
 _LOOKS = 3
@@ -405,7 +402,7 @@ class Catalog:
                 tokens.append(self._files.open(segment))
             except OSError as error:
                 # For example out of descriptors: pages must not be dropped for that.
-                if error.errno not in _GONE:
+                if error.errno not in paths.NO_FILE:
                     failed.append(segment.name.segment)
                 continue
             segment.touched = True

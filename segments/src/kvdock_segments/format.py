@@ -13,7 +13,7 @@ record of another kind: the same fields with other meanings (see `failed_records
 and another checksum.
 
 Version 1 is read and never written: the writer of such a segment first converts its
-index file. Decision 125 shows the bytes of both.
+index file. Decision 126 shows the bytes of both.
 """
 
 from __future__ import annotations

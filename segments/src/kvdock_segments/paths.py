@@ -209,6 +209,10 @@ def find_exposed_parent(root: Path) -> Path | None:
     return None
 
 
+NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EISDIR)
+"""Errors for a file that is missing or has been replaced by something else."""
+
+
 def open_file(folder: int, name: str, flags: int) -> int:
     """Open a file inside a folder; return a descriptor.
 

@@ -22,6 +22,7 @@ import attrs
 
 from kvdock_segments.daemon_threads import DaemonThreads
 from kvdock_segments.ownership import WriterLiveness
+from kvdock_segments.paths import NO_FILE
 
 if TYPE_CHECKING:
     from kvdock_segments.allocator import SegmentAllocator
@@ -94,7 +95,7 @@ class SegmentRecycler:
             None if there is none, or it frees no slot.
         """
         claimed = self._claimed.get(folder)
-        if claimed is None or self._allocator.disk_fails:
+        if claimed is None or self._allocator.disk_fails(folder):
             return None  # nothing is evicted for pages that cannot be written
         # Free slots come first, and nothing is evicted while there are some.
         adopted = self._allocator.adopt(folder)
@@ -183,11 +184,11 @@ class SegmentRecycler:
                 # A copy that was made of links since then must not change.
                 linked = folder.is_linked(segment)
                 allocator.learn_uses(segment)
-            except FileNotFoundError:
-                linked = True
             except OSError as error:
-                allocator.release_unread(folder, segment, error)
-                return False
+                linked = error.errno in NO_FILE
+                if not linked:
+                    allocator.release_unread(folder, segment, error)
+                    return False
             if linked:
                 allocator.counts["segments_linked"] += 1
                 allocator.delete(folder, segment)

@@ -258,7 +258,7 @@ class Writer:
                 outcomes[good[~done]] = _REFUSED_PAGE
         stored = outcomes == _OK
         if self._allocator.faulty and stored.any():
-            self._allocator.faulty.clear()
+            self._allocator.note_stored()
         self.commit_reservation(reserved, slots[~stored])
         return outcomes
 

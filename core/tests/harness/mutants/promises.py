@@ -429,12 +429,26 @@ class ClaimsAreKept(FolderMutant):
         return _FaultyShelf(settings.root, "index", most=13)
 
 
+class GivesUpAfterARow(FolderMutant):
+    """Writes nothing any more once three writes in a row have failed."""
+
+    image_of = "segments: in a full store nothing was evicted after a disk had failed"
+    caught_by = "test_puts_come_back_after_writes_that_failed_now_and_then"
+
+    def open_shelf(self, settings: ReferenceSettings) -> Shelf:
+        """Open a folder that counts failures in a row."""
+        super().open_shelf(settings)
+        assert settings.root
+        return _FaultyShelf(settings.root, "index", most=3, in_a_row=True)
+
+
 @attrs.frozen(eq=False)
 class _FaultyShelf(FolderShelf):
     """Blobs that cannot be written once so many writes of a part have failed."""
 
     part: str
     most: int
+    in_a_row: bool = attrs.field(default=False, kw_only=True)
     failed: list[str] = attrs.field(factory=list)
 
     def begin_write(self, part: str, place: str) -> None:
@@ -447,6 +461,8 @@ class _FaultyShelf(FolderShelf):
             if part == self.part:
                 self.failed.append(place)
             raise
+        if self.in_a_row and part == self.part:
+            self.failed.clear()
 
 
 class TheSamePlaceAgain(FolderMutant):

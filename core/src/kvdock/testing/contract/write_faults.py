@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 Failing = Callable[[object, str, Fails], AbstractContextManager[None]]
 """What an oracle lets fail; see `Oracle.failing`."""
 
-ONE_IN = 3
+ONE_IN = (3, 1)
+"""Of how many writes one fails: some do, then all of them."""
 FAILING_ROUNDS = 24
 """More than a store may have that leaves something behind with each failure."""
 
@@ -51,30 +52,22 @@ class WriteFaultTests:
         self, failing: Failing, tight: Harness, case: str
     ) -> None:
         setup = _rig(tight)
-        calls = 0
+        for turn in range(ROUNDS):  # a full store has to make room as well
+            _round(setup, f"before {turn}")
+        for one_in in ONE_IN:
+            calls = 0
 
-        def fails(place: str) -> bool:
-            nonlocal calls
-            del place
-            calls += 1
-            return calls % ONE_IN == 0
+            def fails(place: str, one_in: int = one_in) -> bool:
+                nonlocal calls
+                del place
+                calls += 1
+                return calls % one_in == 0
 
-        with failing(setup.handle, case, fails):
-            for turn in range(FAILING_ROUNDS):
-                _round(setup, f"failing {turn}")
-        assert calls >= ONE_IN, f"the oracle saw no write of {case}"
-        deadline = setup.until(BACK_S)
-        turn = 0
-        while (put := _round(setup, f"after {turn}")).any():
-            assert time.monotonic() < deadline, (
-                f"writes of {case} failed for a while, and long after the last "
-                f"one puts are still answered {spelled(put)}"
-            )
-            time.sleep(0.02)
-            turn += 1
-        for turn in range(ROUNDS // 4):
-            put = _round(setup, f"back {turn}")
-            assert not put.any(), f"after a good put: {spelled(put)}"
+            with failing(setup.handle, case, fails):
+                for turn in range(FAILING_ROUNDS):
+                    _round(setup, f"one in {one_in} failing {turn}")
+            assert calls >= one_in, f"the oracle saw no write of {case}"
+            _expect_puts_back(setup, case, f"one in {one_in}")
 
     @contract_test(parts)
     def test_one_place_that_always_fails_leaves_the_others_in_use(
@@ -112,6 +105,22 @@ class WriteFaultTests:
         if type(oracle).failing is Oracle.failing:
             pytest.skip("the oracle cannot let writes fail")
         return oracle.failing
+
+
+def _expect_puts_back(setup: Setup, part: str, label: str) -> None:
+    """Fail unless puts are stored again, soon, and from then on."""
+    deadline = setup.until(BACK_S)
+    turn = 0
+    while (put := _round(setup, f"after {label} {turn}")).any():
+        assert time.monotonic() < deadline, (
+            f"of the writes of {part} {label} failed for a while, and long after the "
+            f"last one puts are still answered {spelled(put)}"
+        )
+        time.sleep(0.02)
+        turn += 1
+    for turn in range(ROUNDS // 4):
+        put = _round(setup, f"back {label} {turn}")
+        assert not put.any(), f"after a good put: {spelled(put)}"
 
 
 def _rig(harness: Harness) -> Setup:
