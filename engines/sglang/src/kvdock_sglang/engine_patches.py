@@ -23,7 +23,7 @@ import attrs
 
 from kvdock import Capability, PoolKind, Support
 from kvdock.config import load_configuration
-from kvdock_sglang import lora_identity, operation
+from kvdock_sglang import lora_identity, operation, weight_updates
 from kvdock_sglang.engine_api import Used, installed_version, missing
 from kvdock_sglang.launch_flags import LOADER_KEYS
 from kvdock_sglang.settings import collect, differing
@@ -287,15 +287,13 @@ def check_configuration(given: Mapping[str, object]) -> None:
     """Reject a configuration with which storage could not be attached.
 
     Raises:
-        KvdockError: If a plugin or a setting is unknown or wrong.
+        KvdockError: If a plugin or a setting is unknown or wrong, or a root cannot be
+            used.
     """
     from kvdock import Dock  # noqa: PLC0415 - only where it is asked
 
     found = collect(given, lenient=True)
-    dock = Dock.load(require=found.used, settings=found.backends)
-    dock.observe(found.core.observers, found.observers)
-    for name in found.used:
-        dock.backends[name].settings(found.backends.get(name))
+    Dock.for_engine(found.used, found)
 
 
 def _takes_pieces(name: str, given: object) -> bool:
@@ -469,6 +467,17 @@ PATCHES = (
         lora_identity.identify_request,
         _LOST_LORA,
         _LORA,
+    ),
+    *(
+        Patch(
+            path,
+            "AROUND",
+            weight_updates.note_update,
+            "weights that are replaced at run time: detach storage before, and attach "
+            "it with another revision afterwards",
+            (Used(path),),
+        )
+        for path in weight_updates.UPDATES
     ),
     Patch(
         _LAYOUT,

@@ -25,7 +25,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from kvdock import Dock, HitPolicy, Outcome
 from kvdock.errors import KvdockError
-from kvdock_sglang import engine_api
+from kvdock_sglang import engine_api, weight_updates
 from kvdock_sglang.attachments import AttachedHostPool, Attachments
 from kvdock_sglang.hit_query import PoolQuery, evaluate_query
 from kvdock_sglang.host_pools import EngineContext, HostPool, describe, heads_of
@@ -109,6 +109,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             KvdockError: If a pool is of an unknown class, no plugin takes it
                 (the message is the route table), or a plugin rejects its memory.
         """
+        weight_updates.begin(self.given.own.revision)
         burst = {n: pool for n, pool in self._waiting.items() if not is_draft(n)}
         pools = [self._describe(name, pool) for name, pool in burst.items()]
         space = namespace(
@@ -435,6 +436,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         attached_pool = self._attachments.attached_pool(_word(name))
         if attached_pool is None:
             raise KvdockError(f"pool {_word(name)!r} is not attached")
+        weight_updates.check(self.given.own.revision)
         return attached_pool
 
     def _safely(self, what: str, call: Callable[[], T], otherwise: T) -> T:

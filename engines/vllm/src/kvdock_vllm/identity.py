@@ -128,14 +128,7 @@ def identify(config: Any, kv: Any, own: AdapterSettings) -> Identity:  # noqa: A
     Raises:
         KvdockError: If something that decides about it cannot be known.
     """
-    _check_hash(read(config, "cache_config.prefix_caching_hash_algo"))
-    _check_hosts(config)
-    _check_fixed_weights(config)
-    if callable(read(config, "model_config.hf_overrides")):
-        raise KvdockError(
-            "hf_overrides is a function, and what it does to the model is not known",
-            fix="Pass hf_overrides as a mapping.",
-        )
+    check_configuration(config)
     lora = read(config, "lora_config")
     return Identity(
         model=", ".join(read(config, "model_config.architectures")),
@@ -155,6 +148,22 @@ def identify(config: Any, kv: Any, own: AdapterSettings) -> Identity:  # noqa: A
         stages=int(read(config, "parallel_config.pipeline_parallel_size")),
         process=f"dp{read(config, 'parallel_config.data_parallel_index')}",
     )
+
+
+def check_configuration(config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
+    """Reject a configuration whose pages no engine could find, or a wrong one would.
+
+    Raises:
+        KvdockError: With what to change.
+    """
+    _check_hash(read(config, "cache_config.prefix_caching_hash_algo"))
+    _check_hosts(config)
+    _check_fixed_weights(config)
+    if callable(read(config, "model_config.hf_overrides")):
+        raise KvdockError(
+            "hf_overrides is a function, and what it does to the model is not known",
+            fix="Pass hf_overrides as a mapping.",
+        )
 
 
 def _known_variables() -> Iterable[str]:
