@@ -4,7 +4,7 @@
     python engines/sglang/tests/identity.py --only YaRN     those with a word in them
 
 An engine stores; another one, with one thing changed, asks for the same prompts. The
-record beside this file says what was found and when; see `engine/identity_cases.py`.
+record in the documentation says what was found and when; see `engine/identity_cases.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-RECORD = HERE / "identity_record.json"
+RECORD = HERE.parents[2] / "docs" / "reference" / "sglang-identity.json"
 sys.path[:0] = [str(HERE), str(HERE / "engine"), str(HERE / "standin")]
 
 import environment  # noqa: E402 - found by the path above
