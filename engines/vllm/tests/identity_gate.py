@@ -1,10 +1,10 @@
 """Hold every variation of an engine against the engine's own cold answer.
 
     python engines/vllm/tests/vllm_environment.py     prints the Python to use
-    PYTHON engines/vllm/tests/identity_gate.py [WORD ...]
+    PYTHON engines/vllm/tests/identity_gate.py [--missing] [WORD ...]
 
-Without words it takes all of them, half an hour. The record that the documentation
-shows is written after each batch, with its date.
+Without words it takes all of them, half an hour; with --missing those that the record
+lacks. The record that the documentation shows is written after each batch.
 """
 
 from __future__ import annotations
@@ -31,16 +31,19 @@ import catalogue  # noqa: E402 - same
 from variations import HIT, Seen, Variation, batches, try_all  # noqa: E402 - same
 from vllm_lives import Lives  # noqa: E402 - same
 
+MISSING = "--missing"
 RECORD = Path(__file__).parents[3] / "docs" / "reference" / "vllm-identity.json"
 
 
 def main() -> int:
     """Try what was chosen; return 1 if one was not as it must be."""
-    words = sys.argv[1:]
+    words = [word for word in sys.argv[1:] if word != MISSING]
+    known = recorded() if MISSING in sys.argv else {}
     chosen = [
         one
         for one in catalogue.ALL
-        if not words or any(word in one.name for word in words)
+        if one.name not in known
+        and (not words or any(word in one.name for word in words))
     ]
     failed = 0
     with tempfile.TemporaryDirectory() as place:
@@ -57,15 +60,21 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def report(tried: Sequence[Variation], seen: Mapping[str, Seen]) -> int:
-    """Print and record what was found; return how many were not as they must be."""
+def recorded() -> dict[str, dict[str, str]]:
+    """Return the rows of the record, by what differs; of this catalogue alone."""
     known = json.loads(RECORD.read_text())["variations"] if RECORD.exists() else []
     names = {one.name for one in catalogue.ALL}
-    rows = {row["what"]: row for row in known if row["what"] in names}
-    failed = 0
+    return {row["what"]: row for row in known if row["what"] in names}
+
+
+def report(tried: Sequence[Variation], seen: Mapping[str, Seen]) -> int:
+    """Print and record what was found; return how many were not as they must be."""
+    rows, failed = recorded(), 0
+    today = datetime.now(UTC).date().isoformat()
     for one in tried:
         found = seen[one.name].verdict()
-        rows[one.name] = {"what": one.name, "model": one.family, "found": found}
+        about = {"what": one.name, "model": one.family, "found": found}
+        rows[one.name] = {**about, "date": today}
         wrong = "" if found == one.expect else f"  must be a {one.expect}"
         failed += bool(wrong)
         sys.stdout.write(f"{found:6}{one.family:12}{one.name}{wrong}\n")
@@ -73,7 +82,6 @@ def report(tried: Sequence[Variation], seen: Mapping[str, Seen]) -> int:
     sys.stdout.flush()
     record = {
         "vllm": vllm_environment.VLLM,
-        "date": datetime.now(UTC).date().isoformat(),
         "variations": [rows[one.name] for one in catalogue.ALL if one.name in rows],
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
