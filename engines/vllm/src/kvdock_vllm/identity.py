@@ -164,6 +164,11 @@ def check_configuration(config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfi
             "hf_overrides is a function, and what it does to the model is not known",
             fix="Pass hf_overrides as a mapping.",
         )
+    if read(config, "model_config.is_encoder_decoder"):
+        raise SettingsError(
+            "vLLM supports no KV connector for models with an encoder and a decoder",
+            fix="Start it without --kv-transfer-config.",
+        )
 
 
 def _known_variables() -> Iterable[str]:

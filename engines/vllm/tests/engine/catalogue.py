@@ -380,6 +380,20 @@ SAME = (
     Variation(name="LongRoPE, the same", expect=HIT, family="long_rope"),
     Variation(name="Llama 4, the same", expect=HIT, family="tuned"),
     Variation(
+        name="chunked attention (Llama 4), the same", expect=HIT, family="chunked"
+    ),
+    Variation(
+        name="Cohere2 in pages of two blocks, the same",
+        expect=HIT,
+        family="window_past",
+        base={"storage": {"blocks_per_chunk": 2}},
+    ),
+    Variation(
+        name="a model of embeddings, the same",
+        expect=HIT,
+        base={"embed": True, "engine": {"runner": "pooling", "convert": "embed"}},
+    ),
+    Variation(
         name="own code, the same",
         expect=HIT,
         base={"engine": {"trust_remote_code": True}},

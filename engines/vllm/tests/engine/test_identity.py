@@ -319,6 +319,14 @@ def test_overrides_that_are_a_function_are_rejected(config: Any, plan: Any) -> N
         identify(config, plan, OWN)
 
 
+def test_an_encoder_and_a_decoder_are_rejected_before_vllms_own_assertion(
+    config: Any, plan: Any
+) -> None:
+    config.model_config.hf_config.is_encoder_decoder = True
+    with pytest.raises(SettingsError, match="an encoder and a decoder"):
+        identify(config, plan, OWN)
+
+
 def test_a_field_that_a_vllm_does_not_have_is_an_error(config: Any) -> None:
     with pytest.raises(KvdockError, match="no such_config"):
         read(config, "such_config.field")

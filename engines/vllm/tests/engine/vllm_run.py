@@ -100,6 +100,16 @@ def answers(
             given_lora["path"],
             load_inplace=given_lora.get("load_inplace", False),
         )
+    if phase.get("embed"):
+        # The last bits differ with the shape of a batch.
+        return [
+            {
+                "cached": one.num_cached_tokens,
+                "tokens": [round(part, 3) for part in one.outputs.embedding],
+                "logprobs": [],
+            }
+            for one in llm.embed(given, use_tqdm=False)
+        ]
     found = llm.generate(given, chosen, use_tqdm=False, **more)
     return [
         {
