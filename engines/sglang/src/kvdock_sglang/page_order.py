@@ -8,7 +8,8 @@ Axes that are equally long can be exchanged without a trace in them. That the co
 which makes and copies pages does not do so was probed for the classes as they are
 in the tested releases: known values were moved through each of them and looked for
 in the page as storage sees it (`tests/engine/test_page_probe.py`). Their digests
-are in `tested_pools.toml`. Code that is not there counts too, so its pages are kept apart.
+are in `tested_pools.toml`. Code that is not there counts too, so its pages are kept
+apart.
 """
 
 from __future__ import annotations
