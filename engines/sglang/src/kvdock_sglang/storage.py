@@ -71,7 +71,10 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         self.given = collect(storage_config.extra_config, lenient=True)
         self.config = storage_config
         self.ranks = Ranks.of(storage_config)
-        self.ledger = Stats(metrics=bool(storage_config.enable_storage_metrics))
+        self.ledger = Stats(
+            metrics=bool(storage_config.enable_storage_metrics),
+            watches="metrics" not in self.given.core.observers,
+        )
         dock = Dock.for_engine(self.given.used, self.given)
         self._attachments = Attachments(dock, self.given, self.ranks)
         self._waiting: dict[str, object] = {}
@@ -225,6 +228,8 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
                     group_pages=int(getattr(transfer, "group_pages", 0)),
                 )
             )
+        for one in asked:
+            self.ledger.watch(one.spec.name, "exists", int(one.there.sum()))
         hits = evaluate_query(asked, len(keys))
         return PoolTransferResult(
             hits.best,
@@ -330,6 +335,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         if what == "get" and np.isin(outcomes, _DAMAGE).any():
             self._verify_rest(attached_pool, keys, slots, deadline_s)
         good: list[bool] = (outcomes == Outcome.OK).tolist()
+        self.ledger.watch(attached_pool.spec.name, what, sum(good))
         if attached_pool.pool.name == EnginePool.KV:
             nbytes = sum(good) * attached_pool.spec.page_bytes(self.ranks.shard)
             self.ledger.record(what, sum(good), nbytes, seconds)

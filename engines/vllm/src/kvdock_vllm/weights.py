@@ -19,13 +19,14 @@ HARMLESS_CALLS = frozenset(
         "compute_weight_checksums",
         "get_model_inspection",
         "release_late_interaction_query_cache",
+        "synchronize_device",
         # Before the first request, and before the identity is read.
         "update_max_model_len",
     }
 )
 """Calls of vLLM's own to all workers that leave weights as they are.
 
-Source: vLLM 0.32.0, `v1/engine/core.py`, `entrypoints/llm.py`,
+Source: vLLM 0.32.0 and 0.33.0, `v1/engine/core.py`, `entrypoints/llm.py`,
 `entrypoints/pooling/scoring/serving.py`.
 """
 
