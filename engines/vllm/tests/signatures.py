@@ -165,6 +165,9 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
                 "quantization",
                 "hf_overrides",
                 "hf_config_path",
+                "registry",
+                "using_transformers_backend",
+                "is_encoder_decoder",
             ),
         },
         "vllm/config/parallel.py": {

@@ -309,7 +309,7 @@ DCP = {"attach_storage_backend", "_generate_storage_config"}
             "attn_dcp_size in .*_generate_storage_config",
         ),
         (
-            f"{engine_patches._HYBRID}.HybridCacheController.should_backup",
+            f"{engine_patches._HYBRID}.should_backup",
             {"should_backup"},
             "backup_skip in .*should_backup",
         ),

@@ -34,7 +34,8 @@ def watch_configurations(kind: type[Any]) -> None:
         completed(self, *args)
         for settings in _chosen(self.kv_transfer_config):
             _check_settings(json.dumps(settings, default=str))
-            check_configuration(self)
+            if self.model_config is not None:
+                check_configuration(self)
 
     complete.of_kvdock = True  # type: ignore[attr-defined]
     kind.__post_init__ = complete
