@@ -289,7 +289,7 @@ FAMILIES = {
         ),
         Tiny(name="long_rope", config=_long_rope),
         Tiny(name="tuned", config=_tuned_temperature),
-        Tiny(name="chunked", config=_chunked, prompt_tokens=200),
+        Tiny(name="chunked", config=_chunked, pools=("kv", "swa"), prompt_tokens=200),
         Tiny(
             name="window_past",
             config=_window_past_a_chunk,
