@@ -1,7 +1,7 @@
 """Weights that are replaced while an engine runs.
 
 vLLM informs a connector of requests alone. Its workers can be told to load other
-weights in ways that nobody can list: by name, by a class of the operator's, by a
+weights in ways that no list covers: by name, by a class of the operator's, by a
 function. So a call to all workers that is not known to be harmless ends the storage
 of an engine: what it stored would be found by requests to other weights.
 """
