@@ -20,6 +20,7 @@ SCRIPTS = [
     "packages",
     "manifests",
     "compatibility",
+    "identity",
     "sizes",
 ]
 """Those of hooks and of the README have tests of their own."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import mmap
+import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -106,13 +108,15 @@ class Dock:
 
         Raises:
             PluginError: If a backend or an observer cannot be used.
-            SettingsError: If their settings are wrong.
+            SettingsError: If their settings are wrong, or this user cannot make
+                the directory that one is to keep pages in.
         """
         names = list(dict.fromkeys(used))
         dock = cls.load(require=names, only=names, settings=given.backends)
         dock.observe(given.core.observers, given.observers)
         for name in names:
-            dock.backends[name].settings(given.backends.get(name))
+            settings = dock.backends[name].settings(given.backends.get(name))
+            _check_root(name, getattr(settings, "root", None))
         return dock
 
     @classmethod
@@ -377,3 +381,16 @@ def _plain(nbytes: int) -> HostMemory:
     """Return memory that belongs to no backend."""
     # It goes with its last reference: unmapping it would need that anyway.
     return HostMemory(mmap.mmap(-1, nbytes), lambda: None)
+
+
+def _check_root(name: str, root: object) -> None:
+    """Reject a root that is not, and cannot become, a directory of this user."""
+    if not isinstance(root, Path):
+        return
+    nearest = next(one for one in (root, *root.parents) if os.path.exists(one))  # noqa: PTH110 - it raises for no error
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        raise SettingsError(
+            f"backend {name!r}: {nearest} is not a directory that this user can "
+            f"write, so {root} cannot hold its pages",
+            fix="Give another root, or correct its owner and mode.",
+        )

@@ -4,7 +4,8 @@
     python engines/sglang/tests/identity.py --only YaRN     those with a word in them
 
 An engine stores; another one, with one thing changed, asks for the same prompts. The
-record beside this file says what was found and when; see `engine/identity_cases.py`.
+record in the documentation says what was found, and when; `engine/identity_cases.py`
+lists what differs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-RECORD = HERE / "identity_record.json"
+RECORD = HERE.parents[2] / "docs" / "reference" / "sglang-identity.json"
 sys.path[:0] = [str(HERE), str(HERE / "engine"), str(HERE / "standin")]
 
 import environment  # noqa: E402 - found by the path above
@@ -53,7 +54,8 @@ def run(only: str, limit_s: float, *, missing: bool) -> dict[str, Any]:
             place = folder / str(number)
             place.mkdir()
             told = cases.ask(world.again(place), case)
-            found[case.name] = {"right": case.found, **told}
+            today = f"{datetime.now(UTC):%Y-%m-%d}"
+            found[case.name] = {"right": case.found, "date": today, **told}
             keep(found)
             good = told["found"] == case.found and told["same"]
             sys.stdout.write(f"{'ok  ' if good else 'BAD '} {case.name}: {told}\n")
@@ -71,7 +73,6 @@ def keep(found: dict[str, Any]) -> None:
     """Write what was found so far into the record."""
     record = {
         "sglang": environment.SGLANG,
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "cases": {**recorded_cases(), **found},
     }
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")

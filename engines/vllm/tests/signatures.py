@@ -107,10 +107,11 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "KVConnectorBase_V1": (
                 "get_handshake_metadata",
                 "set_xfer_handshake_metadata_pp_aware",
-                "requires_piecewise_for_cudagraph",
             ),
         },
-        "vllm/v1/engine/core.py": {"EngineCore": ("add_lora",)},
+        "vllm/v1/engine/core.py": {
+            "EngineCore": ("add_lora", "collective_rpc", "sleep")
+        },
         "vllm/lora/request.py": {
             "LoRARequest": (
                 "lora_name",
@@ -164,6 +165,9 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
                 "quantization",
                 "hf_overrides",
                 "hf_config_path",
+                "registry",
+                "using_transformers_backend",
+                "is_encoder_decoder",
             ),
         },
         "vllm/config/parallel.py": {
@@ -178,6 +182,8 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         },
         "vllm/config/vllm.py": {
             "VllmConfig": (
+                "__post_init__",
+                "kv_transfer_config",
                 "weight_transfer_config",
                 "speculative_config",
                 "use_v2_model_runner",

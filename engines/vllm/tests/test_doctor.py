@@ -143,6 +143,7 @@ def test_more_host_memory_than_there_is_is_named(tmp_path: Path) -> None:
         ({"config": "{}", "plugin": "file"}, "whole configuration"),
         ({"plugin": "file"}, "how much host memory"),
         ({"plugin": "fil", "host_memory": "1 MiB"}, "fil"),
+        ({"plugin": "file", "root": __file__, "host_memory": "1 MiB"}, "directory"),
     ],
 )
 def test_a_wrong_configuration_is_a_finding(

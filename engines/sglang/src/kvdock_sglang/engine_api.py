@@ -1,7 +1,7 @@
-"""Everything that kvdock-sglang uses of SGLang, in one table.
+"""Everything that kvdock-sglang uses of SGLang, from the table beside this file.
 
-SGLang promises nothing about most of these names. They are checked when the
-engine starts: where one of `STORAGE` is missing, storage is rejected by that
+SGLang promises nothing about most of the names in `engine_api.toml`. They are checked
+when the engine starts: where one of `STORAGE` is missing, storage is rejected by that
 name; a patch of which one is missing is left out, and the log says what is lost.
 
 To support another version of SGLang: run `make test-sglang-latest`, correct what
@@ -13,7 +13,11 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import re
+import tomllib
+from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -29,22 +33,6 @@ TESTED = ("0.5.23",)
 Of another version the number is part of the namespace: nothing has shown that
 it orders the bytes of a page in the same way.
 """
-
-LAUNCH_ARGUMENTS = (
-    "model_path",
-    "revision",
-    "served_model_name",
-    "tokenizer_path",
-    "dtype",
-    "kv_cache_dtype",
-    "quantization",
-    "context_length",
-    "enable_multimodal",
-    "speculative_algorithm",
-    "speculative_draft_model_path",
-    "speculative_draft_model_revision",
-)
-"""Launch arguments that this package reads by name; all others are read too."""
 
 
 @attrs.frozen
@@ -83,74 +71,35 @@ class Used:
         return tuple(lacking)
 
 
-_HICACHE = "sglang.srt.mem_cache.hicache_storage"
-_CONTEXT = "sglang.srt.runtime_context"
+def _read(tables: Iterable[Mapping[str, str]]) -> tuple[Used, ...]:
+    kinds = ("parameters", "members", "reads")
+    return tuple(
+        Used(
+            f"sglang.srt.{table['path']}",
+            **{kind: tuple(table.get(kind, "").split()) for kind in kinds},
+        )
+        for table in tables
+    )
 
-STORAGE = (
-    Used(
-        f"{_HICACHE}.HiCacheStorageConfig",
-        members=(
-            "tp_rank",
-            "tp_size",
-            "pp_rank",
-            "pp_size",
-            "attn_cp_rank",
-            "attn_cp_size",
-            "dp_rank",
-            "model_name",
-            "tp_lcm_size",
-            "should_split_heads",
-            "enable_storage_metrics",
-            "extra_config",
-        ),
-    ),
-    Used(
-        f"{_HICACHE}.PoolTransfer",
-        members=(
-            "name",
-            "host_indices",
-            "keys",
-            "hit_policy",
-        ),
-    ),
-    Used(
-        f"{_HICACHE}.PoolTransferResult",
-        parameters=(
-            "kv_hit_pages",
-            "extra_pool_hit_pages",
-            "restorable_prefix_pages",
-        ),
-    ),
-    Used(
-        f"{_HICACHE}.PoolHitPolicy",
-        members=("ALL_PAGES", "TRAILING_PAGES"),
-    ),
-    Used(f"{_CONTEXT}.get_server_args"),
-    Used(f"{_CONTEXT}.get_parallel"),
-    Used(f"{_CONTEXT}.attention_backends"),
-    Used(
-        "sglang.srt.server_args.ServerArgs",
-        members=(*LAUNCH_ARGUMENTS, "resolved_dict"),
-    ),
-    Used("sglang.srt.arg_groups.model_override_base.model_config_of"),
-    Used(
-        "sglang.srt.configs.model_config.ModelConfig",
-        members=("get_total_num_kv_heads",),
-    ),
-    Used(
-        "sglang.srt.observability.metrics_collector.StorageMetrics",
-        members=(
-            "prefetch_pgs",
-            "backup_pgs",
-            "prefetch_bandwidth",
-            "backup_bandwidth",
-        ),
-    ),
+
+_LISTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+USED: Mapping[str, tuple[Used, ...]] = MappingProxyType(
+    {group: _read(tables) for group, tables in _LISTED.items()}
 )
-"""What storage requires; host pools are checked one by one.
+"""All names, by what needs them."""
 
-Source: SGLang 0.5.23.
-"""
+STORAGE = USED["storage"]
+"""What storage requires; host pools are checked one by one."""
+
+LAUNCH_ARGUMENTS = tuple(
+    name
+    for used in STORAGE
+    if used.path.endswith(".ServerArgs")
+    for name in used.members
+    if name != "resolved_dict"
+)
+"""Launch arguments that this package reads by name; all others are read too."""
 
 
 def missing(used: Iterable[Used]) -> tuple[str, ...]:

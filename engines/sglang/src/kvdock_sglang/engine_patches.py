@@ -16,15 +16,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from kvdock import Capability, PoolKind, Support
-from kvdock.config import load_configuration
-from kvdock_sglang import lora_identity, operation
-from kvdock_sglang.engine_api import Used, installed_version, missing
+from kvdock_sglang import lora_identity, operation, weight_updates
+from kvdock_sglang.engine_api import USED, Used, installed_version, missing
 from kvdock_sglang.launch_flags import LOADER_KEYS
 from kvdock_sglang.settings import collect, differing
 
@@ -45,15 +43,13 @@ class Patch:
 
     Args:
         target: Dotted path of the function that asks.
-        kind: Member of SGLang's `HookType`.
-        hook: What is put in its place.
+        hook: What is put around it.
         lost: What does not work without the hook.
         uses: What the hook relies on. Hooks that only work together have the
             same entries, so that either all or none of them are in place.
     """
 
     target: str
-    kind: str
     hook: Callable[..., Any]
     lost: str
     uses: tuple[Used, ...]
@@ -269,107 +265,34 @@ def page_layout(original: Callable[..., Any], server_args: Any) -> Any:  # noqa:
     if not ours:
         return result
     # Before weights load and memory is mapped: a misspelt word stops the start here.
-    check_configuration(ours)
+    from kvdock import Dock  # noqa: PLC0415 - only where it is asked
+
+    given = collect(ours, lenient=True)
+    dock = Dock.for_engine(given.used, given)
     layouts = {"direct": "page_first_direct", "kernel": "page_first"}
     layout = layouts.get(view.hicache_io_backend)
     if view.hicache_mem_layout != "layer_first" or layout is None:
         return result
-    if _takes_pieces(str(ours.get("plugin")), ours.get("backends")):
+    chosen_backend = dock.backends.get(given.own.plugin)
+    if chosen_backend is None:
+        return result
+    pieces = chosen_backend.manifest.support(Capability.MULTI_BUFFER, PoolKind.MHA)
+    if pieces is Support.NATIVE:
         return result
     declare_resolution(
         server_args, "_resolve_storage_layout_kvdock", hicache_mem_layout=layout
     )
-    log.warning("plugin %s takes whole pages: layout %s", ours.get("plugin"), layout)
+    log.warning("plugin %s takes whole pages: layout %s", given.own.plugin, layout)
     return result
 
 
-def check_configuration(given: Mapping[str, object]) -> None:
-    """Reject a configuration with which storage could not be attached.
-
-    Raises:
-        KvdockError: If a plugin or a setting is unknown or wrong.
-    """
-    from kvdock import Dock  # noqa: PLC0415 - only where it is asked
-
-    found = collect(given, lenient=True)
-    dock = Dock.load(require=found.used, settings=found.backends)
-    dock.observe(found.core.observers, found.observers)
-    for name in found.used:
-        dock.backends[name].settings(found.backends.get(name))
-
-
-def _takes_pieces(name: str, given: object) -> bool:
-    from kvdock import Dock  # noqa: PLC0415 - only where it is asked
-
-    own = given if isinstance(given, Mapping) else {}
-    settings = {**load_configuration().backends, **own}
-    backend = Dock.load(only=[name], settings=settings).backends.get(name)
-    if backend is None:
-        return True
-    grade = backend.manifest.support(Capability.MULTI_BUFFER, PoolKind.MHA)
-    return grade is Support.NATIVE
-
-
 _CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
-_HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
+_HYBRID = (
+    "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"
+)
 _ATTACH = "sglang.srt.mem_cache.unified_cache.storage_attachment.StorageAttachment"
 _LAYOUT = "sglang.srt.arg_groups.hicache_hook.resolve_storage_layout_compatibility"
-_OVERRIDES = "sglang.srt.arg_groups.overrides"
-
-_DCP = (
-    # The width is hidden from the one and brought back for the other: a hook
-    # on one of them alone would give the ranks a wrong identity.
-    Used(
-        f"{_CONTROLLER}.attach_storage_backend",
-        parameters=("storage_backend", "storage_backend_extra_config"),
-        reads=("get_parallel", "attn_dcp_size", "host_memory_mode", "mem_pool_host"),
-    ),
-    Used(
-        f"{_CONTROLLER}._generate_storage_config",
-        reads=("get_parallel", "attn_dcp_size"),
-    ),
-    Used("sglang.srt.runtime_context.get_parallel"),
-)
-_LORA = (
-    # The one notes what the other writes.
-    Used(
-        lora_identity.LOAD,
-        parameters=("lora_ref",),
-        reads=("loras", "lora_path", "load_lora_weights"),
-    ),
-    Used(
-        lora_identity.REQUEST,
-        parameters=("lora_id", "extra_key"),
-        reads=("lora_id", "extra_key"),
-    ),
-    Used(
-        "sglang.srt.lora.lora_registry.LoRARef",
-        members=("lora_id", "lora_path"),
-    ),
-)
-_OPERATION = (
-    Used(
-        operation.WRITE,
-        parameters=("node_id",),
-        reads=("tree_core", "write_storage"),
-    ),
-    Used(
-        "sglang.srt.mem_cache.unified_cache.unified_tree_core_interface."
-        "UnifiedTreeCoreInterface",
-        members=("prefetch_anchor_info",),
-    ),
-    Used(operation.CREATE, parameters=("token_ids",)),
-    Used(
-        f"{_HYBRID}.PrefetchOperation.__init__",
-        parameters=("token_ids",),
-        reads=("request_id",),
-    ),
-    Used(
-        "sglang.srt.mem_cache.radix_cache.RadixKey",
-        members=("extra_key", "cache_salt"),
-    ),
-    *(Used(path, parameters=("operation",)) for path in operation.CALLS),
-)
+_LOST_DCP = "decode context parallelism: the engine does not start"
 _LOST_OPERATION = (
     "what a storage call belongs to: hints, tenants and decisions see neither a "
     "request nor its salt"
@@ -379,118 +302,71 @@ _LOST_LORA = (
     "namespace, so another adapter means other pages for the base model too, and "
     "pages of adapters that were loaded over HTTP are never found again"
 )
-_READER = Used(
-    f"{_HYBRID}.HybridCacheController.parse_storage_backend_extra_config",
-    parameters=("storage_backend_extra_config",),
-)
-
 PATCHES = (
     Patch(
-        f"{_HYBRID}.HybridCacheController.should_backup",
-        "AROUND",
+        f"{_HYBRID}.should_backup",
         should_backup,
         "draft models whose heads are divided beside a replicated target: "
         "no prefix is ever found again",
-        (
-            Used(
-                f"{_HYBRID}.HybridCacheController.should_backup",
-                parameters=("transfer",),
-                reads=("backup_skip",),
-            ),
-        ),
+        USED["backup"],
     ),
     Patch(
         f"{_CONTROLLER}.attach_storage_backend",
-        "AROUND",
         attach_with_dcp,
-        "decode context parallelism: the engine does not start",
-        _DCP,
+        _LOST_DCP,
+        USED["dcp"],
     ),
     Patch(
         f"{_CONTROLLER}._generate_storage_config",
-        "AROUND",
         storage_config_with_dcp,
-        "decode context parallelism: the engine does not start",
-        _DCP,
+        _LOST_DCP,
+        USED["dcp"],
     ),
     Patch(
         f"{_ATTACH}.attach",
-        "AROUND",
         attach_another,
         "attaching another plugin, root or revision at runtime: the engine says "
         "yes and keeps the first one; and after an attachment that was rejected, "
         "detach first",
-        (
-            Used(
-                f"{_ATTACH}.attach",
-                parameters=("storage_backend", "storage_backend_extra_config_json"),
-                reads=("_cache",),
-            ),
-            Used(_ATTACH, members=("resolve_prefetch_threshold",)),
-            Used(_CONTROLLER, members=("detach_storage_backend",)),
-            _READER,
-        ),
+        USED["attach"],
     ),
     Patch(
-        f"{_HYBRID}.HybridCacheController._stop_storage_threads",
-        "AROUND",
+        f"{_HYBRID}._stop_storage_threads",
         stop_at_once,
         "ending queued operations at once: a detach waits for all of them",
-        (Used(f"{_HYBRID}.HybridCacheController._stop_storage_threads"),),
-    ),
-    Patch(
-        operation.WRITE,
-        "AROUND",
-        operation.note_write,
-        _LOST_OPERATION,
-        _OPERATION,
-    ),
-    Patch(
-        operation.CREATE,
-        "AROUND",
-        operation.note_operation,
-        _LOST_OPERATION,
-        _OPERATION,
+        USED["stop"],
     ),
     *(
-        Patch(path, "AROUND", operation.run_operation, _LOST_OPERATION, _OPERATION)
-        for path in operation.CALLS
+        Patch(path, hook, _LOST_OPERATION, USED["operation"])
+        for path, hook in (
+            (operation.WRITE, operation.note_write),
+            (operation.CREATE, operation.note_operation),
+            *((path, operation.run_operation) for path in operation.CALLS),
+        )
     ),
-    Patch(
-        lora_identity.LOAD,
-        "AROUND",
-        lora_identity.identify_at_load,
-        _LOST_LORA,
-        _LORA,
+    *(
+        Patch(path, hook, _LOST_LORA, USED["lora"])
+        for path, hook in (
+            (lora_identity.LOAD, lora_identity.identify_at_load),
+            (lora_identity.REQUEST, lora_identity.identify_request),
+        )
     ),
-    Patch(
-        lora_identity.REQUEST,
-        "AROUND",
-        lora_identity.identify_request,
-        _LOST_LORA,
-        _LORA,
+    *(
+        Patch(
+            path,
+            weight_updates.note_update,
+            "weights that are replaced at run time: detach storage before, and attach "
+            "it with another revision afterwards",
+            (Used(path),),
+        )
+        for path in weight_updates.UPDATES
     ),
     Patch(
         _LAYOUT,
-        "AROUND",
         page_layout,
         "whole pages for plugins that take one piece of memory a key: set "
         "--hicache-mem-layout page_first_direct or page_first by hand",
-        (
-            Used(_LAYOUT, parameters=("server_args",)),
-            Used(f"{_OVERRIDES}.declare_resolution"),
-            Used(f"{_OVERRIDES}.resolving_view", parameters=("server_args",)),
-            Used(
-                "sglang.srt.server_args.ServerArgs",
-                members=(
-                    "hicache_storage_backend",
-                    "hicache_storage_backend_extra_config",
-                    "hicache_io_backend",
-                    "hicache_mem_layout",
-                ),
-            ),
-            _READER,
-        ),
+        USED["layout"],
     ),
 )
 """All patches, in the order of SGLang's own layers."""
@@ -536,4 +412,4 @@ def install() -> None:
     without = {id(one.closed) for one in left}
     for closed in PATCHES:
         if id(closed) not in without:
-            HookRegistry.register(closed.target, closed.hook, HookType[closed.kind])
+            HookRegistry.register(closed.target, closed.hook, HookType.AROUND)

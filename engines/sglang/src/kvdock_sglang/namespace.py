@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from kvdock import DType, Namespace, Shard
 from kvdock.errors import KvdockError
-from kvdock.identity import texts_digest
+from kvdock.identity import locate_model, texts_digest
 from kvdock_sglang import lora_identity
 from kvdock_sglang.engine_api import (
     LAUNCH_ARGUMENTS,
@@ -108,9 +107,12 @@ def launched(settings: AdapterSettings) -> Launched:
         (given := str(resolved["kv_cache_dtype"])), given
     )
     path = str(resolved["model_path"])
-    tokenizer = Path(str(resolved["tokenizer_path"] or path))
-    if str(tokenizer) != path and tokenizer.is_dir():
-        arguments["tokenizer"] = texts_digest(tokenizer)
+    if (tokenizer := str(resolved["tokenizer_path"] or path)) != path:
+        # It brings the processor of pictures too.
+        place = locate_model(tokenizer, file="tokenizer_config.json")
+        arguments["tokenizer"] = (
+            texts_digest(place) if place and place.is_dir() else tokenizer
+        )
     return Launched(
         arguments=arguments,
         served_name=str(resolved["served_model_name"] or path),

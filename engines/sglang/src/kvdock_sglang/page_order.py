@@ -8,7 +8,8 @@ Axes that are equally long can be exchanged without a trace in them. That the co
 which makes and copies pages does not do so was probed for the classes as they are
 in the tested releases: known values were moved through each of them and looked for
 in the page as storage sees it (`tests/engine/test_page_probe.py`). Their digests
-are in `tested_pools`. Code that is not there counts too, so its pages are kept apart.
+are in `tested_pools.toml`. Code that is not there counts too, so its pages are kept
+apart.
 """
 
 from __future__ import annotations
@@ -22,19 +23,29 @@ import logging
 import math
 import textwrap
 import tokenize
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kvdock.errors import RegionError
 from kvdock_sglang.engine_api import TESTED
-from kvdock_sglang.tested_pools import PROBED_CODE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
 log = logging.getLogger("kvdock.sglang")
 
 _USE_TESTED = f"Use SGLang {' or '.join(TESTED)}, which kvdock-sglang was tested with."
 _ENGINE = "sglang."
+PROBED_CODE: Mapping[str, Sequence[str]] = MappingProxyType(
+    tomllib.loads(
+        Path(__file__).with_name("tested_pools.toml").read_text(encoding="utf-8")
+    )
+)
+"""Class to digests of its code, one for each way in which a release wrote it."""
+
 _DIGEST_CHARS = 32
 
 _NEUTRAL_METHODS = frozenset(

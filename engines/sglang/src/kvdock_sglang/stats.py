@@ -15,6 +15,8 @@ from typing import Any
 
 import attrs
 
+from kvdock.observers.metrics import MANY_PAGES
+
 log = logging.getLogger("kvdock.sglang")
 
 _QUIET_S = 10.0
@@ -26,9 +28,12 @@ class Stats:
 
     Args:
         metrics: Whether the engine asks for its own record.
+        watches: Whether it logs a pool that is never restored: no observer does.
     """
 
     metrics: bool = False
+    watches: bool = True
+    _pages: dict[str, Counter[str]] = attrs.field(factory=dict, init=False)
     _moved: dict[str, list[tuple[int, float]]] = attrs.field(factory=dict, init=False)
     _failed: Counter[str] = attrs.field(factory=Counter, init=False)
     _said: dict[str, float] = attrs.field(factory=dict, init=False)
@@ -40,6 +45,26 @@ class Stats:
             record = (pages, nbytes / 2**30 / max(seconds, 1e-9))
             with self._lock:
                 self._moved.setdefault(what, []).append(record)
+
+    def watch(self, pool: str, what: str, pages: int) -> None:
+        """Say once of a pool that it is stored and found, and never restored."""
+        if not (self.watches and pages):
+            return
+        with self._lock:
+            seen = self._pages.setdefault(pool, Counter())
+            seen[what] += pages
+            stored_and_found = min(seen["set"], seen["exists"]) >= MANY_PAGES
+            if seen["get"] or seen["said"] or not stored_and_found:
+                return
+            seen["said"] = 1
+        log.warning(
+            "%d pages of pool %s were stored and %d found again, and none was ever "
+            "restored: another pool of the same prefixes lacks its pages, or prompts "
+            "are shorter than prefetch_threshold",
+            seen["set"],
+            pool,
+            seen["exists"],
+        )
 
     def record_error(self, what: str, error: Exception) -> None:
         """Count a call that failed as a whole; log it every 10 s."""

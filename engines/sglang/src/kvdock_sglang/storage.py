@@ -25,7 +25,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from kvdock import Dock, HitPolicy, Outcome
 from kvdock.errors import KvdockError
-from kvdock_sglang import engine_api
+from kvdock_sglang import engine_api, weight_updates
 from kvdock_sglang.attachments import AttachedHostPool, Attachments
 from kvdock_sglang.hit_query import PoolQuery, evaluate_query
 from kvdock_sglang.host_pools import EngineContext, HostPool, describe, heads_of
@@ -71,7 +71,10 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         self.given = collect(storage_config.extra_config, lenient=True)
         self.config = storage_config
         self.ranks = Ranks.of(storage_config)
-        self.ledger = Stats(metrics=bool(storage_config.enable_storage_metrics))
+        self.ledger = Stats(
+            metrics=bool(storage_config.enable_storage_metrics),
+            watches="metrics" not in self.given.core.observers,
+        )
         dock = Dock.for_engine(self.given.used, self.given)
         self._attachments = Attachments(dock, self.given, self.ranks)
         self._waiting: dict[str, object] = {}
@@ -109,6 +112,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             KvdockError: If a pool is of an unknown class, no plugin takes it
                 (the message is the route table), or a plugin rejects its memory.
         """
+        weight_updates.begin(self.given.own.revision)
         burst = {n: pool for n, pool in self._waiting.items() if not is_draft(n)}
         pools = [self._describe(name, pool) for name, pool in burst.items()]
         space = namespace(
@@ -224,6 +228,8 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
                     group_pages=int(getattr(transfer, "group_pages", 0)),
                 )
             )
+        for one in asked:
+            self.ledger.watch(one.spec.name, "exists", int(one.there.sum()))
         hits = evaluate_query(asked, len(keys))
         return PoolTransferResult(
             hits.best,
@@ -329,6 +335,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         if what == "get" and np.isin(outcomes, _DAMAGE).any():
             self._verify_rest(attached_pool, keys, slots, deadline_s)
         good: list[bool] = (outcomes == Outcome.OK).tolist()
+        self.ledger.watch(attached_pool.spec.name, what, sum(good))
         if attached_pool.pool.name == EnginePool.KV:
             nbytes = sum(good) * attached_pool.spec.page_bytes(self.ranks.shard)
             self.ledger.record(what, sum(good), nbytes, seconds)
@@ -435,6 +442,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         attached_pool = self._attachments.attached_pool(_word(name))
         if attached_pool is None:
             raise KvdockError(f"pool {_word(name)!r} is not attached")
+        weight_updates.check(self.given.own.revision)
         return attached_pool
 
     def _safely(self, what: str, call: Callable[[], T], otherwise: T) -> T:

@@ -309,7 +309,7 @@ DCP = {"attach_storage_backend", "_generate_storage_config"}
             "attn_dcp_size in .*_generate_storage_config",
         ),
         (
-            f"{engine_patches._HYBRID}.HybridCacheController.should_backup",
+            f"{engine_patches._HYBRID}.should_backup",
             {"should_backup"},
             "backup_skip in .*should_backup",
         ),
@@ -394,10 +394,11 @@ def test_sglang_finds_the_entry_point_by_itself() -> None:
         ({"plugin": "fiel"}, "file"),
         ({"plugin": "file", "rooot": "/kv"}, "root"),
         ({"plugin": "file", "root": "/kv", "routes": {"mambo": "file"}}, "mamba"),
+        ({"plugin": "file", "root": f"{__file__}/kv"}, "is not a directory"),
     ],
-    ids=["a plugin", "a setting", "a pool"],
+    ids=["a plugin", "a setting", "a pool", "a root"],
 )
-def test_a_misspelt_word_stops_the_start_before_weights_load(
+def test_what_is_wrong_in_a_command_stops_the_start_before_weights_load(
     given: dict[str, Any], named: str
 ) -> None:
     """The launch arguments are resolved before any process of the engine starts."""

@@ -331,6 +331,23 @@ def test_every_small_file_of_a_model_counts_whole(
     assert of() != before
 
 
+def test_another_tokenizer_counts_by_its_files_or_by_its_name(
+    of: Callable[..., Namespace], tmp_path: Path
+) -> None:
+    """It brings the processor of pictures too."""
+    before = of()
+    assert of(tokenizer_path=str(tmp_path / "model")) == before
+    assert len({before, of(tokenizer_path="a/b"), of(tokenizer_path="a/c")}) == 3
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "processor_config.json").write_text("{}")
+    one, two = (of(tokenizer_path=str(folder)) for folder in folders)
+    assert one == two != before
+    (folders[1] / "processor_config.json").write_text('{"do_normalize": false}')
+    assert of(tokenizer_path=str(folders[1])) != one
+
+
 def test_a_page_format_tag_of_the_engine_counts(of: Callable[..., Namespace]) -> None:
     mine = AdapterSettings(plugin="file")
     of()

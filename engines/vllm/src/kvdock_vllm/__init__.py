@@ -16,11 +16,18 @@ __all__ = ["KvdockConnector", "register"]
 
 
 def register() -> None:
-    """Make `KvdockConnector` known to vLLM by its bare name; safe to call again."""
+    """Make `KvdockConnector` known to vLLM by its bare name; safe to call again.
+
+    Its settings are checked with vLLM's configuration from now on.
+    """
+    from vllm.config import VllmConfig  # noqa: PLC0415 - the engine
     from vllm.distributed.kv_transfer.kv_connector.factory import (  # noqa: PLC0415 - the engine
         KVConnectorFactory,
     )
 
+    from kvdock_vllm.checks_at_start import watch_configurations  # noqa: PLC0415 - same
+
+    watch_configurations(VllmConfig)
     name = "KvdockConnector"
     # vLLM has no question for it, and rejects a name that it knows.
     if name not in KVConnectorFactory._registry:  # noqa: SLF001 - same

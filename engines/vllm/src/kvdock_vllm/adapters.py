@@ -64,6 +64,16 @@ class AdapterFiles:
         self._loads: dict[tuple[str, str], _Load] = {}
         self._numbers: dict[int, tuple[str, str]] = {}
         self._spoiled: set[str] = set()
+        self._stopped = False
+
+    def stop(self, why: str) -> None:
+        """Identify no request any more: this engine may have other weights now."""
+        self._stopped = True
+        self._log.warning(
+            why,
+            f"nothing is stored or restored any more: {why} may have replaced the "
+            "weights. Restart the engine to store again",
+        )
 
     def begin(self, request_id: str, adapter: Any) -> None:  # noqa: ANN401 - vLLM's LoRARequest or None
         """Remember which adapter a request uses; vLLM loads it later, if ever."""
@@ -76,6 +86,8 @@ class AdapterFiles:
 
     def of(self, request_id: str) -> str:
         """Return the identity of a request's adapter; "" where it uses none."""
+        if self._stopped:
+            return UNKNOWN
         load = self._by_request.get(request_id)
         if load is None:
             return ""

@@ -25,7 +25,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
     OffloadingConnector,
 )
 
-from kvdock import Dock
 from kvdock.throttled_log import ThrottledLog
 from kvdock_vllm.adapters import AdapterFiles, watch_loads
 from kvdock_vllm.engine_api import check_version
@@ -34,6 +33,7 @@ from kvdock_vllm.pools import Handover
 from kvdock_vllm.restorable import check_states, unrestorable
 from kvdock_vllm.rows import check_layout, expected_layout
 from kvdock_vllm.settings import collect
+from kvdock_vllm.weights import watch_weights
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -109,6 +109,7 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
 
             identity = identify(vllm_config, kv_cache_config, settings.own)
             seen = watch_loads(EngineCore, connectors_of)
+            watch_weights(EngineCore, connectors_of)
             self._adapters = AdapterFiles(
                 ThrottledLog(), identity.adapters, loads_are_seen=seen
             )
@@ -164,20 +165,18 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
         longest = int(config.model_config.max_model_len)
         return min(int(config.scheduler_config.max_num_batched_tokens), longest)
 
-    @classmethod
-    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Reject wrong settings where the command was typed, then do what vLLM does.
-
-        vLLM asks this with the settings before it loads weights; not where
-        `enforce_eager` is set.
-        """
-        given = collect(extra_config, lenient=True)
-        Dock.for_engine(given.used, given)
-        return bool(super().requires_piecewise_for_cudagraph(extra_config))
-
     def adapter_loading(self, adapter: Any) -> None:  # noqa: ANN401 - vLLM's LoRARequest
         """Read the files of an adapter, before vLLM does."""
         self._adapters.loading(adapter)
+
+    def weights_may_change(self, by: str) -> None:
+        """Store and find nothing from now on, and forget what is in host memory.
+
+        Args:
+            by: The call to the workers.
+        """
+        self._adapters.stop(by)
+        self.reset_cache()
 
     def on_new_request(self, request: Request) -> None:
         """Identify the request's adapter, then do what vLLM does."""

@@ -8,10 +8,13 @@ What cannot be read is an error, never a default.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,9 +131,7 @@ def identify(config: Any, kv: Any, own: AdapterSettings) -> Identity:  # noqa: A
     Raises:
         KvdockError: If something that decides about it cannot be known.
     """
-    _check_hash(read(config, "cache_config.prefix_caching_hash_algo"))
-    _check_hosts(config)
-    _check_fixed_weights(config)
+    check_configuration(config)
     if callable(read(config, "model_config.hf_overrides")):
         raise KvdockError(
             "hf_overrides is a function, and what it does to the model is not known",
@@ -147,6 +148,7 @@ def identify(config: Any, kv: Any, own: AdapterSettings) -> Identity:  # noqa: A
             "blocks_per_chunk": own.blocks_per_chunk,
             "runner_v2": bool(read(config, "use_v2_model_runner")),
             "environment": counted_variables(os.environ, _known_variables()),
+            **_foreign_code(read(config, "model_config")),
             **identity_fields(config, EXEMPTIONS),
             **{field: str(read(config, field)) for field in REPORTED},
         },
@@ -155,6 +157,51 @@ def identify(config: Any, kv: Any, own: AdapterSettings) -> Identity:  # noqa: A
         stages=int(read(config, "parallel_config.pipeline_parallel_size")),
         process=f"dp{read(config, 'parallel_config.data_parallel_index')}",
     )
+
+
+def check_configuration(config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
+    """Reject a configuration whose pages no engine could find, or a wrong one would.
+
+    Called as soon as vLLM has completed one, that of a draft model too.
+
+    Raises:
+        KvdockError: With what to change.
+    """
+    _check_hash(read(config, "cache_config.prefix_caching_hash_algo"))
+    _check_hosts(config)
+    _check_fixed_weights(config)
+    if read(config, "model_config.is_encoder_decoder"):
+        raise SettingsError(
+            "vLLM supports no KV connector for models with an encoder and a decoder",
+            fix="Start it without --kv-transfer-config.",
+        )
+
+
+def _foreign_code(model: Any) -> dict[str, object]:  # noqa: ANN401 - vLLM's ModelConfig
+    """Return what stands for code of the model that is not vLLM's own.
+
+    A plugin of vLLM's may put a class of its own in the place of a model's, and
+    transformers has the code of models that vLLM does not know.
+    """
+    found: dict[str, object] = {}
+    if model.using_transformers_backend():
+        found["transformers"] = metadata.version("transformers")
+    for name in model.architectures:
+        entry = model.registry.models.get(name)
+        cls = getattr(entry, "model_cls", None)
+        module = str(getattr(entry, "module_name", getattr(cls, "__module__", "vllm.")))
+        if module.startswith("vllm."):
+            continue
+        spec = find_spec(module)
+        if spec is None or spec.origin is None:
+            raise NamespaceError(
+                f"nothing says what the code of {name} is, which {module} has put in "
+                "the place of vLLM's",
+                fix="Register the class from a module that is a file.",
+            )
+        code = hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
+        found[f"code of {name}"] = f"{module} {code}"
+    return found
 
 
 def _known_variables() -> Iterable[str]:

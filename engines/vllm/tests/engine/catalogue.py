@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import vllm_models
 from variations import (
     HIT,
     Variation,
@@ -62,6 +63,20 @@ def _loaded_in_place(model: Path) -> dict[str, Any]:
         "forget_host": True,
         "later_lora": {"path": str(model / "used"), "load_inplace": True},
         "later_prompts": [[*one, *range(50, 150)] for one in prompts(96)],
+    }
+
+
+def _other_weights(model: Path) -> None:
+    """Put weights of the same shapes beside a model."""
+    vllm_models.make(vllm_models.FAMILIES["llama_other"], model)
+
+
+def _reloaded(model: Path) -> dict[str, Any]:
+    """Replace the weights of a running engine, and ask for other prompts."""
+    return {
+        "rounds": 2,
+        "reload": str(model / "llama_other"),
+        "later_prompts": [[(5 * n + 9) % 500 + 4 for n in range(100)]],
     }
 
 
@@ -141,6 +156,12 @@ WRONG = (
         within=_loaded_in_place,
         prepare=adapters,
     ),
+    Variation(
+        name="weights replaced in a running engine",
+        within=_reloaded,
+        prepare=_other_weights,
+        quick=True,
+    ),
     Variation(name="weights", look={"engine": {"load_format": "dummy"}}),
     Variation(name="dtype", look={"engine": {"dtype": "bfloat16"}}),
     Variation(name="block size", look={"engine": {"block_size": 64}}),
@@ -159,6 +180,56 @@ WRONG = (
         name="model_impl",
         look={"engine": {"model_impl": "transformers"}},
     ),
+    Variation(
+        name="model_class_overrides",
+        look={
+            "engine": {
+                "model_class_overrides": {
+                    "LlamaForCausalLM": "vllm.model_executor.models.llama"
+                    ":LlamaForCausalLM"
+                }
+            }
+        },
+    ),
+    Variation(
+        name="the window is switched off",
+        family="swa",
+        look={"engine": {"disable_sliding_window": True}},
+    ),
+    Variation(
+        name="groups are managed as one",
+        family="swa_full",
+        look={"engine": {"disable_hybrid_kv_cache_manager": True}},
+    ),
+    Variation(
+        name="additional_config",
+        look={"engine": {"additional_config": {"an": "unknown thing"}}},
+    ),
+    Variation(
+        name="YaRN, by hf_overrides",
+        look={
+            "engine": {
+                "hf_overrides": {
+                    "rope_parameters": {
+                        "rope_type": "yarn",
+                        "rope_theta": 10000.0,
+                        "factor": 4.0,
+                        "original_max_position_embeddings": 1024,
+                    }
+                }
+            }
+        },
+    ),
+    Variation(
+        name="a variable that is not listed",
+        environ={"VLLM_FLOAT32_MATMUL_PRECISION": "high"},
+    ),
+    Variation(
+        name="pictures of a prompt (LLaVA)",
+        family="images",
+        base=_PICTURE,
+        look={"engine": {"limit_mm_per_prompt": {"image": 2}}},
+    ),
 )
 """What must be a miss."""
 
@@ -167,8 +238,89 @@ def _same(name: str, quick: bool = False, **engine: Any) -> Variation:  # noqa: 
     return Variation(name=name, expect=HIT, look={"engine": engine}, quick=quick)
 
 
+_SCHEDULING: dict[str, Any] = {
+    "long_prefill_token_threshold": 64,
+    "max_num_scheduled_tokens": 512,
+    "max_num_active_seqs": 3,
+    "scheduler_reserve_full_isl": False,
+    "stream_interval": 3,
+    "watermark": 0.1,
+}
+_SERVING: dict[str, Any] = {
+    "max_logprobs": 30,
+    "logprobs_mode": "raw_logits",
+    "generation_config": "vllm",
+    "allowed_media_domains": ["example.org"],
+    "use_fp64_gumbel": True,
+    "shutdown_timeout": 3,
+    "structured_outputs_config": {"backend": "guidance"},
+}
+_REPORTING: dict[str, Any] = {
+    "kv_cache_metrics": True,
+    "show_hidden_metrics_for_version": "0.31",
+    "enable_logging_iteration_details": True,
+    "kv_events_config": {"enable_kv_cache_events": False, "topic": "kv"},
+}
+_LOADING: dict[str, Any] = {
+    "safetensors_load_strategy": "eager",
+    "use_tqdm_on_load": False,
+    "download_dir": "/tmp",  # noqa: S108 - nothing is downloaded
+    "max_parallel_loading_workers": 1,
+}
+_COMPILING: dict[str, Any] = {
+    "optimization_level": 1,
+    "performance_mode": "throughput",
+    "enable_flashinfer_autotune": False,
+    "compilation_config": {"custom_ops": ["all"]},
+}
+_ROOM: dict[str, Any] = {
+    "gpu_memory_utilization": 0.5,
+    "num_gpu_blocks_override": 300,
+    "distributed_timeout_seconds": 99,
+}
+
 SAME = (
     _same("nothing", quick=True),
+    _same("scheduling, many at once", **_SCHEDULING),
+    _same("serving and sampling, many at once", **_SERVING),
+    _same("reports, many at once", **_REPORTING),
+    _same("loading, many at once", **_LOADING),
+    _same("compilation, many at once", **_COMPILING),
+    _same("room for pages, many at once", **_ROOM),
+    _same("no tokenizer", skip_tokenizer_init=True),
+    Variation(
+        name="steps of 64 tokens (LongRoPE)",
+        family="long_rope",
+        expect=HIT,
+        base={"engine": {"max_model_len": 1024}, "prompts": prompts(640)},
+        look={"engine": {"max_num_batched_tokens": 64}},
+    ),
+    Variation(
+        name="steps of 64 tokens (windows)",
+        family="swa_full",
+        expect=HIT,
+        look={"engine": {"max_num_batched_tokens": 64}},
+    ),
+    Variation(
+        name="how pictures are cached (LLaVA)",
+        family="images",
+        expect=HIT,
+        base=_PICTURE,
+        look={"engine": {"mm_processor_cache_gb": 0, "skip_mm_profiling": True}},
+    ),
+    Variation(
+        name="room for adapters, many at once",
+        expect=HIT,
+        base=_LORA,
+        within=_adapter,
+        prepare=adapters,
+        look={"engine": {"max_loras": 2, "max_cpu_loras": 3, "max_lora_rank": 16}},
+    ),
+    Variation(
+        name="variables about places and logs",
+        expect=HIT,
+        environ={"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_RPC_TIMEOUT": "9999"},
+    ),
     _same("max_num_seqs", max_num_seqs=2),
     _same("max_num_batched_tokens", max_num_batched_tokens=2048),
     _same("memory", kv_cache_memory_bytes=1 << 28),
@@ -227,6 +379,20 @@ SAME = (
     Variation(name="online fp8, the same", expect=HIT, base=_FP8),
     Variation(name="LongRoPE, the same", expect=HIT, family="long_rope"),
     Variation(name="Llama 4, the same", expect=HIT, family="tuned"),
+    Variation(
+        name="chunked attention (Llama 4), the same", expect=HIT, family="chunked"
+    ),
+    Variation(
+        name="Cohere2 in pages of two blocks, the same",
+        expect=HIT,
+        family="window_past",
+        base={"storage": {"blocks_per_chunk": 2}},
+    ),
+    Variation(
+        name="a model of embeddings, the same",
+        expect=HIT,
+        base={"embed": True, "engine": {"runner": "pooling", "convert": "embed"}},
+    ),
     Variation(
         name="own code, the same",
         expect=HIT,

@@ -13,7 +13,7 @@ from vllm_lives import Lives, log_probability_distance, tokens
 QUICK = ("llama", "draft", "swa_full", "mamba2")
 """What continuous integration runs; together they have every kind of pool."""
 
-SLOW = ("swa", "mla", "gdn")
+SLOW = ("swa", "mla", "gdn", "gdn_groups", "chunked")
 
 
 @attrs.frozen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -316,6 +317,43 @@ def test_weights_that_are_replaced_at_run_time_are_rejected(
 def test_overrides_that_are_a_function_are_rejected(config: Any, plan: Any) -> None:
     put(config, "model_config.hf_overrides", lambda given: given)
     with pytest.raises(KvdockError, match="hf_overrides is a function"):
+        identify(config, plan, OWN)
+
+
+def test_the_code_of_a_model_counts_where_a_plugin_has_brought_it(
+    config: Any, plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = identify(config, plan, OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (name,) = config.model_config.architectures
+    entry = SimpleNamespace(module_name="own_llama_of_a_plugin")
+    monkeypatch.setitem(config.model_config.registry.models, name, entry)
+    with pytest.raises(NamespaceError, match="own_llama_of_a_plugin"):
+        identify(config, plan, OWN)
+    found = {before.namespace(OWN)}
+    for code in ("one = 1", "one = 2"):
+        (tmp_path / "own_llama_of_a_plugin.py").write_text(code)
+        importlib.invalidate_caches()
+        found.add(identify(config, plan, OWN).namespace(OWN))
+    assert len(found) == 3
+
+
+def test_the_release_of_transformers_counts_where_it_has_the_code(
+    config: Any, plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = identify(config, plan, OWN)
+    assert "transformers" not in before.page_format
+    monkeypatch.setattr(
+        type(config.model_config), "using_transformers_backend", lambda _: True
+    )
+    assert "transformers" in identify(config, plan, OWN).page_format
+
+
+def test_an_encoder_and_a_decoder_are_rejected_before_vllms_own_assertion(
+    config: Any, plan: Any
+) -> None:
+    config.model_config.hf_config.is_encoder_decoder = True
+    with pytest.raises(SettingsError, match="an encoder and a decoder"):
         identify(config, plan, OWN)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HIT, MISS = "hit", "miss"
 COLD = ["", "cold"]
-STORES = frozenset({"swap", "forget_host", "later_lora", "later_prompts"})
+STORES = frozenset({"swap", "reload", "forget_host", "later_lora", "later_prompts"})
 """What the storing engine alone does."""
 
 PER_PROCESS = 12
@@ -89,12 +89,12 @@ class Seen:
 def try_all(lives: Lives, folder: Path, chosen: Sequence[Variation]) -> dict[str, Seen]:
     """Run the engines of all variations; return what each second one did."""
     found: dict[str, Seen] = {}
-    for number, batch in enumerate(_batches(chosen)):
+    for number, batch in enumerate(batches(chosen)):
         found |= _try_batch(lives, folder / str(number), batch)
     return found
 
 
-def _batches(chosen: Sequence[Variation]) -> Iterable[list[Variation]]:
+def batches(chosen: Sequence[Variation]) -> Iterable[list[Variation]]:
     """Cut variations so that the engines of a batch share variables and memory."""
     by_environ: dict[str, list[Variation]] = {}
     for one in chosen:

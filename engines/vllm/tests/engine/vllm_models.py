@@ -170,6 +170,21 @@ def _gated_delta_net() -> Any:
     )
 
 
+def _several_states() -> Any:
+    """Three layers with states to one with attention, as they are published."""
+    config = _gated_delta_net()
+    config.layer_types = ["linear_attention"] * 3 + ["full_attention"]
+    return config
+
+
+def _chunked() -> Any:
+    """Layers that see the tokens of their own chunk alone, beside one that sees all."""
+    config = _tuned_temperature()
+    config.attention_chunk_size = 64
+    config.no_rope_layers = [1, 0]
+    return config
+
+
 def _long_rope() -> Any:
     """Rotary factors that are chosen by the length that an engine is started with."""
     from transformers import Phi3Config
@@ -274,6 +289,7 @@ FAMILIES = {
         ),
         Tiny(name="long_rope", config=_long_rope),
         Tiny(name="tuned", config=_tuned_temperature),
+        Tiny(name="chunked", config=_chunked, pools=("kv", "swa"), prompt_tokens=200),
         Tiny(
             name="window_past",
             config=_window_past_a_chunk,
@@ -288,6 +304,13 @@ FAMILIES = {
             name="gdn",
             config=_gated_delta_net,
             pools=("kv", "mamba"),
+            prompt_tokens=700,
+            engine=_HALF,
+        ),
+        Tiny(
+            name="gdn_groups",
+            config=_several_states,
+            pools=("kv", "mamba", "mamba_1", "mamba_2"),
             prompt_tokens=700,
             engine=_HALF,
         ),

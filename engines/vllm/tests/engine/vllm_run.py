@@ -100,6 +100,16 @@ def answers(
             given_lora["path"],
             load_inplace=given_lora.get("load_inplace", False),
         )
+    if phase.get("embed"):
+        # The last bits differ with the shape of a batch.
+        return [
+            {
+                "cached": one.num_cached_tokens,
+                "tokens": [round(part, 3) for part in one.outputs.embedding],
+                "logprobs": [],
+            }
+            for one in llm.embed(given, use_tqdm=False)
+        ]
     found = llm.generate(given, chosen, use_tqdm=False, **more)
     return [
         {
@@ -168,6 +178,30 @@ def let_llvmlite_be_read() -> None:
     library.__getattr__ = answer_but_dict
 
 
+def change_between_rounds(llm: Any, tier: Any, phase: dict[str, Any]) -> dict[str, Any]:
+    """Do what a phase names between two rounds; return the phase of the next one."""
+    if phase.get("drain"):
+        # Late calls have ended, and the device has lost its pages.
+        assert tier._transfers.drain(60)
+        assert llm.reset_prefix_cache()
+    if phase.get("swap"):
+        # An ordinary roll-out: other files, the same path.
+        new, used = phase["swap"]
+        shutil.copytree(new, used, dirs_exist_ok=True)
+    if phase.get("reload"):
+        path = {"weights_path": phase["reload"]}
+        llm.collective_rpc("reload_weights", kwargs=path)
+        assert llm.reset_prefix_cache()
+    if phase.get("forget_host"):
+        # What the device still has is stored again.
+        llm.llm_engine.engine_core.engine_core.scheduler.connector.reset_cache()
+    later = {"lora": "later_lora", "prompts": "later_prompts"}
+    return {
+        **phase,
+        **{own: phase[one] for own, one in later.items() if phase.get(one)},
+    }
+
+
 def live(phase: dict[str, Any]) -> dict[str, Any]:
     """Run one engine."""
     from vllm.config import KVTransferConfig
@@ -214,22 +248,9 @@ def live(phase: dict[str, Any]) -> dict[str, Any]:
         return {**did, **watch.found()}
     rounds, accepted, seconds = [], [], []
     for number in range(phase.get("rounds", 1)):
-        if number and phase.get("drain"):
-            # Late calls have ended, and the device has lost its pages.
-            assert tier._transfers.drain(60)
-            assert llm.reset_prefix_cache()
         before = time.monotonic()
-        if number and phase.get("swap"):
-            # An ordinary roll-out: other files, the same path.
-            new, used = phase["swap"]
-            shutil.copytree(new, used, dirs_exist_ok=True)
-        if number and phase.get("forget_host"):
-            # What the device still has is stored again.
-            llm.llm_engine.engine_core.engine_core.scheduler.connector.reset_cache()
         if number:
-            later = {"lora": "later_lora", "prompts": "later_prompts"}
-            given = {own: phase[one] for own, one in later.items() if phase.get(one)}
-            phase = {**phase, **given}
+            phase = change_between_rounds(llm, tier, phase)
         salts = phase.get("salts") or [phase.get("salt")]
         salt = salts[number % len(salts)]
         rounds.append(answers(llm, phase["prompts"], phase, salt))
