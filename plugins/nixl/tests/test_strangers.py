@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from direct_peers import PeerProcess, Side, mapped, memory_file
+from strangers import Heartbeat, trickling
 
 from kvdock import Outcome
 from kvdock.own_sockets import listening_ports, listens, own_tcp_sockets
@@ -19,6 +20,9 @@ from kvdock_nixl.ucx_transports import FENCED_TRANSPORTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+LONGEST_S = 0.1
+"""For which a thread of the engine may wait for the interpreter's lock."""
 
 SETTINGS: dict[str, object] = {"root": "/nowhere"}
 STRANGERS = 300
@@ -96,6 +100,35 @@ def test_a_receiver_closes_what_strangers_have_closed(side: Side) -> None:
     while left_at(places) and time.monotonic() < until:
         time.sleep(0.01)
     assert left_at(places) == 0
+
+
+@pytest.mark.parametrize("number", [8, pytest.param(64, marks=pytest.mark.slow), 500])
+def test_strangers_do_not_hold_a_withdrawal(side: Side, number: int) -> None:
+    endpoint, _ = side.endpoint()
+    ports = frozenset(port for _, port in places_of(endpoint))
+    with trickling(number, ports), Heartbeat() as heart:
+        assert side.withdraw()
+    assert heart.longest_s < LONGEST_S
+
+
+def test_requests_for_a_killed_peer_do_not_hold_the_lock(side: Side) -> None:
+    with (
+        memory_file(1 << 20) as path,
+        PeerProcess("nixl", path, SETTINGS) as receiver,
+    ):
+        endpoint, base = receiver.call("endpoint")
+        side.connect(endpoint)
+        row = np.zeros(1, np.int64)
+        arguments = (row, base + row, row + 4096, 1.0)
+        assert side.send(*arguments)[0] == [Outcome.OK]
+        receiver.kill()
+        with Heartbeat() as heart:
+            until = time.monotonic() + 3
+            while time.monotonic() < until:
+                assert side.send(*arguments)[0] != [Outcome.OK]
+                time.sleep(0.002)
+            side.release()
+    assert heart.longest_s < LONGEST_S
 
 
 def test_a_server_that_opens_at_the_same_moment_is_left_alone(
