@@ -88,12 +88,20 @@ def secret(
     )
 
 
-def path(*, help: str) -> Any:  # noqa: A002, ANN401 - as attrs.field
-    """Declare the path where pages are kept; it has no default and is not empty.
+def path(*, help: str, required: bool = True) -> Any:  # noqa: A002, ANN401 - as attrs.field
+    """Declare the path where pages are kept; it is not empty.
 
     No two backends of an attachment may have the same.
+
+    Args:
+        help: What it is for.
+        required: Whether it must be given; it is None otherwise.
     """
-    return attrs.field(converter=as_path, metadata=_about(help, None, place=True))
+    about = _about(help, None, place=True)
+    if required:
+        return attrs.field(converter=as_path, metadata=about)
+    optional = attrs.converters.optional(as_path)
+    return attrs.field(default=None, converter=optional, metadata=about)
 
 
 def size(
