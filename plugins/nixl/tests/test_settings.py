@@ -20,7 +20,8 @@ def given(**settings: object) -> NixlSettings:
 
 
 def test_nothing_is_required_and_io_uring_is_the_default() -> None:
-    settings = given()
+    settings = given(root="")
+    assert given() == settings
     assert (settings.root, settings.io, settings.direct) == (
         None, IOMethod.IO_URING, False,
     )  # fmt: skip
