@@ -86,7 +86,7 @@ class Endpoint(msgspec.Struct, frozen=True, array_like=True):
         """
         try:
             form, found = _endpoints.decode(data)
-        except (msgspec.MsgspecError, RecursionError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             form = ""
         if (
             form != backend
