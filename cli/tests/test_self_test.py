@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+from types import SimpleNamespace
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]  # has no types
+import pytest
 from direct_reference import DirectReference, Receiver
 
 from kvdock.testing.loading import load_backend
@@ -44,20 +47,37 @@ class Everywhere(DirectReference):
 
     listener: socket.socket
 
+    def __init__(self, host: str) -> None:
+        super().__init__()
+        self.host = host
+
     def receiver(self, blocks: Any) -> Receiver:
         made = super().receiver(blocks)
-        self.listener = socket.create_server(("", 0))  # not accepted
+        self.listener = socket.create_server((self.host, 0))  # not accepted
         return made
 
 
-def test_a_port_that_listens_on_all_interfaces_is_warned_of() -> None:
+@pytest.mark.parametrize(
+    ("host", "others"), [("", []), ("127.0.0.2", []), ("127.0.0.2", ["127.0.0.3"])]
+)
+def test_a_port_that_listens_on_all_interfaces_is_warned_of(
+    host: str, others: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = {
+        f"eth{number}": [SimpleNamespace(family=socket.AF_INET, address=one)]
+        for number, one in enumerate(["127.0.0.2", *others])
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: addresses)
     backend = load_backend("direct_reference:direct")
-    plugin = Everywhere()
+    plugin = Everywhere(host)
     backend.plugin.manager.unregister(name=backend.name)
     backend.plugin.manager.register(plugin, name=backend.name)
     *_, found = self_test(backend, {})
     try:
         port = plugin.listener.getsockname()[1]
+        if others:
+            assert not found.warning, "one of two interfaces"
+            return
         assert found.ok
         assert found.warning
         assert f"(now {port}) listen on all interfaces" in found.what

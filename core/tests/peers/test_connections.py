@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import attrs
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -32,6 +33,7 @@ PIECES = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=4).map(tuple)
 ENDPOINTS = st.builds(
     Endpoint, st.tuples(st.text(), st.text()), NUMBERS, PIECES, st.binary(max_size=20)
 )
+ENDPOINT = Endpoint(("a", "b"), 64, ((4096, 1),))
 
 
 @attrs.define(eq=False)
@@ -134,31 +136,56 @@ def test_an_endpoint_comes_back_from_its_bytes(endpoint: Endpoint) -> None:
 
 
 def test_bytes_behind_an_endpoint_without_metadata_are_rejected() -> None:
-    whole = Endpoint(("a", "b"), 64, ((4096, 1),)).to_bytes("some")
+    whole = ENDPOINT.to_bytes("some")
     assert not Endpoint.from_bytes(whole, "some", 2, metadata=False).metadata
-    with pytest.raises(KvdockError, match="not one of the some backend"):
-        Endpoint.from_bytes(whole + b"more", "some", 2, metadata=False)
+    more = msgspec.structs.replace(ENDPOINT, metadata=b"more").to_bytes("some")
+    for wrong in (whole + b"more", more):
+        with pytest.raises(KvdockError, match="not one of the some backend"):
+            Endpoint.from_bytes(wrong, "some", 2, metadata=False)
 
 
 @given(ENDPOINTS, st.data())
 def test_a_part_of_an_endpoint_is_rejected(endpoint: Endpoint, data: Any) -> None:
     memory = (*endpoint.memory, (4096, 1))
-    whole = attrs.evolve(endpoint, memory=memory, metadata=b"").to_bytes("some")
+    whole = msgspec.structs.replace(endpoint, memory=memory).to_bytes("some")
     cut = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(KvdockError, match="not one of the some backend"):
         Endpoint.from_bytes(whole[:cut], "some", 2, metadata=True)
 
 
-@pytest.mark.parametrize("count", ["1e400", "-1", "1" + "0" * 30, "NaN", "true"])
-def test_an_endpoint_with_an_odd_number_of_pieces_is_rejected(count: str) -> None:
-    line = f'["kvdock-some/1", "name", 64, {count}]'
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"memory": ((4096, -1),)}, {"memory": ((1 << 62, 1),)}, {"memory": ((1,),)},
+        {"memory": (("a", 1),)}, {"memory": None}, {"scratch": -1}, {"scratch": True},
+        {"scratch": 1e400}, {"names": (b"a", "b")}, {"names": "ab"}, {"metadata": 1},
+    ],
+)  # fmt: skip
+def test_an_endpoint_with_a_value_out_of_bounds_is_rejected(
+    changed: dict[str, Any],
+) -> None:
+    wrong = msgspec.structs.replace(ENDPOINT, **changed).to_bytes("some")
     with pytest.raises(KvdockError, match="not one of the some backend"):
-        Endpoint.from_bytes(line.encode() + b"\n", "some", 1, metadata=True)
+        Endpoint.from_bytes(wrong, "some", 2, metadata=True)
+
+
+def test_an_endpoint_with_a_name_that_is_no_text_is_rejected() -> None:
+    wrong = ENDPOINT.to_bytes("some").replace(b"\xa1a", b"\xa1\xff")
+    with pytest.raises(KvdockError, match="not one of the some backend"):
+        Endpoint.from_bytes(wrong, "some", 2, metadata=True)
+
+
+def test_a_long_endpoint_costs_next_to_nothing() -> None:
+    for wrong in (b"\x91" * (1 << 20), b"\x92\xa4some" + b"\xdd\xff\xff\xff\xff"):
+        began = time.process_time()
+        with pytest.raises(KvdockError, match="not one of the some backend"):
+            Endpoint.from_bytes(wrong, "some", 2, metadata=True)
+        assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize(("backend", "names"), [("other", 2), ("some", 1), ("some", 3)])
 def test_an_endpoint_of_another_backend_is_rejected(backend: str, names: int) -> None:
-    found = Endpoint(("a", "b"), 64, ((4096, 1),)).to_bytes("some")
+    found = ENDPOINT.to_bytes("some")
     with pytest.raises(KvdockError, match="not one of"):
         Endpoint.from_bytes(found, backend, names, metadata=True)
 

@@ -21,7 +21,8 @@ from strangers import Heartbeat, trickling
 from kvdock import Outcome
 from kvdock.own_sockets import listening_ports
 from kvdock_mooncake.connect import join
-from kvdock_mooncake.teardown import end_store
+from kvdock_mooncake.shutdown import STORES
+from kvdock_mooncake.teardown import PATIENCE_S, end_store
 
 if TYPE_CHECKING:
     from kvdock_mooncake.settings import MooncakeSettings
@@ -30,6 +31,8 @@ pytestmark = pytest.mark.mooncake
 
 LONGEST_S = 0.1
 """For which a thread of the engine may wait for the interpreter's lock."""
+SLACK_S = 5.0
+"""For which a machine under load may be late; strangers trickle for 30 s."""
 
 MANY = pytest.mark.parametrize(
     "number", [8, pytest.param(64, marks=pytest.mark.slow), 500]
@@ -51,6 +54,11 @@ def test_the_heartbeat_feels_a_lock_that_is_held_asleep() -> None:
     assert heart.longest_s > LONGEST_S
 
 
+def check(heart: Heartbeat, took_s: float, deadline_s: float) -> None:
+    assert heart.longest_s < LONGEST_S, "the lock was held"
+    assert took_s < deadline_s + SLACK_S, "it outlasted its deadline"
+
+
 @MANY
 def test_strangers_do_not_hold_a_withdrawal(side: Side, number: int) -> None:
     before = listening_ports()
@@ -59,9 +67,7 @@ def test_strangers_do_not_hold_a_withdrawal(side: Side, number: int) -> None:
         began = time.monotonic()
         assert side.withdraw()
         took = time.monotonic() - began
-    assert (heart.longest_s < LONGEST_S, took < 2) == (True, True), (
-        f"the lock was held for {heart.longest_s:.3f} s, withdraw took {took:.3f} s"
-    )
+    check(heart, took, PATIENCE_S)
 
 
 @MANY
@@ -74,9 +80,7 @@ def test_strangers_do_not_hold_a_store_that_is_closed(
         began = time.monotonic()
         assert end_store(store)
         took = time.monotonic() - began
-    assert (heart.longest_s < LONGEST_S, took < 3) == (True, True), (
-        f"the lock was held for {heart.longest_s:.3f} s, closing took {took:.3f} s"
-    )
+    check(heart, took, PATIENCE_S)
 
 
 def test_strangers_do_not_hold_the_last_pool_of_a_lender(
@@ -88,12 +92,14 @@ def test_strangers_do_not_hold_the_last_pool_of_a_lender(
         began = time.monotonic()
         rig.release()
         took = time.monotonic() - began
-    assert (heart.longest_s < LONGEST_S, took < 3) == (True, True), (
-        f"the lock was held for {heart.longest_s:.3f} s, release took {took:.3f} s"
-    )
+    check(heart, took, PATIENCE_S)
 
 
 def test_a_sender_takes_no_connection(side: Side) -> None:
+    # While one is set up, as by a late test, a port of its own may be the store's.
+    until = time.monotonic() + 60
+    while STORES.running and time.monotonic() < until:
+        time.sleep(0.01)
     before = listening_ports()
     with (
         memory_file(1 << 22) as path,
@@ -135,7 +141,5 @@ def test_requests_for_a_killed_peer_do_not_hold_the_lock(
                 slowest = max(slowest, took)
                 threads.add(len(list(Path("/proc/self/task").iterdir())))
                 time.sleep(0.002)
-    assert (heart.longest_s < LONGEST_S, slowest < 2) == (True, True), (
-        f"the lock was held for {heart.longest_s:.3f} s, a send took {slowest:.3f} s"
-    )
+    check(heart, slowest, 1.0)
     assert max(threads) < min(threads) + 32

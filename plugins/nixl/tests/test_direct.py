@@ -8,10 +8,13 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 from direct_contract import DirectContract, check_mutations, check_trial
+from direct_fuzz import Fuzz
 from direct_peers import connected, two_processes
+from direct_trials import Rank, pools_of
 from listening import listening
 
-from kvdock import Outcome
+from kvdock import Attachment, Dock, Namespace, Outcome, Region, Shard
+from kvdock.errors import KvdockError
 from kvdock_nixl.ucx_transports import FENCED_TRANSPORTS, is_fenced
 
 
@@ -60,6 +63,29 @@ def test_requests_between_random_layouts_arrive_without_a_wrong_byte() -> None:
 @pytest.mark.slow
 def test_changed_messages_are_taken_or_rejected_and_nothing_else() -> None:
     check_mutations("nixl", 300)
+
+
+def test_pages_go_to_peers_without_a_root() -> None:
+    pools = pools_of("mha", 4, ["page_object"])[:1]
+    sender, receiver = (Rank(pools, backend="nixl", given={}) for _ in range(2))
+    try:
+        Fuzz("nixl", sender, receiver, np.random.default_rng(0)).healthy()
+        cache = sender.attachment
+        assert not cache.exists(["a"]).best
+        assert cache.put(["a"], {"kv": [0]}).outcomes["kv"][0] == Outcome.REFUSED
+        assert cache.get(["a"], {"kv": [0]}).outcomes["kv"][0] == Outcome.ABSENT
+    finally:
+        assert all(one.attachment.close() for one in (sender, receiver))
+
+
+def test_pages_are_not_stored_without_a_root() -> None:
+    pool = pools_of("mha", 4, ["page_object"])[0]
+    dock = Dock.load(require=["nixl"], environ={"KVDOCK_PLUGINS": "nixl"})
+    plan = dock.plan([pool], Shard())
+    memory = np.zeros(pool.page_bytes(Shard()), np.uint8)
+    region = Region.of(pool, Shard(), [memory], 1)
+    with pytest.raises(KvdockError, match="setting 'root' is missing"):
+        Attachment.open(dock, plan, Namespace(model="m"), {"kv": region})
 
 
 def test_its_ports_and_addresses_can_be_fenced(tmp_path: Path) -> None:

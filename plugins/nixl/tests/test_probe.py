@@ -103,7 +103,7 @@ def test_where_io_uring_is_denied_the_doctor_names_the_alternative(
         "from kvdock_nixl.probe import findings\n"
         "from kvdock_nixl.settings import NixlSettings\n"
         f"for more in {{}}, {{'io': 'aio', 'direct': True}}:\n"
-        f"    found = findings(NixlSettings({str(tmp_path / 'root')!r}, "
+        f"    found = findings(NixlSettings(root={str(tmp_path / 'root')!r}, "
         "free_space=0, **more))\n"
         "    print(json.dumps([found[-1].ok, found[-1].what, found[-1].hint]))\n"
     )

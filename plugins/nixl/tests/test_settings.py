@@ -19,11 +19,12 @@ def given(**settings: object) -> NixlSettings:
     return found
 
 
-def test_only_the_root_is_required_and_io_uring_is_the_default() -> None:
-    settings = given(root="/x")
-    assert (settings.io, settings.direct) == (IOMethod.IO_URING, False)
-    with pytest.raises(SettingsError, match="'root' is missing"):
-        given()
+def test_nothing_is_required_and_io_uring_is_the_default() -> None:
+    settings = given(root="")
+    assert given() == settings
+    assert (settings.root, settings.io, settings.direct) == (
+        None, IOMethod.IO_URING, False,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("io", ["aio", "gds", "gds_mt"])

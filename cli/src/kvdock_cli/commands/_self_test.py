@@ -179,14 +179,25 @@ def _open_to_all(ports: Sequence[int]) -> tuple[Finding, ...]:
 
 
 def _open_ports() -> set[int]:
-    """Return the ports on which this process listens on all interfaces."""
+    """Return the ports on which this process listens on all interfaces.
+
+    UCX has a port for each, not one for all.
+    """
+    import socket  # noqa: PLC0415 - as above
+
     import psutil  # type: ignore[import-untyped]  # noqa: PLC0415 - has no types
 
     process = psutil.Process()
     # `connections` before psutil 6.
     ask = getattr(process, "net_connections", None) or process.connections
-    return {
-        one.laddr.port
-        for one in ask(kind="tcp")
-        if one.status == psutil.CONN_LISTEN and one.laddr.ip in _EVERYWHERE
+    found = [one.laddr for one in ask(kind="tcp") if one.status == psutil.CONN_LISTEN]
+    every = {
+        one.address
+        for name, own in psutil.net_if_addrs().items()
+        for one in own
+        if one.family == socket.AF_INET and name != "lo"
     }
+    open_at = {*_EVERYWHERE}
+    if every <= {one.ip for one in found}:
+        open_at |= every
+    return {one.port for one in found if one.ip in open_at}

@@ -88,12 +88,23 @@ def secret(
     )
 
 
-def path(*, help: str) -> Any:  # noqa: A002, ANN401 - as attrs.field
-    """Declare the path where pages are kept; it has no default and is not empty.
+def path(*, help: str, required: bool = True) -> Any:  # noqa: A002, ANN401 - as attrs.field
+    """Declare the path where pages are kept.
 
     No two backends of an attachment may have the same.
+
+    Args:
+        help: What it is for.
+        required: Whether it must be given; if not, None or an empty text is none.
     """
-    return attrs.field(converter=as_path, metadata=_about(help, None, place=True))
+    about = _about(help, None, place=True)
+    if required:
+        return attrs.field(converter=as_path, metadata=about)
+    return attrs.field(
+        default=None,
+        converter=lambda given: as_path(given) if given not in (None, "") else None,
+        metadata=about,
+    )
 
 
 def size(

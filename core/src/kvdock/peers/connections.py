@@ -7,15 +7,14 @@ tried again, and how long memory is held after a failed transfer is the same for
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, TypeVar
 
 import attrs
-import numpy as np
+import msgspec
 
 from kvdock.batch import Batch, BatchResult, MemoryHold, Outcome
 from kvdock.errors import KvdockError
@@ -38,8 +37,10 @@ DRAIN_S = 5.0
 
 _PATIENCE_S = 5.0
 """How long `withdraw` waits; what listens then still is closed by a later call."""
-_HIGHEST = 1 << 62
 _SHARED = "peers"
+
+_Place = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+"""Of an address or a size; a sum of two is no negative number."""
 
 Pieces = tuple[tuple[int, int], ...]
 """Address and size of pieces of host memory, bytes."""
@@ -49,8 +50,7 @@ class TransferLost(Exception):  # noqa: N818 - handled by `PeerConnections`
     """A transfer failed, or did not end in time: an unknown part was written."""
 
 
-@attrs.frozen
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True, array_like=True):
     """The way to a peer, and the memory of one pool there.
 
     Args:
@@ -61,50 +61,46 @@ class Endpoint:
     """
 
     names: tuple[str, ...]
-    scratch: int
-    memory: Pieces = attrs.field(repr=False)
-    metadata: bytes = attrs.field(default=b"", repr=False)
+    scratch: _Place
+    memory: tuple[tuple[_Place, _Place], ...]
+    metadata: bytes = b""
 
     def to_bytes(self, backend: str) -> bytes:
-        """Write a line of JSON, the memory as 64-bit integers, and the metadata."""
-        head = [f"kvdock-{backend}/1", *self.names, self.scratch, len(self.memory)]
-        memory = np.array(self.memory, "<i8").tobytes()
-        return json.dumps(head).encode() + b"\n" + memory + self.metadata
+        """Write it as MessagePack, with the name of the backend."""
+        return msgspec.msgpack.encode((backend, self))
 
     @classmethod
     def from_bytes(
         cls, data: bytes, backend: str, names: int, *, metadata: bool
-    ) -> Self:
+    ) -> Endpoint:
         """Read what `to_bytes` wrote; it came over a network.
 
         Args:
             data: All of it.
             backend: The backend that shall have written it.
             names: How many names it has.
-            metadata: Whether metadata may follow.
+            metadata: Whether it may have metadata.
 
         Raises:
             KvdockError: If it is not an endpoint of this backend.
         """
-        line, _, rest = data.partition(b"\n")
         try:
-            form, *given, scratch, count = json.loads(line)
-            memory = np.frombuffer(rest, "<i8", 2 * count).reshape(-1, 2)
-            known = form == f"kvdock-{backend}/1" and len(given) == names
-            known = known and all(isinstance(one, str) for one in given)
-            known = known and 0 < scratch < _HIGHEST and count >= 0
-            # Above, an address and a size could add up to a negative number.
-            known = known and bool(((memory >= 0) & (memory < _HIGHEST)).all())
-            known = known and (metadata or len(rest) == 16 * count)
-        except (ValueError, TypeError, OverflowError, RecursionError):
-            known = False
-        if not known:
+            form, found = _endpoints.decode(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            form = ""
+        if (
+            form != backend
+            or len(found.names) != names
+            or (found.metadata and not metadata)
+        ):
             raise KvdockError(
                 f"an endpoint is not one of the {backend} backend",
                 fix="Use the same backend and the same release of it on both sides.",
             )
-        pieces = tuple((start, nbytes) for start, nbytes in memory.tolist())
-        return cls(tuple(given), int(scratch), pieces, rest[16 * count :])
+        return found
+
+
+_endpoints = msgspec.msgpack.Decoder(tuple[str, Endpoint])
 
 
 class Link(Protocol):

@@ -41,6 +41,7 @@ _FORMAT = b"kvd2"
 _UNSIGNED = bytes(MAC_BYTES)
 
 T = TypeVar("T")
+W = TypeVar("W", bound="_Wire")
 
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 _Number = Annotated[int, Meta(ge=0, lt=1 << 56)]
@@ -208,15 +209,8 @@ class Offer(Message):
     epoch: Epoch
 
     def _wire(self) -> _OfferWire:
-        return _OfferWire(
-            self.pool,
-            self.transport,
-            self.endpoint,
-            _grid_to_wire(self.grid),
-            self.compatibility,
-            self.required,
-            _EpochWire(*attrs.astuple(self.epoch)),
-        )
+        epoch = _to_wire(_EpochWire, self.epoch)
+        return _to_wire(_OfferWire, self, grid=_grid_to_wire(self.grid), epoch=epoch)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Offer:
@@ -287,16 +281,8 @@ class Ticket(Message):
             )
             for name, one in self.pools.items()
         }
-        return _TicketWire(
-            self.request,
-            self.number,
-            self.sender,
-            self.claim,
-            _EpochWire(*attrs.astuple(self.epoch)),
-            self.duration_s,
-            self.digests,
-            pools,
-        )
+        epoch = _to_wire(_EpochWire, self.epoch)
+        return _to_wire(_TicketWire, self, epoch=epoch, pools=pools)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Ticket:
@@ -338,13 +324,11 @@ class Completion(Message):
     digests: Mapping[str, UInt64Array] = attrs.field(factory=dict, repr=False)
 
     def _wire(self) -> _CompletionWire:
-        return _CompletionWire(
-            self.request,
-            self.sender,
-            self.ended,
-            {name: int(one) for name, one in self.outcomes.items()},
-            {name: one.astype("<u8").tobytes() for name, one in self.digests.items()},
-        )
+        outcomes = {name: int(one) for name, one in self.outcomes.items()}
+        digests = {
+            name: one.astype("<u8").tobytes() for name, one in self.digests.items()
+        }
+        return _to_wire(_CompletionWire, self, outcomes=outcomes, digests=digests)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Completion:
@@ -396,15 +380,16 @@ def _epoch(wire: _EpochWire) -> Epoch:
 
 def _grid_to_wire(grid: Grid) -> _GridWire:
     parts = tuple(
-        _PartWire(**_fields(part, bases=part.bases.astype("<i8").tobytes()))
+        _to_wire(_PartWire, part, bases=part.bases.astype("<i8").tobytes())
         for part in grid.parts
     )
-    return _GridWire(**_fields(grid, parts=parts))
+    return _to_wire(_GridWire, grid, parts=parts)
 
 
-def _fields(record: Any, **other: object) -> dict[str, Any]:  # noqa: ANN401 - of attrs
-    """Return what a record of the wire has, whose fields have the same names."""
-    return attrs.asdict(record, recurse=False) | other
+def _to_wire(kind: type[W], record: object, **other: object) -> W:
+    """Return a record as the wire has it; its fields have the same names."""
+    given = {name: getattr(record, name) for name in kind.__struct_fields__}
+    return kind(**{**given, **other})
 
 
 def _grid_from_wire(wire: _GridWire) -> Grid:

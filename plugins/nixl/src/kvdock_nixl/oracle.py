@@ -17,4 +17,4 @@ class NixlOracle(SegmentOracle, Oracle):
 
 def oracle(settings: NixlSettings) -> NixlOracle:
     """Return the oracle of a store with these settings."""
-    return NixlOracle(settings.root)
+    return NixlOracle(settings.require_root())

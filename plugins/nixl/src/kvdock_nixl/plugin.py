@@ -22,7 +22,7 @@ from kvdock_nixl.settings import NixlSettings
 
 if TYPE_CHECKING:
     from kvdock import PoolSpec, Region, Shard
-    from kvdock_nixl.store import NixlStore
+    from kvdock_nixl.store import NixlStore, NoPages
 
 
 @hookimpl
@@ -91,7 +91,7 @@ def kvdock_check_capability(
 @hookimpl
 def kvdock_register_pool(
     pool: PoolSpec, region: Region, config: AttachConfig
-) -> NixlStore:
+) -> NixlStore | NoPages:
     """Open the store of this namespace and pool, and register the pool's memory."""
     from kvdock_nixl.store import open_pool  # noqa: PLC0415 - same
 

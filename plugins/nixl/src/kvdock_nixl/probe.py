@@ -37,6 +37,9 @@ def findings(settings: NixlSettings) -> list[Finding]:
     what, hint = why_not(settings.io)
     if what:
         return [*found, Finding(ok=False, what=what, hint=hint)]
+    if settings.root is None:
+        what = "no root is set: pages go to peers, and none are stored"
+        return [*found, Finding(ok=True, what=what), probe_direct(library, settings)]
     root = check_root(
         settings.root,
         free_bytes=settings.free_space,
@@ -56,7 +59,8 @@ def _round_trip(settings: NixlSettings) -> Finding:
     name = f".nixl-{os.getpid()}-{secrets.token_hex(4)}"
     try:
         # A root that is missing is created by an engine, on the same file system.
-        above = (settings.root, *settings.root.absolute().parents)
+        root = settings.require_root()
+        above = (root, *root.absolute().parents)
         place = next(one for one in above if os.access(one, os.F_OK))
         folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import MappingProxyType
 
 import attrs
 
-from kvdock.config import Alias, choice, option
+from kvdock.config import Alias, choice, option, path
 from kvdock.errors import SettingsError
 from kvdock.strict_enum import StrictEnum
 from kvdock_nixl.ucx_transports import FENCED_TRANSPORTS
@@ -49,6 +50,11 @@ class NixlSettings(SegmentSettings):
         SettingsError: If a value is out of its range.
     """
 
+    root: Path | None = path(  # type: ignore[assignment]  # a path in all others
+        help="Directory that holds the store; created if missing. May be left out "
+        "where pages only go to peers.",
+        required=False,
+    )
     io: IOMethod = choice(
         IOMethod.IO_URING,
         help="How NIXL moves bytes; all but io_uring need direct.",
@@ -72,3 +78,16 @@ class NixlSettings(SegmentSettings):
                 f"io {self.io.value!r} works with direct I/O alone",
                 fix="Set direct to true, or io to io_uring.",
             )
+
+    def require_root(self) -> Path:
+        """Return the root, without which no page is stored.
+
+        Raises:
+            SettingsError: If it is not set.
+        """
+        if self.root is None:
+            raise SettingsError(
+                "setting 'root' is missing",
+                fix="Name a directory; only pools that all go to peers need none.",
+            )
+        return self.root

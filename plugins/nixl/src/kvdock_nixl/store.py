@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvdock.peers.connections import ConnectedPool
-from kvdock.plugin import StoreWrapper
+from kvdock.plugin import StorelessPool, StoreWrapper
 from kvdock_nixl.direct import DirectConnections
 from kvdock_nixl.io_engine import NixlIOEngine
 from kvdock_segments import open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvdock import AttachConfig, PoolSpec, Region
     from kvdock_nixl.settings import NixlSettings
     from kvdock_segments import SegmentStore
@@ -34,15 +36,38 @@ class NixlStore(StoreWrapper):
         self.inner.close()
 
 
-def open_pool(pool: PoolSpec, region: Region, config: AttachConfig) -> NixlStore:
+class NoPages(StorelessPool):
+    """A pool that goes to peers alone."""
+
+    def touch(self, keys: Sequence[str]) -> None:
+        """Do nothing: there are no pages."""
+
+    def removed(self, limit: int) -> Sequence[str]:
+        """Return nothing, for the same reason."""
+        del limit
+        return ()
+
+    def capacity(self) -> None:
+        """Return None, for the same reason."""
+
+
+def open_pool(
+    pool: PoolSpec, region: Region, config: AttachConfig
+) -> NixlStore | NoPages:
     """Open the store of one pool of a namespace, and note its memory.
+
+    Pools that only go to peers need no store: without a root none is opened.
 
     Raises:
         KvdockError: If NIXL cannot be used here, or the root or a stored namespace
             record cannot be trusted.
     """
     settings: NixlSettings = config.settings
+    own = DirectConnections(settings.ucx_transports)
+    if settings.root is None and config.to_peers:
+        peers = ConnectedPool.of(config, region.blocks, own)
+        return NoPages(peers, peers.release)
+    settings.require_root()
     engine = NixlIOEngine.open(settings.io, region.blocks, direct=settings.direct)
     store = open_store(engine, pool, region, config)
-    own = DirectConnections(settings.ucx_transports)
     return NixlStore(store, ConnectedPool.of(config, region.blocks, own))
