@@ -32,6 +32,7 @@ WRONG_USE = [
     ("doctor", "file", "--set", "root"),
     ("route", *MODEL, "--tp", "2.5"),
     ("route", *MODEL, "--tp", "x"),
+    ("route", *MODEL, "--rank", "99999999999999999999"),
     ("route", *MODEL, "--dtype", "f99"),
     ("route", *MODEL, "--layout", "x"),
     ("route", *MODEL, "--context", "x"),
@@ -46,9 +47,15 @@ WRONG_USE = [
     ("demo", "--models", "--model", "x"),
     ("bench", "file", "--page", "x"),
     ("bench", "file", "--batch", "x"),
+    ("bench", "file", "--set", f"root={EMPTY}", "--recompute", "nan"),
+    ("config", "init", "file", "--config", "{dir}/new.txt"),
+    ("config", "init", "metrics", "--config", "{dir}/new.toml"),
     ("store", "gc", EMPTY, "--older", "x"),
     ("store", "gc", EMPTY, "--to", "x"),
     ("top", "http://[::1", "--once"),
+    ("top", "http://a host/", "--once"),
+    ("top", "http://127.0.0.1:1/a b", "--once"),
+    ("top", "http://..", "--once"),
     ("top", "http://127.0.0.1:1", "--interval", "0"),
     # A name that nothing has.
     ("nope",),
@@ -68,6 +75,7 @@ WRONG_USE = [
     ("config", "show", "--config", "{dir}/gone.toml"),
     ("config", "show", "--config", "{dir}/folder.toml"),
     ("config", "show", "--config", "{dir}/binary.toml"),
+    ("config", "show", "--config", "{dir}/tiers.toml"),
     ("ns", "show", GONE),
     ("ns", "show", EMPTY),
     ("ns", "diff", GONE, GONE),
@@ -102,6 +110,8 @@ PROBLEMS = [
     ("check", "s3", "--set", "url=s3://b", "--set", f"endpoint=http://{SERVER}"),
     ("check", "mooncake", "--set", f"master={SERVER}"),
     ("store", "ls", "s3://b", "--set", f"endpoint=http://{SERVER}"),
+    ("store", "ls", "az://b"),
+    ("store", "ls", "s3://b", "--set", "ca_bundle={dir}/file"),
     ("top", f"http://{SERVER}", "--once"),
 ]
 
@@ -121,6 +131,7 @@ def run(
     (tmp_path / "empty").mkdir(mode=0o700)
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "file").write_text("words\n")
+    (tmp_path / "tiers.toml").write_text("[tiers]\nnear = 1\n")
     for name in ("binary", "binary.toml"):
         (tmp_path / name).write_bytes(b"\xff\xfe\0")
     for name, value in {

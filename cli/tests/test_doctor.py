@@ -339,6 +339,36 @@ def test_a_broken_section_is_a_problem_and_stops_no_other(
     assert section["findings"][0]["what"] == "TypeError: 'int' object is not callable"
 
 
+def test_what_opens_stores_is_tried_as_well(shelf: Shelf, ask: Ask) -> None:
+    crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    shelf.add("far", crash, group="kvdock.stores", attribute="it")
+    data, code = ask("far")
+    (problem,) = data["problems"]
+    assert (code, problem["group"]) == (1, "kvdock.stores")
+    assert "SIGSEGV" in problem["cause"]
+
+
+def test_nothing_is_tried_but_what_is_named(
+    shelf: Shelf, ask: Ask, tmp_path: Path
+) -> None:
+    touch = f"import pathlib; pathlib.Path({str(tmp_path / 'tried')!r}).touch()\n"
+    probing(shelf, "good", "return ()")
+    probing(shelf, "other", "return ()", ("from kvdock", f"{touch}from kvdock"))
+    shelf.add("more", f"{touch}raise OSError", group="kvdock.stores", attribute="it")
+    shelf.add(
+        "engine",
+        "def examine(settings):\n    return ()\n",
+        group="kvdock.doctors",
+        attribute="examine",
+    )
+    for name in ("good", "engine"):
+        data, code = ask(name)
+        assert (code, len(data["sections"])) == (0, 1)
+    assert not (tmp_path / "tried").exists()
+    ask()
+    assert (tmp_path / "tried").exists()
+
+
 def test_what_is_not_allowed_is_not_examined(
     shelf: Shelf, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -151,6 +152,13 @@ def test_what_serves_no_metrics_of_kvdock_is_an_error_that_says_so(
     for url in ("ftp://host", "http://[::1", "http://[::1]:x", "http://a:99999999"):
         with pytest.raises(SettingsError, match="is not the address of metrics"):
             fetch(url)
+
+
+def test_metrics_of_vllm_are_read_behind_their_prefix() -> None:
+    theirs = re.sub("^kvdock", "vllm:kvdock", exposed(*GOOD), flags=re.MULTILINE)
+    assert "\nvllm:kvdock_keys_total{" in theirs
+    wanted = report.view_of("engine", Samples(exposed(*GOOD)))
+    assert report.view_of("engine", Samples(theirs)) == wanted
 
 
 def test_a_live_view_needs_a_terminal(engine: str) -> None:

@@ -9,7 +9,7 @@ from kvdock.errors import KvdockError
 from kvdock_cli.http_request import request
 
 _OK = 200
-_SAMPLE = re.compile(r"^(kvdock_\w+)(?:\{(.*)\})? (\S+)")
+_SAMPLE = re.compile(r"^(?:\w+:)?(kvdock_\w+)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPES = re.compile(r"\\(.)")
 
@@ -17,7 +17,7 @@ Labels = Mapping[str, str]
 
 
 class Samples:
-    """The samples of one answer that begin with `kvdock_`."""
+    """The samples of one answer that begin with `kvdock_`, or `vllm:kvdock_`."""
 
     def __init__(self, text: str) -> None:
         self._found: dict[str, list[tuple[Labels, float]]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+from contextlib import closing
 from urllib.parse import urlsplit
 
 import attrs
@@ -40,32 +41,30 @@ def request(
         f"{url!r} is not the address of {wanted}",
         fix="Write it like http://127.0.0.1:30000.",
     )
-    try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        port = parts.port
-    except ValueError as error:
-        raise wrong from error
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise wrong
     kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
-    connection = kinds[parts.scheme](parts.hostname, port, timeout=within_s)
     headers = {"Content-Type": "application/json"} if body else {}
     try:
-        connection.request(
-            "POST" if body else "GET",
-            parts.path.rstrip("/") or path,
-            body or None,
-            headers,
-        )
-        answer = connection.getresponse()
-        text = answer.read(_MOST_BYTES).decode(errors="replace")
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in kinds or not parts.hostname:
+            raise wrong
+        connection = kinds[parts.scheme](parts.hostname, parts.port, timeout=within_s)
+        with closing(connection):
+            connection.request(
+                "POST" if body else "GET",
+                parts.path.rstrip("/") or path,
+                body or None,
+                headers,
+            )
+            answer = connection.getresponse()
+            text = answer.read(_MOST_BYTES).decode(errors="replace")
+    except (ValueError, http.client.InvalidURL) as error:
+        # A blank, a letter that is not ASCII, or a label that no host can have.
+        raise wrong from error
     except (OSError, http.client.HTTPException) as error:
         raise KvdockError(
             f"no {wanted} come from {url}: {_words(error)}",
             fix="Look whether the engine runs and listens there.",
         ) from error
-    finally:
-        connection.close()
     return Answer(answer.status, text)
 
 

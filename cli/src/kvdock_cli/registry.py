@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -17,12 +17,10 @@ from typer.main import get_command
 
 from kvdock.errors import did_you_mean
 from kvdock.plugin import (
-    OWN_DISTRIBUTIONS,
     BrokenPlugin,
     LoadStage,
     import_entry_point,
     split_duplicates,
-    try_each,
     usable_entry_points,
 )
 from kvdock_cli.output import UsageProblem
@@ -104,23 +102,15 @@ def load(candidate: Candidate) -> Any:  # noqa: ANN401 - a class that typer keep
         ) from error
 
 
-def problems() -> tuple[PluginProblem, ...]:
-    """Import every command and return what is wrong with any.
-
-    Those of other distributions are tried in processes of their own first.
-    """
-    alone, found = split_duplicates(usable_entry_points(GROUP))
-    foreign = [one for one in alone if one.distribution not in OWN_DISTRIBUTIONS]
-    unfit = try_each(foreign)
-    found += tuple(unfit.values())
-    for candidate in alone:
-        if candidate in unfit:
-            continue
+def problems(candidates: Iterable[Candidate]) -> tuple[PluginProblem, ...]:
+    """Import commands and return what is wrong with any."""
+    found = []
+    for candidate in candidates:
         try:
             load(candidate)
         except BrokenPlugin as broken:
-            found += (broken.problem,)
-    return found
+            found.append(broken.problem)
+    return tuple(found)
 
 
 def _made(name: str, found: object, about: str) -> Any:  # noqa: ANN401 - a class that typer keeps private

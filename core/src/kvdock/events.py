@@ -198,12 +198,21 @@ class MemoryHeld:
 
 @attrs.frozen(kw_only=True)
 class PoolRouted:
-    """A pool was attached, or is not stored, for the reason given."""
+    """A pool was attached, or is not stored, for the reason given.
+
+    Args:
+        pool: Its name.
+        backend: The backend that keeps it, the nearest of several; "" for none.
+        enabled: Whether it is stored.
+        reason: Why there, or why not.
+        farther: The backends that keep it behind the nearest one.
+    """
 
     pool: str
     backend: str
     enabled: bool
     reason: str
+    farther: Sequence[str] = ()
 
 
 @attrs.frozen(kw_only=True)

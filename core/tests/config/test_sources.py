@@ -171,6 +171,7 @@ def test_lists_are_written_with_commas_in_the_environment() -> None:
     ("engine", "environ", "message"),
     [
         ({"cores": {}}, {}, "engine: unknown section 'cores'.*'core'"),
+        ({"tiers": {}}, {}, "engine: tiers is a list of backends, not a section"),
         (
             {"core": {"deadlines": {"gte": 1}}},
             {},

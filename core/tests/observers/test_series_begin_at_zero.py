@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 from shelf import Engine, Shelf, attention, patient
+from tiered import Tiers
 
 from kvdock.batch import Outcome
 from kvdock.events import MemoryHeld, Origin, PagesRestored, PoolsDetached
@@ -30,6 +31,16 @@ def test_every_outcome_of_a_stored_pool_is_shown_at_0_when_it_is_attached() -> N
     assert shown == wanted
     carried = {one.labels[2:4]: one.values for one in told}
     assert carried == dict.fromkeys(wanted, (0.0,))
+
+
+def test_every_tier_of_a_pool_is_shown_at_0_when_it_is_attached() -> None:
+    registry = CollectorRegistry()
+    tiers = Tiers((Shelf("near"), Shelf("far")), observers=[Metrics(registry)])
+    with tiers.cache:
+        for backend in ("near", "far"):
+            labels = {"backend": backend, "pool": "kv", "operation": "get"}
+            labels |= {"outcome": "corrupt", "rank": "0", "model": "m"}
+            assert registry.get_sample_value("kvdock_keys_total", labels) == 0
 
 
 GAUGES = {metric.name for metric in METRICS if metric.kind is MetricKind.GAUGE}

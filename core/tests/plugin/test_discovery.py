@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +17,8 @@ from kvdock.plugin.trial import try_each
 from kvdock.plugin.validation import LoadStage
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tiny import Shelf
 
 REGISTER = "def kvdock_register_pool(pool, region, config)"
@@ -438,6 +444,36 @@ def test_a_plugin_that_ends_its_process_is_named_and_the_others_are_tried(
     assert problem.stage == LoadStage.IMPORT
     assert cause in problem.cause
     assert "KVDOCK_DENY=kvdock-bad" in problem.fix
+
+
+def test_an_interrupt_ends_the_trials_at_once(shelf: Shelf, tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    hang = (
+        "import os, pathlib, threading\n"
+        f"pathlib.Path({str(began)!r}).write_text(str(os.getpid()))\n"
+        "threading.Event().wait()\n"
+    )
+    shelf.add_backend("bad", ("from kvdock", f"{hang}from kvdock"))
+    ended = threading.Event()
+
+    def interrupt() -> None:
+        while not ended.wait(0.01):
+            if began.exists() and began.read_text():
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                return
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    began_s = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            try_each(every(), 90.0)
+    finally:
+        ended.set()
+        thread.join()
+    assert time.monotonic() - began_s < 60
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(began.read_text()), 0)
 
 
 def test_a_trial_says_what_loading_would_say(shelf: Shelf) -> None:

@@ -24,6 +24,8 @@ from kvdock_sglang.settings import collect
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tiny import Shelf
+
 
 @pytest.fixture(autouse=True)
 def _tested_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,6 +322,38 @@ def test_a_described_model_is_routed_as_the_engine_does_it(tmp_path: Path) -> No
     assert "pages of jamba-1.5-mini: kv to file, mamba to file" in said
     extra = json.loads(Flags.of(said[-1].partition("\n")[2]).given[EXTRA])
     assert "description" not in extra
+
+
+def test_drafts_are_routed_one_by_one_as_the_engine_registers_them(
+    tmp_path: Path,
+) -> None:
+    given: dict[str, object] = {"plugin": "file", "root": str(tmp_path)}
+    asked = {**given, "description": "deepseek-v3.2"}
+    said = [one.what for one in doctor.examine(asked)]
+    assert "pages of a draft are looked at with --set draft=mtp" in said
+    found = doctor.examine({**asked, "draft": "mtp"})
+    assert any("draft to file, draft_indexer to file" in one.what for one in found)
+    assert '"draft"' not in found[-1].what
+    assert "has no draft 'eagle9'" in next(iter(wrong({**asked, "draft": "eagle9"})))
+    assert "the draft of no model" in next(iter(wrong({**given, "draft": "mtp"})))
+
+
+def test_a_draft_that_no_plugin_takes_is_a_problem_unless_drafts_are_lenient(
+    shelf: Shelf,
+) -> None:
+    shelf.add_backend("plain")
+    asked: dict[str, object] = {
+        "plugin": "plain",
+        "description": "llama-3.1-8b",
+        "draft": "eagle3",
+    }
+    (what,) = wrong(asked)
+    assert "plain says nothing about draft" in what
+    found = doctor.examine({**asked, "drafts": "lenient"})
+    assert all(one.ok for one in found)
+    (left_out,) = (one for one in found if one.warning)
+    assert "pool draft is not stored" in left_out.what
+    assert "plain says nothing about draft" in left_out.what
 
 
 def test_ranks_of_several_hosts_need_a_store_that_all_of_them_reach(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 
@@ -59,8 +60,10 @@ def bench(  # noqa: PLR0913 - what figures depend on
     """
     sizes = [parse_bytes(one) for one in page]
     token = parse_bytes(token_bytes)
-    if min([*sizes, *batch, *threads, token, runs]) < 1 or recompute < 0:
+    if min([*sizes, *batch, *threads, token, runs]) < 1:
         raise UsageProblem("sizes and counts are at least 1")
+    if not 0 <= recompute < math.inf:
+        raise UsageProblem(f"--recompute {recompute:g} is not a number of tokens")
     if recompute and engine:
         raise UsageProblem(
             "--recompute and --engine say the same", fix="Give one of them."

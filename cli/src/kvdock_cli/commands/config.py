@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import attrs
+
 from kvdock.config import explain, load_configuration, read_file
 from kvdock.errors import SettingsError
 from kvdock.plugin import OBSERVERS_GROUP, Observer, list_entry_points, require
@@ -27,6 +29,11 @@ Known = tuple[dict[str, type], tuple["PluginProblem", ...]]
 
 _MATTER = ("core.integrity", "core.observers", "core.deadlines.")
 """Settings of the core that a new file begins with."""
+
+
+@attrs.frozen
+class _NoSettings:
+    """The settings of a backend that has none."""
 
 
 def show(
@@ -77,11 +84,12 @@ def init(
         force: Overwrite a file that is there.
         json: Print one line of JSON.
     """
-    file = _file_of(config, "kvdock.toml")
+    file = _toml(_file_of(config, "kvdock.toml"))
     if file.exists() and not force:
         raise UsageProblem(f"{file} is there", fix="--force overwrites it.")
     schemas, problems = _known({})
-    require(backend, [one.partition(".")[2] for one in schemas], problems)
+    parts = [one.split(".") for one in schemas]
+    require(backend, [name for group, name in parts if group == "backends"], problems)
     wanted = (*_MATTER, *(f"backends.{name}." for name in backend))
     rows = [row for row in _defaults(schemas) if row.path.startswith(wanted)]
     settings_file.write(file, settings_file.commented(rows), replace=force)
@@ -104,10 +112,8 @@ def change(
         config: The file; without it, the one that KVDOCK_CONFIG names.
         json: Print one line of JSON.
     """
-    file, path = _file_of(config), key.split(".")
+    file, path = _toml(_file_of(config)), key.split(".")
     before = read_file(file)
-    if file.suffix != ".toml":
-        raise UsageProblem(f"{file} is not TOML", fix="Edit it.")
     # A named instance has settings as soon as its plugin is named.
     schemas, _ = known = _known(settings_file.with_value(before, path, value))
     defaults = {row.path: row for row in _defaults(schemas)}
@@ -153,6 +159,13 @@ def _file_of(config: Path | None, default: str = "") -> Path:
     return Path(named)
 
 
+def _toml(file: Path) -> Path:
+    """Return a file, if its name says that it is one of those that are written."""
+    if file.suffix != ".toml":
+        raise UsageProblem(f"{file} is not TOML", fix="Files that end in .toml are.")
+    return file
+
+
 def _wrong(tree: Mapping[str, object], file: Path, known: Known) -> list[Wrong]:
     """Return the problems of a file: its settings, plugins and observers."""
     schemas, problems = known
@@ -185,9 +198,8 @@ def _known(given: Mapping[str, object]) -> Known:
     found = load(backends if isinstance(backends, Mapping) else {})
     observers, problems = Observer.load(list_entry_points(OBSERVERS_GROUP))
     schemas = {
-        f"backends.{plugin.manifest.name}": plugin.manifest.settings
+        f"backends.{plugin.manifest.name}": plugin.manifest.settings or _NoSettings
         for plugin in found.plugins
-        if plugin.manifest.settings is not None
     }
     schemas |= {f"observers.{name}": one.settings for name, one in observers.items()}
     return schemas, (*found.problems, *problems)

@@ -20,10 +20,12 @@ from kvdock.plugin import (
     PluginProblem,
     build_observers,
     import_entry_point,
+    list_entry_points,
     split_duplicates,
     try_each,
     usable_entry_points,
 )
+from kvdock.stores import GROUP as STORES_GROUP
 from kvdock_cli import progress, registry
 from kvdock_cli.arguments import patience, settings_of, typed_settings
 from kvdock_cli.commands._probe import Ask, ask_within
@@ -40,6 +42,7 @@ from kvdock_cli.reports.doctor import (
     as_text,
     rows_of,
 )
+from kvdock_cli.reports.list import Listing
 from kvdock_cli.terminal import style_of
 
 if TYPE_CHECKING:
@@ -106,15 +109,24 @@ def diagnose(
     """Examine one name, or everything."""
     watch = watch or progress.Progress("examining")
     configured = load_configuration()
-    doctors, problems = _doctors()
+    fit, problems = _fit(name)
+    observers, unfit = _observers(fit[OBSERVERS_GROUP])
+    doctors, unimported = _doctors(fit[GROUP])
+    problems += (*registry.problems(fit[registry.GROUP]), *unimported, *unfit)
     # `--set plugin=NAME` describes an instance, except to a section of an engine.
     instance = "plugin" in settings and name not in {one.name for one in doctors}
     asked = {name: settings} if name and instance else {}
-    found = load({**configured.backends, **asked})
-    observers, unfit = _observers(found.observers)
-    problems = (*found.problems, *registry.problems(), *problems, *unfit)
+    given = {**configured.backends, **asked}
+    backends = {*given, *(one.name for one in list_entry_points())}
+    others = {one.name for some in fit.values() for one in some}
+    others |= {one.name for one in problems}
+    found = Listing(plugins=())
+    if name in backends or name not in others:
+        found = load(given, only=name or "")
+    problems = (*found.problems, *problems)
     candidates = [*(one.candidate for one in found.plugins), *observers, *doctors]
-    _check_known(name, [one.name for one in (*candidates, *problems)])
+    known = [one.name for one in candidates] + [one.name for one in problems]
+    _check_known(name, known)
     sections_of = ("backends", "observers") if settings else ()
     configured = load_configuration({one: {name: settings} for one in sections_of})
     how = _How(
@@ -127,8 +139,8 @@ def diagnose(
     for one in found.plugins:
         if name in (None, one.manifest.name):
             watch.note = one.manifest.name
-            given = configured.backends.get(one.manifest.name, {})
-            rows = _backend(one, given, how)
+            mine = configured.backends.get(one.manifest.name, {})
+            rows = _backend(one, mine, how)
             if name is None and not _configured(one, configured):
                 rows = tuple(map(_unused, rows))
             sections.append(Section(one.candidate, rows))
@@ -202,16 +214,40 @@ def _check_known(name: str | None, known: Sequence[str]) -> None:
         )
 
 
+def _fit(
+    name: str | None,
+) -> tuple[dict[str, list[Candidate]], tuple[PluginProblem, ...]]:
+    """Try what is installed besides backends, or what is named of it.
+
+    Returns:
+        What can be imported, by group, and what is wrong with the rest.
+    """
+    groups: dict[str, list[Candidate]] = {}
+    problems: tuple[PluginProblem, ...] = ()
+    for group in (OBSERVERS_GROUP, registry.GROUP, GROUP, STORES_GROUP):
+        alone, doubled = split_duplicates(usable_entry_points(group))
+        groups[group] = [one for one in alone if name in (None, one.name)]
+        problems += doubled
+    unfit = try_each(
+        [
+            one
+            for some in groups.values()
+            for one in some
+            if one.distribution not in OWN_DISTRIBUTIONS
+        ]
+    )
+    fit = {
+        group: [one for one in some if one not in unfit]
+        for group, some in groups.items()
+    }
+    return fit, (*problems, *unfit.values())
+
+
 def _observers(
-    installed: Iterable[Candidate],
+    candidates: Sequence[Candidate],
 ) -> tuple[dict[Candidate, Observer], tuple[PluginProblem, ...]]:
-    candidates = tuple(installed)
-    foreign = [one for one in candidates if one.distribution not in OWN_DISTRIBUTIONS]
-    unfit = try_each(foreign)
-    found, problems = Observer.load([one for one in candidates if one not in unfit])
-    fit = {one: found[one.name] for one in candidates if one.name in found}
-    every = sorted((*problems, *unfit.values()), key=lambda one: one.name)
-    return fit, tuple(every)
+    found, problems = Observer.load(candidates)
+    return {one: found[one.name] for one in candidates if one.name in found}, problems
 
 
 def _settings_of(observer: Observer, given: Mapping[str, object]) -> tuple[Row, ...]:
@@ -251,19 +287,16 @@ def switched_on(configuration: Configuration) -> tuple[PluginProblem, ...]:
     return tuple(found)
 
 
-def _doctors() -> tuple[dict[Candidate, Any], tuple[Any, ...]]:
-    alone, problems = split_duplicates(usable_entry_points(GROUP))
-    unfit = try_each(alone)
-    problems += tuple(unfit.values())
-    doctors = {}
-    for candidate in alone:
-        if candidate in unfit:
-            continue
+def _doctors(
+    candidates: Sequence[Candidate],
+) -> tuple[dict[Candidate, Any], tuple[PluginProblem, ...]]:
+    doctors, problems = {}, []
+    for candidate in candidates:
         try:
             doctors[candidate] = import_entry_point(candidate)
         except BrokenPlugin as broken:
-            problems += (broken.problem,)
-    return doctors, problems
+            problems.append(broken.problem)
+    return doctors, tuple(problems)
 
 
 def _asking(ask: Any, settings: Mapping[str, str]) -> Ask:  # noqa: ANN401 - a function of any distribution

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from kvdock import Dock, DType, Layout, Plan
@@ -161,7 +160,7 @@ def _packed_layers(pool: PoolSpec, target_layers: int) -> int:
 
 
 def _shard(assembly: Assembly, rank: int) -> Shard:
-    for shard in islice(assembly.shards(), rank, None) if rank >= 0 else ():
-        return shard
-    count = sum(1 for _ in assembly.shards())
-    raise UsageProblem(f"rank {rank} does not exist among {count} processes")
+    shards = [*assembly.shards()]
+    if not 0 <= rank < len(shards):
+        raise UsageProblem(f"rank {rank} does not exist among {len(shards)} processes")
+    return shards[rank]

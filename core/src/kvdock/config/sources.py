@@ -378,13 +378,18 @@ def explain(
 
 def _check_sections(source: Source) -> None:
     for section, given in source.values.items():
-        if section == TIERS and not isinstance(given, Mapping):
+        if section == TIERS:
+            if isinstance(given, Mapping):
+                raise SettingsError(
+                    f"{source.origin}: tiers is a list of backends, not a section",
+                    fix='Write tiers = ["NAME", "NAME"], the nearest first.',
+                )
             continue
         if section not in SECTIONS:
+            known = (*SECTIONS, TIERS)
             raise SettingsError(
                 f"{source.origin}: unknown section {section!r}",
-                fix=did_you_mean(section, (*SECTIONS, TIERS))
-                or f"Sections: {', '.join(SECTIONS)}.",
+                fix=did_you_mean(section, known) or f"Sections: {', '.join(known)}.",
             )
         entries = [given] if section == "core" else [given, *_values(given)]
         if not all(isinstance(entry, Mapping) for entry in entries):

@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -326,8 +327,8 @@ class EventMetrics(ABC):
         self._set("kvdock_pool_enabled", event.enabled, event.pool, *whose)
         if not event.enabled:
             return
-        for operation in _COUNTED:
-            labels = (event.backend, event.pool, operation)
+        for backend, operation in product((event.backend, *event.farther), _COUNTED):
+            labels = (backend, event.pool, operation)
             for outcome in Outcome:
                 name = outcome.name.lower()
                 self._add("kvdock_keys_total", 0, *labels, name, *whose)

@@ -59,14 +59,24 @@ def try_each(
     """
     if not candidates:
         return {}
+    children: list[subprocess.Popen[bytes]] = []
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        found = pool.map(lambda one: _problem(one, timeout_s), candidates)
-        return {
-            one: wrong for one, wrong in zip(candidates, found, strict=True) if wrong
-        }
+        try:
+            found = [
+                *pool.map(lambda one: _problem(one, timeout_s, children), candidates)
+            ]
+        except BaseException:
+            # The user ends the command, and a trial may take its time.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in children:
+                _kill(child)
+            raise
+    return {one: wrong for one, wrong in zip(candidates, found, strict=True) if wrong}
 
 
-def _problem(candidate: Candidate, timeout_s: float) -> PluginProblem | None:
+def _problem(
+    candidate: Candidate, timeout_s: float, children: list[subprocess.Popen[bytes]]
+) -> PluginProblem | None:
     """Return what is wrong with one candidate, as its own process tells."""
     given = json.dumps(attrs.asdict(candidate))
     command = [sys.executable, "-c", _CHILD, json.dumps(sys.path), given]
@@ -77,11 +87,11 @@ def _problem(candidate: Candidate, timeout_s: float) -> PluginProblem | None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     ) as child:
+        children.append(child)
         try:
             answer, _ = child.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            # With all that it has started, which may hold the pipe.
-            os.killpg(child.pid, signal.SIGKILL)
+            _kill(child)
             child.wait()
             return _crashed(candidate, f"its import took more than {timeout_s:g} s")
     if child.returncode < 0:
@@ -95,6 +105,12 @@ def _problem(candidate: Candidate, timeout_s: float) -> PluginProblem | None:
     if not told:
         return None
     return candidate.problem(LoadStage(told["stage"]), told["cause"], told["fix"])
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """Kill a child with all that it has started, which may hold its pipe."""
+    if child.poll() is None:
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def _crashed(candidate: Candidate, cause: str) -> PluginProblem:

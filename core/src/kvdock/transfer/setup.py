@@ -316,6 +316,7 @@ def _announce(
                     backend=route.backend or "",
                     enabled=route.backend is not None,
                     reason=route.reason,
+                    farther=tuple(one.backend for one in route.placements[1:]),
                 )
             )
         for attached in backends.pools.values():

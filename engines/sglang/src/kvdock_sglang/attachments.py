@@ -160,16 +160,8 @@ class Attachments:
             page_format=f"{self._namespace.page_format} beside {self.digest}, "
             f"in order {pool.page_order}",
         )
-        # At once: an anchor with a window is rejected.
-        alone = attrs.evolve(
-            pool.spec,
-            anchor=True,
-            required=True,
-            hit_policy=HitPolicy.ALL_PAGES,
-            window_pages=0,
-        )
         try:
-            return self._attach([attrs.evolve(pool, spec=alone)], space)
+            return self._attach([attrs.evolve(pool, spec=alone(pool.spec))], space)
         except NoRoute as error:
             if self.given.own.drafts is Drafts.STRICT or not pool.spec.draft:
                 raise
@@ -346,6 +338,19 @@ class Attachments:
                 attachment.close(max(0.0, deadline_s - time.monotonic()))
             except KvdockError:
                 log.exception("an attachment did not close")
+
+
+def alone(spec: PoolSpec) -> PoolSpec:
+    """Return a pool that comes late as the anchor of a namespace of its own."""
+    # At once: an anchor with a window is rejected.
+    return attrs.evolve(
+        spec,
+        anchor=True,
+        required=True,
+        hit_policy=HitPolicy.ALL_PAGES,
+        window_pages=0,
+        indices_from=None,
+    )
 
 
 def _holders(spec: PoolSpec, shard: Shard) -> int:

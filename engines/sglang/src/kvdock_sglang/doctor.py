@@ -6,7 +6,8 @@
 
 All forms end with the command line to use. Groups of settings are spelled with
 dots: `--set core.deadlines.get=2s`. What depends on the model is looked at with
-`--set description=llama-3.1-8b`, by the functions that the storage class calls.
+`--set description=llama-3.1-8b`, and with `--set draft=eagle3` for the draft that goes
+with it, by the functions that the storage class calls.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kvdock import AttachConfig, Dock, Finding, Layout, Shard
-from kvdock.errors import KvdockError, SettingsError
+from kvdock.config import Drafts
+from kvdock.errors import KvdockError, NoRoute, SettingsError
 from kvdock.models import Deployment, assemble, load_model
 from kvdock_sglang import engine_api
-from kvdock_sglang.attachments import Attachments
+from kvdock_sglang.attachments import Attachments, alone
 from kvdock_sglang.host_pools import LAYOUTS
 from kvdock_sglang.launch_flags import (
     EXTRA,
@@ -42,6 +44,8 @@ from kvdock_sglang.settings import collect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+    from kvdock_sglang.settings import Configuration
 
 NO_FLAGS: Mapping[str, str] = MappingProxyType({})
 
@@ -104,8 +108,13 @@ def _configuration(settings: Mapping[str, object]) -> Iterator[Finding]:
         )
         return
     settings = dict(settings)
-    model = str(settings.pop("description", ""))
+    model = (str(settings.pop("description", "")), str(settings.pop("draft", "")))
     try:
+        if model[1] and not model[0]:
+            raise SettingsError(
+                f"--set draft={model[1]} is the draft of no model",
+                fix="Give --set description=MODEL as well.",
+            )
         if "command" in settings:
             yield from _command(str(_alone(settings, "command")), model)
         elif "config" in settings:
@@ -142,7 +151,7 @@ def _ending(
         yield Finding(ok=True, what=f"start SGLang like this:\n{command}")
 
 
-def _command(command: str, model: str) -> Iterator[Finding]:
+def _command(command: str, model: tuple[str, str]) -> Iterator[Finding]:
     flags = Flags.of(command)
     for what, hint in flags.problems():
         yield Finding(ok=False, what=what, hint=hint)
@@ -183,9 +192,17 @@ def _door(given: Mapping[str, object]) -> Iterator[Finding]:
 
 
 def _examined(
-    extra: Mapping[str, object], model: str, flags: Mapping[str, str] = NO_FLAGS
+    extra: Mapping[str, object],
+    model: tuple[str, str],
+    flags: Mapping[str, str] = NO_FLAGS,
 ) -> Iterator[Finding]:
-    """Look at a configuration, and at the backends that it chooses."""
+    """Look at a configuration, and at the backends that it chooses.
+
+    Args:
+        extra: The configuration.
+        model: The description of a model and the name of its draft, or "" each.
+        flags: Of SGLang's command line.
+    """
     for what, hint in engine_problems(extra):
         yield Finding(ok=False, what=what, hint=hint)
     given = collect(extra)
@@ -196,13 +213,25 @@ def _examined(
         yield Finding(ok=True, what=f"plugin {name}: {backend.manifest.summary}")
         for one in backend.probe(config):
             yield attrs.evolve(one, what=f"{name}: {one.what}")
-    if not model:
+    if model[0]:
+        yield from _of_model(dock, given, model, flags)
+    else:
         yield Finding(
             ok=True,
             what="routes depend on the model, and are looked at when SGLang starts; "
             "--set description=MODEL looks at them here",
         )
-        return
+
+
+def _of_model(
+    dock: Dock, given: Configuration, model: tuple[str, str], flags: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Look at what depends on the model.
+
+    Raises:
+        KvdockError: As the storage class does, where the engine does not start.
+    """
+    name, draft = model
     tp = _number(flags, "--tp-size") or _number(flags, "--tp") or 1
     hosts = _number(flags, "--nnodes") or 1
     ranks = Ranks(shard=Shard(tp_size=tp), on_host=max(1, tp // hosts))
@@ -211,10 +240,29 @@ def _examined(
         page_tokens=_number(flags, PAGE),
         layout=LAYOUTS.get(flags.get(LAYOUT, ""), Layout.LAYER_FIRST),
     )
-    pools = assemble(load_model(model), deployment).pools
-    plan = Attachments(dock, given, ranks).routes(pools)
-    where = ", ".join(f"{one.pool.name} to {one.backend}" for one in plan.accepted)
-    yield Finding(ok=True, what=f"pages of {model}: {where}")
+    about = load_model(name)
+    pools = assemble(about, deployment, draft=draft).pools
+    attachments = Attachments(dock, given, ranks)
+    routed = [*attachments.routes([one for one in pools if not one.draft]).accepted]
+    left_out = []
+    for one in pools:
+        if one.draft:
+            # The engine registers it later, and by itself.
+            try:
+                routed += attachments.routes([alone(one)]).accepted
+            except NoRoute as error:
+                if given.own.drafts is Drafts.STRICT:
+                    raise
+                left_out.append(f"pool {one.name} is not stored: {error.what}")
+    where = ", ".join(f"{one.pool.name} to {one.backend}" for one in routed)
+    yield Finding(ok=True, what=f"pages of {name}: {where}")
+    for what in left_out:
+        hint = "Restored prompts are drafted worse. Name a plugin that takes it."
+        yield Finding(ok=True, warning=True, what=what, hint=hint)
+    if about.drafts and not draft:
+        known = " or ".join(about.drafts)
+        what = f"pages of a draft are looked at with --set draft={known}"
+        yield Finding(ok=True, what=what)
 
 
 def _number(flags: Mapping[str, str], name: str) -> int:

@@ -249,7 +249,7 @@ class BucketStore:
         url = self.client.settings.url
         return KvdockError(
             f"{url}: {what}: {failed.failure.sentence}",
-            fix="`kvdock doctor s3` says which permissions are missing.",
+            fix="`kvdock doctor s3` says what is missing.",
         )
 
 

@@ -281,10 +281,10 @@ class ObjectClient:
         step = bisect_right(_TIMES_S, deadline_s - begun_s) - 1
         if step < 0:
             raise RequestFailed(_NO_TIME)
-        store = self._stores.get(step) or self._open(step)
         try:
-            return request(store)
-        except WrongLength:
+            # Making a client may fail as well: an account or a certificate is missing.
+            return request(self._stores.get(step) or self._open(step))
+        except (WrongLength, RequestFailed):
             raise
         except Exception as error:
             failure = explain(error)

@@ -114,4 +114,4 @@ def _sentence(text: str, *, unreachable: bool) -> str:
     cause = next((word for word in _CAUSES if word in text), "")
     if unreachable:
         return f"no connection ({cause or 'no answer in time'})"
-    return _CLIENTS_WORDS.sub("", brief)[:_MAX_CHARS]
+    return _CLIENTS_WORDS.sub("", brief)[:_MAX_CHARS].rstrip(".")
