@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -383,6 +384,46 @@ def test_clearing_drops_copies_and_nothing_comes_back(make: Make) -> None:
     opener.join(60)
     assert not near.objects
     assert not far.objects
+
+
+def test_what_is_loaded_while_tiers_are_cleared_is_not_promoted_again(
+    make: Make,
+) -> None:
+    tiers = make({"backend": "near", "promote": "always"}, "far")
+    near, far = tiers.shelves
+    tiers.put()
+    tiers.settle()
+
+    def load_once_more(batch: Batch) -> BatchResult | None:
+        if batch.operation is Operation.CLEAR:  # near is cleared by now
+            assert tiers.get() == len(NAMES)
+        return None
+
+    far.trouble = load_once_more
+    assert tiers.cache.clear() == {"near": Outcome.OK, "far": Outcome.OK}
+    tiers.settle()
+    assert not near.objects
+    assert tiers.listener.count("dropped") == len(NAMES)
+    far.trouble = None
+    tiers.put()  # copies are made again
+    tiers.settle()
+    assert len(far.objects) == len(NAMES)
+
+
+def test_a_load_that_is_interrupted_leaves_its_memory_to_others(make: Make) -> None:
+    tiers = make("near", "far")
+    chain = tiers.cache["kv"]._chain
+    assert chain
+    free = chain.shared[0]._chunks._free
+    before = len(free)
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        chain.shared[0].load(NAMES, time.monotonic() + 60, interrupt, interrupt)
+    assert len(free) == before
+    assert not chain.shared[0]._under_way
 
 
 def test_closing_makes_the_copies_that_wait(make: Make) -> None:
