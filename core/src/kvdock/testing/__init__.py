@@ -20,6 +20,7 @@ from kvdock.lazy import lazy_names
 if TYPE_CHECKING:
     from kvdock.testing.contract import BackendContract as BackendContract
     from kvdock.testing.contract import FaultContract as FaultContract
+    from kvdock.testing.contract import TierContract as TierContract
     from kvdock.testing.contract.final_tests import SealedError as SealedError
     from kvdock.testing.oracles import Oracle as Oracle
     from kvdock.testing.report import CheckReport as CheckReport
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
-        "contract": ("BackendContract", "FaultContract"),
+        "contract": ("BackendContract", "FaultContract", "TierContract"),
         "contract.final_tests": ("SealedError",),
         "oracles": ("Oracle",),
         "report": ("CheckReport", "check"),

@@ -9,16 +9,23 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 
+from kvdock.config import own_settings
 from kvdock.errors import KvdockError
 from kvdock.plugin import discovery
-from kvdock.testing.contract import BackendContract, FaultContract
+from kvdock.testing.contract import (
+    BackendContract,
+    FaultContract,
+    TierContract,
+)
 from kvdock.testing.contract.suite import Suite
+from kvdock.testing.loading import load_backend
 from kvdock.testing.report import VARIABLE, resolve_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from kvdock.plugin.backend import Backend
     from kvdock.testing.oracles import Oracle
 
 
@@ -33,6 +40,17 @@ def asked() -> Mapping[str, Any]:
             "no backend to check is named", fix="Use `kvdock check NAME`."
         )
     found: Mapping[str, Any] = json.loads(os.environ[VARIABLE])
+    return found
+
+
+def _oracle_of(backend: Backend, config: Mapping[str, object]) -> Oracle | None:
+    candidate = backend.plugin.candidate
+    if not candidate.oracle:
+        return None
+    make: Any = discovery.import_entry_point(
+        attrs.evolve(candidate, value=candidate.oracle, group=discovery.ORACLES)
+    )
+    found: Oracle = make(backend.settings(config))
     return found
 
 
@@ -66,19 +84,39 @@ class _Given(Suite, sealed=True):
     @pytest.fixture
     def oracle(self, config: Mapping[str, object]) -> Oracle | None:
         """Return the oracle that the backend's distribution brings, if it does."""
-        backend = self.backend()
-        candidate = backend.plugin.candidate
-        if not candidate.oracle:
-            return None
-        make: Any = discovery.import_entry_point(
-            attrs.evolve(candidate, value=candidate.oracle, group=discovery.ORACLES)
-        )
-        found: Oracle = make(backend.settings(config))
-        return found
+        return _oracle_of(self.backend(), config)
 
 
 class TestContract(_Given, BackendContract):
     """The whole contract."""
+
+
+class TestTiers(TierContract):
+    """The chain of tiers that was given."""
+
+    plugin = asked()["plugin"] if VARIABLE in os.environ else ""
+    scale = asked()["scale"] if VARIABLE in os.environ else 1.0
+    tiers = tuple(asked()["tiers"]) if VARIABLE in os.environ else ()
+    tidy = True
+
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> Mapping[str, object]:
+        """Return the settings of each tier."""
+        return {
+            name: resolve_settings(
+                load_backend(str(given.get("plugin", name))).manifest.settings,
+                given,
+                tmp_path / name,
+            )
+            for name, given in asked()["tiers"].items()
+        }
+
+    @pytest.fixture
+    def oracle(self, config: Mapping[str, Mapping[str, object]]) -> Oracle | None:
+        """Return the oracle of the farthest tier, if its distribution brings one."""
+        far = self.tiers[-1]
+        backend = load_backend(str(config[far].get("plugin", far)))
+        return _oracle_of(backend, own_settings(config[far]))
 
 
 class TestFaults(_Given, FaultContract):

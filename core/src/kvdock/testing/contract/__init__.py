@@ -26,12 +26,14 @@ pytest.register_assert_rewrite(
                 "reports",
                 "sharding",
                 "stateful",
+                "tiers",
                 "write_faults",
                 "writes",
             )
         ),
         "kvdock.testing.memory",
         "kvdock.testing.harness",
+        "kvdock.testing.trial_engine",
     }
     - {*sys.modules}
 )
@@ -52,10 +54,18 @@ from kvdock.testing.contract.reports import ReportTests  # noqa: E402 - after th
 from kvdock.testing.contract.sharding import RankTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.stateful import MachineTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.suite import Suite, groups, proofs  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.tiers import TierTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.write_faults import WriteFaultTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.writes import WriteTests  # noqa: E402 - after the rewriting
 
-__all__ = ["BackendContract", "FaultContract", "SealedError", "groups", "proofs"]
+__all__ = [
+    "BackendContract",
+    "FaultContract",
+    "SealedError",
+    "TierContract",
+    "groups",
+    "proofs",
+]
 
 
 class BackendContract(
@@ -102,3 +112,23 @@ class BackendContract(
 
 class FaultContract(FaultTests, Suite, sealed=True):
     """The same for the core over the backend, while faults are injected."""
+
+
+class TierContract(TierTests, Suite, sealed=True):
+    """A chain of backends, or of instances of one, near first.
+
+    A test file::
+
+        class TestMine(TierContract):
+            plugin = "mine"
+            tiers = ("near", "far")
+
+            @pytest.fixture
+            def config(self, tmp_path):
+                return {
+                    name: {"plugin": "mine", "root": str(tmp_path / name)}
+                    for name in ("near", "far")
+                }
+
+    `oracle` is that of the last tier.
+    """

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 OPEN = frozenset(
-    {"plugin", "config", "small", "oracle", "tidy", "scale", "large_objects"}
+    {
+        "plugin",
+        "config",
+        "small",
+        "oracle",
+        "tidy",
+        "scale",
+        "large_objects",
+        "tiers",
+    }
 )
 """What an author says; everything else of a suite is sealed."""
 
