@@ -5,18 +5,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock import KvdockError, Outcome
+from kvdock import KvdockError, Outcome, canonical
 from kvdock.config import structure
 from kvdock.errors import NamespaceError
 from kvdock.namespace import decode_record, verify_record
-from kvdock.stores import NamespaceSurvey, PoolSurvey, pool_of_key, verify_object
-from kvdock_s3.attachment import MAX_RECORD_BYTES
+from kvdock.stores import (
+    NamespaceSurvey,
+    PoolSurvey,
+    StoredPage,
+    pool_of_key,
+    verify_object,
+)
+from kvdock_s3.attachment import MAX_RECORD_BYTES, store_record
 from kvdock_s3.client import Entry, ObjectClient, RequestFailed, WrongLength
 from kvdock_s3.layout import is_namespace, is_page, record_name
 from kvdock_s3.pool import DELETE_KEYS
@@ -26,7 +33,7 @@ from kvdock_s3.threads import Job, RequestThreads
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvdock.stores import Store
+    from kvdock.stores import PageReceiver, Store
 
 REQUEST_S = 30.0
 """For one request; the work as a whole takes as long as there are objects."""
@@ -100,7 +107,7 @@ class BucketStore:
         try:
             found = self.client.folders(_deadline_s())
         except RequestFailed as failed:
-            raise self._error("cannot be listed", failed) from failed
+            raise self.error("cannot be listed", failed) from failed
         return tuple(sorted(filter(is_namespace, found)))
 
     def survey(self, namespace: str) -> NamespaceSurvey:
@@ -131,6 +138,36 @@ class BucketStore:
                 for (pool, nbytes), count in sorted(totals.items())
             ),
         )
+
+    def record(self, namespace: str) -> bytes:
+        """Return the record of a namespace, b"" if it is not stored."""
+        found = self._record(namespace)
+        return canonical(found) if found else b""
+
+    def pages(self, namespace: str, keys: Sequence[str] = ()) -> Iterator[StoredPage]:
+        """Yield the objects of a namespace; `keys` are not needed."""
+        del keys
+        for page in self._pages(namespace):
+            yield StoredPage(
+                key=page.name,
+                pool=pool_of_key(page.name),
+                nbytes=page.nbytes,
+                used_ns=int(page.modified.timestamp() * 1e9),
+                read=partial(self._verified, page.name, page.nbytes),
+            )
+
+    @contextmanager
+    def receive(self, namespace: str, record: bytes) -> Iterator[PageReceiver]:
+        """Write the namespace's record, and take objects with known keys."""
+        if record:
+            store_record(self.client, record_name(namespace), record, _deadline_s())
+        yield _Receiver(self)
+
+    def _verified(self, key: str, nbytes: int) -> bytes | None:
+        with suppress(RequestFailed, WrongLength):
+            data = bytes(self.client.get(key, nbytes, _deadline_s()))
+            return data if verify_object(key, data) is Outcome.OK else None
+        return None
 
     def verify(
         self,
@@ -229,7 +266,7 @@ class BucketStore:
             for part in self.client.entries(namespace, _deadline_s):
                 yield from (one for one in part if is_page(one.name))
         except RequestFailed as failed:
-            raise self._error("cannot be listed", failed) from failed
+            raise self.error("cannot be listed", failed) from failed
 
     def _check(self, page: Entry) -> Outcome:
         """Compare an object with its trailer; ABSENT if it went meanwhile."""
@@ -240,7 +277,7 @@ class BucketStore:
         except RequestFailed as failed:
             if failed.failure.outcome is Outcome.ABSENT:
                 return Outcome.ABSENT
-            raise self._error(f"{page.name} cannot be read", failed) from failed
+            raise self.error(f"{page.name} cannot be read", failed) from failed
         return verify_object(page.name, data)
 
     def _delete(self, names: Sequence[str]) -> None:
@@ -248,7 +285,7 @@ class BucketStore:
             try:
                 self.client.delete(names[start : start + DELETE_KEYS], _deadline_s())
             except RequestFailed as failed:
-                raise self._error("objects cannot be deleted", failed) from failed
+                raise self.error("objects cannot be deleted", failed) from failed
 
     def _record(self, namespace: str) -> Mapping[str, object]:
         """Return the record of a namespace; empty if there is none that fits."""
@@ -268,12 +305,44 @@ class BucketStore:
             if _age_s(entry, now) > _RECORD_AGE_S:
                 self.client.delete_one(name, _deadline_s())
 
-    def _error(self, what: str, failed: RequestFailed) -> KvdockError:
+    def error(self, what: str, failed: RequestFailed) -> KvdockError:
+        """Return the error that says why the bucket cannot be worked on."""
         url = self.client.settings.url
         return KvdockError(
             f"{url}: {what}: {failed.failure.sentence}",
             fix="`kvdock doctor s3` says which permissions are missing.",
         )
+
+
+@attrs.frozen
+class _Receiver:
+    """Takes objects into a bucket, under their keys."""
+
+    store: BucketStore
+
+    def has(self, page: StoredPage) -> bool:
+        """Return whether an object is there.
+
+        Raises:
+            KvdockError: If its key is not known.
+        """
+        if not page.key:
+            raise KvdockError(
+                "a bucket keeps objects under their keys, and the source keeps none",
+                fix="Name pages with --hashes FILE, a key or its end on each line.",
+            )
+        with suppress(RequestFailed):
+            found = self.store.client.head(page.key, _deadline_s())
+            return found.nbytes == page.nbytes
+        return False
+
+    def take(self, page: StoredPage, data: bytes) -> bool:
+        """Store an object; return whether it can be read again, right."""
+        try:
+            self.store.client.put(page.key, [data], _deadline_s(), replace=True)
+        except RequestFailed as failed:
+            raise self.store.error(f"{page.key} cannot be stored", failed) from failed
+        return self.store._verified(page.key, page.nbytes) == data  # noqa: SLF001 - its own
 
 
 def open_store(target: str, settings: Mapping[str, object]) -> Store | None:
