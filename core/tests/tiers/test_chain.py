@@ -131,6 +131,43 @@ def test_a_lookup_asks_the_next_tier_only_for_the_rest(make: Make) -> None:
     assert all(NAMES[4] in key for key in asked.keys)
 
 
+def test_a_load_asks_first_where_the_lookup_before_it_found_a_page(make: Make) -> None:
+    tiers = make("near", "disk", "far")
+    near, disk, far = tiers.shelves
+    tiers.put()
+    tiers.settle()
+    for shelf in (near, disk):
+        for key in [key for key in shelf.objects if NAMES[0] not in key]:
+            del shelf.objects[key]
+    assert tiers.cache.exists(NAMES).best == len(NAMES)
+    for shelf in tiers.shelves:
+        shelf.calls.clear()
+    assert tiers.get() == len(NAMES)
+    assert [calls(shelf, Operation.GET) for shelf in tiers.shelves] == [1, 0, 1]
+    # It is a hint: what is gone there meanwhile comes from wherever it is.
+    tiers.settle()
+    assert tiers.cache.exists(NAMES).best == len(NAMES)
+    disk.objects.update(far.objects)
+    far.objects.clear()
+    assert tiers.get() == len(NAMES)
+
+
+def test_a_copy_comes_from_another_tier_where_its_source_lost_the_page(
+    make: Make,
+) -> None:
+    tiers = make("near", "disk", "far")
+    near, disk, far = tiers.shelves
+    gate = threading.Event()
+    far.trouble = held_by(gate, "exists")
+    tiers.put()
+    until(lambda: len(disk.objects) == len(NAMES))
+    near.objects.clear()
+    gate.set()
+    tiers.settle()
+    assert far.objects == disk.objects
+    assert tiers.listener.count("gone") == 0
+
+
 def test_what_was_used_twice_is_promoted_and_what_was_used_once_is_not(
     make: Make,
 ) -> None:

@@ -66,6 +66,7 @@ class Copy:
         target: The tier that is to have them.
         hashes: Their page hashes.
         promoted: Whether they are copied nearer, since they were used.
+        others: Further tiers, for pages that the source has lost meanwhile.
     """
 
     pool: CopiedPool
@@ -73,6 +74,7 @@ class Copy:
     target: RowMover
     hashes: Sequence[str] = attrs.field(repr=False)
     promoted: bool = False
+    others: Sequence[RowMover] = ()
 
     @property
     def nbytes(self) -> int:
@@ -292,7 +294,7 @@ class Copier:
         ready = copy.target.ready_to_store(rest, self._core.deadlines.until("put"))
         self._failed(copy, _at(rest, ~ready), counts)
         rest = _at(rest, ready)
-        codes = self._move(copy.source, Operation.GET, rest, rows)
+        codes = self._load(copy, rest, rows)
         counts["gone"] += int(np.count_nonzero(codes != _OK))
         self._note_lacking(copy, _at(rest, codes != _OK))
         good = np.flatnonzero(codes == _OK)
@@ -307,6 +309,19 @@ class Copier:
                 for one in (*stored, *_at(hashes, there)):
                     lacking.pop(one, None)
         return counts
+
+    def _load(
+        self, copy: Copy, hashes: Sequence[str], rows: Int64Array
+    ) -> OutcomeArray:
+        """Load pages to rows, from the source or from another tier that has them."""
+        codes = self._move(copy.source, Operation.GET, hashes, rows)
+        for tier in copy.others:
+            lost = np.flatnonzero(codes != _OK)
+            if not len(lost):
+                break
+            names = [hashes[at] for at in lost.tolist()]
+            codes[lost] = self._move(tier, Operation.GET, names, rows[lost])
+        return codes
 
     def _failed(
         self, copy: Copy, hashes: Sequence[str], counts: Counter[str]
