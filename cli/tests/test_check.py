@@ -203,8 +203,9 @@ def test_a_chain_reaches_the_kit_with_the_settings_of_each_tier(
     monkeypatch.setattr("kvdock.testing.report.check", stand_in)
     for tier in ("memory", "disk"):
         monkeypatch.setenv(f"KVDOCK_BACKENDS__{tier.upper()}__PLUGIN", "file")
-    set_ = (f"memory.root={tmp_path}", "disk.threads=1")
-    assert check(tiers="memory,disk", set_=set_) == 0
+    monkeypatch.setenv("KVDOCK_BACKENDS__MEMORY__ROOT", str(tmp_path))
+    monkeypatch.setenv("KVDOCK_BACKENDS__DISK__THREADS", "1")
+    assert check(tiers="memory,disk") == 0
     assert asked["name"] == "file"
     assert asked["tiers"] == {
         "memory": {"root": str(tmp_path), "plugin": "file"},
@@ -213,7 +214,7 @@ def test_a_chain_reaches_the_kit_with_the_settings_of_each_tier(
     for words, message in (
         ({}, "either a backend or --tiers"),
         ({"tiers": "memory,disk", "faults": True}, "goes without"),
-        ({"tiers": "memory,disk", "set_": ("threads=1",)}, "threads is of no tier"),
+        ({"tiers": "memory,disk", "set_": ("threads=1",)}, "goes without --set"),
     ):
         with pytest.raises(UsageProblem, match=message):
             check(**words)

@@ -11,11 +11,9 @@ import attrs
 import numpy as np
 
 from kvdock.batch import Batch, Operation, Outcome
-from kvdock.errors import KvdockError
 from kvdock.stores import StoredPage
 from kvdock_segments.format import key_digests, key_seed
 from kvdock_segments.inspect import location, segments_of
-from kvdock_segments.limits import StoreLimits, StoreLocation
 from kvdock_segments.posix_io import PosixIOEngine
 from kvdock_segments.store import SegmentStore
 from kvdock_segments.verify import checksum
@@ -24,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from kvdock.arrays import ByteArray, Int64Array
+    from kvdock.arrays import ByteArray
     from kvdock_segments.inspect import Location
+    from kvdock_segments.limits import StoreLimits, StoreLocation
 
 _CALL_S = 60.0
 """Time for one object: a copy as a whole takes as long as there are objects."""
@@ -72,81 +71,56 @@ def _read(spot: Location) -> bytes | None:
 
 @attrs.frozen(eq=False)
 class SegmentReceiver:
-    """Takes objects of one namespace into a store, by the digests of their keys."""
+    """Takes objects of one namespace into a store, by the digests of their keys.
 
-    root: Path
-    namespace: str
-    record: bytes
-    shared: bool
+    Args:
+        place: The location of the store, of any pool.
+        limits: Limits of its space.
+        opened: Closes the stores of all pools.
+    """
+
+    place: StoreLocation
     limits: StoreLimits
-    _open: ExitStack
+    opened: ExitStack
     _stores: dict[tuple[str, int], SegmentStore] = attrs.field(factory=dict)
 
     def has(self, page: StoredPage) -> bool:
         """Return whether an object is there."""
-        none = np.zeros((1, 0), np.int64)
-        return self._run(Operation.EXISTS, page, none, none)
+        return self._run(Operation.EXISTS, page, np.zeros((0,), np.uint8))
 
     def take(self, page: StoredPage, data: bytes) -> bool:
         """Store an object; return whether it can be read again, right."""
         memory = np.frombuffer(data, np.uint8).copy()
-        sizes = np.array([[page.nbytes]])
-        if not self._run(Operation.PUT, page, _at(memory), sizes):
+        if not self._run(Operation.PUT, page, memory):
             return False
         memory[:] = 0
-        loaded = self._run(Operation.GET, page, _at(memory), sizes)
-        return loaded and memory.tobytes() == data
+        return self._run(Operation.GET, page, memory) and memory.tobytes() == data
 
-    def _run(
-        self,
-        operation: Operation,
-        page: StoredPage,
-        addresses: Int64Array,
-        sizes: Int64Array,
-    ) -> bool:
-        digest = (
-            page.digest
-            or key_digests([page.key], key_seed(self.namespace))[0].tobytes()
+    def _run(self, operation: Operation, page: StoredPage, memory: ByteArray) -> bool:
+        seed = key_seed(self.place.namespace)
+        digest = page.digest or key_digests([page.key], seed)[0].tobytes()
+        batch = Batch(
+            operation,
+            [digest.hex()],
+            np.array([[memory.ctypes.data]]),
+            np.array([[len(memory)]]),
+            time.monotonic() + _CALL_S,
+            page.pool,
         )
-        until_s = time.monotonic() + _CALL_S
-        batch = Batch(operation, [digest.hex()], addresses, sizes, until_s, page.pool)
         outcomes = self._store_of(page).run(batch).outcomes
         return int(outcomes[0]) == Outcome.OK
 
     def _store_of(self, page: StoredPage) -> SegmentStore:
         kind = page.pool, page.nbytes
         if kind not in self._stores:
-            place = StoreLocation(
-                root=self.root,
-                namespace=self.namespace,
-                pool=page.pool,
-                object_bytes=[page.nbytes],
-                record=self.record,
-                shared=self.shared,
-                digests=True,
-            )
+            place = attrs.evolve(self.place, pool=page.pool, object_bytes=[page.nbytes])
             store = SegmentStore(place, PosixIOEngine(), self.limits)
-            self._open.callback(store.close)
-            self._stores[kind] = store
+            self._stores[kind] = self.opened.enter_context(store)
         return self._stores[kind]
 
 
 @contextmanager
-def receiver(
-    root: Path, namespace: str, record: bytes, *, shared: bool, limits: StoreLimits
-) -> Iterator[SegmentReceiver]:
-    """Open a store, new or not, for objects of one namespace.
-
-    Raises:
-        KvdockError: If it cannot be written.
-    """
-    if root.exists() and not root.is_dir():
-        raise KvdockError(f"{root} is not a directory", fix="Name another one.")
-    with ExitStack() as stores:
-        yield SegmentReceiver(root, namespace, record, shared, limits, stores)
-
-
-def _at(
-    memory: ByteArray,
-) -> Int64Array:
-    return np.array([[memory.ctypes.data]])
+def receiver(place: StoreLocation, limits: StoreLimits) -> Iterator[SegmentReceiver]:
+    """Open a store, new or not, for objects of one namespace, by their digests."""
+    with ExitStack() as opened:
+        yield SegmentReceiver(attrs.evolve(place, digests=True), limits, opened)

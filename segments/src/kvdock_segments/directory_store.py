@@ -12,7 +12,7 @@ from kvdock.errors import KvdockError, SettingsError
 from kvdock.namespace import RECORD_NAME
 from kvdock_segments import inspect
 from kvdock_segments.copies import receiver, stored_pages
-from kvdock_segments.limits import StoreLimits
+from kvdock_segments.limits import StoreLimits, StoreLocation
 from kvdock_segments.namespace_files import read_record
 from kvdock_segments.verify import verify_namespace
 
@@ -90,9 +90,15 @@ class DirectoryStore:
         self, namespace: str, record: bytes
     ) -> AbstractContextManager[PageReceiver]:
         """Open the store, new or not, for objects that are copied to it."""
-        return receiver(
-            self.root, namespace, record, shared=self.shared, limits=self.limits
+        place = StoreLocation(
+            root=self.root,
+            namespace=namespace,
+            pool="",
+            object_bytes=(),
+            record=record,
+            shared=self.shared,
         )
+        return receiver(place, self.limits)
 
     def survey(self, namespace: str) -> NamespaceSurvey:
         """Count what is held of a namespace."""

@@ -51,9 +51,9 @@ def check(  # noqa: PLR0913 - what a check depends on
     Args:
         name: The backend.
         tiers: Instead of a backend, the backends or instances of a chain, near first,
-            with commas between them.
-        set_: A setting of it, as KEY=VALUE, or of a tier, as TIER.KEY=VALUE; may be
-            given several times. A folder that is missing becomes a temporary one.
+            with commas between them; their settings are those of file and environment.
+        set_: A setting of it, as KEY=VALUE; may be given several times. A folder
+            that is missing becomes a temporary one.
         small: A setting of a store that 100 MiB are too much for, on top.
         faults: Also inject faults between the core and the backend.
         scale: How many times slower than a local store it is, about 10 for a
@@ -67,20 +67,12 @@ def check(  # noqa: PLR0913 - what a check depends on
     """
     if only and not only.isidentifier():
         raise UsageProblem(f"--only {only!r} is not one word of a test's name")
-    if bool(name) == bool(tiers):
-        raise UsageProblem(
-            "either a backend or --tiers is needed", fix="Write `kvdock check NAME`."
-        )
-    if tiers and (small or faults):
-        raise UsageProblem("--tiers goes without --small and --faults")
+    if tiers and (set_ or small or faults):
+        raise UsageProblem("--tiers goes without --set, --small and --faults")
     tight: dict[str, object] | None = None
     if small:
         tight = {**settings_of(small, "--small")}
-    given = (
-        _settings_of_tiers(tiers, set_)
-        if tiers
-        else {name: backend_settings(name, set_)}
-    )
+    given = _given(name, tiers, set_)
     found = load(given, only=name)
     plugins = {one.manifest.name: one for one in found.plugins}
     require(list(given), plugins, found.problems)
@@ -147,18 +139,16 @@ def check(  # noqa: PLR0913 - what a check depends on
     )
 
 
-def _settings_of_tiers(
-    tiers: str, pairs: tuple[str, ...]
+def _given(
+    name: str, tiers: str, set_: tuple[str, ...]
 ) -> dict[str, Mapping[str, object]]:
-    """Return the settings of each tier, `--set` over the other sources."""
+    """Return the settings of a backend, or of each tier."""
+    if bool(name) == bool(tiers):
+        raise UsageProblem(
+            "either a backend or --tiers is needed", fix="Write `kvdock check NAME`."
+        )
+    if name:
+        return {name: backend_settings(name, set_)}
+    backends = load_configuration().backends
     names = [tier.backend for tier in read_tiers(tiers, "--tiers")]
-    over: dict[str, dict[str, object]] = {name: {} for name in names}
-    for key, value in settings_of(pairs, form="TIER.KEY=VALUE").items():
-        tier, dot, own = key.partition(".")
-        if not dot or tier not in over:
-            raise UsageProblem(
-                f"--set {key} is of no tier", fix="Write --set TIER.KEY=VALUE."
-            )
-        over[tier][own] = value
-    found = load_configuration({"backends": over}).backends
-    return {name: found.get(name, {}) for name in names}
+    return {one: backends.get(one, {}) for one in names}

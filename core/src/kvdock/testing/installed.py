@@ -91,13 +91,10 @@ class TestContract(_Given, BackendContract):
     """The whole contract."""
 
 
-class TestTiers(TierContract):
+class TestTiers(_Given, TierContract):
     """The chain of tiers that was given."""
 
-    plugin = asked()["plugin"] if VARIABLE in os.environ else ""
-    scale = asked()["scale"] if VARIABLE in os.environ else 1.0
     tiers = tuple(asked()["tiers"]) if VARIABLE in os.environ else ()
-    tidy = True
 
     @pytest.fixture
     def config(self, tmp_path: Path) -> Mapping[str, object]:

@@ -125,7 +125,8 @@ def test_drafts_come_from_far_where_near_was_wiped(tmp_path: Path) -> None:
     move = PoolTransfer(PoolName.DRAFT, zoo.slots(draft, [0, 1, 2]), keys=keys)
     with attached(given, {"kv": target}, {"draft": draft}) as cache:
         assert list(cache.batch_set_v2([move])["draft"]) == [True] * 3
-    assert pages_of(tmp_path / "near") == pages_of(tmp_path / "far") == {"draft": 3}
+    for tier in ("near", "far"):
+        assert pages_of(tmp_path / tier)["draft"] == 3
     shutil.rmtree(tmp_path / "near")
     zoo.fill(draft, 9)
     with attached(given, {"kv": target}, {"draft": draft}) as cache:

@@ -107,7 +107,7 @@ class BucketStore:
         try:
             found = self.client.folders(_deadline_s())
         except RequestFailed as failed:
-            raise self.error("cannot be listed", failed) from failed
+            raise self._error("cannot be listed", failed) from failed
         return tuple(sorted(filter(is_namespace, found)))
 
     def survey(self, namespace: str) -> NamespaceSurvey:
@@ -161,7 +161,30 @@ class BucketStore:
         """Write the namespace's record, and take objects with known keys."""
         if record:
             store_record(self.client, record_name(namespace), record, _deadline_s())
-        yield _Receiver(self)
+        yield self
+
+    def has(self, page: StoredPage) -> bool:
+        """Return whether an object is there.
+
+        Raises:
+            KvdockError: If its key is not known.
+        """
+        if not page.key:
+            raise KvdockError(
+                "a bucket keeps objects under their keys, and the source keeps none",
+                fix="Name pages with --hashes FILE, a key or its end on each line.",
+            )
+        with suppress(RequestFailed):
+            return self.client.head(page.key, _deadline_s()).nbytes == page.nbytes
+        return False
+
+    def take(self, page: StoredPage, data: bytes) -> bool:
+        """Store an object; return whether it can be read again, right."""
+        try:
+            self.client.put(page.key, [data], _deadline_s(), replace=True)
+        except RequestFailed as failed:
+            raise self._error(f"{page.key} cannot be stored", failed) from failed
+        return self._verified(page.key, page.nbytes) == data
 
     def _verified(self, key: str, nbytes: int) -> bytes | None:
         with suppress(RequestFailed, WrongLength):
@@ -266,7 +289,7 @@ class BucketStore:
             for part in self.client.entries(namespace, _deadline_s):
                 yield from (one for one in part if is_page(one.name))
         except RequestFailed as failed:
-            raise self.error("cannot be listed", failed) from failed
+            raise self._error("cannot be listed", failed) from failed
 
     def _check(self, page: Entry) -> Outcome:
         """Compare an object with its trailer; ABSENT if it went meanwhile."""
@@ -277,7 +300,7 @@ class BucketStore:
         except RequestFailed as failed:
             if failed.failure.outcome is Outcome.ABSENT:
                 return Outcome.ABSENT
-            raise self.error(f"{page.name} cannot be read", failed) from failed
+            raise self._error(f"{page.name} cannot be read", failed) from failed
         return verify_object(page.name, data)
 
     def _delete(self, names: Sequence[str]) -> None:
@@ -285,7 +308,7 @@ class BucketStore:
             try:
                 self.client.delete(names[start : start + DELETE_KEYS], _deadline_s())
             except RequestFailed as failed:
-                raise self.error("objects cannot be deleted", failed) from failed
+                raise self._error("objects cannot be deleted", failed) from failed
 
     def _record(self, namespace: str) -> Mapping[str, object]:
         """Return the record of a namespace; empty if there is none that fits."""
@@ -305,44 +328,12 @@ class BucketStore:
             if _age_s(entry, now) > _RECORD_AGE_S:
                 self.client.delete_one(name, _deadline_s())
 
-    def error(self, what: str, failed: RequestFailed) -> KvdockError:
-        """Return the error that says why the bucket cannot be worked on."""
+    def _error(self, what: str, failed: RequestFailed) -> KvdockError:
         url = self.client.settings.url
         return KvdockError(
             f"{url}: {what}: {failed.failure.sentence}",
             fix="`kvdock doctor s3` says which permissions are missing.",
         )
-
-
-@attrs.frozen
-class _Receiver:
-    """Takes objects into a bucket, under their keys."""
-
-    store: BucketStore
-
-    def has(self, page: StoredPage) -> bool:
-        """Return whether an object is there.
-
-        Raises:
-            KvdockError: If its key is not known.
-        """
-        if not page.key:
-            raise KvdockError(
-                "a bucket keeps objects under their keys, and the source keeps none",
-                fix="Name pages with --hashes FILE, a key or its end on each line.",
-            )
-        with suppress(RequestFailed):
-            found = self.store.client.head(page.key, _deadline_s())
-            return found.nbytes == page.nbytes
-        return False
-
-    def take(self, page: StoredPage, data: bytes) -> bool:
-        """Store an object; return whether it can be read again, right."""
-        try:
-            self.store.client.put(page.key, [data], _deadline_s(), replace=True)
-        except RequestFailed as failed:
-            raise self.store.error(f"{page.key} cannot be stored", failed) from failed
-        return self.store._verified(page.key, page.nbytes) == data  # noqa: SLF001 - its own
 
 
 def open_store(target: str, settings: Mapping[str, object]) -> Store | None:

@@ -115,20 +115,8 @@ class FaultContract(FaultTests, Suite, sealed=True):
 
 
 class TierContract(TierTests, Suite, sealed=True):
-    """A chain of backends, or of instances of one, near first.
+    """A chain of backends, or of instances of one.
 
-    A test file::
-
-        class TestMine(TierContract):
-            plugin = "mine"
-            tiers = ("near", "far")
-
-            @pytest.fixture
-            def config(self, tmp_path):
-                return {
-                    name: {"plugin": "mine", "root": str(tmp_path / name)}
-                    for name in ("near", "far")
-                }
-
-    `oracle` is that of the last tier.
+    `tiers` has their names, near first, and `config` the settings of each, with
+    `plugin` where the name is that of an instance. `oracle` is that of the last tier.
     """
