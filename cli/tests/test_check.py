@@ -191,6 +191,35 @@ def test_settings_reach_the_kit_from_wherever_they_are_given(
     assert "keeps what it declares" in capsys.readouterr().out
 
 
+def test_a_chain_reaches_the_kit_with_the_settings_of_each_tier(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: dict[str, object] = {}
+
+    def stand_in(name: str, settings: object, **words: object) -> CheckReport:
+        asked.update(name=name, settings=settings, **words)
+        return GOOD
+
+    monkeypatch.setattr("kvdock.testing.report.check", stand_in)
+    for tier in ("memory", "disk"):
+        monkeypatch.setenv(f"KVDOCK_BACKENDS__{tier.upper()}__PLUGIN", "file")
+    monkeypatch.setenv("KVDOCK_BACKENDS__MEMORY__ROOT", str(tmp_path))
+    monkeypatch.setenv("KVDOCK_BACKENDS__DISK__THREADS", "1")
+    assert check(tiers="memory,disk") == 0
+    assert asked["name"] == "file"
+    assert asked["tiers"] == {
+        "memory": {"root": str(tmp_path), "plugin": "file"},
+        "disk": {"threads": "1", "plugin": "file"},
+    }
+    for words, message in (
+        ({}, "either a backend or --tiers"),
+        ({"tiers": "memory,disk", "faults": True}, "goes without"),
+        ({"tiers": "memory,disk", "set_": ("threads=1",)}, "goes without --set"),
+    ):
+        with pytest.raises(UsageProblem, match=message):
+            check(**words)
+
+
 @pytest.mark.parametrize(
     ("set_", "small", "message"),
     [

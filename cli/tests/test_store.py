@@ -17,9 +17,18 @@ import numpy as np
 import pytest
 from widths import WIDTHS, check_fits
 
-from kvdock import Batch, Operation
+from kvdock import (
+    Attachment,
+    Batch,
+    Dock,
+    Namespace,
+    Operation,
+    Region,
+    Shard,
+)
 from kvdock.errors import KvdockError, SettingsError
 from kvdock.plugin import Candidate
+from kvdock.pools import mha
 from kvdock.stores import NamespaceSurvey, PoolSurvey, Verified
 from kvdock_cli.commands import store
 from kvdock_cli.output import UsageProblem
@@ -87,6 +96,10 @@ REMOVALS = [
     report.Removal(SURVEY, "", goes=True, freed_bytes=66 << 20),
     report.Removal(BARE, "a process has it open", goes=False),
 ]
+COPIED = [
+    report.Copied(SURVEY.namespace, "org/model", 990, 8, 1, 1, 990 * 65536),
+    report.Copied(BARE.namespace, "", present=20),
+]
 TEXTS = {
     "store-ls": report.listing_text([SURVEY, BARE]),
     "store-stat": report.survey_text(SURVEY),
@@ -95,6 +108,7 @@ TEXTS = {
     "store-rm": report.removed_text(REMOVALS, dry_run=False),
     "store-rm-dry-run": report.removed_text(REMOVALS, dry_run=True),
     "store-gc": report.freed_text([(SURVEY.namespace, 5 << 20)]),
+    "store-copy": report.copied_text(COPIED, dry_run=False),
 }
 DATA: dict[str, dict[str, Any]] = {
     "store-ls": report.listing_data([SURVEY, BARE]),
@@ -102,6 +116,7 @@ DATA: dict[str, dict[str, Any]] = {
     "store-verify": report.checked_data([CHECKED]),
     "store-gc": report.freed_data([(SURVEY.namespace, 5 << 20)]),
     "store-rm": report.removed_data(REMOVALS, dry_run=False),
+    "store-copy": report.copied_data(COPIED, dry_run=False),
 }
 
 
@@ -491,3 +506,90 @@ def test_a_provider_that_rejects_a_target_does_not_keep_it_from_the_next(
 def test_a_url_of_no_installed_backend_is_named(url: str) -> None:
     with pytest.raises(UsageProblem, match="no installed backend keeps a store"):
         store.open_store(url, ())
+
+
+def counts_of(found: dict[str, Any]) -> dict[str, list[int]]:
+    """Return what was copied, present, damaged and failed, by model."""
+    words = ("copied", "present", "damaged", "failed")
+    return {one["model"]: [one[word] for word in words] for one in found["namespaces"]}
+
+
+def flip(root: Path, number: int) -> None:
+    (spot,) = locate(root, key_of(NAMESPACES[0], number))
+    with spot.path.open("r+b") as file:
+        file.seek(spot.offset + 9)
+        file.write(b"\xfe")
+
+
+def test_what_is_copied_is_verified_and_what_is_there_is_left_out(
+    root: Path, ask: Ask, tmp_path: Path
+) -> None:
+    flip(root, 7)
+    archive = tmp_path / "archive"
+    found, code = ask(store.copy, root, archive, dry_run=True)
+    assert (counts_of(found)["tiny"], code) == ([20, 0, 0, 0], 0)
+    assert not archive.exists()
+    found, code = ask(store.copy, root, archive, model="ti*")
+    assert (counts_of(found), code) == ({"tiny": [19, 0, 1, 0]}, 1)
+    assert found["namespaces"][0]["copied_bytes"] == 19 * PAGE_BYTES
+    found, code = ask(store.copy, root, archive)
+    assert counts_of(found) == {"tiny": [0, 19, 1, 0], "other": [20, 0, 0, 0]}
+    assert ask(store.verify, archive)[1] == 0
+    listed, _ = ask(store.ls, archive)
+    assert {one["model"]: one["recorded"] for one in listed["namespaces"]} == {
+        "tiny": True,
+        "other": True,
+    }
+    # And back: what an engine stored is found where its records were copied to.
+    shutil.rmtree(root)
+    assert ask(store.copy, archive, root)[1] == 0
+    for number in range(20):
+        (spot,) = locate(root, key_of(NAMESPACES[1], number))
+        with spot.path.open("rb") as file:
+            file.seek(spot.offset)
+            expected = np.arange(20 * PAGE_BYTES, dtype=np.uint8)
+            start = number * PAGE_BYTES
+            got = file.read(PAGE_BYTES)
+            assert got == expected[start : start + PAGE_BYTES].tobytes()
+
+
+def test_pages_are_copied_by_age_and_by_name(
+    root: Path, ask: Ask, tmp_path: Path
+) -> None:
+    found, _ = ask(store.copy, root, tmp_path / "old", older="1 h")
+    assert counts_of(found) == {"tiny": [0] * 4, "other": [0] * 4}
+    found, _ = ask(store.copy, root, tmp_path / "new", newer="1 h")
+    assert counts_of(found)["tiny"] == [20, 0, 0, 0]
+    names = tmp_path / "names"
+    names.write_text(f"{3:032x}.kv\n{key_of(NAMESPACES[1], 5)}\n")
+    found, _ = ask(store.copy, root, tmp_path / "few", hashes=names)
+    assert counts_of(found) == {"tiny": [1, 0, 0, 0], "other": [2, 0, 0, 0]}
+    with pytest.raises(UsageProblem, match="same store"):
+        store.copy(str(root), f"{root}/")
+
+
+def test_a_copied_page_is_found_by_an_engine_on_the_other_store(
+    ask: Ask, tmp_path: Path
+) -> None:
+    pool = mha("kv", layers=[0, 1], heads=2, head_dim=8, page_tokens=4, anchor=True)
+    pages = [f"{page:064x}" for page in range(8)]
+    memory = np.random.default_rng(3).integers(
+        0, 256, (8, pool.page_bytes(Shard())), np.uint8
+    )
+    before = memory.copy()
+
+    def engine(root: Path) -> Attachment:
+        given = {"file": {"root": str(root)}}
+        dock = Dock.load(only=["file"], settings=given, environ={})
+        plan = dock.plan([pool], Shard(), ["file"], settings=given)
+        regions = {"kv": Region.of(pool, Shard(), [memory], 8)}
+        return Attachment.open(dock, plan, Namespace(model="m"), regions, given)
+
+    with engine(tmp_path / "one") as cache:
+        assert cache.put(pages, {"kv": range(8)}).pages == 8
+    found, code = ask(store.copy, tmp_path / "one", tmp_path / "two")
+    assert (counts_of(found), code) == ({"m": [8, 0, 0, 0]}, 0)
+    memory[:] = 0
+    with engine(tmp_path / "two") as cache:
+        assert cache.get(pages, {"kv": range(8)}).pages == 8
+        assert np.array_equal(memory, before)

@@ -286,7 +286,7 @@ class PluginLoaded:
 
 @attrs.frozen(kw_only=True)
 class PageEvent:
-    """Pages of one pool were stored, or are no longer there.
+    """Pages of one pool were stored in a backend, or are no longer there.
 
     Not for observers: an engine that has set `core.page_events` takes these from
     its attachment.
@@ -296,11 +296,13 @@ class PageEvent:
         stored: Whether they were stored by this process; otherwise they were
             evicted, deleted as corrupt, or cleared.
         hashes: Their page hashes.
+        backend: Where. Each tier of a chain reports what it has itself.
     """
 
     pool: str
     stored: bool
     hashes: tuple[str, ...] = attrs.field(repr=False)
+    backend: str
 
 
 @attrs.frozen(kw_only=True)

@@ -21,7 +21,8 @@ from kvdock.batch import Outcome
 from kvdock.errors import PoolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 
@@ -130,6 +131,37 @@ class Verified:
         return not (lost or self.damaged_files)
 
 
+@attrs.frozen(kw_only=True)
+class StoredPage:
+    """One object of a page, as it is copied from store to store.
+
+    Args:
+        key: Its whole key; "" where the store keeps only a digest of it.
+        digest: That digest, 16 bytes; b"" where the store has the key.
+        pool: Name of its pool.
+        nbytes: Its bytes, trailer included.
+        used_ns: When it was last stored or, as far as is known, read.
+        read: Returns its bytes, verified; None if they are wrong or gone.
+    """
+
+    key: str = ""
+    digest: bytes = b""
+    pool: str
+    nbytes: int
+    used_ns: int
+    read: Callable[[], bytes | None] = attrs.field(repr=False)
+
+
+class PageReceiver(Protocol):
+    """What takes copied objects of one namespace."""
+
+    def has(self, page: StoredPage) -> bool:
+        """Return whether an object is there."""
+
+    def take(self, page: StoredPage, data: bytes) -> bool:
+        """Store an object; return whether it can be read again, right."""
+
+
 class Store(Protocol):
     """What one place holds, namespace by namespace.
 
@@ -176,6 +208,28 @@ class Store(Protocol):
 
         Returns:
             The bytes that were freed.
+        """
+
+    def record(self, namespace: str) -> bytes:
+        """Return the record of a namespace, b"" if it is not stored."""
+
+    def pages(self, namespace: str, keys: Sequence[str] = ()) -> Iterator[StoredPage]:
+        """Yield the objects of a namespace.
+
+        Args:
+            namespace: Its digest.
+            keys: Whole keys that are known: where the store keeps digests only, an
+                object of one of them has its key.
+        """
+
+    def receive(
+        self, namespace: str, record: bytes
+    ) -> AbstractContextManager[PageReceiver]:
+        """Open the store, new or not, for objects that are copied to it.
+
+        Args:
+            namespace: Their namespace's digest.
+            record: What that is the digest of; b"" if it is not known.
         """
 
     def in_use(self, namespace: str) -> str:

@@ -58,6 +58,7 @@ class Shelf:
     multi_buffer: Support = Support.NATIVE
     integrity: Support = Support.NO
     gated: Support = Support.UNDECLARED
+    sharing: Scope = Scope.NONE
     max_batch_keys: int = 0
     objects: dict[str, bytes] = attrs.field(factory=dict)
     regions: dict[str, Region] = attrs.field(factory=dict)
@@ -86,6 +87,7 @@ class Shelf:
             gated_get=self.gated,
             gated_put=self.gated,
             durability=Scope.PROCESS,
+            sharing=self.sharing,
             max_batch_keys=self.max_batch_keys,
         )
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -128,6 +129,43 @@ def test_a_lookup_asks_the_next_tier_only_for_the_rest(make: Make) -> None:
     assert tiers.cache.exists(NAMES).best == len(NAMES)
     (asked,) = far.calls
     assert all(NAMES[4] in key for key in asked.keys)
+
+
+def test_a_load_asks_first_where_the_lookup_before_it_found_a_page(make: Make) -> None:
+    tiers = make("near", "disk", "far")
+    near, disk, far = tiers.shelves
+    tiers.put()
+    tiers.settle()
+    for shelf in (near, disk):
+        for key in [key for key in shelf.objects if NAMES[0] not in key]:
+            del shelf.objects[key]
+    assert tiers.cache.exists(NAMES).best == len(NAMES)
+    for shelf in tiers.shelves:
+        shelf.calls.clear()
+    assert tiers.get() == len(NAMES)
+    assert [calls(shelf, Operation.GET) for shelf in tiers.shelves] == [1, 0, 1]
+    # It is a hint: what is gone there meanwhile comes from wherever it is.
+    tiers.settle()
+    assert tiers.cache.exists(NAMES).best == len(NAMES)
+    disk.objects.update(far.objects)
+    far.objects.clear()
+    assert tiers.get() == len(NAMES)
+
+
+def test_a_copy_comes_from_another_tier_where_its_source_lost_the_page(
+    make: Make,
+) -> None:
+    tiers = make("near", "disk", "far")
+    near, disk, far = tiers.shelves
+    gate = threading.Event()
+    far.trouble = held_by(gate, "exists")
+    tiers.put()
+    until(lambda: len(disk.objects) == len(NAMES))
+    near.objects.clear()
+    gate.set()
+    tiers.settle()
+    assert far.objects == disk.objects
+    assert tiers.listener.count("gone") == 0
 
 
 def test_what_was_used_twice_is_promoted_and_what_was_used_once_is_not(
@@ -383,6 +421,46 @@ def test_clearing_drops_copies_and_nothing_comes_back(make: Make) -> None:
     opener.join(60)
     assert not near.objects
     assert not far.objects
+
+
+def test_what_is_loaded_while_tiers_are_cleared_is_not_promoted_again(
+    make: Make,
+) -> None:
+    tiers = make({"backend": "near", "promote": "always"}, "far")
+    near, far = tiers.shelves
+    tiers.put()
+    tiers.settle()
+
+    def load_once_more(batch: Batch) -> BatchResult | None:
+        if batch.operation is Operation.CLEAR:  # near is cleared by now
+            assert tiers.get() == len(NAMES)
+        return None
+
+    far.trouble = load_once_more
+    assert tiers.cache.clear() == {"near": Outcome.OK, "far": Outcome.OK}
+    tiers.settle()
+    assert not near.objects
+    assert tiers.listener.count("dropped") == len(NAMES)
+    far.trouble = None
+    tiers.put()  # copies are made again
+    tiers.settle()
+    assert len(far.objects) == len(NAMES)
+
+
+def test_a_load_that_is_interrupted_leaves_its_memory_to_others(make: Make) -> None:
+    tiers = make("near", "far")
+    chain = tiers.cache["kv"]._chain
+    assert chain
+    free = chain.shared[0]._chunks._free
+    before = len(free)
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        chain.shared[0].load(NAMES, time.monotonic() + 60, interrupt, interrupt)
+    assert len(free) == before
+    assert not chain.shared[0]._under_way
 
 
 def test_closing_makes_the_copies_that_wait(make: Make) -> None:

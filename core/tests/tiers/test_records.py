@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
-from shelf import Shelf, hashes, patient
+from shelf import Shelf, patient
 from tiered import NAMES, Tiers
 
 from kvdock.batch import BatchResult, Outcome
@@ -15,6 +16,7 @@ from kvdock.events import PageEvent, requested_by
 from kvdock.journal import Cause, RequestAnswer, explain, read_journal
 from kvdock.journal.observer import Journal, JournalSettings
 from kvdock.observers.metrics import Metrics
+from kvdock.plugin.manifest import Scope
 
 
 @pytest.fixture
@@ -116,21 +118,47 @@ def near_page(tiers: Tiers) -> int:
     return tiers.cache["kv"].page_bytes
 
 
-def test_a_page_is_reported_stored_once_and_gone_when_no_tier_has_it() -> None:
+def test_each_tier_reports_what_it_stored_and_lost_itself() -> None:
     near, far = Shelf("near"), Shelf("far")
     tiers = Tiers((near, far), core=patient(page_events=100))
     tiers.put()
     tiers.settle()
-    events = tiers.cache.take_page_events()
-    assert events == (PageEvent(pool="kv", stored=True, hashes=tuple(NAMES)),)
+
+    def event(backend: str, names: Sequence[str], *, stored: bool) -> PageEvent:
+        pages = tuple(names)
+        return PageEvent(pool="kv", stored=stored, hashes=pages, backend=backend)
+
+    assert tiers.cache.take_page_events() == (
+        event("near", NAMES, stored=True),
+        event("far", NAMES, stored=True),
+    )
     until_s = tiers.cache.core.deadlines.until("delete")
     near_one, far_one = tiers.cache["kv"].placements
     near_one.delete(NAMES[:2], until_s)
-    assert tiers.cache.take_page_events() == ()
     far_one.delete(NAMES[1:3], until_s)
-    gone = PageEvent(pool="kv", stored=False, hashes=(NAMES[1],))
-    assert tiers.cache.take_page_events() == (gone,)
-    near_one.delete(hashes(1, 2), until_s)
-    (event,) = tiers.cache.take_page_events()
-    assert event.hashes == (NAMES[2],)
+    assert tiers.cache.take_page_events() == (
+        event("near", NAMES[:2], stored=False),
+        event("far", NAMES[1:3], stored=False),
+    )
+    tiers.cache.close()
+
+
+@pytest.mark.parametrize(
+    ("sharing", "said", "remote"),
+    [
+        (Scope.HOST, "auto", []),
+        (Scope.CLUSTER, "auto", ["far"]),
+        (Scope.CLUSTER, "local", []),
+        (Scope.HOST, "remote", ["far"]),
+    ],
+)
+def test_a_tier_is_remote_where_its_table_or_else_its_manifest_says_so(
+    sharing: Scope, said: str, remote: list[str]
+) -> None:
+    tiers = Tiers(
+        (Shelf("near"), Shelf("far", sharing=sharing)),
+        ["near", {"backend": "far", "locality": said}],
+    )
+    placements = tiers.cache["kv"].placements
+    assert [one.backend for one in placements if one.remote] == remote
     tiers.cache.close()

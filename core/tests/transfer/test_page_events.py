@@ -72,8 +72,8 @@ def test_pages_that_are_stored_are_reported_once_by_pool() -> None:
         names = tuple(stored(engine, 3))
         events = cache.take_page_events()
         assert set(events) == {
-            PageEvent(pool="kv", stored=True, hashes=names),
-            PageEvent(pool="mamba", stored=True, hashes=names),
+            PageEvent(pool="kv", stored=True, hashes=names, backend="shelf"),
+            PageEvent(pool="mamba", stored=True, hashes=names, backend="shelf"),
         }
         assert cache.take_page_events() == ()
 
@@ -92,7 +92,9 @@ def test_a_page_that_is_stored_in_part_is_not_reported() -> None:
         cache["kv"].put(hashes(2), [0, 1])
         cache["mamba"].put(hashes(2), [0, 1])
         assert cache.take_page_events() == (
-            PageEvent(pool="mamba", stored=True, hashes=tuple(hashes(1))),
+            PageEvent(
+                pool="mamba", stored=True, hashes=tuple(hashes(1)), backend="shelf"
+            ),
         )
 
 
@@ -112,7 +114,7 @@ def test_what_a_backend_has_evicted_is_reported_in_the_background(
         assert len(gone) == 2
         del shelf.objects[gone[0]]
         assert taken(engine, 1) == [
-            PageEvent(pool="kv", stored=False, hashes=(names[1],))
+            PageEvent(pool="kv", stored=False, hashes=(names[1],), backend="shelf")
         ]
 
 
@@ -125,7 +127,7 @@ def test_a_corrupt_page_is_reported_as_gone() -> None:
         engine.shelf.objects[key] = bytes(len(engine.shelf.objects[key]))
         cache.get(names, engine.where(range(2)))
         assert cache.take_page_events() == (
-            PageEvent(pool="mamba", stored=False, hashes=(names[1],)),
+            PageEvent(pool="mamba", stored=False, hashes=(names[1],), backend="shelf"),
         )
 
 
@@ -164,7 +166,7 @@ def test_events_that_are_not_taken_are_bounded(
 ) -> None:
     events = page_events.PageEvents(4)
     for at in range(5):
-        events.add("kv", hashes(2, first=2 * at), stored=True)
+        events.add("kv", hashes(2, first=2 * at), stored=True, backend="disk")
     kept = events.take(())
     assert [event.hashes for event in kept] == [
         tuple(hashes(2, first=6)),

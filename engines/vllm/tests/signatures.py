@@ -59,7 +59,15 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "TieringOffloadingManager": ("reset_cache", "shutdown"),
         },
         "vllm/v1/kv_offload/base.py": {
-            "OffloadingEvent": ("keys", "medium", "removed", "removal_expected"),
+            "OffloadingEvent": (
+                "keys",
+                "medium",
+                "removed",
+                "locality",
+                "ownership",
+                "removal_expected",
+            ),
+            "Locality": ("LOCAL", "REMOTE"),
             "OffloadingCounterMetadata": (),
             "OffloadingGaugeMetadata": (),
             "OffloadingHistogramMetadata": ("buckets",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -13,6 +14,7 @@ from object_server import Fault, ObjectServer
 
 from kvdock.errors import KvdockError, NamespaceError
 from kvdock_s3.admin import BucketStore, open_store
+from kvdock_segments.directory_store import DirectoryStore
 
 PAGE_BYTES = (64 << 10) + 40
 OTHER = "f" * 64
@@ -198,3 +200,44 @@ def test_objects_that_cannot_be_read_are_an_error_and_not_called_wrong(
     with pytest.raises(KvdockError, match="cannot be read"):
         store.verify(mine.attachment.namespace, heal=True)
     assert len([key for key in server.objects if ".kv." in key]) == 9
+
+
+def test_a_bucket_is_copied_to_a_directory_and_back_by_its_keys(
+    server: ObjectServer, stored: Any, tmp_path: Path
+) -> None:
+    mine, store = stored
+    namespace, archive = mine.attachment.namespace, DirectoryStore(tmp_path / "archive")
+    pages = list(store.pages(namespace))
+    with archive.receive(namespace, store.record(namespace)) as receiver:
+        for page in pages:
+            assert not receiver.has(page)
+            data = page.read()
+            assert data is not None
+            assert receiver.take(page, data)
+            assert receiver.has(page)
+    assert archive.survey(namespace).model == "tests"
+    keys = [page.key for page in pages]
+    assert sorted(one.key for one in archive.pages(namespace, keys)) == sorted(keys)
+    before = {name: bytes(one.data) for name, one in server.objects.items()}
+    store.clear(namespace)
+    with store.receive(namespace, archive.record(namespace)) as receiver:
+        for page in archive.pages(namespace, keys):
+            data = page.read()
+            assert data is not None
+            assert receiver.take(page, data)
+        (unnamed, *_) = archive.pages(namespace)
+        with pytest.raises(KvdockError, match="the source keeps none"):
+            receiver.has(unnamed)
+    assert {name: bytes(one.data) for name, one in server.objects.items()} == before
+
+
+def test_a_damaged_object_is_not_copied(server: ObjectServer, stored: Any) -> None:
+    mine, store = stored
+    page = next(iter(store.pages(mine.attachment.namespace)))
+    name = f"tests/{page.key}"
+    data = server.objects[name].data
+    changed = bytes([data[0] ^ 1]) + bytes(data[1:])
+    server.objects[name] = attrs.evolve(server.objects[name], data=changed)
+    assert page.read() is None
+    del server.objects[name]
+    assert page.read() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,16 @@ import attrs
 from kvdock.errors import KvdockError, SettingsError
 from kvdock.namespace import RECORD_NAME
 from kvdock_segments import inspect
+from kvdock_segments.copies import receiver, stored_pages
+from kvdock_segments.limits import StoreLimits, StoreLocation
+from kvdock_segments.namespace_files import read_record
 from kvdock_segments.verify import verify_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
-    from kvdock.stores import NamespaceSurvey, Verified
+    from kvdock.stores import NamespaceSurvey, PageReceiver, StoredPage, Verified
 
 
 @attrs.frozen
@@ -27,10 +32,12 @@ class DirectoryStore:
     Args:
         root: The directory.
         shared: Accept one that others own or may write.
+        limits: Of what is copied there.
     """
 
     root: Path
     shared: bool = False
+    limits: StoreLimits = attrs.field(factory=StoreLimits)
 
     def namespaces(self) -> tuple[str, ...]:
         """Return the digests of the namespaces, sorted.
@@ -67,6 +74,30 @@ class DirectoryStore:
                 f"{min(others).name}, and no namespace",
                 fix="Name the root of a backend.",
             )
+
+    def record(self, namespace: str) -> bytes:
+        """Return the record of a namespace, b"" if it is not stored."""
+        with inspect.namespace_of(self.root, namespace) as fd, suppress(OSError):
+            return read_record(fd)
+        return b""
+
+    def pages(self, namespace: str, keys: Sequence[str] = ()) -> Iterator[StoredPage]:
+        """Yield the objects of a namespace."""
+        return stored_pages(self.root, namespace, keys)
+
+    def receive(
+        self, namespace: str, record: bytes
+    ) -> AbstractContextManager[PageReceiver]:
+        """Open the store, new or not, for objects that are copied to it."""
+        place = StoreLocation(
+            root=self.root,
+            namespace=namespace,
+            pool="",
+            object_bytes=(),
+            record=record,
+            shared=self.shared,
+        )
+        return receiver(place, self.limits)
 
     def survey(self, namespace: str) -> NamespaceSurvey:
         """Count what is held of a namespace."""

@@ -37,6 +37,8 @@ class StoreLocation:
         record: The record of the namespace: the bytes whose digest it is.
         shared: Accept a root that other users own or can write.
         liveness: How other processes detect that the writer of a segment is alive.
+        digests: Whether keys are not keys but their digests in hex, as records of
+            another store have them.
     """
 
     root: Path
@@ -48,6 +50,7 @@ class StoreLocation:
     liveness: WriterLiveness = attrs.field(
         default=WriterLiveness.LOCKS, converter=WriterLiveness
     )
+    digests: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -123,7 +123,7 @@ class _Checker:
         bad: list[int] = []
         for slot in np.flatnonzero(contents.records["check"] != 0).tolist():
             spot = location(self.home, pool, name, contents, slot)
-            if _checksum(data, spot) == spot.checksum:
+            if checksum(data, spot) == spot.checksum:
                 self.tally.good += 1
             elif self._stands(fd, contents, slot):
                 # Otherwise it was recycled while it was read.
@@ -203,7 +203,7 @@ def _settled(fd: int, name: IndexName, data: int) -> IndexContents | None:
     return contents
 
 
-def _checksum(fd: int, spot: Location) -> int | None:
+def checksum(fd: int, spot: Location) -> int | None:
     """Return the checksum of an object's bytes; None if they are missing."""
     state = xxhash.xxh3_64()
     done = 0

@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvdock import Backend
-from kvdock.config import own_settings, secret_values
+from kvdock.config import (
+    load_configuration,
+    own_settings,
+    read_tiers,
+    secret_values,
+)
 from kvdock.plugin import require
 from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings, patience, settings_of
@@ -18,13 +23,16 @@ from kvdock_cli.reports import check as report
 from kvdock_cli.terminal import style_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvdock.testing import Progress as Run
 
 
 def check(  # noqa: PLR0913 - what a check depends on
-    name: str,
+    name: str = "",
     /,
     *,
+    tiers: str = "",
     set_: tuple[str, ...] = (),
     small: tuple[str, ...] = (),
     faults: bool = False,
@@ -34,7 +42,7 @@ def check(  # noqa: PLR0913 - what a check depends on
     timeout: float = 1800.0,
     json: bool = False,
 ) -> int:
-    """Run the conformance kit on an installed backend.
+    """Run the conformance kit on an installed backend, or on a chain of tiers.
 
     Prints a report to be pasted into an issue. Each test uses namespaces of
     its own and clears them, so an existing store may be named. What `--set` does
@@ -42,6 +50,8 @@ def check(  # noqa: PLR0913 - what a check depends on
 
     Args:
         name: The backend.
+        tiers: Instead of a backend, the backends or instances of a chain, near first,
+            with commas between them; their settings are those of file and environment.
         set_: A setting of it, as KEY=VALUE; may be given several times. A folder
             that is missing becomes a temporary one.
         small: A setting of a store that 100 MiB are too much for, on top.
@@ -57,36 +67,56 @@ def check(  # noqa: PLR0913 - what a check depends on
     """
     if only and not only.isidentifier():
         raise UsageProblem(f"--only {only!r} is not one word of a test's name")
-    tight = settings_of(small, "--small") if small else None
-    settings = backend_settings(name, set_)
-    found = load({name: settings}, only=name)
+    if tiers and (set_ or small or faults):
+        raise UsageProblem("--tiers goes without --set, --small and --faults")
+    tight: dict[str, object] | None = None
+    if small:
+        tight = {**settings_of(small, "--small")}
+    given = _given(name, tiers, set_)
+    found = load(given, only=name)
     plugins = {one.manifest.name: one for one in found.plugins}
-    require([name], plugins, found.problems)
-    settings = own_settings(settings)
+    require(list(given), plugins, found.problems)
+    given = {one: own_settings(settings) for one, settings in given.items()}
     # Only this command needs the kit, and the kit needs pytest.
     from kvdock.testing import report as checkup  # noqa: PLC0415 - see above
 
-    schema = plugins[name].manifest.settings
-    whole = {**settings, **(tight or {})}
+    secrets: list[str] = []
+    scratch: dict[str, dict[str, object]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for one in (settings, whole):
-            # Each of some hundred tests would fail in the same way.
-            resolved = checkup.resolve_settings(schema, one, Path(folder))
-            backend = Backend(plugins[name])
-            backend.settings(resolved)
-            require_ready(backend, resolved)
+        for one, settings in given.items():
+            schema = plugins[one].manifest.settings
+            whole = {**settings, **(tight or {})}
+            secrets += secret_values(schema, whole) if schema else ()
+            scratch[one] = checkup.with_scratch_paths(schema, settings)
+            if tight is not None:
+                tight = checkup.with_scratch_paths(schema, tight)
+            for tried in (settings, whole):
+                # Each of some hundred tests would fail in the same way.
+                place = Path(folder) / one
+                resolved = checkup.resolve_settings(schema, tried, place)
+                backend = Backend(plugins[one])
+                backend.settings(resolved)
+                require_ready(backend, resolved)
+    nearest = next(iter(given))
     with progress.shown("collecting tests") as bar:
 
         def watch(run: Run) -> None:
-            bar.label, bar.total, bar.done = f"check {name}", run.planned, run.ended
+            what = f"check {name or tiers}"
+            bar.label, bar.total, bar.done = what, run.planned, run.ended
             failed = f"{run.failed} failed, " if run.failed else ""
             bar.note = failed + run.current.rpartition("::")[2]
 
         done = checkup.check(
-            plugins[name].instance_of or name,
-            checkup.with_scratch_paths(schema, settings),
-            small=None if tight is None else checkup.with_scratch_paths(schema, tight),
-            secrets=tuple(secret_values(schema, whole)) if schema else (),
+            plugins[nearest].instance_of or nearest,
+            scratch[nearest],
+            small=tight,
+            tiers={
+                one: {**settings, "plugin": plugins[one].instance_of or one}
+                for one, settings in scratch.items()
+            }
+            if tiers
+            else None,
+            secrets=secrets,
             faults=faults,
             scale=scale,
             large_objects=not no_large_objects,
@@ -97,10 +127,28 @@ def check(  # noqa: PLR0913 - what a check depends on
     if only and not done.record.planned and not done.record.broken:
         raise UsageProblem(
             f"no test has {only!r} in its name",
-            fix=f"`kvdock check {name} --json` names them all.",
+            fix=f"`kvdock check {name or '--tiers ' + tiers} --json` names them all.",
         )
-    plugin = plugins[name].candidate
-    who = f"{name} ({plugin.distribution} {plugin.version})"
+    who = ", ".join(
+        f"{one} ({plugins[one].candidate.distribution} "
+        f"{plugins[one].candidate.version})"
+        for one in given
+    )
     return emit(
         report.as_text(done, who, style_of()), report.as_data(done, who), as_json=json
     )
+
+
+def _given(
+    name: str, tiers: str, set_: tuple[str, ...]
+) -> dict[str, Mapping[str, object]]:
+    """Return the settings of a backend, or of each tier."""
+    if bool(name) == bool(tiers):
+        raise UsageProblem(
+            "either a backend or --tiers is needed", fix="Write `kvdock check NAME`."
+        )
+    if name:
+        return {name: backend_settings(name, set_)}
+    backends = load_configuration().backends
+    names = [tier.backend for tier in read_tiers(tiers, "--tiers")]
+    return {one: backends.get(one, {}) for one in names}

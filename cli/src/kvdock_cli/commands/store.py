@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from fnmatch import fnmatchcase
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -21,7 +22,7 @@ from kvdock_cli.reports import store as report
 from kvdock_cli.terminal import style_of
 
 if TYPE_CHECKING:
-    from kvdock.stores import Store
+    from kvdock.stores import PageReceiver, Store, StoredPage
 
 T = TypeVar("T")
 
@@ -238,6 +239,93 @@ def rm(  # noqa: PLR0913 - one option each
     return emit(text, report.removed_data(rows, dry_run=dry_run), as_json=json)
 
 
+def copy(  # noqa: PLR0913 - one option each
+    source: str,
+    target: str,
+    /,
+    *,
+    namespace: str = "",
+    model: str = "",
+    older: str = "",
+    newer: str = "",
+    hashes: Path | None = None,
+    dry_run: bool = False,
+    shared_root: bool = False,
+    set_: tuple[str, ...] = (),
+    json: bool = False,
+) -> int:
+    """Copy pages to another store, new or not, where engines then find them.
+
+    Each object is verified before it is written and read again afterwards. What is
+    there already is left out, so that a copy that was broken off goes on where it
+    ended. A directory keeps digests and no keys: another directory, an archive say,
+    takes all of its pages, and a bucket those that --hashes names.
+
+    Args:
+        source: The root directory of a store, or the URL of a bucket.
+        target: Another one.
+        namespace: Only this one; enough of its first digits.
+        model: Only those of a model, by its whole name or a pattern.
+        older: Only pages that were last stored or read longer ago, such as "24 h".
+        newer: Only pages that were stored or read since then.
+        hashes: A file of keys, one a line: a page's hash with its suffix, or all of
+            the key; only these pages are copied.
+        dry_run: Only say what would be copied.
+        shared_root: Accept a root that others own or may write.
+        set_: Settings of the target's backend, as KEY=VALUE.
+        json: Print one line of JSON.
+    """
+    if source.rstrip("/") == target.rstrip("/"):
+        raise UsageProblem("source and target are the same store")
+    wanted = hashes.read_text().split() if hashes else []
+    now_ns = time.time_ns()
+    first_ns = now_ns - int(parse_seconds(newer) * 1e9) if newer else 0
+    last_ns = now_ns - int(parse_seconds(older) * 1e9) if older else now_ns
+    near = open_store(source, ())
+    far = open_store(target, set_, shared_root=shared_root)
+    found: list[report.Copied] = []
+    with progress.shown("reading", unit=format_bytes) as bar:
+        seen = [
+            one
+            for _, one in _each(near, namespace, near.survey)
+            if not model or fnmatchcase(one.model, model)
+        ]
+        bar.total = sum(pool.stored_bytes for one in seen for pool in one.pools)
+        for one in seen:
+            counts = report.Copied(one.namespace, one.model)
+            found.append(counts)
+            head = f"{one.namespace}/"
+            keys = {line if "/" in line else head + line: None for line in wanted}
+            record = near.record(one.namespace)
+            with ExitStack() as opened:
+                receiver = None
+                if not dry_run:
+                    taking = far.receive(one.namespace, record)
+                    receiver = opened.enter_context(taking)
+                bar.label, bar.note = "copying", one.namespace[:_SHORT]
+                for page in near.pages(one.namespace, [*keys]):
+                    bar.advance(page.nbytes)
+                    if (wanted and page.key not in keys) or not (
+                        first_ns <= page.used_ns <= last_ns
+                    ):
+                        continue
+                    counts.add(_copy(page, receiver), page.nbytes)
+    text = report.copied_text(found, style_of(), dry_run=dry_run)
+    return emit(text, report.copied_data(found, dry_run=dry_run), as_json=json)
+
+
+def _copy(page: StoredPage, receiver: PageReceiver | None) -> str:
+    """Copy one object; return what became of it, a field of `Copied`."""
+    if receiver is None:
+        return "copied"
+    if receiver.has(page):
+        return "present"
+    data = page.read()
+    if data is None:
+        return "damaged"
+    return "copied" if receiver.take(page, data) else "failed"
+
+
 def open_store(
     target: str, pairs: Sequence[str], *, shared_root: bool = False
 ) -> Store:
@@ -342,6 +430,6 @@ def _each(
 
 
 COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
-    {"ls": ls, "stat": stat, "verify": verify, "gc": gc, "rm": rm}
+    {"ls": ls, "stat": stat, "verify": verify, "gc": gc, "rm": rm, "copy": copy}
 )
 """The commands below `kvdock store`."""

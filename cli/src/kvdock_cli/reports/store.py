@@ -226,6 +226,65 @@ def removed_data(rows: Sequence[Removal], *, dry_run: bool) -> dict[str, object]
     }
 
 
+@attrs.define
+class Copied:
+    """What became of the objects of a namespace that were to be copied.
+
+    Args:
+        namespace: Its digest.
+        model: Identity of the model.
+        copied: Objects that the target has now, verified there.
+        present: Those that it had already.
+        damaged: Those that are wrong or gone in the source.
+        failed: Those that the target did not take.
+        copied_bytes: Bytes of the copied ones.
+    """
+
+    namespace: str
+    model: str
+    copied: int = 0
+    present: int = 0
+    damaged: int = 0
+    failed: int = 0
+    copied_bytes: int = 0
+
+    def add(self, outcome: str, nbytes: int) -> None:
+        """Count one object."""
+        setattr(self, outcome, getattr(self, outcome) + 1)
+        self.copied_bytes += nbytes if outcome == "copied" else 0
+
+
+def copied_text(found: Sequence[Copied], style: Style = PLAIN, *, dry_run: bool) -> str:
+    """Render what was copied of each namespace."""
+    rows = [
+        (
+            one.namespace[:_SHORT],
+            one.model or "?",
+            str(one.copied),
+            str(one.present),
+            str(one.damaged),
+            str(one.failed),
+            format_bytes(one.copied_bytes),
+        )
+        for one in found
+    ]
+    if not rows:
+        return "no namespace matches"
+    done = "TO COPY" if dry_run else "COPIED"
+    titles = ("NAMESPACE", "MODEL", done, "PRESENT", "DAMAGED", "FAILED", "BYTES")
+    return "\n".join(table(titles, rows, style, fold=["MODEL"]))
+
+
+def copied_data(found: Sequence[Copied], *, dry_run: bool) -> dict[str, object]:
+    """Describe what was copied as data; what was not taken is a problem."""
+    return {
+        "schema": "kvdock.store-copy/1",
+        "ok": not any(one.damaged or one.failed for one in found),
+        "dry_run": dry_run,
+        "namespaces": plain(found),
+    }
+
+
 def _model(one: NamespaceSurvey) -> str:
     return one.model or ("?" if not one.recorded else "-")
 

@@ -41,6 +41,17 @@ class Promote(StrictEnum):
     """None."""
 
 
+class Locality(StrictEnum):
+    """The hosts that see what is stored in a tier, as routers are told."""
+
+    AUTO = "auto"
+    """What its backend declares: remote where it shares pages with a cluster."""
+    LOCAL = "local"
+    """This host alone."""
+    REMOTE = "remote"
+    """Others too, as a folder that several hosts mount."""
+
+
 @attrs.frozen
 class Tier:
     """One tier of a chain.
@@ -49,11 +60,13 @@ class Tier:
         backend: The backend, or the instance of one.
         write: When stored pages get there.
         promote: When pages that were loaded from farther away are copied there.
+        locality: Which hosts see its pages, for events that go to routers.
     """
 
     backend: str
     write: Write = Write.BEHIND
     promote: Promote = Promote.SECOND
+    locality: Locality = Locality.AUTO
 
     def __str__(self) -> str:
         """Render as a few words."""
@@ -139,6 +152,7 @@ def _tier(given: object, at: int, where: str) -> Tier:
             name,
             to_word(given.get("write", nearest), Write),
             to_word(given.get("promote", Promote.SECOND), Promote),
+            to_word(given.get("locality", "auto"), Locality),
         )
     except SettingsError as error:
         raise SettingsError(

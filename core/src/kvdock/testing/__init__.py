@@ -20,6 +20,7 @@ from kvdock.lazy import lazy_names
 if TYPE_CHECKING:
     from kvdock.testing.contract import BackendContract as BackendContract
     from kvdock.testing.contract import FaultContract as FaultContract
+    from kvdock.testing.contract import TierContract as TierContract
     from kvdock.testing.contract.final_tests import SealedError as SealedError
     from kvdock.testing.loading import oracle_of as oracle_of
     from kvdock.testing.oracles import Oracle as Oracle

@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvdock.config import own_settings
 from kvdock.errors import KvdockError
-from kvdock.testing.contract import BackendContract, FaultContract
+from kvdock.testing.contract import (
+    BackendContract,
+    FaultContract,
+    TierContract,
+)
 from kvdock.testing.contract.suite import Suite
-from kvdock.testing.loading import oracle_of
+from kvdock.testing.loading import load_backend, oracle_of
 from kvdock.testing.report import VARIABLE, resolve_settings
 
 if TYPE_CHECKING:
@@ -70,6 +75,31 @@ class _Given(Suite, sealed=True):
 
 class TestContract(_Given, BackendContract):
     """The whole contract."""
+
+
+class TestTiers(_Given, TierContract):
+    """The chain of tiers that was given."""
+
+    tiers = tuple(asked()["tiers"]) if VARIABLE in os.environ else ()
+
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> Mapping[str, object]:
+        """Return the settings of each tier."""
+        return {
+            name: resolve_settings(
+                load_backend(str(given.get("plugin", name))).manifest.settings,
+                given,
+                tmp_path / name,
+            )
+            for name, given in asked()["tiers"].items()
+        }
+
+    @pytest.fixture
+    def oracle(self, config: Mapping[str, Mapping[str, object]]) -> Oracle | None:
+        """Return the oracle of the farthest tier, if its distribution brings one."""
+        far = self.tiers[-1]
+        backend = load_backend(str(config[far].get("plugin", far)))
+        return oracle_of(backend, own_settings(config[far]))
 
 
 class TestFaults(_Given, FaultContract):

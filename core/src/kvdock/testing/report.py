@@ -100,6 +100,7 @@ def check(  # noqa: PLR0913 - what a check depends on
     *,
     small: Mapping[str, object] | None = None,
     secrets: Collection[str] = (),
+    tiers: Mapping[str, Mapping[str, object]] | None = None,
     faults: bool = False,
     scale: float = 1.0,
     large_objects: bool = True,
@@ -107,14 +108,16 @@ def check(  # noqa: PLR0913 - what a check depends on
     timeout_s: float = 1800.0,
     watch: Callable[[Progress], None] | None = None,
 ) -> CheckReport:
-    """Run the contract on an installed backend.
+    """Run the contract on an installed backend, or on a chain of tiers.
 
     Args:
-        name: The backend.
+        name: The backend; of a chain the plugin of the nearest tier.
         settings: Its settings. A missing folder becomes a temporary one, and
             `{tmp}` in a value stands for a folder that is new for each test.
         small: Further settings that make a store small enough to fill.
         secrets: Values that the report leaves out.
+        tiers: Tier name, near first, to its settings, which replace `settings`; None
+            for a backend alone.
         faults: Also drive the core over it with injected faults.
         scale: How many times slower than a local store it is; see `Scale`.
         large_objects: Whether to move objects of 8 MiB and more.
@@ -132,14 +135,22 @@ def check(  # noqa: PLR0913 - what a check depends on
             f"the conformance kit needs {' and '.join(lacking)}",
             fix="Install it: pip install 'kvdock[testing]'.",
         )
+    if tiers:
+        settings = {
+            f"{tier}.{key}": value
+            for tier, own in tiers.items()
+            for key, value in own.items()
+        }
     words = {
         "plugin": name,
         "settings": dict(settings),
         "small": small,
+        "tiers": tiers or {},
         "scale": Scale(scale).factor,
         "large_objects": large_objects,
     }
-    targets = ["kvdock.testing.installed::TestContract"]
+    suite = "TestTiers" if tiers else "TestContract"
+    targets = [f"kvdock.testing.installed::{suite}"]
     if faults:
         targets.append("kvdock.testing.installed::TestFaults")
     record = run_tests(
@@ -151,11 +162,11 @@ def check(  # noqa: PLR0913 - what a check depends on
         watch=watch,
     )
     return CheckReport(
-        name=name,
+        name=f"the chain {', '.join(tiers)}" if tiers else name,
         about=_about(name, settings, small or {}, secrets),
         record=record,
         groups=_groups(),
-        claims=claims_of(load_backend(name).manifest),
+        claims=() if tiers else claims_of(load_backend(name).manifest),
         proofs=_proofs(),
         only=only,
     )
@@ -215,6 +226,7 @@ def _groups() -> dict[str, str]:
     from kvdock.testing import contract  # noqa: PLC0415 - needs pytest
 
     whole = contract.groups(contract.BackendContract)
+    whole |= contract.groups(contract.TierContract)
     return whole | contract.groups(contract.FaultContract)
 
 

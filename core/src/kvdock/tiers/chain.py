@@ -66,6 +66,7 @@ class Chain:
     writes: bool
     shared: Sequence[SharedLoads] = attrs.field(repr=False)
     _uses: Uses = attrs.field(init=False, repr=False)
+    _found_in: dict[str, int] = attrs.field(init=False, repr=False, factory=dict)
 
     @_uses.default
     def _no_uses(self) -> Uses:
@@ -75,13 +76,21 @@ class Chain:
         """Return which pages one of the tiers has."""
         near = self.tiers[0]
         found = near.find(hashes, near.until(deadline_s))
-        for tier in self.tiers[1:]:
+        for at, tier in enumerate(self.tiers[1:], 1):
             rest = np.flatnonzero(~found)
             if not len(rest):
                 break
             until_s = min(deadline_s, time.monotonic() + self.settings.lookup)
-            found[rest] = tier.find(_at(hashes, rest), until_s)
+            names = _at(hashes, rest)
+            there = found[rest] = tier.find(names, until_s)
+            self._note_found(at, _at(names, np.flatnonzero(there)))
         return found
+
+    def _note_found(self, at: int, hashes: Sequence[str]) -> None:
+        """Remember for the load that follows in which tier pages were found."""
+        if len(self._found_in) > self.settings.uses:
+            self._found_in.clear()
+        self._found_in.update(dict.fromkeys(hashes, at))
 
     def load(
         self,
@@ -103,10 +112,19 @@ class Chain:
             more than ABSENT.
         """
         outcomes = np.full(len(hashes), _ABSENT, np.uint8)
-        for at, tier in enumerate(self.tiers):
-            wanted = np.flatnonzero((pages != NO_PAGE) & (outcomes != _OK))
+        # Noted once: a page that is promoted meanwhile is found nearer next time.
+        first = np.zeros(len(hashes), np.int64)
+        if self._found_in:
+            first[:] = [self._found_in.pop(one, 0) for one in hashes]
+        turns = [(at, False) for at in range(len(self.tiers))]
+        if first.any():  # what is not where it was found is looked for everywhere
+            turns += [(at, True) for at in range(int(first.max()))]
+        for at, again in turns:
+            tier = self.tiers[at]
+            mine = first > at if again else first <= at
+            wanted = np.flatnonzero((pages != NO_PAGE) & (outcomes != _OK) & mine)
             if not len(wanted):
-                break
+                continue
             asked, own = _at(hashes, wanted), pages[wanted]
             until_s = tier.until(deadline_s)
             if at and self.shared and tier.loads is not None:
@@ -220,8 +238,13 @@ class Chain:
     ) -> None:
         has, wants = self.tiers[source].copies, target.copies
         if has is not None and wants is not None:
+            others = [
+                one.copies
+                for one in self.tiers
+                if one.copies is not None and one.copies not in (has, wants)
+            ]
             names = list(hashes)
-            self.copier.submit(Copy(self.pool, has, wants, names, promoted))
+            self.copier.submit(Copy(self.pool, has, wants, names, promoted, others))
 
 
 def _rule(tier: Placed) -> Tier:

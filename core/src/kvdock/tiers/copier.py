@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import attrs
@@ -32,6 +33,8 @@ log = logging.getLogger("kvdock")
 _OK = int(Outcome.OK)
 _MOST_LACKING = 1 << 16
 """Hashes of each tier that are remembered for a sidecar that was not copied."""
+_HASH_BYTES = 128
+"""About what a hash takes: pages of a logical pool have no bytes of their own."""
 
 
 @attrs.frozen(eq=False)
@@ -63,6 +66,7 @@ class Copy:
         target: The tier that is to have them.
         hashes: Their page hashes.
         promoted: Whether they are copied nearer, since they were used.
+        others: Further tiers, for pages that the source has lost meanwhile.
     """
 
     pool: CopiedPool
@@ -70,11 +74,12 @@ class Copy:
     target: RowMover
     hashes: Sequence[str] = attrs.field(repr=False)
     promoted: bool = False
+    others: Sequence[RowMover] = ()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its pages."""
-        return len(self.hashes) * self.pool.page_bytes
+        """Bytes that it counts for in the queue: pages, or at least their hashes."""
+        return len(self.hashes) * max(self.pool.page_bytes, _HASH_BYTES)
 
 
 class Copier:
@@ -98,7 +103,7 @@ class Copier:
         self._lacking: dict[str, dict[str, None]] = {}
         self._threads: list[threading.Thread] = []
         self._closed = False
-        self._cleared = 0
+        self._paused = 0
         self._guard = ProcessGuard()
 
     def submit(self, copy: Copy) -> None:
@@ -115,7 +120,7 @@ class Copier:
                 return
             copy = attrs.evolve(copy, hashes=new)
             full = self._queued_bytes + copy.nbytes > self._core.tiers.queue_bytes
-            dropped = self._closed or full
+            dropped = self._closed or full or self._paused > 0
             if not dropped:
                 self._queued_bytes += copy.nbytes
                 self._waiting.update((*lane, one) for one in new)
@@ -126,16 +131,30 @@ class Copier:
             self._note_lacking(copy, copy.hashes)
             self._report(copy, Counter(dropped=len(new)))
 
-    def forget(self, deadline_s: float) -> None:
-        """Drop the copies that wait, and wait for those under way."""
+    @contextmanager
+    def paused(self, deadline_s: float) -> Iterator[None]:
+        """Make no copy while a block runs: it clears the tiers.
+
+        Drops the copies that wait and those that are asked for meanwhile, and waits
+        for those under way.
+
+        Args:
+            deadline_s: Until when to wait for those.
+        """
         if self._guard.forked:
+            yield
             return
         with self._lock:
-            self._cleared += 1
+            self._paused += 1
             dropped = self._drop_all()
-        for copy in dropped:
-            self._report(copy, Counter(dropped=len(copy.hashes)))
-        self.wait_idle(deadline_s)
+        try:
+            for copy in dropped:
+                self._report(copy, Counter(dropped=len(copy.hashes)))
+            self.wait_idle(deadline_s)
+            yield
+        finally:
+            with self._lock:
+                self._paused -= 1
 
     def wait_idle(self, deadline_s: float) -> bool:
         """Wait until no copy waits or is under way; return whether that is so."""
@@ -215,6 +234,7 @@ class Copier:
             except Exception:
                 # A defect of ours: storage answers with outcomes.
                 log.exception("a copy between tiers failed")
+                self._note_lacking(copy, copy.hashes)
             finally:
                 with self._lock:
                     self._forget(copy)
@@ -233,13 +253,13 @@ class Copier:
     def _make(self, copy: Copy) -> Counter[str]:
         """Copy pages chunk by chunk; return how many ended how."""
         counts: Counter[str] = Counter()
-        chunks, cleared = copy.pool.chunks, self._cleared
+        chunks = copy.pool.chunks
         rows = chunks.take()
         if rows is None:  # there is one for each thread
             return Counter(failed=len(copy.hashes))
         try:
             for start in range(0, len(copy.hashes), chunks.chunk_rows):
-                if self._closed or self._cleared != cleared:
+                if self._closed or self._paused:
                     counts["dropped"] += len(copy.hashes) - start
                     break
                 part = copy.hashes[start : start + chunks.chunk_rows]
@@ -274,7 +294,7 @@ class Copier:
         ready = copy.target.ready_to_store(rest, self._core.deadlines.until("put"))
         self._failed(copy, _at(rest, ~ready), counts)
         rest = _at(rest, ready)
-        codes = self._move(copy.source, Operation.GET, rest, rows)
+        codes = self._load(copy, rest, rows)
         counts["gone"] += int(np.count_nonzero(codes != _OK))
         self._note_lacking(copy, _at(rest, codes != _OK))
         good = np.flatnonzero(codes == _OK)
@@ -289,6 +309,19 @@ class Copier:
                 for one in (*stored, *_at(hashes, there)):
                     lacking.pop(one, None)
         return counts
+
+    def _load(
+        self, copy: Copy, hashes: Sequence[str], rows: Int64Array
+    ) -> OutcomeArray:
+        """Load pages to rows, from the source or from another tier that has them."""
+        codes = self._move(copy.source, Operation.GET, hashes, rows)
+        for tier in copy.others:
+            lost = np.flatnonzero(codes != _OK)
+            if not len(lost):
+                break
+            names = [hashes[at] for at in lost.tolist()]
+            codes[lost] = self._move(tier, Operation.GET, names, rows[lost])
+        return codes
 
     def _failed(
         self, copy: Copy, hashes: Sequence[str], counts: Counter[str]

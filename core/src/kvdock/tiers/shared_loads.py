@@ -122,15 +122,15 @@ class SharedLoads:
     ) -> OutcomeArray:
         codes = np.full(len(mine), Outcome.ERROR, np.uint8)
         try:
-            codes = fetch([hashes[at] for at in mine], load.rows[: len(mine)])
-        finally:
-            self._land(hashes, mine, load, codes)
-        try:
+            try:
+                codes = fetch([hashes[at] for at in mine], load.rows[: len(mine)])
+            finally:
+                self._land(hashes, mine, load, codes)
             good = np.flatnonzero(codes == _OK)
             found = codes.copy()
             if len(good):
                 found[good] = deliver(np.array(mine)[good], load.rows[good])
-        finally:
+        finally:  # an interrupted load too must not keep its chunk
             self._leave(load)
         return cast("OutcomeArray", found)
 

@@ -88,11 +88,6 @@ class AttachedPool:
         return self.nearest.mode
 
     @property
-    def reports_removal(self) -> bool:
-        """Return whether each of its backends reports which stored pages are gone."""
-        return all(one.reports_removal for one in self.placements)
-
-    @property
     def object_bytes(self) -> Int64Array:
         """Bytes of each object of a page in the nearest backend, with trailers."""
         return self.nearest.object_bytes

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import attrs
@@ -300,14 +301,18 @@ class Attachment(ClosedAfterUse):
         """
         cleared: dict[str, Outcome] = {}
         deadline_s = self.core.deadlines.until(Operation.CLEAR, timeout_s)
-        if self._backends.copier is not None:
-            # A copy under way would bring back what is cleared.
+        copier = self._backends.copier
+        paused: AbstractContextManager[None] = nullcontext()
+        if copier is not None:
+            # A copy under way, or of a page that a far tier still has, would bring
+            # back what is cleared.
             half = self.core.deadlines.until(Operation.CLEAR, timeout_s, factor=0.5)
-            self._backends.copier.forget(half)
-        for attached in self.pools_by_name.values():
-            for placement in attached.placements:
-                if placement.backend not in cleared:
-                    cleared[placement.backend] = placement.clear(deadline_s)
+            paused = copier.paused(half)
+        with paused:
+            for attached in self.pools_by_name.values():
+                for placement in attached.placements:
+                    if placement.backend not in cleared:
+                        cleared[placement.backend] = placement.clear(deadline_s)
         return cleared
 
     def open_to_peers(self, close: Callable[[float], bool]) -> None:

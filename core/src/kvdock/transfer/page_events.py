@@ -24,13 +24,10 @@ class PageEvents:
     Args:
         limit: Most hashes that wait, and most pages of each pool that a backend
             keeps track of.
-        tiers: Whether pages are kept in several backends: then a page is stored
-            once, and is gone when no backend has it any more.
     """
 
-    def __init__(self, limit: int, *, tiers: bool = False) -> None:
+    def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._kept_in: dict[tuple[str, str], set[str]] | None = {} if tiers else None
         self._lock = threading.Lock()
         self._waiting: deque[PageEvent] = deque()
         self._hashes = 0
@@ -38,13 +35,12 @@ class PageEvents:
         self._log = ThrottledLog()
 
     def add(
-        self, pool: str, hashes: Iterable[str], *, stored: bool, backend: str = ""
+        self, pool: str, hashes: Iterable[str], *, stored: bool, backend: str
     ) -> None:
         """Add an event of a backend; the oldest are lost if the engine takes none."""
-        if self._kept_in is not None:
-            with self._lock:
-                hashes = self._of_all(self._kept_in, pool, hashes, backend, stored)
-        event = PageEvent(pool=pool, stored=stored, hashes=tuple(hashes))
+        event = PageEvent(
+            pool=pool, stored=stored, hashes=tuple(hashes), backend=backend
+        )
         if not event.hashes:
             return
         lost = 0
@@ -60,27 +56,6 @@ class PageEvents:
                 f"events of {lost} pages are lost: the engine does not take them "
                 "(core.page_events)",
             )
-
-    def _of_all(
-        self,
-        kept_in: dict[tuple[str, str], set[str]],
-        pool: str,
-        hashes: Iterable[str],
-        backend: str,
-        stored: bool,  # noqa: FBT001 - as `add`
-    ) -> list[str]:
-        """Return the pages that are the first in any tier, or the last ones."""
-        found = []
-        for one in hashes:
-            kept = kept_in.pop((pool, one), set())
-            if not (kept - {backend}):
-                found.append(one)
-            (kept.add if stored else kept.discard)(backend)
-            if kept:
-                kept_in[pool, one] = kept
-        while len(kept_in) > self.limit:
-            del kept_in[next(iter(kept_in))]
-        return found
 
     def take(self, polls: Iterable[Callable[[], None]]) -> tuple[PageEvent, ...]:
         """Return the events since the last call, and ask backends for the next.

@@ -16,8 +16,10 @@ import attrs
 import numpy as np
 
 from kvdock.batch import Batch, Operation, Outcome
+from kvdock.config.tiers import Locality
 from kvdock.events import BatchEnded, PagesAnswered
 from kvdock.keys import build_keys
+from kvdock.plugin.manifest import Scope
 from kvdock.transfer.leases import PageLeases
 from kvdock.transfer.modes import BatchTransfer, Transfer
 
@@ -89,6 +91,14 @@ class Placement:
     def backend(self) -> str:
         """The name of the backend, or of the instance of one."""
         return self.channel.name
+
+    @property
+    def remote(self) -> bool:
+        """Whether other hosts see its pages, as its tier or its manifest says."""
+        said = self.tier.locality if self.tier else Locality.AUTO
+        if said is not Locality.AUTO:
+            return said is Locality.REMOTE
+        return self.channel.backend.manifest.sharing is Scope.CLUSTER
 
     @property
     def reports_removal(self) -> bool:

@@ -188,11 +188,10 @@ def attach_plan(  # noqa: PLR0913 - the arguments of `Attachment.open`
         for name in sorted(used)
     }
     _check_places(configs)
-    tiers = any(len(route.placements) > 1 for route in plan.accepted)
-    if tiers:
+    if any(len(route.placements) > 1 for route in plan.accepted):
         backends.copier = Copier(core, backends.notify)
     if core.page_events:
-        backends.page_events = PageEvents(core.page_events, tiers=tiers)
+        backends.page_events = PageEvents(core.page_events)
     origin = Origin.of(plan.shard, namespace.model, digest)
     try:
         for name in configs:

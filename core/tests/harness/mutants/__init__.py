@@ -16,6 +16,7 @@ from mutants import (
     promises,
     reports,
     stored,
+    tiers,
 )
 from mutants.mutant import (
     DirectMutant,
@@ -49,7 +50,7 @@ def _of(*rooms: object) -> tuple[Mutant, ...]:
 
 
 MUTANTS = _of(
-    keys, answers, stored, promises, late, allocators, direct, reports, faults
+    keys, answers, stored, promises, late, allocators, direct, reports, faults, tiers
 )
 """All mutants, in the order of the table in the docs."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from reference import FolderShelf
 
-from kvdock.testing.contract import BackendContract, FaultContract
+from kvdock.testing.contract import BackendContract, FaultContract, TierContract
 from mutants import MUTANTS
 from mutants.mutant import FolderMutant, Mutant, word_of
 
@@ -23,14 +23,45 @@ def class_of(mutant: Mutant) -> str:
     return f"Test{mutant.__name__}"
 
 
-def contract_of(mutant: Mutant) -> type[BackendContract | FaultContract]:
+Contract = type[BackendContract | FaultContract | TierContract]
+
+TIERS = ("near", "far")
+
+
+def contract_of(mutant: Mutant) -> Contract:
     """Return the contract that has the test by which a mutant is caught."""
-    return (
-        BackendContract if hasattr(BackendContract, mutant.caught_by) else FaultContract
+    contracts: tuple[Contract, ...] = (BackendContract, FaultContract, TierContract)
+    return next(one for one in contracts if hasattr(one, mutant.caught_by))
+
+
+def _tiers(mutant: Mutant) -> Contract:
+    """Return the contract of a chain in which each tier is the mutant."""
+    word = f"mutants:{word_of(mutant)}"
+    folder = issubclass(mutant, FolderMutant)
+
+    @pytest.fixture
+    def config(self: object, tmp_path: Path) -> Mapping[str, object]:
+        del self
+        place = "root" if folder else "store"
+        return {name: {"plugin": word, place: str(tmp_path / name)} for name in TIERS}
+
+    @pytest.fixture
+    def oracle(self: object, tmp_path: Path) -> Oracle | None:
+        del self
+        if not issubclass(mutant, FolderMutant):
+            return None
+        return mutant.oracle(FolderShelf(tmp_path / TIERS[-1]))
+
+    return type(
+        class_of(mutant),
+        (TierContract,),
+        {"plugin": word, "tiers": TIERS, "config": config, "oracle": oracle},
     )
 
 
-def _suite(mutant: Mutant) -> type[BackendContract | FaultContract]:
+def _suite(mutant: Mutant) -> Contract:
+    if contract_of(mutant) is TierContract:
+        return _tiers(mutant)
     folder = issubclass(mutant, FolderMutant)
 
     @pytest.fixture

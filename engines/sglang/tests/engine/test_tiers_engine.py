@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 import lives
 import pytest
 import tiny_models
+import torch
+import zoo
+from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
+from test_families import attached, config, hashes
 
 from kvdock.batch import Operation
 from kvdock.journal import read_journal
@@ -41,9 +45,11 @@ def loads(folder: Path) -> Counter[tuple[str, str]]:
     )
 
 
-@pytest.mark.parametrize("model", ["window"])
+@pytest.mark.parametrize(
+    ("model", "sidecar"), [("window", "swa"), ("recurrent", "mamba")]
+)
 def test_prompts_are_restored_from_far_and_then_from_near(
-    model: str, tmp_path: Path
+    model: str, sidecar: str, tmp_path: Path
 ) -> None:
     near, far = tmp_path / "near", tmp_path / "far"
     tiny = tiny_models.MODELS[model]
@@ -62,29 +68,34 @@ def test_prompts_are_restored_from_far_and_then_from_near(
         },
     )
 
+    begin: list[dict[str, Any]] = [{"prompts": lives.PROMPTS}]
+    if tiny.turns:
+        begin.append({"prompts": "next turn"})
+    first, *later_turn = world.live("stores", begin)
+    assert not any(one["cached"] for one in first)
+    prompts = [one["prompt"] for one in later_turn[0]] if later_turn else lives.PROMPTS
+
     def restored(life: str) -> None:
         """Ask a new engine, and again under a salt, which no stored page has."""
         salted = {"cache_salt": f"cold {life}"}
         rounds: list[dict[str, Any]] = [
-            {"prompts": lives.PROMPTS},
-            {"prompts": lives.PROMPTS, "generate": salted},
+            {"prompts": prompts},
+            {"prompts": prompts, "generate": salted},
         ]
         warm, cold = world.live(life, rounds)
         assert all(one["cached"] for one in warm)
         assert not any(one["cached"] for one in cold)
         assert [one["tokens"] for one in warm] == [one["tokens"] for one in cold]
 
-    (answers,) = world.live("stores", [{"prompts": lives.PROMPTS}])
-    assert not any(one["cached"] for one in answers)
     stored = pages_of(near)
     assert pages_of(far) == stored
-    assert {"kv", "swa"} <= stored.keys()
+    assert {"kv", sidecar} <= stored.keys()
     assert loads(tmp_path) == {}
     shutil.rmtree(near)
     restored("from far")
     # Each page once for the engine, and once for its copy.
     by_tier = loads(tmp_path)
-    assert set(by_tier) >= {("far", "kv"), ("far", "swa")}
+    assert set(by_tier) >= {("far", "kv"), ("far", sidecar)}
     # What was loaded from far, and what the salted prompts stored.
     assert all(pages_of(near)[pool] > pages for pool, pages in stored.items())
     shutil.rmtree(far)
@@ -92,5 +103,35 @@ def test_prompts_are_restored_from_far_and_then_from_near(
     later = loads(tmp_path)
     assert {one for one in later if later[one] > by_tier.get(one, 0)} == {
         ("near", "kv"),
-        ("near", "swa"),
+        ("near", sidecar),
     }
+
+
+def test_drafts_come_from_far_where_near_was_wiped(tmp_path: Path) -> None:
+    storage = {
+        "tiers": ["near", "far"],
+        "backends": {
+            name: {"plugin": "file", "root": str(tmp_path / name)}
+            for name in ("near", "far")
+        },
+    }
+    given = config(tmp_path, extra=storage)
+    for alone in ("plugin", "root"):
+        del given.extra_config[alone]
+    keys = hashes(3)
+    target, draft = zoo.mha_host(), zoo.mha_host(layers=1)
+    zoo.fill(draft, 3)
+    expected = [zoo.page(draft, number).clone() for number in range(3)]
+    move = PoolTransfer(PoolName.DRAFT, zoo.slots(draft, [0, 1, 2]), keys=keys)
+    with attached(given, {"kv": target}, {"draft": draft}) as cache:
+        assert list(cache.batch_set_v2([move])["draft"]) == [True] * 3
+    for tier in ("near", "far"):
+        assert pages_of(tmp_path / tier)["draft"] == 3
+    shutil.rmtree(tmp_path / "near")
+    zoo.fill(draft, 9)
+    with attached(given, {"kv": target}, {"draft": draft}) as cache:
+        assert list(cache.batch_get_v2([move])["draft"]) == [True] * 3
+    assert all(
+        torch.equal(zoo.page(draft, number), page)
+        for number, page in enumerate(expected)
+    )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 import numpy as np
 from vllm.v1.kv_offload.base import (
+    Locality,
     LookupResult,
     Medium,
     OffloadingEvent,
@@ -152,10 +153,10 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
             number.to_bytes(GROUP_BYTES, "big"): name for number, name in names.items()
         }
         self._events = _events(self._handover, self._spec, names)
-        self._reports_removal = {
-            name
+        self._placements = {
+            (name, one.backend): one
             for name, pool in attachment.pools_by_name.items()
-            if pool.reports_removal
+            for one in pool.placements
         }
 
     @property
@@ -268,12 +269,15 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         if self._events is None:
             return
         for event in self._attached.take_page_events():
+            placement = self._placements[event.pool, event.backend]
             yield OffloadingEvent(
                 keys=self._events.keys(event.pool, event.hashes),
                 medium=self.medium,
                 removed=not event.stored,
+                locality=Locality.REMOTE if placement.remote else Locality.LOCAL,
+                ownership=event.backend,
                 # vLLM keeps what it knows of a page until its removal is reported.
-                removal_expected=event.stored and event.pool in self._reports_removal,
+                removal_expected=event.stored and placement.reports_removal,
             )
 
     def has_pending_work(self) -> bool:

@@ -274,6 +274,38 @@ def test_stored_and_lost_pages_are_published_where_vllm_publishes_events(
     rig.tier.shutdown()
 
 
+def test_each_tier_publishes_its_own_pages_with_its_name_and_locality(
+    tmp_path: Path,
+) -> None:
+    names = ("near", "far")
+    files = {name: storage(tmp_path / name) for name in names}
+    given = {
+        "core": files["near"]["core"],
+        "host_memory": files["near"]["host_memory"],
+        "backends": {
+            name: {key: one[key] for key in ("plugin", "root", "free_space")}
+            for name, one in files.items()
+        },
+        "tiers": ["near", {"backend": "far", "locality": "remote"}],
+        "enable_kv_events": True,
+    }
+    rig = open_rig(given)
+    fill(rig, [0, 1])
+    keys = rig.keys(count=2)
+    assert rig.store(keys, [0, 1]).success
+    end_s = time.monotonic() + 60
+    stored: dict[tuple[str, str], list[Any]] = {}
+    while len(stored) < len(names) and time.monotonic() < end_s:
+        for event in rig.tier.take_events():
+            assert event.removal_expected
+            assert not event.removed
+            found = stored.setdefault((event.ownership, event.locality.name), [])
+            found += event.keys
+        time.sleep(0.01)
+    assert stored == {("near", "LOCAL"): keys, ("far", "REMOTE"): keys}
+    rig.tier.shutdown()
+
+
 def test_no_pages_are_published_unless_both_sides_want_it(tmp_path: Path) -> None:
     rig = open_rig(storage(tmp_path / "store"))
     fill(rig, [0])

@@ -26,4 +26,4 @@ def open_store(target: str, settings: Mapping[str, object]) -> Store | None:
         return None
     given = {**settings, "root": target}
     found = structure(FileSettings, given, where="backend 'file'")
-    return DirectoryStore(found.root, shared=found.shared_root)
+    return DirectoryStore(found.root, found.shared_root, found.limits)

@@ -27,4 +27,4 @@ def open_store(target: str, settings: Mapping[str, object]) -> Store | None:
         return None
     given = {**settings, "root": target}
     found = structure(NixlSettings, given, where="backend 'nixl'")
-    return DirectoryStore(found.require_root(), shared=found.shared_root)
+    return DirectoryStore(found.require_root(), found.shared_root, found.limits)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -14,15 +15,16 @@ import attrs
 from kvdock import KvdockError, Outcome
 from kvdock.config import structure
 from kvdock.errors import NamespaceError
-from kvdock.namespace import decode_record, verify_record
+from kvdock.namespace import canonical, decode_record, verify_record
 from kvdock.stores import (
     NamespaceSurvey,
     PoolSurvey,
+    StoredPage,
     Verified,
     pool_of_key,
     verify_object,
 )
-from kvdock_s3.attachment import MAX_RECORD_BYTES
+from kvdock_s3.attachment import MAX_RECORD_BYTES, store_record
 from kvdock_s3.client import Entry, ObjectClient, RequestFailed, WrongLength
 from kvdock_s3.layout import is_namespace, is_page, record_name
 from kvdock_s3.pool import DELETE_KEYS
@@ -32,7 +34,7 @@ from kvdock_s3.threads import Job, RequestThreads
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvdock.stores import Store
+    from kvdock.stores import PageReceiver, Store
 
 REQUEST_S = 30.0
 """For one request; the work as a whole takes as long as there are objects."""
@@ -107,6 +109,59 @@ class BucketStore:
                 for (pool, nbytes), count in sorted(totals.items())
             ),
         )
+
+    def record(self, namespace: str) -> bytes:
+        """Return the record of a namespace, b"" if it is not stored."""
+        found = self._record(namespace)
+        return canonical(found) if found else b""
+
+    def pages(self, namespace: str, keys: Sequence[str] = ()) -> Iterator[StoredPage]:
+        """Yield the objects of a namespace; `keys` are not needed."""
+        del keys
+        for page in self._pages(namespace):
+            yield StoredPage(
+                key=page.name,
+                pool=pool_of_key(page.name),
+                nbytes=page.nbytes,
+                used_ns=int(page.modified.timestamp() * 1e9),
+                read=partial(self._verified, page.name, page.nbytes),
+            )
+
+    @contextmanager
+    def receive(self, namespace: str, record: bytes) -> Iterator[PageReceiver]:
+        """Write the namespace's record, and take objects with known keys."""
+        if record:
+            store_record(self.client, record_name(namespace), record, _deadline_s())
+        yield self
+
+    def has(self, page: StoredPage) -> bool:
+        """Return whether an object is there.
+
+        Raises:
+            KvdockError: If its key is not known.
+        """
+        if not page.key:
+            raise KvdockError(
+                "a bucket keeps objects under their keys, and the source keeps none",
+                fix="Name pages with --hashes FILE, a key or its end on each line.",
+            )
+        with suppress(RequestFailed):
+            return self.client.head(page.key, _deadline_s()).nbytes == page.nbytes
+        return False
+
+    def take(self, page: StoredPage, data: bytes) -> bool:
+        """Store an object; return whether it can be read again, right."""
+        try:
+            self.client.put(page.key, [data], _deadline_s(), replace=True)
+        except RequestFailed as failed:
+            raise self._error(f"{page.key} cannot be stored", failed) from failed
+        return self._verified(page.key, page.nbytes) == data
+
+    def _verified(self, key: str, nbytes: int) -> bytes | None:
+        with suppress(RequestFailed, WrongLength):
+            data = bytes(self.client.get(key, nbytes, _deadline_s()))
+            return data if verify_object(key, data) is Outcome.OK else None
+        return None
 
     def verify(
         self,

@@ -77,7 +77,7 @@ def _agree(client: ObjectClient, config: AttachConfig) -> None:
                 fix="See `kvdock doctor s3`.",
             ) from failed
         if not config.trial:
-            _store(client, name, record, deadline_s)
+            store_record(client, name, record, deadline_s)
         return
     if found != record:
         raise NamespaceError(
@@ -87,7 +87,14 @@ def _agree(client: ObjectClient, config: AttachConfig) -> None:
         )
 
 
-def _store(client: ObjectClient, name: str, record: bytes, deadline_s: float) -> None:
+def store_record(
+    client: ObjectClient, name: str, record: bytes, deadline_s: float
+) -> None:
+    """Store the record of a namespace, unless another process does it.
+
+    Raises:
+        AttachError: If it cannot be stored.
+    """
     try:
         client.put(name, [record], deadline_s)
     except RequestFailed as failed:

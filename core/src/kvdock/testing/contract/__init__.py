@@ -12,7 +12,12 @@ import pytest
 
 # Before the tests are imported: their assertions then explain themselves.
 pytest.register_assert_rewrite(
-    *{__name__, "kvdock.testing.memory", "kvdock.testing.harness"}
+    *{
+        __name__,
+        "kvdock.testing.memory",
+        "kvdock.testing.harness",
+        "kvdock.testing.trial_engine",
+    }
     - ({*sys.modules} - {__name__})
 )
 
@@ -32,10 +37,18 @@ from kvdock.testing.contract.reports import ReportTests  # noqa: E402 - after th
 from kvdock.testing.contract.sharding import RankTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.stateful import MachineTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.suite import Suite, groups, proofs  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.tiers import TierTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.write_faults import WriteFaultTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.writes import WriteTests  # noqa: E402 - after the rewriting
 
-__all__ = ["BackendContract", "FaultContract", "SealedError", "groups", "proofs"]
+__all__ = [
+    "BackendContract",
+    "FaultContract",
+    "SealedError",
+    "TierContract",
+    "groups",
+    "proofs",
+]
 
 
 class BackendContract(
@@ -82,3 +95,11 @@ class BackendContract(
 
 class FaultContract(FaultTests, Suite, sealed=True):
     """The same for the core over the backend, while faults are injected."""
+
+
+class TierContract(TierTests, Suite, sealed=True):
+    """A chain of backends, or of instances of one.
+
+    `tiers` has their names, near first, and `config` the settings of each, with
+    `plugin` where the name is that of an instance. `oracle` is that of the last tier.
+    """

@@ -8,24 +8,17 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.batch import Outcome
 from kvdock.config.core import CoreSettings, Deadlines, Integrity
 from kvdock.dock import Dock
-from kvdock.namespace import Namespace
 from kvdock.plugin.backend import Backend
 from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.plugin.manifest import Scope
 from kvdock.plugin.wrapper import wrapped_plugin
 from kvdock.pools.enums import HitPolicy
-from kvdock.pools.layout import stored_objects
-from kvdock.pools.shard import Shard
-from kvdock.routing.verdicts import RouteRequirements
 from kvdock.testing.cases import Case, contract_test, one_sample
 from kvdock.testing.harness import PATIENCE_S, Harness
 from kvdock.testing.loading import load_backend
-from kvdock.testing.memory import PageMemory
-from kvdock.testing.samples import Sample, page_hashes
-from kvdock.transfer.attachment import Attachment
+from kvdock.testing.trial_engine import PAGES, SETTLE_S, TrialEngine, trial_engine
 from kvdock.wrappers.faults import Fault, FaultInjector, FaultSettings
 
 if TYPE_CHECKING:
@@ -33,17 +26,15 @@ if TYPE_CHECKING:
 
     from kvdock.plugin.manifest import Manifest
     from kvdock.pools.spec import PoolSpec
-    from kvdock.transfer.result import TransferResult
+    from kvdock.testing.samples import Sample
+    from kvdock.transfer.attachment import Attachment
 
-PAGES = page_hashes(8)
 DEADLINE_S = 0.5
 LATE_S = 5.0
 """How much later than its deadline a call may end on a busy machine."""
 
 SOON_S = 5.0
 """How long what was stored may take to be found again after a fault."""
-
-SETTLE_S = 30.0
 
 UNANSWERED = frozenset({Fault.ERROR, Fault.DROP, Fault.HANG, Fault.LATE, Fault.GARBLE})
 """Faults of which the core gets no answer that it may believe."""
@@ -60,37 +51,6 @@ def every_fault(manifest: Manifest) -> Iterable[Case]:
         skip = "none of its pools can be an anchor"
     for fault in Fault:
         yield Case(str(fault), (fault, plain.value), skip)
-
-
-@attrs.frozen(eq=False)
-class _Engine:
-    """An engine of one pool, over the backend and an injector of faults."""
-
-    cache: Attachment
-    memory: PageMemory
-    deadline_s: float
-
-    def fill(self) -> dict[str, list[int]]:
-        """Compute the pages of a prefix; return where they lie."""
-        places = list(range(len(PAGES)))
-        for place, page in zip(places, PAGES, strict=True):
-            self.memory.write(place, page)
-        return {self.memory.pool.name: places}
-
-    def load(self, count: int) -> TransferResult:
-        """Load a prefix into blank memory; assert that what is OK is right."""
-        name, pool, shard = self.memory.pool.name, self.memory.pool, self.memory.shard
-        places = list(range(len(PAGES), len(PAGES) + count))
-        self.memory.blank(len(PAGES), 2 * len(PAGES))
-        moved = self.cache.get(PAGES[:count], {name: places})
-        for place, page, outcome in zip(
-            places, PAGES, moved.outcomes[name].tolist(), strict=False
-        ):
-            for stored in stored_objects(pool, shard) if outcome == Outcome.OK else ():
-                assert self.memory.holds(place, page, stored), (
-                    f"wrong bytes: page {place} was called loaded and is not"
-                )
-        return moved
 
 
 @attrs.frozen(eq=False)
@@ -114,7 +74,7 @@ class _Drill:
     @contextmanager
     def engine(
         self, sample: Sample, deadline_s: float = PATIENCE_S
-    ) -> Iterator[_Engine]:
+    ) -> Iterator[TrialEngine]:
         """Attach the backend to an engine of one pool."""
         core = CoreSettings(
             integrity=Integrity.ALWAYS,
@@ -124,26 +84,13 @@ class _Drill:
         )
         pool = attrs.evolve(sample.pool(), anchor=True)
         settings = dict.fromkeys(self.dock.backends, self.harness.settings)
-        needs = RouteRequirements(integrity=core.integrity)
-        plan = self.dock.plan([pool], Shard(), needs=needs, settings=settings)
-        memory = PageMemory.of(plan.anchor.pool, Shard(), 2 * len(PAGES))
-        cache = Attachment.open(
-            self.dock,
-            plan,
-            Namespace(model="faulty", salt=self.harness.salt),
-            {pool.name: memory.region()},
-            settings,
-            core=core,
-        )
-        self._remember(pool, cache)
-        try:
-            yield _Engine(cache, memory, deadline_s)
-        finally:
-            assert cache.wait_idle(SETTLE_S), "a call is still running"
-            cache.close()
+        salt = self.harness.salt
+        with trial_engine(self.dock, pool, settings, core, salt=salt) as trial:
+            self._remember(pool, trial.cache)
+            yield trial
 
     @contextmanager
-    def failing(self, sample: Sample, fault: Fault) -> Iterator[_Engine]:
+    def failing(self, sample: Sample, fault: Fault) -> Iterator[TrialEngine]:
         """Attach an engine whose every call is hit by the fault, this once.
 
         A busy machine may be slow, which is not a failure: only calls that are
@@ -224,7 +171,7 @@ def _keeps(manifest: Manifest) -> bool:
     return max(manifest.durability, manifest.sharing) >= Scope.PROCESS
 
 
-def _in_time(trial: _Engine) -> tuple[int, int, int]:
+def _in_time(trial: TrialEngine) -> tuple[int, int, int]:
     """Return the pages stored, found and loaded; assert that each call ends."""
     places = trial.fill()
     calls: tuple[Callable[[], int], ...] = (
@@ -237,12 +184,13 @@ def _in_time(trial: _Engine) -> tuple[int, int, int]:
         began = time.monotonic()
         pages.append(call())
         took = time.monotonic() - began
-        assert took < trial.deadline_s + LATE_S, f"a call took {took:.1f} s"
+        deadline_s = trial.cache.core.deadlines.get
+        assert took < deadline_s + LATE_S, f"a call took {took:.1f} s"
     stored, found, loaded = pages
     return stored, found, loaded
 
 
-def _found_soon(trial: _Engine) -> int:
+def _found_soon(trial: TrialEngine) -> int:
     """Ask until every page is found, for a moment at most."""
     deadline = time.monotonic() + SOON_S
     found = trial.cache.exists(PAGES).best

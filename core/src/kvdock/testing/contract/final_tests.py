@@ -17,8 +17,8 @@ from kvdock.testing.cases import is_contract_test
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-OPEN = frozenset(
-    {"plugin", "config", "small", "oracle", "tidy", "scale", "large_objects"}
+OPEN = frozenset({"plugin", "config", "small", "oracle", "tiers"}) | frozenset(
+    {"tidy", "scale", "large_objects"}
 )
 """What an author says; everything else of a suite is sealed."""
 

@@ -1,0 +1,125 @@
+"""vLLM's whole engine over tiers: from far after near was wiped, and the other way."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vllm_models
+from scenes import unlike_others
+from vllm_lives import Lives, tokens
+
+from kvdock.batch import Operation
+from kvdock.journal import read_journal
+from kvdock_segments import verify_namespace
+
+pytestmark = pytest.mark.slow
+
+FAMILIES = ("llama", "draft", "mamba2")
+"""Together they have attention pools, a draft's layers and Mamba states."""
+
+
+def over_tiers(folder: Path, journal: Path) -> dict[str, Any]:
+    """Return the settings of a file store near and one far."""
+    folder.chmod(0o700)
+    return {
+        "tiers": [{"backend": "near", "promote": "always"}, "far"],
+        "backends": {
+            name: {"plugin": "file", "root": str(folder / name), "free_space": "1 MiB"}
+            for name in ("near", "far")
+        },
+        "core": {
+            "deadlines": {
+                "exists": "30 s",
+                "get": "60 s",
+                "put": "60 s",
+                "close": "60 s",
+            },
+            "observers": ["journal"],
+            "tiers": {"lookup": "30 s"},
+        },
+        "observers": {"journal": {"dir": str(journal)}},
+    }
+
+
+def loads(journal: Path) -> Counter[tuple[str, str]]:
+    """Count the pages that requests have loaded, by tier and pool."""
+    return Counter(
+        (one.backend, one.pool)
+        for one in read_journal(journal)
+        if one.operation == Operation.GET and one.request
+        for _, outcome in one.each()
+        if outcome == "ok"
+    )
+
+
+def pages_of(root: Path) -> int:
+    """Count the pages of a tier; none of them may be wrong."""
+    reports = [
+        verify_namespace(root, record.parent.name)
+        for record in root.glob("*/namespace.json")
+    ]
+    assert all(report.ok for report in reports), reports
+    return sum(report.good for report in reports)
+
+
+def test_prompts_are_restored_from_far_and_then_from_near(
+    lives: Lives, tmp_path: Path
+) -> None:
+    storage = over_tiers(tmp_path, tmp_path / "stored")
+    stored = lives.run(
+        "tiers-store",
+        [lives.phase(one, one, storage, rounds=2, new_tokens=16) for one in FAMILIES],
+    )
+    near, far = tmp_path / "near", tmp_path / "far"
+    assert pages_of(near) == pages_of(far) > 0
+    assert not loads(tmp_path / "stored")
+    for gone, used in ((near, "far"), (far, "near")):
+        shutil.rmtree(gone)
+        journal = tmp_path / f"from-{used}"
+        storage = over_tiers(tmp_path, journal)
+        restored = lives.run(
+            f"tiers-{used}",
+            [lives.phase(one, one, storage, new_tokens=16) for one in FAMILIES],
+        )
+        for family in FAMILIES:
+            warm = stored[family]["rounds"][1]
+            assert tokens(restored[family]["rounds"][0]) == tokens(warm), family
+        pools = {pool for one in FAMILIES for pool in vllm_models.FAMILIES[one].pools}
+        found = loads(journal)
+        assert {pool for tier, pool in found if tier == used} == pools, found
+        assert {tier for tier, _ in found} == {used}, found
+    assert pages_of(near) > 0
+
+
+def test_a_kill_during_copies_leaves_nothing_wrong(
+    lives: Lives, tmp_path: Path
+) -> None:
+    storage = over_tiers(tmp_path, tmp_path / "journal")
+    killed = lives.phase(
+        "llama",
+        "killed",
+        storage,
+        scene="killed",
+        first=1,
+        mark=str(tmp_path / "mark"),
+        kill_after_s=0.2,
+    )
+    prompts = [unlike_others(number, 300) for number in range(1, 5)]
+    more: dict[str, Any] = {"prompts": prompts, "new_tokens": 4}
+    found = lives.run(
+        "tiers-killed",
+        [
+            killed,
+            lives.phase("llama", "right", {**storage, "salt": "other"}, **more),
+            lives.phase("llama", "after", storage, **more),
+        ],
+    )
+    assert found["killed"]["killed"]
+    right, after = (tokens(found[one]["rounds"][0]) for one in ("right", "after"))
+    assert right == after
+    assert found["after"]["pages"].get("kv/load/ok", 0) > 0
+    assert pages_of(tmp_path / "near") == pages_of(tmp_path / "far") > 0

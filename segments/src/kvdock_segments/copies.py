@@ -1,0 +1,126 @@
+"""Objects of a namespace as records: read by `kvdock store copy`, and taken by it."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from kvdock.batch import Batch, Operation, Outcome
+from kvdock.stores import StoredPage
+from kvdock_segments.format import key_digests, key_seed
+from kvdock_segments.inspect import location, segments_of
+from kvdock_segments.posix_io import PosixIOEngine
+from kvdock_segments.store import SegmentStore
+from kvdock_segments.verify import checksum
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from kvdock.arrays import ByteArray
+    from kvdock_segments.inspect import Location
+    from kvdock_segments.limits import StoreLimits, StoreLocation
+
+_CALL_S = 60.0
+"""Time for one object: a copy as a whole takes as long as there are objects."""
+
+
+def stored_pages(
+    root: Path, namespace: str, keys: Sequence[str] = ()
+) -> Iterator[StoredPage]:
+    """Yield the objects of a namespace; those that go meanwhile read as None.
+
+    Args:
+        root: The store's root directory.
+        namespace: Its digest.
+        keys: Whole keys that are known: an object of one of them has its key.
+    """
+    digests = key_digests(keys, key_seed(namespace)) if keys else ()
+    known = {one.tobytes(): key for one, key in zip(digests, keys, strict=True)}
+    for pool, name, contents in segments_of(root, namespace):
+        for slot in np.flatnonzero(contents.records["check"] != 0).tolist():
+            spot = location(root / namespace, pool, name, contents, slot)
+            record = contents.records[slot]
+            digest = np.array([record["key_low"], record["key_high"]]).tobytes()
+            yield StoredPage(
+                key=known.get(digest, ""),
+                digest=digest,
+                pool=spot.pool,
+                nbytes=spot.nbytes,
+                used_ns=max(int(record["stored_ns"]), int(contents.used_ns[slot])),
+                read=lambda spot=spot: _read(spot),  # type: ignore[misc]
+            )
+
+
+def _read(spot: Location) -> bytes | None:
+    """Return an object's bytes if they are those that were stored."""
+    with suppress(OSError):
+        fd = os.open(spot.path, os.O_RDONLY)
+        try:
+            data = os.pread(fd, spot.nbytes, spot.offset)
+            return data if checksum(fd, spot) == spot.checksum else None
+        finally:
+            os.close(fd)
+    return None
+
+
+@attrs.frozen(eq=False)
+class SegmentReceiver:
+    """Takes objects of one namespace into a store, by the digests of their keys.
+
+    Args:
+        place: The location of the store, of any pool.
+        limits: Limits of its space.
+        opened: Closes the stores of all pools.
+    """
+
+    place: StoreLocation
+    limits: StoreLimits
+    opened: ExitStack
+    _stores: dict[tuple[str, int], SegmentStore] = attrs.field(factory=dict)
+
+    def has(self, page: StoredPage) -> bool:
+        """Return whether an object is there."""
+        return self._run(Operation.EXISTS, page, np.zeros((0,), np.uint8))
+
+    def take(self, page: StoredPage, data: bytes) -> bool:
+        """Store an object; return whether it can be read again, right."""
+        memory = np.frombuffer(data, np.uint8).copy()
+        if not self._run(Operation.PUT, page, memory):
+            return False
+        memory[:] = 0
+        return self._run(Operation.GET, page, memory) and memory.tobytes() == data
+
+    def _run(self, operation: Operation, page: StoredPage, memory: ByteArray) -> bool:
+        seed = key_seed(self.place.namespace)
+        digest = page.digest or key_digests([page.key], seed)[0].tobytes()
+        batch = Batch(
+            operation,
+            [digest.hex()],
+            np.array([[memory.ctypes.data]]),
+            np.array([[len(memory)]]),
+            time.monotonic() + _CALL_S,
+            page.pool,
+        )
+        outcomes = self._store_of(page).run(batch).outcomes
+        return int(outcomes[0]) == Outcome.OK
+
+    def _store_of(self, page: StoredPage) -> SegmentStore:
+        kind = page.pool, page.nbytes
+        if kind not in self._stores:
+            place = attrs.evolve(self.place, pool=page.pool, object_bytes=[page.nbytes])
+            store = SegmentStore(place, PosixIOEngine(), self.limits)
+            self._stores[kind] = self.opened.enter_context(store)
+        return self._stores[kind]
+
+
+@contextmanager
+def receiver(place: StoreLocation, limits: StoreLimits) -> Iterator[SegmentReceiver]:
+    """Open a store, new or not, for objects of one namespace, by their digests."""
+    with ExitStack() as opened:
+        yield SegmentReceiver(attrs.evolve(place, digests=True), limits, opened)
