@@ -40,7 +40,7 @@ def journal(tmp_path: Path) -> Path:
         JournalRecord(version=1, at_s=1795469998.0 + at, namespace="2f6c" * 16, **one)
         for at, one in enumerate(lines)
     ]
-    (tmp_path / "0-1-1.jsonl").write_bytes(encode(records))
+    (tmp_path / "0-1-1.jsonl").write_bytes(b"".join(map(encode, records)))
     return tmp_path
 
 
@@ -59,7 +59,7 @@ def test_a_request_is_explained(journal: Path, run: Run) -> None:
     code, out, _ = run("--journal", journal, "--request", "r")
     assert code == 1
     assert out == (
-        "2 of 6 pages could be restored: pool kv lacks page 2 of 6: it was stored, and "
+        "2 of 6 pages could be restored: pool kv lacks page 3 of 6: it was stored, and "
         "made way for other pages since.\n"
         "Give the store more room, or retain less: see `kvdock store ls`.\n"
         "\n"

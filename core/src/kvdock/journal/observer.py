@@ -13,21 +13,33 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import attrs
+import msgspec
 
+from kvdock.batch import Operation, Outcome
 from kvdock.config import count, path, size
 from kvdock.errors import KvdockError, SettingsError
-from kvdock.events import Event, Origin, PagesAnswered, PoolsAttached
+from kvdock.events import (
+    Event,
+    LookupSkipped,
+    Origin,
+    PagesAnswered,
+    PoolsAttached,
+    StoreFilled,
+)
 from kvdock.journal.records import (
+    ATTACHED,
     SUFFIX,
     JournalRecord,
     encode,
     journal_files,
     record_of_pages,
     record_of_pools,
+    record_of_skipped,
 )
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.observer import Observer
@@ -36,6 +48,10 @@ from kvdock.throttled_log import ThrottledLog, describe_error
 
 log = logging.getLogger(__name__)
 
+_REFUSED = int(Outcome.REFUSED)
+
+_FULL = 0.95
+"""Share of a store's limit at which what it refuses is put down to its room."""
 _FILES = 8
 """Files that the size limit of a journal is divided into."""
 _MOST_ATTACHMENTS = 64
@@ -59,7 +75,9 @@ class JournalSettings:
         256 << 20, help="Most bytes of all its files; the oldest are deleted."
     )
     queue: int = count(
-        4096, least=1, help="Records that may wait to be written; later ones are lost."
+        1 << 18,
+        least=1,
+        help="Pages whose records may wait to be written; later ones are lost.",
     )
 
     def __attrs_post_init__(self) -> None:
@@ -76,9 +94,25 @@ class _Waiting:
     """An event that was not written yet; `outcomes` has a byte for each page."""
 
     at_s: float
-    event: PagesAnswered | PoolsAttached
+    event: PagesAnswered | PoolsAttached | LookupSkipped
     origin: Origin
     outcomes: bytes = b""
+
+    @property
+    def size(self) -> int:
+        """How much of the queue it takes."""
+        return max(1, len(self.outcomes))
+
+    def record(self) -> JournalRecord:
+        """Return what is written of it."""
+        match self.event:
+            case PoolsAttached():
+                return record_of_pools(self.at_s, self.event, self.origin)
+            case LookupSkipped():
+                return record_of_skipped(self.at_s, self.event, self.origin)
+            case _:
+                given = (self.at_s, self.event, self.origin)
+                return record_of_pages(*given, self.outcomes)
 
 
 class Journal:
@@ -98,7 +132,9 @@ class Journal:
         self._files = _Files(settings)
         self._lock, self._changed = new_condition()
         self._queue: deque[_Waiting] = deque()
+        self._queued = 0
         self._dropped = 0
+        self._full: set[str] = set()
         self._writing = False
         self._thread: threading.Thread | None = None
         self._guard = ProcessGuard()
@@ -112,10 +148,19 @@ class Journal:
             case PagesAnswered():
                 # The engine may use its arrays again.
                 outcomes = event.outcomes.tobytes()
-                event = attrs.evolve(event, hashes=tuple(event.hashes))
+                refused = _REFUSED in outcomes and event.operation == Operation.PUT
+                full = refused and event.backend in self._full and not event.held_back
+                event = attrs.evolve(
+                    event,
+                    hashes=tuple(event.hashes),
+                    held_back="full" if full else event.held_back,
+                )
                 self._add(_Waiting(time.time(), event, origin, outcomes))
-            case PoolsAttached():
+            case PoolsAttached() | LookupSkipped():
                 self._add(_Waiting(time.time(), event, origin))
+            case StoreFilled(backend=backend):
+                full = 0 < event.limit_bytes * _FULL <= event.used_bytes
+                (self._full.add if full else self._full.discard)(backend)
             case _:
                 pass
 
@@ -123,10 +168,12 @@ class Journal:
         if self._guard.forked:
             return  # the thread and the file are the parent's
         with self._lock:
-            if len(self._queue) >= self._settings.queue:
+            size = self._queued + waiting.size
+            if self._queue and size > self._settings.queue:
                 self._dropped += 1
                 return
             self._queue.append(waiting)
+            self._queued = size
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="kvdock-journal", daemon=True
@@ -149,7 +196,7 @@ class Journal:
                 self._writing = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._queue)
-                taken, self._queue = list(self._queue), deque()
+                taken, self._queue, self._queued = list(self._queue), deque(), 0
                 dropped, self._dropped = self._dropped, 0
                 self._writing = True
             try:
@@ -162,17 +209,14 @@ class Journal:
                 time.sleep(_RETRY_S)
 
     def _write(self, taken: list[_Waiting], dropped: int) -> None:
-        records: list[JournalRecord] = []
-        for one in taken:
-            if isinstance(one.event, PoolsAttached):
-                record = record_of_pools(one.at_s, one.event, one.origin)
+        records = [one.record() for one in taken]
+        records[0] = msgspec.structs.replace(records[0], dropped=dropped)
+        for record in records:
+            if record.operation == ATTACHED:
                 self._files.note(record)
-            else:
-                given = (one.at_s, one.event, one.origin, one.outcomes)
-                record = record_of_pages(*given, dropped)
-                dropped = 0
-            records.append(record)
-        self._files.write(encode(records), taken[0].origin.rank)
+        lost = self._files.write(records, taken[0].origin.rank)
+        with self._lock:
+            self._dropped += lost
 
 
 class _Files:
@@ -198,6 +242,7 @@ class _Files:
         self._file = -1
         self._path: Path | None = None
         self._left = 0
+        self._torn = False
         self._attached: dict[tuple[str, str], JournalRecord] = {}
 
     def note(self, record: JournalRecord) -> None:
@@ -207,18 +252,48 @@ class _Files:
         while len(self._attached) > _MOST_ATTACHMENTS:
             self._attached.pop(next(iter(self._attached)))
 
-    def write(self, lines: bytes, rank: str) -> None:
-        """Append lines; begin a new file if this one is full.
+    def write(self, records: Sequence[JournalRecord], rank: str) -> int:
+        """Append records in one call for each file; begin a new one if one is full.
+
+        Returns:
+            How many are larger than a file, and lost.
 
         Raises:
             OSError: If it cannot.
         """
-        if self._file < 0 or self._left < len(lines):
-            self._begin(rank)
+        lost, lines, room = 0, bytearray(), self._left if self._linked() else 0
+        for record in records:
+            line = encode(record)
+            if len(line) > self._most // _FILES:
+                lost += 1
+                continue
+            if len(lines) + len(line) > room:
+                self._append(lines)
+                lines = bytearray()
+                self._begin(rank)
+                room = self._left
+            if len(line) > room:
+                lost += 1
+            else:
+                lines += line
+        self._append(lines)
+        return lost
+
+    def _linked(self) -> bool:
+        """Return whether its file is still there: other writers delete the oldest."""
+        return self._file >= 0 and os.fstat(self._file).st_nlink > 0
+
+    def _append(self, lines: bytes | bytearray) -> None:
+        if not lines:
+            return
+        if self._torn:
+            lines = b"\n" + lines  # what a failed write began is no record
+        self._torn = True
         while lines:
             done = os.write(self._file, lines)
             lines = lines[done:]
             self._left -= done
+        self._torn = False
 
     def _begin(self, rank: str) -> None:
         if self._file >= 0:
@@ -230,9 +305,8 @@ class _Files:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(self._path, flags, 0o600)
         self._left = self._most // _FILES
-        head = encode(list(self._attached.values()))
-        os.write(self._file, head)
-        self._left -= len(head)
+        self._torn = False
+        self._append(b"".join(map(encode, self._attached.values())))
         self._delete_oldest()
 
     def _delete_oldest(self) -> None:

@@ -8,7 +8,7 @@ it. The last line of a process that was killed may be torn: it is left out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from kvdock.batch import Outcome
 from kvdock.errors import KvdockError
 
 if TYPE_CHECKING:
-    from kvdock.events import Origin, PagesAnswered, PoolsAttached
+    from kvdock.events import LookupSkipped, Origin, PagesAnswered, PoolsAttached
 
 VERSION = 1
 SUFFIX = ".jsonl"
@@ -27,6 +27,8 @@ HASH_CHARS = 32
 """Characters of a page hash that are kept, its last ones: 128 bits tell pages apart."""
 ATTACHED = "attached"
 """What a record of an attachment has as its operation."""
+SKIPPED = "skipped"
+"""What a record of a lookup that the engine left out has as its operation."""
 
 _POOL = (
     "name", "kind", "anchor", "required", "draft", "engine_hits", "hit_policy",
@@ -40,13 +42,16 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     Args:
         version: Of this form.
         at_s: When, in seconds since 1970.
-        operation: "exists", "get", "put", "clear", or "attached".
+        operation: "exists", "get", "put", "clear", "attached", or "skipped" where the
+            engine did not ask storage.
         namespace: The digest of the namespace.
         rank: The process among those of its deployment.
         request: The engine's request, "" where it is not known.
         backend: Whose answer it is.
         pool: Whose pages.
-        held_back: Why no backend was asked, see `kvdock.events.PagesAnswered`.
+        held_back: Why no backend was asked, see `kvdock.events.PagesAnswered` and
+            `LookupSkipped`; "full" where one had no room when it was last asked.
+        slice_name: Which part of each page it is about, as a coordinate.
         pages: The last 32 characters of each page hash.
         outcomes: How they ended, as (outcome, pages) in their order.
         pools: Of an attachment: its pools, each a mapping of its properties.
@@ -65,6 +70,7 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     backend: str = ""
     pool: str = ""
     held_back: str = ""
+    slice_name: str = ""
     pages: tuple[str, ...] = ()
     outcomes: tuple[tuple[str, int], ...] = ()
     pools: tuple[Mapping[str, Any], ...] = ()
@@ -81,7 +87,7 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def record_of_pages(
-    at_s: float, event: PagesAnswered, origin: Origin, outcomes: bytes, dropped: int
+    at_s: float, event: PagesAnswered, origin: Origin, outcomes: bytes
 ) -> JournalRecord:
     """Describe what became of pages; `outcomes` has a byte for each."""
     return JournalRecord(
@@ -94,9 +100,9 @@ def record_of_pages(
         backend=event.backend,
         pool=event.pool,
         held_back=event.held_back,
+        slice_name=event.slice_name,
         pages=tuple(one[-HASH_CHARS:] for one in event.hashes),
         outcomes=_runs(outcomes),
-        dropped=dropped,
     )
 
 
@@ -110,10 +116,26 @@ def record_of_pools(at_s: float, event: PoolsAttached, origin: Origin) -> Journa
         rank=origin.rank,
         pools=tuple(
             {name: _plain(getattr(pool, name)) for name in _POOL}
+            | {"slice_name": event.slice_names.get(pool.name, "")}
             for pool in event.pools
         ),
         refused=event.refused,
         record=event.record,
+    )
+
+
+def record_of_skipped(
+    at_s: float, event: LookupSkipped, origin: Origin
+) -> JournalRecord:
+    """Describe a lookup that the engine left out."""
+    return JournalRecord(
+        version=VERSION,
+        at_s=at_s,
+        operation=SKIPPED,
+        namespace=origin.namespace,
+        rank=origin.rank,
+        request=event.request,
+        held_back=event.reason,
     )
 
 
@@ -132,9 +154,9 @@ def _runs(outcomes: bytes) -> tuple[tuple[str, int], ...]:
     )
 
 
-def encode(records: Sequence[JournalRecord]) -> bytes:
-    """Return the lines of some records."""
-    return b"".join(msgspec.json.encode(one) + b"\n" for one in records)
+def encode(record: JournalRecord) -> bytes:
+    """Return the line of a record."""
+    return msgspec.json.encode(record) + b"\n"
 
 
 def journal_files(folder: Path) -> list[Path]:
