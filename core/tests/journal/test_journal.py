@@ -26,6 +26,7 @@ from kvdock.journal.observer import Journal, JournalSettings
 from kvdock.journal.records import encode, record_of_pages
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.manifest import Manifest, Support
+from kvdock.pools.objects import Coordinate
 from kvdock.transfer.manager import TransferManager
 
 if TYPE_CHECKING:
@@ -455,3 +456,83 @@ def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 def test_a_limit_that_is_too_small_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="less than 1 MiB"):
         JournalSettings(dir=tmp_path, max_bytes=1000)
+
+
+def test_a_batch_larger_than_a_file_stays_within_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(JournalSettings(dir=tmp_path, max_bytes=1 << 20))
+    begun, goes_on = threading.Event(), threading.Event()
+    write = os.write
+
+    def hold(file: int, data: bytes) -> int:
+        begun.set()
+        assert goes_on.wait(60)
+        return write(file, data)
+
+    monkeypatch.setattr("kvdock.journal.observer.os.write", hold)
+    for at in range(400):
+        given = attrs.evolve(event(200), request=str(at))
+        journal.kvdock_observe(event=given, origin=ORIGIN)
+        assert begun.wait(60)
+    huge = event(8000)  # more than a file may have
+    journal.kvdock_observe(event=huge, origin=ORIGIN)
+    goes_on.set()
+    assert journal.flush(60)
+    assert sum(one.stat().st_size for one in tmp_path.iterdir()) <= 1 << 20
+    assert list(read_journal(tmp_path))[-1].request == "399"
+    journal.kvdock_observe(event=event(), origin=ORIGIN)
+    assert journal.flush(60)
+    assert list(read_journal(tmp_path))[-1].dropped == 1
+
+
+def test_a_file_that_another_process_deleted_is_begun_anew(tmp_path: Path) -> None:
+    journal = Journal(JournalSettings(dir=tmp_path))
+    journal.kvdock_observe(event=event(), origin=ORIGIN)
+    assert journal.flush(60)
+    for one in tmp_path.iterdir():
+        one.unlink()
+    journal.kvdock_observe(event=event(), origin=ORIGIN)
+    assert journal.flush(60)
+    assert len(list(read_journal(tmp_path))) == 1
+
+
+def test_a_write_that_is_cut_short_does_not_tear_the_next_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(JournalSettings(dir=tmp_path))
+    monkeypatch.setattr("kvdock.journal.observer._RETRY_S", 0.0)
+    write, calls = os.write, [0]
+
+    def fills_up(file: int, data: bytes) -> int:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise OSError(28, "No space left on device")
+        return write(file, data[:20])
+
+    monkeypatch.setattr("kvdock.journal.observer.os.write", fills_up)
+    journal.kvdock_observe(event=event(), origin=ORIGIN)
+    assert journal.flush(60)
+    journal.kvdock_observe(event=event(), origin=ORIGIN)
+    assert journal.flush(60)
+    assert [one.dropped for one in read_journal(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("kv.L0-4.H0-8", "kv.L0-4.H0-4", True),
+        ("kv.L0-4.H0-4", "kv.L0-4.H4-8", False),
+        ("kv.L0-4", "kv.L2-4", True),
+        ("kv.L0-2", "kv.L2-4", False),
+        ("m.R0of2", "m.R1of2", False),
+        ("m.R0of2", "m.R1of4", True),
+        ("kv", "kv.D1of2", True),
+    ],
+)
+def test_parts_of_a_page_overlap_where_they_share_bytes(
+    one: str, other: str, *, same: bool
+) -> None:
+    mine, theirs = Coordinate.parse(one), Coordinate.parse(other)
+    assert mine.overlaps(theirs) is same
+    assert theirs.overlaps(mine) is same

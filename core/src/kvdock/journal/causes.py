@@ -623,7 +623,8 @@ class _Case:
             first=first,
             causes=dict(Counter(one for _, one in causes)),
             cause=cause,
-            sentence=f"pool {spec.name} lacks page {first + 1} of {pages}: " + cause.what,
+            sentence=f"pool {spec.name} lacks page {first + 1} of {pages}: "
+            + cause.what,
             fix=cause.fix,
         )
 

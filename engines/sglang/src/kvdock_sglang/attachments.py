@@ -25,7 +25,7 @@ from kvdock import (
 )
 from kvdock.config import Drafts
 from kvdock.errors import KvdockError, NoRoute
-from kvdock.events import PagesRestored
+from kvdock.events import Event, PagesRestored
 from kvdock_sglang.pool_names import EnginePool
 
 if TYPE_CHECKING:
@@ -277,6 +277,11 @@ class Attachments:
         return {
             name: theirs for name, theirs in self.given.backends.items() if name in used
         }
+
+    def notify(self, event: Event) -> None:
+        """Notify observers of an event of the engine's."""
+        for attachment in self._attachments[:1]:  # they have the same observers
+            attachment.notify(event)
 
     def notify_loaded(
         self, loaded: Mapping[str, Sequence[bool]], windows: Collection[str] = ()

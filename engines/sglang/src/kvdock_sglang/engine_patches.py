@@ -110,6 +110,35 @@ def should_backup(original: Callable[..., Any], controller: Any, transfer: Any) 
     return storage.writes(transfer.name)
 
 
+_SKIPPED = {"declined_too_short": "too_short", "declined_rate_limited": "rate_limit"}
+"""SGLang's counters of requests for which it asks storage nothing, and our words."""
+
+
+def note_skipped(
+    original: Callable[..., Any],
+    cache: Any,  # noqa: ANN401 - SGLang's UnifiedRadixCache
+    request: Any,  # noqa: ANN401 - SGLang's CacheRequestHandle
+    last_host_node_id: Any,  # noqa: ANN401 - passed on
+    new_input_tokens: Any,  # noqa: ANN401 - a list of token ids
+    *args: Any,  # noqa: ANN401 - passed on
+    **options: Any,  # noqa: ANN401 - passed on
+) -> Any:  # noqa: ANN401 - passed on
+    """Tell observers why SGLang asked storage nothing for a request."""
+    counters = cache._prefetch_outcome_stats  # noqa: SLF001 - SGLang's
+    before = {name: counters[name] for name in _SKIPPED}
+    tokens = len(new_input_tokens)
+    answer = original(
+        cache, request, last_host_node_id, new_input_tokens, *args, **options
+    )
+    found = [word for name, word in _SKIPPED.items() if counters[name] > before[name]]
+    if 0 < tokens < cache.page_size:
+        found = ["too_short"]  # SGLang does not count what is shorter than a page
+    storage = kvdock_storage(getattr(cache.cache_controller, "storage_backend", None))
+    if found and storage is not None:
+        storage.note_skipped(str(request.rid), found[0])
+    return answer
+
+
 def attach_with_dcp(
     original: Callable[..., Any],
     controller: Any,  # noqa: ANN401 - SGLang's object
@@ -370,6 +399,9 @@ _OPERATION = (
     ),
     *(Used(path, parameters=("operation",)) for path in operation.CALLS),
 )
+_PREFETCH = (
+    "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.prefetch_from_storage"
+)
 _LOST_OPERATION = (
     "what a storage call belongs to: hints, tenants and decisions see neither a "
     "request nor its salt"
@@ -455,6 +487,24 @@ PATCHES = (
     *(
         Patch(path, "AROUND", operation.run_operation, _LOST_OPERATION, _OPERATION)
         for path in operation.CALLS
+    ),
+    Patch(
+        _PREFETCH,
+        "AROUND",
+        note_skipped,
+        "requests for which SGLang asks storage nothing, in the journal",
+        (
+            Used(
+                _PREFETCH,
+                parameters=("request", "last_host_node_id", "new_input_tokens"),
+                reads=(
+                    "_prefetch_outcome_stats",
+                    "page_size",
+                    "prefetch_rate_limited",
+                    "rid",
+                ),
+            ),
+        ),
     ),
     Patch(
         lora_identity.LOAD,

@@ -25,6 +25,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from kvdock import Dock, HitPolicy, Outcome
 from kvdock.errors import KvdockError
+from kvdock.events import LookupSkipped
 from kvdock_sglang import engine_api
 from kvdock_sglang.attachments import AttachedHostPool, Attachments
 from kvdock_sglang.hit_query import PoolQuery, evaluate_query
@@ -424,6 +425,11 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     def get_stats(self) -> Any:  # noqa: ANN401 - the engine's StorageMetrics
         """Return what was moved since the last call, as the engine counts."""
         return self._safely("stats", self.ledger.drain, None)
+
+    def note_skipped(self, request: str, reason: str) -> None:
+        """Tell observers that SGLang asked nothing for a request, and why."""
+        event = LookupSkipped(request=request, reason=reason)
+        self._safely("skipped", lambda: self._attachments.notify(event), None)
 
     # --- Inside --------------------------------------------------------------
 
