@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.errors import KvdockError, SettingsError
-from kvdock.namespace import RECORD_NAME
+from kvdock.errors import KvdockError, NamespaceError, SettingsError
+from kvdock.namespace import RECORD_NAME, load_record
 from kvdock_segments import inspect
 from kvdock_segments.verify import verify_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvdock.stores import NamespaceSurvey
     from kvdock_segments.verify import VerifyReport
@@ -68,6 +69,16 @@ class DirectoryStore:
                 f"{min(others).name}, and no namespace",
                 fix="Name the root of a backend.",
             )
+
+    def record(self, namespace: str) -> Mapping[str, object]:
+        """Return the record of a namespace; empty if none is there that fits."""
+        with suppress(NamespaceError):
+            return load_record(self.root / namespace)
+        return {}
+
+    def finder(self, namespace: str) -> Callable[[Sequence[str]], Sequence[bool]]:
+        """Return what says which of some keys are stored, as the store is now."""
+        return inspect.finder(self.root, namespace)
 
     def survey(self, namespace: str) -> NamespaceSurvey:
         """Count what is held of a namespace."""

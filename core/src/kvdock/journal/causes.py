@@ -64,6 +64,11 @@ class Cause(StrictEnum):
         "no process has stored it, as far back as the journal goes",
         "Look whether the request before it ended, and whether its writes are on.",
     )
+    NOT_THERE = (
+        "not_there",
+        "the store does not have it: it was not stored, or made way for other pages",
+        'A journal of the engine says which: core.observers = ["journal"].',
+    )
     POOL_NOT_STORED = (
         "pool_not_stored",
         "its pool is not stored",
@@ -252,6 +257,7 @@ def explain(
     request: str = "",
     hashes: Sequence[str] = (),
     namespace: str = "",
+    unknown: Cause = Cause.NEVER_STORED,
 ) -> RequestAnswer:
     """Say what storage had for a request or for page hashes, and why not more.
 
@@ -262,6 +268,7 @@ def explain(
             became of them by the end of the journal.
         namespace: The beginning of a namespace's digest; needed only where a
             journal has several for the hashes.
+        unknown: What a page without any history is put down to.
 
     Returns:
         The answer of the process that could restore least.
@@ -273,7 +280,9 @@ def explain(
     if not question.ranks:
         return _skipped(question)
     pasts = _pasts(read, question)
-    answers = [_Case(question, rank, pasts).answer() for rank in question.ranks]
+    answers = [
+        _Case(question, rank, pasts, unknown).answer() for rank in question.ranks
+    ]
     return min(answers, key=lambda one: one.restorable)
 
 
@@ -519,6 +528,7 @@ class _Case:
     question: _Question
     rank: str
     pasts: _Pasts
+    unknown: Cause
 
     @property
     def asked(self) -> dict[str, _Asked]:
@@ -643,7 +653,7 @@ class _Case:
             return past.cause
         others = self.elsewhere(pool, page)
         if not others:
-            return Cause.NEVER_STORED
+            return self.unknown
         mine = self.question.namespace in others
         return Cause.OTHER_RANKS if mine else Cause.OTHER_NAMESPACE
 

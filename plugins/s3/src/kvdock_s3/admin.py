@@ -103,6 +103,15 @@ class BucketStore:
             raise self._error("cannot be listed", failed) from failed
         return tuple(sorted(filter(is_namespace, found)))
 
+    def record(self, namespace: str) -> Mapping[str, object]:
+        """Return the record of a namespace; empty if none is there that fits."""
+        return self._record(namespace)
+
+    def finder(self, namespace: str) -> Callable[[Sequence[str]], Sequence[bool]]:
+        """Return what says which of some keys are stored, as the store is now."""
+        names = {page.name for page in self._pages(namespace)}
+        return lambda keys: [key in names for key in keys]
+
     def survey(self, namespace: str) -> NamespaceSurvey:
         """Count what is held of a namespace."""
         about = self._record(namespace)
