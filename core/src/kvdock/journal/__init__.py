@@ -5,7 +5,14 @@
 `explain_stored` says as much as a store shows by itself.
 """
 
-from kvdock.journal.causes import Cause, PoolAnswer, RequestAnswer, explain, requests
+from kvdock.journal.causes import (
+    Cause,
+    PoolAnswer,
+    RequestAnswer,
+    explain,
+    explain_prompt,
+    requests,
+)
 from kvdock.journal.records import JournalRecord, read_journal
 from kvdock.journal.stored import explain_stored
 
@@ -15,6 +22,7 @@ __all__ = (
     "PoolAnswer",
     "RequestAnswer",
     "explain",
+    "explain_prompt",
     "explain_stored",
     "read_journal",
     "requests",

@@ -286,6 +286,64 @@ def explain(
     return min(answers, key=lambda one: one.restorable)
 
 
+def explain_prompt(
+    records: Iterable[JournalRecord],
+    tokens: int,
+    cached: int | None,
+    answer: RequestAnswer | None,
+    request: str,
+) -> RequestAnswer:
+    """Say why a prompt did not hit that an engine was just asked for.
+
+    Args:
+        records: The journal.
+        tokens: Tokens of the prompt.
+        cached: Tokens that the engine did not compute; None if it does not say.
+        answer: What the journal has of the request; None for nothing.
+        request: Its id.
+    """
+    newest = max(
+        (
+            one
+            for one in records
+            if one.operation == ATTACHED and one.record.get("pools")
+        ),
+        key=lambda one: one.at_s,
+        default=None,
+    )
+    pools: Any = newest.record["pools"] if newest else {}
+    page = max((int(one["page_tokens"]) for one in pools.values()), default=0)
+    rest = tokens % page if page else 0
+    short = ""
+    if rest:
+        missing = "one token" if rest == page - 1 else f"{page - rest} tokens"
+        short = (
+            f"The prompt is {missing} short of a page of {page}, and only whole pages "
+            f"are stored: its last {rest} tokens are computed."
+        )
+    if answer is not None and (answer.pages or not short):
+        if answer.ok and short:
+            return attrs.evolve(answer, verdict=f"{short} {answer.verdict}")
+        return answer
+    verdict = short or "Storage was not asked for this prompt."
+    if cached:
+        verdict = (
+            f"Storage was not asked: the engine had {cached} of {tokens} tokens in its "
+            f"own memory. {short}"
+        )
+    return RequestAnswer(
+        request=request,
+        namespace=newest.namespace if newest else "",
+        rank="",
+        at_s=newest.at_s if newest else 0.0,
+        pages=0,
+        restorable=0,
+        pools=(),
+        verdict=verdict.strip(),
+        fix="" if short or cached else "Look whether the engine's storage is attached.",
+    )
+
+
 # --- What was asked -------------------------------------------------------------
 
 
