@@ -41,11 +41,11 @@ def serving(  # noqa: C901 - two servers in one
             pass
 
         def do_GET(self) -> None:
-            known: dict[str, Any] = {
-                "sglang": {"/model_info": {"model_path": "m"}},
-                "vllm": {"/v1/models": {"data": [{"id": "m"}]}},
-            }[engine]
-            self.say(known.get(self.path))
+            known: dict[tuple[str, str], object] = {
+                ("sglang", "/model_info"): {"model_path": "m"},
+                ("vllm", "/v1/models"): {"data": [{"id": "m"}]},
+            }
+            self.say(known.get((engine, self.path)))
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -100,26 +100,26 @@ class EngineClient:
         Raises:
             KvdockError: If it refuses.
         """
-        more = {"cache_salt": salt} if salt else {}
+        body: dict[str, Any] = {"cache_salt": salt} if salt else {}
         if self.engine == "sglang":
             key = "text" if isinstance(prompt, str) else "input_ids"
             sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-            body = {key: prompt, "sampling_params": sampling, "return_logprob": True}
-            named = {"rid": name} if name else {}
-            meta = self._ask("/generate", body | more | named)["meta_info"]
+            body |= {key: prompt, "sampling_params": sampling, "return_logprob": True}
+            body |= {"rid": name} if name else {}
+            meta = self._ask("/generate", body)["meta_info"]
             found = meta["output_token_logprobs"]
             return Completion(
                 tokens=tuple(int(one[1]) for one in found),
                 logprobs=tuple(float(one[0]) for one in found),
                 cached=meta.get("cached_tokens"),
             )
-        body = {
+        body |= {
             "model": self.model, "prompt": prompt, "max_tokens": tokens,
             "temperature": 0, "ignore_eos": True, "logprobs": 1,
             "return_tokens_as_token_ids": True,
         }  # fmt: skip
-        named = {"request_id": name} if name else {}
-        answer = self._ask("/v1/completions", body | more | named)
+        body |= {"request_id": name} if name else {}
+        answer = self._ask("/v1/completions", body)
         logprobs = answer["choices"][0]["logprobs"]
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         return Completion(

@@ -133,7 +133,7 @@ def _pools(record: Mapping[str, Any]) -> Iterator[PoolSpec]:
     for name, given in record.get("pools", {}).items():
         parts = [Part(**one) for one in given["parts"]]
         for sharding in (None, Sharding.RANK):  # a record does not say which
-            more = {} if sharding is None else {"sharding": sharding}
+            more: dict[str, Any] = {} if sharding is None else {"sharding": sharding}
             with suppress(PoolError):
                 yield PoolSpec(
                     name=name,
