@@ -23,7 +23,7 @@ POOL = {
 
 
 def line(operation: str, outcomes: tuple[tuple[str, int], ...], **more: object) -> dict:  # type: ignore[type-arg]
-    pages = tuple("abcdef"[: sum(size for _, size in outcomes)])
+    pages = " ".join("abcdef"[: sum(size for _, size in outcomes)])
     given = {"request": "r", "pool": "kv", "backend": "disk", "pages": pages}
     return {"operation": operation, "outcomes": outcomes, **given, **more}
 

@@ -338,7 +338,7 @@ ORIGIN = Origin(rank="0", model="m", namespace="0" * 64)
 def test_outcomes_are_read_as_they_were_written(outcomes: list[Outcome]) -> None:
     codes = np.array(outcomes, np.uint8)
     given = attrs.evolve(event(len(outcomes)), outcomes=codes)
-    record = record_of_pages(1.0, given, ORIGIN, codes.tobytes())
+    record = record_of_pages(1.0, given, ORIGIN, given.hashes, codes.tobytes())
     assert [one for _, one in record.each()] == [one.name.lower() for one in outcomes]
 
 

@@ -244,7 +244,7 @@ def requests(records: Iterable[JournalRecord]) -> dict[str, tuple[float, int, in
             continue
         at_s, asked, there = found.get(one.request, (one.at_s, 0, 0))
         if pools.setdefault(one.request, (one.pool, one.rank)) == (one.pool, one.rank):
-            asked = max(asked, len(one.pages))
+            asked = max(asked, sum(size for _, size in one.outcomes))
             # A far tier is asked for what the near one lacks.
             there += sum(size for outcome, size in one.outcomes if outcome == _OK)
         found[one.request] = (at_s, asked, min(asked, there))
@@ -534,7 +534,7 @@ def _in_order(
     mine = (
         one
         for one in records
-        if one.operation == Operation.CLEAR or not wanted.isdisjoint(one.pages)
+        if one.operation == Operation.CLEAR or not wanted.isdisjoint(one.pages.split())
     )
     return iter(sorted(mine, key=lambda one: one.at_s))
 

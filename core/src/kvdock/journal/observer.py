@@ -58,6 +58,9 @@ _MOST_ATTACHMENTS = 64
 """Attachments that each new file begins with."""
 _RETRY_S = 1.0
 """How long nothing is written after a write failed."""
+_GATHER_S = 0.05
+"""How long records are gathered before they are written: a thread that is woken for
+each of them costs an engine more than the records."""
 _END_S = 1.0
 """How long the end of the process waits for the last records."""
 
@@ -89,7 +92,7 @@ class JournalSettings:
             )
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class _Waiting:
     """An event that was not written yet; `outcomes` has a byte for each page."""
 
@@ -97,6 +100,8 @@ class _Waiting:
     event: PagesAnswered | PoolsAttached | LookupSkipped
     origin: Origin
     outcomes: bytes = b""
+    hashes: tuple[str, ...] = ()
+    held_back: str = ""
 
     @property
     def size(self) -> int:
@@ -111,8 +116,8 @@ class _Waiting:
             case LookupSkipped():
                 return record_of_skipped(self.at_s, self.event, self.origin)
             case _:
-                given = (self.at_s, self.event, self.origin)
-                return record_of_pages(*given, self.outcomes)
+                given = (self.at_s, self.event, self.origin, self.hashes)
+                return record_of_pages(*given, self.outcomes, self.held_back)
 
 
 class Journal:
@@ -136,6 +141,7 @@ class Journal:
         self._dropped = 0
         self._full: set[str] = set()
         self._writing = False
+        self._awaited = 0
         self._thread: threading.Thread | None = None
         self._guard = ProcessGuard()
         self._log = ThrottledLog(log)
@@ -150,12 +156,8 @@ class Journal:
                 outcomes = event.outcomes.tobytes()
                 refused = _REFUSED in outcomes and event.operation == Operation.PUT
                 full = refused and event.backend in self._full and not event.held_back
-                event = attrs.evolve(
-                    event,
-                    hashes=tuple(event.hashes),
-                    held_back="full" if full else event.held_back,
-                )
-                self._add(_Waiting(time.time(), event, origin, outcomes))
+                kept = (outcomes, tuple(event.hashes), "full" if full else "")
+                self._add(_Waiting(time.time(), event, origin, *kept))
             case PoolsAttached() | LookupSkipped():
                 self._add(_Waiting(time.time(), event, origin))
             case StoreFilled(backend=backend):
@@ -173,22 +175,32 @@ class Journal:
                 self._dropped += 1
                 return
             self._queue.append(waiting)
-            self._queued = size
+            first, self._queued = not self._queued, size
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="kvdock-journal", daemon=True
                 )
                 self._thread.start()
-            self._changed.notify_all()
+            if first or self._soon():
+                self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all records are written; return whether they are."""
         if self._guard.forked:
             return True
         with self._lock:
-            return self._changed.wait_for(
-                lambda: not self._queue and not self._writing, timeout_s
-            )
+            self._awaited += 1
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(
+                    lambda: not self._queue and not self._writing, timeout_s
+                )
+            finally:
+                self._awaited -= 1
+
+    def _soon(self) -> bool:
+        """Return whether to write before the time to gather is over."""
+        return self._awaited > 0 or self._queued > self._settings.queue // 2
 
     def _run(self) -> None:
         while True:
@@ -196,6 +208,7 @@ class Journal:
                 self._writing = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._queue)
+                self._changed.wait_for(self._soon, _GATHER_S)
                 taken, self._queue, self._queued = list(self._queue), deque(), 0
                 dropped, self._dropped = self._dropped, 0
                 self._writing = True

@@ -161,7 +161,7 @@ def _records(
 ) -> Iterator[JournalRecord]:
     """Describe what is stored as a journal does; ranks of one TP size ask for it."""
     pools = tuple(map(_described, {one.pool.name: one.pool for one in found}.values()))
-    names = tuple(one[-HASH_CHARS:] for one in hashes)
+    names = " ".join(one[-HASH_CHARS:] for one in hashes)
     for rank in range(asked or 1):
         yield JournalRecord(
             VERSION, 0.0, ATTACHED, namespace, str(rank), pools=pools, record=record
