@@ -40,7 +40,7 @@ def journal(tmp_path: Path) -> Path:
         JournalRecord(version=1, at_s=1795469998.0 + at, namespace="2f6c" * 16, **one)
         for at, one in enumerate(lines)
     ]
-    (tmp_path / "0-1-1.jsonl").write_bytes(b"".join(map(encode, records)))
+    (tmp_path / "0-1-1.jsonl").write_bytes(encode(records))
     return tmp_path
 
 

@@ -139,7 +139,7 @@ def journal(folder: Path) -> None:
         JournalRecord(version=1, at_s=1.0 + at, namespace="2f6c" * 16, **one)  # type: ignore[arg-type] # its fields
         for at, one in enumerate(lines)
     ]
-    (folder / "0-1-1.jsonl").write_bytes(b"".join(map(encode, records)))
+    (folder / "0-1-1.jsonl").write_bytes(encode(records))
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

@@ -406,7 +406,7 @@ def test_a_torn_line_and_lines_of_others_are_left_out(tmp_path: Path) -> None:
         version=1, at_s=1.0, operation="exists", namespace="n", request="r"
     )
     newer = JournalRecord(version=2, at_s=1.0, operation="exists", namespace="n")
-    lines = encode(record) + encode(newer) + b"not json\n" + encode(record)[:-9]
+    lines = encode([record, newer]) + b"not json\n" + encode([record])[:-9]
     (tmp_path / "one.jsonl").write_bytes(lines)
     assert list(read_journal(tmp_path)) == [record]
 

@@ -274,29 +274,27 @@ class _Files:
         Raises:
             OSError: If it cannot.
         """
-        lost, lines, room = 0, bytearray(), self._left if self._linked() else 0
-        for record in records:
-            line = encode(record)
-            if len(line) > self._most // _FILES:
-                lost += 1
-                continue
-            if len(lines) + len(line) > room:
+        if not self._linked():
+            self._begin(rank)
+        lines = encode(records)
+        if len(lines) <= self._left:
+            self._append(lines)
+            return 0
+        if len(records) > 1:
+            half = len(records) // 2
+            return self.write(records[:half], rank) + self.write(records[half:], rank)
+        if len(lines) <= self._most // _FILES:
+            self._begin(rank)
+            if len(lines) <= self._left:
                 self._append(lines)
-                lines = bytearray()
-                self._begin(rank)
-                room = self._left
-            if len(line) > room:
-                lost += 1
-            else:
-                lines += line
-        self._append(lines)
-        return lost
+                return 0
+        return 1
 
     def _linked(self) -> bool:
         """Return whether its file is still there: other writers delete the oldest."""
         return self._file >= 0 and os.fstat(self._file).st_nlink > 0
 
-    def _append(self, lines: bytes | bytearray) -> None:
+    def _append(self, lines: bytes) -> None:
         if not lines:
             return
         if self._torn:
@@ -319,7 +317,7 @@ class _Files:
         self._file = os.open(self._path, flags, 0o600)
         self._left = self._most // _FILES
         self._torn = False
-        self._append(b"".join(map(encode, self._attached.values())))
+        self._append(encode(list(self._attached.values())))
         self._delete_oldest()
 
     def _delete_oldest(self) -> None:

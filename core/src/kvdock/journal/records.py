@@ -30,6 +30,7 @@ ATTACHED = "attached"
 SKIPPED = "skipped"
 """What a record of a lookup that the engine left out has as its operation."""
 
+_ENCODER = msgspec.json.Encoder()
 _NAMES = {int(one): one.name.lower() for one in Outcome}
 _POOL = (
     "name", "kind", "anchor", "required", "draft", "engine_hits", "hit_policy",
@@ -152,14 +153,13 @@ def _plain(value: object) -> object:
 
 def _cut(hashes: Sequence[str]) -> str:
     """Return the ends of page hashes, with blanks between them."""
-    joined = "".join(hashes)
     width = len(hashes[0]) if hashes else 0
-    if width < HASH_CHARS or len(joined) != width * len(hashes) or not joined.isascii():
+    text = " ".join([*hashes, ""])
+    equal = text[width :: width + 1] == " " * len(hashes)
+    if width < HASH_CHARS or not equal or not text.isascii():
         return " ".join(one[-HASH_CHARS:] for one in hashes)
-    rows = np.frombuffer(joined.encode(), np.uint8).reshape(-1, width)
-    cut = np.full((len(hashes), HASH_CHARS + 1), ord(" "), np.uint8)
-    cut[:, :-1] = rows[:, -HASH_CHARS:]
-    return cut.tobytes().decode()
+    rows = np.frombuffer(text.encode(), np.uint8).reshape(-1, width + 1)
+    return rows[:, -HASH_CHARS - 1 :].tobytes().decode()
 
 
 def _runs(outcomes: bytes) -> tuple[tuple[str, int], ...]:
@@ -175,9 +175,9 @@ def _runs(outcomes: bytes) -> tuple[tuple[str, int], ...]:
     )
 
 
-def encode(record: JournalRecord) -> bytes:
-    """Return the line of a record."""
-    return msgspec.json.encode(record) + b"\n"
+def encode(records: Sequence[JournalRecord]) -> bytes:
+    """Return the lines of some records."""
+    return _ENCODER.encode_lines(records)
 
 
 def journal_files(folder: Path) -> list[Path]:
