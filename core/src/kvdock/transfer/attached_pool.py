@@ -27,6 +27,7 @@ from kvdock.transfer.result import NO_PAGE
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
     from kvdock.geometry.region import Region
+    from kvdock.plugin.manifest import Scope
     from kvdock.pools.spec import PoolSpec
     from kvdock.resilience.channel import BackendChannel
     from kvdock.transfer.host_memory import HostBuffer
@@ -91,6 +92,11 @@ class AttachedPool:
     def reports_removal(self) -> bool:
         """Return whether each of its backends reports which stored pages are gone."""
         return all(one.reports_removal for one in self.placements)
+
+    @property
+    def reach(self) -> Scope:
+        """How far what it stores is found: as far as its farthest placement's."""
+        return max(one.channel.backend.manifest.sharing for one in self.placements)
 
     @property
     def object_bytes(self) -> Int64Array:

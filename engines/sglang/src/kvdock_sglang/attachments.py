@@ -25,7 +25,7 @@ from kvdock import (
 )
 from kvdock.config import Drafts
 from kvdock.errors import KvdockError, NoRoute
-from kvdock.events import Event, PagesRestored
+from kvdock.events import Event, PageEvent, PagesRestored
 from kvdock_sglang.pool_names import EnginePool
 
 if TYPE_CHECKING:
@@ -282,6 +282,11 @@ class Attachments:
         """Notify observers of an event of the engine's."""
         for attachment in self._attachments[:1]:  # they have the same observers
             attachment.notify(event)
+
+    def take_page_events(self) -> tuple[PageEvent, ...]:
+        """Return what was stored, and what is gone, since the last call."""
+        every = [attachment.take_page_events() for attachment in self._attachments[:1]]
+        return every[0] if every else ()
 
     def notify_loaded(
         self, loaded: Mapping[str, Sequence[bool]], windows: Collection[str] = ()

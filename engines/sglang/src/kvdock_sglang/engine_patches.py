@@ -110,6 +110,25 @@ def should_backup(original: Callable[..., Any], controller: Any, transfer: Any) 
     return storage.writes(transfer.name)
 
 
+def note_write(
+    original: Callable[..., Any],
+    cache: Any,  # noqa: ANN401 - SGLang's UnifiedRadixCache
+    node_id: Any,  # noqa: ANN401 - SGLang's NodeId
+) -> Any:  # noqa: ANN401 - passed on
+    """Note whose write it is, and what routers are told once the node is stored."""
+    storage = kvdock_storage(getattr(cache.cache_controller, "storage_backend", None))
+    if storage is not None:
+        storage.note_events(cache.tree_core, node_id)
+    return operation.note_write(original, cache, node_id)
+
+
+def take_events(original: Callable[..., Any], cache: Any) -> Any:  # noqa: ANN401 - SGLang's
+    """Add what storage has, and has no longer, to the events for routers."""
+    taken = original(cache)
+    storage = kvdock_storage(getattr(cache.cache_controller, "storage_backend", None))
+    return taken if storage is None else storage.take_events(cache.tree_core, taken)
+
+
 _SKIPPED = {"declined_too_short": "too_short", "declined_rate_limited": "rate_limit"}
 """SGLang's counters of requests for which it asks storage nothing, and our words."""
 
@@ -399,9 +418,29 @@ _OPERATION = (
     ),
     *(Used(path, parameters=("operation",)) for path in operation.CALLS),
 )
-_PREFETCH = (
-    "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.prefetch_from_storage"
+_CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
+_PREFETCH = f"{_CACHE}.prefetch_from_storage"
+_EVENTS = (
+    Used(f"{_CACHE}.take_events", reads=("take_events",)),
+    Used(
+        "sglang.srt.mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore",
+        members=("node_by_id",),
+    ),
+    Used(
+        "sglang.srt.mem_cache.events.KVCacheEventRecorder.record_store",
+        parameters=("node", "medium"),
+        reads=("enqueue", "_node_event_hash_values", "page_size"),
+    ),
+    Used(
+        "sglang.srt.mem_cache.events.KVCacheEventRecorder.__init__",
+        reads=("enabled", "_queue"),
+    ),
+    Used(
+        "sglang.srt.disaggregation.kv_events.StorageMedium",
+        members=("DISK", "EXTERNAL"),
+    ),
 )
+_LOST_EVENTS = "KV events of what storage has: routers see memory alone"
 _LOST_OPERATION = (
     "what a storage call belongs to: hints, tenants and decisions see neither a "
     "request nor its salt"
@@ -473,7 +512,7 @@ PATCHES = (
     Patch(
         operation.WRITE,
         "AROUND",
-        operation.note_write,
+        note_write,
         _LOST_OPERATION,
         _OPERATION,
     ),
@@ -488,6 +527,7 @@ PATCHES = (
         Patch(path, "AROUND", operation.run_operation, _LOST_OPERATION, _OPERATION)
         for path in operation.CALLS
     ),
+    Patch(f"{_CACHE}.take_events", "AROUND", take_events, _LOST_EVENTS, _EVENTS),
     Patch(
         _PREFETCH,
         "AROUND",

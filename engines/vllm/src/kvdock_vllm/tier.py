@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 import numpy as np
 from vllm.v1.kv_offload.base import (
+    Locality,
     LookupResult,
     Medium,
     OffloadingEvent,
@@ -25,6 +26,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from kvdock import (
     Attachment,
     Outcome,
+    Scope,
     TransferFuture,
     TransferManager,
     adapter_hashes,
@@ -157,6 +159,11 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
             number.to_bytes(GROUP_BYTES, "big"): name for number, name in names.items()
         }
         self._events = _events(self._handover, self._spec, names)
+        # Indexers take an event without it for one of an unknown medium.
+        far = all(
+            one.reach is Scope.CLUSTER for one in attachment.pools_by_name.values()
+        )
+        self.locality = Locality.REMOTE if far else Locality.LOCAL
         self._reports_removal = {
             name
             for name, pool in attachment.pools_by_name.items()
@@ -276,6 +283,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
             yield OffloadingEvent(
                 keys=self._events.keys(event.pool, event.hashes),
                 medium=self.medium,
+                locality=self.locality,
                 removed=not event.stored,
                 # vLLM keeps what it knows of a page until its removal is reported.
                 removal_expected=event.stored and event.pool in self._reports_removal,
