@@ -93,10 +93,9 @@ def test_a_tie_is_no_difference(audit: Audit) -> None:
         return [1, 2, 8, 8], [-0.5, -0.25, -1.01, -9.0], 64
 
     with serving("sglang", tie) as (url, _):
-        code, said = audit(url)
+        code, _ = audit(url)
         strict, _ = audit(url, "--tolerance", 0.001)
     assert (code, strict) == (0, 1)
-    assert "3 went on with another token of the same probability." in said
 
 
 @pytest.mark.parametrize("log", [float("nan"), -0.7])

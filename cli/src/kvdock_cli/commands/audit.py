@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import math
 import secrets
 import time
 from pathlib import Path
@@ -48,21 +49,39 @@ def audit(  # noqa: PLR0913 - one option each
     given = read_prompts(prompts)
     client = EngineClient.find(url, within_s=within)
     found: list[report.Compared] = []
+    computed, next_s = 0, 0.0
+
+    def complete(prompt: Prompt, salt: str = "") -> Completion:
+        nonlocal next_s
+        time.sleep(max(0.0, next_s - time.monotonic()))
+        next_s = time.monotonic() + 1 / rate
+        return client.complete(prompt, tokens=tokens, salt=salt)
+
     with progress.shown("asking", total=len(given)) as bar:
         for line, prompt in given:
-            began_s = time.monotonic()
-            restored = client.complete(prompt, tokens=tokens)
-            anew, salt = None, ""
-            if restored.cached != 0:
+            restored = complete(prompt)
+            if restored.cached == 0:
+                computed += 1
+            else:
                 salt = f"kvdock-audit-{secrets.token_hex(16)}"
-                _wait(began_s, 1 / rate)
-                began_s = time.monotonic()
-                anew = client.complete(prompt, tokens=tokens, salt=salt)
-            found.append(_compare(line, prompt, salt, restored, anew, tolerance))
+                anew = complete(prompt, salt)
+                same, largest = _compare(restored, anew)
+                found.append(
+                    report.Compared(
+                        line=line,
+                        prompt=prompt,
+                        salt=salt,
+                        restored=restored,
+                        anew=anew,
+                        same_tokens=same,
+                        largest=largest,
+                        differs=largest > tolerance,
+                    )
+                )
             bar.advance()
-            if line != given[-1][0]:
-                _wait(began_s, 1 / rate)
-    done = report.Audit(url, client.engine, client.model, tolerance, tuple(found))
+    done = report.Audit(
+        client=client, tolerance=tolerance, compared=tuple(found), computed=computed
+    )
     return emit(
         report.audit_text(done, style_of()), report.audit_data(done), as_json=json
     )
@@ -97,30 +116,13 @@ def parse(text: str) -> Prompt:
     return given if ids and given else text
 
 
-def _compare(
-    line: int,
-    prompt: Prompt,
-    salt: str,
-    restored: Completion,
-    anew: Completion | None,
-    tolerance: float,
-) -> report.Compared:
-    if anew is None:
-        return report.Compared(line, prompt, salt, restored, anew)
+def _compare(restored: Completion, anew: Completion) -> tuple[int, float]:
+    """Return how many tokens are the same, and the largest difference up to there."""
     pairs = list(zip(restored.tokens, anew.tokens, strict=False))
     same = next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    if len(restored.tokens) != len(anew.tokens):
+        return same, math.inf
     # The first token that differs counts too: a tie has equal probabilities.
-    gaps = [
-        abs(a - b)
-        for a, b in zip(
-            restored.logprobs[: same + 1], anew.logprobs[: same + 1], strict=False
-        )
-    ]
-    largest = max(gaps, default=0.0)
-    short = len(restored.tokens) != len(anew.tokens)
-    differs = short or not largest <= tolerance  # a NaN differs
-    return report.Compared(line, prompt, salt, restored, anew, same, largest, differs)
-
-
-def _wait(began_s: float, least_s: float) -> None:
-    time.sleep(max(0.0, began_s + least_s - time.monotonic()))
+    gaps = [abs(a - b) for a, b in zip(restored.logprobs, anew.logprobs, strict=True)]
+    wrong = any(map(math.isnan, gaps))
+    return same, math.inf if wrong else max(gaps[: same + 1], default=0.0)

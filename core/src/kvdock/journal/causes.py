@@ -8,12 +8,14 @@ own evaluation: the pool that cuts the prefix, and its first page that is missin
 from __future__ import annotations
 
 import itertools
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import resources
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import attrs
 import numpy as np
@@ -38,103 +40,42 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Cause(StrictEnum):
-    """Reason for which a page was missed, in words, and what to do about it."""
+    """Reason for which a page was missed; `causes.toml` has its words."""
 
-    what: str
-    fix: str
+    OTHER_NAMESPACE = "other_namespace"
+    OTHER_RANKS = "other_ranks"
+    NEVER_STORED = "never_stored"
+    NOT_THERE = "not_there"
+    POOL_NOT_STORED = "pool_not_stored"
+    QUEUE_FULL = "queue_full"
+    BREAKER_OPEN = "breaker_open"
+    QUOTA = "quota"
+    DECLINED = "declined"
+    TOO_LATE = "too_late"
+    UNREACHABLE = "unreachable"
+    FAILED = "failed"
+    OTHER_TIER = "other_tier"
+    EVICTED = "evicted"
+    DAMAGED = "damaged"
+    CLEARED = "cleared"
+    RATE_LIMIT = "rate_limit"
+    TOO_SHORT = "too_short"
 
-    def __new__(cls, value: str, what: str = "", fix: str = "") -> Self:
-        """Make a member with its words."""
-        member = str.__new__(cls, value)
-        member._value_, member.what, member.fix = value, what, fix
-        return member
+    @property
+    def what(self) -> str:
+        """What happened, as the end of a sentence."""
+        return _words()[self]["what"]
 
-    OTHER_NAMESPACE = (
-        "other_namespace",
-        "it is stored in another namespace",
-        "Make these settings equal, or warm this namespace.",
-    )
-    OTHER_RANKS = (
-        "other_ranks",
-        "it is stored by ranks that divide pages in another way",
-        "Use the same TP, PP and DCP sizes, or see `head_group` of the pool.",
-    )
-    NEVER_STORED = (
-        "never_stored",
-        "no process has stored it, as far back as the journal goes",
-        "Look whether the request before it ended, and whether its writes are on.",
-    )
-    NOT_THERE = (
-        "not_there",
-        "the store does not have it: it was not stored, or made way for other pages",
-        'A journal of the engine says which: core.observers = ["journal"].',
-    )
-    POOL_NOT_STORED = (
-        "pool_not_stored",
-        "its pool is not stored",
-        "See `kvdock route` for the reason, and choose a backend that takes it.",
-    )
-    QUEUE_FULL = (
-        "queue_full",
-        "it was not moved, because the queue of transfers was full",
-        "Raise core.transfers; a store that is slower than the engine stays so.",
-    )
-    BREAKER_OPEN = (
-        "breaker_open",
-        "its backend was cut off after failures",
-        "See the log for what failed, and `kvdock doctor`.",
-    )
-    QUOTA = (
-        "quota",
-        "its store was full when it was to be stored",
-        "Raise the quota, or free room: see `kvdock store ls`.",
-    )
-    DECLINED = (
-        "declined",
-        "the backend did not take it: over a limit, or busy",
-        "See the engine's log for the backend's reason.",
-    )
-    TOO_LATE = (
-        "too_late",
-        "the call did not end by its deadline",
-        "Look at `kvdock top`; raise core.deadlines if the store is that slow.",
-    )
-    UNREACHABLE = (
-        "unreachable",
-        "the backend could not be reached",
-        "See `kvdock doctor`.",
-    )
-    FAILED = ("failed", "the call failed", "The engine's log has the error.")
-    OTHER_TIER = (
-        "other_tier",
-        "it is stored in a tier that was not asked",
-        "Give each process the same tiers: see `kvdock route`.",
-    )
-    EVICTED = (
-        "evicted",
-        "it was stored, and made way for other pages since",
-        "Give the store more room, or retain less: see `kvdock store ls`.",
-    )
-    DAMAGED = (
-        "damaged",
-        "its bytes were wrong and it was deleted",
-        "Run `kvdock store verify`, and look at the disk.",
-    )
-    CLEARED = (
-        "cleared",
-        "its namespace was cleared",
-        "The next request stores it again.",
-    )
-    RATE_LIMIT = (
-        "rate_limit",
-        "the engine did not ask: it limits how much is loaded at once",
-        "Give the engine more host memory, or send fewer new prefixes at once.",
-    )
-    TOO_SHORT = (
-        "too_short",
-        "the engine did not ask: what is left of the prompt is too short",
-        "Only whole pages are stored; SGLang asks from `prefetch_threshold` tokens on.",
-    )
+    @property
+    def fix(self) -> str:
+        """What to do about it."""
+        return _words()[self]["fix"]
+
+
+@cache
+def _words() -> Mapping[str, Mapping[str, str]]:
+    file = resources.files(__package__) / "causes.toml"
+    return tomllib.loads(file.read_text("utf-8"))
 
 
 _OF_OUTCOME: Mapping[str, Cause] = MappingProxyType(
@@ -209,13 +150,13 @@ class RequestAnswer:
 
     request: str
     namespace: str
-    rank: str
     at_s: float
-    pages: int
-    restorable: int
-    pools: tuple[PoolAnswer, ...]
     verdict: str
     fix: str = ""
+    rank: str = ""
+    pages: int = 0
+    restorable: int = 0
+    pools: tuple[PoolAnswer, ...] = ()
     differences: tuple[Difference, ...] = ()
     lost_records: int = 0
 
@@ -334,11 +275,7 @@ def explain_prompt(
     return RequestAnswer(
         request=request,
         namespace=newest.namespace if newest else "",
-        rank="",
         at_s=newest.at_s if newest else 0.0,
-        pages=0,
-        restorable=0,
-        pools=(),
         verdict=verdict.strip(),
         fix="" if short or cached else "Look whether the engine's storage is attached.",
     )
@@ -455,11 +392,7 @@ def _skipped(question: _Question) -> RequestAnswer:
     return RequestAnswer(
         request=question.request,
         namespace=question.namespace,
-        rank="",
         at_s=question.at_s,
-        pages=0,
-        restorable=0,
-        pools=(),
         verdict=f"Storage was not asked for this request: {cause.what}.",
         fix=cause.fix,
         lost_records=question.lost_records,
@@ -735,11 +668,11 @@ class _Case:
         return ()
 
 
-def differ_in(differences: Sequence[Difference]) -> str:
-    """Name the first fields in which two records differ, with both values."""
+def _differ_in(differences: Sequence[Difference]) -> str:
+    """Name the first fields in which two records differ, with short values."""
     named = [
         f"{one.field} is {one.left} here and {one.right} there"
-        if len(one.left) + len(one.right) < 2 * HASH_CHARS
+        if len(one.left + one.right) < 2 * HASH_CHARS
         else f"{one.field} differs"
         for one in differences[:_FEW]
     ]
@@ -760,5 +693,5 @@ def _verdict(
     head = f"{best} of {pages} pages could be restored"
     if why is None:
         return f"{head}.", ""
-    differ = f" ({differ_in(differences)})" if differences else ""
+    differ = f" ({_differ_in(differences)})" if differences else ""
     return f"{head}: {why.sentence}{differ}.", why.fix

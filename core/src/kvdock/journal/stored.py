@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import msgspec
@@ -35,26 +35,17 @@ _ENDS = (PoolKind.MAMBA, PoolKind.SWA)
 Holds = Callable[[Sequence[str]], Sequence[bool]]
 
 
-class Stored(Protocol):
-    """The part of a `kvdock.stores.Store` that is asked."""
-
-    def namespaces(self) -> Sequence[str]:
-        """Return the digests of the namespaces."""
-
-    def record(self, namespace: str) -> Mapping[str, object]:
-        """Return a namespace's record, or nothing."""
-
-    def finder(self, namespace: str) -> Holds:
-        """Return what says which of some keys are stored."""
-
-
 def explain_stored(
-    store: Stored, hashes: Sequence[str], namespace: str, *, tp_size: int = 0
+    store: Any,  # noqa: ANN401 - `kvdock.stores` stands above this
+    hashes: Sequence[str],
+    namespace: str,
+    *,
+    tp_size: int = 0,
 ) -> RequestAnswer:
     """Say what a store holds of a prefix, and what it lacks.
 
     Args:
-        store: The store.
+        store: A `kvdock.stores.Store`.
         hashes: Page hashes of the prefix, in order.
         namespace: The digest of the engine's namespace.
         tp_size: Over how many ranks the engine divides heads; 0 for the number of
@@ -93,7 +84,10 @@ class _Part:
 
 
 def _looked_up(
-    store: Stored, hashes: Sequence[str], namespace: str, record: Mapping[str, Any]
+    store: Any,  # noqa: ANN401 - same
+    hashes: Sequence[str],
+    namespace: str,
+    record: Mapping[str, Any],
 ) -> list[_Part]:
     holds = store.finder(namespace)
     parts = []
