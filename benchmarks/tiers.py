@@ -47,7 +47,6 @@ from kvdock import (
     Dock,
     Namespace,
     Operation,
-    Part,
     PoolSpec,
     Region,
     Shard,
@@ -58,6 +57,7 @@ from kvdock.events import BatchEnded, PagesCopied
 from kvdock.plugin.backend import Backend
 from kvdock.plugin.store import PoolStore, StoreWrapper
 from kvdock.plugin.wrapper import wrapped_plugin
+from kvdock.pools import Part
 
 if TYPE_CHECKING:
     from kvdock.plugin.hookspecs import AttachConfig

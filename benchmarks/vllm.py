@@ -116,7 +116,7 @@ def fs_tier(rows: Rows, folder: Path, *, direct: bool) -> Any:  # noqa: ANN401 -
 
 def kvdock_tier(rows: Rows, folder: Path, *, direct: bool) -> Any:  # noqa: ANN401 - as above
     """Open kvdock's, with its checksums and deadlines."""
-    import tiers  # noqa: PLC0415 - imports vLLM
+    import vllm_rigs as tiers  # noqa: PLC0415 - imports vLLM
 
     from kvdock.throttled_log import ThrottledLog  # noqa: PLC0415 - in vLLM's environment
     from kvdock_vllm.adapters import AdapterFiles  # noqa: PLC0415 - same

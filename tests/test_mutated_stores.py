@@ -13,8 +13,9 @@ import attrs
 import numpy as np
 import pytest
 
-from kvdock import Attachment, Dock, Namespace, Part, PoolSpec, Region, Shard
+from kvdock import Attachment, Dock, Namespace, PoolSpec, Region, Shard
 from kvdock.batch import Outcome
+from kvdock.pools import Part
 
 TORTURE = os.environ.get("TESTS_OF_KVDOCK_TORTURE") == "1"
 """`make torture` asks for the long form."""

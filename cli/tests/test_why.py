@@ -23,7 +23,7 @@ POOL = {
 
 
 def line(operation: str, outcomes: tuple[tuple[str, int], ...], **more: object) -> dict:  # type: ignore[type-arg]
-    pages = tuple("abcdef"[: sum(size for _, size in outcomes)])
+    pages = " ".join("abcdef"[: sum(size for _, size in outcomes)])
     given = {"request": "r", "pool": "kv", "backend": "disk", "pages": pages}
     return {"operation": operation, "outcomes": outcomes, **given, **more}
 
@@ -59,7 +59,7 @@ def test_a_request_is_explained(journal: Path, run: Run) -> None:
     code, out, _ = run("--journal", journal, "--request", "r")
     assert code == 1
     assert out == (
-        "2 of 6 pages could be restored: pool kv lacks page 2 of 6: it was stored, and "
+        "2 of 6 pages could be restored: pool kv lacks page 3 of 6: it was stored, and "
         "made way for other pages since.\n"
         "Give the store more room, or retain less: see `kvdock store ls`.\n"
         "\n"

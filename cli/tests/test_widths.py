@@ -124,7 +124,7 @@ def stored(root: Path) -> None:
 
 def journal(folder: Path) -> None:
     about = {"request": "a-request", "pool": "kv", "backend": "file"}
-    pages = ("a", "b", "c")
+    pages = "a b c"
     lines = [
         {"operation": "attached", "pools": (POOL,), "record": RECORD},
         {

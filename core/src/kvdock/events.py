@@ -103,6 +103,8 @@ class PagesAnswered:
         outcomes: uint8 (n,), an `Outcome` for each; of a clear one.
         held_back: Why no backend was asked: "breaker" for one that is open, "queue"
             for a full queue of transfers; else "".
+        slice_name: Which part of each page this process has, as a coordinate: ranks
+            that divide a page in other ways store other objects.
         request: The engine's request, where that is known.
     """
 
@@ -112,7 +114,22 @@ class PagesAnswered:
     hashes: Sequence[str] = attrs.field(repr=False)
     outcomes: OutcomeArray = attrs.field(repr=False, eq=False)
     held_back: str = ""
+    slice_name: str = ""
     request: str = attrs.field(factory=current_request)
+
+
+@attrs.frozen(kw_only=True)
+class LookupSkipped:
+    """The engine did not ask storage for a request.
+
+    Args:
+        request: The engine's own id of it.
+        reason: "rate_limit" where too much is loaded already, "too_short" where the
+            engine asks for no prefix of this length.
+    """
+
+    request: str
+    reason: str
 
 
 @attrs.frozen(kw_only=True)
@@ -148,11 +165,13 @@ class PoolsAttached:
         record: What its namespace covers.
         pools: The attached pools, anchor first.
         refused: Name of each pool that is not stored to the reason.
+        slice_names: Name of each pool to the part of a page that this process has.
     """
 
     record: Mapping[str, object] = attrs.field(repr=False)
     pools: tuple[PoolSpec, ...]
     refused: Mapping[str, str]
+    slice_names: Mapping[str, str] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -382,6 +401,7 @@ Event = (
     | SlotsExpected
     | RequestArrived
     | MessageRefused
+    | LookupSkipped
     | PagesAnswered
     | PagesCopied
     | PoolsAttached

@@ -21,7 +21,7 @@ from kvdock.batch import Outcome
 from kvdock.errors import PoolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -172,6 +172,12 @@ class Store(Protocol):
     def namespaces(self) -> Sequence[str]:
         """Return the digests of the namespaces, sorted."""
 
+    def record(self, namespace: str) -> Mapping[str, object]:
+        """Return the record of a namespace; empty if none is there that fits."""
+
+    def finder(self, namespace: str) -> Callable[[Sequence[str]], Sequence[bool]]:
+        """Return what says which of some keys are stored, as the store is now."""
+
     def survey(self, namespace: str) -> NamespaceSurvey:
         """Count what is held of a namespace."""
 
@@ -209,9 +215,6 @@ class Store(Protocol):
         Returns:
             The bytes that were freed.
         """
-
-    def record(self, namespace: str) -> bytes:
-        """Return the record of a namespace, b"" if it is not stored."""
 
     def pages(self, namespace: str, keys: Sequence[str] = ()) -> Iterator[StoredPage]:
         """Yield the objects of a namespace.

@@ -271,6 +271,7 @@ class Engine:
     observers: Sequence[object] = ()
     faults: FaultInjector | None = None
     shard: Shard = attrs.field(factory=Shard)
+    namespace: Namespace = attrs.field(factory=lambda: Namespace(model="m"))
     memory: dict[str, ByteArray] = attrs.field(init=False)
     attachment: Attachment = attrs.field(init=False)
 
@@ -305,7 +306,7 @@ class Engine:
             for pool in self.pools
         }
         self.attachment = Attachment.open(
-            dock, plan, Namespace(model="m"), regions, core=self.core
+            dock, plan, self.namespace, regions, core=self.core
         )
 
     @property

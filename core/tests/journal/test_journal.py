@@ -26,6 +26,7 @@ from kvdock.journal.observer import Journal, JournalSettings
 from kvdock.journal.records import encode, record_of_pages
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.manifest import Manifest, Support
+from kvdock.pools.objects import Coordinate
 from kvdock.transfer.manager import TransferManager
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ def test_a_state_that_is_missing_cuts_the_prefix_and_is_named_first(
     answer = trial.why("r")
     assert answer.restorable == 3
     assert (answer.pools[0].pool, answer.pools[0].limits) == ("mamba", True)
-    assert "pool mamba lacks page 3 of 6" in answer.verdict
+    assert "pool mamba lacks page 6 of 6" in answer.verdict
     assert answer.pools[0].cause is Cause.EVICTED
 
 
@@ -233,7 +234,7 @@ def test_a_draft_that_is_missing_cuts_nothing_and_is_said(trial: Trial) -> None:
     ask(engine, "r", load=False)
     answer = trial.why("r")
     assert answer.restorable == answer.pages
-    assert "Beside it, pool draft lacks page 0" in answer.verdict
+    assert "Beside it, pool draft lacks page 1" in answer.verdict
 
 
 @attrs.define(eq=False)
@@ -337,7 +338,7 @@ ORIGIN = Origin(rank="0", model="m", namespace="0" * 64)
 def test_outcomes_are_read_as_they_were_written(outcomes: list[Outcome]) -> None:
     codes = np.array(outcomes, np.uint8)
     given = attrs.evolve(event(len(outcomes)), outcomes=codes)
-    record = record_of_pages(1.0, given, ORIGIN, codes.tobytes(), 0)
+    record = record_of_pages(1.0, given, ORIGIN, given.hashes, codes.tobytes())
     assert [one for _, one in record.each()] == [one.name.lower() for one in outcomes]
 
 
@@ -356,7 +357,7 @@ def test_files_stay_within_their_limit_and_the_newest_are_kept(
     assert kept[0] > 0
 
 
-def test_records_that_find_the_queue_full_are_counted(
+def test_records_whose_pages_find_the_queue_full_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(JournalSettings(dir=tmp_path, queue=2))
@@ -378,7 +379,7 @@ def test_records_that_find_the_queue_full_are_counted(
     journal.kvdock_observe(event=event(), origin=ORIGIN)
     assert journal.flush(20)
     records = list(read_journal(tmp_path))
-    assert (len(records), sum(one.dropped for one in records)) == (4, 3)
+    assert (len(records), sum(one.dropped for one in records)) == (3, 4)
 
 
 def test_a_write_that_fails_loses_records_and_not_the_journal(
@@ -455,3 +456,83 @@ def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 def test_a_limit_that_is_too_small_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="less than 1 MiB"):
         JournalSettings(dir=tmp_path, max_bytes=1000)
+
+
+def test_a_batch_larger_than_a_file_stays_within_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(JournalSettings(dir=tmp_path, max_bytes=1 << 20))
+    begun, goes_on = threading.Event(), threading.Event()
+    write = os.write
+
+    def hold(file: int, data: bytes) -> int:
+        begun.set()
+        assert goes_on.wait(60)
+        return write(file, data)
+
+    monkeypatch.setattr("kvdock.journal.observer.os.write", hold)
+    for at in range(400):
+        given = attrs.evolve(event(200), request=str(at))
+        journal.kvdock_observe(event=given, origin=ORIGIN)
+        assert begun.wait(60)
+    huge = event(8000)  # more than a file may have
+    journal.kvdock_observe(event=huge, origin=ORIGIN)
+    goes_on.set()
+    assert journal.flush(60)
+    assert sum(one.stat().st_size for one in tmp_path.iterdir()) <= 1 << 20
+    assert list(read_journal(tmp_path))[-1].request == "399"
+    journal.kvdock_observe(event=event(), origin=ORIGIN)
+    assert journal.flush(60)
+    assert list(read_journal(tmp_path))[-1].dropped == 1
+
+
+def test_a_file_that_another_process_deleted_is_begun_anew(tmp_path: Path) -> None:
+    journal = Journal(JournalSettings(dir=tmp_path))
+    journal.kvdock_observe(event=event(), origin=ORIGIN)
+    assert journal.flush(60)
+    for one in tmp_path.iterdir():
+        one.unlink()
+    journal.kvdock_observe(event=event(), origin=ORIGIN)
+    assert journal.flush(60)
+    assert len(list(read_journal(tmp_path))) == 1
+
+
+def test_a_write_that_is_cut_short_does_not_tear_the_next_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(JournalSettings(dir=tmp_path))
+    monkeypatch.setattr("kvdock.journal.observer._RETRY_S", 0.0)
+    write, calls = os.write, [0]
+
+    def fills_up(file: int, data: bytes) -> int:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise OSError(28, "No space left on device")
+        return write(file, data[:20])
+
+    monkeypatch.setattr("kvdock.journal.observer.os.write", fills_up)
+    journal.kvdock_observe(event=event(), origin=ORIGIN)
+    assert journal.flush(60)
+    journal.kvdock_observe(event=event(), origin=ORIGIN)
+    assert journal.flush(60)
+    assert [one.dropped for one in read_journal(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("kv.L0-4.H0-8", "kv.L0-4.H0-4", True),
+        ("kv.L0-4.H0-4", "kv.L0-4.H4-8", False),
+        ("kv.L0-4", "kv.L2-4", True),
+        ("kv.L0-2", "kv.L2-4", False),
+        ("m.R0of2", "m.R1of2", False),
+        ("m.R0of2", "m.R1of4", True),
+        ("kv", "kv.D1of2", True),
+    ],
+)
+def test_parts_of_a_page_overlap_where_they_share_bytes(
+    one: str, other: str, *, same: bool
+) -> None:
+    mine, theirs = Coordinate.parse(one), Coordinate.parse(other)
+    assert mine.overlaps(theirs) is same
+    assert theirs.overlaps(mine) is same

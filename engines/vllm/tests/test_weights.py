@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvdock import ThrottledLog
+from kvdock.throttled_log import ThrottledLog
 from kvdock_vllm.adapters import UNKNOWN, AdapterFiles
 from kvdock_vllm.weights import HARMLESS_CALLS, watch_weights
 

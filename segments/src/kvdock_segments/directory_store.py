@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.errors import KvdockError, SettingsError
-from kvdock.namespace import RECORD_NAME
+from kvdock.errors import KvdockError, NamespaceError, SettingsError
+from kvdock.namespace import RECORD_NAME, load_record
 from kvdock_segments import inspect
 from kvdock_segments.copies import receiver, stored_pages
 from kvdock_segments.limits import StoreLimits, StoreLocation
-from kvdock_segments.namespace_files import read_record
 from kvdock_segments.verify import verify_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from kvdock.stores import NamespaceSurvey, PageReceiver, StoredPage, Verified
@@ -75,12 +74,6 @@ class DirectoryStore:
                 fix="Name the root of a backend.",
             )
 
-    def record(self, namespace: str) -> bytes:
-        """Return the record of a namespace, b"" if it is not stored."""
-        with inspect.namespace_of(self.root, namespace) as fd, suppress(OSError):
-            return read_record(fd)
-        return b""
-
     def pages(self, namespace: str, keys: Sequence[str] = ()) -> Iterator[StoredPage]:
         """Yield the objects of a namespace."""
         return stored_pages(self.root, namespace, keys)
@@ -98,6 +91,16 @@ class DirectoryStore:
             shared=self.shared,
         )
         return receiver(place, self.limits)
+
+    def record(self, namespace: str) -> Mapping[str, object]:
+        """Return the record of a namespace; empty if none is there that fits."""
+        with suppress(NamespaceError):
+            return load_record(self.root / namespace)
+        return {}
+
+    def finder(self, namespace: str) -> Callable[[Sequence[str]], Sequence[bool]]:
+        """Return what says which of some keys are stored, as the store is now."""
+        return inspect.finder(self.root, namespace)
 
     def survey(self, namespace: str) -> NamespaceSurvey:
         """Count what is held of a namespace."""

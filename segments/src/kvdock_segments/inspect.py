@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -87,6 +87,26 @@ def locate(root: Path, key: str) -> tuple[Location, ...]:
             & (contents.records["check"] != 0)
         ).tolist()
     )
+
+
+def finder(root: Path, namespace: str) -> Callable[[Sequence[str]], Sequence[bool]]:
+    """Read the index files of a namespace; return what finds keys in them."""
+    found = [np.zeros((0, 2), np.uint64)]
+    for _, _, contents in segments_of(root, namespace):
+        live = contents.records[contents.records["check"] != 0]
+        found.append(np.stack([live["key_low"], live["key_high"]], axis=1))
+    digests = np.concatenate(found)
+    digests = digests[np.argsort(digests[:, 0])]
+
+    def holds(keys: Sequence[str]) -> Sequence[bool]:
+        wanted = key_digests(keys, key_seed(namespace))
+        if not len(digests):
+            return [False] * len(keys)
+        places = np.searchsorted(digests[:, 0], wanted[:, 0]).clip(max=len(digests) - 1)
+        answer: list[bool] = (digests[places] == wanted).all(axis=1).tolist()
+        return answer
+
+    return holds
 
 
 def segments_of(

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from kvdock.errors import KvdockError, NamespaceError
+from kvdock.namespace import canonical
 from kvdock.plugin import import_entry_point, usable_entry_points
 from kvdock.stores import GROUP
 from kvdock.units import format_bytes, parse_bytes, parse_seconds
@@ -296,7 +297,8 @@ def copy(  # noqa: PLR0913 - one option each
             found.append(counts)
             head = f"{one.namespace}/"
             keys = {line if "/" in line else head + line: None for line in wanted}
-            record = near.record(one.namespace)
+            given = near.record(one.namespace)
+            record = canonical(given) if given else b""
             with ExitStack() as opened:
                 receiver = None
                 if not dry_run:

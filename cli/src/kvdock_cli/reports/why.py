@@ -50,9 +50,8 @@ def requests_data(found: Mapping[str, tuple[float, int, int]]) -> dict[str, obje
 
 def answer_text(answer: RequestAnswer, style: Style = PLAIN) -> str:
     """Render an answer: the verdict, what to do, and pool by pool."""
-    good = answer.restorable >= answer.pages
     lines = paragraph(answer.verdict, style)
-    lines[0] = style.paint(lines[0], Tone.GOOD if good else Tone.BAD)
+    lines[0] = style.paint(lines[0], Tone.GOOD if answer.ok else Tone.BAD)
     if answer.fix:
         lines += paragraph(answer.fix, style)
     if answer.differences:
@@ -87,7 +86,7 @@ def answer_data(answer: RequestAnswer) -> dict[str, object]:
     """Describe an answer; all is well if the whole prefix could be restored."""
     return {
         "schema": SCHEMA,
-        "ok": answer.restorable >= answer.pages,
+        "ok": answer.ok,
         **plain(answer),
     }
 

@@ -2,10 +2,19 @@
 
 `kvdock.journal.observer` writes it, in an engine; `read_journal` reads it, and
 `explain` says for each pool of a request what was there, what was not, and why.
+`explain_stored` says as much as a store shows by itself.
 """
 
-from kvdock.journal.causes import Cause, PoolAnswer, RequestAnswer, explain, requests
+from kvdock.journal.causes import (
+    Cause,
+    PoolAnswer,
+    RequestAnswer,
+    explain,
+    explain_prompt,
+    requests,
+)
 from kvdock.journal.records import JournalRecord, read_journal
+from kvdock.journal.stored import explain_stored
 
 __all__ = (
     "Cause",
@@ -13,6 +22,8 @@ __all__ = (
     "PoolAnswer",
     "RequestAnswer",
     "explain",
+    "explain_prompt",
+    "explain_stored",
     "read_journal",
     "requests",
 )

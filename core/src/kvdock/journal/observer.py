@@ -13,21 +13,33 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import attrs
+import msgspec
 
+from kvdock.batch import Operation, Outcome
 from kvdock.config import count, path, size
 from kvdock.errors import KvdockError, SettingsError
-from kvdock.events import Event, Origin, PagesAnswered, PoolsAttached
+from kvdock.events import (
+    Event,
+    LookupSkipped,
+    Origin,
+    PagesAnswered,
+    PoolsAttached,
+    StoreFilled,
+)
 from kvdock.journal.records import (
+    ATTACHED,
     SUFFIX,
     JournalRecord,
     encode,
     journal_files,
     record_of_pages,
     record_of_pools,
+    record_of_skipped,
 )
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.observer import Observer
@@ -36,12 +48,19 @@ from kvdock.throttled_log import ThrottledLog, describe_error
 
 log = logging.getLogger(__name__)
 
+_REFUSED = int(Outcome.REFUSED)
+
+_FULL = 0.95
+"""Share of a store's limit at which what it refuses is put down to its room."""
 _FILES = 8
 """Files that the size limit of a journal is divided into."""
 _MOST_ATTACHMENTS = 64
 """Attachments that each new file begins with."""
 _RETRY_S = 1.0
 """How long nothing is written after a write failed."""
+_GATHER_S = 0.05
+"""How long records are gathered before they are written: a thread that is woken for
+each of them costs an engine more than the records."""
 _END_S = 1.0
 """How long the end of the process waits for the last records."""
 
@@ -59,7 +78,9 @@ class JournalSettings:
         256 << 20, help="Most bytes of all its files; the oldest are deleted."
     )
     queue: int = count(
-        4096, least=1, help="Records that may wait to be written; later ones are lost."
+        1 << 18,
+        least=1,
+        help="Pages whose records may wait to be written; later ones are lost.",
     )
 
     def __attrs_post_init__(self) -> None:
@@ -71,14 +92,32 @@ class JournalSettings:
             )
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class _Waiting:
     """An event that was not written yet; `outcomes` has a byte for each page."""
 
     at_s: float
-    event: PagesAnswered | PoolsAttached
+    event: PagesAnswered | PoolsAttached | LookupSkipped
     origin: Origin
     outcomes: bytes = b""
+    hashes: tuple[str, ...] = ()
+    held_back: str = ""
+
+    @property
+    def size(self) -> int:
+        """How much of the queue it takes."""
+        return max(1, len(self.outcomes))
+
+    def record(self) -> JournalRecord:
+        """Return what is written of it."""
+        match self.event:
+            case PoolsAttached():
+                return record_of_pools(self.at_s, self.event, self.origin)
+            case LookupSkipped():
+                return record_of_skipped(self.at_s, self.event, self.origin)
+            case _:
+                given = (self.at_s, self.event, self.origin, self.hashes)
+                return record_of_pages(*given, self.outcomes, self.held_back)
 
 
 class Journal:
@@ -98,8 +137,11 @@ class Journal:
         self._files = _Files(settings)
         self._lock, self._changed = new_condition()
         self._queue: deque[_Waiting] = deque()
+        self._queued = 0
         self._dropped = 0
+        self._full: set[str] = set()
         self._writing = False
+        self._awaited = 0
         self._thread: threading.Thread | None = None
         self._guard = ProcessGuard()
         self._log = ThrottledLog(log)
@@ -112,10 +154,15 @@ class Journal:
             case PagesAnswered():
                 # The engine may use its arrays again.
                 outcomes = event.outcomes.tobytes()
-                event = attrs.evolve(event, hashes=tuple(event.hashes))
-                self._add(_Waiting(time.time(), event, origin, outcomes))
-            case PoolsAttached():
+                refused = _REFUSED in outcomes and event.operation == Operation.PUT
+                full = refused and event.backend in self._full and not event.held_back
+                kept = (outcomes, tuple(event.hashes), "full" if full else "")
+                self._add(_Waiting(time.time(), event, origin, *kept))
+            case PoolsAttached() | LookupSkipped():
                 self._add(_Waiting(time.time(), event, origin))
+            case StoreFilled(backend=backend):
+                full = 0 < event.limit_bytes * _FULL <= event.used_bytes
+                (self._full.add if full else self._full.discard)(backend)
             case _:
                 pass
 
@@ -123,25 +170,37 @@ class Journal:
         if self._guard.forked:
             return  # the thread and the file are the parent's
         with self._lock:
-            if len(self._queue) >= self._settings.queue:
+            size = self._queued + waiting.size
+            if self._queue and size > self._settings.queue:
                 self._dropped += 1
                 return
             self._queue.append(waiting)
+            first, self._queued = not self._queued, size
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="kvdock-journal", daemon=True
                 )
                 self._thread.start()
-            self._changed.notify_all()
+            if first or self._soon():
+                self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all records are written; return whether they are."""
         if self._guard.forked:
             return True
         with self._lock:
-            return self._changed.wait_for(
-                lambda: not self._queue and not self._writing, timeout_s
-            )
+            self._awaited += 1
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(
+                    lambda: not self._queue and not self._writing, timeout_s
+                )
+            finally:
+                self._awaited -= 1
+
+    def _soon(self) -> bool:
+        """Return whether to write before the time to gather is over."""
+        return self._awaited > 0 or self._queued > self._settings.queue // 2
 
     def _run(self) -> None:
         while True:
@@ -149,7 +208,8 @@ class Journal:
                 self._writing = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._queue)
-                taken, self._queue = list(self._queue), deque()
+                self._changed.wait_for(self._soon, _GATHER_S)
+                taken, self._queue, self._queued = list(self._queue), deque(), 0
                 dropped, self._dropped = self._dropped, 0
                 self._writing = True
             try:
@@ -162,17 +222,14 @@ class Journal:
                 time.sleep(_RETRY_S)
 
     def _write(self, taken: list[_Waiting], dropped: int) -> None:
-        records: list[JournalRecord] = []
-        for one in taken:
-            if isinstance(one.event, PoolsAttached):
-                record = record_of_pools(one.at_s, one.event, one.origin)
+        records = [one.record() for one in taken]
+        records[0] = msgspec.structs.replace(records[0], dropped=dropped)
+        for record in records:
+            if record.operation == ATTACHED:
                 self._files.note(record)
-            else:
-                given = (one.at_s, one.event, one.origin, one.outcomes)
-                record = record_of_pages(*given, dropped)
-                dropped = 0
-            records.append(record)
-        self._files.write(encode(records), taken[0].origin.rank)
+        lost = self._files.write(records, taken[0].origin.rank)
+        with self._lock:
+            self._dropped += lost
 
 
 class _Files:
@@ -198,6 +255,7 @@ class _Files:
         self._file = -1
         self._path: Path | None = None
         self._left = 0
+        self._torn = False
         self._attached: dict[tuple[str, str], JournalRecord] = {}
 
     def note(self, record: JournalRecord) -> None:
@@ -207,18 +265,46 @@ class _Files:
         while len(self._attached) > _MOST_ATTACHMENTS:
             self._attached.pop(next(iter(self._attached)))
 
-    def write(self, lines: bytes, rank: str) -> None:
-        """Append lines; begin a new file if this one is full.
+    def write(self, records: Sequence[JournalRecord], rank: str) -> int:
+        """Append records in one call for each file; begin a new one if one is full.
+
+        Returns:
+            How many are larger than a file, and lost.
 
         Raises:
             OSError: If it cannot.
         """
-        if self._file < 0 or self._left < len(lines):
+        if not self._linked():
             self._begin(rank)
+        lines = encode(records)
+        if len(lines) <= self._left:
+            self._append(lines)
+            return 0
+        if len(records) > 1:
+            half = len(records) // 2
+            return self.write(records[:half], rank) + self.write(records[half:], rank)
+        if len(lines) <= self._most // _FILES:
+            self._begin(rank)
+            if len(lines) <= self._left:
+                self._append(lines)
+                return 0
+        return 1
+
+    def _linked(self) -> bool:
+        """Return whether its file is still there: other writers delete the oldest."""
+        return self._file >= 0 and os.fstat(self._file).st_nlink > 0
+
+    def _append(self, lines: bytes) -> None:
+        if not lines:
+            return
+        if self._torn:
+            lines = b"\n" + lines  # what a failed write began is no record
+        self._torn = True
         while lines:
             done = os.write(self._file, lines)
             lines = lines[done:]
             self._left -= done
+        self._torn = False
 
     def _begin(self, rank: str) -> None:
         if self._file >= 0:
@@ -230,9 +316,8 @@ class _Files:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(self._path, flags, 0o600)
         self._left = self._most // _FILES
-        head = encode(list(self._attached.values()))
-        os.write(self._file, head)
-        self._left -= len(head)
+        self._torn = False
+        self._append(encode(list(self._attached.values())))
         self._delete_oldest()
 
     def _delete_oldest(self) -> None:

@@ -19,7 +19,7 @@ from kvdock.batch import Outcome
 from kvdock.errors import KvdockError
 
 if TYPE_CHECKING:
-    from kvdock.events import Origin, PagesAnswered, PoolsAttached
+    from kvdock.events import LookupSkipped, Origin, PagesAnswered, PoolsAttached
 
 VERSION = 1
 SUFFIX = ".jsonl"
@@ -27,7 +27,11 @@ HASH_CHARS = 32
 """Characters of a page hash that are kept, its last ones: 128 bits tell pages apart."""
 ATTACHED = "attached"
 """What a record of an attachment has as its operation."""
+SKIPPED = "skipped"
+"""What a record of a lookup that the engine left out has as its operation."""
 
+_ENCODER = msgspec.json.Encoder()
+_NAMES = {int(one): one.name.lower() for one in Outcome}
 _POOL = (
     "name", "kind", "anchor", "required", "draft", "engine_hits", "hit_policy",
     "window_pages", "block_pages", "group_pages",
@@ -40,14 +44,18 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     Args:
         version: Of this form.
         at_s: When, in seconds since 1970.
-        operation: "exists", "get", "put", "clear", or "attached".
+        operation: "exists", "get", "put", "clear", "attached", or "skipped" where the
+            engine did not ask storage.
         namespace: The digest of the namespace.
         rank: The process among those of its deployment.
         request: The engine's request, "" where it is not known.
         backend: Whose answer it is.
         pool: Whose pages.
-        held_back: Why no backend was asked, see `kvdock.events.PagesAnswered`.
-        pages: The last 32 characters of each page hash.
+        held_back: Why no backend was asked, see `kvdock.events.PagesAnswered` and
+            `LookupSkipped`; "full" where one had no room when it was last asked.
+        slice_name: Which part of each page it is about, as a coordinate.
+        pages: The last 32 characters of each page hash, with blanks between them: one
+            text costs a fifth of what a list of them does.
         outcomes: How they ended, as (outcome, pages) in their order.
         pools: Of an attachment: its pools, each a mapping of its properties.
         refused: Of an attachment: name of each pool that is not stored to why.
@@ -65,7 +73,8 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     backend: str = ""
     pool: str = ""
     held_back: str = ""
-    pages: tuple[str, ...] = ()
+    slice_name: str = ""
+    pages: str = ""
     outcomes: tuple[tuple[str, int], ...] = ()
     pools: tuple[Mapping[str, Any], ...] = ()
     refused: Mapping[str, str] = {}
@@ -77,26 +86,31 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         outcomes = itertools.chain.from_iterable(
             itertools.repeat(outcome, pages) for outcome, pages in self.outcomes
         )
-        return zip(self.pages, outcomes, strict=False)
+        return zip(self.pages.split(), outcomes, strict=False)
 
 
 def record_of_pages(
-    at_s: float, event: PagesAnswered, origin: Origin, outcomes: bytes, dropped: int
+    at_s: float,
+    event: PagesAnswered,
+    origin: Origin,
+    hashes: Sequence[str],
+    outcomes: bytes,
+    held_back: str = "",
 ) -> JournalRecord:
     """Describe what became of pages; `outcomes` has a byte for each."""
     return JournalRecord(
         version=VERSION,
         at_s=at_s,
-        operation=str(event.operation),
+        operation=event.operation.value,
         namespace=origin.namespace,
         rank=origin.rank,
         request=event.request,
         backend=event.backend,
         pool=event.pool,
-        held_back=event.held_back,
-        pages=tuple(one[-HASH_CHARS:] for one in event.hashes),
+        held_back=held_back or event.held_back,
+        slice_name=event.slice_name,
+        pages=_cut(hashes),
         outcomes=_runs(outcomes),
-        dropped=dropped,
     )
 
 
@@ -110,6 +124,7 @@ def record_of_pools(at_s: float, event: PoolsAttached, origin: Origin) -> Journa
         rank=origin.rank,
         pools=tuple(
             {name: _plain(getattr(pool, name)) for name in _POOL}
+            | {"slice_name": event.slice_names.get(pool.name, "")}
             for pool in event.pools
         ),
         refused=event.refused,
@@ -117,24 +132,52 @@ def record_of_pools(at_s: float, event: PoolsAttached, origin: Origin) -> Journa
     )
 
 
+def record_of_skipped(
+    at_s: float, event: LookupSkipped, origin: Origin
+) -> JournalRecord:
+    """Describe a lookup that the engine left out."""
+    return JournalRecord(
+        version=VERSION,
+        at_s=at_s,
+        operation=SKIPPED,
+        namespace=origin.namespace,
+        rank=origin.rank,
+        request=event.request,
+        held_back=event.reason,
+    )
+
+
 def _plain(value: object) -> object:
     return value if isinstance(value, bool | int) else str(value)
 
 
+def _cut(hashes: Sequence[str]) -> str:
+    """Return the ends of page hashes, with blanks between them."""
+    width = len(hashes[0]) if hashes else 0
+    text = " ".join([*hashes, ""])
+    equal = text[width :: width + 1] == " " * len(hashes)
+    if width < HASH_CHARS or not equal or not text.isascii():
+        return " ".join(one[-HASH_CHARS:] for one in hashes)
+    rows = np.frombuffer(text.encode(), np.uint8).reshape(-1, width + 1)
+    return rows[:, -HASH_CHARS - 1 :].tobytes().decode()
+
+
 def _runs(outcomes: bytes) -> tuple[tuple[str, int], ...]:
     """Return the outcomes as runs of equal ones."""
+    if outcomes and outcomes.count(outcomes[:1]) == len(outcomes):
+        return ((_NAMES[outcomes[0]], len(outcomes)),)
     codes = np.frombuffer(outcomes, np.uint8)
     ends = np.flatnonzero(np.diff(codes, append=np.uint8(255)))
     sizes = np.diff(ends, prepend=-1).tolist()
     return tuple(
-        (Outcome(code).name.lower(), size)
+        (_NAMES[code], size)
         for code, size in zip(codes[ends].tolist(), sizes, strict=True)
     )
 
 
 def encode(records: Sequence[JournalRecord]) -> bytes:
     """Return the lines of some records."""
-    return b"".join(msgspec.json.encode(one) + b"\n" for one in records)
+    return _ENCODER.encode_lines(records)
 
 
 def journal_files(folder: Path) -> list[Path]:

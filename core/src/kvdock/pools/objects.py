@@ -6,8 +6,9 @@ different deployments share an object whenever they hold the same slice.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import attrs
@@ -104,6 +105,19 @@ class Coordinate:
             mark=found["mark"] is not None,
         )
 
+    def overlaps(self, other: Coordinate) -> bool:
+        """Return whether both hold a part of the same bytes."""
+        return all(
+            mine[0] < theirs[1] and theirs[0] < mine[1]
+            for mine, theirs in zip(self._ranges(), other._ranges(), strict=True)
+        )
+
+    def _ranges(self) -> list[tuple[float, float]]:
+        """Return the half-open range on each axis; shares of ranks as fractions."""
+        spans = [one or (0, math.inf) for one in (self.layers, self.heads)]
+        shares = [one or (0, 1) for one in (self.rank, self.tokens)]
+        return [*spans, *((at / of, (at + 1) / of) for at, of in shares)]
+
 
 def _span(text: str | None, between: str) -> Span | None:
     if text is None:
@@ -124,3 +138,22 @@ class StoredObject:
     layers: tuple[int, ...]
     heads: Span | None
     nbytes: int
+
+
+def slice_name(objects: Sequence[StoredObject]) -> str:
+    """Return the coordinate of all that a shard has of a page, in one object."""
+    every = [Coordinate.parse(one.coordinate) for one in objects]
+    if not every:
+        return ""
+    layers = [span for one in every if (span := one.layers)]
+    heads = [span for one in every if (span := one.heads)]
+    whole = attrs.evolve(
+        every[0], layers=_around(layers), heads=_around(heads), part=""
+    )
+    return str(whole)
+
+
+def _around(spans: Sequence[Span]) -> Span | None:
+    if not spans:
+        return None
+    return min(first for first, _ in spans), max(last for _, last in spans)

@@ -27,6 +27,7 @@ from kvdock.transfer.result import NO_PAGE
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
     from kvdock.geometry.region import Region
+    from kvdock.plugin.manifest import Scope
     from kvdock.pools.spec import PoolSpec
     from kvdock.resilience.channel import BackendChannel
     from kvdock.transfer.host_memory import HostBuffer
@@ -86,6 +87,11 @@ class AttachedPool:
     def mode(self) -> Transfer:
         """The path of bytes from and to the nearest backend."""
         return self.nearest.mode
+
+    @property
+    def reach(self) -> Scope:
+        """How far what it stores is found: as far as its farthest placement's."""
+        return max(one.channel.backend.manifest.sharing for one in self.placements)
 
     @property
     def object_bytes(self) -> Int64Array:

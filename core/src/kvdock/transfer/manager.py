@@ -162,6 +162,7 @@ def _notifier(
         operation=operation,
         hashes=hashes,
         held_back="queue",
+        slice_name=attached.placements[0].slice_name,
         request=current_request(),
     )
     notify = attached.channel.notify_pages

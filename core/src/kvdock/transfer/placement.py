@@ -20,6 +20,7 @@ from kvdock.config.tiers import Locality
 from kvdock.events import BatchEnded, PagesAnswered
 from kvdock.keys import build_keys
 from kvdock.plugin.manifest import Scope
+from kvdock.pools.objects import slice_name
 from kvdock.transfer.leases import PageLeases
 from kvdock.transfer.modes import BatchTransfer, Transfer
 
@@ -86,6 +87,13 @@ class Placement:
     copies: Placement | None = attrs.field(default=None, repr=False)
     alone: bool = True
     counted: bool = True
+
+    slice_name: str = attrs.field(init=False)
+    """The part of each page that this process has, as a coordinate."""
+
+    @slice_name.default
+    def _of_region(self) -> str:
+        return slice_name(self.region.objects)
 
     @property
     def backend(self) -> str:
@@ -348,6 +356,7 @@ class Placement:
             hashes=hashes,
             outcomes=outcomes,
             held_back=held_back,
+            slice_name=self.slice_name,
         )
         self.channel.notify_pages(event)
 

@@ -326,6 +326,11 @@ def _announce(
                     record=backends.record,
                     pools=tuple(one.pool for one in backends.pools.values()),
                     refused={one.pool.name: one.reason for one in plan.refused},
+                    slice_names={
+                        name: one.placements[0].slice_name
+                        for name, one in backends.pools.items()
+                        if one.placements
+                    },
                 )
             )
 

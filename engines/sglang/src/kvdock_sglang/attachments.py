@@ -18,7 +18,7 @@ import numpy as np
 from kvdock import Attachment, HitPolicy, Outcome, RouteRequirements, Scope
 from kvdock.config import Drafts
 from kvdock.errors import KvdockError, NoRoute
-from kvdock.events import PagesRestored
+from kvdock.events import Event, PageEvent, PagesRestored
 from kvdock.pools import sharing_limits
 from kvdock_sglang.pool_names import EnginePool
 
@@ -263,6 +263,16 @@ class Attachments:
         return {
             name: theirs for name, theirs in self.given.backends.items() if name in used
         }
+
+    def notify(self, event: Event) -> None:
+        """Notify observers of an event of the engine's."""
+        for attachment in self._attachments[:1]:  # they have the same observers
+            attachment.notify(event)
+
+    def take_page_events(self) -> tuple[PageEvent, ...]:
+        """Return what was stored, and what is gone, since the last call."""
+        every = [attachment.take_page_events() for attachment in self._attachments[:1]]
+        return every[0] if every else ()
 
     def notify_loaded(
         self, loaded: Mapping[str, Sequence[bool]], windows: Collection[str] = ()

@@ -106,6 +106,54 @@ def should_backup(original: Callable[..., Any], controller: Any, transfer: Any) 
     return storage.writes(transfer.name)
 
 
+def note_write(
+    original: Callable[..., Any],
+    cache: Any,  # noqa: ANN401 - SGLang's UnifiedRadixCache
+    node_id: Any,  # noqa: ANN401 - SGLang's NodeId
+) -> Any:  # noqa: ANN401 - passed on
+    """Note whose write it is, and what routers are told once the node is stored."""
+    storage = kvdock_storage(getattr(cache.cache_controller, "storage_backend", None))
+    if storage is not None:
+        storage.note_events(cache.tree_core, node_id)
+    return operation.note_write(original, cache, node_id)
+
+
+def take_events(original: Callable[..., Any], cache: Any) -> Any:  # noqa: ANN401 - SGLang's
+    """Add what storage has, and has no longer, to the events for routers."""
+    taken = original(cache)
+    storage = kvdock_storage(getattr(cache.cache_controller, "storage_backend", None))
+    return taken if storage is None else storage.take_events(cache.tree_core, taken)
+
+
+_SKIPPED = {"declined_too_short": "too_short", "declined_rate_limited": "rate_limit"}
+"""SGLang's counters of requests for which it asks storage nothing, and our words."""
+
+
+def note_skipped(
+    original: Callable[..., Any],
+    cache: Any,  # noqa: ANN401 - SGLang's UnifiedRadixCache
+    request: Any,  # noqa: ANN401 - SGLang's CacheRequestHandle
+    last_host_node_id: Any,  # noqa: ANN401 - passed on
+    new_input_tokens: Any,  # noqa: ANN401 - a list of token ids
+    *args: Any,  # noqa: ANN401 - passed on
+    **options: Any,  # noqa: ANN401 - passed on
+) -> Any:  # noqa: ANN401 - passed on
+    """Tell observers why SGLang asked storage nothing for a request."""
+    counters = cache._prefetch_outcome_stats  # noqa: SLF001 - SGLang's
+    before = {name: counters[name] for name in _SKIPPED}
+    tokens = len(new_input_tokens)
+    answer = original(
+        cache, request, last_host_node_id, new_input_tokens, *args, **options
+    )
+    found = [word for name, word in _SKIPPED.items() if counters[name] > before[name]]
+    if 0 < tokens < cache.page_size:
+        found = ["too_short"]  # SGLang does not count what is shorter than a page
+    storage = kvdock_storage(getattr(cache.cache_controller, "storage_backend", None))
+    if found and storage is not None:
+        storage.note_skipped(str(request.rid), found[0])
+    return answer
+
+
 def attach_with_dcp(
     original: Callable[..., Any],
     controller: Any,  # noqa: ANN401 - SGLang's object
@@ -292,7 +340,14 @@ _HYBRID = (
 )
 _ATTACH = "sglang.srt.mem_cache.unified_cache.storage_attachment.StorageAttachment"
 _LAYOUT = "sglang.srt.arg_groups.hicache_hook.resolve_storage_layout_compatibility"
+_CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _LOST_DCP = "decode context parallelism: the engine does not start"
+_LOST_EVENTS = "KV events of what storage has: routers see memory alone"
+_OPERATION: tuple[tuple[str, Callable[..., Any]], ...] = (
+    (operation.WRITE, note_write),
+    (operation.CREATE, operation.note_operation),
+    *((path, operation.run_operation) for path in operation.CALLS),
+)
 _LOST_OPERATION = (
     "what a storage call belongs to: hints, tenants and decisions see neither a "
     "request nor its salt"
@@ -338,11 +393,14 @@ PATCHES = (
     ),
     *(
         Patch(path, hook, _LOST_OPERATION, USED["operation"])
-        for path, hook in (
-            (operation.WRITE, operation.note_write),
-            (operation.CREATE, operation.note_operation),
-            *((path, operation.run_operation) for path in operation.CALLS),
-        )
+        for path, hook in _OPERATION
+    ),
+    Patch(f"{_CACHE}.take_events", take_events, _LOST_EVENTS, USED["events"]),
+    Patch(
+        f"{_CACHE}.prefetch_from_storage",
+        note_skipped,
+        "requests for which SGLang asks storage nothing, in the journal",
+        USED["skipped"],
     ),
     *(
         Patch(path, hook, _LOST_LORA, USED["lora"])

@@ -14,6 +14,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import attrs
 import numpy as np
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorage,
@@ -25,6 +26,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from kvdock import Dock, HitPolicy, Outcome
 from kvdock.errors import KvdockError
+from kvdock.events import LookupSkipped
 from kvdock_sglang import engine_api, weight_updates
 from kvdock_sglang.attachments import AttachedHostPool, Attachments
 from kvdock_sglang.hit_query import PoolQuery, evaluate_query
@@ -33,11 +35,14 @@ from kvdock_sglang.layout_check import check
 from kvdock_sglang.namespace import Ranks, launched, namespace, target_kv_heads
 from kvdock_sglang.operation import StorageOperation, current
 from kvdock_sglang.pool_names import EnginePool, is_draft
+from kvdock_sglang.router_events import EVENT_PAGES, RouterEvents, published
 from kvdock_sglang.settings import collect
 from kvdock_sglang.stats import Stats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from kvdock.events import PageEvent
 
 T = TypeVar("T")
 
@@ -69,6 +74,11 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             storage_config.extra_config = {}
         storage_config.extra_config["interface_v1"] = 1
         self.given = collect(storage_config.extra_config, lenient=True)
+        if published() and not self.given.core.page_events:
+            core = attrs.evolve(self.given.core, page_events=EVENT_PAGES)
+            self.given = attrs.evolve(self.given, core=core)
+        pages = self.given.core.page_events
+        self.events = RouterEvents(pages) if pages else None
         self.config = storage_config
         self.ranks = Ranks.of(storage_config)
         self.ledger = Stats(
@@ -123,6 +133,9 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             pools,
         )
         self._attachments.attach(pools, space)
+        anchor = self._attachments.attached_pool(EnginePool.KV.value)
+        if self.events is not None and anchor is not None and anchor.attachment:
+            self.events.place(anchor.attachment[anchor.spec.name].reach)
         self._attached = True
         waiting, self._waiting = self._waiting, {}
         for name, pool in waiting.items():
@@ -431,6 +444,26 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     def get_stats(self) -> Any:  # noqa: ANN401 - the engine's StorageMetrics
         """Return what was moved since the last call, as the engine counts."""
         return self._safely("stats", self.ledger.drain, None)
+
+    def note_events(self, tree: Any, node_id: Any) -> None:  # noqa: ANN401 - SGLang's
+        """Note what routers are to be told once a node is stored."""
+        if self.events is not None:
+            events = self.events
+            self._safely("events", lambda: events.note(tree, node_id), None)
+
+    def take_events(self, tree: Any, taken: list[Any]) -> list[Any]:  # noqa: ANN401 - same
+        """Return SGLang's events and those of storage."""
+        events = self.events
+        if events is None or not tree.kv_events.enabled:
+            return taken
+        nothing: tuple[PageEvent, ...] = ()
+        pages = self._safely("events", self._attachments.take_page_events, nothing)
+        return self._safely("events", lambda: list(events.take(taken, pages)), taken)
+
+    def note_skipped(self, request: str, reason: str) -> None:
+        """Tell observers that SGLang asked nothing for a request, and why."""
+        event = LookupSkipped(request=request, reason=reason)
+        self._safely("skipped", lambda: self._attachments.notify(event), None)
 
     # --- Inside --------------------------------------------------------------
 

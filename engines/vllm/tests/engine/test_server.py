@@ -122,6 +122,7 @@ def serving(model: Path, storage: dict[str, Any], log: Path) -> Iterator[Server]
         # Without it vLLM kills its engine at once, and its shared memory stays.
         *("--shutdown-timeout", "60"),
         *("--kv-transfer-config", json.dumps(transfer)),
+        "--enable-prompt-tokens-details",
     ]
     url = f"http://127.0.0.1:{port}"
     with log.open("w") as output:
@@ -182,3 +183,56 @@ def test_a_server_shows_what_it_restored_and_ends_cleanly_by_sigterm(
     assert not set(SHARED.glob("vllm_offload_*")) - before
     shown = set(re.findall(r"^vllm:kvdock_\w+", metrics, re.MULTILINE))
     assert {"vllm:kvdock_keys_total", "vllm:kvdock_bytes_total"} <= shown, shown
+
+
+def kvdock(*words: object) -> tuple[int, dict[str, Any]]:
+    """Run a command of kvdock; return its exit code and what it prints."""
+    command = [str(Path(sys.executable).with_name("kvdock")), *map(str, words)]
+    ended = subprocess.run(
+        [*command, "--json"], capture_output=True, text=True, check=False
+    )
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return ended.returncode, found
+
+
+def test_a_running_server_is_asked_why_and_audited(
+    lives: Lives, tmp_path: Path
+) -> None:
+    model = vllm_models.make(vllm_models.FAMILIES["llama"], lives.models)
+    store, journal = tmp_path / "store", tmp_path / "journal"
+    store.mkdir()
+    storage = {
+        **on_files(store),
+        "core": {"observers": ["journal"]},
+        "observers": {"journal": {"dir": str(journal)}},
+    }
+    some = [
+        [*one, *range(7, 7 + rest)]
+        for one, rest in zip(prompts(96), (0, 31), strict=False)
+    ]
+    given, new, short = (tmp_path / name for name in ("given", "new", "short"))
+    given.write_text("\n".join(map(json.dumps, some)))
+    new.write_text(json.dumps([3 * one % 200 + 5 for one in range(128)]))
+    short.write_text(json.dumps(some[0][:31]))
+    with serving(model, storage, tmp_path / "server.log") as server:
+        for prompt in some:
+            server.complete(prompt)
+        assert server.keys_soon("put", 6) >= 6
+        why = ("why", "--journal", journal, "--url", server.url, "--prompt")
+        code, found = kvdock(*why, new)
+        assert (code, found["pools"][0]["cause"]) == (1, "never_stored"), found
+        code, found = kvdock(*why, short)
+        assert code == 1
+        assert found["verdict"].startswith("The prompt is one token short of a page")
+        server.reset()
+        code, found = kvdock("audit", server.url, "--prompts", given, "--rate", 100)
+        assert code == 0, found
+        assert (found["engine"], found["restored"]) == ("vllm", 2)
+        assert found["restored_tokens"] >= 2 * 64
+        assert found["largest"] < 1e-3
+        server.reset()
+        code, found = kvdock(*why, given.with_name("one"))  # no such file
+        assert code == 2
+        (tmp_path / "one").write_text(json.dumps(some[0]))
+        code, found = kvdock(*why, tmp_path / "one")
+        assert (code, found["ok"]) == (0, True), found

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from test_adapters import asked
-from tiers import ROW, Rig, identity, open_rig, storage
-from vllm.v1.kv_offload.base import ReqContext
+from vllm.v1.kv_offload.base import Locality, Medium, ReqContext
+from vllm_rigs import ROW, Rig, identity, open_rig, storage
 
 from kvdock.errors import KvdockError
 from kvdock_vllm.tier import KvdockTier
@@ -261,6 +261,9 @@ def test_stored_and_lost_pages_are_published_where_vllm_publishes_events(
     assert sorted(key for event in stored for key in event.keys) == sorted(keys)
     assert not [event for event in stored if event.removed]
     assert all(event.removal_expected for event in stored)
+    assert {(event.medium, event.locality) for event in stored} == {
+        (Medium.STORAGE, Locality.LOCAL)
+    }
     flip_every_page(tmp_path / "store")
     assert not rig.load(keys, [8, 9]).success
     end_s = time.monotonic() + 30

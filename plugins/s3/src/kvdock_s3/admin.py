@@ -15,7 +15,7 @@ import attrs
 from kvdock import KvdockError, Outcome
 from kvdock.config import structure
 from kvdock.errors import NamespaceError
-from kvdock.namespace import canonical, decode_record, verify_record
+from kvdock.namespace import decode_record, verify_record
 from kvdock.stores import (
     NamespaceSurvey,
     PoolSurvey,
@@ -81,6 +81,15 @@ class BucketStore:
             raise self._error("cannot be listed", failed) from failed
         return tuple(sorted(filter(is_namespace, found)))
 
+    def record(self, namespace: str) -> Mapping[str, object]:
+        """Return the record of a namespace; empty if none is there that fits."""
+        return self._record(namespace)
+
+    def finder(self, namespace: str) -> Callable[[Sequence[str]], Sequence[bool]]:
+        """Return what says which of some keys are stored, as the store is now."""
+        names = {page.name for page in self._pages(namespace)}
+        return lambda keys: [key in names for key in keys]
+
     def survey(self, namespace: str) -> NamespaceSurvey:
         """Count what is held of a namespace."""
         about = self._record(namespace)
@@ -109,11 +118,6 @@ class BucketStore:
                 for (pool, nbytes), count in sorted(totals.items())
             ),
         )
-
-    def record(self, namespace: str) -> bytes:
-        """Return the record of a namespace, b"" if it is not stored."""
-        found = self._record(namespace)
-        return canonical(found) if found else b""
 
     def pages(self, namespace: str, keys: Sequence[str] = ()) -> Iterator[StoredPage]:
         """Yield the objects of a namespace; `keys` are not needed."""

@@ -1,0 +1,156 @@
+"""Ask a running SGLang or vLLM for tokens and completions, over HTTP.
+
+Source: SGLang 0.5.23, `entrypoints/http_server.py`: `/model_info`, `/tokenize`,
+`/generate`; vLLM 0.32.0, `entrypoints/openai/`: `/v1/models`, `/tokenize`,
+`/v1/completions`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import attrs
+
+from kvdock.errors import KvdockError
+from kvdock_cli.http_request import request
+
+Prompt = str | Sequence[int]
+_MISSING = (404, 405)
+
+
+@attrs.frozen
+class Completion:
+    """What an engine answered.
+
+    Args:
+        tokens: The ids of the tokens that it made.
+        logprobs: Their log-probabilities.
+        cached: Tokens of the prompt that it did not compute; None where it does not
+            say.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    cached: int | None
+
+
+@attrs.frozen
+class EngineClient:
+    """One engine's HTTP server.
+
+    Args:
+        url: Its address, without a path.
+        engine: "sglang" or "vllm".
+        model: The name under which it serves its model.
+        within_s: How long it may take for a request.
+    """
+
+    url: str
+    engine: str
+    model: str
+    within_s: float = 120.0
+
+    @classmethod
+    def find(cls, url: str, *, within_s: float = 120.0) -> EngineClient:
+        """Find out which engine answers at an address.
+
+        Raises:
+            KvdockError: If none does.
+        """
+        given = url if "://" in url else f"http://{url}"
+        base = given.removesuffix(urlsplit(given).path or "/")
+        client = cls(base, "", "", within_s)
+        found = client._ask("/model_info", missing=True)
+        if "model_path" in found:
+            name = str(found.get("served_model_name") or found["model_path"])
+            return attrs.evolve(client, engine="sglang", model=name)
+        models = client._ask("/v1/models", missing=True).get("data") or ()
+        if models:
+            return attrs.evolve(client, engine="vllm", model=str(models[0]["id"]))
+        raise KvdockError(
+            f"{url} is neither SGLang nor vLLM",
+            fix="Give the address of the engine's own HTTP server, not of a router.",
+        )
+
+    def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the token ids of a prompt, as the engine's own tokenizer makes them.
+
+        Raises:
+            KvdockError: If it has no tokenizer, or refuses.
+        """
+        if not isinstance(prompt, str):
+            return tuple(prompt)
+        found = self._ask("/tokenize", {"model": self.model, "prompt": prompt})
+        return tuple(map(int, found["tokens"]))
+
+    def complete(
+        self, prompt: Prompt, *, tokens: int, salt: str = "", name: str = ""
+    ) -> Completion:
+        """Let it answer a prompt greedily.
+
+        Args:
+            prompt: Text, or token ids.
+            tokens: How many tokens to make, whatever they are.
+            salt: Keeps the request apart from all that is cached; "" for none.
+            name: The request's id, for the engine to use; "" for one of its own.
+
+        Raises:
+            KvdockError: If it refuses.
+        """
+        body: dict[str, Any] = {"cache_salt": salt} if salt else {}
+        if self.engine == "sglang":
+            key = "text" if isinstance(prompt, str) else "input_ids"
+            sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+            body |= {key: prompt, "sampling_params": sampling, "return_logprob": True}
+            body |= {"rid": name} if name else {}
+            meta = self._ask("/generate", body)["meta_info"]
+            found = meta["output_token_logprobs"]
+            return Completion(
+                tokens=tuple(int(one[1]) for one in found),
+                logprobs=tuple(float(one[0]) for one in found),
+                cached=meta.get("cached_tokens"),
+            )
+        body |= {
+            "model": self.model, "prompt": prompt, "max_tokens": tokens,
+            "temperature": 0, "ignore_eos": True, "logprobs": 1,
+            "return_tokens_as_token_ids": True,
+        }  # fmt: skip
+        body |= {"request_id": name} if name else {}
+        answer = self._ask("/v1/completions", body)
+        logprobs = answer["choices"][0]["logprobs"]
+        details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+        return Completion(
+            tokens=tuple(int(one.rpartition(":")[2]) for one in logprobs["tokens"]),
+            logprobs=tuple(map(float, logprobs["token_logprobs"])),
+            cached=details.get("cached_tokens"),
+        )
+
+    def _ask(
+        self,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        missing: bool = False,
+    ) -> dict[str, Any]:
+        answer = request(
+            self.url,
+            path,
+            body=json.dumps(body) if body is not None else "",
+            within_s=self.within_s,
+            wanted="an engine's answers",
+        )
+        if missing and answer.status in _MISSING:
+            return {}
+        try:
+            found = json.loads(answer.text)
+        except ValueError:
+            found = None
+        if answer.status != 200 or not isinstance(found, dict):  # noqa: PLR2004 - HTTP's OK
+            raise KvdockError(
+                f"{self.url}{path} answers {answer.status}: {answer.text[:200]}",
+                fix="See the engine's log.",
+            )
+        return found

@@ -1,0 +1,163 @@
+"""(16) What routers are told of storage: an index of the events equals the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import controllers
+import pytest
+import tamper
+from sglang.srt.disaggregation.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    StorageMedium,
+)
+from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
+from sglang.srt.mem_cache.utils import hash_str_to_int64
+from sglang.test.kits.unified_radix_cache.fixtures import build_fixture, match_prefix
+from test_radix_cache import fill
+from test_radix_cache import kit as kit  # noqa: PLC0414 - a fixture
+
+from kvdock_segments.directory_store import DirectoryStore
+
+DISK = StorageMedium.DISK
+
+
+@pytest.fixture(autouse=True)
+def patched() -> Iterator[None]:
+    controllers.close_name_branches()
+    yield
+    controllers.open_name_branches()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "plugin": "file",
+        "root": str(tmp_path / "store"),
+        "core": {"page_events": 1024},
+    }
+
+
+class Index:
+    """What a router knows of one worker's storage."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, list[int]] = {}
+        self.parents: dict[int, int | None] = {}
+
+    def replay(self, events: list[Any]) -> None:
+        for event in events:
+            if isinstance(event, AllBlocksCleared):
+                self.blocks.clear()
+            elif event.medium != DISK:
+                continue
+            elif isinstance(event, BlockStored):
+                assert len(event.block_hashes) * event.block_size == len(
+                    event.token_ids
+                )
+                parent = event.parent_block_hash
+                for at, one in enumerate(event.block_hashes):
+                    first = at * event.block_size
+                    self.blocks[one] = list(
+                        event.token_ids[first : first + event.block_size]
+                    )
+                    self.parents[one] = parent
+                    parent = one
+            elif isinstance(event, BlockRemoved):
+                for one in event.block_hashes:
+                    del self.blocks[one]
+
+
+def opened(kit: Any, folder: Path) -> tuple[Any, Any, Any]:
+    cache, allocator, requests = build_fixture(kit.cfg)
+    kit._init_hicache(
+        cache, storage_backend="file", storage_dir=str(folder), prefetch_threshold=1
+    )
+    cache.tree_core.kv_events.enabled = True
+    return cache, allocator, requests
+
+
+def write(kit: Any, opened: tuple[Any, Any, Any], tokens: Any) -> Any:
+    cache, allocator, requests = opened
+    kit._insert(cache, allocator, requests, tokens)
+    fill(allocator, requests, 1)
+    leaf = match_prefix(cache, tokens).last_device_node
+    kit._backup_node(cache, leaf)
+    kit._write_path_to_l3(cache, leaf)
+    kit._flush_l3_backups(cache)
+    return cache.tree_core.node_by_id(leaf) if isinstance(leaf, int) else leaf
+
+
+def in_store(cache: Any, root: Path, hashes: list[str]) -> set[int]:
+    """Return the event hashes of those pages of kv that a store has on disk."""
+    attached = cache.cache_controller.storage_backend._attachments.attached_pool("kv")
+    placement = attached.attachment["kv"].placements[0]
+    holds = DirectoryStore(root).finder(placement.namespace)
+    return {
+        hash_str_to_int64(one) for one in hashes if all(holds(placement.keys([one])))
+    }
+
+
+def hashes_of(cache: Any) -> list[str]:
+    nodes = cache.tree_core._node_arena.values()
+    return [one for node in nodes for one in node.hash_value or ()]
+
+
+def until_equal(index: Index, cache: Any, root: Path) -> None:
+    """Replay events until the index has what the store has, or fail."""
+    end_s = time.monotonic() + 60
+    while True:
+        index.replay(cache.take_events())
+        stored = in_store(cache, root, hashes_of(cache))
+        if index.blocks.keys() == stored:
+            return
+        assert time.monotonic() < end_s, (index.blocks.keys(), stored)
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kit", ["full", "full-swa"], indirect=True)
+def test_an_index_of_the_events_equals_the_store(kit: Any, tmp_path: Path) -> None:
+    index, root = Index(), tmp_path / "store"
+    engine = opened(kit, tmp_path)
+    cache = engine[0]
+    index.replay(cache.take_events())
+    assert not index.blocks
+    tokens = kit._make_seq(1, 4)
+    write(kit, engine, tokens)
+    until_equal(index, cache, root)
+    assert len(index.blocks) == 4
+    # The tokens and the parents are those of the prefix.
+    first = next(one for one, parent in index.parents.items() if parent is None)
+    page = cache.page_size
+    chain = [first]
+    while following := [one for one, up in index.parents.items() if up == chain[-1]]:
+        chain += following
+    assert [token for one in chain for token in index.blocks[one]] == list(tokens)
+    assert all(len(index.blocks[one]) == page for one in chain)
+    # A second prefix, and damage that a load finds: it deletes the page.
+    write(kit, engine, kit._make_seq(9000, 4))
+    until_equal(index, cache, root)
+    assert len(index.blocks) == 8
+    assert tamper.damage(root)
+    other = opened(kit, tmp_path)[0]
+    kit._consume_prefetch(other, tokens, CacheRequestHandle("r", 0))
+    other.cache_controller.detach_storage_backend()
+    cache.cache_controller.storage_backend.clear()
+    until_equal(index, cache, root)
+    assert not index.blocks
+    cache.cache_controller.detach_storage_backend()
+
+
+@pytest.mark.parametrize("kit", ["full"], indirect=True)
+def test_nothing_is_noted_where_kv_events_are_off(kit: Any, tmp_path: Path) -> None:
+    engine = opened(kit, tmp_path)
+    engine[0].tree_core.kv_events.enabled = False
+    write(kit, engine, kit._make_seq(1, 4))
+    assert engine[0].take_events() == []
+    assert not engine[0].cache_controller.storage_backend.events._noted
+    engine[0].cache_controller.detach_storage_backend()
