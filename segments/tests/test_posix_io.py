@@ -20,8 +20,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvdock.daemon_threads import DaemonThreads
 from kvdock_segments import IORequest, IOResult, PosixIOEngine, checksums
-from kvdock_segments.daemon_threads import DaemonThreads
 from kvdock_segments.io import DEADLINE
 
 

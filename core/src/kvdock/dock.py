@@ -241,11 +241,7 @@ class Dock:
         chain = read_tiers(tiers)
         named = [tier.backend for tier in chain]
         asked = [*prefer, *named, *(overrides or {}).values()]
-        discovery.require(
-            asked,
-            self._plugins(),
-            self.problems,
-        )
+        discovery.require(asked, self._plugins(), self.problems)
         return plan_routes(
             pools,
             shard,

@@ -123,6 +123,27 @@ def test_what_a_row_raises_reaches_the_caller_and_ends_no_thread(
     threads.close()
 
 
+def test_closing_does_not_wait_for_a_request_that_hangs(
+    threads: RequestThreads,
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def hang(_: Job, __: int) -> None:
+        begun.set()
+        go.wait(20.0)
+
+    job = Job(hang, 2)
+    threads.start(job)
+    assert begun.wait(20.0)
+    mine = [one for one in threading.enumerate() if one.name.startswith("test-")]
+    threads.close()
+    assert any(one.is_alive() for one in mine)
+    go.set()
+    for one in mine:
+        one.join(20.0)
+        assert not one.is_alive()
+
+
 def test_closing_ends_the_threads(threads: RequestThreads) -> None:
     job = Job(lambda *_: None, 4)
     threads.start(job)

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
+from kvdock.daemon_threads import DaemonThreads
 from kvdock.synchronization import ProcessGuard
 from kvdock_segments import paths
 from kvdock_segments.bounce import BLOCK, BounceBuffer
-from kvdock_segments.daemon_threads import DaemonThreads
 from kvdock_segments.io import (
     DEADLINE,
     EMPTY_CHECKSUM,

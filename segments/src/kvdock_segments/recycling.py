@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock_segments.daemon_threads import DaemonThreads
+from kvdock.daemon_threads import DaemonThreads
 from kvdock_segments.ownership import WriterLiveness
 from kvdock_segments.paths import NO_FILE
 

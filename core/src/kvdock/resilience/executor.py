@@ -436,7 +436,8 @@ class DeadlineExecutor:
         with self._lock:
             self._here.discard(job)
             late, job.finished = job.finished, True
-            last = [] if late else self._end_here()
+            self._busy -= not late
+            last = [] if late else self._finish_one()
         if not late:
             self._run_final(last)
             return RunResult(job.result, job.error)
@@ -445,11 +446,6 @@ class DeadlineExecutor:
             last = self._finish_one()
         self._run_final(last)
         raise TaskAbandoned
-
-    def _end_here(self) -> Steps:
-        """Count a call less that ended in time; with the lock held."""
-        self._busy -= 1
-        return self._finish_one()
 
     def _watch(self, job: _Job) -> None:
         """Have the deadline of a call watched; with the lock held."""

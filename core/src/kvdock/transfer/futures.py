@@ -68,7 +68,7 @@ class TransferFuture:
     def ended(self) -> bool:
         """Return whether the outcomes are known and will not change."""
         if self._outcomes is None and time.monotonic() >= self.deadline_s:
-            self._end_waiting(Outcome.TIMEOUT)
+            self.reject(Outcome.TIMEOUT)
         return self._outcomes is not None
 
     @property
@@ -132,9 +132,6 @@ class TransferFuture:
 
     def reject(self, outcome: Outcome) -> None:
         """End with one outcome for every page, unless it runs."""
-        self._end_waiting(outcome)
-
-    def _end_waiting(self, outcome: Outcome) -> None:
         rejected = np.full(len(self.pages), outcome, np.uint8)
         with self._lock:
             # A transfer that runs may still copy into its pages.

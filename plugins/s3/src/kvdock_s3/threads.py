@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from queue import SimpleQueue
+from functools import partial
 
 import attrs
+
+from kvdock.daemon_threads import DaemonThreads
 
 
 @attrs.define(eq=False)
@@ -101,47 +103,29 @@ class Job:
 
 
 class RequestThreads:
-    """A fixed number of daemon threads; they start with the first batch.
+    """Daemon threads that take the rows of jobs, and do not outlive a process.
 
     Args:
         number: How many.
-        name: What their names begin with.
+        name: Begins their names.
     """
 
     def __init__(self, number: int, name: str) -> None:
         self._number = number
-        self._name = name
-        self._queue: SimpleQueue[Job | None] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._started = 0
+        self._threads = DaemonThreads(number, name)
+        self._closed = False
 
     def start(self, job: Job) -> None:
         """Let the threads work on a job."""
-        wanted = min(self._number, job.rows)
-        with self._lock:
-            for number in range(self._started, wanted):
-                threading.Thread(
-                    target=_work,
-                    args=(self._queue,),
-                    name=f"{self._name}-{number}",
-                    daemon=True,
-                ).start()
-            self._started = max(self._started, wanted)
-        for _ in range(wanted):
-            self._queue.put(job)
+        for _ in range(min(self._number, job.rows)):
+            self._threads.submit(partial(self._work, job))
 
     def close(self) -> None:
         """End the threads, each after the row that it is at."""
-        with self._lock:
-            for _ in range(self._started):
-                self._queue.put(None)
-            self._started = 0
+        self._closed = True
+        self._threads.close(wait=False)
 
-
-def _work(queue: SimpleQueue[Job | None]) -> None:
-    while (job := queue.get()) is not None:
-        if job.step():
-            # Behind the rows of others.
-            queue.put(job)
-        # What it holds is not kept until the next one comes.
-        del job
+    def _work(self, job: Job) -> None:
+        # Behind the rows of others.
+        if job.step() and not self._closed:
+            self._threads.submit(partial(self._work, job))

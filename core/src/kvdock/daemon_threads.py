@@ -1,4 +1,4 @@
-"""Threads that run queued calls and do not keep the process alive.
+"""Threads that help one call: they run what is queued, and end with the process.
 
 `concurrent.futures` joins its threads when the interpreter ends, so a read that
 never ends would keep the process.
@@ -19,10 +19,12 @@ class DaemonThreads:
 
     Args:
         most: Maximum number of threads.
+        name: Begins their names.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, name: str = "kvdock-io") -> None:
         self._most = most
+        self._name = name
         self._calls: _Calls = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -36,7 +38,10 @@ class DaemonThreads:
         with self._lock:
             if len(self._threads) < self._most:
                 thread = threading.Thread(
-                    target=_serve, args=(self._calls,), name="kvdock-io", daemon=True
+                    target=_serve,
+                    args=(self._calls,),
+                    name=f"{self._name}-{len(self._threads)}",
+                    daemon=True,
                 )
                 thread.start()
                 self._threads.append(thread)
@@ -44,13 +49,17 @@ class DaemonThreads:
         self._calls.put((future, call))
         return future
 
-    def close(self) -> None:
-        """End the threads and wait for them; a later call starts new ones."""
+    def close(self, *, wait: bool = True) -> None:
+        """End the threads, and wait for them; a later call starts new ones.
+
+        Args:
+            wait: Return only when they have ended.
+        """
         with self._lock:
             ending, self._threads = self._threads, []
         for _ in ending:
             self._calls.put(None)
-        for thread in ending:
+        for thread in ending if wait else ():
             thread.join()
 
 
