@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,15 @@ class Process:
 
 
 def files_bytes(root: Path) -> int:
-    return sum(path.stat().st_size for path in root.rglob("*.*/*"))
+    """Add up sizes of files, some of which may be renamed in the background."""
+    known = -1
+    while True:
+        with suppress(FileNotFoundError):
+            every = [path.stat() for path in root.rglob("*.*/*")]
+            found = sum({one.st_ino: one.st_size for one in every}.values())
+            if found == known:
+                return found
+            known = found
 
 
 def crash(root: Path, kills: int) -> None:

@@ -18,7 +18,7 @@ import xxhash
 
 from kvdock.errors import KvdockError, NamespaceError
 from kvdock_segments.cleanup import linked_segments
-from kvdock_segments.format import RECORD, are_same
+from kvdock_segments.format import RECORD, are_same, expired, records_in_words
 from kvdock_segments.inspect import (
     Location,
     folders_of,
@@ -156,7 +156,10 @@ class _Checker:
         self.tally.corrupt_records += len(contents.corrupt_slots)
         self.tally.failed_slots += len(contents.failed)
         bad: list[int] = []
-        for slot in np.flatnonzero(contents.records["check"] != 0).tolist():
+        # What has expired may be overwritten already.
+        over = expired(records_in_words(contents.records))
+        stored = (contents.records["check"] != 0) & ~over
+        for slot in np.flatnonzero(stored).tolist():
             spot = location(self.home, pool, name, contents, slot)
             if _checksum(data, spot) == spot.checksum:
                 self.tally.good += 1

@@ -282,6 +282,8 @@ class Manifest:
             and the next two declare members of a store; see `kvdock.plugin.store`.
         removed: Knows which of its objects are no longer there.
         capacity: Knows how full it is.
+        retention: Keeps promises and lets objects expire: `Operation.RETAIN`, and the
+            times of a PUT.
         durability: What stored bytes survive the end of.
         sharing: Who finds what was stored.
         clear_reach: How far a clear goes.
@@ -334,6 +336,9 @@ class Manifest:
         default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
     )
     capacity: Support = attrs.field(
+        default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
+    )
+    retention: Support = attrs.field(
         default=Support.UNDECLARED, converter=_support, validator=_SUPPORT
     )
     durability: Scope = attrs.field(

@@ -90,7 +90,11 @@ def trailer_key_digests(keys: Sequence[str]) -> npt.NDArray[np.bytes_]:
 
 
 def make_trailers(
-    keys: Sequence[str], nbytes: npt.ArrayLike, digests: UInt64Array
+    keys: Sequence[str],
+    nbytes: npt.ArrayLike,
+    digests: UInt64Array,
+    *,
+    expire_at: int = 0,
 ) -> Sealed:
     """Return the trailers that belong to objects.
 
@@ -98,7 +102,11 @@ def make_trailers(
         keys: The n keys.
         nbytes: int64 (n,) or one number, bytes of each object.
         digests: uint64 (n,), XXH3-64 of each object's bytes.
+        expire_at: Seconds since 1970 from which on they are not served; with 0 the
+            trailers have format 1.
     """
+    if expire_at:
+        return make_dated_trailers(keys, nbytes, digests, expire_at=expire_at)
     trailers = np.empty(len(keys), TRAILER)
     trailers["magic"] = _MAGIC
     trailers["format"] = FORMAT
@@ -324,12 +332,30 @@ class TrailerBuffers:
         columns = tuple(slots[:, at] for at in range(shape[1]))
         return cls(longer, Hasher.of(region), columns, buffer)
 
-    def write(self, keys: Sequence[str], pages: Int64Array) -> None:
-        """Write the trailers of pages that are about to be stored."""
-        digests = self.hasher.digests(pages).ravel()
-        trailers = make_trailers(keys, self._nbytes(len(pages)), digests)
+    def write(self, keys: Sequence[str], pages: Int64Array, expire_at: int = 0) -> None:
+        """Write the trailers of pages that are about to be stored.
+
+        Args:
+            keys: The n * objects keys, page-major.
+            pages: int64 (n,), where the pages lie.
+            expire_at: Not served from then on, seconds since 1970; 0 for never.
+        """
+        trailers = make_trailers(
+            keys,
+            self._nbytes(len(pages)),
+            self.hasher.digests(pages).ravel(),
+            expire_at=expire_at,
+        )
         for at, slots in enumerate(self.slots):
             slots[pages] = trailers[at :: len(self.slots)]
+
+    def expiries(self, pages: Int64Array) -> Int64Array:
+        """Return when the loaded objects expire by their trailers, int64 (keys,)."""
+        found = np.empty(len(pages) * len(self.slots), TRAILER)
+        for at, slots in enumerate(self.slots):
+            found[at :: len(self.slots)] = slots[pages]
+        ends = found.view(DATED_TRAILER)["expire_at"].astype(np.int64)
+        return np.where(_dated(found), ends, 0)
 
     def clear(self, pages: Int64Array) -> None:
         """Erase trailers, so that one left from before proves nothing."""
