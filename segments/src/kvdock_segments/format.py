@@ -371,25 +371,24 @@ def records_in_words(records: Records) -> UInt64Array:
     return cast("UInt64Array", words.reshape(-1, _WORDS))
 
 
-def expired(words: UInt64Array, *, max_age_s: float = 0, grace_s: int = 0) -> BoolArray:
+def expired(words: UInt64Array, now_s: float, max_age_s: float = 0) -> BoolArray:
     """Return which records must not be served any more, bool (n,).
 
     Args:
         words: uint64 (n, 8), records.
+        now_s: The time, seconds since 1970.
         max_age_s: How long those are served that say no time; 0 for ever.
-        grace_s: Only those whose time has been over for so long.
     """
-    now = time.time() - grace_s
     expire_at = words[:, 3] & _EXPIRY
-    over = (expire_at != 0) & (expire_at <= int(now))
+    over = (expire_at != 0) & (expire_at <= int(now_s))
     if max_age_s:
-        oldest_ns = int((now - max_age_s) * 1e9)
+        oldest_ns = int((now_s - max_age_s) * 1e9)
         over |= (expire_at == 0) & (words[:, 4].astype(np.int64) <= oldest_ns)
     return cast("BoolArray", over)
 
 
 def promised(words: UInt64Array) -> BoolArray:
-    """Return which records may not be evicted now, bool (n,); as `expired`."""
+    """Return which records may not be evicted now, bool (n,)."""
     return words[:, 3] >> _PROMISE > int(time.time())
 
 

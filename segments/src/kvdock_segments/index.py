@@ -345,6 +345,7 @@ class Index:
         # Size of the objects of each segment.
         self.object_bytes_in: Int64Array = np.zeros(0, np.int64)
         self.timed = False  # whether any record may have a promise, or expire
+        self._latest_s = 0.0
         self.max_age_s = 0.0  # of records that say no time; 0 for any age
         self.version = 0  # of the set of keys
         self.clock = UseClock()
@@ -413,8 +414,10 @@ class Index:
         return rows
 
     def _expired(self, rows: Int64Array, grace_s: int = 0) -> BoolArray:
-        words = self.words[rows]
-        return expired(words, max_age_s=self.max_age_s, grace_s=grace_s)
+        # A clock that is set back brings no page back that has expired.
+        self._latest_s = max(self._latest_s, time.time())
+        now_s = self._latest_s - grace_s
+        return expired(self.words[rows], now_s, self.max_age_s)
 
     def expired_rows(self, grace_s: int) -> Int64Array:
         """Return rows whose time has been over for some seconds, int64 (n,)."""

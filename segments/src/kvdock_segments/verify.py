@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -157,7 +158,7 @@ class _Checker:
         self.tally.failed_slots += len(contents.failed)
         bad: list[int] = []
         # What has expired may be overwritten already.
-        over = expired(records_in_words(contents.records))
+        over = expired(records_in_words(contents.records), time.time())
         stored = (contents.records["check"] != 0) & ~over
         for slot in np.flatnonzero(stored).tolist():
             spot = location(self.home, pool, name, contents, slot)

@@ -15,6 +15,7 @@ from mutants import (
     late,
     promises,
     reports,
+    retention,
     stored,
 )
 from mutants.mutant import (
@@ -49,7 +50,16 @@ def _of(*rooms: object) -> tuple[Mutant, ...]:
 
 
 MUTANTS = _of(
-    keys, answers, stored, promises, late, allocators, direct, reports, faults
+    keys,
+    answers,
+    stored,
+    promises,
+    late,
+    allocators,
+    direct,
+    reports,
+    retention,
+    faults,
 )
 """All mutants, in the order of the table in the docs."""
 
