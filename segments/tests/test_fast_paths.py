@@ -105,19 +105,20 @@ def test_keys_of_a_sparse_table_are_found_at_home() -> None:
         st.tuples(words, words, words, st.integers(0, 2**16 - 1)), max_size=6
     ),
     segment=words,
-    expire_at=st.integers(0, 2**32 - 1),
+    times=words,
     stored_ns=st.integers(0, 2**63 - 1),
 )
 def test_records_are_what_their_fields_say(
     rows: list[tuple[int, int, int, int]],
     segment: int,
-    expire_at: int,
+    times: int,
     stored_ns: int,
 ) -> None:
     low, high, sums, slots = np.array(rows, np.uint64).reshape(-1, 4).T
     wanted = np.zeros(len(rows), RECORD)
     wanted["key_low"], wanted["key_high"], wanted["checksum"] = low, high, sums
-    wanted["expire_at"], wanted["stored_ns"] = expire_at, stored_ns
+    wanted["expire_at"], wanted["keep_until"] = times % 2**32, times >> 32
+    wanted["stored_ns"] = stored_ns
     wanted["segment"] = segment
     wanted["slot"] = slots
     found = records_of(
@@ -126,7 +127,7 @@ def test_records_are_what_their_fields_say(
         segment=segment,
         slots=slots.astype(np.int64),
         stored_ns=np.full(len(rows), stored_ns),
-        expire_at=expire_at,
+        times=times,
     )
     assert found.tobytes() == with_checksums(wanted).tobytes()
 
@@ -254,9 +255,7 @@ def test_a_usual_put_stores_what_the_general_one_would_store(
         for numbers in batches:
             memory = depot.pages(numbers)
             batch = depot.batch(Operation.PUT, numbers, memory)
-            found = getattr(writer, way)(batch)
-            if found is None:
-                found = writer.put_any(batch)
+            found, _ = getattr(writer, way)(batch) or writer.put_any(batch)
             outcomes.append(found.tolist())
         there = depot.there(range(61))
         index = depot.store._catalog.index

@@ -94,7 +94,7 @@ def test_the_bytes_of_a_record_and_of_a_header() -> None:
         segment=4,
         slots=np.array([5]),
         stored_ns=np.array([6]),
-        expire_at=7,
+        times=7,
     )
     words = np.frombuffer(one.tobytes(), "<u8").tolist()
     assert words[:7] == [1, 2, 3, 7, 6, 4, 5 << 48]

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,15 @@ class Process:
 
 
 def files_bytes(root: Path) -> int:
-    return sum(path.stat().st_size for path in root.rglob("*.*/*"))
+    """Add up sizes of files, some of which may be renamed in the background."""
+    known = -1
+    while True:
+        with suppress(FileNotFoundError):
+            every = [path.stat() for path in root.rglob("*.*/*")]
+            found = sum({one.st_ino: one.st_size for one in every}.values())
+            if found == known:
+                return found
+            known = found
 
 
 def crash(root: Path, kills: int) -> None:

@@ -22,7 +22,7 @@ from kvdock.synchronization import new_condition, remaining_s
 if TYPE_CHECKING:
     from typing import Self
 
-    from kvdock.arrays import Int64Array, OutcomeArray
+    from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
 
 
 class Operation(StrEnum):
@@ -40,6 +40,10 @@ class Operation(StrEnum):
     """Forget every object whose key begins with one of these prefixes."""
     SEND = "send"
     """Write rows of memory into the memory of a peer."""
+    RETAIN = "retain"
+    """Promise stored objects until `Batch.keep_until`, or let them expire at
+    `Batch.expire_at`: OK, ABSENT, or REFUSED where a promise finds no room. Only
+    backends that declare `retention` get one."""
 
 
 class Outcome(IntEnum):
@@ -154,6 +158,11 @@ class Batch:
             peer's process. None for other operations. The keys of a SEND are the
             numbers of its rows, and its rows do not overlap at the peer.
         peer: What `kvdock_connect` returned, for a SEND.
+        keep_until: For PUT and RETAIN: do not evict the objects before, in seconds
+            since 1970; 0 for no promise. Only backends that declare `retention` get
+            this and the next.
+        expire_at: int64 (n,), for PUT and RETAIN: do not serve an object from then
+            on, in seconds since 1970, 0 for never; None for no change.
     """
 
     operation: Operation
@@ -173,6 +182,8 @@ class Batch:
     gate: MemoryGate | None = attrs.field(default=None, repr=False)
     remote: Int64Array | None = attrs.field(default=None, repr=False)
     peer: object = attrs.field(default=None, repr=False)
+    keep_until: int = 0
+    expire_at: Int64Array | None = attrs.field(default=None, repr=False)
 
     @classmethod
     def send(
@@ -249,6 +260,7 @@ class Batch:
             addresses=self.addresses[start:stop],
             sizes=self.sizes[start:stop],
             remote=None if self.remote is None else self.remote[start:stop],
+            expire_at=None if self.expire_at is None else self.expire_at[start:stop],
         )
 
 
@@ -313,11 +325,17 @@ class BatchResult:
         nbytes: int64 (n,), bytes moved for each key; only read for GET.
         hold: Says that the backend may still read or write the memory of the
             batch, and until when. What such a GET has read is a miss.
+        kept: bool (n,), which objects of a PUT are promised until `keep_until`; None
+            for none of them.
+        expire_at: int64 (n,), when objects of a GET expire, in seconds since 1970, 0
+            for never; None for never.
     """
 
     outcomes: OutcomeArray = attrs.field(converter=_as_codes)
     nbytes: Int64Array = attrs.field(converter=_matrix)
     hold: MemoryHold | None = None
+    kept: BoolArray | None = attrs.field(default=None, repr=False)
+    expire_at: Int64Array | None = attrs.field(default=None, repr=False)
 
     @classmethod
     def of(cls, batch: Batch, outcomes: npt.ArrayLike) -> BatchResult:
@@ -377,4 +395,4 @@ def validate_result(batch: Batch, result: object) -> BatchResult:
             codes = np.where(ok & long, np.uint8(Outcome.LONG), codes)
     if codes is result.outcomes:
         return result
-    return BatchResult(codes, result.nbytes, result.hold)
+    return attrs.evolve(result, outcomes=codes)

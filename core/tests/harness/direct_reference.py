@@ -182,6 +182,7 @@ class DirectReference(MemoryReference):
     """The reference backend over a dict, with peers that write into its memory."""
 
     name = "reference_direct"
+    retention = Support.NO
 
     def manifest(self) -> Manifest:
         """Declare what the reference declares, and direct transfer."""

@@ -173,6 +173,8 @@ class Handle:
     tracked: dict[str, None] = attrs.field(factory=dict)
     """Keys that it has stored, oldest first, once it was asked what is gone."""
     track_limit: int = 0
+    times: dict[str, tuple[int, int]] = attrs.field(factory=dict)
+    """By key: until when it is kept, and when it expires."""
     lock: threading.Lock = attrs.field(factory=threading.Lock)
 
 
@@ -214,9 +216,12 @@ class MemoryReference:
     durability = Scope.NONE
     sharing = Scope.PROCESS
     eviction = Support.NATIVE
+    retention = Support.NATIVE
 
     def __init__(self) -> None:
         self.shelves: dict[str, Shelf] = {}
+        self.times: dict[str, dict[str, tuple[int, int]]] = {}
+        self.latest_s = 0.0
 
     def manifest(self) -> Manifest:
         """Declare everything but memory registration."""
@@ -236,6 +241,7 @@ class MemoryReference:
             touch=self.eviction,
             removed=Support.NATIVE,
             capacity=Support.NATIVE,
+            retention=self.retention,
             durability=self.durability,
             sharing=self.sharing,
             clear_reach=Scope.NAMESPACE,
@@ -267,7 +273,12 @@ class MemoryReference:
             self.open_shelf(config.settings),
             region.blocks,
             config.settings.quota_bytes,
+            times=self.open_times(config.settings),
         )
+
+    def open_times(self, settings: ReferenceSettings) -> dict[str, tuple[int, int]]:
+        """Return the times of what lies on the shelf of that name."""
+        return self.times.setdefault(settings.store, {})
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
         """Return the shelf of that name."""
@@ -290,10 +301,14 @@ class MemoryReference:
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
         """Do one batch, key by key."""
         outcomes = np.full(len(batch), Outcome.TIMEOUT, np.uint8)
+        kept = np.zeros(len(batch), np.bool_)
         for row in range(len(batch)):
             if time.monotonic() < batch.deadline_s:
                 outcomes[row] = self.step(handle, batch, row)
-        return BatchResult.of(batch, outcomes)
+                if batch.operation is Operation.PUT and outcomes[row] == Outcome.OK:
+                    kept[row] = self.retain(handle, batch, row) is Outcome.OK
+        result = BatchResult.of(batch, outcomes)
+        return attrs.evolve(result, kept=kept) if batch.keep_until else result
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
         """Do one key of a batch."""
@@ -308,7 +323,44 @@ class MemoryReference:
                 return Outcome.OK
             case Operation.CLEAR:
                 return self.clear(handle, key)
+            case Operation.RETAIN:
+                return self.retain(handle, batch, row)
         return self.move(handle, batch, row)
+
+    def retain(self, handle: Handle, batch: Batch, row: int) -> Outcome:
+        """Change the times of one stored key."""
+        key = batch.keys[row]
+        with handle.lock:
+            if self.exists(handle, key) is not Outcome.OK:
+                return Outcome.ABSENT
+            until, end = handle.times.get(key, (0, 0))
+            if batch.expire_at is not None:
+                end = int(batch.expire_at[row]) or end
+            fits = batch.keep_until <= until or self.promises(handle, key)
+            if fits:
+                until = max(until, batch.keep_until)
+            handle.times[key] = min(until, end) if end else until, end
+        return Outcome.OK if fits else Outcome.REFUSED
+
+    def promises(self, handle: Handle, key: str) -> bool:
+        """Return whether half of the store has room for one more promise."""
+        blobs = [handle.shelf.read(one) or b"" for one in self.promised(handle) | {key}]
+        return not handle.quota_bytes or 2 * sum(map(len, blobs)) <= handle.quota_bytes
+
+    def promised(self, handle: Handle) -> set[str]:
+        """Return the keys that may not be evicted now."""
+        now = int(self.clock())
+        return {key for key, (until, _) in handle.times.items() if until > now}
+
+    def clock(self) -> float:
+        """Return the time, which never goes back: what has expired stays so."""
+        self.latest_s = max(self.latest_s, time.time())
+        return self.latest_s
+
+    def expired(self, handle: Handle, key: str) -> bool:
+        """Return whether a key's time is over."""
+        end = handle.times.get(key, (0, 0))[1]
+        return 0 < end <= int(self.clock())
 
     def move(self, handle: Handle, batch: Batch, row: int) -> Outcome:
         """Move the bytes of one key."""
@@ -350,7 +402,7 @@ class MemoryReference:
 
     def exists(self, handle: Handle, key: str) -> Outcome:
         """Say whether a key could be read now."""
-        there = handle.shelf.read(key) is not None
+        there = handle.shelf.read(key) is not None and not self.expired(handle, key)
         return Outcome.OK if there else Outcome.ABSENT
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
@@ -361,6 +413,7 @@ class MemoryReference:
         with handle.lock:
             if self.get(handle, key, len(data))[0] is Outcome.OK:
                 return Outcome.OK
+            handle.times.pop(key, None)
             blob = sealed(key, data)
             if not self.room(handle, len(blob)):
                 return Outcome.REFUSED
@@ -384,7 +437,8 @@ class MemoryReference:
         if not quota:
             return True
         while handle.shelf.used() + nbytes > quota:
-            keys = handle.shelf.names()
+            promised = self.promised(handle)
+            keys = [key for key in handle.shelf.names() if key not in promised]
             if not self.eviction or not keys:
                 return False
             handle.shelf.remove(keys[0])
@@ -393,7 +447,7 @@ class MemoryReference:
     def get(self, handle: Handle, key: str, nbytes: int) -> tuple[Outcome, bytes]:
         """Return an object, if it is there and right; drop it if it is not."""
         blob = handle.shelf.read(key)
-        if blob is None:
+        if blob is None or self.expired(handle, key):
             return Outcome.ABSENT, b""
         data = blob[CHECK_BYTES:]
         if blob != sealed(key, data):
@@ -448,6 +502,7 @@ class FolderReference(MemoryReference):
     durability = Scope.HOST
     sharing = Scope.HOST
     eviction = Support.NO
+    retention = Support.NO
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
         """Open the folder.

@@ -16,26 +16,20 @@ from kvdock.geometry.region import Region
 from kvdock.pools.enums import Layout
 from kvdock.pools.objects import TRAILER_BYTES
 from kvdock.pools.shard import Shard
-from kvdock.transfer import integrity
 from kvdock.transfer.host_memory import ALIGN_BYTES
 from kvdock.transfer.integrity import (
-    DATED_FORMAT,
     DATED_TRAILER,
     TRAILER,
     Hasher,
     TrailerBuffers,
     compare_trailers,
+    make_dated_trailers,
     make_trailers,
     trailer_key_digests,
 )
 from kvdock.transfer.staging import StagingBuffers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from kvdock.arrays import UInt64Array
     from kvdock.pools.spec import PoolSpec
     from kvdock.transfer.integrity import Sealed
 
@@ -171,25 +165,6 @@ def test_any_altered_byte_of_a_trailer_is_seen(at: int, flip: int) -> None:
     raw[at] ^= flip
     found = np.frombuffer(bytes(raw), TRAILER)
     assert compare_trailers(found, wanted)[0] != Outcome.OK
-
-
-def make_dated_trailers(
-    keys: Sequence[str],
-    nbytes: npt.ArrayLike,
-    digests: UInt64Array,
-    *,
-    expire_at: npt.ArrayLike = 0,
-    tenant: npt.ArrayLike = 0,
-    key_id: npt.ArrayLike = 0,
-) -> Sealed:
-    """Return trailers of format 2, which no backend of this release writes."""
-    rows = np.empty(len(keys), DATED_TRAILER)
-    rows["magic"], rows["format"] = b"K", DATED_FORMAT
-    rows["key_id"], rows["tenant"], rows["expire_at"] = key_id, tenant, expire_at
-    rows["nbytes"] = nbytes
-    rows["key"] = trailer_key_digests(keys)
-    rows["digest"] = digests ^ integrity._bound(rows)
-    return rows.view(TRAILER)
 
 
 def dated(at: float, **more: int) -> tuple[Sealed, Sealed]:

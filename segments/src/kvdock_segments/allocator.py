@@ -45,6 +45,7 @@ from kvdock_segments.segment import (
     Segment,
     convert_index,
     erase_records,
+    holds_promises,
     make_index,
     read_commits,
     read_contents,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from kvdock_segments.index import Index
     from kvdock_segments.io import IOEngine
     from kvdock_segments.limits import StoreLimits, StoreLocation
+    from kvdock_segments.promises import PromiseBudget
     from kvdock_segments.reuse import ColdTimes
     from kvdock_segments.usage import NamespaceUsage
 
@@ -94,6 +96,7 @@ class SegmentAllocator:
         lock: Held around every use of the index.
         counts: Counters of events, by name.
         failures: Limits how often a full or broken disk is logged.
+        budget: Counts promised bytes.
         plans: What is evicted next in each folder.
         faulty: Segments with a failed write since the last one that succeeded.
     """
@@ -109,6 +112,7 @@ class SegmentAllocator:
     lock: threading.RLock
     counts: Counter[str]
     failures: ThrottledLog
+    budget: PromiseBudget
     plans: dict[SegmentDirectory, EvictionPlan] = attrs.field(factory=dict)
     faulty: set[Segment] = attrs.field(factory=set)
     _probed_s: dict[SegmentDirectory, float] = attrs.field(factory=dict)
@@ -229,6 +233,13 @@ class SegmentAllocator:
         """Return the bytes that all pools of the namespace take."""
         return self.neighbours.usage_bytes()
 
+    def promise_bytes(self) -> int:
+        """Return how many bytes of the namespace may be promised."""
+        limits = self.limits
+        free = self.free_bytes() - limits.free_bytes
+        whole = limits.quota_bytes or self.usage_bytes() + max(0, free)
+        return int(whole * limits.retained_share)
+
     def adopt(self, folder: SegmentDirectory) -> Segment | None:
         """Take over a segment with free slots that has no writer."""
         with self.lock:
@@ -324,6 +335,8 @@ class SegmentAllocator:
         """
         if folder.is_linked(segment):
             self.counts["segments_linked"] += 1
+            if holds_promises(segment.index_fd, segment.name):
+                raise OSError(errno.EMLINK, "it has other names, and promised pages")
             return False
         size = folder.data_bytes(segment.name)
         wanted = segment.rows.slots * segment.slot_bytes

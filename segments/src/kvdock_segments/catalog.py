@@ -126,6 +126,8 @@ class Catalog:
     ) -> None:
         self.lock = threading.RLock()
         self.index = Index(limits.eviction)
+        self.index.max_age_s = limits.max_age_s
+        self.index.timed = limits.max_age_s > 0
         self.folders: dict[int, SegmentDirectory] = {}
         self.segments: dict[int, Segment] = {}
         self._lookups = PrefixLookups(self.index, self.segments)

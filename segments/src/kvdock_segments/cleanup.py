@@ -14,7 +14,7 @@ import attrs
 
 from kvdock_segments import ownership
 from kvdock_segments.format import HEADER_BYTES, is_newer
-from kvdock_segments.namespace_files import FILES
+from kvdock_segments.namespace_files import FILES, PROMISES
 from kvdock_segments.ownership import WriterLiveness
 from kvdock_segments.paths import (
     IndexName,
@@ -25,7 +25,7 @@ from kvdock_segments.paths import (
     parse_pool_folder,
     remove,
 )
-from kvdock_segments.segment import open_index, read_header
+from kvdock_segments.segment import holds_promises, open_index, read_header
 
 _PASSES = 16  # over a folder that is cleared while it is written
 
@@ -55,6 +55,8 @@ def clear_namespace(namespace_fd: int) -> int:
                 freed += _clear_folder(folder)
             finally:
                 os.close(folder)
+    with suppress(OSError):
+        os.unlink(PROMISES, dir_fd=namespace_fd)  # what it counts is gone
     return freed
 
 
@@ -144,7 +146,7 @@ def _is_empty(namespace_fd: int) -> bool:
 def delete_if_unowned(
     namespace_fd: int, pool: str, name: str, kept_by: WriterLiveness | None
 ) -> bool:
-    """Delete one segment, unless it has a writer or is pinned.
+    """Delete one segment, unless it has a writer, is pinned, or holds promised pages.
 
     Args:
         namespace_fd: Descriptor of the namespace's folder.
@@ -167,7 +169,7 @@ def delete_if_unowned(
 def _delete(folder: int, name: IndexName, kept_by: WriterLiveness | None) -> bool:
     fd = open_index(folder, str(name), write=True)
     try:
-        if not _is_abandoned(fd, name, kept_by):
+        if not _is_abandoned(fd, name, kept_by) or holds_promises(fd, name):
             return False
         if kept_by is not WriterLiveness.LOCKS:
             # Only one process can rename it; for the others it is missing.

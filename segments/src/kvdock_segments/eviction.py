@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from kvdock_segments.format import promised
+
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array
     from kvdock_segments.index import Index, RowRange
@@ -69,6 +71,8 @@ def plan_eviction(
     used_ns, segment_of = index.used_ns[rows], index.segment_of[rows]
     stored_ns = index.records["stored_ns"][rows].astype(np.int64)
     may_go = writable[segment_of] & (used_ns < before_ns)
+    if index.timed:
+        may_go &= ~promised(index.words[rows])
     going = int(np.count_nonzero(may_go))
     if not going:
         return None
@@ -101,6 +105,8 @@ def cold_slots(
     """
     stored_ns = index.records["stored_ns"][rows.span].astype(np.int64)
     goes = cold.find(stored_ns, index.used_ns[rows.span], before_ns)
+    if index.timed:
+        goes &= ~promised(index.words[rows.span])
     return np.flatnonzero(index.live(rows) & goes)
 
 

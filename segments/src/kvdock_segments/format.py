@@ -110,6 +110,7 @@ _SALT = 0x6B76646F636B0000
 _FAILED_SALT = 0x6B76646F62610000 + FORMAT_VERSION
 _SLOT_SHIFT = np.uint64(48)
 _EXPIRY = np.uint64(2**32 - 1)
+_PROMISE = np.uint64(32)
 _SHARED_WORDS = (0, 1, 2, 4, 5, 7)  # of both versions
 _WORDS = RECORD_BYTES // 8
 _WORD = 2**64 - 1
@@ -194,7 +195,7 @@ def records_of(
     segment: int,
     slots: Int64Array,
     stored_ns: Int64Array,
-    expire_at: int = 0,
+    times: UInt64Array | int = 0,
 ) -> Records:
     """Return the records of objects that were stored.
 
@@ -204,11 +205,11 @@ def records_of(
         segment: Identity of the segment.
         slots: int64 (n,).
         stored_ns: int64 (n,), when each was stored.
-        expire_at: When they must not be served any more, seconds since 1970; 0 for
-            never.
+        times: uint64 (n,) or one number, see `times_of`.
     """
     if len(slots) == 1:
-        row = [*digests[0].tolist(), int(checksums[0]), expire_at, int(stored_ns[0])]
+        ends = times if isinstance(times, int) else int(times[0])
+        row = [*digests[0].tolist(), int(checksums[0]), ends, int(stored_ns[0])]
         row += [segment, int(slots[0]) << int(_SLOT_SHIFT)]
         words = np.array([*row, _fold_one(row)], np.uint64)
         return cast("Records", words.view(RECORD))
@@ -216,7 +217,7 @@ def records_of(
     columns = np.empty((_WORDS, len(slots)), np.uint64)
     columns[:2] = digests.T
     columns[2] = checksums
-    columns[3] = expire_at
+    columns[3] = times
     columns[4] = stored_ns
     columns[5] = segment
     columns[6] = slots
@@ -354,14 +355,41 @@ def are_same(stored: Records, believed: Records, version: int) -> BoolArray:
     return cast("BoolArray", (one == two).all(axis=1))
 
 
-def expired(words: UInt64Array) -> BoolArray:
+def times_of(keep_until: Int64Array, expire_at: Int64Array) -> UInt64Array:
+    """Return the word of each record that has its times, uint64 (n,).
+
+    Args:
+        keep_until: int64 (n,), seconds since 1970; 0 for none.
+        expire_at: The same.
+    """
+    return keep_until.astype(np.uint64) << _PROMISE | expire_at.astype(np.uint64)
+
+
+def records_in_words(records: Records) -> UInt64Array:
+    """Return records as they are on disk, uint64 (n, 8)."""
+    words = np.ascontiguousarray(records).view(np.uint64)
+    return cast("UInt64Array", words.reshape(-1, _WORDS))
+
+
+def expired(words: UInt64Array, now_s: float, max_age_s: float = 0) -> BoolArray:
     """Return which records must not be served any more, bool (n,).
 
     Args:
         words: uint64 (n, 8), records.
+        now_s: The time, seconds since 1970.
+        max_age_s: How long those are served that say no time; 0 for ever.
     """
     expire_at = words[:, 3] & _EXPIRY
-    return cast("BoolArray", (expire_at != 0) & (expire_at <= int(time.time())))
+    over = (expire_at != 0) & (expire_at <= int(now_s))
+    if max_age_s:
+        oldest_ns = int((now_s - max_age_s) * 1e9)
+        over |= (expire_at == 0) & (words[:, 4].astype(np.int64) <= oldest_ns)
+    return cast("BoolArray", over)
+
+
+def promised(words: UInt64Array) -> BoolArray:
+    """Return which records may not be evicted now, bool (n,)."""
+    return words[:, 3] >> _PROMISE > int(time.time())
 
 
 def key_seed(namespace: str) -> int:

@@ -16,7 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock_segments.eviction_policy import EvictionPolicy
-from kvdock_segments.format import RECORD, Records, expired
+from kvdock_segments.format import (
+    RECORD,
+    Records,
+    expired,
+    records_in_words,
+)
 from kvdock_segments.reuse import ReuseHistory
 
 if TYPE_CHECKING:
@@ -27,7 +32,6 @@ T = TypeVar("T", bound=np.generic)
 ABSENT = -1
 """Row number of a key that was not found."""
 _GROWTH = 1.25
-_WORDS = RECORD.itemsize // 8
 _STORED = 4  # word of a record that says when it was stored
 _LANES = 8
 _ROW = np.uint64(0xFFFFFFFF)
@@ -364,7 +368,7 @@ class Index:
     def __init__(self, eviction: EvictionPolicy = EvictionPolicy.REUSE) -> None:
         self.history = ReuseHistory(eviction)
         self.records: Records = np.zeros(0, RECORD)
-        self.words = _words_of(self.records)
+        self.words = records_in_words(self.records)
         self.used_ns: Int64Array = np.zeros(0, np.int64)
         self.segment_of: npt.NDArray[np.int32] = np.zeros(0, np.int32)
         self.live_in: Int64Array = np.zeros(0, np.int64)  # records of each segment
@@ -372,7 +376,9 @@ class Index:
         self.slots_in: Int64Array = np.zeros(0, np.int64)
         # Size of the objects of each segment.
         self.object_bytes_in: Int64Array = np.zeros(0, np.int64)
-        self.timed = False  # whether any record has a time to expire
+        self.timed = False  # whether any record may have a promise, or expire
+        self._latest_s = 0.0
+        self.max_age_s = 0.0  # of records that say no time; 0 for any age
         self.version = 0  # of the set of keys
         self.clock = UseClock()
         self._table = HashTable()
@@ -436,13 +442,31 @@ class Index:
         rows = self._table.find(digests, self._digests())
         if self.timed and len(rows):
             there = np.flatnonzero(rows != ABSENT)
-            rows[there[expired(self.words[rows[there]])]] = ABSENT
+            rows[there[self._expired(rows[there])]] = ABSENT
         return rows
+
+    def _expired(self, rows: Int64Array, grace_s: int = 0) -> BoolArray:
+        # A clock that is set back brings no page back that has expired.
+        self._latest_s = max(self._latest_s, time.time())
+        now_s = self._latest_s - grace_s
+        return expired(self.words[rows], now_s, self.max_age_s)
+
+    def expired_rows(self, grace_s: int) -> Int64Array:
+        """Return rows whose time has been over for some seconds, int64 (n,)."""
+        if not self.timed:
+            return np.zeros(0, np.int64)
+        rows = np.flatnonzero(self.records["check"])
+        return rows[self._expired(rows, grace_s)]
+
+    def is_expired(self, row: int, grace_s: int) -> bool:
+        """Return whether a row holds a record whose time has been over for so long."""
+        there = bool(self.records["check"][row])
+        return there and bool(self._expired(np.array([row]), grace_s)[0])
 
     def find_one(self, low: int, high: int) -> int:
         """Return the row of one key, given the words of its digest, or `ABSENT`."""
         row = self._table.find_one(low, high, self.words)
-        if self.timed and row >= 0 and expired(self.words[row : row + 1])[0]:
+        if self.timed and row >= 0 and self._expired(np.array([row]))[0]:
             return ABSENT
         return row
 
@@ -467,7 +491,7 @@ class Index:
             absent_at: A version at which the keys were distinct and absent; saves
                 a lookup.
         """
-        words = _words_of(records)
+        words = records_in_words(records)
         self.timed = self.timed or bool(np.count_nonzero(words[:, 3]))
         self.words[rows] = words
         self.used_ns[rows] = used_ns
@@ -557,15 +581,9 @@ class Index:
 
     def _grow_to(self, rows: int) -> None:
         self.records = _longer(self.records, rows)
-        self.words = _words_of(self.records)
+        self.words = records_in_words(self.records)
         self.used_ns = _longer(self.used_ns, rows)
         self.segment_of = _longer(self.segment_of, rows)
-
-
-def _words_of(records: Records) -> UInt64Array:
-    """Return records as they are on disk, uint64 (n, 8)."""
-    words = np.ascontiguousarray(records).view(np.uint64)
-    return cast("UInt64Array", words.reshape(-1, _WORDS))
 
 
 def _last_of_equals(digests: UInt64Array) -> Int64Array:

@@ -66,6 +66,9 @@ class StoreLimits:
         open_files: Maximum number of files of pages that stay open beyond those in
             use; 0 to derive it from the process's limit of descriptors.
         eviction: Which pages make way for new ones.
+        retained_share: Share of the quota that may be promised.
+        max_age_s: How long pages are served that say no time; 0 for ever.
+        erase_within_s: How soon after its time a page is overwritten.
     """
 
     quota_bytes: int = 0
@@ -75,6 +78,9 @@ class StoreLimits:
     segment_bytes: int = 256 << 20
     open_files: int = 0
     eviction: EvictionPolicy = EvictionPolicy.REUSE
+    retained_share: float = 0.5
+    max_age_s: float = 0.0
+    erase_within_s: float = 60.0
 
     @property
     def high_bytes(self) -> int:

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvdock_segments")
 
-FILES = (RECORD_NAME, ownership.FILE_NAME)
+PROMISES = "promises"
+"""The file that counts promised bytes; see `kvdock_segments.promises`."""
+
+FILES = (RECORD_NAME, ownership.FILE_NAME, PROMISES)
 """Files of a namespace besides its pool folders."""
 
 _IN_WRITING_S = 60.0

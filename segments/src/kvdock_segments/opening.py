@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
+
 from kvdock.namespace import canonical
 from kvdock_segments.limits import StoreLocation
 from kvdock_segments.ownership import WriterLiveness
@@ -31,6 +33,11 @@ def open_store(
         KvdockError: If the root or a stored namespace record cannot be trusted.
     """
     settings: SegmentSettings = config.settings
+    limits = attrs.evolve(
+        settings.limits,
+        max_age_s=config.max_age_s,
+        erase_within_s=config.erase_within_s,
+    )
     record = config.namespace_record
     try:
         place = StoreLocation(
@@ -43,8 +50,8 @@ def open_store(
             liveness=WriterLiveness.LOCKS if settings.locks else WriterLiveness.TIMEOUT,
         )
         if config.trial:
-            return TrialStore.open(place, engine, settings.limits, config.shared)
-        return SegmentStore(place, engine, settings.limits)
+            return TrialStore.open(place, engine, limits, config.shared)
+        return SegmentStore(place, engine, limits)
     except BaseException:
         engine.close()
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
+import attrs
 import numpy as np
 
 from kvdock.batch import Batch, BatchResult, Outcome
@@ -25,7 +26,8 @@ _ABSENT = int(Outcome.ABSENT)
 _ONE_OK = np.zeros(1, np.uint8)
 _ONE_OK.flags.writeable = False
 _SLOT_SHIFT = np.uint64(48)
-_CHECKSUM, _SEGMENT, _PLACE = 2, 5, 6
+_EXPIRY = 2**32 - 1
+_CHECKSUM, _TIMES, _SEGMENT, _PLACE = 2, 3, 5, 6
 """Words of a record; the slot is the highest quarter of the place."""
 _DAMAGE = (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
 _LOST = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.ESTALE, errno.ENXIO)
@@ -102,7 +104,9 @@ class Reader:
             or result.nbytes[0] != size
         ):
             return None
-        return BatchResult(_ONE_OK, result.nbytes)
+        end = words[_TIMES] & _EXPIRY
+        ends = np.array([end], np.int64) if end else None
+        return BatchResult(_ONE_OK, result.nbytes, expire_at=ends)
 
     def get_together(self, batch: Batch) -> BatchResult | None:
         """Load objects of one size that are all there, whole, and in one segment.
@@ -144,7 +148,8 @@ class Reader:
             or np.count_nonzero(result.nbytes != size)
         ):
             return None
-        return BatchResult(np.zeros(len(rows), np.uint8), result.nbytes)
+        outcomes = np.zeros(len(rows), np.uint8)
+        return BatchResult(outcomes, result.nbytes, expire_at=_ends(words[:, _TIMES]))
 
     def _read(
         self,
@@ -176,6 +181,7 @@ class Reader:
         """Load what can be loaded, and find out what is wrong with the rest."""
         catalog = self._catalog
         outcomes = np.full(len(batch), _ABSENT, np.uint8)
+        ends = np.zeros(len(batch), np.int64)
         found = catalog.lookup(batch.keys)
         if len(found.there):
             with catalog.lock:
@@ -195,8 +201,10 @@ class Reader:
             finally:
                 catalog.release(held)
             outcomes[found.there] = loaded
+            ends[found.there] = found.records["expire_at"]
         catalog.count("get", outcomes)
-        return BatchResult.of(batch, outcomes)
+        answer = BatchResult.of(batch, outcomes)
+        return attrs.evolve(answer, expire_at=ends) if ends.any() else answer
 
     def _heal(
         self, rows: Int64Array, believed: Records, outcomes: OutcomeArray
@@ -213,6 +221,13 @@ class Reader:
             raced = self._catalog.invalidate(once, believed[bad[first]])[which]
             outcomes[bad[raced]] = Outcome.ABSENT
             self._catalog.counts["pages_raced"] += int(raced.sum())
+
+
+def _ends(times: UInt64Array) -> Int64Array | None:
+    """Return when objects expire; None where none does."""
+    if not np.count_nonzero(times):
+        return None
+    return (times & np.uint64(_EXPIRY)).astype(np.int64)
 
 
 def _expected(

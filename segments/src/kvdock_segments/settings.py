@@ -53,6 +53,9 @@ class SegmentSettings:
         help="Which pages make way: those that bring the fewest uses for their room, "
         "as learned from earlier ones (reuse), or those used longest ago (lru).",
     )
+    retained_share: float = option(
+        0.5, help="Share of the quota that may be promised to pages (retention)."
+    )
     locks: bool = option(
         True,
         help="Detect living writers by kernel locks; set to false where hosts share "
@@ -69,6 +72,11 @@ class SegmentSettings:
                 f"low_watermark {self.low_watermark} and high_watermark "
                 f"{self.high_watermark} are not two ascending shares of the quota",
                 fix="Choose 0 < low_watermark <= high_watermark <= 1.",
+            )
+        if not 0 <= self.retained_share <= 1:
+            raise SettingsError(
+                f"retained_share {self.retained_share} is not a share of the quota",
+                fix="Choose 0 <= retained_share <= 1.",
             )
         if self.segment_bytes < _LEAST_SEGMENT_BYTES:
             raise SettingsError(
@@ -88,4 +96,5 @@ class SegmentSettings:
             segment_bytes=self.segment_bytes,
             open_files=self.open_files,
             eviction=self.eviction,
+            retained_share=self.retained_share,
         )

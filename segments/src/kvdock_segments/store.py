@@ -32,7 +32,9 @@ from kvdock_segments.inspect import namespace_of
 from kvdock_segments.io import slot_bytes_of
 from kvdock_segments.limits import StoreLimits
 from kvdock_segments.namespace_files import keep_files, remove_damaged
+from kvdock_segments.promises import PromiseBudget
 from kvdock_segments.reader import Reader
+from kvdock_segments.retention import Retainer
 from kvdock_segments.tracked_keys import TrackedKeys
 from kvdock_segments.usage import NamespaceUsage
 from kvdock_segments.writer import Writer
@@ -203,9 +205,13 @@ class SegmentStore(ClosedAfterUse):
             self._catalog.lock,
             self.counts,
             self._failures,
+            PromiseBudget(self._namespace_fd, self.place.liveness),
         )
         self._reader = Reader(self._catalog, self._engine)
-        self._writer = Writer(self._catalog, self._allocator, self._engine)
+        self._retainer = Retainer(self._catalog, self._allocator)
+        self._writer = Writer(
+            self._catalog, self._allocator, self._engine, self._retainer
+        )
         self._guard = ProcessGuard()
 
     def run(self, batch: Batch) -> BatchResult:
@@ -235,8 +241,10 @@ class SegmentStore(ClosedAfterUse):
         )
         return BatchResult.all(batch, Outcome.ERROR)
 
-    def _run(self, batch: Batch) -> BatchResult:
+    def _run(self, batch: Batch) -> BatchResult:  # noqa: PLR0911 - one for each operation
         self._check_gone()
+        if self._catalog.index.timed:
+            self._retainer.watch(self._limits.erase_within_s)
         match batch.operation:
             case Operation.EXISTS:
                 return self._reader.exists(batch)
@@ -251,6 +259,8 @@ class SegmentStore(ClosedAfterUse):
                 return self._delete(batch)
             case Operation.CLEAR:
                 return self._clear(batch)
+            case Operation.RETAIN:
+                return self._retainer.retain(batch)
             case Operation.SEND:
                 return BatchResult.all(batch, Outcome.REFUSED)
 
@@ -259,7 +269,7 @@ class SegmentStore(ClosedAfterUse):
         match batch.operation:
             case Operation.PUT | Operation.SEND:
                 return BatchResult.all(batch, Outcome.REFUSED)
-            case Operation.EXISTS | Operation.GET:
+            case Operation.EXISTS | Operation.GET | Operation.RETAIN:
                 return BatchResult.all(batch, Outcome.ABSENT)
             case Operation.DELETE:
                 return BatchResult.all(batch, Outcome.OK)
@@ -465,6 +475,7 @@ class SegmentStore(ClosedAfterUse):
         if self._namespace_fd < 0:
             return
         self._check_fork()
+        self._retainer.close()
         self._writer.close()
         self._catalog.close()
         self._engine.close()

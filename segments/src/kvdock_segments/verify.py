@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ import xxhash
 from kvdock.errors import KvdockError, NamespaceError
 from kvdock.stores import Verified
 from kvdock_segments.cleanup import linked_segments
-from kvdock_segments.format import RECORD, are_same
+from kvdock_segments.format import RECORD, are_same, expired, records_in_words
 from kvdock_segments.inspect import (
     Location,
     folders_of,
@@ -121,7 +122,10 @@ class _Checker:
         self.tally.corrupt_records += len(contents.corrupt_slots)
         self.tally.failed_slots += len(contents.failed)
         bad: list[int] = []
-        for slot in np.flatnonzero(contents.records["check"] != 0).tolist():
+        # What has expired may be overwritten already.
+        over = expired(records_in_words(contents.records), time.time())
+        stored = (contents.records["check"] != 0) & ~over
+        for slot in np.flatnonzero(stored).tolist():
             spot = location(self.home, pool, name, contents, slot)
             if checksum(data, spot) == spot.checksum:
                 self.tally.good += 1

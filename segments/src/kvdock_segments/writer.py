@@ -12,7 +12,7 @@ import numpy as np
 
 from kvdock.batch import Batch, BatchResult, Outcome
 from kvdock_segments.fd_cache import OUT_OF_FILES
-from kvdock_segments.format import Records, records_of
+from kvdock_segments.format import Records, records_of, times_of
 from kvdock_segments.io import (
     DEADLINE,
     EMPTY_CHECKSUM,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvdock_segments.allocator import SegmentAllocator
     from kvdock_segments.catalog import Catalog
     from kvdock_segments.directory import SegmentDirectory
+    from kvdock_segments.retention import Retainer
     from kvdock_segments.segment import Segment
 
 _OK = int(Outcome.OK)
@@ -73,6 +74,7 @@ class _PutBatch:
         used_ns: int64 (n,), the time of use of each.
         stored_ns: int64 (n,), since when each counts as stored.
         absent_at: Version of the index at which they were absent, or -1.
+        kept: bool (n,), which are stored with the promise that was asked for.
     """
 
     batch: Batch
@@ -80,6 +82,10 @@ class _PutBatch:
     used_ns: Int64Array
     stored_ns: Int64Array
     absent_at: int
+    kept: BoolArray = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.kept = np.zeros(len(self.batch), np.bool_)
 
 
 class Writer:
@@ -89,11 +95,17 @@ class Writer:
         catalog: Gets the records of stored objects.
         allocator: Allocates segments.
         engine: Moves the bytes.
+        retainer: Changes the times of objects that are there already.
     """
 
     def __init__(
-        self, catalog: Catalog, allocator: SegmentAllocator, engine: IOEngine
+        self,
+        catalog: Catalog,
+        allocator: SegmentAllocator,
+        engine: IOEngine,
+        retainer: Retainer,
     ) -> None:
+        self._retainer = retainer
         self._catalog = catalog
         self._allocator = allocator
         self._engine = engine
@@ -105,17 +117,17 @@ class Writer:
 
     def put(self, batch: Batch) -> BatchResult:
         """Store the objects of a batch that are absent."""
-        outcomes = self.put_fresh(batch)
-        if outcomes is None:
-            outcomes = self.put_any(batch)
+        outcomes, kept = self.put_fresh(batch) or self.put_any(batch)
         self._catalog.count("put", outcomes)
-        return BatchResult.of(batch, outcomes)
+        result = BatchResult.of(batch, outcomes)
+        return attrs.evolve(result, kept=kept) if batch.keep_until else result
 
-    def put_fresh(self, batch: Batch) -> OutcomeArray | None:
+    def put_fresh(self, batch: Batch) -> tuple[OutcomeArray, BoolArray] | None:
         """Store objects of one size of which none is there.
 
         Returns:
-            An outcome for each; None for any other batch: then nothing is stored.
+            An outcome for each, and which are promised; None for any other batch:
+            then nothing is stored.
         """
         catalog, sizes, count = self._catalog, batch.sizes, len(batch)
         if not sizes.size or (count > 1 and sizes.strides[0]):
@@ -135,10 +147,10 @@ class Writer:
         used_ns = catalog.write_times(digests, batch.deadline_s)
         stored_ns = self._index.history.begin(digests, used_ns)
         fresh = _PutBatch(batch, digests, used_ns, stored_ns, version)
-        return self._store(fresh, np.arange(count), size)
+        return self._store(fresh, np.arange(count), size), fresh.kept
 
-    def put_any(self, batch: Batch) -> OutcomeArray:
-        """Store the absent ones of any objects; return an outcome for each."""
+    def put_any(self, batch: Batch) -> tuple[OutcomeArray, BoolArray]:
+        """Store the absent ones of any objects; as `put_fresh`."""
         found = self._catalog.lookup_durable(batch.keys)
         wanted = batch.object_bytes
         # An object of another length under this key can only be damaged.
@@ -149,6 +161,12 @@ class Writer:
         self._catalog.touch(found, right, used_ns)
         absent_at = found.version if right.all() else -1
         outcomes = np.where(there, Outcome.OK, Outcome.REFUSED).astype(np.uint8)
+        kept = np.zeros(len(batch), np.bool_)
+        if right.any() and (batch.keep_until or batch.expire_at is not None):
+            changed = self._retainer.retain_found(batch, found)
+            kept[found.there] = right & (changed == _OK)
+            if batch.expire_at is not None:
+                outcomes[found.there[right]] = changed[right]
         missing = np.flatnonzero(~there)
         if len(missing):
             first, copy_of = _without_repeats(found.digests[missing])
@@ -166,7 +184,8 @@ class Writer:
                     same = todo[sizes == size]
                     outcomes[same] = self._store(fresh, same, size)
             outcomes[missing] = outcomes[todo][copy_of]
-        return outcomes
+            kept[missing] = fresh.kept[todo][copy_of]
+        return outcomes, kept
 
     def _store(self, fresh: _PutBatch, todo: Int64Array, size: int) -> OutcomeArray:
         """Store objects of one size; return an outcome for each."""
@@ -244,23 +263,44 @@ class Writer:
             wrong = ~np.isin(result.errors, _NOT_THE_SLOT)
             self._set_aside(reserved.active, slots[wrong])
             rows, sums = rows[good], sums[good]
+        times, promised = self._times_of(fresh, rows, segment)
         records = records_of(
             fresh.digests[rows],
             sums,
             segment=segment.name.segment,
             slots=slots[good],
             stored_ns=fresh.stored_ns[rows],
+            times=times,
         )
         if len(good):
             used_ns = fresh.used_ns[rows]
             done = self._commit(fresh, reserved.active, slots[good], records, used_ns)
             if done is not None:
                 outcomes[good[~done]] = _REFUSED_PAGE
+            fresh.kept[rows[:promised]] = True if done is None else done[:promised]
         stored = outcomes == _OK
         if self._allocator.faulty and stored.any():
             self._allocator.note_stored()
         self.commit_reservation(reserved, slots[~stored])
         return outcomes
+
+    def _times_of(
+        self, fresh: _PutBatch, rows: Int64Array, segment: Segment
+    ) -> tuple[UInt64Array | int, int]:
+        """Return the times of records, and how many of them have a promise."""
+        batch, promised = fresh.batch, 0
+        if not batch.keep_until and batch.expire_at is None:
+            return 0, 0
+        ends = np.zeros(len(rows), np.int64)
+        if batch.expire_at is not None:
+            ends = batch.expire_at[rows]
+        until = np.zeros(len(rows), np.int64)
+        if batch.keep_until:
+            allocator = self._allocator
+            most, each = allocator.promise_bytes(), segment.slot_bytes
+            promised = allocator.budget.take(each, len(rows), batch.keep_until, most)
+            until[:promised] = batch.keep_until
+        return times_of(until, ends), promised
 
     def _set_aside(self, active: ActiveSegment, slots: Int64Array) -> None:
         """Use no slot that could not be written until it is due."""

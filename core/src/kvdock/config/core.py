@@ -58,6 +58,7 @@ class Deadlines:
     get: float = duration("5 s", least=_LEAST, help="Loading pages.")
     put: float = duration("5 s", least=_LEAST, help="Storing pages.")
     delete: float = duration("5 s", least=_LEAST, help="Dropping objects.")
+    retain: float = duration("5 s", least=_LEAST, help="Promising pages, or expiry.")
     send: float = duration("10 s", least=_LEAST, help="Sending pages to a peer.")
     clear: float = duration("8 s", least=_LEAST, help="Clearing a namespace.")
     attach: float = duration("120 s", least=_LEAST, help="Registering one pool.")
@@ -208,6 +209,20 @@ class TierSettings:
 
 
 @attrs.frozen(kw_only=True)
+class RetentionSettings:
+    """How long pages are kept and served."""
+
+    max_age: float = duration(
+        "0 s", help="Pages are not served any longer than this; 0 for ever."
+    )
+    erase_within: float = duration(
+        "60 s",
+        least="10 s",
+        help="How soon after its time an expired page is overwritten.",
+    )
+
+
+@attrs.frozen(kw_only=True)
 class CoreSettings:
     """All settings of the core."""
 
@@ -224,4 +239,5 @@ class CoreSettings:
     transfers: TransferSettings = attrs.field(factory=TransferSettings)
     peers: PeerSettings = attrs.field(factory=PeerSettings)
     tiers: TierSettings = attrs.field(factory=TierSettings)
+    retention: RetentionSettings = attrs.field(factory=RetentionSettings)
     host_memory: HostMemorySettings = attrs.field(factory=HostMemorySettings)

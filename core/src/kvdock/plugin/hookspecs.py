@@ -98,6 +98,9 @@ class AttachConfig:
             to use, and what would only be a warning to an engine is an error.
         to_peers: Whether the pools go straight to peers. A backend that is given no
             place to store their pages then does without one; see `StorelessPool`.
+        max_age_s: Pages that were stored longer ago are not served; 0 for any age.
+        erase_within_s: How soon after its time the bytes of an expired page go. Both
+            are for backends that declare `retention`.
     """
 
     settings: Any = None
@@ -108,6 +111,8 @@ class AttachConfig:
     process: str = ""
     trial: bool = False
     to_peers: bool = False
+    max_age_s: float = 0.0
+    erase_within_s: float = 60.0
 
     def __attrs_post_init__(self) -> None:
         """Refuse what could leave the directory that it names."""

@@ -285,6 +285,8 @@ class Manifest:
             and the next two declare members of a store; see `kvdock.plugin.store`.
         removed: Knows which of its objects are no longer there.
         capacity: Knows how full it is.
+        retention: Keeps promises and lets objects expire: `Operation.RETAIN`, and the
+            times of a PUT.
         durability: What stored bytes survive the end of.
         sharing: Who finds what was stored.
         clear_reach: How far a clear goes.
@@ -317,6 +319,7 @@ class Manifest:
     touch: Support = _grade()
     removed: Support = _grade()
     capacity: Support = _grade()
+    retention: Support = _grade()
     durability: Scope = _scope()
     sharing: Scope = _scope()
     clear_reach: Scope = _scope()

@@ -28,6 +28,7 @@ _GRADES = (
     "touch",
     "removed",
     "capacity",
+    "retention",
     "fork_safe",
     "direct_transfer",
 )

@@ -39,10 +39,13 @@ class EnginePages:
         move: Stores pages in the tier at a position, or loads them from there, until
             a deadline.
         deliver: Copies rows of the core's memory to pages, unless a deadline is over.
+        keep_until: Until when copies of what is stored are promised, seconds since
+            1970; 0 for no promise.
     """
 
     move: Callable[[int, Operation, Sequence[str], Int64Array, float], OutcomeArray]
     deliver: Callable[[Int64Array, Int64Array, float], OutcomeArray]
+    keep_until: int = 0
 
 
 @attrs.frozen(eq=False)
@@ -219,10 +222,12 @@ class Chain:
                 better = wanted & (stored[at] | (outcomes == _ABSENT))
                 outcomes[better] = found[better]
         if self.writes:
-            self._copy_behind(hashes, stored)
+            self._copy_behind(hashes, stored, engine.keep_until)
         return outcomes
 
-    def _copy_behind(self, hashes: Sequence[str], stored: BoolArray) -> None:
+    def _copy_behind(
+        self, hashes: Sequence[str], stored: BoolArray, keep_until: int
+    ) -> None:
         somewhere = stored.any(axis=0)
         source = stored.argmax(axis=0)
         for at, tier in enumerate(self.tiers):
@@ -231,10 +236,16 @@ class Chain:
             lacking = somewhere & ~stored[at]
             for of in np.unique(source[lacking]).tolist():
                 names = _at(hashes, np.flatnonzero(lacking & (source == of)))
-                self._copy(of, tier, names, promoted=False)
+                self._copy(of, tier, names, promoted=False, keep_until=keep_until)
 
     def _copy(
-        self, source: int, target: Placed, hashes: Sequence[str], *, promoted: bool
+        self,
+        source: int,
+        target: Placed,
+        hashes: Sequence[str],
+        *,
+        promoted: bool,
+        keep_until: int = 0,
     ) -> None:
         has, wants = self.tiers[source].copies, target.copies
         if has is not None and wants is not None:
@@ -244,7 +255,9 @@ class Chain:
                 if one.copies is not None and one.copies not in (has, wants)
             ]
             names = list(hashes)
-            self.copier.submit(Copy(self.pool, has, wants, names, promoted, others))
+            self.copier.submit(
+                Copy(self.pool, has, wants, names, promoted, others, keep_until)
+            )
 
 
 def _rule(tier: Placed) -> Tier:

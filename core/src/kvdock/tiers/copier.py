@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from kvdock.batch import Operation, Outcome
 from kvdock.events import PagesCopied
+from kvdock.retention import CallTimes, Retention
 from kvdock.synchronization import ProcessGuard, new_condition, remaining_s
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Copy:
         hashes: Their page hashes.
         promoted: Whether they are copied nearer, since they were used.
         others: Further tiers, for pages that the source has lost meanwhile.
+        keep_until: Until when they are promised there, seconds since 1970; 0 for no
+            promise.
     """
 
     pool: CopiedPool
@@ -75,6 +78,7 @@ class Copy:
     hashes: Sequence[str] = attrs.field(repr=False)
     promoted: bool = False
     others: Sequence[RowMover] = ()
+    keep_until: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -294,12 +298,13 @@ class Copier:
         ready = copy.target.ready_to_store(rest, self._core.deadlines.until("put"))
         self._failed(copy, _at(rest, ~ready), counts)
         rest = _at(rest, ready)
-        codes = self._load(copy, rest, rows)
+        found = CallTimes()
+        codes = self._load(copy, rest, rows, found)
         counts["gone"] += int(np.count_nonzero(codes != _OK))
         self._note_lacking(copy, _at(rest, codes != _OK))
         good = np.flatnonzero(codes == _OK)
         rest = [rest[at] for at in good.tolist()]
-        codes = self._move(copy.target, Operation.PUT, rest, rows[good])
+        codes = self._store(copy, rest, rows[good], found.expire_at)
         self._failed(copy, _at(rest, codes != _OK), counts)
         stored = _at(rest, codes == _OK)
         counts["copied"] += len(stored)
@@ -311,16 +316,16 @@ class Copier:
         return counts
 
     def _load(
-        self, copy: Copy, hashes: Sequence[str], rows: Int64Array
+        self, copy: Copy, hashes: Sequence[str], rows: Int64Array, found: CallTimes
     ) -> OutcomeArray:
         """Load pages to rows, from the source or from another tier that has them."""
-        codes = self._move(copy.source, Operation.GET, hashes, rows)
+        codes = self._move(copy.source, Operation.GET, hashes, rows, found)
         for tier in copy.others:
             lost = np.flatnonzero(codes != _OK)
             if not len(lost):
                 break
             names = [hashes[at] for at in lost.tolist()]
-            codes[lost] = self._move(tier, Operation.GET, names, rows[lost])
+            codes[lost] = self._move(tier, Operation.GET, names, rows[lost], found)
         return codes
 
     def _failed(
@@ -330,12 +335,31 @@ class Copier:
         self._note_lacking(copy, hashes)
         return counts
 
+    def _store(
+        self,
+        copy: Copy,
+        hashes: Sequence[str],
+        rows: Int64Array,
+        expire_at: Mapping[str, int],
+    ) -> OutcomeArray:
+        """Store pages that expire when they do where they come from."""
+        outcomes = np.full(len(hashes), Outcome.ERROR, np.uint8)
+        ends = np.array([expire_at.get(one, 0) for one in hashes], np.int64)
+        for end in np.unique(ends).tolist():
+            which = np.flatnonzero(ends == end)
+            names = [hashes[at] for at in which.tolist()]
+            times = CallTimes(Retention(copy.keep_until, end))
+            put = (copy.target, Operation.PUT, names, rows[which])
+            outcomes[which] = self._move(*put, times if times.asked else None)
+        return outcomes
+
     def _move(
         self,
         tier: RowMover,
         operation: Operation,
         hashes: Sequence[str],
         rows: Int64Array,
+        times: CallTimes | None,
     ) -> OutcomeArray:
         deadline_s = self._core.deadlines.until(operation)
         outcomes = np.full(len(hashes), Outcome.TIMEOUT, np.uint8)
@@ -348,7 +372,7 @@ class Copier:
                 continue
             batch = hashes[part]
             outcomes[part] = tier.move_rows(
-                operation, batch, rows[start : start + len(batch)], deadline_s
+                operation, batch, rows[start : start + len(batch)], deadline_s, times
             )
         return outcomes
 

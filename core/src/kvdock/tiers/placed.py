@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
     from kvdock.batch import Operation
     from kvdock.config.tiers import Tier
+    from kvdock.retention import CallTimes
 
 
 NO_PAGE = -1
@@ -41,6 +42,7 @@ class RowMover(Protocol):
         hashes: Sequence[str],
         rows: Int64Array,
         deadline_s: float,
+        times: CallTimes | None = None,
     ) -> OutcomeArray:
         """Store pages from rows, or load them to rows."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from kvdock.batch import Operation, Outcome
 from kvdock.events import PagesHeld
 from kvdock.keys import check_hashes
+from kvdock.retention import RetentionAnswer, combined
 from kvdock.synchronization import check_deadline
 from kvdock.tiers.chain import Chain, EnginePages
 from kvdock.transfer.leases import Lease, PageLeases
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from kvdock.plugin.manifest import Scope
     from kvdock.pools.spec import PoolSpec
     from kvdock.resilience.channel import BackendChannel
+    from kvdock.retention import CallTimes, Retention
     from kvdock.transfer.host_memory import HostBuffer
     from kvdock.transfer.modes import Transfer
     from kvdock.transfer.placement import Placement
@@ -223,6 +226,7 @@ class AttachedPool:
         hashes: Sequence[str],
         pages: Int64Array,
         deadline_s: float,
+        times: CallTimes | None = None,
     ) -> OutcomeArray:
         """Store or load pages in batches; uint8 (n,), an outcome for each.
 
@@ -232,15 +236,40 @@ class AttachedPool:
             pages: int64 (n,), their page indices, checked; the position of a
                 `NO_PAGE` is ABSENT.
             deadline_s: Until when, over all batches.
+            times: For PUT: how long the pages are kept and served.
         """
-        near = self.placements[0]
+        near, call = self.placements[0], (hashes, pages, deadline_s, times)
         if self._chain is not None:
-            return self._transfer_in_turn(
-                self._chain, operation, hashes, pages, deadline_s
-            )
+            return self._transfer_in_turn(self._chain, operation, *call)
         if self._is_one_batch(near, operation, pages):
-            return self._transfer_batch(near, operation, hashes, pages, deadline_s)
-        return self._transfer_batches(near, operation, hashes, pages, deadline_s)
+            return self._transfer_batch(near, operation, *call)
+        return self._transfer_batches(near, operation, *call)
+
+    def retain(
+        self, hashes: Sequence[str], asked: Retention, deadline_s: float
+    ) -> OutcomeArray:
+        """Promise stored pages, or let them expire; uint8 (n,), `RetentionAnswer`s.
+
+        A promise is asked of one tier that has the page: of those, the one that
+        declares the longest life. Expiry is asked of all of them.
+        """
+        if asked.expire_at:
+            given = [one.retain(hashes, asked, deadline_s) for one in self.placements]
+            return combined(given, len(hashes))
+        # Of equals the farthest comes first: it is the largest, and no near room is
+        # taken.
+        order = [one for one in reversed(self.placements) if one.retains]
+        nothing = RetentionAnswer.ABSENT if order else RetentionAnswer.UNSUPPORTED
+        answers = np.full(len(hashes), nothing, np.uint8)
+        for placement in sorted(order, key=lambda one: one.life, reverse=True):
+            left = np.flatnonzero(
+                np.isin(answers, (RetentionAnswer.ABSENT, RetentionAnswer.CLIPPED))
+            )
+            if len(left):
+                found = placement.retain(_at(hashes, left), asked, deadline_s)
+                there = found != RetentionAnswer.ABSENT
+                answers[left[there]] = found[there]
+        return answers
 
     def _transfer_in_turn(
         self,
@@ -249,11 +278,15 @@ class AttachedPool:
         hashes: Sequence[str],
         pages: Int64Array,
         deadline_s: float,
+        times: CallTimes | None,
     ) -> OutcomeArray:
         """Store or load pages over several placements; see `Chain`."""
-        engine = EnginePages(self._move, self._deliver)
         if operation is Operation.PUT:
+            move = partial(self._move, times=times)
+            keep_until = times.asked.keep_until if times is not None else 0
+            engine = EnginePages(move, self._deliver, keep_until)
             return chain.store(hashes, pages, deadline_s, engine)
+        engine = EnginePages(self._move, self._deliver)
         # What one placement loads, no other one may overwrite.
         refused = np.full(len(hashes), _ABSENT, np.uint8)
         once = self._once(pages, np.flatnonzero(pages != NO_PAGE), refused)
@@ -269,9 +302,10 @@ class AttachedPool:
         hashes: Sequence[str],
         pages: Int64Array,
         deadline_s: float,
+        times: CallTimes | None = None,
     ) -> OutcomeArray:
         """Store pages in the placement at a position, or load them from there."""
-        batches = (self.placements[at], operation, hashes, pages, deadline_s)
+        batches = (self.placements[at], operation, hashes, pages, deadline_s, times)
         return self._transfer_batches(*batches)
 
     def _deliver(
@@ -299,6 +333,7 @@ class AttachedPool:
         hashes: Sequence[str],
         pages: Int64Array,
         deadline_s: float,
+        times: CallTimes | None = None,
     ) -> OutcomeArray:
         """Store or load pages in the batches of a placement; see `transfer`."""
         outcomes = np.full(len(hashes), _ABSENT, np.uint8)
@@ -315,7 +350,7 @@ class AttachedPool:
                 outcomes[chosen[start:]] = Outcome.TIMEOUT
                 break
             part = chosen[start : start + size]
-            batch = (_at(hashes, part), pages[part], deadline_s)
+            batch = (_at(hashes, part), pages[part], deadline_s, times)
             if operation is Operation.PUT and placement.deletes:
                 outcomes[part] = self._put_after_deletes(placement, *batch)
             else:
@@ -346,6 +381,7 @@ class AttachedPool:
         hashes: Sequence[str],
         pages: Int64Array,
         deadline_s: float,
+        times: CallTimes | None,
     ) -> OutcomeArray:
         """Store pages; those with an unfinished deletion come last."""
         outcomes = np.full(len(hashes), Outcome.REFUSED, np.uint8)
@@ -355,7 +391,7 @@ class AttachedPool:
                 ~deleting if not turn else deleting & ~placement.being_deleted(hashes)
             )
             if len(now):
-                batch = (_at(hashes, now), pages[now], deadline_s)
+                batch = (_at(hashes, now), pages[now], deadline_s, times)
                 outcomes[now] = self._transfer_batch(placement, Operation.PUT, *batch)
             if not turn and deleting.any():
                 mine = _at(hashes, np.flatnonzero(deleting))
@@ -369,6 +405,7 @@ class AttachedPool:
         hashes: Sequence[str],
         pages: Int64Array,
         deadline_s: float,
+        times: CallTimes | None,
     ) -> OutcomeArray:
         if placement.rejects(operation, hashes):
             return np.full(len(hashes), Outcome.UNAVAILABLE, np.uint8)
@@ -376,7 +413,7 @@ class AttachedPool:
             lease = self.leases.take_all(pages)
             if lease is not None:
                 batch = (operation, hashes, pages, deadline_s, lease)
-                return placement.move(*batch, self.notify_held)
+                return placement.move(*batch, self.notify_held, times)
         outcomes = np.full(len(hashes), Outcome.REFUSED, np.uint8)
         rest = np.arange(len(hashes))
         while len(rest):
@@ -386,7 +423,7 @@ class AttachedPool:
                 break
             names = _at(hashes, chosen)
             batch = (operation, names, pages[chosen], deadline_s, lease)
-            outcomes[chosen] = placement.move(*batch, self.notify_held)
+            outcomes[chosen] = placement.move(*batch, self.notify_held, times)
             if operation is Operation.GET:
                 # A page that is given twice can hold only one of them.
                 break

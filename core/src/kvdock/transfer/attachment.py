@@ -27,6 +27,7 @@ from kvdock.events import PagesRestored
 from kvdock.hits import Hits, evaluate, leading
 from kvdock.keys import check_hashes
 from kvdock.plugin.hookspecs import AttachConfig
+from kvdock.retention import CallTimes, Retention, RetentionAnswer, combined
 from kvdock.transfer.page_indices import resolve_page_indices
 from kvdock.transfer.result import NO_PAGE, TransferResult
 from kvdock.transfer.setup import AttachedBackends, attach_plan
@@ -92,7 +93,13 @@ class Attachment(ClosedAfterUse):
                 before is released.
         """
         core = core or CoreSettings()
-        config = AttachConfig(process=process, trial=trial)
+        times = core.retention
+        config = AttachConfig(
+            process=process,
+            trial=trial,
+            max_age_s=times.max_age,
+            erase_within_s=times.erase_within,
+        )
         given = settings or {}
         backends = attach_plan(
             dock, plan, namespace, regions, given, core, config=config
@@ -206,7 +213,12 @@ class Attachment(ClosedAfterUse):
         return evaluate(self._pools(pools), there, len(hashes))
 
     def put(
-        self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]
+        self,
+        hashes: Sequence[str],
+        pages: Mapping[str, npt.ArrayLike],
+        *,
+        keep_s: float | None = None,
+        expire_s: float | None = None,
     ) -> TransferResult:
         """Store pages: sidecars first, the anchor last.
 
@@ -218,9 +230,19 @@ class Attachment(ClosedAfterUse):
             pages: Pool name to int64 (n,), the page index of each position;
                 `NO_PAGE` where the pool has none. A pool that shares another
                 one's indices may be left out.
+            keep_s: Do not evict them for so many seconds, if the budget has room:
+                `TransferResult.retained` says for which pages.
+            expire_s: Do not serve them any longer than so many seconds. A pool
+                whose backend cannot do that refuses its pages.
+
+        Raises:
+            KvdockError: On bad input.
         """
         pools = self._prefix_pools()
         where = self.resolve_pages(hashes, pages)
+        asked = Retention.lasting(keep_s, expire_s, self.core.retention.max_age)
+        timed = keep_s is not None or expire_s is not None
+        answers: list[OutcomeArray] = []
         deadline_s = self.core.deadlines.until(Operation.PUT)
         outcomes: dict[str, OutcomeArray] = {}
         nbytes: dict[str, int] = {}
@@ -229,14 +251,70 @@ class Attachment(ClosedAfterUse):
             pool, own = attached.pool, where[name]
             whole = not pool.anchor or np.count_nonzero(good) == len(good)
             wanted = own if whole else np.where(good, own, NO_PAGE)
-            result = attached.transfer(Operation.PUT, hashes, wanted, deadline_s)
+            times = CallTimes(asked) if asked else None
+            there = None
+            if expire_s is not None and not all(
+                one.retains for one in attached.placements
+            ):
+                # What is there keeps its trailer, and with that its own time.
+                there = attached.find(hashes, deadline_s)
+            result = attached.transfer(Operation.PUT, hashes, wanted, deadline_s, times)
             outcomes[name] = result
             stored = result == _OK
+            if times is not None and timed:
+                mine = _answers_of_put(attached, hashes, own, stored, times)
+                if there is not None:
+                    mine[there] = RetentionAnswer.UNSUPPORTED
+                answers.append(mine)
             count = int(np.count_nonzero(stored))
             nbytes[name] = count * attached.page_bytes
             if pool.required and count < len(stored):
                 good &= stored if pool.anchor else stored | (own == NO_PAGE)
-        return TransferResult(leading(good), outcomes, nbytes, where)
+        retained = combined(answers, len(hashes)) if timed else None
+        return TransferResult(leading(good), outcomes, nbytes, where, retained)
+
+    def retain(self, hashes: Sequence[str], keep_s: float) -> OutcomeArray:
+        """Promise not to evict stored pages for a time, all pools of them.
+
+        A page that has a longer promise keeps that one.
+
+        Args:
+            hashes: Page hashes of a prefix, in order: the budget is given to the
+                first ones first.
+            keep_s: For how many seconds from now.
+
+        Returns:
+            uint8 (n,), a `RetentionAnswer` for each page.
+
+        Raises:
+            KvdockError: On bad input.
+        """
+        return self._retain(hashes, Retention.lasting(keep_s=keep_s))
+
+    def expire(self, hashes: Sequence[str], after_s: float) -> OutcomeArray:
+        """Let stored pages expire after a time; as `retain`.
+
+        They are not served from then on, by any tier, and their bytes are
+        overwritten within `core.retention.erase_within` by a backend that keeps
+        times itself. A promise ends with its page.
+        """
+        return self._retain(hashes, Retention.lasting(expire_s=after_s))
+
+    def _retain(self, hashes: Sequence[str], asked: Retention) -> OutcomeArray:
+        pools = self._prefix_pools()
+        check_hashes(hashes)
+        deadline_s = self.core.deadlines.until(Operation.RETAIN)
+        if not asked:
+            return combined([], len(hashes))
+        answers = {
+            name: attached.retain(hashes, asked, deadline_s)
+            for name, attached in pools.items()
+        }
+        anchor = next(n for n, one in pools.items() if one.pool.anchor)
+        # A sidecar may lack pages that no window of it needs.
+        found = combined(answers.values(), len(hashes))
+        gone = answers[anchor] == RetentionAnswer.ABSENT
+        return np.where(gone, np.uint8(RetentionAnswer.ABSENT), found)
 
     def get(
         self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]
@@ -408,3 +486,23 @@ class Attachment(ClosedAfterUse):
 
     def _pools(self, pools: Mapping[str, AttachedPool]) -> tuple[PoolSpec, ...]:
         return tuple(attached.pool for attached in pools.values())
+
+
+def _answers_of_put(
+    attached: AttachedPool,
+    hashes: Sequence[str],
+    pages: Int64Array,
+    stored: BoolArray,
+    times: CallTimes,
+) -> OutcomeArray:
+    """Return what became of the times of pages that were given to be stored."""
+    answers = np.full(len(hashes), RetentionAnswer.ABSENT, np.uint8)
+    answers[stored] = RetentionAnswer.ACCEPTED
+    if times.asked.keep_until:
+        kept = np.array([one in times.kept for one in hashes], np.bool_)
+        able = any(one.retains for one in attached.placements)
+        lacks = RetentionAnswer.CLIPPED if able else RetentionAnswer.UNSUPPORTED
+        answers[stored & ~kept] = lacks
+    if times.asked.expire_at and not any(one.expires for one in attached.placements):
+        answers[pages != NO_PAGE] = RetentionAnswer.UNSUPPORTED
+    return answers

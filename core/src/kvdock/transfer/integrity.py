@@ -90,7 +90,11 @@ def trailer_key_digests(keys: Sequence[str]) -> npt.NDArray[np.bytes_]:
 
 
 def make_trailers(
-    keys: Sequence[str], nbytes: npt.ArrayLike, digests: UInt64Array
+    keys: Sequence[str],
+    nbytes: npt.ArrayLike,
+    digests: UInt64Array,
+    *,
+    expire_at: int = 0,
 ) -> Sealed:
     """Return the trailers that belong to objects.
 
@@ -98,7 +102,11 @@ def make_trailers(
         keys: The n keys.
         nbytes: int64 (n,) or one number, bytes of each object.
         digests: uint64 (n,), XXH3-64 of each object's bytes.
+        expire_at: Seconds since 1970 from which on they are not served; with 0 the
+            trailers have format 1.
     """
+    if expire_at:
+        return make_dated_trailers(keys, nbytes, digests, expire_at=expire_at)
     trailers = np.empty(len(keys), TRAILER)
     trailers["magic"] = _MAGIC
     trailers["format"] = FORMAT
@@ -127,6 +135,34 @@ def compare_trailers(found: Sealed, wanted: Sealed) -> OutcomeArray:
     outcomes[ours & (found["nbytes"] < wanted["nbytes"])] = Outcome.SHORT
     outcomes[ours & (found["nbytes"] > wanted["nbytes"])] = Outcome.LONG
     return outcomes.astype(np.uint8)
+
+
+def make_dated_trailers(
+    keys: Sequence[str],
+    nbytes: npt.ArrayLike,
+    digests: UInt64Array,
+    *,
+    expire_at: npt.ArrayLike = 0,
+    tenant: npt.ArrayLike = 0,
+    key_id: npt.ArrayLike = 0,
+) -> Sealed:
+    """Return trailers of format 2, for objects that are not sealed.
+
+    Args:
+        keys: The n keys.
+        nbytes: (n,) or one number, bytes of each object.
+        digests: uint64 (n,), XXH3-64 of each object's bytes.
+        expire_at: Seconds since 1970 from which on they are not served.
+        tenant: Number of the tenant that they belong to.
+        key_id: For tests of what a reader makes of it.
+    """
+    rows = np.empty(len(keys), DATED_TRAILER)
+    rows["magic"], rows["format"] = _DATED_MAGIC, DATED_FORMAT
+    rows["key_id"], rows["tenant"], rows["expire_at"] = key_id, tenant, expire_at
+    rows["nbytes"] = nbytes
+    rows["key"] = trailer_key_digests(keys)
+    rows["digest"] = digests ^ _bound(rows)
+    return rows.view(TRAILER)
 
 
 def _dated(found: Sealed) -> npt.NDArray[np.bool_]:
@@ -296,12 +332,30 @@ class TrailerBuffers:
         columns = tuple(slots[:, at] for at in range(shape[1]))
         return cls(longer, Hasher.of(region), columns, buffer)
 
-    def write(self, keys: Sequence[str], pages: Int64Array) -> None:
-        """Write the trailers of pages that are about to be stored."""
-        digests = self.hasher.digests(pages).ravel()
-        trailers = make_trailers(keys, self._nbytes(len(pages)), digests)
+    def write(self, keys: Sequence[str], pages: Int64Array, expire_at: int = 0) -> None:
+        """Write the trailers of pages that are about to be stored.
+
+        Args:
+            keys: The n * objects keys, page-major.
+            pages: int64 (n,), where the pages lie.
+            expire_at: Not served from then on, seconds since 1970; 0 for never.
+        """
+        trailers = make_trailers(
+            keys,
+            self._nbytes(len(pages)),
+            self.hasher.digests(pages).ravel(),
+            expire_at=expire_at,
+        )
         for at, slots in enumerate(self.slots):
             slots[pages] = trailers[at :: len(self.slots)]
+
+    def expiries(self, pages: Int64Array) -> Int64Array:
+        """Return when the loaded objects expire by their trailers, int64 (keys,)."""
+        found = np.empty(len(pages) * len(self.slots), TRAILER)
+        for at, slots in enumerate(self.slots):
+            found[at :: len(self.slots)] = slots[pages]
+        ends = found.view(DATED_TRAILER)["expire_at"].astype(np.int64)
+        return np.where(_dated(found), ends, 0)
 
     def clear(self, pages: Int64Array) -> None:
         """Erase trailers, so that one left from before proves nothing."""

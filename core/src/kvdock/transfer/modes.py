@@ -22,8 +22,10 @@ from kvdock.resilience.executor import TaskAbandoned
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array, OutcomeArray
+    from kvdock.batch import BatchResult
     from kvdock.geometry.region import Region
     from kvdock.resilience.channel import BackendChannel
+    from kvdock.retention import CallTimes
     from kvdock.transfer.integrity import TrailerBuffers
     from kvdock.transfer.leases import Lease
     from kvdock.transfer.staging import StagingBuffer, StagingBuffers
@@ -51,6 +53,8 @@ class BatchTransfer:
         record: Records the outcomes, uint8 (n * objects,), of a batch that a
             background task will not come back to; None if the task goes on after
             this batch, with another placement.
+        times: How long the pages are kept and served; None where nothing is asked.
+        timed: Whether the backend takes these times itself.
     """
 
     operation: Operation
@@ -63,6 +67,37 @@ class BatchTransfer:
     record: Callable[[BatchTransfer, OutcomeArray], object] | None = attrs.field(
         repr=False
     )
+    times: CallTimes | None = attrs.field(default=None, repr=False)
+    timed: bool = False
+
+    @property
+    def trailer_expiry(self) -> int:
+        """When the objects expire by their trailers, seconds since 1970; 0 for never.
+
+        Where the backend keeps the time it can be changed later, and no trailer may
+        say another.
+        """
+        return 0 if self.times is None or self.timed else self.times.asked.expire_at
+
+    def note_times(
+        self,
+        result: BatchResult,
+        trailers: TrailerBuffers | None = None,
+        pages: Int64Array | None = None,
+    ) -> None:
+        """Note what was promised, or when loaded objects expire.
+
+        Args:
+            result: The backend's answer.
+            trailers: Those of the objects, if they have some.
+            pages: Where these lie.
+        """
+        if self.times is None:
+            return
+        expire_at = result.expire_at
+        if trailers is not None and pages is not None and expire_at is None:
+            expire_at = trailers.expiries(pages)
+        self.times.note(result.kept, expire_at)
 
     def settling(self, release: Callable[[], None]) -> Callable[[], None] | None:
         """Return what ends an abandoned batch of a background task, if it may end.
@@ -91,14 +126,17 @@ class BatchTransfer:
         self, addresses: Int64Array, sizes: Int64Array, gate: MemoryGate | None = None
     ) -> Batch:
         """Return the batch that moves these pages from or to memory."""
+        batch = (self.operation, self.keys, addresses, sizes, self.deadline_s)
+        asked = self.times.asked if self.times is not None and self.timed else None
+        if not asked:
+            return Batch(*batch, self.pool, gate)
+        ends = np.full(len(self.keys), asked.expire_at, np.int64)
         return Batch(
-            self.operation,
-            self.keys,
-            addresses,
-            sizes,
-            self.deadline_s,
+            *batch,
             self.pool,
             gate,
+            keep_until=asked.keep_until,
+            expire_at=ends if asked.expire_at else None,
         )
 
     def all(self, outcome: Outcome) -> OutcomeArray:
@@ -113,6 +151,10 @@ class Transfer(Protocol):
     def region(self) -> Region:
         """The memory that the backend gets."""
 
+    @property
+    def verifies(self) -> bool:
+        """Whether objects have trailers of the core."""
+
     def execute(
         self, channel: BackendChannel, handle: object, transfer: BatchTransfer
     ) -> OutcomeArray:
@@ -124,6 +166,7 @@ class MarkerTransfer:
     """Move no bytes: only the presence of a key counts."""
 
     region: Region
+    verifies: bool = False
 
     def execute(
         self, channel: BackendChannel, handle: object, transfer: BatchTransfer
@@ -136,6 +179,7 @@ class MarkerTransfer:
             settle=transfer.settling(transfer.lease.end),
         )
         transfer.lease.end()
+        transfer.note_times(answer.result)
         return answer.result.outcomes
 
 
@@ -156,6 +200,11 @@ class ZeroCopyTransfer:
     trailers: TrailerBuffers | None = None
     gated: bool = False
 
+    @property
+    def verifies(self) -> bool:
+        """Whether objects have trailers of the core."""
+        return self.trailers is not None
+
     def execute(
         self, channel: BackendChannel, handle: object, transfer: BatchTransfer
     ) -> OutcomeArray:
@@ -166,7 +215,8 @@ class ZeroCopyTransfer:
         try:
             if self.trailers is not None:
                 if transfer.operation is Operation.PUT:
-                    self.trailers.write(transfer.keys, transfer.pages)
+                    ends = transfer.trailer_expiry
+                    self.trailers.write(transfer.keys, transfer.pages, ends)
                 else:
                     self.trailers.clear(transfer.pages)
             gate = MemoryGate() if self.gated else None
@@ -193,7 +243,10 @@ class ZeroCopyTransfer:
             return _unproven(transfer.operation, outcomes)
         try:
             if self.trailers is not None and transfer.operation is Operation.GET:
-                outcomes = self.trailers.verify(transfer.keys, transfer.pages, outcomes)
+                pages, answered = transfer.pages, outcomes
+                outcomes = self.trailers.verify(transfer.keys, pages, answered)
+                _drop_expired(channel, handle, transfer, answered, outcomes)
+            transfer.note_times(answer.result, self.trailers, transfer.pages)
         finally:
             self._end(transfer)
         return outcomes
@@ -226,6 +279,23 @@ def _close(
             channel.name,
             transfer.pool,
         )
+
+
+def _drop_expired(
+    channel: BackendChannel,
+    handle: object,
+    transfer: BatchTransfer,
+    answered: OutcomeArray,
+    verified: OutcomeArray,
+) -> None:
+    """Delete objects whose trailers say that their time is over.
+
+    The backend does not know it, and would keep them where they are stored again.
+    """
+    over = (answered == _OK) & (verified == Outcome.ABSENT)
+    if np.count_nonzero(over):
+        keys = [transfer.keys[at] for at in np.flatnonzero(over).tolist()]
+        channel.background.delete_corrupt(handle, transfer.pool, keys)
 
 
 def _unproven(operation: Operation, outcomes: OutcomeArray) -> OutcomeArray:
@@ -273,6 +343,11 @@ class StagedTransfer:
         """The staging memory."""
         return self.staging.region
 
+    @property
+    def verifies(self) -> bool:
+        """Whether objects have trailers of the core."""
+        return self.staging.trailers is not None
+
     def execute(
         self, channel: BackendChannel, handle: object, transfer: BatchTransfer
     ) -> OutcomeArray:
@@ -312,7 +387,10 @@ class StagedTransfer:
             return _unproven(transfer.operation, outcomes)
         try:
             if transfer.operation is Operation.GET:
-                outcomes = self._unload(buffer, numbers, transfer, outcomes)
+                answered = outcomes
+                outcomes = self._unload(buffer, numbers, transfer, answered)
+                _drop_expired(channel, handle, transfer, answered, outcomes)
+            transfer.note_times(answer.result, self.staging.trailers, numbers)
         finally:
             buffer.release()
         return outcomes
@@ -326,7 +404,7 @@ class StagedTransfer:
             for at, source in enumerate(self.source):
                 source.gather(transfer.pages, buffer.payload(at, len(numbers)))
             if trailers is not None:
-                trailers.write(transfer.keys, numbers)
+                trailers.write(transfer.keys, numbers, transfer.trailer_expiry)
         elif trailers is not None:
             trailers.clear(numbers)
 
@@ -372,6 +450,11 @@ class StagedLoads:
             owners=(*stores.region.owners, *loads.region.owners),
         )
         return cls(loads, stores, region)
+
+    @property
+    def verifies(self) -> bool:
+        """Whether objects have trailers of the core."""
+        return self.stores.verifies
 
     def execute(
         self, channel: BackendChannel, handle: object, transfer: BatchTransfer

@@ -19,8 +19,9 @@ from kvdock.batch import Batch, Operation, Outcome
 from kvdock.config.tiers import Locality
 from kvdock.events import BatchEnded, PagesAnswered
 from kvdock.keys import build_keys
-from kvdock.plugin.manifest import Scope
+from kvdock.plugin.manifest import Scope, Support
 from kvdock.pools.objects import slice_name
+from kvdock.retention import RetentionAnswer
 from kvdock.transfer.leases import PageLeases
 from kvdock.transfer.modes import BatchTransfer, Transfer
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from kvdock.geometry.region import Region
     from kvdock.pools.spec import PoolSpec
     from kvdock.resilience.channel import BackendChannel
+    from kvdock.retention import CallTimes, Retention
     from kvdock.transfer.health_check import HealthCheck
     from kvdock.transfer.leases import Lease
     from kvdock.transfer.page_events import PageEvents
@@ -171,7 +173,7 @@ class Placement:
         self._notify_rejected(operation, len(hashes))
         return True
 
-    def move(
+    def move(  # noqa: PLR0913, PLR0917 - one batch and all that belongs to it
         self,
         operation: Operation,
         hashes: Sequence[str],
@@ -179,6 +181,7 @@ class Placement:
         deadline_s: float,
         lease: Lease,
         on_late: Callable[[], None],
+        times: CallTimes | None = None,
     ) -> OutcomeArray:
         """Store or load leased pages in one batch; uint8 (n,), one for each page.
 
@@ -191,8 +194,12 @@ class Placement:
                 ends.
             on_late: Called when the number of leased pages may have changed: a
                 call was abandoned, or such a call has ended.
+            times: How long the pages are kept and served.
         """
         began = time.monotonic()
+        if times is not None and times.asked.expire_at and not self.expires:
+            lease.end()
+            return np.full(len(hashes), Outcome.REFUSED, np.uint8)
 
         def record(transfer: BatchTransfer, codes: OutcomeArray) -> None:
             self._recorded(transfer, hashes, codes, began)
@@ -202,11 +209,14 @@ class Placement:
             transfer = BatchTransfer(
                 operation, self.pool.name, self.keys(hashes), pages, deadline_s,
                 lease, on_late, record if self.alone else None,
+                times, self.retains,
             )  # fmt: skip
         except BaseException:  # an interrupt: no later step ends the lease
             lease.end()
             raise
         codes = self.mode.execute(self.channel, self.handle, transfer)
+        if times is not None:
+            times.settle(hashes)
         outcomes = self._recorded(transfer, hashes, codes, began)
         if self.channel.observed and (codes == _TIMEOUT).any():
             on_late()  # more pages are held by now
@@ -218,11 +228,60 @@ class Placement:
         hashes: Sequence[str],
         rows: Int64Array,
         deadline_s: float,
+        times: CallTimes | None = None,
     ) -> OutcomeArray:
         """Store or load rows of the core's memory in one batch; as `move`."""
         # A staged call that is abandoned has a buffer of its own, and no row.
         lease = PageLeases(0).take(rows[:0])[1]
-        return self.move(operation, hashes, rows, deadline_s, lease, _nothing)
+        return self.move(operation, hashes, rows, deadline_s, lease, _nothing, times)
+
+    @property
+    def retains(self) -> bool:
+        """Whether its backend gives promises, and lets stored pages expire."""
+        return bool(self.channel.backend.manifest.retention)
+
+    @property
+    def life(self) -> tuple[bool, int]:
+        """How long what is stored there lives, by what the backend declares."""
+        declared = self.channel.backend.manifest
+        native = declared.retention is Support.NATIVE
+        return native, list(Scope).index(declared.durability)
+
+    @property
+    def expires(self) -> bool:
+        """Whether pages can expire: by the backend, or by trailers of the core."""
+        return self.retains or self.mode.verifies
+
+    def retain(
+        self, hashes: Sequence[str], asked: Retention, deadline_s: float
+    ) -> OutcomeArray:
+        """Promise stored pages, or let them expire; uint8 (n,), `RetentionAnswer`s."""
+        if not self.retains:
+            return np.full(len(hashes), RetentionAnswer.UNSUPPORTED, np.uint8)
+        began, keys = time.monotonic(), self.keys(hashes)
+        answers = np.empty(len(keys), np.uint8)
+        for start in range(0, len(keys), self.batch_keys):
+            part = slice(start, start + self.batch_keys)
+            names = keys[part]
+            ends = np.full(len(names), asked.expire_at, np.int64)
+            batch = Batch(
+                Operation.RETAIN,
+                names,
+                deadline_s=deadline_s,
+                pool=self.pool.name,
+                keep_until=asked.keep_until,
+                expire_at=ends if asked.expire_at else None,
+            )
+            answers[part] = self.channel.call(self.handle, batch).result.outcomes
+        self._notify(Operation.RETAIN, answers, 0, began)
+        # What could not be asked has no promise.
+        known = np.isin(answers, (_OK, _ABSENT))
+        codes = np.where(answers == _ABSENT, RetentionAnswer.ABSENT, _OK)
+        codes = np.where(known, codes, RetentionAnswer.CLIPPED).astype(np.uint8)
+        pages = codes.reshape(-1, len(self.suffixes))
+        lacking = (pages == RetentionAnswer.ABSENT).any(axis=1)
+        worst = np.where(lacking, RetentionAnswer.ABSENT, pages.max(axis=1))
+        return cast("OutcomeArray", worst.astype(np.uint8))
 
     def ready_to_store(self, hashes: Sequence[str], deadline_s: float) -> BoolArray:
         """Wait for the deletion of wrong objects; return which pages have none."""

@@ -27,9 +27,12 @@ class TransferResult:
         nbytes: Pool name to bytes moved for pages that are OK.
         page_indices: Pool name to int64 (n,), the requested page of each
             position; includes the pages of a trailing window.
+        retained: For a store with a promise or an expiry: uint8 (n,), a
+            `RetentionAnswer` for each position; None without.
     """
 
     pages: int
     outcomes: Mapping[str, OutcomeArray] = attrs.field(repr=False)
     nbytes: Mapping[str, int]
     page_indices: Mapping[str, Int64Array] = attrs.field(factory=dict, repr=False)
+    retained: OutcomeArray | None = attrs.field(default=None, repr=False)

@@ -15,6 +15,7 @@ from mutants import (
     late,
     promises,
     reports,
+    retention,
     stored,
     tiers,
 )
@@ -50,7 +51,17 @@ def _of(*rooms: object) -> tuple[Mutant, ...]:
 
 
 MUTANTS = _of(
-    keys, answers, stored, promises, late, allocators, direct, reports, faults, tiers
+    keys,
+    answers,
+    stored,
+    promises,
+    late,
+    allocators,
+    direct,
+    reports,
+    retention,
+    faults,
+    tiers,
 )
 """All mutants, in the order of the table in the docs."""
 

@@ -41,6 +41,7 @@ def kvdock_manifest() -> Manifest:
         touch=Support.NATIVE,
         removed=Support.NATIVE,
         capacity=Support.NATIVE,
+        retention=Support.NATIVE,
         durability=Scope.HOST,
         sharing=Scope.HOST,
         clear_reach=Scope.NAMESPACE,

@@ -54,6 +54,7 @@ def kvdock_manifest() -> Manifest:
         integrity=Support.NO,
         eviction=Support.NATIVE,
         capacity=Support.NATIVE,
+        retention=Support.NO,
         durability=Scope.PROCESS,
         sharing=Scope.CLUSTER,
         clear_reach=Scope.NAMESPACE,

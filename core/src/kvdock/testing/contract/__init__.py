@@ -34,6 +34,7 @@ from kvdock.testing.contract.memory import MemoryTests  # noqa: E402 - after the
 from kvdock.testing.contract.pages import PageTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.races import RaceTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.reports import ReportTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.retention import RetentionTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.sharding import RankTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.stateful import MachineTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.suite import Suite, groups, proofs  # noqa: E402 - after the rewriting
@@ -66,6 +67,7 @@ class BackendContract(
     MemoryTests,
     DirectTests,
     ReportTests,
+    RetentionTests,
     MachineTests,
     Suite,
     sealed=True,

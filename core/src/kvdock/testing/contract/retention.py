@@ -1,0 +1,170 @@
+"""Promises that hold within a budget, and pages that are gone at their time."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+import attrs
+import numpy as np
+import pytest
+
+from kvdock.batch import Batch, Operation, Outcome
+from kvdock.testing.cases import claimed, contract_test
+from kvdock.testing.contract.reports import MOST_ROUNDS, PAGE_BYTES, ROUND
+from kvdock.testing.samples import page_hashes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvdock.arrays import BoolArray, OutcomeArray
+    from kvdock.testing.harness import Harness, Setup
+
+LONG_S = 3600
+SHORT_S = 2
+
+
+def put_until(
+    setup: Setup, pages: Sequence[str], *, keep_s: int = 0, expire_s: int = 0
+) -> tuple[BoolArray, BoolArray]:
+    """Store pages with times; return which are stored, and which are promised."""
+    places = setup.places(len(pages))
+    setup.memory.blank(*setup.own)
+    for place, page in zip(places, pages, strict=True):
+        setup.memory.write(int(place), page, 0)
+    batch, _rows = setup.batch(Operation.PUT, pages, places)
+    result = setup.call_once(_timed(batch, keep_s, expire_s))
+    kept = np.zeros(len(batch), np.bool_) if result.kept is None else result.kept
+    assert kept.shape == (len(batch),), "`kept` is not one answer for each key"
+    whole = result.ok.reshape(len(pages), -1).min(axis=1)
+    promised = (result.ok & kept).reshape(len(pages), -1).min(axis=1)
+    return whole, promised
+
+
+def retain(
+    setup: Setup, pages: Sequence[str], *, keep_s: int = 0, expire_s: int = 0
+) -> OutcomeArray:
+    """Change the times of stored pages; return the worst outcome of each."""
+    batch = Batch(Operation.RETAIN, setup.keys(pages), deadline_s=setup.until())
+    outcomes = setup.call_once(_timed(batch, keep_s, expire_s)).outcomes
+    worst: OutcomeArray = outcomes.reshape(len(pages), -1).max(axis=1)
+    return worst
+
+
+def _timed(batch: Batch, keep_s: int, expire_s: int) -> Batch:
+    now = int(time.time())
+    ends = np.full(len(batch), now + expire_s, np.int64) if expire_s else None
+    until = now + keep_s if keep_s else 0
+    return attrs.evolve(batch, keep_until=until, expire_at=ends)
+
+
+def chosen(pages: Sequence[str], which: BoolArray) -> list[str]:
+    """Return some of the pages."""
+    return [page for page, one in zip(pages, which.tolist(), strict=True) if one]
+
+
+def flood(setup: Setup, sentinel: Sequence[str]) -> None:
+    """Store other pages until those of the sentinel are evicted."""
+    for turn in range(MOST_ROUNDS):
+        setup.put(page_hashes(ROUND, turn))
+        # Ever more rarely: a look may count as a use.
+        if not turn & (turn + 1) and not setup.exists(sentinel).any():
+            return
+    pytest.fail("a small store has not evicted pages without a promise")
+
+
+def wait_gone(setup: Setup, pages: Sequence[str]) -> None:
+    """Wait until the time of pages is over and none of them is found."""
+    deadline_s = time.monotonic() + SHORT_S + setup.scale.seconds(2.0)
+    while setup.exists(pages).any():
+        assert time.monotonic() < deadline_s, "pages are found after their time"
+        time.sleep(0.02)
+
+
+class RetentionTests:
+    """Promised pages stay, within a budget, and expired ones are gone."""
+
+    @contract_test(claimed("retention"), proves="retention")
+    def test_promised_pages_stay_while_others_are_evicted(self, tight: Harness) -> None:
+        kind = tight.any_sample().kind
+        pool = tight.sample(kind, page_bytes=PAGE_BYTES, name="kept").pool()
+        at_put, later = page_hashes(4, "at put"), page_hashes(4, "later")
+        other = page_hashes(ROUND, "other")
+        setup = tight.rig(pool, pages=ROUND)
+        _, kept = put_until(setup, at_put, keep_s=LONG_S)
+        setup.stored(later)
+        answers = retain(setup, [*later, *page_hashes(1, "never")], keep_s=LONG_S)
+        assert answers[-1] == Outcome.ABSENT, "a promise for a page that is absent"
+        promised = chosen(at_put, kept)
+        promised += chosen(later, answers[:-1] == Outcome.OK)
+        assert len(promised) > 4, "a store that is nearly empty promises nothing"
+        setup.stored(other)
+        flood(setup, other)
+        assert setup.exists(promised).all(), "an accepted promise is broken"
+        setup.loaded(promised)
+        again = tight.rig(pool, pages=ROUND, like=setup)
+        flood_more(again)
+        assert again.exists(promised).all(), (
+            "an accepted promise is broken after the pool was attached again"
+        )
+
+    @contract_test(claimed("retention"))
+    def test_promises_leave_room_for_other_pages(self, tight: Harness) -> None:
+        kind = tight.any_sample().kind
+        pool = tight.sample(kind, page_bytes=PAGE_BYTES, name="all_kept").pool()
+        promised: list[str] = []
+        setup = tight.rig(pool, pages=ROUND)
+        for turn in range(MOST_ROUNDS):
+            pages = page_hashes(ROUND, f"kept {turn}")
+            _, kept = put_until(setup, pages, keep_s=LONG_S)
+            promised += chosen(pages, kept)
+            if not kept.any():
+                break
+        else:
+            pytest.fail("a small store promises whatever it is asked for")
+        assert setup.exists(promised).all(), "an accepted promise is broken"
+        fresh = page_hashes(ROUND, "fresh")
+        setup.put(fresh)
+        assert setup.exists(fresh).any(), (
+            "promises fill the whole store, and nothing else is stored any more"
+        )
+
+    @contract_test(claimed("retention"))
+    def test_pages_are_not_served_after_their_time(self, harness: Harness) -> None:
+        setup = harness.plain()
+        at_put, later = page_hashes(4, "at put"), page_hashes(4, "later")
+        stay = page_hashes(4, "stay")
+        stored, _ = put_until(setup, at_put, expire_s=SHORT_S)
+        assert stored.all()
+        setup.stored(later)
+        setup.stored(stay)
+        assert (retain(setup, later, expire_s=SHORT_S) == Outcome.OK).all()
+        gone = [*at_put, *later]
+        wait_gone(setup, gone)
+        for pages in (gone, gone[:1]):
+            found = setup.get(pages)
+            assert (found == Outcome.ABSENT).all(), "a page is served after its time"
+        setup.loaded(stay)
+        # Stored again it is a new page, that lasts.
+        setup.stored(gone)
+        setup.loaded(gone)
+
+    @contract_test(claimed("retention"))
+    def test_a_clock_that_is_set_back_brings_no_page_back(
+        self, harness: Harness
+    ) -> None:
+        setup = harness.plain()
+        pages = page_hashes(4, "gone")
+        put_until(setup, pages, expire_s=SHORT_S)
+        wait_gone(setup, pages)
+        now = time.time
+        with patch("time.time", lambda: now() - LONG_S):
+            assert not setup.exists(pages).any(), "an expired page is found again"
+            assert (setup.get(pages) == Outcome.ABSENT).all()
+
+
+def flood_more(setup: Setup) -> None:
+    """Store other pages than before, as many again."""
+    for turn in range(ROUND):
+        setup.put(page_hashes(ROUND, f"more {turn}"))

@@ -1,0 +1,88 @@
+"""Mutants of promises and of expiry."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from mutants.mutant import MemoryMutant
+
+if TYPE_CHECKING:
+    from reference import Handle, ReferenceSettings
+
+
+class PromiseForgotten(MemoryMutant):
+    """Keeps promises in the memory of a handle."""
+
+    image_of = "pins in a set of the process: after a restart everything may go"
+    caught_by = "test_promised_pages_stay_while_others_are_evicted"
+
+    def open_times(self, settings: ReferenceSettings) -> dict[str, tuple[int, int]]:
+        """Begin without any."""
+        del settings
+        return {}
+
+
+class PromiseIgnored(MemoryMutant):
+    """Says that it keeps pages, and evicts them like others."""
+
+    image_of = "a priority that the eviction reads only after it has chosen"
+    caught_by = "test_promised_pages_stay_while_others_are_evicted"
+
+    def promised(self, handle: Handle) -> set[str]:
+        """Keep nothing."""
+        del handle
+        return set()
+
+
+class ClippedSilently(MemoryMutant):
+    """Answers that all pages of a put are promised, whatever fits."""
+
+    image_of = "a pin call that returns success when the budget is spent"
+    caught_by = "test_promises_leave_room_for_other_pages"
+
+    def run(self, handle: Handle, batch: Batch) -> BatchResult:
+        """Say yes to what was clipped."""
+        result = super().run(handle, batch)
+        if not batch.keep_until or batch.operation is not Operation.PUT:
+            return result
+        return attrs.evolve(result, kept=np.ones(len(batch), np.bool_))
+
+
+class PinsWithoutBudget(MemoryMutant):
+    """Promises everything that it is asked for."""
+
+    image_of = "hard pins that fill the store, so that it stores nothing any more"
+    caught_by = "test_promises_leave_room_for_other_pages"
+
+    def promises(self, handle: Handle, key: str) -> bool:
+        """Always."""
+        del handle, key
+        return True
+
+
+class ExpiredIsFound(MemoryMutant):
+    """Looks up keys without their times, and loads none after them."""
+
+    image_of = "a lookup that counts what the load then misses, at each request"
+    caught_by = "test_pages_are_not_served_after_their_time"
+
+    def exists(self, handle: Handle, key: str) -> Outcome:
+        """Look at the shelf alone."""
+        there = handle.shelf.read(key) is not None
+        return Outcome.OK if there else Outcome.ABSENT
+
+
+class ClockSetBack(MemoryMutant):
+    """Compares with a clock that may be set back."""
+
+    image_of = "a page that NTP brings back after its time"
+    caught_by = "test_a_clock_that_is_set_back_brings_no_page_back"
+
+    def clock(self) -> float:
+        """Read the clock."""
+        return time.time()

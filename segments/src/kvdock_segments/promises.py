@@ -1,0 +1,183 @@
+"""How many bytes of a namespace are promised until when, over all its processes.
+
+A promise is given only while the bytes of all promises are within a budget. What a
+record says is what is kept; this file says how much that may be. It has one page, with
+a lock of its own, and is written before the records: a process that is killed in
+between leaves bytes counted that no record has, until their time. The budget is then
+smaller for a while, and never exceeded.
+
+    0    8  magic and version
+    8    8  xxh3 of what follows
+    16  16  a time, seconds since 1970, and the bytes promised until then; and so on
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+import xxhash
+
+from kvdock_segments.cleanup import pool_folders
+from kvdock_segments.namespace_files import PROMISES
+from kvdock_segments.ownership import WriterLiveness
+from kvdock_segments.paths import IndexName, listing, open_file, open_folder
+from kvdock_segments.segment import open_index, read_contents
+
+if TYPE_CHECKING:
+    from kvdock.arrays import Int64Array
+
+_MAGIC = b"KVPROM\0\1"
+_HEAD = 16
+_MOST_ROWS = 250
+"""So that the file has one page: a process that is killed writes it whole or not."""
+_LEAST_STEP_S = 8
+_STEPS = 16
+"""Of how many parts of its time one is added to a promise in the count, so that many
+promises share a row."""
+_WAIT_S = 0.1
+_PAUSE_S = 0.001
+
+
+@attrs.frozen
+class PromiseBudget:
+    """The bytes that may be promised in one namespace.
+
+    Args:
+        namespace_fd: Descriptor of its folder.
+        liveness: How living writers are detected. Where kernel locks do not reach all
+            of them nothing is promised, because nothing would bound it.
+    """
+
+    namespace_fd: int
+    liveness: WriterLiveness
+
+    def take(self, each_bytes: int, count: int, until: int, most_bytes: int) -> int:
+        """Count the bytes of new promises; return for how many of them there is room.
+
+        Args:
+            each_bytes: Bytes of one object.
+            count: How many are wanted.
+            until: For how long, seconds since 1970.
+            most_bytes: The budget.
+        """
+        if self.liveness is not WriterLiveness.LOCKS or not count:
+            return 0
+        with suppress(OSError), self._opened() as fd:
+            rows = self._read(fd)
+            left = most_bytes - int(rows[:, 1].sum())
+            fit = min(count, left // each_bytes if each_bytes else count)
+            if fit > 0:
+                row = np.array([[_rounded(until), fit * each_bytes]])
+                _write(fd, np.concatenate([rows, row]))
+                return fit
+        return 0
+
+    def give_back(self, nbytes: int, until: int) -> None:
+        """Count bytes no longer that were promised until then, and are not any more."""
+        with suppress(OSError), self._opened() as fd:
+            rows = self._read(fd)
+            # The count of a later time holds a promise whose row was merged into it.
+            for at in np.flatnonzero(rows[:, 0] >= until).tolist():
+                taken = min(nbytes, int(rows[at, 1]))
+                rows[at, 1] -= taken
+                nbytes -= taken
+            _write(fd, rows)
+
+    def promised_bytes(self) -> int:
+        """Return the bytes that are promised now."""
+        with suppress(OSError), self._opened() as fd:
+            return int(self._read(fd)[:, 1].sum())
+        return 0
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """Open the file with its lock, which no living process holds for long."""
+        fd = open_file(self.namespace_fd, PROMISES, os.O_RDWR | os.O_CREAT)
+        try:
+            end_s = time.monotonic() + _WAIT_S
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > end_s:
+                        raise
+                    time.sleep(_PAUSE_S)
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _read(self, fd: int) -> Int64Array:
+        """Return times and bytes of promises that have not ended, int64 (n, 2)."""
+        raw = os.pread(fd, _HEAD + 16 * _MOST_ROWS, 0)
+        rows = np.zeros((0, 2), np.int64)
+        if raw:
+            body = raw[_HEAD:]
+            whole = raw[:8] == _MAGIC and raw[8:_HEAD] == _check(body)
+            if whole and len(body) % 16 == 0:
+                rows = np.frombuffer(body, "<i8").reshape(-1, 2).astype(np.int64)
+            else:
+                rows = self._recount()
+        return rows[(rows[:, 0] > int(time.time())) & (rows[:, 1] > 0)]
+
+    def _recount(self) -> Int64Array:
+        """Count what the records say, where the file is damaged."""
+        found: list[Int64Array] = [np.zeros((0, 2), np.int64)]
+        for pool in pool_folders(self.namespace_fd):
+            folder = open_folder(self.namespace_fd, pool)
+            try:
+                with listing(folder) as entries:
+                    names = [name for e in entries if (name := IndexName.parse(e.name))]
+                for name in names:
+                    with suppress(OSError):
+                        found.append(_promises_in(folder, name))
+            finally:
+                os.close(folder)
+        return np.concatenate(found)
+
+
+def _promises_in(folder: int, name: IndexName) -> Int64Array:
+    fd = open_index(folder, str(name))
+    try:
+        contents = read_contents(fd, name, 2**62)
+    finally:
+        os.close(fd)
+    if contents is None:
+        return np.zeros((0, 2), np.int64)
+    until = contents.records["keep_until"].astype(np.int64)
+    ends, counts = np.unique(until[until > int(time.time())], return_counts=True)
+    return np.stack([ends, counts * contents.slot_bytes], axis=1)
+
+
+def _rounded(until: int) -> int:
+    step = max(_LEAST_STEP_S, (until - int(time.time())) // _STEPS)
+    step = 1 << step.bit_length() - 1
+    return -(-until // step) * step
+
+
+def _check(body: bytes) -> bytes:
+    return xxhash.xxh3_64_digest(body)
+
+
+def _write(fd: int, rows: Int64Array) -> None:
+    ends = np.unique(rows[:, 0])
+    sums = np.array([rows[rows[:, 0] == end, 1].sum() for end in ends], np.int64)
+    rows = np.stack([ends, sums], axis=1)
+    while len(rows) > _MOST_ROWS:
+        # Of two neighbours the later time counts for both.
+        near = int(np.diff(rows[:, 0]).argmin())
+        rows[near + 1, 1] += rows[near, 1]
+        rows = np.delete(rows, near, axis=0)
+    body = rows.astype("<i8").tobytes()
+    raw = _MAGIC + _check(body) + body
+    if os.pwrite(fd, raw, 0) != len(raw):
+        raise OSError(errno.ENOSPC, "the count of promises could not be written whole")
+    os.ftruncate(fd, len(raw))

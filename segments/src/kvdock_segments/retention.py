@@ -1,0 +1,228 @@
+"""Promise stored pages, let them expire, and overwrite those that have expired.
+
+The times stand in the record of a page, so only the writer of its segment may change
+them: this process, for a segment that it is filling, or after it has claimed one that
+no process is. Pages that another process is writing beside get no promise.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvdock.batch import Batch, BatchResult, Outcome
+from kvdock_segments.format import records_in_words, with_checksums
+from kvdock_segments.paths import open_file
+from kvdock_segments.segment import erase_records
+
+if TYPE_CHECKING:
+    from kvdock.arrays import Int64Array, OutcomeArray
+    from kvdock_segments.allocator import SegmentAllocator
+    from kvdock_segments.catalog import Catalog, LookupResult
+    from kvdock_segments.segment import Segment
+
+log = logging.getLogger("kvdock_segments")
+
+_OK = int(Outcome.OK)
+_REFUSED = int(Outcome.REFUSED)
+GRACE_S = 5
+"""Seconds for which a read that began in time may still find the bytes."""
+_ZEROS = bytes(1 << 20)
+
+
+class Retainer:
+    """Changes the times of stored pages, and erases those whose time is over.
+
+    Args:
+        catalog: Finds pages.
+        allocator: Claims segments, and has the budget.
+    """
+
+    def __init__(self, catalog: Catalog, allocator: SegmentAllocator) -> None:
+        self._catalog = catalog
+        self._allocator = allocator
+        self._index = catalog.index
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def retain(self, batch: Batch) -> BatchResult:
+        """Run a RETAIN."""
+        outcomes = np.full(len(batch), Outcome.ABSENT, np.uint8)
+        found = self._catalog.lookup_durable(batch.keys)
+        outcomes[found.there] = self.retain_found(batch, found)
+        return BatchResult.of(batch, outcomes)
+
+    def retain_found(self, batch: Batch, found: LookupResult) -> OutcomeArray:
+        """Change the times of pages that were found; return their outcomes."""
+        outcomes = np.full(len(found.there), _REFUSED, np.uint8)
+        # The head of a prefix has the budget first.
+        for number in dict.fromkeys(found.numbers.tolist()):
+            mine = np.flatnonzero(found.numbers == number)
+            segment = self._catalog.segments.get(number)
+            if segment is None:
+                continue
+            with self._writing(segment) as writes:
+                if writes and time.monotonic() < batch.deadline_s:
+                    outcomes[mine] = self._change(batch, found, mine, segment)
+        return outcomes
+
+    @contextmanager
+    def _writing(self, segment: Segment) -> Iterator[bool]:
+        """Be the writer of a segment for a while; the value says whether it is so."""
+        if segment.owned:
+            yield True
+            return
+        folders = self._catalog.folders.values()
+        folder = next((one for one in folders if one.fd == segment.folder), None)
+        full = segment.name.state == "idx"
+        allocator = self._allocator
+        if folder is None or not allocator.may_claim(folder, segment):
+            yield False
+            return
+        if not allocator.claim(folder, segment):
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            with self._catalog.lock, suppress(OSError), folder.own_change():
+                segment.release(full=full)
+
+    def _change(
+        self, batch: Batch, found: LookupResult, mine: Int64Array, segment: Segment
+    ) -> OutcomeArray:
+        """Change the times of some pages of a segment that this process writes."""
+        index, budget = self._index, self._allocator.budget
+        outcomes = np.full(len(mine), _OK, np.uint8)
+        with self._catalog.lock:
+            if not segment.owned:
+                return np.full(len(mine), _REFUSED, np.uint8)
+            rows = found.rows[mine]
+            digests = found.digests[found.there[mine]]
+            same = (index.words[rows, :2] == digests).all(axis=1)
+            outcomes[~same] = _REFUSED  # replaced since it was looked up
+            records = index.records[rows].copy()
+            ends = records["expire_at"].astype(np.int64)
+            if batch.expire_at is not None:
+                asked = batch.expire_at[found.there[mine]]
+                ends = np.where(asked > 0, asked, ends)
+            until = np.full(len(mine), batch.keep_until, np.int64)
+            until = np.where(ends > 0, np.minimum(until, ends), until)
+            wanted = np.flatnonzero(same & (records["keep_until"] < until))
+            granted = 0
+            if len(wanted):
+                most = self._allocator.promise_bytes()
+                last = int(until[wanted].max())
+                each = segment.slot_bytes
+                granted = budget.take(each, len(wanted), last, most)
+                outcomes[wanted[granted:]] = _REFUSED
+            chosen = wanted[:granted]
+            records["keep_until"][chosen] = until[chosen]
+            cut = (ends > 0) & (records["keep_until"] > ends)
+            records["keep_until"][cut] = ends[cut]
+            records["expire_at"] = ends
+            with_checksums(records)
+            changed = np.flatnonzero(
+                same & (records["check"] != index.records["check"][rows])
+            )
+            order = changed[np.argsort(rows[changed])]
+            order = order[np.unique(rows[order], return_index=True)[1]]
+            try:
+                slots = rows[order] - segment.rows.first
+                segment.commit(slots, records[order])
+            except OSError as error:
+                log.warning("times of %d pages are not written: %s", len(order), error)
+                outcomes[changed] = _REFUSED
+                if granted:
+                    budget.give_back(granted * segment.slot_bytes, last)
+                return outcomes
+            index.words[rows[order]] = records_in_words(records[order])
+            index.timed = True
+        return outcomes
+
+    # --- Erasing -------------------------------------------------------------
+
+    def watch(self, within_s: float) -> None:
+        """Erase pages soon after their time, from now on; a second call does nothing.
+
+        Args:
+            within_s: How soon.
+        """
+        if self._thread is not None or self._closed:
+            return
+        pause_s = max(0.1, (within_s - GRACE_S) / 2)
+        thread = threading.Thread(
+            target=self._watch, args=(pause_s,), name="kvdock-expiry", daemon=True
+        )
+        with suppress(RuntimeError):  # no thread can be started now
+            thread.start()
+            self._thread = thread
+
+    def _watch(self, pause_s: float) -> None:
+        while not self._wake.wait(pause_s):
+            try:
+                self.erase_expired()
+            except Exception as error:  # noqa: BLE001 - tried again at the next turn
+                log.warning("expired pages are not erased: %s", error)
+
+    def close(self) -> None:
+        """End the thread that erases."""
+        self._closed = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def erase_expired(self) -> int:
+        """Overwrite pages whose time is over, and forget them; return how many.
+
+        Those in segments that another process fills are left to that process.
+        """
+        with suppress(OSError):
+            self._catalog.refresh(missed=True)
+        with self._catalog.lock:
+            rows = self._index.expired_rows(GRACE_S)
+            numbers = self._index.segment_of[rows]
+        erased = 0
+        for number in np.unique(numbers).tolist():
+            segment = self._catalog.segments.get(number)
+            if segment is None or self._wake.is_set():
+                continue
+            with self._writing(segment) as writes:
+                if writes:
+                    erased += self._erase(segment, rows[numbers == number])
+        self._catalog.counts["pages_expired"] += erased
+        return erased
+
+    def _erase(self, segment: Segment, rows: Int64Array) -> int:
+        """Overwrite the slots of some pages, then their records."""
+        erased = 0
+        fd = open_file(segment.folder, segment.name.data, os.O_WRONLY)
+        try:
+            for row in rows.tolist():
+                # Under the lock no other thread evicts the page and fills its slot.
+                with self._catalog.lock:
+                    if not (segment.owned and self._index.is_expired(row, GRACE_S)):
+                        continue
+                    slot = row - segment.rows.first
+                    _overwrite(fd, slot * segment.slot_bytes, segment.slot_bytes)
+                    slots = np.array([slot])
+                    erase_records(segment.index_fd, slots)
+                    self._index.forget_in(segment.rows, slots)
+                    erased += 1
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        return erased
+
+
+def _overwrite(fd: int, offset: int, nbytes: int) -> None:
+    for start in range(0, nbytes, len(_ZEROS)):
+        os.pwrite(fd, _ZEROS[: min(len(_ZEROS), nbytes - start)], offset + start)
