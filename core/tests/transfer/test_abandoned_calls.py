@@ -108,7 +108,7 @@ def test_a_signal_that_ends_the_wait_leaves_the_call_its_memory(
 def test_a_signal_before_the_call_leaves_no_page_and_no_area_held(
     staging: StagingPolicy, inside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ring(*_: object) -> None:
+    def ring(*_: object, **__: object) -> None:
         raise Alarm
 
     engine = Engine(core=hasty("put", calls={"staging": staging, "staging_buffers": 1}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from shelf import Engine, Shelf, attention, draft, hashes, patient, until
 from tiered import NAMES, WHERE, Tiers
 
-from kvdock import TransferResult
 from kvdock.errors import KvdockError
 from kvdock.plugin.manifest import Support
 from kvdock.retention import LATEST, CallTimes, Retention, RetentionAnswer, combined
+
+if TYPE_CHECKING:
+    from kvdock import TransferResult
 
 ACCEPTED, CLIPPED, ABSENT, UNSUPPORTED = (int(one) for one in RetentionAnswer)
 NAME = attention().name
