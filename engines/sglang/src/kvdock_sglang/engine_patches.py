@@ -336,20 +336,17 @@ PATCHES = (
         "ending queued operations at once: a detach waits for all of them",
         USED["stop"],
     ),
-    *(
-        Patch(path, hook, _LOST_OPERATION, USED["operation"])
-        for path, hook in (
-            (operation.WRITE, operation.note_write),
-            (operation.CREATE, operation.note_operation),
-            *((path, operation.run_operation) for path in operation.CALLS),
-        )
+    Patch(operation.WRITE, operation.note_write, _LOST_OPERATION, USED["operation"]),
+    Patch(
+        operation.CREATE, operation.note_operation, _LOST_OPERATION, USED["operation"]
     ),
     *(
-        Patch(path, hook, _LOST_LORA, USED["lora"])
-        for path, hook in (
-            (lora_identity.LOAD, lora_identity.identify_at_load),
-            (lora_identity.REQUEST, lora_identity.identify_request),
-        )
+        Patch(path, operation.run_operation, _LOST_OPERATION, USED["operation"])
+        for path in operation.CALLS
+    ),
+    Patch(lora_identity.LOAD, lora_identity.identify_at_load, _LOST_LORA, USED["lora"]),
+    Patch(
+        lora_identity.REQUEST, lora_identity.identify_request, _LOST_LORA, USED["lora"]
     ),
     *(
         Patch(
