@@ -343,11 +343,6 @@ _LAYOUT = "sglang.srt.arg_groups.hicache_hook.resolve_storage_layout_compatibili
 _CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _LOST_DCP = "decode context parallelism: the engine does not start"
 _LOST_EVENTS = "KV events of what storage has: routers see memory alone"
-_OPERATION: tuple[tuple[str, Callable[..., Any]], ...] = (
-    (operation.WRITE, note_write),
-    (operation.CREATE, operation.note_operation),
-    *((path, operation.run_operation) for path in operation.CALLS),
-)
 _LOST_OPERATION = (
     "what a storage call belongs to: hints, tenants and decisions see neither a "
     "request nor its salt"
@@ -391,10 +386,6 @@ PATCHES = (
         "ending queued operations at once: a detach waits for all of them",
         USED["stop"],
     ),
-    *(
-        Patch(path, hook, _LOST_OPERATION, USED["operation"])
-        for path, hook in _OPERATION
-    ),
     Patch(f"{_CACHE}.take_events", take_events, _LOST_EVENTS, USED["events"]),
     Patch(
         f"{_CACHE}.prefetch_from_storage",
@@ -402,12 +393,17 @@ PATCHES = (
         "requests for which SGLang asks storage nothing, in the journal",
         USED["skipped"],
     ),
+    Patch(operation.WRITE, note_write, _LOST_OPERATION, USED["operation"]),
+    Patch(
+        operation.CREATE, operation.note_operation, _LOST_OPERATION, USED["operation"]
+    ),
     *(
-        Patch(path, hook, _LOST_LORA, USED["lora"])
-        for path, hook in (
-            (lora_identity.LOAD, lora_identity.identify_at_load),
-            (lora_identity.REQUEST, lora_identity.identify_request),
-        )
+        Patch(path, operation.run_operation, _LOST_OPERATION, USED["operation"])
+        for path in operation.CALLS
+    ),
+    Patch(lora_identity.LOAD, lora_identity.identify_at_load, _LOST_LORA, USED["lora"]),
+    Patch(
+        lora_identity.REQUEST, lora_identity.identify_request, _LOST_LORA, USED["lora"]
     ),
     *(
         Patch(

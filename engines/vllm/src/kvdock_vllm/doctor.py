@@ -103,7 +103,7 @@ def _leftovers() -> Iterator[Finding]:
     Whether an engine is gone cannot be said from here: one of another user, or of
     another container that shares the folder, is not visible.
     """
-    mapped = _mapped_files()
+    mapped = mapped_files()
     for path in sorted(SHARED_MEMORY.glob(LEFTOVERS)):
         if str(path) in mapped:
             continue
@@ -121,7 +121,7 @@ def _leftovers() -> Iterator[Finding]:
         )
 
 
-def _mapped_files() -> set[str]:
+def mapped_files() -> set[str]:
     """Return the files in shared memory that a visible process has mapped."""
     found = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):

@@ -352,7 +352,7 @@ def test_the_release_of_transformers_counts_where_it_has_the_code(
 def test_an_encoder_and_a_decoder_are_rejected_before_vllms_own_assertion(
     config: Any, plan: Any
 ) -> None:
-    config.model_config.hf_config.is_encoder_decoder = True
+    put(config, "model_config.is_encoder_decoder", True)
     with pytest.raises(SettingsError, match="an encoder and a decoder"):
         identify(config, plan, OWN)
 
