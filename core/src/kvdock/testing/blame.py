@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +66,9 @@ class Blame:
         whose answer was wrong: the one that was called last.
         """
         for frame, line in _frames(error):
-            if self.root in (Path(frame.f_code.co_filename), *_parents(frame)):
-                code = frame.f_code
+            code = frame.f_code
+            file = Path(code.co_filename)
+            if self.root in (file, *file.parents):
                 return f"{code.co_filename}:{line} in {code.co_name}"
         return self.hook(self.last) or self.hook(_USUAL)
 
@@ -95,14 +97,5 @@ def _frames(error: BaseException | None) -> Iterator[tuple[FrameType, int]]:
     seen = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        found = []
-        step = error.__traceback__
-        while step is not None:
-            found.append((step.tb_frame, step.tb_lineno))
-            step = step.tb_next
-        yield from reversed(found)
+        yield from reversed(list(traceback.walk_tb(error.__traceback__)))
         error = error.__cause__ or error.__context__
-
-
-def _parents(frame: FrameType) -> tuple[Path, ...]:
-    return tuple(Path(frame.f_code.co_filename).parents)

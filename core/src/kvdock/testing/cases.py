@@ -171,11 +171,7 @@ def samples(
         for kind, mine in manifest.kinds.items():
             if kind is PoolKind.LOGICAL:
                 continue
-            known: list[list[str]] = [
-                [one for one in Layout if one in mine.layouts],
-                [one for one in HitPolicy if one in mine.hit_policies],
-                [one for one in possible_shardings(kind) if one in mine.shardings],
-            ]
+            known = list(_declared(kind, mine).values())
             if not all(known):
                 yield Case(f"{kind}", None, f"nothing is declared of {kind} pools")
                 continue
@@ -210,21 +206,23 @@ def plain_sample(manifest: Manifest, kind: PoolKind, **words: Any) -> Sample:  #
         kind: Which kind of pool.
         words: What the test is about; the manifest's first words for the rest.
     """
-    mine = manifest.kinds.get(kind, KindSupport())
-    known: dict[str, list[Any]] = {
-        "layout": [one for one in Layout if one in mine.layouts],
-        "hit_policy": [one for one in HitPolicy if one in mine.hit_policies],
-    }
-    if kind is not PoolKind.LOGICAL:
-        divided = [one for one in possible_shardings(kind) if one in mine.shardings]
-        known["sharding"] = divided
     usual = Sample(kind=kind)
     plain = {
         word: found[0]
-        for word, found in known.items()
+        for word, found in _declared(kind, manifest.kinds.get(kind)).items()
         if found and getattr(usual, word) not in found
     }
     return _fitted(manifest, Sample(kind=kind, **plain | words))
+
+
+def _declared(kind: PoolKind, mine: KindSupport | None) -> dict[str, list[Any]]:
+    """Return the words of a sample that are declared, the likeliest first."""
+    mine = mine or KindSupport()
+    return {
+        "layout": [one for one in Layout if one in mine.layouts],
+        "hit_policy": [one for one in HitPolicy if one in mine.hit_policies],
+        "sharding": [one for one in possible_shardings(kind) if one in mine.shardings],
+    }
 
 
 def _fitted(manifest: Manifest, sample: Sample) -> Sample:
@@ -261,12 +259,13 @@ def refusals(manifest: Manifest) -> Iterable[Case]:
 
 
 def _left_out(kind: PoolKind, mine: KindSupport) -> Iterable[tuple[Sample, Capability]]:
-    for layout in Layout:
-        if layout not in mine.layouts:
-            yield Sample(kind=kind, layout=layout), Capability.LAYOUT
-    for policy in HitPolicy:
-        if policy not in mine.hit_policies:
-            yield Sample(kind=kind, hit_policy=policy), Capability.HIT_POLICY
-    for sharding in possible_shardings(kind):
-        if sharding not in mine.shardings:
-            yield Sample(kind=kind, sharding=sharding), Capability.SHARDING
+    every = (
+        (Capability.LAYOUT, Layout, mine.layouts),
+        (Capability.HIT_POLICY, HitPolicy, mine.hit_policies),
+        (Capability.SHARDING, possible_shardings(kind), mine.shardings),
+    )
+    for capability, words, taken in every:
+        for word in words:
+            if word not in taken:
+                said: dict[str, Any] = {capability.value: word}
+                yield Sample(kind=kind, **said), capability

@@ -1,7 +1,7 @@
 """A second process with the same plugin and the same settings.
 
-Started with `python -m kvdock.testing.workers`; it reads commands as
-lines of JSON. A failed assertion there is raised here.
+Started with `python -m kvdock.testing.workers`; it takes commands as JSON over
+a connection. A failed assertion there is raised here.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
-import selectors
 import subprocess
 import sys
-import time
 import traceback
-from typing import TYPE_CHECKING, Any, cast
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -41,6 +40,7 @@ class Worker:
     """The handle of a worker process."""
 
     process: subprocess.Popen[bytes]
+    link: Connection
     patience_s: float = ANSWER_S
 
     @classmethod
@@ -53,13 +53,16 @@ class Worker:
                 depend on the order of a set.
         """
         path = os.pathsep.join(filter(None, sys.path))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "kvdock.testing.workers"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": path},
-        )
-        worker = cls(process, harness.scale.seconds(ANSWER_S))
+        link, theirs = Pipe()
+        with theirs:
+            number = theirs.fileno()
+            process = subprocess.Popen(  # noqa: S603 - this interpreter, this module
+                [sys.executable, "-m", "kvdock.testing.workers", str(number)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[number],
+                env=os.environ | {"PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": path},
+            )
+        worker = cls(process, link, harness.scale.seconds(ANSWER_S))
         settings = dict(harness.settings)
         worker.ask(
             "load",
@@ -73,10 +76,9 @@ class Worker:
     def send(self, do: str, **words: object) -> None:
         """Send a command without waiting for the answer."""
         # Paths and sizes have a spelling; a list or a null is not its own repr.
-        line = json.dumps({"do": do, **words}, default=str) + "\n"
+        message = json.dumps({"do": do, **words}, default=str).encode()
         with contextlib.suppress(BrokenPipeError):
-            cast("Any", self.process.stdin).write(line.encode())
-            cast("Any", self.process.stdin).flush()
+            self.link.send_bytes(message)
 
     def answer(self) -> Any:  # noqa: ANN401 - whatever the command returns
         """Wait for the next answer.
@@ -85,21 +87,18 @@ class Worker:
             WorkerDied: If there is none.
             AssertionError: If an assertion failed in the other process.
         """
-        out = cast("Any", self.process.stdout)
-        deadline = time.monotonic() + self.patience_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(out, selectors.EVENT_READ)
-            if not selector.select(deadline - time.monotonic()):
-                self.kill()
-                raise WorkerDied(
-                    f"no answer from another process in {self.patience_s:.0f} s"
-                )
-        line = out.readline()
-        if not line:
+        if not self.link.poll(self.patience_s):
+            self.kill()
             raise WorkerDied(
-                f"another process died with exit status {self.process.wait()}"
+                f"no answer from another process in {self.patience_s:.0f} s"
             )
-        found = json.loads(line)
+        try:
+            found = json.loads(self.link.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            status = self.process.wait()
+            raise WorkerDied(
+                f"another process died with exit status {status}"
+            ) from None
         if "error" in found:
             raise AssertionError(f"in another process:\n{found['error']}")
         return found["ok"]
@@ -123,33 +122,27 @@ class Worker:
     def kill(self) -> None:
         """End it with SIGKILL and collect it."""
         self.process.kill()
-        self._collect()
+        self.process.wait()
+        self.link.close()
 
     def end(self) -> None:
         """Let it release and end by itself; kill it if it does not."""
         self.send("end")
-        cast("Any", self.process.stdin).close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             self.process.wait(self.patience_s)
-        if self.process.poll() is None:
+        except subprocess.TimeoutExpired:
             self.kill()
             raise WorkerDied(
                 f"another process did not end within {self.patience_s:.0f} s"
-            )
-        self._collect()
-
-    def _collect(self) -> None:
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(BrokenPipeError):
-                cast("Any", pipe).close()
+            ) from None
+        self.link.close()
 
 
 class _Orders:
     """The worker process: runs one command after another."""
 
-    def __init__(self, reply: Callable[[Mapping[str, object]], None]) -> None:
-        self.reply = reply
+    def __init__(self, link: Connection) -> None:
+        self.link = link
         self.harness: Harness | None = None
         self.rigs: list[Setup] = []
 
@@ -185,9 +178,9 @@ class _Orders:
 
     def write_for_ever(self, hashes: Sequence[str]) -> None:
         # Answered before the first round: the caller kills it in the middle.
-        self.reply({"ok": None})
-        # Only the end of the caller, a kill included, closes this pipe.
-        while not select.select([0], [], [], 0)[0]:
+        self.reply(ok=None)
+        # The end of the caller, a kill included, ends the connection.
+        while not self.link.poll():
             self.rigs[-1].put(hashes)
             self.rigs[-1].delete(hashes)
 
@@ -196,26 +189,22 @@ class _Orders:
             self.harness.close()
         sys.exit(0)
 
+    def reply(self, **answer: object) -> None:
+        self.link.send_bytes(json.dumps(answer).encode())
 
-def serve() -> None:
-    """Run commands from standard input until it ends."""
-    # A plugin's library may print; answers go where it cannot reach.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
 
-    def reply(answer: Mapping[str, object]) -> None:
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-    orders = _Orders(reply)
-    for line in sys.stdin:
-        words = json.loads(line)
-        order: Callable[..., object] = getattr(orders, words.pop("do"))
-        try:
-            reply({"ok": order(**words)})
-        except Exception:  # noqa: BLE001 - sent to the caller
-            reply({"error": traceback.format_exc()})
+def serve(link: Connection) -> None:
+    """Run commands from a connection until it ends."""
+    orders = _Orders(link)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            words = json.loads(link.recv_bytes())
+            order: Callable[..., object] = getattr(orders, words.pop("do"))
+            try:
+                orders.reply(ok=order(**words))
+            except Exception:  # noqa: BLE001 - sent to the caller
+                orders.reply(error=traceback.format_exc())
 
 
 if __name__ == "__main__":
-    serve()
+    serve(Connection(int(sys.argv[1])))

@@ -125,7 +125,7 @@ def kvdock_allocate(nbytes: int, config: AttachConfig) -> HostMemory | None:
     if not (config.settings or _unsaid()).standalone:
         return None
     settings = _joins_with(config)
-    from kvdock_mooncake.shared_memory import allocate  # noqa: PLC0415 - as above
+    from kvdock_mooncake.shared_clients import allocate  # noqa: PLC0415 - as above
 
     return allocate(settings, nbytes, config)
 

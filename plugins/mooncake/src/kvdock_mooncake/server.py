@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -76,24 +76,22 @@ def start_master(*options: str, port: int = 0, log: Path | None = None) -> Serve
     wheel = the_wheel(installed())
     on_loopback = [f"-metrics_host={LOOPBACK}"] if wheel.is_since(_METRICS_HOST) else []
 
-    def command(rpc: int, metrics: int) -> list[str]:
+    metrics = []
+
+    def flags(rpc: int) -> list[str]:
+        metrics.append(free_port())
         return [
-            str(program("mooncake_master")),
             f"-rpc_port={rpc}",
             f"-rpc_address={LOOPBACK}",
             *on_loopback,
-            f"-metrics_port={metrics}",
+            f"-metrics_port={metrics[-1]}",
             "-logtostderr=1",
             *options,
         ]
 
-    for _ in range(_TRIES):
-        rpc, metrics = port or free_port(), free_port()
-        server = _start(command(rpc, metrics), rpc, log)
-        if server:
-            server.http_port = metrics
-            return server
-    raise ServerError("mooncake_master does not start", fix=_words(log))
+    server = _start("mooncake_master", flags, log, port)
+    server.http_port = metrics[-1]
+    return server
 
 
 def start_owner(
@@ -110,21 +108,18 @@ def start_owner(
     Raises:
         ServerError: If it does not come up.
     """
-    for _ in range(_TRIES):
-        port = free_port()
-        command = [
-            str(program("mooncake_client")),
+    return _start(
+        "mooncake_client",
+        lambda port: [
             f"--master_server_address={master}",
             f"--host={LOOPBACK}",
             f"--port={port}",
             f"--global_segment_size={segment_bytes}",
             "--metadata_server=P2PHANDSHAKE",
             *options,
-        ]
-        server = _start(command, port, log)
-        if server:
-            return server
-    raise ServerError("mooncake_client does not start", fix=_words(log))
+        ],
+        log,
+    )
 
 
 @contextmanager
@@ -166,24 +161,31 @@ def local_server(
         yield settings, f"no master is configured: {notice}"
 
 
-def _start(command: Sequence[str], port: int, log: Path | None) -> Server | None:
-    """Start a program and wait until its port answers; None if it ends."""
+def _start(
+    name: str, flags: Callable[[int], list[str]], log: Path | None, port: int = 0
+) -> Server:
+    """Start a program at a free port, and wait until that answers.
+
+    Raises:
+        ServerError: If it does not come up.
+    """
     environment = dict(os.environ)
     if path := search_path(environment.get("LD_LIBRARY_PATH", "")):
         environment["LD_LIBRARY_PATH"] = path
-    with open(log or os.devnull, "ab") as output:  # noqa: PTH123 - a path or the null device
-        process = start_server(
-            command,
-            lambda: socket.create_connection((LOOPBACK, port), 1.0).close(),
-            environ=environment,
-            output=output,
-            within_s=_START_S,
-        )
-    return Server(process, port) if process else None
-
-
-def _words(log: Path | None) -> str:
-    if log is None:
-        return "Start it by hand to see why."
-    last = log.read_text(errors="replace").splitlines()[-5:]
-    return "Its last words:\n  " + "\n  ".join(last)
+    for _ in range(_TRIES):
+        at = port or free_port()
+        with open(log or os.devnull, "ab") as output:  # noqa: PTH123 - a path or the null device
+            process = start_server(
+                [str(program(name)), *flags(at)],
+                lambda: socket.create_connection((LOOPBACK, at), 1.0).close(),  # noqa: B023 - called before the next
+                environ=environment,
+                output=output,
+                within_s=_START_S,
+            )
+        if process:
+            return Server(process, at)
+    words = "Start it by hand to see why."
+    if log:
+        last = log.read_text(errors="replace").splitlines()[-5:]
+        words = "Its last words:\n  " + "\n  ".join(last)
+    raise ServerError(f"{name} does not start", fix=words)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -29,7 +29,6 @@ from kvdock_s3.client import Entry, ObjectClient, RequestFailed, WrongLength
 from kvdock_s3.layout import is_namespace, is_page, record_name
 from kvdock_s3.pool import DELETE_KEYS
 from kvdock_s3.settings import S3Settings, names_a_service
-from kvdock_s3.threads import Job, RequestThreads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -179,17 +178,13 @@ class BucketStore:
         Pages that were stored with `core.integrity = "off"` have none.
         """
         good, bad = 0, list[DamagedObject]()
-        lock = threading.Lock()
         pages = list(self._pages(namespace))
-
-        def check(_: Job, row: int) -> None:
-            nonlocal good
-            page = pages[row]
-            outcome = self._check(page)
-            with lock:
-                if outcome is Outcome.OK:
-                    good += 1
-                elif outcome is not Outcome.ABSENT:
+        threads = ThreadPoolExecutor(self.client.settings.threads, "kvdock-s3-verify")
+        try:
+            found = threads.map(self._check, pages)
+            for page, outcome in zip(pages, found, strict=True):
+                good += outcome is Outcome.OK
+                if outcome not in (Outcome.OK, Outcome.ABSENT):
                     bad.append(
                         DamagedObject(
                             key=page.name, nbytes=page.nbytes, why=outcome.name
@@ -197,13 +192,9 @@ class BucketStore:
                     )
                 if progress:
                     progress(page.nbytes)
-
-        threads = RequestThreads(self.client.settings.threads, "kvdock-s3-verify")
-        job = Job(check, len(pages))
-        threads.start(job)
-        job.wait(float("inf"), for_active=True)
-        threads.close()
-        bad.sort(key=lambda one: one.key)
+        finally:
+            # An interrupt waits for the requests under way alone.
+            threads.shutdown(wait=False, cancel_futures=True)
         if heal:
             self._delete([one.key for one in bad])
         return Verified(
