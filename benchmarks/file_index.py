@@ -6,18 +6,18 @@ import hashlib
 import os
 import shutil
 import statistics
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
 from kvdock import Batch, Operation
-from kvdock_segments import (
-    PosixIOEngine,
-    SegmentStore,
-    StoreLocation,
-    write_index_files,
-)
+from kvdock_segments import PosixIOEngine, SegmentStore, StoreLocation
+
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "harness"))
+
+from index_files import write_index_files
 
 PAGE_BYTES = 65536
 SLOTS = 4096

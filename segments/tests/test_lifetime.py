@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from index_files import write_index_files
 
 from kvdock.batch import Outcome
 from kvdock.capacity import Capacity
 from kvdock.errors import KvdockError
-from kvdock_segments import StoreLocation, write_index_files
+from kvdock_segments import StoreLocation
 from kvdock_segments.format import index_bytes
 
 OpenDepot = Callable[..., Any]

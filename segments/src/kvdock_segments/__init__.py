@@ -21,7 +21,6 @@ from kvdock.lazy import lazy_names
 if TYPE_CHECKING:
     from kvdock_segments.directory_store import DirectoryStore as DirectoryStore
     from kvdock_segments.eviction_policy import EvictionPolicy as EvictionPolicy
-    from kvdock_segments.index_files import write_index_files as write_index_files
     from kvdock_segments.inspect import Location as Location
     from kvdock_segments.inspect import clear as clear
     from kvdock_segments.inspect import describe_namespace as describe_namespace

@@ -72,6 +72,9 @@ _GROWTH = 64
 folder again. A scan for each of thousands of segments takes the square of their
 number."""
 _MOST_PLANS = 8  # for one segment
+_PLANNED = 0.75
+"""Segments whose pages a plan takes at least. In a store of twelve, half a segment
+restores no more and claims a third more segments."""
 _MARK_SLOTS = 4096  # of a segment whose objects have no bytes
 _FAULTY = 3
 """Segments that fail one after the other before the disk counts as failing: then
@@ -333,12 +336,12 @@ class SegmentAllocator:
         Raises:
             OSError: If its files cannot be read or written now.
         """
-        if folder.is_linked(segment):
+        linked, size = folder.look_at(segment)
+        if linked:
             self.counts["segments_linked"] += 1
             if holds_promises(segment.index_fd, segment.name):
                 raise OSError(errno.EMLINK, "it has other names, and promised pages")
             return False
-        size = folder.data_bytes(segment.name)
         wanted = segment.rows.slots * segment.slot_bytes
         if size < wanted:
             self._restore_size(folder, segment, wanted)
@@ -563,7 +566,7 @@ class SegmentAllocator:
         share = self.limits.low_watermark / self.limits.high_watermark
         every = set(folder.segments.values()) - (passed or set())
         mine = [m for m in every if (ahead and m.owned) or self.may_claim(folder, m)]
-        wanted = max((one.rows.slots for one in mine), default=0)
+        wanted = int(_PLANNED * max((one.rows.slots for one in mine), default=0))
         wanted = max(wanted, live - int(share * slots))
         writable = np.zeros(len(self.index.slots_in), np.bool_)
         writable[[one.rows.number for one in mine]] = True

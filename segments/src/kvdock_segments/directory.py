@@ -118,13 +118,13 @@ class SegmentDirectory:
         the folder is read a moment later: once for many changes of our own. Before,
         nine of ten puts into a full store read it, for 166 us each.
         """
-        known = os.fstat(self.fd).st_mtime_ns == self._read_ns
+        known = self._stamp_ns == self._read_ns
         try:
             yield
         finally:
             if known:
                 stamp = os.fstat(self.fd).st_mtime_ns
-                self._seen_ns = self._read_ns = self._own_ns = stamp
+                self._seen_ns = self._read_ns = self._own_ns = self._stamp_ns = stamp
                 due_s = time.monotonic() + _SCAN_AFTER_S
                 self._scan_at_s = min(self._scan_at_s, due_s)
 
@@ -145,7 +145,7 @@ class SegmentDirectory:
         stamp = os.fstat(self.fd).st_mtime_ns
         self._scan_at_s = math.inf
         # A stamp that a later change may share is not kept: the folder is read again.
-        self._read_ns = stamp
+        self._read_ns = self._stamp_ns = stamp
         settled = now_ns - stamp > SETTLED_NS
         self._seen_ns = stamp if settled or stamp == self._own_ns else -1
         if not settled and stamp == self._own_ns:
@@ -253,8 +253,13 @@ class SegmentDirectory:
         Raises:
             OSError: If it cannot be looked at.
         """
+        segment.links = os.fstat(segment.index_fd).st_nlink
+        return self.look_at(segment)[0]
+
+    def look_at(self, segment: Segment) -> tuple[bool, int]:
+        """Return `is_linked` of a segment claimed just now, and its bytes of pages."""
         data = os.stat(segment.name.data, dir_fd=self.fd, follow_symlinks=False)
-        return max(data.st_nlink, os.fstat(segment.index_fd).st_nlink) > 1
+        return max(data.st_nlink, segment.links) > 1, data.st_size
 
     def add(
         self, name: IndexName, contents: IndexContents, index_fd: int = -1

@@ -224,11 +224,17 @@ def open_file(folder: int, name: str, flags: int) -> int:
     Raises:
         OSError: If it is missing, a link, or not a regular file (ENXIO).
     """
+    return open_and_look(folder, name, flags)[0]
+
+
+def open_and_look(folder: int, name: str, flags: int) -> tuple[int, os.stat_result]:
+    """Open a file as `open_file` does; return its status as well."""
     # Opening a pipe of that name would block until its other end is opened.
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     fd = os.open(name, flags, 0o600, dir_fd=folder)
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode):
+        return fd, status
     os.close(fd)
     raise OSError(errno.ENXIO, "not a regular file", name)
 

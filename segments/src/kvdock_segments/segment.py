@@ -39,7 +39,7 @@ from kvdock_segments.format import (
 )
 from kvdock_segments.io import preallocate_file
 from kvdock_segments.ownership import WriterLiveness
-from kvdock_segments.paths import IndexName, open_file
+from kvdock_segments.paths import IndexName, open_and_look, open_file
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array
@@ -354,6 +354,7 @@ class Segment:
         commits: As last seen.
         index_fd: The index file held open while this process is its writer,
             else -1.
+        links: Names of the index file when it was claimed.
         touched: Whether times of use are newer than on disk.
         liveness: How living writers are detected.
         last_seen: Name and commits of an open segment as last seen.
@@ -372,6 +373,7 @@ class Segment:
     version: int = FORMAT_VERSION
     commits: int = 0
     index_fd: int = -1
+    links: int = 1
     touched: bool = False
     liveness: WriterLiveness = WriterLiveness.LOCKS
     last_seen: tuple[IndexName, int] | None = None
@@ -454,7 +456,7 @@ class Segment:
         Other processes see the new name and read the index again.
         """
         try:
-            fd = open_index(self.folder, str(self.name), write=True)
+            fd, status = open_and_look(self.folder, str(self.name), os.O_RDWR)
         except OSError:
             return False
         taken = self.name
@@ -462,9 +464,9 @@ class Segment:
         try:
             if self._abandoned(fd):
                 here = os.stat(str(taken), dir_fd=self.folder, follow_symlinks=False)
-                if here.st_ino == os.fstat(fd).st_ino:
+                if here.st_ino == status.st_ino:
                     self._rename(fresh)
-                    self.index_fd = fd
+                    self.index_fd, self.links = fd, here.st_nlink
                     return True
         except OSError:
             pass
@@ -546,23 +548,10 @@ class Segment:
         with suppress(OSError):
             fd = open_index(self.folder, str(self.name), write=True)
             try:
-                self._write_uses(fd, used_ns)
+                self.touched = False
+                os.pwrite(fd, used_ns.astype("<i8").tobytes(), uses_at(self.rows.slots))
             finally:
                 os.close(fd)
-
-    def _write_uses(self, fd: int, used_ns: Int64Array) -> None:
-        self.touched = False
-        os.pwrite(fd, used_ns.astype("<i8").tobytes(), uses_at(self.rows.slots))
-
-    def release_filled(self, used_ns: Int64Array) -> None:
-        """Stop being the writer of a full segment; called under the lock.
-
-        Args:
-            used_ns: int64 (slots,), times of use for other processes.
-        """
-        with suppress(OSError):
-            self._write_uses(self.index_fd, used_ns)
-        self.release(full=True)
 
     def release(self, *, full: bool) -> None:
         """Stop being its writer; called under the lock.

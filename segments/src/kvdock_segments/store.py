@@ -410,12 +410,15 @@ class SegmentStore(ClosedAfterUse):
             )
         self._check_fork()
         catalog = self._catalog
-        try:
-            catalog.refresh(missed=True)
-        except OSError as error:
-            if error.errno not in OUT_OF_FILES or not catalog.close_idle():
-                raise
-            catalog.refresh(missed=True)
+        for again in (False, True):
+            try:
+                catalog.refresh(missed=True)
+                used = self._allocator.usage_bytes()
+                break
+            except OSError as error:
+                full = error.errno in OUT_OF_FILES
+                if again or not full or not catalog.close_idle():
+                    raise
         with catalog.lock:
             live = catalog.index.live_in
             nbytes = int((live * catalog.index.object_bytes_in).sum())
@@ -425,7 +428,7 @@ class SegmentStore(ClosedAfterUse):
             page_bytes=nbytes,
             failed_slots=sum(len(segment.failed) for segment in segments),
             pool_bytes=sum(segment.nbytes for segment in segments),
-            namespace_bytes=self._allocator.usage_bytes(),
+            namespace_bytes=used,
             quota_bytes=self._limits.quota_bytes,
             free_bytes=self._allocator.free_bytes(),
             index_bytes=catalog.index.nbytes,

@@ -15,10 +15,10 @@ import numpy as np
 from kvdock.units import format_bytes
 from kvdock_segments import paths
 from kvdock_segments.cleanup import delete_if_unowned, pool_folders
-from kvdock_segments.format import CLOCK_SLACK_NS, slots_of
+from kvdock_segments.format import CLOCK_SLACK_NS, credible_uses, slots_of
 from kvdock_segments.ownership import WriterLiveness
 from kvdock_segments.paths import SETTLED_NS, IndexName, listing, open_folder
-from kvdock_segments.segment import open_index, read_uses
+from kvdock_segments.segment import open_index, read_records, read_uses
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
@@ -181,8 +181,8 @@ class NamespaceUsage:
     def uses_of(self, pool: str, name: str) -> Int64Array:
         """Return when the first pages of a full segment were last used.
 
-        As they were written when it was filled, or up to ten seconds ago; of at most
-        1024 pages, since an index file may have megabytes.
+        When they were stored, or used until ten seconds ago; of at most 1024 pages,
+        since an index file may have megabytes.
         """
         uses = np.zeros(0, np.int64)
         with suppress(OSError):
@@ -192,6 +192,9 @@ class NamespaceUsage:
                 try:
                     slots = slots_of(os.fstat(fd).st_size)
                     uses = read_uses(fd, slots, most=_SAMPLE)
+                    records = read_records(fd, np.arange(len(uses)))
+                    stored_ns = credible_uses(records["stored_ns"].astype(np.int64))
+                    uses = np.where(records["check"], np.maximum(uses, stored_ns), 0)
                 finally:
                     os.close(fd)
             finally:

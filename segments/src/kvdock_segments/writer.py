@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import attrs
@@ -421,13 +420,10 @@ class Writer:
             return
         if self._active.get(active.folder) is active:
             del self._active[active.folder]
-        with self._lock:
-            if active.segment.owned:  # not deleted meanwhile
-                rows = active.segment.rows
-                used_ns = self._index.used_ns[rows.span]
-                with suppress(OSError), active.folder.own_change():
-                    active.segment.release_filled(used_ns)
-                active.segment.release(full=True)  # if the folder cannot be read
+        # Its times of use are written with those of other segments: pages that were
+        # just stored have theirs in their records.
+        active.segment.touched = True
+        self._allocator.release_full(active.folder, active.segment)
 
 
 def _chosen(sizes: Int64Array, rows: Int64Array) -> Int64Array:
