@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import attrs
 
@@ -25,25 +23,12 @@ class InFlightLimit:
     _taken: int = attrs.field(default=0, init=False)
     _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
 
-    @contextmanager
-    def take(self, pieces: int, until_s: float) -> Iterator[bool]:
-        """Wait for room; yield whether it came in time.
+    def enter(self, pieces: int, until_s: float) -> bool:
+        """Wait for room; return whether it came, to be ended with `leave`.
 
         Args:
             pieces: How many pieces a call has.
             until_s: When to give up, on `time.monotonic()`'s clock.
-        """
-        granted = self.enter(pieces, until_s)
-        try:
-            yield granted
-        finally:
-            if granted:
-                self.leave(pieces)
-
-    def enter(self, pieces: int, until_s: float) -> bool:
-        """Wait for room; return whether it came, to be ended with `leave`.
-
-        As `take`, without a generator for each call.
         """
         with self._changed:
             granted = not self._taken or self._taken + pieces <= self.most
