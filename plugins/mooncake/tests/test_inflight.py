@@ -42,4 +42,7 @@ def test_a_call_with_more_pieces_than_the_bound_goes_alone() -> None:
 
 
 def test_no_deadline_at_all_is_no_overflow() -> None:
-    assert InFlightLimit(1).enter(1, float("inf"))
+    allowance = InFlightLimit(1)
+    assert allowance.enter(1, 0.0)
+    threading.Timer(0.01, allowance.leave, [1]).start()
+    assert allowance.enter(1, float("inf"))

@@ -49,9 +49,14 @@ def side(library: Any) -> Iterator[Side]:
 
 
 def test_the_heartbeat_feels_a_lock_that_is_held_asleep() -> None:
-    with Heartbeat() as heart:
-        ctypes.PyDLL(None).usleep(400_000)  # calls of a PyDLL keep the lock
-    assert heart.longest_s > LONGEST_S
+    # The busier the machine, the more of it counts as waiting for a core.
+    for held_s in (0.4, 1.6, 6.4):
+        with Heartbeat() as heart:
+            # Calls of a PyDLL keep the lock.
+            ctypes.PyDLL(None).usleep(int(held_s * 1e6))
+        if heart.longest_s > LONGEST_S:
+            return
+    pytest.fail(f"held for {held_s} s, felt {heart.longest_s:.3f} s")
 
 
 def check(heart: Heartbeat, took_s: float, deadline_s: float) -> None:
