@@ -315,3 +315,12 @@ def test_a_tier_that_is_not_a_backend_is_a_problem_of_the_file(
         path.write_text(f'tiers = ["{tiers}"]\n{backend}')
         found, code = ask(config.validate, config=path)
         assert [one["what"] for one in found["wrong"]] == [wrong] * code
+
+
+def test_a_wrapper_that_is_not_installed_is_a_problem_of_the_file(
+    file: Path, ask: Answer
+) -> None:
+    file.write_text('[backends.file]\nroot = "/srv/kv"\nwrap = ["nope"]\n')
+    found, code = ask(config.validate, config=file)
+    (wrong,) = found["wrong"]
+    assert (code, "no wrapper 'nope' is installed" in wrong["what"]) == (1, True)

@@ -143,7 +143,7 @@ def validate(*, config: Path | None = None, json: bool = False) -> int:
     try:
         tree = read_file(file)
         wrong = _wrong(tree, file, _known(tree))
-    except SettingsError as error:
+    except (PluginError, SettingsError) as error:
         if not file.exists():
             raise
         wrong = [Wrong("", error.what, error.fix)]
