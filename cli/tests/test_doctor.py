@@ -339,6 +339,34 @@ def test_a_broken_section_is_a_problem_and_stops_no_other(
     assert section["findings"][0]["what"] == "TypeError: 'int' object is not callable"
 
 
+@pytest.mark.parametrize(
+    ("tiers", "wrong"),
+    [
+        ("good, far", {}),
+        ("good, fra", {"fra": "tiers names it, and no backend 'fra' is installed"}),
+        ("good, bad", {"bad": "its plugin 'god' is not installed"}),
+    ],
+)
+def test_tiers_are_examined_and_name_what_is_there(
+    shelf: Shelf,
+    ask: Ask,
+    monkeypatch: pytest.MonkeyPatch,
+    tiers: str,
+    wrong: dict[str, str],
+) -> None:
+    probing(shelf, "good", "return ()")
+    monkeypatch.setenv("KVDOCK_PLUGINS", "good")
+    monkeypatch.setenv("KVDOCK_TIERS", tiers)
+    monkeypatch.setenv("KVDOCK_BACKENDS__FAR__PLUGIN", "good")
+    if "bad" in tiers:
+        monkeypatch.setenv("KVDOCK_BACKENDS__BAD__PLUGIN", "god")
+    data, _ = ask()
+    found = {one["name"]: one["cause"] for one in data["problems"]}
+    assert found == wrong
+    named = [section["name"] for section in data["sections"]]
+    assert named[:2] == ["good", "far"]
+
+
 def test_what_opens_stores_is_tried_as_well(shelf: Shelf, ask: Ask) -> None:
     crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
     shelf.add("far", crash, group="kvdock.stores", attribute="it")

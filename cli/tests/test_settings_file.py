@@ -304,3 +304,23 @@ def test_a_file_without_rights_for_others_stays_so(file: Path) -> None:
     config.change("core.integrity", "off", config=file)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert file.stat().st_uid == os.getuid()
+
+
+def test_a_tier_that_is_not_a_backend_is_a_problem_of_the_file(
+    tmp_path: Path, ask: Answer
+) -> None:
+    path = tmp_path / "kvdock.toml"
+    backend = '[backends.near]\nplugin = "file"\nroot = "/srv/kv"\n'
+    for tiers, wrong in (("near", ""), ("naer", "no backend 'naer' is installed")):
+        path.write_text(f'tiers = ["{tiers}"]\n{backend}')
+        found, code = ask(config.validate, config=path)
+        assert [one["what"] for one in found["wrong"]] == [wrong] * code
+
+
+def test_a_wrapper_that_is_not_installed_is_a_problem_of_the_file(
+    file: Path, ask: Answer
+) -> None:
+    file.write_text('[backends.file]\nroot = "/srv/kv"\nwrap = ["nope"]\n')
+    found, code = ask(config.validate, config=file)
+    (wrong,) = found["wrong"]
+    assert (code, "no wrapper 'nope' is installed" in wrong["what"]) == (1, True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kvdock.config import explain, load_configuration, read_file
-from kvdock.errors import SettingsError
+from kvdock.errors import PluginError, SettingsError
 from kvdock.plugin import OBSERVERS_GROUP, Observer, list_entry_points, require
 from kvdock_cli import settings_file
 from kvdock_cli.commands.doctor import switched_on
@@ -143,7 +143,7 @@ def validate(*, config: Path | None = None, json: bool = False) -> int:
     try:
         tree = read_file(file)
         wrong = _wrong(tree, file, _known(tree))
-    except SettingsError as error:
+    except (PluginError, SettingsError) as error:
         if not file.exists():
             raise
         wrong = [Wrong("", error.what, error.fix)]
@@ -181,8 +181,14 @@ def _wrong(tree: Mapping[str, object], file: Path, known: Known) -> list[Wrong]:
     ]
     found = settings_file.wrong_in(tree, f"file {file}", schemas)
     if all(one.missing for one in found):
-        observers = switched_on(load_configuration(tree, environ={}))
+        configuration = load_configuration(tree, environ={})
+        observers = switched_on(configuration)
         unfit += [Wrong("core.observers", one.cause, one.fix) for one in observers]
+        names = [one.partition(".")[2] for one in schemas if one.startswith("backends")]
+        try:
+            require([one.backend for one in configuration.tiers], names, problems)
+        except PluginError as error:
+            unfit.append(Wrong("tiers", error.what, error.fix))
     return unfit + [
         one for one in found if ".".join(one.key.split(".")[:2]) not in broken
     ]

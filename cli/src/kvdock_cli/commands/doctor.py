@@ -9,8 +9,9 @@ import attrs
 
 from kvdock import AttachConfig, Backend, Finding, Observer
 from kvdock.config import explain, load_configuration, structure
-from kvdock.errors import KvdockError, SettingsError, did_you_mean
+from kvdock.errors import KvdockError, PluginError, SettingsError, did_you_mean
 from kvdock.plugin import (
+    BACKENDS_GROUP,
     OBSERVERS_GROUP,
     OWN_DISTRIBUTIONS,
     BrokenPlugin,
@@ -21,6 +22,7 @@ from kvdock.plugin import (
     build_observers,
     import_entry_point,
     list_entry_points,
+    require,
     split_duplicates,
     try_each,
     usable_entry_points,
@@ -146,6 +148,7 @@ def diagnose(
             sections.append(Section(one.candidate, rows))
     if name is None:
         problems += switched_on(configured)
+        problems += _tiers(configured, found)
     sections += [
         Section(one, _settings_of(observer, configured.observers.get(one.name, {})))
         for one, observer in observers.items()
@@ -182,7 +185,9 @@ def _configured(plugin: LoadedPlugin, configuration: Configuration) -> bool:
         return True
     # What remains are files and variables of others, such as a client library's. One
     # that many programs share, such as AWS_REGION, configures no backend by itself.
-    nothing = attrs.evolve(configuration, backends={}, observers={}, origins={})
+    nothing = attrs.evolve(
+        configuration, backends={}, observers={}, tiers=(), origins={}
+    )
     found = explain(nothing, {path: plugin.manifest.settings})
     return any(
         _is_of(plugin.manifest.name, one.origin)
@@ -270,21 +275,34 @@ def switched_on(configuration: Configuration) -> tuple[PluginProblem, ...]:
         except BrokenPlugin as broken:
             found.append(broken.problem)
         except KvdockError as error:
-            candidate = Candidate(
-                name=name,
-                value="?",
-                distribution="?",
-                version="?",
-                group=OBSERVERS_GROUP,
-            )
-            found.append(
-                candidate.problem(
-                    LoadStage.DISCOVER,
-                    f"core.observers names it, and {error.what}",
-                    error.fix or "Correct core.observers.",
-                )
-            )
+            found.append(_missing(OBSERVERS_GROUP, name, "core.observers", error))
     return tuple(found)
+
+
+def _tiers(configuration: Configuration, known: Listing) -> tuple[PluginProblem, ...]:
+    """Return a problem for each tier that names what is not a backend."""
+    names = {one.manifest.name for one in known.plugins}
+    found = []
+    for tier in configuration.tiers:
+        try:
+            require([tier.backend], names, known.problems)
+        except BrokenPlugin:
+            continue  # among the problems as well
+        except PluginError as error:
+            found.append(_missing(BACKENDS_GROUP, tier.backend, "tiers", error))
+    return tuple(found)
+
+
+def _missing(group: str, name: str, where: str, error: KvdockError) -> PluginProblem:
+    """Return the problem that a setting names what is not installed."""
+    candidate = Candidate(
+        name=name, value="?", distribution="?", version="?", group=group
+    )
+    return candidate.problem(
+        LoadStage.DISCOVER,
+        f"{where} names it, and {error.what}",
+        error.fix or f"Correct {where}.",
+    )
 
 
 def _doctors(

@@ -254,7 +254,10 @@ def _of_model(
                 if given.own.drafts is Drafts.STRICT:
                     raise
                 left_out.append(f"pool {one.name} is not stored: {error.what}")
-    where = ", ".join(f"{one.pool.name} to {one.backend}" for one in routed)
+    where = ", ".join(
+        f"{one.pool.name} to {' and '.join(at.backend for at in one.placements)}"
+        for one in routed
+    )
     yield Finding(ok=True, what=f"pages of {name}: {where}")
     for what in left_out:
         hint = "Restored prompts are drafted worse. Name a plugin that takes it."

@@ -252,7 +252,10 @@ def _of_model(dock: Dock, given: Configuration, about: _Model) -> Iterator[Findi
         groups, row_bytes=row_bytes, slot_bytes=row_bytes, ranks=1, whole=False
     )
     plan = routes(dock, given, [pool for pool, _ in made.values()])
-    where = ", ".join(f"{one.pool.name} to {one.backend}" for one in plan.accepted)
+    where = ", ".join(
+        f"{one.pool.name} to {' and '.join(at.backend for at in one.placements)}"
+        for one in plan.accepted
+    )
     yield Finding(ok=True, what=f"pages of {model.name}: {where}")
     for table in model.pools:
         said = f"pages of pool {table.get('name')}"
