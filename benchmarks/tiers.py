@@ -42,6 +42,7 @@ from tier_model import TIERS, TierModel, simulate
 
 from kvdock import (
     Attachment,
+    Backend,
     Batch,
     BatchResult,
     Dock,
@@ -55,13 +56,10 @@ from kvdock import (
 )
 from kvdock.config import CoreSettings, Deadlines, read_tiers
 from kvdock.events import BatchEnded, PagesCopied
-from kvdock.plugin.backend import Backend
-from kvdock.plugin.store import PoolStore, StoreWrapper
-from kvdock.plugin.wrapper import wrapped_plugin
+from kvdock.plugin import PoolStore, StoreWrapper, wrapped_plugin
 
 if TYPE_CHECKING:
-    from kvdock.plugin.hookspecs import AttachConfig
-    from kvdock.plugin.manifest import Manifest
+    from kvdock import AttachConfig, Manifest
 
 SHARES = (0.02, 0.1, 1.0)
 SAMPLE_REQUESTS = 150
