@@ -20,10 +20,10 @@ SHARES = (0.1, 0.3, 1.2)
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Load the benchmark, whose modules are named as those of other folders."""
+    """Load the benchmark."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    path = BENCHMARKS / "tiers.py"
-    spec = importlib.util.spec_from_file_location("benchmark_of_tiers", path)
+    path = BENCHMARKS / "tier_replay.py"
+    spec = importlib.util.spec_from_file_location("tier_replay", path)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
