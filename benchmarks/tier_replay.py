@@ -1,6 +1,7 @@
 """Replay a load over memory, disk and a slow far tier, beside what bounds it.
 
-Usage: python benchmarks/tier_replay.py [--trace FILE] [--requests N] [--full] [--dir DIR]
+Usage: python benchmarks/tier_replay.py [--trace FILE] [--requests N] [--full]
+                                          [--dir DIR]
 
 Each request is a prefix of blocks of 4 KiB: it is looked up, what is there is loaded,
 and the rest is stored, through an `Attachment` over three instances of the file
