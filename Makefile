@@ -119,7 +119,7 @@ bench-s3: $(STAMP) ## Measure the s3 backend against obstore alone, boto3 and NI
 	@$(BIN)/python benchmarks/s3.py $(ARGS)
 
 bench-tiers: $(STAMP) ## Replay a load over memory, disk and a slow far tier, beside what bounds it.
-	@$(BIN)/python benchmarks/tiers.py $(ARGS)
+	@$(BIN)/python benchmarks/tier_replay.py $(ARGS)
 
 simulate: $(STAMP) ## Say for hosts and sizes of tiers what is loaded from where, without stores.
 	@$(BIN)/python benchmarks/tier_model.py $(ARGS)

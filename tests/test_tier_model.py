@@ -2,45 +2,61 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-pytest.importorskip("kvdock_file")
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-from eviction_loads import GENERATED
-from tier_model import TIERS, TierModel, simulate
-from tiers import Counts, attached, replay, settings_of
-
 from kvdock.config import read_tiers
 
+pytest.importorskip("kvdock_file")
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 REQUESTS = 400
 SHARES = (0.1, 0.3, 1.2)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Load the benchmark."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    path = BENCHMARKS / "tier_replay.py"
+    spec = importlib.util.spec_from_file_location("tier_replay", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("load", ["conversations", "tenants"])
 def test_the_model_counts_what_a_replay_on_one_host_counts(
-    tmp_path: Path, load: str
+    tmp_path: Path, bench: ModuleType, load: str
 ) -> None:
-    given = GENERATED[load](REQUESTS)
+    given = bench.GENERATED[load](REQUESTS)
+    names = bench.TIERS
     capacities = {
         name: int(share * given.unique)
-        for name, share in zip(TIERS, SHARES, strict=True)
+        for name, share in zip(names, SHARES, strict=True)
     }
-    settings = settings_of({name: tmp_path / name for name in TIERS}, capacities)
-    counts = Counts()
-    with attached(settings, max(map(len, given.requests)), counts) as cache:
-        real = replay(given, cache, load, counts, oracle=False)
-    rules = read_tiers([*TIERS])
-    model = simulate(given, TierModel(rules, [*capacities.values()], given.unique))
+    settings = bench.settings_of({name: tmp_path / name for name in names}, capacities)
+    counts = bench.Counts()
+    longest = max(map(len, given.requests))
+    with bench.attached(settings, longest, counts) as cache:
+        real = bench.replay(given, cache, load, counts, oracle=False)
+    rooms = [*capacities.values()]
+    model = bench.simulate(
+        given, bench.TierModel(read_tiers([*names]), rooms, given.unique)
+    )
     hits = (model.asked - model.computed) / model.asked
     assert real.loaded / given.blocks == pytest.approx(hits, abs=0.02)
     everything = sum(counts.loaded.values())
-    for name, moved in zip(TIERS, model.moved, strict=True):
+    for name, moved in zip(names, model.moved, strict=True):
         off = abs(counts.loaded[name] - moved.loaded)
         assert off <= 0.05 * everything, f"loaded from {name}: {off} blocks apart"
-        if name != TIERS[0]:  # which requests write themselves
+        if name != names[0]:  # which requests write themselves
             assert counts.copied[name] == pytest.approx(moved.written, rel=0.05), name

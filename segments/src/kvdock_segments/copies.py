@@ -107,8 +107,7 @@ class SegmentReceiver:
             time.monotonic() + _CALL_S,
             page.pool,
         )
-        outcomes = self._store_of(page).run(batch).outcomes
-        return int(outcomes[0]) == Outcome.OK
+        return int(self._store_of(page).run(batch).outcomes[0]) == Outcome.OK
 
     def _store_of(self, page: StoredPage) -> SegmentStore:
         kind = page.pool, page.nbytes

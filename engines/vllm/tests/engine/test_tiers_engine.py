@@ -122,4 +122,5 @@ def test_a_kill_during_copies_leaves_nothing_wrong(
     right, after = (tokens(found[one]["rounds"][0]) for one in ("right", "after"))
     assert right == after
     assert found["after"]["pages"].get("kv/load/ok", 0) > 0
-    assert pages_of(tmp_path / "near") == pages_of(tmp_path / "far") > 0
+    # What waited to be copied at the kill is near alone.
+    assert pages_of(tmp_path / "near") >= pages_of(tmp_path / "far") > 0

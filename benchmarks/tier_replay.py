@@ -1,6 +1,7 @@
 """Replay a load over memory, disk and a slow far tier, beside what bounds it.
 
-Usage: python benchmarks/tiers.py [--trace FILE] [--requests N] [--full] [--dir DIR]
+Usage: python benchmarks/tier_replay.py [--trace FILE] [--requests N] [--full]
+                                          [--dir DIR]
 
 Each request is a prefix of blocks of 4 KiB: it is looked up, what is there is loaded,
 and the rest is stored, through an `Attachment` over three instances of the file
@@ -42,6 +43,7 @@ from tier_model import TIERS, TierModel, simulate
 
 from kvdock import (
     Attachment,
+    Backend,
     Batch,
     BatchResult,
     Dock,
@@ -54,14 +56,11 @@ from kvdock import (
 )
 from kvdock.config import CoreSettings, Deadlines, read_tiers
 from kvdock.events import BatchEnded, PagesCopied
-from kvdock.plugin.backend import Backend
-from kvdock.plugin.store import PoolStore, StoreWrapper
-from kvdock.plugin.wrapper import wrapped_plugin
+from kvdock.plugin import PoolStore, StoreWrapper, wrapped_plugin
 from kvdock.pools import Part
 
 if TYPE_CHECKING:
-    from kvdock.plugin.hookspecs import AttachConfig
-    from kvdock.plugin.manifest import Manifest
+    from kvdock import AttachConfig, Manifest
 
 SHARES = (0.02, 0.1, 1.0)
 SAMPLE_REQUESTS = 150
