@@ -72,7 +72,7 @@ class RouterEvents:
         except NotImplementedError:  # its tree in Rust has no nodes to look at
             return
         # SGLang's own recorder makes them; a queue of its own keeps pages apart.
-        scratch = type(recorder).__new__(type(recorder))
+        scratch: Any = object.__new__(type(recorder))
         vars(scratch).update(vars(recorder), _queue=_Apart())
         scratch.record_store(node, medium=self.medium)
         _add(

@@ -447,8 +447,8 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         events = self.events
         if events is None or not tree.kv_events.enabled:
             return taken
-        pages = self._safely("events", self._attachments.take_page_events, ())
-        return self._safely("events", lambda: list(events.take(taken, pages)), taken)
+        report = self._attachments.take_page_events
+        return self._safely("events", lambda: list(events.take(taken, report())), taken)
 
     def note_skipped(self, request: str, reason: str) -> None:
         """Tell observers that SGLang asked nothing for a request, and why."""
