@@ -192,6 +192,28 @@ def kvdock(*words: object) -> tuple[int, dict[str, Any]]:
     return ended.returncode, found
 
 
+def check_from_outside(
+    server: Server, prompt: list[int], memory: int, folder: Path
+) -> None:
+    """Ask the commands whether what is restored is right, and why it is not more."""
+    given, short = folder / "given", folder / "short"
+    given.write_text(json.dumps(prompt))
+    short.write_text(json.dumps(prompt[:15]))
+    server.forget()
+    code, found = kvdock("audit", server.url, "--prompts", given, "--rate", 100)
+    assert code == 0, found
+    assert (found["engine"], found["restored"]) == ("sglang", 1)
+    assert found["restored_tokens"] == memory
+    assert found["largest"] < 1e-3
+    why = ("why", "--journal", folder / "journal", "--url", server.url, "--prompt")
+    server.forget()
+    code, found = kvdock(*why, given)
+    assert (code, found["ok"]) == (0, True), found
+    code, found = kvdock(*why, short)
+    assert code == 1
+    assert found["verdict"].startswith("The prompt is one token short of a page of")
+
+
 def test_storage_is_attached_rejected_detached_and_cleared_while_the_server_runs(
     tmp_path: Path,
 ) -> None:
@@ -242,23 +264,7 @@ def test_storage_is_attached_rejected_detached_and_cleared_while_the_server_runs
         (shown,) = [row for row in rows if row.startswith(RESTORED)]
         assert float(shown.split()[-1]) > 0
 
-        # Asked from outside: is what is restored right, and why is it not more?
-        given, short = tmp_path / "given", tmp_path / "short"
-        given.write_text(json.dumps(prompt))
-        short.write_text(json.dumps(prompt[:15]))
-        server.forget()
-        code, found = kvdock("audit", server.url, "--prompts", given, "--rate", 100)
-        assert code == 0, found
-        assert (found["engine"], found["restored"]) == ("sglang", 1)
-        assert found["restored_tokens"] == memory
-        assert found["largest"] < 1e-3
-        why = ("why", "--journal", journal, "--url", server.url, "--prompt")
-        server.forget()
-        code, found = kvdock(*why, given)
-        assert (code, found["ok"]) == (0, True), found
-        code, found = kvdock(*why, short)
-        assert code == 1
-        assert found["verdict"].startswith("The prompt is one token short of a page of")
+        check_from_outside(server, prompt, memory, tmp_path)
 
         kvdock_trace.settle(server.trace)
         assert server.ask("POST", f"{STORAGE}/clear")[0] == HTTPStatus.OK
