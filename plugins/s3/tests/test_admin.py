@@ -65,6 +65,17 @@ def test_a_survey_counts_pages_by_pool(stored: Any) -> None:
     assert (bare.model, bare.recorded, bare.pages) == ("", False, 1)
 
 
+def test_pages_are_found_by_their_keys(stored: Any) -> None:
+    mine, store = stored
+    namespace = mine.attachment.namespace
+    assert store.record(namespace)["model"] == "tests"
+    assert store.record(OTHER) == {}
+    holds = store.finder(namespace)
+    assert holds([mine.key(0), mine.key(7), f"{namespace}/absent.kv.L0-1"]) == [
+        True, True, False,
+    ]  # fmt: skip
+
+
 def test_verify_finds_every_kind_of_damage_and_heals(
     server: ObjectServer, stored: Any
 ) -> None:

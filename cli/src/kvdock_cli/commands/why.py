@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +30,7 @@ Read = Callable[[], Iterable[JournalRecord]]
 
 _WRITTEN_S = 5.0
 """How long a journal may take to write what it was told."""
-_LOOK_S = 0.1
+_LOOK_S = 0.2
 
 
 def why(  # noqa: PLR0913 - one option each, and what goes with what
@@ -111,15 +112,13 @@ def _asked(url: str, path: Path, read: Read) -> RequestAnswer:
     name = f"kvdock-why-{secrets.token_hex(8)}"
     answered = client.complete(tokens, tokens=1, name=name)
     end_s = time.monotonic() + _WRITTEN_S
-    # An engine adds to the name that it is given.
-    while not (found := [one for one in requests(read()) if name in one]):
-        if time.monotonic() > end_s:
-            break
-        time.sleep(_LOOK_S)
-    try:
-        answer = explain(read, request=found[0] if found else name)
-    except KvdockError:
-        answer = None
+    answer = None
+    while answer is None and time.monotonic() < end_s:
+        time.sleep(_LOOK_S)  # journals gather records before they write them
+        with suppress(KvdockError):  # nothing is written yet
+            # An engine adds to the name that it is given.
+            found = [one for one in requests(read()) if name in one]
+            answer = explain(read, request=found[0]) if found else None
     return explain_prompt(read(), len(tokens), answered.cached, answer, name)
 
 

@@ -243,15 +243,10 @@ def explain_prompt(
         answer: What the journal has of the request; None for nothing.
         request: Its id.
     """
-    newest = max(
-        (
-            one
-            for one in records
-            if one.operation == ATTACHED and one.record.get("pools")
-        ),
-        key=lambda one: one.at_s,
-        default=None,
-    )
+    mine = answer.namespace if answer else ""
+    known = (one for one in records if one.namespace.startswith(mine))
+    attached = [one for one in known if one.record.get("pools")]
+    newest = max(attached, key=lambda one: one.at_s, default=None)
     pools: Any = newest.record["pools"] if newest else {}
     page = max((int(one["page_tokens"]) for one in pools.values()), default=0)
     rest = tokens % page if page else 0

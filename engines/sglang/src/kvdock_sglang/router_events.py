@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -73,8 +72,8 @@ class RouterEvents:
         except NotImplementedError:  # its tree in Rust has no nodes to look at
             return
         # SGLang's own recorder makes them; a queue of its own keeps pages apart.
-        scratch = copy(recorder)
-        scratch._queue = _Apart()  # noqa: SLF001 - what SGLang's recorder fills
+        scratch: Any = object.__new__(type(recorder))
+        vars(scratch).update(vars(recorder), _queue=_Apart())
         scratch.record_store(node, medium=self.medium)
         _add(
             self._noted, zip(node.hash_value, scratch.take(), strict=False), self.limit

@@ -42,7 +42,6 @@ from kvdock_sglang.stats import Stats
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from kvdock.events import PageEvent
 
 T = TypeVar("T")
 
@@ -456,9 +455,8 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         events = self.events
         if events is None or not tree.kv_events.enabled:
             return taken
-        nothing: tuple[PageEvent, ...] = ()
-        pages = self._safely("events", self._attachments.take_page_events, nothing)
-        return self._safely("events", lambda: list(events.take(taken, pages)), taken)
+        report = self._attachments.take_page_events
+        return self._safely("events", lambda: list(events.take(taken, report())), taken)
 
     def note_skipped(self, request: str, reason: str) -> None:
         """Tell observers that SGLang asked nothing for a request, and why."""

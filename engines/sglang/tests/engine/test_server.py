@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -26,7 +27,6 @@ from kvdock.child_processes import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +48,10 @@ class Server:
 
     port: int
     trace: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, str]:
         """Send a request; return the status and the text of the answer.
@@ -178,6 +182,38 @@ def _until_it_answers(
         time.sleep(0.1)
 
 
+def kvdock(*words: object) -> tuple[int, dict[str, Any]]:
+    """Run a command of kvdock; return its exit code and what it prints."""
+    command = [str(Path(sys.executable).with_name("kvdock")), *map(str, words)]
+    ended = subprocess.run(
+        [*command, "--json"], capture_output=True, text=True, check=False
+    )
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return ended.returncode, found
+
+
+def check_from_outside(
+    server: Server, prompt: list[int], memory: int, folder: Path
+) -> None:
+    """Ask the commands whether what is restored is right, and why it is not more."""
+    given, short = folder / "given", folder / "short"
+    given.write_text(json.dumps(prompt))
+    short.write_text(json.dumps(prompt[:15]))
+    server.forget()
+    code, found = kvdock("audit", server.url, "--prompts", given, "--rate", 100)
+    assert code == 0, found
+    assert (found["engine"], found["restored"]) == ("sglang", 1)
+    assert found["restored_tokens"] == memory
+    assert found["largest"] < 1e-3
+    why = ("why", "--journal", folder / "journal", "--url", server.url, "--prompt")
+    server.forget()
+    code, found = kvdock(*why, given)
+    assert (code, found["ok"]) == (0, True), found
+    code, found = kvdock(*why, short)
+    assert code == 1
+    assert found["verdict"].startswith("The prompt is one token short of a page of")
+
+
 def test_storage_is_attached_rejected_detached_and_cleared_while_the_server_runs(
     tmp_path: Path,
 ) -> None:
@@ -215,7 +251,11 @@ def test_storage_is_attached_rejected_detached_and_cleared_while_the_server_runs
         assert server.ask("DELETE", STORAGE)[0] == HTTPStatus.OK
         server.forget()
         assert server.answer(prompt) == (warm, 0), "the storage is still in use"
-        observed = {"core": {"observers": ["metrics"]}}
+        journal = str(tmp_path / "journal")
+        observed = {
+            "core": {"observers": ["metrics", "journal"]},
+            "observers": {"journal": {"dir": journal}},
+        }
         status, said = server.attach(plugin="file", root=root, **observed)
         assert status == HTTPStatus.OK, said
         server.forget()
@@ -223,6 +263,8 @@ def test_storage_is_attached_rejected_detached_and_cleared_while_the_server_runs
         rows = server.ask("GET", "/metrics")[1].splitlines()
         (shown,) = [row for row in rows if row.startswith(RESTORED)]
         assert float(shown.split()[-1]) > 0
+
+        check_from_outside(server, prompt, memory, tmp_path)
 
         kvdock_trace.settle(server.trace)
         assert server.ask("POST", f"{STORAGE}/clear")[0] == HTTPStatus.OK
