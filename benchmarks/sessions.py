@@ -53,7 +53,7 @@ from kvdock import (
 )
 from kvdock.config import CoreSettings, structure
 from kvdock.events import BatchEnded, Origin, PagesAnswered
-from kvdock.journal.observer import Journal, JournalSettings
+from kvdock.journal import Journal, JournalSettings
 from kvdock.keys import key_suffixes
 from kvdock.observers.metrics import Metrics
 from kvdock.observers.tracing import Tracing

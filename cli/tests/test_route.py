@@ -64,9 +64,10 @@ def test_configured_tiers_are_shown_with_their_rules(
     monkeypatch.setenv("KVDOCK_BACKENDS__FAR__PLUGIN", "good")
     assert route(pool=(KV,), json=True) == 0
     (found,) = json.loads(capsys.readouterr().out)["routes"]
+    rest = {"promote": "second", "locality": "auto"}
     assert [one["tier"] for one in found["placements"]] == [
-        {"backend": "good", "write": "through", "promote": "second"},
-        {"backend": "far", "write": "behind", "promote": "second"},
+        {"backend": "good", "write": "through"} | rest,
+        {"backend": "far", "write": "behind"} | rest,
     ]
     assert "far: written behind, promoted at the second use" in found["reason"]
 

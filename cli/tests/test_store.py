@@ -48,7 +48,10 @@ GOLDEN = Path(__file__).with_name("golden")
 DOCUMENTATION = (
     Path(__file__).parents[2] / "docs" / "reference" / "cli-json.md"
 ).read_text()
-RECORDS = [b'{"model":"tiny","revision":"7"}', b'{"model":"other"}']
+RECORDS = [
+    b'{"model":"tiny","revision":"7","schema":1}',
+    b'{"model":"other","schema":1}',
+]
 NAMESPACES = [hashlib.sha256(record).hexdigest() for record in RECORDS]
 PAGE_BYTES = 4096
 

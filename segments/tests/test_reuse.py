@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvdock_segments.eviction_policy import EvictionPolicy
@@ -94,6 +94,13 @@ def prefixes(draw: st.DrawFn) -> list[list[int]]:
     return made
 
 
+@example(  # two pages whose times in use differ by less than those of others
+    requests=[
+        [0], [1, 2, 3], [4], [5], [1, 2, 3], [1, 2, 6, 7, 8], [1, 2, 6, 7, 8], [9],
+    ],
+    room=4,
+    policy=EvictionPolicy.REUSE,
+)  # fmt: skip
 @given(
     requests=prefixes(), room=st.integers(4, 60), policy=st.sampled_from(EvictionPolicy)
 )

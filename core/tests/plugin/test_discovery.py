@@ -463,6 +463,8 @@ def test_an_interrupt_ends_the_trials_at_once(shelf: Shelf, tmp_path: Path) -> N
                 return
 
     thread = threading.Thread(target=interrupt)
+    # Workers of pytest-xdist ignore this signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread.start()
     began_s = time.monotonic()
     try:
@@ -471,6 +473,7 @@ def test_an_interrupt_ends_the_trials_at_once(shelf: Shelf, tmp_path: Path) -> N
     finally:
         ended.set()
         thread.join()
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began_s < 60
     with pytest.raises(ProcessLookupError):
         os.kill(int(began.read_text()), 0)

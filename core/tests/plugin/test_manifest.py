@@ -101,6 +101,7 @@ OF_A_MANIFEST: dict[str, type[StrEnum]] = {
     "touch": Support,
     "removed": Support,
     "capacity": Support,
+    "retention": Support,
     "fork_safe": Support,
     "durability": Scope,
     "sharing": Scope,

@@ -262,7 +262,7 @@ def test_every_field_of_a_manifest_takes_part_in_routing() -> None:
     fields |= {field.name for field in attrs.fields(KindSupport)}
     not_routed = {"name", "api", "summary", "settings"}
     # What a store can do besides moving pages.
-    not_routed |= {"touch", "removed", "capacity"}
+    not_routed |= {"touch", "removed", "capacity", "retention"}
     # How rows are sent once a pool is routed.
     not_routed |= {"max_send_rows", "landing_run_bytes", "send_drain_s"}
     assert fields - not_routed == set(REFUSALS) | set(PATHS)

@@ -54,6 +54,7 @@ def manifest(**changes: Any) -> Manifest:
             touch=Support.NATIVE,
             removed=Support.NATIVE,
             capacity=Support.NATIVE,
+            retention=Support.NATIVE,
             durability=Scope.CLUSTER,
             sharing=Scope.CLUSTER,
             clear_reach=Scope.NAMESPACE,
@@ -94,6 +95,7 @@ OTHER: Mapping[str, Mapping[str, Any]] = {
     "touch": {"touch": Support.UNDECLARED},
     "removed": {"removed": Support.UNDECLARED},
     "capacity": {"capacity": Support.UNDECLARED},
+    "retention": {"retention": Support.UNDECLARED},
     "durability": {"durability": Scope.NONE},
     "sharing": {"sharing": Scope.NONE},
     "clear_reach": {"clear_reach": Scope.NONE},
@@ -254,7 +256,7 @@ OTHER_ROUTED = dict(OTHER) | {
 }
 
 
-UNROUTED = {"touch", "removed", "capacity"}
+UNROUTED = {"touch", "removed", "capacity", "retention"}
 """What a store can do besides moving pages: no pool is refused for the lack of it."""
 
 

@@ -22,8 +22,8 @@ class TestMemory(BackendContract):
         return {"store": request.node.name}
 
     @pytest.fixture
-    def small(self) -> Mapping[str, object]:
-        return {"quota_bytes": 1 << 20}
+    def small(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
+        return {"quota_bytes": 1 << 20, "store": f"small {request.node.name}"}
 
 
 class TestStores(BackendContract):
@@ -46,8 +46,8 @@ class TestOwnMemory(BackendContract):
         return {"store": request.node.name}
 
     @pytest.fixture
-    def small(self) -> Mapping[str, object]:
-        return {"quota_bytes": 1 << 20}
+    def small(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
+        return {"quota_bytes": 1 << 20, "store": f"small {request.node.name}"}
 
 
 class TestDirect(BackendContract):
@@ -58,8 +58,8 @@ class TestDirect(BackendContract):
         return {"store": request.node.name}
 
     @pytest.fixture
-    def small(self) -> Mapping[str, object]:
-        return {"quota_bytes": 1 << 20}
+    def small(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
+        return {"quota_bytes": 1 << 20, "store": f"small {request.node.name}"}
 
 
 class TestFolder(BackendContract):

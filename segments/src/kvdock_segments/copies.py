@@ -35,6 +35,8 @@ def stored_pages(
 ) -> Iterator[StoredPage]:
     """Yield the objects of a namespace; those that go meanwhile read as None.
 
+    Objects that expire are left out.
+
     Args:
         root: The store's root directory.
         namespace: Its digest.
@@ -46,6 +48,8 @@ def stored_pages(
         for slot in np.flatnonzero(contents.records["check"] != 0).tolist():
             spot = location(root / namespace, pool, name, contents, slot)
             record = contents.records[slot]
+            if record["expire_at"]:
+                continue  # a copy would be served after its time
             digest = np.array([record["key_low"], record["key_high"]]).tobytes()
             yield StoredPage(
                 key=known.get(digest, ""),

@@ -239,9 +239,11 @@ class ReuseHistory:
         since = np.array(used_ns)
         nearest = np.searchsorted(known, np.arange(int(known[-1]) + 1))
         head = slice(0, len(nearest))
-        # The head of a prefix was stored no later than what follows it.
-        earliest = np.minimum.accumulate(stored_ns[::-1])[::-1]
-        since[head] = np.minimum(earliest[nearest], used_ns[head])
+        # The head of a prefix has been in use for no less time than what follows it,
+        # to the nanosecond: pages of one prefix differ by one each.
+        spans = used_ns[known] - stored_ns
+        longest = np.maximum.accumulate(spans[::-1])[::-1]
+        since[head] = used_ns[head] - np.maximum(longest[nearest], 0)
         return since
 
     def find_cold(

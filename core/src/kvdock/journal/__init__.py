@@ -13,12 +13,15 @@ from kvdock.journal.causes import (
     explain_prompt,
     requests,
 )
+from kvdock.journal.observer import Journal, JournalSettings
 from kvdock.journal.records import JournalRecord, read_journal
 from kvdock.journal.stored import explain_stored
 
 __all__ = (
     "Cause",
+    "Journal",
     "JournalRecord",
+    "JournalSettings",
     "PoolAnswer",
     "RequestAnswer",
     "explain",

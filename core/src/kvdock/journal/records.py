@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,7 +32,7 @@ SKIPPED = "skipped"
 """What a record of a lookup that the engine left out has as its operation."""
 
 _ENCODER = msgspec.json.Encoder()
-_NAMES = {int(one): one.name.lower() for one in Outcome}
+_NAMES = MappingProxyType({int(one): one.name.lower() for one in Outcome})
 _POOL = (
     "name", "kind", "anchor", "required", "draft", "engine_hits", "hit_policy",
     "window_pages", "block_pages", "group_pages",

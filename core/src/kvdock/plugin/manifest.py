@@ -286,7 +286,7 @@ class Manifest:
         removed: Knows which of its objects are no longer there.
         capacity: Knows how full it is.
         retention: Keeps promises and lets objects expire: `Operation.RETAIN`, and the
-            times of a PUT.
+            times of a PUT. Where it is emulated, objects expire and none is promised.
         durability: What stored bytes survive the end of.
         sharing: Who finds what was stored.
         clear_reach: How far a clear goes.

@@ -240,8 +240,10 @@ class Attachment(ClosedAfterUse):
         """
         pools = self._prefix_pools()
         where = self.resolve_pages(hashes, pages)
-        asked = Retention.lasting(keep_s, expire_s, self.core.retention.max_age)
         timed = keep_s is not None or expire_s is not None
+        asked = None
+        if timed or self.core.retention.max_age:
+            asked = Retention.lasting(keep_s, expire_s, self.core.retention.max_age)
         answers: list[OutcomeArray] = []
         deadline_s = self.core.deadlines.until(Operation.PUT)
         outcomes: dict[str, OutcomeArray] = {}

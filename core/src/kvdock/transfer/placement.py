@@ -92,6 +92,12 @@ class Placement:
 
     slice_name: str = attrs.field(init=False)
     """The part of each page that this process has, as a coordinate."""
+    retains: bool = attrs.field(init=False)
+    """Whether its backend gives promises, and lets stored pages expire."""
+
+    @retains.default
+    def _of_manifest(self) -> bool:
+        return bool(self.channel.backend.manifest.retention)
 
     @slice_name.default
     def _of_region(self) -> str:
@@ -234,11 +240,6 @@ class Placement:
         # A staged call that is abandoned has a buffer of its own, and no row.
         lease = PageLeases(0).take(rows[:0])[1]
         return self.move(operation, hashes, rows, deadline_s, lease, _nothing, times)
-
-    @property
-    def retains(self) -> bool:
-        """Whether its backend gives promises, and lets stored pages expire."""
-        return bool(self.channel.backend.manifest.retention)
 
     @property
     def life(self) -> tuple[bool, int]:

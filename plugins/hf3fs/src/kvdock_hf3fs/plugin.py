@@ -45,7 +45,7 @@ def kvdock_manifest() -> Manifest:
         touch=Support.NATIVE,
         removed=Support.NATIVE,
         capacity=Support.NATIVE,
-        retention=Support.NATIVE,
+        retention=Support.EMULATED,
         durability=Scope.CLUSTER,
         sharing=Scope.CLUSTER,
         clear_reach=Scope.NAMESPACE,
