@@ -159,6 +159,8 @@ class PoolHandle:
                 return BatchResult.of(batch, self._clear(store, batch))
             case Operation.SEND:
                 return self.peers.send(batch)
+            case Operation.RETAIN:  # the manifest declares no retention
+                return BatchResult.all(batch, Outcome.REFUSED)
 
     # --- Look up -------------------------------------------------------------
 
