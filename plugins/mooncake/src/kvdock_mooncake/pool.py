@@ -145,7 +145,7 @@ class PoolHandle:
         self.peers.release()
         self.client.release_pool(self.member)
 
-    def _run(self, store: Any, batch: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
+    def _run(self, store: Any, batch: Batch) -> BatchResult:  # noqa: ANN401, PLR0911 - the library's own class; one for each operation
         match batch.operation:
             case Operation.EXISTS:
                 return BatchResult.of(batch, self._exists(store, batch))
