@@ -24,6 +24,7 @@ from kvdock import PoolKind, hookimpl
 from kvdock.testing import BackendContract, Oracle
 from kvdock.testing.contract.direct import DirectTests
 from kvdock.testing.contract.reports import ReportTests
+from kvdock.testing.contract.retention import RetentionTests
 from kvdock.testing.contract.suite import Suite
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class TestWatched(BackendContract):
         return ShelfOracle(FolderShelf(tmp_path))
 
 
-class TestWatchedUse(ReportTests, Suite, sealed=True):
+class TestWatchedUse(ReportTests, RetentionTests, Suite, sealed=True):
     plugin = f"{__name__}:use"
 
     @pytest.fixture
