@@ -40,8 +40,10 @@ HERE = Path(__file__).parent
 def run_script(body: str, *arguments: str, within_s: float = 60) -> str:
     """Run code with a rig in a process of its own, which it may crash."""
     rigs = str(HERE / "conftest.py")
+    harness = str(HERE.parents[2] / "tests" / "harness")
     head = f"""
         import importlib.util, os, sys, threading, time
+        sys.path.insert(0, {harness!r})
         spec = importlib.util.spec_from_file_location("rigs", {rigs!r})
         rigs = importlib.util.module_from_spec(spec)
         sys.modules["rigs"] = rigs
