@@ -44,6 +44,7 @@ class ClippedSilently(MemoryMutant):
 
     image_of = "a pin call that returns success when the budget is spent"
     caught_by = "test_promises_leave_room_for_other_pages"
+    raises = "Failed"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
         """Say yes to what was clipped."""

@@ -35,12 +35,23 @@ def put_until(
     for place, page in zip(places, pages, strict=True):
         setup.memory.write(int(place), page, 0)
     batch, _rows = setup.batch(Operation.PUT, pages, places)
-    result = setup.call_once(_timed(batch, keep_s, expire_s))
-    kept = np.zeros(len(batch), np.bool_) if result.kept is None else result.kept
-    assert kept.shape == (len(batch),), "`kept` is not one answer for each key"
-    whole = result.ok.reshape(len(pages), -1).min(axis=1)
-    promised = (result.ok & kept).reshape(len(pages), -1).min(axis=1)
-    return whole, promised
+    ok, kept = _run(setup, _timed(batch, keep_s, expire_s))
+    whole = ok.reshape(len(pages), -1).min(axis=1)
+    return whole, (ok & kept).reshape(len(pages), -1).min(axis=1)
+
+
+def _run(setup: Setup, batch: Batch) -> tuple[BoolArray, BoolArray]:
+    """Store in pieces that the plugin takes; return what is OK, and promised."""
+    ok, kept = np.zeros((2, len(batch)), np.bool_)
+    step = setup.backend.manifest.max_batch_keys or len(batch)
+    for start in range(0, len(batch), step):
+        part = slice(start, start + step)
+        result = setup.call_once(batch.part(start, start + step))
+        ok[part] = result.ok
+        if result.kept is not None:
+            assert result.kept.shape == result.ok.shape, "`kept` has another length"
+            kept[part] = result.kept
+    return ok, kept
 
 
 def retain(
@@ -48,7 +59,7 @@ def retain(
 ) -> OutcomeArray:
     """Change the times of stored pages; return the worst outcome of each."""
     batch = Batch(Operation.RETAIN, setup.keys(pages), deadline_s=setup.until())
-    outcomes = setup.call_once(_timed(batch, keep_s, expire_s)).outcomes
+    outcomes = setup.call(_timed(batch, keep_s, expire_s)).outcomes
     worst: OutcomeArray = outcomes.reshape(len(pages), -1).max(axis=1)
     return worst
 
