@@ -248,7 +248,7 @@ class AttachedPool:
     def retain(
         self, hashes: Sequence[str], asked: Retention, deadline_s: float
     ) -> OutcomeArray:
-        """Promise stored pages, or let them expire; uint8 (n,), `RetentionAnswer`s.
+        """Promise stored pages, or let them expire; a `RetentionAnswer` for each.
 
         A promise is asked of one tier that has the page: of those, the one that
         declares the longest life. Expiry is asked of all of them.

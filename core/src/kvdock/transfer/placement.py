@@ -256,7 +256,7 @@ class Placement:
     def retain(
         self, hashes: Sequence[str], asked: Retention, deadline_s: float
     ) -> OutcomeArray:
-        """Promise stored pages, or let them expire; uint8 (n,), `RetentionAnswer`s."""
+        """Promise stored pages, or let them expire; a `RetentionAnswer` for each."""
         if not self.retains:
             return np.full(len(hashes), RetentionAnswer.UNSUPPORTED, np.uint8)
         began, keys = time.monotonic(), self.keys(hashes)
