@@ -316,7 +316,7 @@ def test_a_lookup_that_the_engine_left_out(
 
 
 def test_a_page_that_the_prompt_does_not_fill(trial: Trial) -> None:
-    """A prompt one token short of a page: its last page is stored by nobody."""
+    """A prompt one token short of a page: no engine stores its last page."""
     engine = trial.engine()
     tokens = len(NAMES) * 4 - 1
     store(engine, tokens // 4)
