@@ -93,8 +93,7 @@ def choose(dock: Dock, wanted: str) -> tuple[str, str]:
         raise PluginError(
             f"backend {wanted!r} does not keep pages in a directory, and brings no "
             "oracle to damage them elsewhere",
-            fix=f"`kvdock demo --models --backend {wanted}` brings the server that it "
-            "needs, if it can.",
+            fix=f"Backends that would do: {', '.join(fit) or 'none is installed'}.",
         )
     if not fit:
         raise KvdockError(
