@@ -18,7 +18,10 @@ import pytest
 
 from kvdock.errors import KvdockError, PluginError, SettingsError
 from kvdock_cli.output import UsageProblem
+from kvdock_cli.reports._style import PLAIN, Style
+from model_demo import program
 from model_demo.program import models
+from model_demo.report import Outcome, Table
 
 DEADLINE_S = 300
 EXAMPLE = Path(__file__).parents[1]
@@ -275,6 +278,27 @@ def test_every_model_decodes_as_one_process_does(backend: str, tmp_path: Path) -
     assert mha["draft_acceptance_decode"] == mha["draft_acceptance_one_process"]
     (trial,) = tmp_path.iterdir()
     assert not (trial / "models").exists(), "what is bulky is cleared away"
+
+
+def test_the_end_is_tables_and_what_failed() -> None:
+    rows = [("bytes", "1.0 KiB"), ("", ""), ("verdict", "FAILED")]
+    shown = Table("Results", ("", "mha"), rows)
+    found = Outcome(data={}, tables=[shown], failed=["FAILED mha: a claim (why)"])
+    assert program._outcome_text(found, 2.0, PLAIN).splitlines() == [
+        "",
+        "Results",
+        "         mha",
+        "bytes    1.0 KiB",
+        "",
+        "verdict  FAILED",
+        "",
+        "FAILED mha: a claim (why)",
+        "FAILED, 2 s in all",
+    ]
+    fine = Outcome(data={}, tables=[shown], failed=[])
+    text = program._outcome_text(fine, 2.0, Style(colour=True))
+    assert "\x1b[31mFAILED\x1b[0m" in text
+    assert text.endswith("\nall as it should be, 2 s in all")
 
 
 def test_every_key_of_the_answer_is_documented() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvdock import Dock
 from kvdock.errors import KvdockError, SettingsError
+from kvdock.testing import oracle_of
 from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings, settings_of
 from kvdock_cli.commands._probe import require_ready
@@ -75,13 +76,14 @@ def demo(
                 backend=chosen,
                 settings=whole,
                 directory=Path(str(own[path])).parent if path else None,
-                converted=plugin.settings(whole),
             )
+            oracle = oracle_of(plugin, whole)
+            assert oracle is not None  # noqa: S101 - it was chosen for it
 
             def announce(what: str) -> None:
                 bar.label = what
 
-            steps = list(trial.run_trial(job, announce))
+            steps = list(trial.run_trial(job, oracle, announce))
     except BrokenPipeError:
         raise  # the user reads no further
     except OSError as error:
