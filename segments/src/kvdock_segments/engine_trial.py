@@ -55,7 +55,7 @@ def try_engine(
         with suppress(OSError):
             os.unlink(name, dir_fd=folder)
         os.close(folder)
-    return memory[0].tobytes() == memory[1].tobytes() == stored
+    return bool(memory[0].tobytes() == memory[1].tobytes() == stored)
 
 
 def _move(
