@@ -6,7 +6,7 @@ ARGS ?=
 # In the order in which they need each other.
 ENGINES := engines/transformers engines/sglang engines/vllm
 DISTS := core segments $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)) cli $(ENGINES)
-TYPED := $(DISTS) tests benchmarks
+TYPED := $(DISTS) tests benchmarks examples/models
 # Only the tests ask for these extras.
 EXTRAS := core[metrics,testing,tracing] plugins/mooncake[cpu] plugins/nixl[cu12] plugins/s3[demo]
 PROJECTS := $(addsuffix /pyproject.toml,$(DISTS))
@@ -35,8 +35,8 @@ $(STAMP): requirements-dev.txt $(PROJECTS)
 	@$(BIN)/python -m kvdock_mooncake.system_libraries || true
 	@touch $@
 
-demo: $(STAMP) ## Run the main job: store KV pages, end, restore them in a new process.
-	@$(BIN)/kvdock demo --models $(ARGS)
+demo: $(STAMP) ## Run the main job: store KV pages, end, restore them in a new process (examples/models).
+	@$(BIN)/python examples/models $(ARGS)
 
 test: $(STAMP) ## Run the quick tests, one file at a time on each of two cores.
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)

@@ -6,7 +6,7 @@ Usage:
     python docs/record_compatibility.py sglang RESULTS.xml
     python docs/record_compatibility.py vllm RESULTS.xml
 
-The first runs `kvdock demo --models` on each backend. The others read what pytest
+The first runs `examples/models` on each backend. The others read what pytest
 wrote of the engine's own tests, `make test-vllm ARGS="--junitxml RESULTS.xml"`, since
 an engine lives in an environment of its own. Either adds to compatibility.json, from
 which `fill_compatibility.py` makes the page; nothing there is typed.
@@ -129,9 +129,9 @@ Result = tuple[str, str, str]
 
 def from_demo(backend: str) -> Iterator[Result]:
     """Run the demo's models on a backend."""
-    kvdock = str(Path(sys.executable).with_name("kvdock"))
-    done = subprocess.run(  # noqa: S603 - our own command
-        [kvdock, "demo", "--models", "--size", "tiny", "--backend", backend, "--json"],
+    demo = str(DOCS.parent / "examples" / "models")
+    done = subprocess.run(  # noqa: S603 - our own example
+        [sys.executable, demo, "--size", "tiny", "--backend", backend, "--json"],
         check=False,
         stdout=subprocess.PIPE,
         text=True,

@@ -15,15 +15,14 @@ SCHEMA = re.compile(r"\"(kvdock\.[a-z-]+/\d+)\"")
 SCHEMAS = sorted(
     {
         schema
-        for folder in ("cli", "engines")
-        for path in (ROOT / folder).rglob("src/**/*.py")
+        for path in (ROOT / "cli").rglob("src/**/*.py")
         for schema in SCHEMA.findall(path.read_text())
     }
 )
 
 
 def test_there_are_schemas_to_look_for() -> None:
-    assert {"kvdock.list/1", "kvdock.demo/1", "kvdock.config/2"} <= set(SCHEMAS)
+    assert {"kvdock.list/1", "kvdock.demo-pages/1", "kvdock.config/2"} <= set(SCHEMAS)
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)

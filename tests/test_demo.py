@@ -65,13 +65,13 @@ def test_a_disk_without_room_is_an_error_before_anything_is_stored(
 
 def test_a_terminated_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [Path(sys.executable).with_name("kvdock"), "demo", "--size", "tiny", *NO_FLOOR],
+        [Path(sys.executable).with_name("kvdock"), "demo", *NO_FLOOR],
         env=os.environ | {"TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     ) as running:
         deadline_s = time.monotonic() + DEADLINE_S
-        while not list(tmp_path.glob("kvdock-demo-*/trial-*/*.log")):
+        while not list(tmp_path.glob("kvdock-demo-*/store/*")):
             assert running.poll() is None, running.stderr and running.stderr.read()
             assert time.monotonic() < deadline_s
             time.sleep(0.01)

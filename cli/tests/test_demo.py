@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from widths import WIDTHS, check_fits
 
 from kvdock import NO_PAGE, Dock
 from kvdock.errors import KvdockError, PluginError
+from kvdock.testing import Oracle
 from kvdock_cli.demo import pages, trial
 from kvdock_cli.demo.trial import Job, Step
 from kvdock_cli.reports import demo as report
@@ -36,21 +36,29 @@ def test_every_process_makes_the_same_pages_and_no_two_are_alike() -> None:
 
 
 def test_states_are_stored_behind_every_eighth_page_alone() -> None:
-    pools = {pool.name: pool for pool in pages.assembly().pools}
+    pools = {pool.name: pool for pool in pages.pools()}
     states = pages.positions(pools["mamba"], 48)
     assert [*np.flatnonzero(states != NO_PAGE)] == [7, 15, 23, 31, 39, 47]
     assert NO_PAGE not in pages.positions(pools["draft"], 48)
 
 
-def test_damage_changes_one_bit_of_the_page_and_nothing_else(tmp_path: Path) -> None:
-    name = pages.hashes(trial.PROMPT)[3]
-    data = b"head" + pages.content("draft", name, 4096).tobytes() + b"tail"
-    (tmp_path / "file").write_bytes(data)
-    trial.damage(tmp_path, "draft", 3)
-    changed = (tmp_path / "file").read_bytes()
-    assert sum(a != b for a, b in zip(changed, data, strict=True)) == 1
-    with pytest.raises(KvdockError, match="page 4 of pool draft is not below"):
-        trial.damage(tmp_path, "draft", 4)
+def test_damage_changes_one_bit_of_an_object_that_is_stored() -> None:
+    stored = {"a": bytes(range(100))}
+
+    class Kept(Oracle):
+        def peek(self, key: str) -> bytes | None:
+            return stored.get(key)
+
+        def poke(self, key: str, offset: int, data: bytes) -> None:
+            whole = bytearray(stored[key])
+            whole[offset : offset + len(data)] = data
+            stored[key] = bytes(whole)
+
+    trial.damage(Kept(), "a")
+    changed = zip(stored["a"], range(100), strict=True)
+    assert [(one ^ other).bit_count() for one, other in changed].count(1) == 1
+    with pytest.raises(KvdockError, match="b is not stored"):
+        trial.damage(Kept(), "b")
 
 
 def test_pages_that_are_missing_or_wrong_fail_the_demo() -> None:
@@ -80,35 +88,13 @@ def test_the_head_says_where_pages_are_kept_and_what_was_started() -> None:
     assert shown.endswith("\nStarted a server.")
 
 
-def test_a_demo_of_another_distribution_is_tables_and_what_failed() -> None:
-    rows = [("bytes", "1.0 KiB"), ("", ""), ("verdict", "FAILED")]
-    shown = SimpleNamespace(title="Results", headings=("", "mha"), rows=rows)
-    found = SimpleNamespace(tables=[shown], failed=["FAILED mha: a claim (why)"])
-    assert report.outcome_text(found, 2.0).splitlines() == [
-        "",
-        "Results",
-        "         mha",
-        "bytes    1.0 KiB",
-        "",
-        "verdict  FAILED",
-        "",
-        "FAILED mha: a claim (why)",
-        "FAILED, 2 s in all",
-    ]
-    fine = SimpleNamespace(tables=[shown], failed=[])
-    text = report.outcome_text(fine, 2.0, Style(colour=True))
-    assert "\x1b[31mFAILED\x1b[0m" in text
-    assert text.endswith("\nall as it should be, 2 s in all")
-
-
-def test_a_backend_without_a_directory_needs_an_oracle(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    dock = Dock.load(require=("s3",))
+def test_a_backend_whose_pages_cannot_be_damaged_is_refused_by_name() -> None:
+    dock = Dock.load(require=("s3", "mooncake"))
     assert trial.choose(dock, "s3") == ("s3", "")
-    monkeypatch.setattr(trial, "has_oracle", lambda _: False)
-    with pytest.raises(PluginError, match="brings no oracle"):
-        trial.choose(dock, "s3")
+    assert trial.choose(dock, "") == ("file", "root")
+    with pytest.raises(PluginError, match="no oracle") as caught:
+        trial.choose(dock, "mooncake")
+    assert "file" in caught.value.fix
 
 
 def test_every_key_of_the_report_is_documented() -> None:

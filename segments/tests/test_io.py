@@ -17,8 +17,8 @@ from kvdock_segments import (
     IORequest,
     IOResult,
     PosixIOEngine,
-    preallocate_file,
 )
+from kvdock_segments.io import preallocate_file
 
 OpenDepot = Callable[..., Any]
 CHUNK = 24 << 10

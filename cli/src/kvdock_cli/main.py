@@ -65,8 +65,8 @@ def kvdock(
         raise output.UsageProblem("no command was given", fix="See `kvdock --help`.")
 
 
-def main() -> None:
-    """Run the command line; called by the `kvdock` script."""
+def main(program: typer.Typer = app) -> None:
+    """Run a command line; the `kvdock` script calls this for its own."""
     for stream in (sys.stdout, sys.stderr):
         # A path may hold any bytes, and a terminal know but few letters.
         if isinstance(stream, io.TextIOWrapper):
@@ -81,7 +81,7 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, terminate)
     as_json = "--json" in sys.argv
-    code = _run(as_json=as_json)
+    code = _run(program, as_json=as_json)
     if code == output.INTERRUPTED and received:
         code = _SIGNALLED + received[0]
     elif code == output.INTERRUPTED:
@@ -95,7 +95,7 @@ def main() -> None:
     _leave(code)
 
 
-def _run(*, as_json: bool) -> object:
+def _run(program: typer.Typer = app, *, as_json: bool) -> object:
     """Run the command that was given; return its exit code, or its last words."""
     if COMPLETE in os.environ:
         # A shell asks for words: typer's own switch would add two options.
@@ -103,7 +103,7 @@ def _run(*, as_json: bool) -> object:
 
         completion_init()
     try:
-        return app(prog_name="kvdock", standalone_mode=False) or 0
+        return program(prog_name=program.info.name, standalone_mode=False) or 0
     except KvdockError as error:
         return output.fail(error, as_json=as_json)
     except ParserError as error:

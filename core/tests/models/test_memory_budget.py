@@ -100,64 +100,12 @@ def test_pages_that_fit_take_no_more_than_there_is() -> None:
     # 2 MiB of kv, 1 MiB of draft, 4 MiB of swa for each page.
     assert budget.pages_that_fit(POOLS, Shard()) == 146
     assert budget.pages_that_fit(POOLS, Shard(), ranks=2) == 73
-    assert budget.pages_that_fit(POOLS, Shard(), ratios={"swa": 0.25}) == 256
-    pages = {"kv": 146, "swa": 146}
-    assert budget.require(POOLS, Shard(), pages) == 146 * 7 * 1024 * 1024
-
-
-def test_too_many_pages_are_refused_with_the_pool_and_the_numbers() -> None:
-    budget = HostBudget(GIB, "control group /outer", GIB // 2)
-    with pytest.raises(PoolError) as caught:
-        budget.require(POOLS, Shard(), {"kv": 100, "swa": 100}, ranks=2)
-    assert str(caught.value) == (
-        "pool 'draft' does not fit: kv 400.0 MiB, draft 200.0 MiB, swa 800.0 MiB "
-        "for 2 ranks make 1.4 GiB, but control group /outer has 1.0 GiB left, of "
-        "which 512.0 MiB are kept in reserve. Take fewer pages: 512.0 MiB are usable."
-    )
-
-
-def test_a_pool_of_unknown_size_is_refused() -> None:
-    with pytest.raises(PoolError, match="the number of pages of pool 'swa'"):
-        HostBudget(GIB, "it", 0).require(POOLS, Shard(), {"kv": 1})
-
-
-@pytest.mark.parametrize(
-    ("pages", "message"),
-    [
-        ({"kv": -5, "swa": 1}, "pool 'kv' cannot have -5 pages"),
-        ({"kv": 1.5, "swa": 1}, "pool 'kv' cannot have 1.5 pages"),
-        ({"kv": 1, "swa": 1, "draftt": 1}, "'draftt', which is not a pool .*'draft'"),
-    ],
-)
-def test_pages_that_cannot_be_are_refused_by_name(
-    pages: dict[str, int], message: str
-) -> None:
-    with pytest.raises(PoolError, match=message):
-        HostBudget(GIB, "it", 0).require(POOLS, Shard(), pages)
-
-
-@pytest.mark.parametrize(
-    ("ratios", "message"),
-    [
-        ({"swa": -1.0}, "pool 'swa' has -1.0 pages for each"),
-        ({"swa": float("nan")}, "pool 'swa' has nan pages"),
-        ({"kx": 2.0}, "'kx', which is not a pool .*Known are kv, swa"),
-        ({"draft": 2.0}, "'draft', which is not a pool with pages here"),
-    ],
-)
-def test_ratios_that_cannot_be_are_refused_by_name(
-    ratios: dict[str, float], message: str
-) -> None:
-    with pytest.raises(PoolError, match=message):
-        HostBudget(GIB, "it", 0).pages_that_fit(POOLS, Shard(), ratios=ratios)
 
 
 def test_a_host_is_shared_by_one_rank_at_least() -> None:
     budget = HostBudget(GIB, "it", 0)
     with pytest.raises(PoolError, match="0 ranks cannot share"):
         budget.pages_that_fit(POOLS, Shard(), ranks=0)
-    with pytest.raises(PoolError, match="-1 ranks cannot share"):
-        budget.require(POOLS, Shard(), {"kv": 1, "swa": 1}, ranks=-1)
 
 
 def test_a_reserve_is_not_negative() -> None:

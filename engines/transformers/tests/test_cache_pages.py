@@ -10,12 +10,13 @@ import torch
 import transformers
 
 from kvdock import HitPolicy, PoolKind
-from kvdock_transformers import models
 from kvdock_transformers.errors import UnsupportedCache
-from kvdock_transformers.families import WORKLOADS, Family, Scale
 from kvdock_transformers.paged import PagedModel
 from kvdock_transformers.pools import describe
-from kvdock_transformers.speculation import generate
+from model_demo import models
+from model_demo.engine import flip_signs
+from model_demo.families import WORKLOADS, Family, Scale
+from model_demo.generation import generate
 
 WORK = WORKLOADS[Scale.TINY]
 QWEN3_NEXT = "qwen3_next"
@@ -92,10 +93,10 @@ def test_altering_any_pool_changes_the_logits(kind: str) -> None:
     model = prefilled(kind)
     warm = logits_of(model)
     for pool in model.pools.all:
-        model.flip_signs(pool.name)
+        flip_signs(model, pool.name)
         model.rebuild(WORK.prefix_pages)
         assert (logits_of(model) - warm).abs().max() > 1e-3, pool.name
-        model.flip_signs(pool.name)
+        flip_signs(model, pool.name)
 
 
 def test_only_the_pages_that_a_prefix_needs_are_read() -> None:

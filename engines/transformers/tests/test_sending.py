@@ -20,10 +20,10 @@ from kvdock import (
 from kvdock.config import CoreSettings, Deadlines
 from kvdock.peers import PeerTransfers, RequestState
 from kvdock.testing.loading import load_backend
-from kvdock_transformers import models
-from kvdock_transformers.families import WORKLOADS, Family, Scale
 from kvdock_transformers.paged import PagedModel
-from kvdock_transformers.speculation import generate, generate_with_draft
+from model_demo import models
+from model_demo.families import WORKLOADS, Family, Scale
+from model_demo.generation import generate, generate_with_draft
 
 WORK = WORKLOADS[Scale.TINY]
 LONG_S = 120.0

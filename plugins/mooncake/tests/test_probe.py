@@ -50,7 +50,7 @@ def test_a_library_without_a_master_says_what_it_can_and_what_is_missing(
     monkeypatch.delenv("MOONCAKE_CLIENT", raising=False)
     found = findings(None)
     assert str(library.wheel) in found[0].what
-    assert any("multi-buffer objects" in one.what for one in found if one.ok)
+    assert any("removal in batches" in one.what for one in found if one.ok)
     for feature in library.features():
         line = next(one for one in found if feature.name in one.what)
         assert line.ok

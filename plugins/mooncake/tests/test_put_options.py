@@ -57,8 +57,6 @@ def test_a_list_of_segments_keeps_its_order_and_knows_the_own_one() -> None:
     text = fields(release(*NEW), preferred_segment=" h:2 , self,")
     assert text["preferred_segments"] == ["h:2", "here:1"]
     assert fields(release(), preferred_segment="h:2")["preferred_segment"] == "h:2"
-    with pytest.raises(PluginError, match="no lists of preferred segments"):
-        fields(release(), preferred_segment="h:2,h:3")
 
 
 def test_a_soft_pin_lasts_as_long_as_was_asked_for() -> None:

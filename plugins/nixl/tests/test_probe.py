@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from kvdock import AttachConfig, Dock, Finding
-from kvdock_nixl import preconditions, probe
+from kvdock_nixl import preconditions
 from kvdock_nixl.byte_counts import MOVED, Way
 from kvdock_nixl.io_engine import NixlIOEngine
 from kvdock_nixl.settings import IOMethod
+from kvdock_segments import io
 
 DENIED = Path(__file__).with_name("denied.py")
 
@@ -138,7 +139,7 @@ def test_the_round_trip_ends_although_the_disk_is_full(
         del fd, nbytes
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(probe, "preallocate_file", full)
+    monkeypatch.setattr(io, "preallocate_file", full)
     last = findings(tmp_path / "root")[-1]
     assert not last.ok
     assert "No space left" in last.what

@@ -20,6 +20,7 @@ from kvdock.lazy import lazy_names
 
 if TYPE_CHECKING:
     from kvdock_segments.directory_store import DirectoryStore as DirectoryStore
+    from kvdock_segments.engine_trial import try_engine as try_engine
     from kvdock_segments.eviction_policy import EvictionPolicy as EvictionPolicy
     from kvdock_segments.inspect import Location as Location
     from kvdock_segments.inspect import clear as clear
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from kvdock_segments.io import Token as Token
     from kvdock_segments.io import address_space as address_space
     from kvdock_segments.io import checksums as checksums
-    from kvdock_segments.io import preallocate_file as preallocate_file
     from kvdock_segments.limits import StoreLimits as StoreLimits
     from kvdock_segments.limits import StoreLocation as StoreLocation
     from kvdock_segments.opening import open_store as open_store

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from types import MappingProxyType
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvdock import NO_PAGE, Namespace
-from kvdock.models import Assembly, Deployment, assemble, parse_description
+from kvdock.pools import mamba, mha
 
 if TYPE_CHECKING:
     from kvdock import PoolSpec
@@ -23,41 +23,21 @@ STATE_EVERY = 8
 
 NAMESPACE = Namespace(model="kvdock-demo")
 
-MODEL = MappingProxyType(
-    {
-        "model": "kvdock-demo",
-        "summary": "a hybrid model with a draft: attention, states, a draft layer",
-        "layers": 8,
-        "page_tokens": 16,
-        "pools": [
-            {
-                "family": "mha", "name": "kv", "anchor": True, "layers": "1-7:2",
-                "heads": 4, "head_dim": 128,
-            },
-            {
-                "family": "mamba", "name": "mamba", "layers": "0-6:2",
-                "temporal": [16, 64, 64], "conv": [[512, 3]],
-            },
-        ],
-        "drafts": {
-            "mtp": {
-                "summary": "one attending layer",
-                "layers": 1,
-                "pools": [
-                    {
-                        "family": "mha", "name": "draft", "indices_from": "kv",
-                        "heads": 4, "head_dim": 128,
-                    }
-                ],
-            }
-        },
-    }
-)  # fmt: skip
 
-
-def assembly() -> Assembly:
-    """Return the pools: attention, states, and those of a draft."""
-    return assemble(parse_description("demo", MODEL), Deployment(), draft="mtp")
+def pools() -> tuple[PoolSpec, ...]:
+    """Return the pools of a hybrid model: attention, states, and those of a draft."""
+    attention = partial(mha, page_tokens=16, heads=4, head_dim=128)
+    return (
+        attention("kv", layers=range(1, 8, 2), anchor=True),
+        mamba(
+            "mamba",
+            layers=range(0, 8, 2),
+            page_tokens=16,
+            temporal=(16, 64, 64),
+            conv=[(512, 3)],
+        ),
+        attention("draft", layers=(8,), draft=True, required=False, indices_from="kv"),
+    )
 
 
 def hashes(prompt: str, pages: int = PAGES) -> list[str]:

@@ -8,21 +8,24 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from kvdock import Dock, Scope
 from kvdock.errors import KvdockError, PluginError
 from kvdock.units import format_bytes
-from kvdock_cli.demo.server import flip, has_oracle
+
+if TYPE_CHECKING:
+    from kvdock.testing import Oracle
 
 PROMPT = "a prompt of 768 tokens"
 WORKER_S = 120.0
 DAMAGED = (("kv", 40), ("draft", 3))
-"""Pools and pages whose bytes are changed on disk."""
+"""Pools and pages whose bytes are changed in the store."""
 
-_HEAD = 64  # bytes that distinguish a page
+_AT = 32
+"""Which byte of them."""
 
 
 @attrs.frozen(kw_only=True)
@@ -62,20 +65,18 @@ class Job:
         backend: The backend.
         settings: Its settings, to be sent to another process.
         directory: Where it keeps pages; None if not in a directory.
-        converted: The settings as its class.
     """
 
     backend: str
     settings: Mapping[str, object]
     directory: Path | None
-    converted: object = None
 
 
 def choose(dock: Dock, wanted: str) -> tuple[str, str]:
     """Return a backend whose pages can be damaged, and its setting for a directory.
 
-    One that is asked for may keep them elsewhere, if its distribution brings an
-    oracle; the setting is "" then.
+    Its distribution brings an oracle. One that is asked for may keep pages elsewhere;
+    the setting is "" then.
 
     Raises:
         PluginError: If the one that is asked for does not do.
@@ -85,17 +86,17 @@ def choose(dock: Dock, wanted: str) -> tuple[str, str]:
         name: backend.manifest.path_setting
         for name, backend in sorted(dock.backends.items())
         if backend.manifest.durability >= Scope.PROCESS
+        and backend.plugin.candidate.oracle
     }
-    fit = {name: path for name, path in lasting.items() if path}
-    if wanted in fit or (wanted in lasting and has_oracle(wanted)):
+    if wanted in lasting:
         return wanted, lasting[wanted]
     if wanted:
         raise PluginError(
-            f"backend {wanted!r} does not keep pages in a directory, and brings no "
-            "oracle to damage them elsewhere",
-            fix=f"`kvdock demo --models --backend {wanted}` brings the server that it "
-            "needs, if it can.",
+            f"backend {wanted!r} keeps no pages that could be damaged: they end with "
+            "their process, or its distribution brings no oracle",
+            fix=f"Backends that would do: {', '.join(lasting) or 'none is installed'}.",
         )
+    fit = {name: path for name, path in lasting.items() if path}
     if not fit:
         raise KvdockError(
             "no backend is installed that keeps pages in a directory",
@@ -104,11 +105,14 @@ def choose(dock: Dock, wanted: str) -> tuple[str, str]:
     return next(iter(fit.items()))
 
 
-def run_trial(job: Job, announce: Callable[[str], None]) -> Iterator[Step]:
+def run_trial(
+    job: Job, oracle: Oracle, announce: Callable[[str], None]
+) -> Iterator[Step]:
     """Store, restore, damage, restore what is left, repair, restore.
 
     Args:
         job: The backend and its settings.
+        oracle: Damages what it stored.
         announce: Called with what is about to happen.
 
     Raises:
@@ -123,10 +127,7 @@ def run_trial(job: Job, announce: Callable[[str], None]) -> Iterator[Step]:
     yield _process(job, "restore", 48, {**whole, "mamba": 1})
     announce("damaging")
     for pool, page in DAMAGED:
-        if job.directory:
-            damage(job.directory, pool, page)
-        else:
-            _damage_object(job, stored.found["keys"][pool][page])
+        damage(oracle, stored.found["keys"][pool][page])
     announce("restoring what is left")
     yield _process(job, "restore", 40, {"kv": 40, "draft": 39, "mamba": 1})
     announce("storing again")
@@ -185,33 +186,13 @@ def _process(job: Job, phase: str, pages: int, pools: Mapping[str, int]) -> Step
     return Step(phase=phase, pid=process.pid, found=found, pages=pages, pools=pools)
 
 
-def _damage_object(job: Job, key: str) -> None:
-    if not flip(job.backend, job.converted, key, _HEAD // 2):
-        raise KvdockError(
-            f"{key} is not stored in backend {job.backend}",
-            fix=f"See `kvdock doctor {job.backend}`.",
-        )
-
-
-def damage(directory: Path, pool: str, page: int) -> None:
-    """Change one bit in the middle of a stored page, wherever it lies.
+def damage(oracle: Oracle, key: str) -> None:
+    """Change one bit of a stored object.
 
     Raises:
-        KvdockError: If the page's bytes are not in any file below a directory.
+        KvdockError: If it is not stored.
     """
-    # Numbers that this process needs only here.
-    from kvdock_cli.demo import pages  # noqa: PLC0415 - numpy, 65 ms
-
-    name = pages.hashes(PROMPT)[page]
-    for path in sorted(directory.rglob("*")):
-        data = path.read_bytes() if path.is_file() else b""
-        start = data.find(pages.content(pool, name, _HEAD).tobytes())
-        if start >= 0:
-            with path.open("r+b") as file:
-                file.seek(start + _HEAD // 2)
-                file.write(bytes([data[start + _HEAD // 2] ^ 1]))
-            return
-    raise KvdockError(
-        f"page {page} of pool {pool} is not below {directory} as it was stored",
-        fix="The demo damages backends that keep plain bytes in files.",
-    )
+    stored = oracle.peek(key)
+    if stored is None:
+        raise KvdockError(f"{key} is not stored", fix="Run `kvdock doctor`.")
+    oracle.poke(key, _AT, bytes([stored[_AT] ^ 1]))

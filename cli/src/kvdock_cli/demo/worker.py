@@ -29,7 +29,7 @@ def run(job: Mapping[str, Any]) -> dict[str, object]:
     shard, backend = Shard(), job["backend"]
     dock = Dock.load(require=[backend])
     settings = {backend: job["settings"]}
-    plan = dock.plan(pages.assembly().pools, shard, [backend], settings=settings)
+    plan = dock.plan(pages.pools(), shard, [backend], settings=settings)
     memory = {
         route.pool.name: np.zeros((pages.PAGES, route.pool.page_bytes(shard)), np.uint8)
         for route in plan.accepted

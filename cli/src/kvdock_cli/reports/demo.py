@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvdock.units import format_bytes
 from kvdock_cli.reports._style import PLAIN, Style, Tone
@@ -115,18 +115,3 @@ def as_data(
             for step in steps
         ],
     }
-
-
-_TONES = {"ok": Tone.GOOD, "NO": Tone.BAD, "FAILED": Tone.BAD}
-
-
-def outcome_text(found: Any, seconds: float, style: Style = PLAIN) -> str:  # noqa: ANN401 - of another distribution
-    """Render the results of a demo with models: tables, and claims that failed."""
-    lines = []
-    for one in found.tables:
-        rows = [[Cell(text, _TONES.get(text)) for text in row] for row in one.rows]
-        lines += ["", style.paint(one.title, Tone.STRONG)]
-        lines += table(one.headings, rows, style)
-    lines += ["", *(style.paint(line, Tone.BAD) for line in found.failed)]
-    verdict = "FAILED" if found.failed else "all as it should be"
-    return "\n".join([*lines, f"{verdict}, {seconds:.0f} s in all"])

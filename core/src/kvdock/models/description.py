@@ -36,12 +36,6 @@ MAX_PAGE_TOKENS = 1 << 24
 _FOLDER = "models/descriptions"
 
 
-_TARGET_FIELDS = ("model", "summary", "source", "layers", "page_tokens", "pools")
-
-
-_DRAFT_FIELDS = ("summary", "source", "layers", "pools")
-
-
 _SHAPES = Sequence[Sequence[int]]
 
 
@@ -169,21 +163,21 @@ class ModelDescription:
         name: What it is called here.
         model: The model's public name.
         summary: Which kinds of state it has, in one line.
-        source: Where the dimensions come from.
         layers: Layers of the target.
         page_tokens: Tokens of a page that its engines use by default.
         pools: One table for each pool, anchor first.
         drafts: Draft models by name.
+        source: Where the dimensions come from.
     """
 
     name: str
     model: str
     summary: str
-    source: str
     layers: int
     page_tokens: int
     pools: tuple[Table, ...]
     drafts: Mapping[str, DraftDescription]
+    source: str = ""
 
 
 def shipped_models() -> tuple[str, ...]:
@@ -240,67 +234,44 @@ def parse_description(name: str, data: Table) -> ModelDescription:
         PoolError: If a field is missing, unknown or of the wrong kind.
     """
     where = f"model {name!r}"
-    _check_fields(where, data, _TARGET_FIELDS, optional=("drafts", "source"))
     drafts = data.get("drafts", {})
     if not isinstance(drafts, Mapping):
         raise PoolError(f"{where}: drafts is not a table of drafts")
     return ModelDescription(
         name=name,
-        model=str(data["model"]),
-        summary=str(data["summary"]),
-        source=str(data.get("source", "")),
-        layers=_count(where, data, "layers"),
-        page_tokens=_count(where, data, "page_tokens", MAX_PAGE_TOKENS),
-        pools=_parse_pools(where, data),
         drafts={
             draft: _parse_draft(f"{where}: draft {draft!r}", table)
             for draft, table in drafts.items()
         },
+        **_fields(where, ModelDescription, data, ("name", "drafts")),
     )
 
 
 def _parse_draft(where: str, data: object) -> DraftDescription:
     if not isinstance(data, Mapping):
         raise PoolError(f"{where} is not a table")
-    _check_fields(where, data, _DRAFT_FIELDS, optional=("source",))
-    return DraftDescription(
-        summary=str(data["summary"]),
-        layers=_count(where, data, "layers"),
-        pools=_parse_pools(where, data),
-        source=str(data.get("source", "")),
+    return DraftDescription(**_fields(where, DraftDescription, data))
+
+
+def _fields(
+    where: str, kind: type, data: Table, besides: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Read the fields of a description, its pools as they are."""
+    apart = ("pools", *besides)
+    found = bind_arguments(
+        where,
+        kind,
+        {name: one for name, one in data.items() if name not in apart},
+        besides=apart,
     )
-
-
-def _check_fields(
-    where: str, data: Table, known: tuple[str, ...], *, optional: tuple[str, ...]
-) -> None:
-    for field in data:
-        if field not in known and field not in optional:
-            raise PoolError(
-                f"{where}: unknown field {field!r}",
-                fix=did_you_mean(field, [*known, *optional])
-                or f"Known are {', '.join([*known, *optional])}.",
-            )
-    for field in known:
-        if field not in data and field not in optional:
-            raise PoolError(f"{where}: field {field!r} is missing")
-
-
-def _count(where: str, data: Table, field: str, most: int = MAX_LAYERS) -> int:
-    value = data[field]
-    if not is_int(value):
-        raise PoolError(f"{where}: {field} is a whole number, not {value!r}")
-    if not 1 <= value <= most:
-        raise PoolError(f"{where}: {field} is at least 1 and at most {most}")
-    return value
-
-
-def _parse_pools(where: str, data: Table) -> tuple[Table, ...]:
-    value = data["pools"]
+    for field, most in (("layers", MAX_LAYERS), ("page_tokens", MAX_PAGE_TOKENS)):
+        if not 1 <= found.get(field, 1) <= most:
+            raise PoolError(f"{where}: {field} is at least 1 and at most {most}")
+    pools = data.get("pools")
     if (
-        not isinstance(value, list)
-        or not value
-        or not all(isinstance(one, Mapping) for one in value)
+        not isinstance(pools, list)
+        or not pools
+        or not all(isinstance(one, Mapping) for one in pools)
     ):
         raise PoolError(f"{where}: pools is a list of tables, one for each pool")
-    return tuple(value)
+    return found | {"pools": tuple(pools)}

@@ -7,14 +7,13 @@ counts. Measured once when memory is to be allocated, on the calling thread.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.errors import PoolError, did_you_mean
+from kvdock.errors import PoolError
 from kvdock.pools.validators import non_negative
 from kvdock.units import format_bytes
 from kvdock.validators import as_int, is_int
@@ -69,73 +68,22 @@ class HostBudget:
         return max(0, self.free_bytes - self.reserve_bytes)
 
     def pages_that_fit(
-        self,
-        pools: Sequence[PoolSpec],
-        shard: Shard,
-        *,
-        ranks: int = 1,
-        ratios: Mapping[str, float] | None = None,
+        self, pools: Sequence[PoolSpec], shard: Shard, *, ranks: int = 1
     ) -> int:
-        """Return how many pages of the anchor all pools together have room for.
+        """Return how many pages of all pools together there is room for.
 
         Args:
             pools: All pools of the engine.
             shard: The slice of a rank.
             ranks: Ranks that share this host.
-            ratios: Pool name to its pages for each page of the anchor, 1 where
-                nothing is said; a pool with a window can do with fewer.
 
         Raises:
-            PoolError: If a ratio is negative or of no pool with own indices.
+            PoolError: If no rank shares it.
         """
-        shares = ratios or {}
-        _check_names(shares, [pool.name for pool in pools if not pool.indices_from])
-        _check_ranks(ranks)
-        for name, share in shares.items():
-            if not 0 <= share < math.inf:
-                raise PoolError(f"pool {name!r} has {share} pages for each other one")
-        each = sum(
-            pool.page_bytes(shard) * shares.get(pool.indices_from or pool.name, 1.0)
-            for pool in pools
-        )
-        return int(self.usable_bytes / (each * ranks)) if each else 0
-
-    def require(
-        self,
-        pools: Sequence[PoolSpec],
-        shard: Shard,
-        pages: Mapping[str, int],
-        *,
-        ranks: int = 1,
-    ) -> int:
-        """Check that pools fit and return the bytes that they take.
-
-        Args:
-            pools: All pools of the engine.
-            shard: The slice of a rank.
-            pages: Pool name to its number of pages; a pool that shares the
-                indices of another one has as many as that one.
-            ranks: Ranks that share this host.
-
-        Raises:
-            PoolError: Naming the first pool that no longer fits, with all
-                numbers; or a pool whose pages are not given, or that is not
-                there; or a count that is none.
-        """
-        _check_names(pages, [pool.name for pool in pools])
-        _check_ranks(ranks)
-        for name, given in pages.items():
-            if not is_int(as_int(given)) or given < 0:
-                raise PoolError(f"pool {name!r} cannot have {given!r} pages")
-        rows: list[tuple[str, int]] = []
-        for pool in pools:
-            count = pages.get(pool.name, pages.get(pool.indices_from or ""))
-            if count is None:
-                raise PoolError(f"the number of pages of pool {pool.name!r} is missing")
-            rows.append((pool.name, count * pool.page_bytes(shard) * ranks))
-        times = f" for {ranks} ranks" if ranks > 1 else ""
-        fix = f"Take fewer pages: {format_bytes(self.usable_bytes)} are usable."
-        return self.check(rows, times=times, fix=fix)
+        if not is_int(as_int(ranks)) or ranks < 1:
+            raise PoolError(f"{ranks!r} ranks cannot share a host")
+        each = sum(pool.page_bytes(shard) for pool in pools)
+        return self.usable_bytes // (each * ranks) if each else 0
 
     def check(
         self,
@@ -150,7 +98,7 @@ class HostBudget:
         Args:
             rows: Name and the bytes that it needs, in order.
             kind: What the names are names of, for the message.
-            times: For how many processes, for the message.
+            times: What they are for, for the message.
             fix: What to do where there is no room.
 
         Raises:
@@ -172,20 +120,6 @@ class HostBudget:
                 fix=fix or f"{format_bytes(self.usable_bytes)} are usable.",
             )
         return total
-
-
-def _check_names(given: Iterable[str], known: Sequence[str]) -> None:
-    for name in given:
-        if name not in known:
-            raise PoolError(
-                f"pages are given for {name!r}, which is not a pool with pages here",
-                fix=did_you_mean(name, known) or f"Known are {', '.join(known)}.",
-            )
-
-
-def _check_ranks(ranks: int) -> None:
-    if not is_int(as_int(ranks)) or ranks < 1:
-        raise PoolError(f"{ranks!r} ranks cannot share a host")
 
 
 def _control_groups(root: Path) -> dict[str, int]:

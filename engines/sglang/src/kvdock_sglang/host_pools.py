@@ -219,6 +219,27 @@ class _Known:
             )
         return found
 
+    def shape(
+        self,
+        kind: PoolKind,
+        parts: tuple[Part, ...],
+        sharding: Sharding,
+        buffers: tuple[str, ...] = ("kv_buffer",),
+        **others: Any,  # noqa: ANN401 - fields of the record
+    ) -> _Shape:
+        """Describe a pool by what most classes have; `others` go before that."""
+        pool = self.pool
+        if "pages" not in others:
+            others["pages"] = int(pool.page_num)
+        usual: dict[str, Any] = {
+            "layers": int(pool.layer_num),
+            "layout": self.layout(),
+            "memory": tuple(map(self.buffer, buffers)),
+            "page_slots": int(pool.page_size),
+            "first_layer": int(pool.start_layer),
+        }
+        return _Shape(kind=kind, parts=parts, sharding=sharding, **(usual | others))
+
     def whole_pages(self, row: int) -> _Shape:
         """Describe pages that are opaque rows of bytes, one per layer.
 
@@ -247,53 +268,29 @@ def _mha(known: _Known) -> _Shape:
     pool = known.pool
     if pool.head_dim != pool.v_head_dim:
         raise known.reject("has keys and values of different widths in one buffer")
-    return _Shape(
-        kind=PoolKind.MHA,
-        parts=(known.per_head("k", pool.head_dim), known.per_head("v", pool.head_dim)),
-        layers=int(pool.layer_num),
-        sharding=Sharding.HEADS,
-        layout=known.layout(),
-        memory=(known.buffer("kv_buffer"),),
-        pages=int(pool.page_num),
-        page_slots=int(pool.page_size),
-        first_layer=int(pool.start_layer),
-        packed_drafts=known.packed_drafts(),
-        divided=known.head_axis(),
-    )
+    return _asymmetric(known, ("kv_buffer",))
 
 
-def _asymmetric(known: _Known) -> _Shape:
+def _asymmetric(
+    known: _Known, buffers: tuple[str, ...] = ("k_buffer", "v_buffer")
+) -> _Shape:
     pool = known.pool
-    return _Shape(
-        kind=PoolKind.MHA,
-        parts=(
-            known.per_head("k", pool.head_dim),
-            known.per_head("v", pool.v_head_dim),
-        ),
-        layers=int(pool.layer_num),
-        sharding=Sharding.HEADS,
-        layout=known.layout(),
-        memory=(known.buffer("k_buffer"), known.buffer("v_buffer")),
-        pages=int(pool.page_num),
-        page_slots=int(pool.page_size),
-        first_layer=int(pool.start_layer),
+    return known.shape(
+        PoolKind.MHA,
+        (known.per_head("k", pool.head_dim), known.per_head("v", pool.v_head_dim)),
+        Sharding.HEADS,
+        buffers,
         packed_drafts=known.packed_drafts(),
         divided=known.head_axis(),
     )
 
 
 def _k_only(known: _Known) -> _Shape:
-    pool = known.pool
-    return _Shape(
-        kind=PoolKind.K_ONLY,
-        parts=(known.per_head("k", pool.head_dim),),
-        layers=int(pool.layer_num),
-        sharding=Sharding.HEADS,
-        layout=known.layout(),
-        memory=(known.buffer("k_buffer"),),
-        pages=int(pool.page_num),
-        page_slots=int(pool.page_size),
-        first_layer=int(pool.start_layer),
+    return known.shape(
+        PoolKind.K_ONLY,
+        (known.per_head("k", known.pool.head_dim),),
+        Sharding.HEADS,
+        ("k_buffer",),
         divided=known.head_axis(),
     )
 
@@ -305,16 +302,11 @@ def _mla(known: _Known) -> _Shape:
     width = (int(pool.kv_cache_dim),)
     # A release without the attribute has no decode context parallelism.
     dcp = int(getattr(pool, "dcp_size", 1))
-    return _Shape(
-        kind=PoolKind.MLA,
-        parts=(Part("kv", known.dtype(pool.dtype), width),),
-        layers=int(pool.layer_num),
-        sharding=Sharding.DCP if dcp > 1 else Sharding.REPLICATED,
-        layout=known.layout(),
-        memory=(known.buffer("kv_buffer"),),
-        pages=int(pool.page_num),
+    return known.shape(
+        PoolKind.MLA,
+        (Part("kv", known.dtype(pool.dtype), width),),
+        Sharding.DCP if dcp > 1 else Sharding.REPLICATED,
         page_slots=int(pool.page_size) * dcp,
-        first_layer=int(pool.start_layer),
         packed_drafts=known.packed_drafts(),
     )
 
@@ -332,16 +324,12 @@ def _dsa_indexer(known: _Known) -> _Shape:
     if pool.device_pool.layer_shard_enabled:
         raise known.reject("divides its layers among context-parallel ranks")
     row = (int(pool.indexer_page_stride_size),)
-    return _Shape(
-        kind=PoolKind.INDEXER,
-        parts=(Part("indexer", known.dtype(pool.indexer_dtype), row, Per.PAGE),),
-        layers=int(pool.layer_num),
-        sharding=Sharding.REPLICATED,
-        layout=known.layout(),
-        memory=(known.buffer("index_k_with_scale_buffer"),),
+    return known.shape(
+        PoolKind.INDEXER,
+        (Part("indexer", known.dtype(pool.indexer_dtype), row, Per.PAGE),),
+        Sharding.REPLICATED,
+        ("index_k_with_scale_buffer",),
         pages=int(pool.indexer_page_num),
-        page_slots=int(pool.page_size),
-        first_layer=int(pool.start_layer),
         packed_drafts=known.packed_drafts(),
     )
 
@@ -401,16 +389,10 @@ def _nvfp4(known: _Known) -> _Shape:
     pool = known.pool
     ranks = known.place.shard.tp_size
     row = Part("row", DType.U8, (ranks, int(pool.row_bytes)), Per.PAGE, shard_axis=0)
-    return _Shape(
-        kind=PoolKind.COMPRESSED,
-        parts=(row,),
-        layers=int(pool.layer_num),
-        sharding=Sharding.RANK,
-        layout=known.layout(),
-        memory=(known.buffer("kv_buffer"),),
-        pages=int(pool.page_num),
-        page_slots=int(pool.page_size),
-        first_layer=int(pool.start_layer),
+    return known.shape(
+        PoolKind.COMPRESSED,
+        (row,),
+        Sharding.RANK,
         packed_drafts=known.packed_drafts(),
     )
 
@@ -466,7 +448,7 @@ KNOWN: dict[str, Callable[[_Known], _Shape]] = {
 }
 """Classes of SGLang's host pools, and what describes one of each."""
 
-_BY_HEAD = (_mha, _asymmetric, _k_only)
+_BY_HEAD: tuple[Callable[[_Known], _Shape], ...] = (_mha, _asymmetric, _k_only)
 
 REJECTED = {
     f"{_POOLS}.mha_mxfp8.MHATokenToKVPoolMXFP8Host": (

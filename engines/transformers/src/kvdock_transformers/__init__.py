@@ -1,6 +1,5 @@
-"""Hugging Face transformers caches as kvdock pages, and the `demo` command.
+"""Hugging Face transformers caches as kvdock pages.
 
-Importing this package loads nothing else. `pools` and `pages` are the adapter:
-they describe a cache, take it apart and put it back. The rest is the trial
-behind `kvdock demo --models`.
+Importing this package loads nothing else. `pools` and `pages` describe a cache, take
+it apart and put it back; `paged` does so for a model at work on a prompt.
 """

@@ -5,7 +5,3 @@ from kvdock import KvdockError
 
 class UnsupportedCache(KvdockError):  # noqa: N818 - reads as what it is
     """A cache has a layer or a shape that no pool is known for."""
-
-
-class TrialFailed(KvdockError):  # noqa: N818 - reads as what it is
-    """A process of a trial ended without a result."""

@@ -1,9 +1,10 @@
 """A causal language model whose cache goes to pages and comes back."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from transformers import DynamicCache, PreTrainedModel
+import torch
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from kvdock import PoolSpec
 from kvdock_transformers.errors import UnsupportedCache
@@ -16,7 +17,31 @@ from kvdock_transformers.pages import (
     take_tokens,
 )
 from kvdock_transformers.pools import describe
-from kvdock_transformers.speculation import Running, feed
+
+
+class Running(NamedTuple):
+    """A model and the cache that it is working with."""
+
+    model: PreTrainedModel
+    cache: Cache
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the cache has seen."""
+        return self.cache.get_seq_length()
+
+
+def feed(running: Running, token_ids: Sequence[int], keep: int = 1) -> torch.Tensor:
+    """Run tokens through a model and return the logits of the last `keep`."""
+    with torch.no_grad():
+        output = running.model(
+            input_ids=torch.tensor([list(token_ids)]),
+            past_key_values=running.cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        )
+    logits: torch.Tensor = output.logits[0]
+    return logits
 
 
 class PagedModel:
@@ -188,8 +213,3 @@ class PagedModel:
                 )
             else:
                 put_tokens(self.cache, host, slots)
-
-    def flip_signs(self, pool_name: str) -> None:
-        """Replace every number in a pool's host memory by its negative."""
-        for view in self.hosts[pool_name].parts().values():
-            view.neg_()

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from kvdock import Block, Finding
 from kvdock.errors import KvdockError
@@ -20,13 +16,12 @@ from kvdock_hf3fs.rings import Rings
 from kvdock_hf3fs.settings import Mode
 from kvdock_hf3fs.shared_memory import FOLDER, IOVS
 from kvdock_hf3fs.store import existing, mount_of
-from kvdock_segments import IORequest, check_root
+from kvdock_segments import check_root, try_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy.typing as npt
-
+    from kvdock.arrays import ByteArray
     from kvdock_hf3fs.library import Usrbio
     from kvdock_hf3fs.settings import Hf3fsSettings
     from kvdock_segments import IOEngine
@@ -93,7 +88,7 @@ def _try_rings(usrbio: Usrbio, mount: str, settings: Hf3fsSettings) -> list[Find
         return [_bad(error)]
     found = []
     try:
-        memory: npt.NDArray[np.uint8] = loan.buffer
+        memory: ByteArray = loan.buffer
         iovs = IOVS.hold([Block(memory.ctypes.data, memory.nbytes)])
         found.append(
             Finding(
@@ -108,7 +103,7 @@ def _try_rings(usrbio: Usrbio, mount: str, settings: Hf3fsSettings) -> list[Find
             usrbio, rings, iovs, chunk=settings.chunk, block=settings.iov_block
         )
         try:
-            found.append(_round_trip(engine, memory, existing(settings.root)))
+            found.append(_round_trip(engine, memory, settings.root))
         finally:
             engine.close()
     finally:
@@ -116,63 +111,25 @@ def _try_rings(usrbio: Usrbio, mount: str, settings: Hf3fsSettings) -> list[Find
     return found
 
 
-def _round_trip(engine: IOEngine, memory: npt.NDArray[np.uint8], root: Path) -> Finding:
+def _round_trip(engine: IOEngine, memory: ByteArray, root: Path) -> Finding:
     """Write a page through a ring, read it by the mount and by a ring."""
-    name = f".probe-{secrets.token_hex(8)}"
-    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    right = np.frombuffer(secrets.token_bytes(_PAGE), np.uint8)
-    memory[:_PAGE] = right
-    memory[_PAGE:] = 0
     what = f"a page through rings in {root}"
     hint = (
         f"The daemon must see the same {FOLDER}: mount it into containers, and start "
         "both in one IPC namespace."
     )
+    begun_s = time.monotonic()
     try:
-        token = engine.open_file(name, folder, create=True)
-        try:
-            engine.preallocate(token, _PAGE)
-            begun_s = time.monotonic()
-            errors = [_moved(engine, token, memory[:_PAGE], write=True)]
-            with (root / name).open("rb", buffering=0) as file:
-                through_mount = file.read(_PAGE)
-            errors.append(_moved(engine, token, memory[_PAGE:], write=False))
-            took_s = time.monotonic() - begun_s
-        finally:
-            engine.close_file(token)
+        same = try_engine(engine, root, memory.reshape(2, _PAGE), _LIMIT_S)
     except OSError as error:
-        return Finding(ok=False, what=f"{what}: {error}", hint=hint)
-    finally:
-        with suppress(OSError):
-            os.unlink(name, dir_fd=folder)
-        os.close(folder)
-    failed = [error for error in errors if error]
-    if failed:
-        return Finding(ok=False, what=f"{what}: {os.strerror(failed[0])}", hint=hint)
-    right_bytes = right.tobytes()
-    if memory[_PAGE:].tobytes() != right_bytes or through_mount != right_bytes:
+        why = error.strerror or error
+        return Finding(ok=False, what=f"{what}: {why}", hint=hint)
+    took_s = time.monotonic() - begun_s
+    if not same:
         return Finding(ok=False, what=f"{what}: other bytes came back", hint=hint)
     return Finding(
         ok=True, what=f"{what} was written and read back in {took_s * 1e3:.1f} ms"
     )
-
-
-def _moved(
-    engine: IOEngine, token: int, memory: npt.NDArray[np.uint8], *, write: bool
-) -> int:
-    """Move one page; return an errno, 0 if it is whole."""
-    result = engine.move(
-        IORequest(
-            write=write,
-            files=(token,),
-            file_of=np.zeros(1, np.int64),
-            offsets=np.zeros(1, np.int64),
-            addresses=np.array([[memory.ctypes.data]]),
-            sizes=np.array([[_PAGE]]),
-            deadline_s=time.monotonic() + _LIMIT_S,
-        )
-    )
-    return int(result.errors[0])
 
 
 def _mounted(settings: Hf3fsSettings) -> list[Finding]:

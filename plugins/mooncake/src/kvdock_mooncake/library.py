@@ -173,25 +173,14 @@ class Library:
     def features(self) -> tuple[Feature, ...]:
         """Return what was found by looking at signatures and attributes."""
         rows = (
-            ("multi-buffer objects", self.multi_buffer, "0.3.7"),
             ("removal in batches", "batch_remove" in self.methods, "0.3.10.post1"),
             ("SSD offload", self.ssd_offload, "0.3.10.post2"),
             ("tenants", self.tenants, "0.3.12"),
-            ("standalone clients", "setup_dummy" in self.methods, "0.3.7"),
             ("groups of objects", self.groups, "0.3.12"),
             ("lifetimes of soft pins", self.soft_pin_ttl, "0.3.13"),
-            ("lists of preferred segments", self.segment_lists, "0.3.8"),
             ("lookups without a lease", self.probes, "0.3.14"),
         )
         return tuple(Feature(*row) for row in rows)
-
-    @property
-    def multi_buffer(self) -> bool:
-        """Return whether one object may lie in several pieces of memory."""
-        return {
-            "batch_put_from_multi_buffers",
-            "batch_get_into_multi_buffers",
-        } <= self.methods
 
     @property
     def ssd_offload(self) -> bool:
@@ -212,11 +201,6 @@ class Library:
     def soft_pin_ttl(self) -> bool:
         """Return whether a put can say how long its soft pin lasts."""
         return self.soft_pin is not None and "soft_pin_ttl_ms" in self.put_options
-
-    @property
-    def segment_lists(self) -> bool:
-        """Return whether a put can name several segments, in order."""
-        return "preferred_segments" in self.put_options
 
     @property
     def probes(self) -> bool:

@@ -43,6 +43,7 @@ REQUIRED = frozenset(
         "remove",
         "remove_by_regex",
         "setup",
+        "setup_dummy",
         "unregister_buffer",
     )
 )
@@ -72,9 +73,7 @@ def check_library(library: Library, settings: MooncakeSettings) -> None:
     wanted = {
         "SSD offload": settings.ssd_offload,
         "tenants": bool(settings.tenant),
-        "standalone clients": bool(settings.standalone),
         "lifetimes of soft pins": bool(settings.soft_pin_ttl_s),
-        "lists of preferred segments": len(settings.segments) > 1,
     }
     for feature in library.features():
         if wanted.get(feature.name) and not feature.present:

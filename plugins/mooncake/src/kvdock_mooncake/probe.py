@@ -22,7 +22,6 @@ from kvdock_mooncake.preconditions import (
     check_transport,
 )
 from kvdock_mooncake.probe_cluster import probe_cluster, probe_disk
-from kvdock_mooncake.probe_direct import probe_direct
 from kvdock_mooncake.settings import MooncakeSettings
 from kvdock_mooncake.transfer_limits import warnings
 
@@ -61,7 +60,6 @@ def findings(settings: MooncakeSettings) -> list[Finding]:
         check_transport(settings)
         check_metadata_server(settings)
         found.append(Finding(ok=True, what=f"transport {settings.protocol}"))
-        found.append(probe_direct(settings))
     except KvdockError as error:
         found.append(_no(error))
     environ = dict(os.environ)

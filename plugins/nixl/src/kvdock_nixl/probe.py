@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
-import secrets
-import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +14,7 @@ from kvdock_nixl.io_engine import NixlIOEngine
 from kvdock_nixl.library import load
 from kvdock_nixl.preconditions import why_not
 from kvdock_nixl.probe_direct import probe_direct
-from kvdock_segments import IORequest, check_root, preallocate_file
+from kvdock_segments import check_root, try_engine
 
 if TYPE_CHECKING:
     from kvdock_nixl.settings import NixlSettings
@@ -56,19 +52,18 @@ def findings(settings: NixlSettings) -> list[Finding]:
 def _round_trip(settings: NixlSettings) -> Finding:
     """Write a page into a file of its own, read it back, and remove the file."""
     way = f"{settings.io.value}{', past the page cache' if settings.direct else ''}"
-    name = f".nixl-{os.getpid()}-{secrets.token_hex(4)}"
+    before = MOVED.read()
     try:
-        # A root that is missing is created by an engine, on the same file system.
-        root = settings.require_root()
-        above = (root, *root.absolute().parents)
-        place = next(one for one in above if os.access(one, os.F_OK))
-        folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        # Of pages of its own: O_DIRECT needs them aligned.
+        memory = np.frombuffer(mmap.mmap(-1, 2 * _PAGE_BYTES), np.uint8)
+        engine = NixlIOEngine.open(
+            settings.io, [block_of(memory)], direct=settings.direct
+        )
         try:
-            moved = _moved(settings, folder, name)
+            pages = memory.reshape(2, _PAGE_BYTES)
+            moved = try_engine(engine, settings.require_root(), pages, _TIME_S)
         finally:
-            with suppress(OSError):
-                os.unlink(name, dir_fd=folder)
-            os.close(folder)
+            engine.close()
     except KvdockError as error:
         return Finding(ok=False, what=error.what, hint=error.fix)
     except OSError as error:
@@ -77,46 +72,13 @@ def _round_trip(settings: NixlSettings) -> Finding:
             what=f"no page can be written to {settings.root}: {error.strerror}",
             hint="Free some space, or use another file system.",
         )
-    if moved:
+    after = MOVED.read()
+    # What the kernel moved does not show that NIXL works.
+    kernel = (Way.KERNEL_READ, Way.KERNEL_WRITE)
+    if moved and all(after[one] == before[one] for one in kernel):
         return Finding(ok=True, what=f"a page came back through NIXL ({way})")
     return Finding(
         ok=False,
         what=f"NIXL did not bring back a page that it wrote ({way})",
         hint="Use another io, or a file system of another kind.",
     )
-
-
-def _moved(settings: NixlSettings, folder: int, name: str) -> bool:
-    """Return whether NIXL alone wrote a page and read it back."""
-    memory = np.frombuffer(mmap.mmap(-1, 2 * _PAGE_BYTES), np.uint8)
-    memory[:_PAGE_BYTES] = np.frombuffer(secrets.token_bytes(_PAGE_BYTES), np.uint8)
-    engine = NixlIOEngine.open(settings.io, [block_of(memory)], direct=settings.direct)
-    before = MOVED.read()
-    try:
-        token = engine.open_file(name, folder, create=True)
-        try:
-            preallocate_file(token, _PAGE_BYTES)
-            for write in (True, False):
-                at = int(memory.ctypes.data) + (0 if write else _PAGE_BYTES)
-                result = engine.move(
-                    IORequest(
-                        write=write,
-                        files=(token,),
-                        file_of=np.zeros(1, np.int64),
-                        offsets=np.zeros(1, np.int64),
-                        addresses=np.array([[at]]),
-                        sizes=np.array([[_PAGE_BYTES]]),
-                        deadline_s=time.monotonic() + _TIME_S,
-                    )
-                )
-                if result.errors[0]:
-                    error = int(result.errors[0])
-                    raise OSError(error, os.strerror(error))
-        finally:
-            engine.close_file(token)
-    finally:
-        engine.close()
-    after = MOVED.read()
-    if any(after[way] != before[way] for way in (Way.KERNEL_READ, Way.KERNEL_WRITE)):
-        return False
-    return bool((memory[:_PAGE_BYTES] == memory[_PAGE_BYTES:]).all())

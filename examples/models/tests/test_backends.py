@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from kvdock import Dock, KindSupport, KvdockError, Manifest, PoolKind, Scope
-from kvdock_transformers.backends import choose_lasting, completed
+from model_demo.backends import choose_lasting, completed
 
 
 @attrs.frozen

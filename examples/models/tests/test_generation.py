@@ -7,10 +7,11 @@ from functools import cache
 import pytest
 import torch
 
-from kvdock_transformers import models
-from kvdock_transformers.families import WORKLOADS, Family, Scale
 from kvdock_transformers.paged import PagedModel
-from kvdock_transformers.speculation import Generation, generate, generate_with_draft
+from model_demo import models
+from model_demo.engine import flip_signs
+from model_demo.families import WORKLOADS, Family, Scale
+from model_demo.generation import Generation, generate, generate_with_draft
 
 WORK = WORKLOADS[Scale.TINY]
 NEW_TOKENS = 20
@@ -59,7 +60,7 @@ def test_a_wrong_draft_cache_changes_the_acceptance_and_no_token() -> None:
     true, false = paged(draft=True), paged(draft=True)
     for draft in (true, false):
         draft.prefill(WORK.prefix_tokens, WORK.chunk_tokens, keep=True)
-    false.flip_signs("draft")
+    flip_signs(false, "draft")
     false.rebuild(WORK.prefix_pages)
     one, other = speculated(true, 3), speculated(false, 3)
     assert one.token_ids == other.token_ids

@@ -12,7 +12,8 @@ from typing import Any
 import attrs
 import cattrs
 
-from kvdock_transformers.families import Family, Scale
+from kvdock import KvdockError
+from model_demo.families import Family, Scale
 
 WIRE = cattrs.Converter()
 """Turns records into plain data, and back."""
@@ -45,6 +46,10 @@ STORING = (Role.OFFLOAD, Role.RESTORE, Role.RECOMPUTE, Role.REPAIR)
 
 SENDING = (Role.PREFILL, Role.DECODE)
 """The processes of the demo of direct transfer, beside each other."""
+
+
+class TrialFailed(KvdockError):  # noqa: N818 - reads as what it is
+    """A process of a trial ended without a result."""
 
 
 @attrs.frozen(kw_only=True)

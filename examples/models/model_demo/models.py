@@ -18,7 +18,7 @@ import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
-from kvdock_transformers.families import Family, Scale
+from model_demo.families import Family, Scale
 
 SEED = 20240611
 VOCAB_TOKENS = 2048
@@ -102,12 +102,12 @@ def _load(directory: Path) -> PreTrainedModel:
     return _ready(model)
 
 
-def _new(config: PretrainedConfig) -> Any:  # noqa: ANN401 - the library says no more
+def _new(config: PretrainedConfig) -> Any:
     made = transformers.AutoModelForCausalLM.from_config  # its signature is untyped
     return made(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
 
 
-def _ready(model: Any) -> PreTrainedModel:  # noqa: ANN401 - same
+def _ready(model: Any) -> PreTrainedModel:
     evaluated: PreTrainedModel = model.eval()
     return evaluated
 

@@ -17,9 +17,10 @@ import pytest
 
 from kvdock import Dock, KvdockError
 from kvdock.errors import PluginError
-from kvdock_transformers.backends import choose_direct
-from kvdock_transformers.demo.channel import Channel
-from kvdock_transformers.demo.records import (
+from model_demo.backends import choose_direct
+from model_demo.channel import Channel
+from model_demo.families import Family, Scale
+from model_demo.records import (
     SENDING,
     WIRE,
     Job,
@@ -27,10 +28,9 @@ from kvdock_transformers.demo.records import (
     Role,
     Served,
 )
-from kvdock_transformers.demo.report import outcome
-from kvdock_transformers.demo.sending import hand_over
-from kvdock_transformers.demo.verdicts import Result, judge_sent
-from kvdock_transformers.families import Family, Scale
+from model_demo.report import outcome
+from model_demo.sending import hand_over
+from model_demo.verdicts import Result, judge_sent
 
 LONG_S = 120.0
 

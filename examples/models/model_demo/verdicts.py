@@ -5,8 +5,9 @@ from collections.abc import Mapping
 import attrs
 import numpy as np
 
-from kvdock_transformers.demo.damage import Target
-from kvdock_transformers.demo.records import (
+from model_demo.damage import Target
+from model_demo.families import Family
+from model_demo.records import (
     SENDING,
     STORING,
     PoolRecord,
@@ -14,7 +15,6 @@ from kvdock_transformers.demo.records import (
     Runs,
     Served,
 )
-from kvdock_transformers.families import Family
 
 LOGITS_TOLERANCE = 2e-4
 """How far logits may lie from a recomputation in chunks of another size.

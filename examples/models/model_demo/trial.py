@@ -23,15 +23,17 @@ from typing import Any
 import attrs
 
 from kvdock.child_processes import ended_with_parent
-from kvdock_transformers.demo.records import WIRE, Job, Role, Served
-from kvdock_transformers.errors import TrialFailed
-from kvdock_transformers.families import Family, Scale
+from model_demo.families import Family, Scale
+from model_demo.records import WIRE, Job, Role, Served, TrialFailed
 
 Event = Mapping[str, Any]
 Report = Callable[[Event], None]
 """Called with every event of every process, with its role."""
 
-_WORKER = "kvdock_transformers.demo.worker"
+_WORKER = "model_demo.worker"
+_FOLDER = Path(__file__).parents[1]
+"""Where this package is found: it is not installed."""
+
 _MAX_THREADS = 8
 _STDERR_LINES = 15
 _SILENCE_S = 600.0
@@ -219,6 +221,13 @@ class _Round:
         self.failures.append(_Failure(role, f"it ended with {how}", fix, 1))
 
 
+def _python_path() -> str:
+    """Return the environment's own, with this package's folder before it."""
+    return os.pathsep.join(
+        filter(None, (str(_FOLDER), os.environ.get("PYTHONPATH", "")))
+    )
+
+
 @contextmanager
 def _running(
     job: str, stderr: int, pass_fds: Sequence[int]
@@ -230,7 +239,7 @@ def _running(
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
-        env={**os.environ, **_ENVIRONMENT},
+        env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": _python_path()},
         pass_fds=pass_fds,
     )
     with process:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from kvdock import Dock, Namespace, Outcome
-from kvdock_transformers import models
-from kvdock_transformers.backends import completed
-from kvdock_transformers.families import WORKLOADS, Family, Scale
 from kvdock_transformers.paged import PagedModel
 from kvdock_transformers.prefix import page_hashes
-from kvdock_transformers.storage import PromptPages, attach, plan_for
+from model_demo import models
+from model_demo.backends import completed
+from model_demo.families import WORKLOADS, Family, Scale
+from model_demo.storage import PromptPages, attach, plan_for
 
 WORK = WORKLOADS[Scale.TINY]
 PROMPT = models.prompt_token_ids(Family.MAMBA, WORK.prompt_tokens)

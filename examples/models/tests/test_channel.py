@@ -16,7 +16,7 @@ import attrs
 import pytest
 
 from kvdock.peers import PeerState
-from kvdock_transformers.demo.channel import (
+from model_demo.channel import (
     MAX_MESSAGE_BYTES,
     Channel,
     ChannelLostError,

@@ -1,7 +1,7 @@
 """The demo's models and their workload, as data; loads no torch.
 
 The command and the orchestrating process read this module, so it must stay
-cheap: what needs torch lives in `kvdock_transformers.models`.
+cheap: what needs torch lives in `model_demo.models`.
 """
 
 from enum import StrEnum

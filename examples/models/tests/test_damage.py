@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from kvdock.testing import Oracle
-from kvdock_transformers.demo.damage import Harm, harm_behind
+from model_demo.damage import Harm, harm_behind
 
 WHOLE = b"7" * 256
 

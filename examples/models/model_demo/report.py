@@ -10,11 +10,11 @@ from typing import Protocol
 import attrs
 
 from kvdock.units import format_bytes
-from kvdock_transformers.demo.damage import Harm, Target
-from kvdock_transformers.demo.records import Role, Served
-from kvdock_transformers.demo.trial import Event, Report
-from kvdock_transformers.demo.verdicts import LOGITS_TOLERANCE, Result
-from kvdock_transformers.families import WORKLOADS, Family, Scale
+from model_demo.damage import Harm, Target
+from model_demo.families import WORKLOADS, Family, Scale
+from model_demo.records import Role, Served
+from model_demo.trial import Event, Report
+from model_demo.verdicts import LOGITS_TOLERANCE, Result
 
 _TITLES = {
     Role.OFFLOAD: "Process 1 prefills the prompt, stores its pages, generates",

@@ -6,18 +6,18 @@ is missing, generate, store what is new. Only what they find differs.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 
 from kvdock import Dock, Plan
-from kvdock_transformers.backends import completed
-from kvdock_transformers.demo.engine import Emit, Engine
-from kvdock_transformers.demo.records import Altered, Job, PoolRecord, Role, Served
-from kvdock_transformers.families import Family
 from kvdock_transformers.prefix import page_hashes
-from kvdock_transformers.speculation import Generation
-from kvdock_transformers.storage import Loaded, PromptPages, attach, plan_for
+from model_demo.backends import completed
+from model_demo.engine import Emit, Engine, flip_signs
+from model_demo.families import Family
+from model_demo.generation import Generation
+from model_demo.records import Altered, Job, PoolRecord, Role, Served
+from model_demo.storage import Loaded, PromptPages, attach, plan_for
 
 _ALTERED_TOKENS = 4
 
@@ -97,7 +97,7 @@ def _pools(
             numbers = stored.get(pool.name, [])
             backend, keys, nbytes = "", list[str](), 0
             if pages:
-                backend, keys, nbytes = pages.kept(pool.name, numbers)
+                backend, keys, nbytes = _kept(pages, pool.name, numbers)
             records[pool.name] = PoolRecord(
                 stored=tuple(numbers),
                 loaded_pages=loaded.moved.get(pool.name, 0),
@@ -111,6 +111,18 @@ def _pools(
     return records
 
 
+def _kept(
+    pages: PromptPages, pool: str, numbers: Sequence[int]
+) -> tuple[str, list[str], int]:
+    """Return where pages are kept: backend, key of each first object, its bytes."""
+    if pool not in {one.name for one in pages.attachment.pools}:
+        return "", [], 0
+    attached = pages.attachment[pool]
+    keys = attached.keys([pages.hashes[number] for number in numbers])
+    object_bytes = attached.object_bytes
+    return attached.backend, keys[:: len(object_bytes)], int(object_bytes[0])
+
+
 def _run_altered(
     job: Job, engine: Engine, dock: Dock, plan: Plan, pool: str, true: Generation
 ) -> Altered:
@@ -120,7 +132,7 @@ def _run_altered(
     right. Only the output can show that they are what the model went on from.
     """
     owner = next(model for model in engine.models if pool in model.hosts)
-    owner.flip_signs(pool)
+    flip_signs(owner, pool)
     namespace = attrs.evolve(engine.namespace(job.salt), salt=f"{job.salt} {pool}")
     hashes = page_hashes(engine.target.prompt, engine.workload.page_tokens)
     store = job.directory / "altered" / engine.family
@@ -140,7 +152,7 @@ def _run_altered(
     tokens = engine.workload.new_tokens if draft else _ALTERED_TOKENS
     made = engine.generate(new_tokens=tokens)
     # The host memory holds exactly what was loaded: undo the alteration.
-    owner.flip_signs(pool)
+    flip_signs(owner, pool)
     return Altered(
         pool=pool,
         draft=draft,

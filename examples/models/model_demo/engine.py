@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from kvdock import Namespace
-from kvdock_transformers import models
-from kvdock_transformers.demo.records import Job, PoolRecord, Served
-from kvdock_transformers.families import WORKLOADS, Family, Scale, Workload
 from kvdock_transformers.paged import PagedModel
-from kvdock_transformers.speculation import Generation, generate, generate_with_draft
+from model_demo import models
+from model_demo.families import WORKLOADS, Family, Scale, Workload
+from model_demo.generation import Generation, generate, generate_with_draft
+from model_demo.records import Job, PoolRecord, Served
 
 Emit = Callable[[Mapping[str, object]], None]
 """Called with an event for the orchestrating process."""
@@ -115,7 +115,7 @@ class Engine:
         made: Generation,
         start_s: float,
         pools: Mapping[str, PoolRecord],
-        **figures: Any,  # noqa: ANN401 - fields of the record
+        **figures: Any,
     ) -> Served:
         """Write the logits down, and return the results of this process."""
         path = job.directory / "logits" / f"{self.family}-{job.role}.npy"
@@ -133,3 +133,9 @@ class Engine:
             pools=pools,
             **{"computed_tokens": self.workload.prompt_tokens, **figures},
         )
+
+
+def flip_signs(model: PagedModel, pool: str) -> None:
+    """Replace every number in a pool's host memory by its negative."""
+    for view in model.hosts[pool].parts().values():
+        view.neg_()

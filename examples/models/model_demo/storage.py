@@ -18,8 +18,8 @@ from kvdock import (
 )
 from kvdock.arrays import BoolArray, Int64Array
 from kvdock.config import CoreSettings, Deadlines
-from kvdock_transformers.backends import Settings
 from kvdock_transformers.paged import PagedModel
+from model_demo.backends import Settings
 
 Progress = Callable[[int, int], None]
 """Called with (pages moved, pages in all)."""
@@ -209,19 +209,6 @@ class PromptPages:
                 ]
             progress(start + len(some), len(positions))
         return stored
-
-    def kept(self, pool: str, pages: Sequence[int]) -> tuple[str, list[str], int]:
-        """Say where pages of a pool are kept, for who wants to harm them.
-
-        Returns:
-            The backend, the key of each page's first object, and its bytes.
-        """
-        if pool not in {one.name for one in self.attachment.pools}:
-            return "", [], 0
-        attached = self.attachment[pool]
-        keys = attached.keys([self.hashes[page] for page in pages])
-        object_bytes = attached.object_bytes
-        return attached.backend, keys[:: len(object_bytes)], int(object_bytes[0])
 
 
 def _leading(good: BoolArray) -> int:

@@ -21,14 +21,13 @@ from kvdock.peers import (
     SendFuture,
 )
 from kvdock.pools import Per
-from kvdock_transformers.backends import DIRECT, completed
-from kvdock_transformers.demo.channel import Channel, ChannelLostError
-from kvdock_transformers.demo.engine import Emit, Engine
-from kvdock_transformers.demo.records import Job, PoolRecord, Role, Served
-from kvdock_transformers.errors import TrialFailed
-from kvdock_transformers.families import Family
 from kvdock_transformers.paged import PagedModel
-from kvdock_transformers.storage import SEND_S, attach, plan_for
+from model_demo.backends import DIRECT, completed
+from model_demo.channel import Channel, ChannelLostError
+from model_demo.engine import Emit, Engine
+from model_demo.families import Family
+from model_demo.records import Job, PoolRecord, Role, Served, TrialFailed
+from model_demo.storage import SEND_S, attach, plan_for
 
 _MADE, _GENERATED = b"models are there", b"generated"
 """Words that the other process waits for."""

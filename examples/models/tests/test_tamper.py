@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from kvdock import Batch, BatchResult, Operation, Outcome
-from kvdock_transformers.demo import damage as tampering
-from kvdock_transformers.demo.damage import Hand, Harm
+from model_demo import damage as tampering
+from model_demo.damage import Hand, Harm
 
 NBYTES = 4096
 KEYS = tuple(f"{'a' * 64}/{page:064x}.kv" for page in range(3))

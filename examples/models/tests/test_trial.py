@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 
 from kvdock.errors import SettingsError
-from kvdock_transformers.demo import trial
-from kvdock_transformers.demo.command import SendingDemo, StoringDemo
-from kvdock_transformers.demo.damage import Harm, damage_store
-from kvdock_transformers.demo.records import STORING, WIRE, Job, Role, Served
-from kvdock_transformers.demo.report import outcome
-from kvdock_transformers.demo.storing import serve
-from kvdock_transformers.demo.verdicts import judge_stored
-from kvdock_transformers.errors import TrialFailed
-from kvdock_transformers.families import Family, Scale
+from model_demo import trial
+from model_demo.command import SendingDemo, StoringDemo
+from model_demo.damage import Harm, damage_store
+from model_demo.families import Family, Scale
+from model_demo.records import STORING, WIRE, Job, Role, Served, TrialFailed
+from model_demo.report import outcome
+from model_demo.storing import serve
+from model_demo.verdicts import judge_stored
 
 
 @pytest.mark.parametrize("family", list(Family))
@@ -125,6 +124,9 @@ def test_a_process_that_ends_without_results_is_named_with_its_last_words(
 
 
 def test_loading_the_command_imports_nothing_heavy() -> None:
-    code = "import sys, kvdock_transformers.demo.command; print(*sys.modules)"
-    loaded = set(subprocess.check_output([sys.executable, "-c", code]).decode().split())
+    code = "import sys, model_demo.command; print(*sys.modules)"
+    done = subprocess.check_output(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[1]
+    )
+    loaded = set(done.decode().split())
     assert not loaded & {"torch", "transformers", "numpy", "rich", "typer"}

@@ -30,8 +30,8 @@ from kvdock import (
 from kvdock.arrays import ByteArray
 from kvdock.pools import Part, Per
 from kvdock.testing import Oracle, oracle_of
-from kvdock_transformers.backends import completed
-from kvdock_transformers.demo.records import Job, Served
+from model_demo.backends import completed
+from model_demo.records import Job, Served
 
 
 class Harm(StrEnum):

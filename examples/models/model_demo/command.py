@@ -1,7 +1,6 @@
-"""The demos with models, which the command line finds by their entry points.
+"""The two demos with models: what they do, one process after or beside another.
 
-Loading this module must stay cheap: torch is imported in the worker processes alone,
-and what this process needs only once a demo runs.
+Torch is imported in the worker processes alone.
 """
 
 import shutil
@@ -13,14 +12,14 @@ from typing import TYPE_CHECKING, Self
 import attrs
 
 from kvdock.errors import SettingsError
-from kvdock_transformers.families import Family, Scale
+from model_demo.families import Family, Scale
 
 if TYPE_CHECKING:
     from kvdock import Dock
-    from kvdock_transformers.demo.damage import Target
-    from kvdock_transformers.demo.records import Job, Role, Served
-    from kvdock_transformers.demo.report import Outcome, Screen
-    from kvdock_transformers.demo.verdicts import Result
+    from model_demo.damage import Target
+    from model_demo.records import Job, Role, Served
+    from model_demo.report import Outcome, Screen
+    from model_demo.verdicts import Result
 
 
 @attrs.frozen
@@ -75,8 +74,8 @@ class Demo(ABC):
         Raises:
             TrialFailed: If a process ends without its results.
         """
-        from kvdock_transformers.demo.report import outcome, show_head  # noqa: PLC0415
-        from kvdock_transformers.demo.trial import new_job  # noqa: PLC0415
+        from model_demo.report import outcome, show_head
+        from model_demo.trial import new_job
 
         show_head(screen, self.families, self.scale, backend, reason, notice)
         job = new_job(self.families, self.scale, backend, settings, directory)
@@ -102,16 +101,16 @@ class StoringDemo(Demo):
 
     def choose(self, dock: "Dock", wanted: str) -> tuple[str, str]:
         """Return the backend to use, and why this one."""
-        from kvdock_transformers.backends import choose_lasting  # noqa: PLC0415
+        from model_demo.backends import choose_lasting
 
         return choose_lasting(dock, wanted)
 
     def results(self, job: "Job", screen: "Screen") -> "list[Result]":
         """Run a process after another, and harm the store before the last."""
-        from kvdock_transformers.demo import records, report  # noqa: PLC0415
-        from kvdock_transformers.demo.damage import damage_store  # noqa: PLC0415
-        from kvdock_transformers.demo.trial import run_round  # noqa: PLC0415
-        from kvdock_transformers.demo.verdicts import judge_stored  # noqa: PLC0415
+        from model_demo import records, report
+        from model_demo.damage import damage_store
+        from model_demo.trial import run_round
+        from model_demo.verdicts import judge_stored
 
         show = report.show_events(screen)
         runs: dict[Role, dict[Family, Served]] = {}
@@ -132,16 +131,16 @@ class SendingDemo(Demo):
 
     def choose(self, dock: "Dock", wanted: str) -> tuple[str, str]:
         """Return the backend to use, and why this one."""
-        from kvdock_transformers.backends import choose_direct  # noqa: PLC0415
+        from model_demo.backends import choose_direct
 
         return choose_direct(dock, wanted)
 
     def results(self, job: "Job", screen: "Screen") -> "list[Result]":
         """Run both processes beside each other."""
-        from kvdock_transformers.demo.records import SENDING  # noqa: PLC0415
-        from kvdock_transformers.demo.report import show_events  # noqa: PLC0415
-        from kvdock_transformers.demo.trial import run_round  # noqa: PLC0415
-        from kvdock_transformers.demo.verdicts import judge_sent  # noqa: PLC0415
+        from model_demo.records import SENDING
+        from model_demo.report import show_events
+        from model_demo.trial import run_round
+        from model_demo.verdicts import judge_sent
 
         screen.say("\nOne process prefills and sends, another one decodes", "strong")
         runs = run_round(job, SENDING, show_events(screen))

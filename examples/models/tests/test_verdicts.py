@@ -9,16 +9,16 @@ import attrs
 import numpy as np
 import pytest
 
-from kvdock_transformers.demo.damage import Harm
-from kvdock_transformers.demo.records import (
+from model_demo.damage import Harm
+from model_demo.families import Family
+from model_demo.records import (
     STORING,
     Altered,
     PoolRecord,
     Role,
     Served,
 )
-from kvdock_transformers.demo.verdicts import Result, judge_stored, surviving_prefix
-from kvdock_transformers.families import Family
+from model_demo.verdicts import Result, judge_stored, surviving_prefix
 
 PAGES = 8
 

@@ -1,4 +1,4 @@
-"""The demos with models as the command line runs them, and how they end."""
+"""The demos with models as users run them, and how they end."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from typing import Any
 import pytest
 
 from kvdock.errors import KvdockError, PluginError, SettingsError
-from kvdock_cli.commands.demo import demo
 from kvdock_cli.output import UsageProblem
+from kvdock_cli.reports._style import PLAIN, Style
+from model_demo import program
+from model_demo.program import models
+from model_demo.report import Outcome, Table
 
 DEADLINE_S = 300
-KVDOCK = Path(sys.executable).with_name("kvdock")
-TINY = ("demo", "--send", "--size", "tiny", "--backend", "nixl")
+EXAMPLE = Path(__file__).parents[1]
+TINY = ("--send", "--size", "tiny", "--backend", "nixl")
 
 
 def processes_of(folder: Path) -> dict[int, str]:
@@ -51,7 +54,7 @@ def interruptible() -> Iterator[None]:
 def running(folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
     """Run the demo until both of its processes are there."""
     with subprocess.Popen(
-        [KVDOCK, *TINY, *more],
+        [sys.executable, EXAMPLE, *TINY, *more],
         env=os.environ | {"TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -148,11 +151,11 @@ def test_without_a_backend_that_can_it_is_one_line() -> None:
         (["--send", "--dir", __file__], SettingsError, "--dir"),
         (["--send", "--backend", "file"], PluginError, "direct transfer"),
         (["--send", "--backend", "bogus"], PluginError, "bogus"),
-        (["--models", "--backend", "no_such"], PluginError, "no_such"),
-        (["--models", "--dir", __file__], SettingsError, "--dir"),
-        (["--models", "--set", "no_such=1"], SettingsError, "no_such"),
-        (["--models", "--set", "root=/x"], SettingsError, "--dir"),
-        (["--models", "--set", "quota=1", "--set", "quota=2"], UsageProblem, "twice"),
+        (["--backend", "no_such"], PluginError, "no_such"),
+        (["--dir", __file__], SettingsError, "--dir"),
+        (["--set", "no_such=1"], SettingsError, "no_such"),
+        (["--set", "root=/x"], SettingsError, "--dir"),
+        (["--set", "quota=1", "--set", "quota=2"], UsageProblem, "twice"),
     ],
 )
 def test_bad_input_is_rejected_before_any_process_starts(
@@ -161,12 +164,12 @@ def test_bad_input_is_rejected_before_any_process_starts(
     words: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvdock_transformers.demo.trial.run_round", None)
+    monkeypatch.setattr("model_demo.trial.run_round", None)
     options = iter(arguments)
     given: dict[str, Any] = {"set_": ()}
     for option in options:
         name = option.removeprefix("--")
-        if name in ("send", "models"):
+        if name == "send":
             given[name] = True
         elif name == "set":
             given["set_"] += (next(options),)
@@ -175,16 +178,16 @@ def test_bad_input_is_rejected_before_any_process_starts(
         else:
             given[name] = next(options)
     with pytest.raises(kind) as caught:
-        demo(**given)
+        models(**given)
     assert words in str(caught.value)
 
 
 def test_a_disk_without_room_is_an_error_before_any_model_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvdock_transformers.demo.trial.run_round", None)
+    monkeypatch.setattr("model_demo.trial.run_round", None)
     with pytest.raises(KvdockError, match="cannot store pages here: 0 B") as caught:
-        demo(models=True, backend="file", set_=("free_space=1024 TiB",))
+        models(backend="file", set_=("free_space=1024 TiB",))
     assert "--dir" in caught.value.fix
 
 
@@ -198,7 +201,7 @@ def demonstrated(
     arguments: Sequence[str], **environment: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [KVDOCK, "demo", *arguments],
+        [sys.executable, EXAMPLE, *arguments],
         env=os.environ | environment,
         capture_output=True,
         text=True,
@@ -209,7 +212,7 @@ def demonstrated(
 
 @pytest.mark.slow
 def test_stored_pages_of_a_model_end_in_one_json_object(tmp_path: Path) -> None:
-    words = ["--models", "--model", "mha", "--size", "tiny", "--json"]
+    words = ["--model", "mha", "--size", "tiny", "--json"]
     words += ["--dir", str(tmp_path), "--set", "free_space=0"]
     done = demonstrated(words)
     assert done.returncode == 0, done.stderr
@@ -234,7 +237,7 @@ def test_a_backend_without_files_brings_its_server_and_is_harmed_by_hooks() -> N
         library.load()
     except KvdockError as error:
         pytest.skip(f"{error}")
-    words = ["--models", "--model", "mha", "--size", "tiny", "--json"]
+    words = ["--model", "mha", "--size", "tiny", "--json"]
     done = demonstrated([*words, "--backend", "mooncake", "--set", "replicas=1"])
     assert done.returncode == 0, done.stderr
     assert "tarted a local master" in " ".join(done.stderr.split())
@@ -277,14 +280,34 @@ def test_every_model_decodes_as_one_process_does(backend: str, tmp_path: Path) -
     assert not (trial / "models").exists(), "what is bulky is cleared away"
 
 
+def test_the_end_is_tables_and_what_failed() -> None:
+    rows = [("bytes", "1.0 KiB"), ("", ""), ("verdict", "FAILED")]
+    shown = Table("Results", ("", "mha"), rows)
+    found = Outcome(data={}, tables=[shown], failed=["FAILED mha: a claim (why)"])
+    assert program._outcome_text(found, 2.0, PLAIN).splitlines() == [
+        "",
+        "Results",
+        "         mha",
+        "bytes    1.0 KiB",
+        "",
+        "verdict  FAILED",
+        "",
+        "FAILED mha: a claim (why)",
+        "FAILED, 2 s in all",
+    ]
+    fine = Outcome(data={}, tables=[shown], failed=[])
+    text = program._outcome_text(fine, 2.0, Style(colour=True))
+    assert "\x1b[31mFAILED\x1b[0m" in text
+    assert text.endswith("\nall as it should be, 2 s in all")
+
+
 def test_every_key_of_the_answer_is_documented() -> None:
-    page = Path(__file__).parents[1] / "docs" / "reference" / "cli-json.md"
-    section = (
-        page.read_text().partition("`kvdock.demo-send/1`")[2].partition("\n## ")[0]
-    )
-    source = Path(__file__).parents[1] / "engines/transformers/src/kvdock_transformers"
-    text = (source / "demo/report.py").read_text().partition("def _sent_model")[2]
-    names = re.findall(r'^ +"(\w+)": ', text, re.MULTILINE)
-    assert len(names) > 10
-    for name in {*names, "model", "backend"}:
-        assert f"`{name}`" in section
+    page = (EXAMPLE / "README.md").read_text()
+    source = (EXAMPLE / "model_demo" / "report.py").read_text()
+    for schema, function in (("demo/1", "_stored"), ("demo-send/1", "_sent")):
+        section = page.partition(f"`kvdock.{schema}`")[2].partition("\n### ")[0]
+        text = source.partition(f"def {function}_model")[2].partition("\ndef ")[0]
+        names = re.findall(r'^ +"(\w+)": ', text, re.MULTILINE)
+        assert len(names) > 10
+        for name in {*names, "model", "backend"}:
+            assert f"`{name}`" in section, (schema, name)

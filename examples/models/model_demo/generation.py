@@ -6,11 +6,11 @@ gives wrong tokens when it starts from a warm cache.
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import attrs
 import torch
-from transformers import Cache, PreTrainedModel
+
+from kvdock_transformers.paged import Running, feed
 
 
 @attrs.frozen
@@ -31,31 +31,6 @@ class Generation:
     def acceptance(self) -> float | None:
         """Share of proposed draft tokens that the target accepted."""
         return self.accepted / self.proposed if self.proposed else None
-
-
-class Running(NamedTuple):
-    """A model and the cache that it is working with."""
-
-    model: PreTrainedModel
-    cache: Cache
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that the cache has seen."""
-        return self.cache.get_seq_length()
-
-
-def feed(running: Running, token_ids: Sequence[int], keep: int = 1) -> torch.Tensor:
-    """Run tokens through a model and return the logits of the last `keep`."""
-    with torch.no_grad():
-        output = running.model(
-            input_ids=torch.tensor([list(token_ids)]),
-            past_key_values=running.cache,
-            use_cache=True,
-            logits_to_keep=keep,
-        )
-    logits: torch.Tensor = output.logits[0]
-    return logits
 
 
 def generate(running: Running, prompt: Sequence[int], new_tokens: int) -> Generation:

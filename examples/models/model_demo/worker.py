@@ -1,4 +1,4 @@
-"""Entry of one process of a demo: `python -m kvdock_transformers.demo.worker JOB`.
+"""Entry of one process of a demo: `python -m model_demo.worker JOB`.
 
 Reads a job, does its share for each of its models, and writes events as JSON lines
 to standard output. Whatever else is printed goes to standard error.
@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from kvdock import KvdockError
-from kvdock_transformers.demo.channel import Channel, ChannelLostError
-from kvdock_transformers.demo.records import WIRE, Job
+from model_demo.channel import Channel, ChannelLostError
+from model_demo.records import WIRE, Job
 
 _CONNECT_S = 120.0
 
@@ -46,10 +46,10 @@ def main(arguments: Sequence[str]) -> int:
                 channel = Channel(link, time.monotonic() + _CONNECT_S)
             # Here and not above: these seconds belong to this process's start, and
             # the waiting process sees that it has begun.
-            import torch  # noqa: PLC0415
+            import torch
 
-            from kvdock_transformers.demo.sending import hand_over  # noqa: PLC0415
-            from kvdock_transformers.demo.storing import serve  # noqa: PLC0415
+            from model_demo.sending import hand_over
+            from model_demo.storing import serve
 
             torch.set_num_threads(job.threads)
             for model in job.families:
