@@ -36,12 +36,14 @@ if TYPE_CHECKING:
     from kvdock_segments.io import Token as Token
     from kvdock_segments.io import address_space as address_space
     from kvdock_segments.io import checksums as checksums
+    from kvdock_segments.io import move_one as move_one
     from kvdock_segments.io import preallocate_file as preallocate_file
     from kvdock_segments.limits import StoreLimits as StoreLimits
     from kvdock_segments.limits import StoreLocation as StoreLocation
     from kvdock_segments.opening import open_store as open_store
     from kvdock_segments.oracle import SegmentOracle as SegmentOracle
     from kvdock_segments.ownership import WriterLiveness as WriterLiveness
+    from kvdock_segments.paths import open_data as open_data
     from kvdock_segments.paths import open_file as open_file
     from kvdock_segments.posix_io import PosixIOEngine as PosixIOEngine
     from kvdock_segments.root_check import RootFinding as RootFinding

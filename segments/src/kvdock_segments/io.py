@@ -27,7 +27,7 @@ import xxhash
 from kvdock.errors import KvdockError
 
 if TYPE_CHECKING:
-    from kvdock.arrays import Int32Array, Int64Array, UInt64Array
+    from kvdock.arrays import ByteArray, Int32Array, Int64Array, UInt64Array
     from kvdock.batch import MemoryGate
 
 Token = Any
@@ -267,6 +267,30 @@ def fits(engine: IOEngine, slot_bytes: int, object_bytes: int) -> bool:
     if not object_bytes:
         return not slot_bytes
     return slot_bytes >= object_bytes and engine.slot_bytes(slot_bytes) == slot_bytes
+
+
+def move_one(
+    engine: IOEngine, token: Token, memory: ByteArray, deadline_s: float, *, write: bool
+) -> int:
+    """Move the object at the start of a file, as a trial; return an errno or 0.
+
+    Args:
+        engine: Moves the bytes.
+        token: Of the file.
+        memory: The object's bytes.
+        deadline_s: Until when, on `time.monotonic()`'s clock.
+        write: Whether to the file.
+    """
+    request = IORequest(
+        write=write,
+        files=(token,),
+        file_of=np.zeros(1, np.int64),
+        offsets=np.zeros(1, np.int64),
+        addresses=np.array([[memory.ctypes.data]]),
+        sizes=np.array([[memory.nbytes]]),
+        deadline_s=deadline_s,
+    )
+    return int(engine.move(request).errors[0])
 
 
 @attrs.frozen(eq=False)

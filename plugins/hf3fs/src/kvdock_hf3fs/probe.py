@@ -20,7 +20,7 @@ from kvdock_hf3fs.rings import Rings
 from kvdock_hf3fs.settings import Mode
 from kvdock_hf3fs.shared_memory import FOLDER, IOVS
 from kvdock_hf3fs.store import existing, mount_of
-from kvdock_segments import IORequest, check_root
+from kvdock_segments import move_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,15 +46,7 @@ def findings(settings: Hf3fsSettings | None) -> list[Finding]:
                 hint="Give --set root=DIR below a mount of 3FS.",
             )
         ]
-    root = [
-        Finding(*one)
-        for one in check_root(
-            settings.root,
-            free_bytes=settings.free_space,
-            shared=settings.shared_root,
-            direct=settings.direct,
-        )
-    ]
+    root = [Finding(*one) for one in settings.check_root(direct=settings.direct)]
     if not root[0].ok:
         return root
     if settings.mode is Mode.POSIX:
@@ -133,10 +125,11 @@ def _round_trip(engine: IOEngine, memory: npt.NDArray[np.uint8], root: Path) -> 
         try:
             engine.preallocate(token, _PAGE)
             begun_s = time.monotonic()
-            errors = [_moved(engine, token, memory[:_PAGE], write=True)]
+            until_s = begun_s + _LIMIT_S
+            errors = [move_one(engine, token, memory[:_PAGE], until_s, write=True)]
             with (root / name).open("rb", buffering=0) as file:
                 through_mount = file.read(_PAGE)
-            errors.append(_moved(engine, token, memory[_PAGE:], write=False))
+            errors.append(move_one(engine, token, memory[_PAGE:], until_s, write=False))
             took_s = time.monotonic() - begun_s
         finally:
             engine.close_file(token)
@@ -155,24 +148,6 @@ def _round_trip(engine: IOEngine, memory: npt.NDArray[np.uint8], root: Path) -> 
     return Finding(
         ok=True, what=f"{what} was written and read back in {took_s * 1e3:.1f} ms"
     )
-
-
-def _moved(
-    engine: IOEngine, token: int, memory: npt.NDArray[np.uint8], *, write: bool
-) -> int:
-    """Move one page; return an errno, 0 if it is whole."""
-    result = engine.move(
-        IORequest(
-            write=write,
-            files=(token,),
-            file_of=np.zeros(1, np.int64),
-            offsets=np.zeros(1, np.int64),
-            addresses=np.array([[memory.ctypes.data]]),
-            sizes=np.array([[_PAGE]]),
-            deadline_s=time.monotonic() + _LIMIT_S,
-        )
-    )
-    return int(result.errors[0])
 
 
 def _mounted(settings: Hf3fsSettings) -> list[Finding]:

@@ -18,7 +18,7 @@ from kvdock_nixl.io_engine import NixlIOEngine
 from kvdock_nixl.library import load
 from kvdock_nixl.preconditions import why_not
 from kvdock_nixl.probe_direct import probe_direct
-from kvdock_segments import IORequest, check_root, preallocate_file
+from kvdock_segments import move_one, preallocate_file
 
 if TYPE_CHECKING:
     from kvdock_nixl.settings import NixlSettings
@@ -40,12 +40,7 @@ def findings(settings: NixlSettings) -> list[Finding]:
     if settings.root is None:
         what = "no root is set: pages go to peers, and none are stored"
         return [*found, Finding(ok=True, what=what), probe_direct(library, settings)]
-    root = check_root(
-        settings.root,
-        free_bytes=settings.free_space,
-        shared=settings.shared_root,
-        direct=settings.direct,
-    )
+    root = settings.check_root(direct=settings.direct)
     found += [Finding(*one) for one in root]
     if all(one.ok for one in root):
         found.append(probe_direct(library, settings))
@@ -97,20 +92,9 @@ def _moved(settings: NixlSettings, folder: int, name: str) -> bool:
         try:
             preallocate_file(token, _PAGE_BYTES)
             for write in (True, False):
-                at = int(memory.ctypes.data) + (0 if write else _PAGE_BYTES)
-                result = engine.move(
-                    IORequest(
-                        write=write,
-                        files=(token,),
-                        file_of=np.zeros(1, np.int64),
-                        offsets=np.zeros(1, np.int64),
-                        addresses=np.array([[at]]),
-                        sizes=np.array([[_PAGE_BYTES]]),
-                        deadline_s=time.monotonic() + _TIME_S,
-                    )
-                )
-                if result.errors[0]:
-                    error = int(result.errors[0])
+                part = memory[:_PAGE_BYTES] if write else memory[_PAGE_BYTES:]
+                until_s = time.monotonic() + _TIME_S
+                if error := move_one(engine, token, part, until_s, write=write):
                     raise OSError(error, os.strerror(error))
         finally:
             engine.close_file(token)
